@@ -55,6 +55,7 @@ class BackendConfig:
 
 _NOT_IN_YAML = {"llm_args", "version_dir"}
 _POSITIVE = ("default_max_tokens", "cancellation_check_period_ms")
+_UNKNOWN_PARAMETERS = ("error", "warn", "ignore")
 
 
 def load_config(path: Path) -> BackendConfig:
@@ -86,22 +87,25 @@ def parse_config(document: Mapping[str, Any], *, version_dir: Path) -> BackendCo
         problems.append("model: expected a checkpoint's folder or name, got nothing")
     if problems:
         raise ConfigError(problems)
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in ours.items()}
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in ours.items()}
     llm_args = {key: value for key, value in document.items() if key != "triton_config"}
     return BackendConfig(**values, llm_args=llm_args, version_dir=version_dir)
 
 
 def _problems(ours: Mapping[str, Any]) -> list[str]:
     known = {f.name: f for f in fields(BackendConfig) if f.name not in _NOT_IN_YAML}
-    problems = [f"triton_config.{key}: unknown key; known: {', '.join(sorted(known))}" for key in ours if key not in known]
+    problems = [
+        f"triton_config.{key}: unknown key; known: {', '.join(sorted(known))}" for key in ours if key not in known
+    ]
     for key, value in ours.items():
         if key in known:
             problems += _type_problem(key, value)
     engine = ours.get("engine", "tensorrt_llm")
     if engine not in ENGINE_NAMES:
         problems.append(f"triton_config.engine: expected one of {', '.join(ENGINE_NAMES)}, got {engine!r}")
-    if ours.get("unknown_parameters", "error") not in ("error", "warn", "ignore"):
-        problems.append(f"triton_config.unknown_parameters: expected error, warn or ignore, got {ours['unknown_parameters']!r}")
+    unknown = ours.get("unknown_parameters", "error")
+    if unknown not in _UNKNOWN_PARAMETERS:
+        problems.append(f"triton_config.unknown_parameters: expected {', '.join(_UNKNOWN_PARAMETERS)}, got {unknown!r}")
     for name in ours.get("default_sampling") or {}:
         if name not in SAMPLING_BY_NAME:
             problems.append(f"triton_config.default_sampling.{name}: no such sampling field")
@@ -126,6 +130,6 @@ def _type_problem(key: str, value: Any) -> list[str]:
     expected, words = _EXPECTED[key]
     if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
         return [f"triton_config.{key}: expected {words}, got {value!r}"]
-    if key in _POSITIVE and value < 1:
+    if key in _POSITIVE and isinstance(value, int) and value < 1:
         return [f"triton_config.{key}: expected {words} above 0, got {value!r}"]
     return []

@@ -5,9 +5,10 @@ Needs the standard library only, so that the generator can load this file by its
 
 Usage
 -----
-`num_input_tokens` is the prompt's length in tokens, the same number whenever it is sent. `num_output_tokens` counts the
-tokens since the previous response that carried it, so the sum over the responses of a request is its total, streamed or
-not. Both are on every final response; `return_num_input_tokens` / `return_num_output_tokens` put them on each chunk too.
+`num_input_tokens` is the prompt's length in tokens, the same number whenever it is sent. `num_output_tokens` counts
+the tokens since the previous response that carried it, so the sum over the responses of a request is its total,
+streamed or not. Both are on every final response; `return_num_input_tokens` and `return_num_output_tokens` put them on
+each chunk too.
 
 Streams
 -------
@@ -84,6 +85,8 @@ class SamplingField:
     """A list: the tensor's shape is [-1]. Not available as a plain name, which Triton limits to scalars."""
     plain_name: bool = True
     """False where the plain name means something else on the wire."""
+    neutral: bool | float | None = None
+    """The value that asks for nothing; a field given so counts as not given, on every engine."""
 
     @property
     def tensor(self) -> Tensor:
@@ -94,8 +97,8 @@ class SamplingField:
         """The range in words, as error messages and the reference give it; empty where there is none."""
         if self.low is None and self.high is None:
             return ""
-        low = "" if self.low is None else f"{'>' if self.low_excluded else '>='} {self.low:g}"
-        high = "" if self.high is None else f"<= {self.high:g}"
+        low = "" if self.low is None else f"{'>' if self.low_excluded else '>='} {self.low}"
+        high = "" if self.high is None else f"<= {self.high}"
         return " and ".join(part for part in (low, high) if part)
 
 
@@ -107,13 +110,18 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         dtype=Dtype.INT32,
         low=1,
         high=INT32_MAX,
-        meaning="Most tokens to generate. Not given: the model's default_max_tokens. Cut to the room left in the context.",
+        meaning="Most tokens to generate. Not given: default_max_tokens of model.yaml. Cut to the room left.",
     ),
     SamplingField(
         name="temperature", dtype=Dtype.FP32, low=0, high=100, meaning="Divides the logits; 0 is greedy decoding."
     ),
     SamplingField(
-        name="top_k", dtype=Dtype.INT32, low=0, high=INT32_MAX, meaning="Sample among the k likeliest tokens; 0 is all."
+        name="top_k",
+        dtype=Dtype.INT32,
+        low=0,
+        high=INT32_MAX,
+        neutral=0,
+        meaning="Sample among the k likeliest tokens; 0 is all.",
     ),
     SamplingField(
         name="top_p",
@@ -128,6 +136,7 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         dtype=Dtype.FP32,
         low=0,
         high=1,
+        neutral=0,
         meaning="Leave out tokens less likely than this share of the likeliest one's probability.",
     ),
     SamplingField(
@@ -143,6 +152,7 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         low=0,
         high=10,
         low_excluded=True,
+        neutral=1,
         meaning="Divides (or multiplies, when negative) the logits of tokens seen in prompt or output; 1 is none.",
     ),
     SamplingField(
@@ -150,6 +160,7 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         dtype=Dtype.FP32,
         low=-2,
         high=2,
+        neutral=0,
         meaning="Taken from the logit of each token already generated.",
     ),
     SamplingField(
@@ -157,6 +168,7 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         dtype=Dtype.FP32,
         low=-2,
         high=2,
+        neutral=0,
         meaning="Taken from the logit of a token once for each time it was generated.",
     ),
     SamplingField(
@@ -164,9 +176,12 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         dtype=Dtype.INT32,
         low=0,
         high=INT32_MAX,
+        neutral=0,
         meaning="The end token and stop_token_ids are not sampled before this many tokens.",
     ),
-    SamplingField(name="ignore_eos", dtype=Dtype.BOOL, meaning="Go on after the end token, up to max_tokens."),
+    SamplingField(
+        name="ignore_eos", dtype=Dtype.BOOL, neutral=False, meaning="Go on after the end token, up to max_tokens."
+    ),
     SamplingField(
         name="stop",
         dtype=Dtype.STRING,
@@ -178,19 +193,27 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         name="stop_token_ids", dtype=Dtype.INT32, many=True, low=0, high=INT32_MAX, meaning="Tokens that end the text."
     ),
     SamplingField(
-        name="include_stop_str_in_output", dtype=Dtype.BOOL, meaning="Keep the stop string at the end of the text."
+        name="include_stop_str_in_output",
+        dtype=Dtype.BOOL,
+        neutral=False,
+        meaning="Keep the stop string at the end of the text.",
     ),
     SamplingField(
-        name="skip_special_tokens", dtype=Dtype.BOOL, meaning="Leave special tokens out of the text. Default true."
+        name="skip_special_tokens",
+        dtype=Dtype.BOOL,
+        neutral=True,
+        meaning="Leave special tokens out of the text. Default true.",
     ),
     SamplingField(
         name="add_special_tokens",
         dtype=Dtype.BOOL,
-        meaning="Let the tokenizer put its special tokens (the begin-of-sentence token) before the prompt. Default true.",
+        neutral=True,
+        meaning="Let the tokenizer put its begin-of-sentence token before the prompt. Default true.",
     ),
     SamplingField(
         name="exclude_input_from_output",
         dtype=Dtype.BOOL,
+        neutral=True,
         meaning="False puts the prompt before the text. Default true.",
     ),
 )
@@ -202,9 +225,8 @@ def _flag(name: str, meaning: str) -> Tensor:
     return Tensor(name=name, dtype=Dtype.BOOL, dims=(1,), meaning=meaning)
 
 
-TEXT_INPUT = Tensor(
-    name="text_input", dtype=Dtype.STRING, dims=(-1,), meaning="The prompt.", optional=True
-)  # optional on the wire, so that its absence is answered by us, in our words
+# Optional on the wire, so that its absence is answered by the backend, with the contract's code.
+TEXT_INPUT = Tensor(name="text_input", dtype=Dtype.STRING, dims=(-1,), meaning="The prompt.")
 
 REQUEST_INPUTS: tuple[Tensor, ...] = (
     TEXT_INPUT,
@@ -228,7 +250,11 @@ INPUTS: tuple[Tensor, ...] = REQUEST_INPUTS + tuple(field.tensor for field in SA
 
 OUTPUTS: tuple[Tensor, ...] = (
     Tensor(
-        name="text_output", dtype=Dtype.STRING, dims=(-1,), meaning="The text; in a stream, what is new.", optional=False
+        name="text_output",
+        dtype=Dtype.STRING,
+        dims=(-1,),
+        meaning="The text; in a stream, what is new.",
+        optional=False,
     ),
     Tensor(
         name="finish_reason",

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from deepseek_backend.contract import ErrorCode
 
 
-
-
 class BackendError(Exception):
     """Base of what a request can be answered with. Never raised itself."""
 

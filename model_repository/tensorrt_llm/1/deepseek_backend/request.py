@@ -1,7 +1,7 @@
 """Tensors and request parameters -> GenerateRequest. Pure: knows numpy arrays, not pb_utils.
 
-A value may come three ways, later ones winning: the model's `default_sampling`, `sampling_parameters` (one JSON object),
-request parameters (every key of a /generate body that is not an input tensor), and input tensors.
+A value may come four ways, later ones winning: the model's `default_sampling`, `sampling_parameters` (one JSON
+object), request parameters (every key of a /generate body that is not an input tensor), input tensors.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from deepseek_backend.config import BackendConfig
@@ -25,6 +24,7 @@ from deepseek_backend.contract import (
     SAMPLING_BY_NAME,
     SAMPLING_FIELDS,
     Dtype,
+    ErrorCode,
     SamplingField,
 )
 from deepseek_backend.errors import RequestError
@@ -73,3 +73,232 @@ class GenerateRequest:
     max_tokens: int
     """sampling.max_tokens or the model's default. The engine cuts it to the room its context leaves."""
     streaming: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One Triton request, read and checked: what to generate and how to answer."""
+
+    prompt: str = ""
+    streaming: bool = False
+    stop: bool = False
+    """End the request with this request's id; nothing else in this call counts."""
+    sampling: SamplingParams = SamplingParams()
+    max_tokens: int = 0
+    echo: bool = False
+    """Put the prompt before the text."""
+    num_input_tokens_always: bool = False
+    num_output_tokens_always: bool = False
+
+
+_FLAGS = frozenset(t.name for t in INPUTS if t.dtype is Dtype.BOOL and not t.name.startswith("sampling_param_"))
+_TENSOR_FIELDS = {f.tensor.name: f for f in SAMPLING_FIELDS}
+_KNOWN_NAMES = sorted(_FLAGS | set(SAMPLING_BY_NAME) | set(_TENSOR_FIELDS) | {"sampling_parameters", "text_input"})
+
+
+def parse_call(
+    inputs: Mapping[str, npt.NDArray[Any]], parameters: str, config: BackendConfig, supported: Mapping[str, str]
+) -> Call:
+    """The call that `inputs` (tensor name -> array) and `parameters` (Triton's JSON object) make.
+
+    `supported` maps each sampling field to "" or, where the engine can't do it, to the reason.
+
+    :raises RequestError: with every problem found, in one line.
+    """
+    reader = _Reader(config)
+    reader.read_sampling_json(inputs.get("sampling_parameters"))
+    reader.read_parameters(parameters)
+    reader.read_tensors(inputs)
+    if reader.flags.get("stop"):
+        reader.raise_problems()
+        return Call(stop=True)
+    prompt = reader.read_prompt(inputs.get("text_input"))
+    reader.raise_problems()
+    _refuse_unsupported(reader.sampling, supported)
+    sampling = SamplingParams(**{**_defaults(config), **reader.sampling})
+    flags = reader.flags
+    return Call(
+        prompt=prompt,
+        streaming=flags.get("streaming", flags.get("stream", False)),
+        sampling=sampling,
+        max_tokens=sampling.max_tokens or config.default_max_tokens,
+        echo=sampling.exclude_input_from_output is False or flags.get("exclude_input_in_output") is False,
+        num_input_tokens_always=flags.get("return_num_input_tokens", False),
+        num_output_tokens_always=flags.get("return_num_output_tokens", False),
+    )
+
+
+def check_value(field: SamplingField, value: object) -> Any:
+    """`value` as `field` holds it: bool, int, float, str, or a tuple of those.
+
+    :raises ValueError: saying what was expected and what came.
+    """
+    if not field.many:
+        return _CHECKS[field.dtype](field, value)
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return tuple(_CHECKS[field.dtype](field, item) for item in values)
+
+
+def _check_bool(field: SamplingField, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{field.name}: expected true or false, got {value!r}")
+    return value
+
+
+def _check_text(field: SamplingField, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{field.name}: expected a string that is not empty, got {value!r}")
+    return value
+
+
+def _check_int(field: SamplingField, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{field.name}: expected a whole number, got {value!r}")
+    _check_range(field, value)
+    return value
+
+
+def _check_float(field: SamplingField, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{field.name}: expected a number, got {value!r}")
+    # An FP32 tensor holds 0.800000012 where JSON holds 0.8; seven digits make both the same request.
+    rounded = float(f"{value:.7g}")
+    _check_range(field, rounded)
+    return rounded
+
+
+def _check_range(field: SamplingField, value: float) -> None:
+    too_low = field.low is not None and (value <= field.low if field.low_excluded else value < field.low)
+    if too_low or (field.high is not None and value > field.high):
+        raise ValueError(f"{field.name}: expected a number {field.range_text()}, got {value}")
+
+
+_CHECKS: dict[Dtype, Callable[[SamplingField, object], Any]] = {
+    Dtype.BOOL: _check_bool,
+    Dtype.STRING: _check_text,
+    Dtype.INT32: _check_int,
+    Dtype.UINT64: _check_int,
+    Dtype.FP32: _check_float,
+}
+
+
+class _Reader:
+    """Collects values and problems from the three places a request may hold them."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        self.sampling: dict[str, Any] = {}
+        self.flags: dict[str, bool] = {}
+        self.problems: list[str] = []
+        self._config = config
+
+    def read_sampling_json(self, array: npt.NDArray[Any] | None) -> None:
+        if array is None or not array.size:
+            return
+        try:
+            document = json.loads(array.flat[0])
+        except ValueError as error:
+            self.problems.append(f"sampling_parameters: expected a JSON object, got text that is not JSON ({error})")
+            return
+        if not isinstance(document, dict):
+            self.problems.append(f"sampling_parameters: expected a JSON object, got {document!r}")
+            return
+        for name, value in document.items():
+            if name in SAMPLING_BY_NAME:
+                self._set_field(SAMPLING_BY_NAME[name], value)
+            else:
+                self.problems.append(f"sampling_parameters: no field {name!r}{_nearest(name, SAMPLING_BY_NAME)}")
+
+    def read_parameters(self, parameters: str) -> None:
+        for name, value in (json.loads(parameters) if parameters else {}).items():
+            field = _TENSOR_FIELDS.get(name) or SAMPLING_BY_NAME.get(name)
+            if name in _FLAGS:
+                self._set_flag(name, value)
+            elif field is not None and (field.plain_name or name in _TENSOR_FIELDS):
+                self._set_field(field, value)
+            elif name not in EXEMPT_PARAMETERS:
+                self._unknown(name)
+
+    def read_tensors(self, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
+        for name, array in inputs.items():
+            if not array.size:
+                continue
+            if name in _FLAGS:
+                self._set_flag(name, bool(array.flat[0]))
+            elif name in _TENSOR_FIELDS:
+                self._set_field(_TENSOR_FIELDS[name], _python_value(_TENSOR_FIELDS[name], array))
+
+    def read_prompt(self, array: npt.NDArray[Any] | None) -> str:
+        if array is None or not array.size:
+            self.problems.append("text_input: expected a prompt, got none")
+            return ""
+        if array.size > 1:
+            self.problems.append(f"text_input: expected one prompt, got {array.size}; send a request for each")
+            return ""
+        try:
+            prompt = _as_text(array.flat[0])
+        except UnicodeDecodeError as error:
+            self.problems.append(
+                f"text_input: expected UTF-8 text, got byte {error.object[error.start]:#04x} at {error.start}"
+            )
+            return ""
+        if not prompt:
+            self.problems.append("text_input: expected a prompt, got an empty string")
+        return prompt
+
+    def raise_problems(self) -> None:
+        if self.problems:
+            raise RequestError("; ".join(self.problems))
+
+    def _set_field(self, field: SamplingField, value: object) -> None:
+        try:
+            checked = check_value(field, value)
+        except (ValueError, UnicodeDecodeError) as error:
+            self.problems.append(str(error))
+            return
+        self.sampling[field.name] = checked
+
+    def _set_flag(self, name: str, value: object) -> None:
+        if isinstance(value, bool):
+            self.flags[name] = value
+        else:
+            hint = ' (stop strings are "sampling_param_stop")' if name == "stop" else ""
+            self.problems.append(f"{name}: expected true or false, got {value!r}{hint}")
+
+    def _unknown(self, name: str) -> None:
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._config.ignored_parameters):
+            return
+        problem = f"unknown parameter {name!r}{_nearest(name, _KNOWN_NAMES)}"
+        if self._config.unknown_parameters == "error":
+            self.problems.append(problem)
+        elif self._config.unknown_parameters == "warn":
+            logger.warning("%s: passed over", problem)
+
+
+def _python_value(field: SamplingField, array: npt.NDArray[Any]) -> object:
+    values = array.reshape(-1).tolist()
+    if field.dtype is Dtype.STRING:
+        values = [_as_text(value) for value in values]
+    return values if field.many else values[0]
+
+
+def _as_text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode("utf-8")
+
+
+def _nearest(name: str, known: Any) -> str:
+    match = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def _defaults(config: BackendConfig) -> dict[str, Any]:
+    return {name: check_value(SAMPLING_BY_NAME[name], value) for name, value in config.default_sampling.items()}
+
+
+def _refuse_unsupported(sampling: dict[str, Any], supported: Mapping[str, str]) -> None:
+    """Refuse, by name, fields the engine can't honour; a neutral value asks for nothing and passes."""
+    for name in list(sampling):
+        neutral = SAMPLING_BY_NAME[name].neutral
+        if neutral is not None and sampling[name] == neutral:
+            del sampling[name]
+        elif supported[name]:
+            raise RequestError(f"{name}: {supported[name]}", code=ErrorCode.UNSUPPORTED)

@@ -24,6 +24,8 @@ def create_engine(config: BackendConfig) -> Engine:
     try:
         module = importlib.import_module(f"deepseek_backend.engines.{config.engine}")
     except ModuleNotFoundError as error:
-        raise ConfigError([f"engine {config.engine!r} needs the package {error.name!r}, which is not installed"]) from error
+        raise ConfigError(
+            [f"engine {config.engine!r} needs the package {error.name!r}, which is not installed"]
+        ) from error
     engine: Engine = getattr(module, ENGINES[config.engine])(config)
     return engine

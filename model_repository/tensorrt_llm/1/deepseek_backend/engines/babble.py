@@ -1,0 +1,77 @@
+"""Text without a model: a tokenizer that only counts, and a vocabulary to babble from.
+
+The tokens of a request are fixed by its prompt and seed, so that its text is the same in every batch, process and run.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+import re
+from dataclasses import dataclass
+
+BOS_ID = 0
+EOS_ID = 1
+"""As in DeepSeek's vocabulary."""
+
+SPECIAL_TOKENS = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
+
+_WORDS = """
+the a of to and in is that it for as with on by this be at from or one all we can more if so what about into some could
+time them other then now only new way may first also after back work year make well even want because any these give
+most day us between think over know take people see look come good than its just model token layer expert cache latent
+head batch prompt stream memory weight gate route draft accept prefill decode step queue block page rank tensor query
+key value score soft max norm scale embed logit sample text word sentence answer question reason proof number sum prime
+square root even odd limit series point line plane angle circle matrix vector field group ring graph tree node edge path
+café naïve façade über señor Ærø Łódź Москва
+""".split()
+_UNSPACED = [*"的一是在有和不这中大为上个国我以要他时来用们", "模型", "推理", "专家", "注意力", "缓存", "词元", "北京", "你好"]
+_UNSPACED += [",", ".", ".\n\n", ";", ":", "-", "?", "!", "\n", "。", ",", " 🚀", " 🧠", " ✨", " 👩‍💻", " 🇨🇳"]
+
+VOCABULARY: tuple[str, ...] = (*SPECIAL_TOKENS, *(f" {word}" for word in _WORDS), *_UNSPACED)
+"""Token id -> text."""
+
+_TAPE_LENGTH = 1 << 16
+_MASK = _TAPE_LENGTH - 1
+
+_TOKEN = re.compile(r"<｜[^｜]{1,32}｜>|[ ]?[^\W\d_\u2e80-\U0003ffff]{1,8}|\d{1,3}|[ ]?[^\w\s]|\s+|.", re.DOTALL)
+"""A word with the space before it (a long one in pieces), three digits, or one character: about what a tokenizer makes
+of English, Chinese and numbers."""
+
+
+def count_tokens(prompt: str, *, add_special_tokens: bool = True) -> int:
+    """Prompt length in tokens; at least 1, for a model needs one to start from."""
+    return max(1, len(_TOKEN.findall(prompt)) + add_special_tokens)
+
+
+@functools.cache
+def _tape() -> tuple[list[int], list[tuple[int, ...]], list[str]]:
+    """Random tokens: ids, the same as tuples of one, and texts. Lists, so that a step only looks things up."""
+    draw = random.Random(61)
+    ids = [draw.randrange(len(SPECIAL_TOKENS), len(VOCABULARY)) for _ in range(_TAPE_LENGTH)]
+    singles = [(token_id,) for token_id in range(len(VOCABULARY))]
+    return ids, [singles[token_id] for token_id in ids], [VOCABULARY[token_id] for token_id in ids]
+
+
+@dataclass(frozen=True)
+class Script:
+    """All that a request would ever say: a walk over the tape."""
+
+    start: int
+    stride: int
+    """Odd, so that the walk meets the whole tape before it repeats."""
+
+    def id_at(self, index: int) -> int:
+        return _tape()[0][(self.start + index * self.stride) & _MASK]
+
+    def ids(self, first: int, end: int) -> tuple[int, ...]:
+        return tuple(self.id_at(index) for index in range(first, end))
+
+
+def write_script(prompt: str, seed: int | None = None) -> Script:
+    """The script for a prompt; `seed` None is greedy decoding."""
+    salt = "" if seed is None else str(seed)
+    digest = hashlib.blake2b(f"{salt}\0{prompt}".encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "little")
+    return Script(start=number & _MASK, stride=(number >> 16) & _MASK | 1)

@@ -1,0 +1,195 @@
+"""How long one iteration of DeepSeek-V3/R1 takes on a given node: a roofline of its parts, and a time per layer.
+
+Each part (attention projections, cached attention, prompt attention, dense and shared experts, routed experts, output
+head) takes the longer of the bytes it reads over memory bandwidth and its FLOPs over the tensor cores' rate; the parts
+and the exchange between GPUs add up. Routed experts read the weights of the experts that the batch touches: few at
+batch 1, all 256 from a few hundred tokens on. Not modelled: imbalance between experts, CUDA graph padding, the host.
+
+Four numbers were fitted, once, to the five totals of "How to get best performance on DeepSeek-R1 in TensorRT LLM"
+(NVIDIA TensorRT-LLM documentation; the runs are described in `presets`), by least largest relative error, and rounded:
+
+* MEMORY_EFFICIENCY and MATH_EFFICIENCY, the share of the data sheet's rates that is reached, on both GPU types alike;
+* `Gpu.layer_overhead_s`, one for each GPU type.
+
+With them the five are met within 2%. One more figure was not fitted: for 8 x B200, batch 1, without MTP, the model says
+113 tokens/s where "Pushing Latency Boundaries: Optimizing DeepSeek-R1 Performance on NVIDIA B200 GPUs" (TensorRT-LLM
+tech blog 1) measured 111.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from deepseek_backend.engines.scheduler import RankLoad
+
+MEMORY_EFFICIENCY = 0.85
+MATH_EFFICIENCY = 0.26
+"""Of the tensor cores' rate, and of NVLink's."""
+
+BYTES = {"nvfp4": 0.5625, "fp8": 1.0, "bf16": 2.0}
+"""Of one value. NVFP4 has a one-byte scale for each 16 values of 4 bits."""
+
+# The shape of DeepSeek-V3 and R1, from their config.json.
+HIDDEN = 7168
+HEADS = 128
+LATENT = 512 + 64  # kv_lora_rank + qk_rope_head_dim: what MLA caches of a token in each layer
+NUM_LAYERS = 61
+NUM_DENSE_LAYERS = 3
+NUM_EXPERTS = 256
+EXPERTS_PER_TOKEN = 8
+PROJECTIONS = (
+    HIDDEN * 1536 + 1536 * HEADS * (128 + 64) + HIDDEN * LATENT + 512 * HEADS * (128 + 128) + HEADS * 128 * HIDDEN
+)
+"""Attention weights of one layer: q_a, q_b, kv_a, kv_b, o."""
+EXPERT = 3 * HIDDEN * 2048
+DENSE = 3 * HIDDEN * 18432
+EMBEDDING = 129280 * HIDDEN
+
+# FLOPs for a pair of a query token and a token it attends to, in one layer, all heads: scores and values.
+DECODE_PAIR_FLOPS = 2 * HEADS * (LATENT + 512)  # weights absorbed: on the latent itself
+PREFILL_PAIR_FLOPS = 2 * HEADS * (128 + 64 + 128)
+
+WORKSPACE_BYTES = 5.4e9
+"""Activations on each GPU: "Optimizing DeepSeek R1 Throughput on NVIDIA Blackwell GPUs" (TensorRT-LLM tech blog 3) puts
+weights and activations of FP4 R1 under attention DP at about 80 GB; the weights are 74.6 GB of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU by its data sheet: bytes, bytes/s, dense FLOP/s (half of what is printed where that is with sparsity)."""
+
+    memory_bytes: float
+    bandwidth: float
+    nvlink: float
+    """In each direction."""
+    flops: Mapping[str, float]
+    """By precision."""
+    layer_overhead_s: float
+    """Fitted: what a layer takes however small the batch, from kernel starts, synchronisation and network latency."""
+
+
+B200 = Gpu(
+    memory_bytes=180e9,
+    bandwidth=8.0e12,
+    nvlink=900e9,
+    flops={"nvfp4": 9000e12, "fp8": 4500e12, "bf16": 2250e12},
+    layer_overhead_s=133e-6,
+)
+H200 = Gpu(
+    memory_bytes=141e9,
+    bandwidth=4.8e12,
+    nvlink=450e9,
+    flops={"fp8": 1979e12, "bf16": 989e12},
+    layer_overhead_s=228e-6,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """A checkpoint on the GPUs of one node.
+
+    With attention_dp each GPU is a rank that holds all attention weights and the KV cache of its own requests; without,
+    attention is tensor parallel and all GPUs together are one rank. Routed experts are spread over all GPUs either way.
+    """
+
+    gpu: Gpu
+    num_gpus: int = 8
+    expert_precision: str
+    """Also of the dense and shared experts."""
+    attention_precision: str
+    kv_precision: str
+    attention_dp: bool = False
+    num_draft_tokens: int = 0
+    """MTP depth. Each draft is counted as one more layer and one more output head, in the main model's precision."""
+    kv_memory_fraction: float = 0.9
+    """Share of the memory left by weights and workspace that the KV cache takes."""
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_gpus if self.attention_dp else 1
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Tokens that the KV cache of one rank holds. Under tensor parallelism every GPU holds all of MLA's cache."""
+        num_layers = NUM_LAYERS + (self.num_draft_tokens > 0)  # every draft comes from the one MTP layer
+        routed = (num_layers - NUM_DENSE_LAYERS) * NUM_EXPERTS * EXPERT / self.num_gpus
+        weights_bytes = (
+            num_layers * PROJECTIONS / self._shards * BYTES[self.attention_precision]
+            + 2 * EMBEDDING / self._shards * BYTES["bf16"]
+            + (self._ffn_parameters(num_layers) + routed) * BYTES[self.expert_precision]
+        )
+        free_bytes = self.gpu.memory_bytes - weights_bytes - WORKSPACE_BYTES
+        return int(self.kv_memory_fraction * free_bytes / (num_layers * LATENT * BYTES[self.kv_precision]))
+
+    def step_seconds(self, loads: Sequence[RankLoad]) -> float:
+        """Duration of an iteration with these loads, one for each rank. The experts wait for the slowest rank."""
+        num_tokens = sum(self._num_tokens(load) for load in loads)
+        return (
+            max(self._attention_seconds(load) for load in loads)
+            + self._expert_seconds(num_tokens)
+            + self._exchange_seconds(num_tokens)
+            + self._num_layers * self.gpu.layer_overhead_s
+        )
+
+    @property
+    def _shards(self) -> int:
+        return 1 if self.attention_dp else self.num_gpus
+
+    @property
+    def _num_layers(self) -> int:
+        """Layers run in an iteration."""
+        return NUM_LAYERS + self.num_draft_tokens
+
+    @property
+    def _num_moe_layers(self) -> int:
+        return self._num_layers - NUM_DENSE_LAYERS
+
+    def _ffn_parameters(self, num_layers: int) -> float:
+        """Dense and shared experts, on one GPU."""
+        return (NUM_DENSE_LAYERS * DENSE + (num_layers - NUM_DENSE_LAYERS) * EXPERT) / self._shards
+
+    def _num_tokens(self, load: RankLoad) -> int:
+        return load.num_decodes * (1 + self.num_draft_tokens) + load.prefill_tokens
+
+    def _attention_seconds(self, load: RankLoad) -> float:
+        """What a rank does for its own tokens only: attention, dense and shared experts, output head."""
+        layers, shards, num_queries = self._num_layers, self._shards, 1 + self.num_draft_tokens
+        num_tokens = self._num_tokens(load)
+        cache_bytes = load.context_tokens * LATENT * BYTES[self.kv_precision] * layers
+        decode_flops = load.context_tokens * num_queries * DECODE_PAIR_FLOPS * layers / shards
+        prefill_flops = load.prefill_pairs * PREFILL_PAIR_FLOPS * layers / shards
+        return (
+            self._matmul(PROJECTIONS * layers / shards, num_tokens, self.attention_precision)
+            + self._roofline(cache_bytes, decode_flops, self.kv_precision)
+            + self._roofline(0, prefill_flops, "bf16")
+            + self._matmul(self._ffn_parameters(layers), num_tokens, self.expert_precision)
+            + num_queries * self._matmul(EMBEDDING / shards, load.num_decodes, "bf16")
+        )
+
+    def _expert_seconds(self, num_tokens: int) -> float:
+        touched = NUM_EXPERTS * (1 - (1 - EXPERTS_PER_TOKEN / NUM_EXPERTS) ** num_tokens)
+        on_gpu = self._num_moe_layers * EXPERT / self.num_gpus
+        return self._roofline(
+            touched * on_gpu * BYTES[self.expert_precision],
+            2 * num_tokens * EXPERTS_PER_TOKEN * on_gpu,
+            self.expert_precision,
+        )
+
+    def _exchange_seconds(self, num_tokens: int) -> float:
+        """All-gather and reduce-scatter around the experts (attention DP), or two all-reduces a layer (TP)."""
+        if self.attention_dp:
+            gathered = BYTES["nvfp4" if self.expert_precision == "nvfp4" else "bf16"]  # FP4 all-gather: tech blog 3
+            values_bytes = self._num_moe_layers * (gathered + BYTES["bf16"])
+        else:
+            values_bytes = self._num_layers * 4 * BYTES["bf16"]
+        others = (self.num_gpus - 1) / self.num_gpus
+        return num_tokens * HIDDEN * values_bytes * others / (self.gpu.nvlink * MATH_EFFICIENCY)
+
+    def _matmul(self, parameters: float, num_tokens: int, precision: str) -> float:
+        return self._roofline(parameters * BYTES[precision], 2 * parameters * num_tokens, precision)
+
+    def _roofline(self, num_bytes: float, flops: float, precision: str) -> float:
+        memory_s = num_bytes / (self.gpu.bandwidth * MEMORY_EFFICIENCY)
+        math_s = flops / (self.gpu.flops[precision] * MATH_EFFICIENCY)
+        return max(memory_s, math_s)

@@ -1,0 +1,54 @@
+"""Forward passes: a prompt joins the batch, every row of the batch moves on by one token, a row leaves.
+
+Knows token ids and logits, not requests. Used by one thread at a time.
+
+Speed, in generated tokens/s on two cores of a shared machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from deepseek_backend.engines.slot_cache import SlotCache
+
+
+class ModelRunner:
+    """A causal language model of transformers and the cache of the rows it is running."""
+
+    def __init__(self, model: Any, max_num_seqs: int) -> None:
+        self._model = model
+        self._device: torch.device = model.device
+        self._cache = SlotCache(model.config.num_hidden_layers, max_num_seqs)
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Number of tokens in the cache, per row."""
+        return self._cache.lengths
+
+    @torch.inference_mode()
+    def prefill(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Add a row with the prompt `token_ids`; the logits [1, vocab_size] float32 of the token after it."""
+        self._cache.begin_prefill(len(token_ids))
+        input_ids = torch.tensor([token_ids], device=self._device)
+        return self._logits(input_ids)
+
+    @torch.inference_mode()
+    def decode(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Append one token to each row; the logits [n, vocab_size] float32 of the tokens after those."""
+        position_ids, mask = self._cache.begin_decode(self._device)
+        input_ids = torch.tensor(token_ids, device=self._device)[:, None]
+        return self._logits(input_ids, position_ids=position_ids, attention_mask=mask)
+
+    def remove(self, row: int) -> None:
+        """Drop row `row`; the last row takes its index."""
+        self._cache.remove(row)
+
+    def _logits(self, input_ids: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        output = self._model(
+            input_ids=input_ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1, **inputs
+        )
+        logits: torch.Tensor = output.logits[:, -1].float()
+        return logits

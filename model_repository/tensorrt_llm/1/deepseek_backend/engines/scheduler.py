@@ -1,0 +1,221 @@
+"""Continuous batching without a model: which requests move in an iteration, and by how many tokens.
+
+Knows no clock, no threads and no text. It schedules as TensorRT-LLM does with its GUARANTEED_NO_EVICT policy: first
+come, first served; a request is admitted when a row of the batch, the token budget of the iteration and KV blocks for
+its prompt and every token it may generate are all free, and it keeps those blocks to its end.
+
+Under attention data parallelism each rank has a batch, a budget and a KV cache of its own; a request goes to the rank
+with the fewest rows. A prompt no longer than the budget runs whole in one iteration, a longer one in chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Of one rank."""
+
+    max_batch_size: int
+    max_num_tokens: int
+    """Tokens in one iteration: prompts, and 1 + num_draft_tokens for each decoding row."""
+    tokens_per_block: int
+    num_blocks: int
+    num_draft_tokens: int = 0
+    tokens_per_step: float = 1.0
+    """Acceptance length: tokens a decoding row gains in an iteration, on average."""
+
+    @property
+    def tokens_per_row(self) -> int:
+        return 1 + self.num_draft_tokens
+
+
+@dataclass(slots=True)
+class RankLoad:
+    """What one rank computes in one iteration."""
+
+    num_decodes: int = 0
+    context_tokens: int = 0
+    """Cached tokens that the decoding rows attend to, all rows together."""
+    prefill_tokens: int = 0
+    prefill_pairs: float = 0.0
+    """Pairs of a prompt token and one it attends to."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Row:
+    """One request as the scheduler sees it. Compared by identity."""
+
+    num_input_tokens: int
+    max_tokens: int
+    """What KV blocks are reserved for."""
+    length: int
+    """Tokens it will have generated at its end; at most max_tokens."""
+    generated: int = 0
+    prefilled: int = 0
+    blocks: int = 0
+    rank: Rank | None = None
+    """Where it runs; None while it waits and after its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    loads: list[RankLoad]
+    """One for each rank."""
+    moved: list[Row]
+    """The rows that gained tokens; those with generated == length have ended and hold nothing any more."""
+
+
+class Rank:
+    """A batch and its KV cache."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._decoding: list[Row] = []
+        self._prefilling: Row | None = None
+        self._prompted: list[Row] = []  # rows whose prompt ends in the iteration being put together
+        self._context_tokens = 0
+        self._budget = 0
+        self.free_blocks = limits.num_blocks
+        self.load = RankLoad()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._decoding) + len(self._prompted) + (self._prefilling is not None)
+
+    def begin(self) -> None:
+        """Start an iteration: decoding rows first, then the prompt that is under way."""
+        self.load = RankLoad(num_decodes=len(self._decoding), context_tokens=self._context_tokens)
+        self._budget = self._limits.max_num_tokens - len(self._decoding) * self._limits.tokens_per_row
+        if self._prefilling is not None:
+            self._prefill(self._prefilling)
+
+    def fits(self, row: Row) -> bool:
+        needed = row.num_input_tokens if row.num_input_tokens <= self._limits.max_num_tokens else 1
+        return (
+            self._prefilling is None
+            and self._budget >= needed
+            and self.free_blocks >= row.blocks
+            and self.num_running < self._limits.max_batch_size
+        )
+
+    def admit(self, row: Row) -> None:
+        row.rank = self
+        self.free_blocks -= row.blocks
+        self._prefill(row)
+
+    def advance(self, burst: int) -> list[Row]:
+        """Carry the iteration out; decoding rows gain `burst` tokens, a prompt's end gives one. Returns the rows moved."""
+        for row in self._decoding:
+            row.generated += burst
+        for row in self._prompted:
+            row.generated = 1
+            self._context_tokens += row.num_input_tokens + 1
+        self._context_tokens += burst * len(self._decoding)
+        moved = self._decoding + self._prompted
+        self._decoding, self._prompted = moved, []
+        ended = [row for row in moved if row.generated >= row.length]
+        if ended:
+            self._decoding = [row for row in moved if row.generated < row.length]
+        for row in ended:
+            self._context_tokens -= row.num_input_tokens + row.generated
+            row.generated = row.length
+            self._release(row)
+        return moved
+
+    def drop(self, row: Row) -> None:
+        """Take out a row between two iterations."""
+        if row is self._prefilling:
+            self._prefilling = None
+        else:
+            self._decoding.remove(row)
+            self._context_tokens -= row.num_input_tokens + row.generated
+        self._release(row)
+
+    def _prefill(self, row: Row) -> None:
+        chunk = min(row.num_input_tokens - row.prefilled, self._budget)
+        self._budget -= chunk
+        self.load.prefill_tokens += chunk
+        self.load.prefill_pairs += chunk * (row.prefilled + chunk / 2)
+        row.prefilled += chunk
+        if row.prefilled == row.num_input_tokens:
+            self._prefilling = None
+            self._prompted.append(row)
+        else:
+            self._prefilling = row
+
+    def _release(self, row: Row) -> None:
+        self.free_blocks += row.blocks
+        row.rank = None
+
+
+@dataclass
+class Scheduler:
+    """The queue and the ranks.
+
+    `limits.max_batch_size * limits.tokens_per_row` is at most `limits.max_num_tokens`, and a row's prompt and max_tokens
+    fit the KV cache of one rank; then every row comes to its end.
+    """
+
+    limits: Limits
+    num_ranks: int = 1
+    waiting: deque[Row] = field(default_factory=deque, init=False)
+    num_iterations: int = field(default=0, init=False)
+    ranks: list[Rank] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ranks = [Rank(self.limits) for _ in range(self.num_ranks)]
+
+    @property
+    def num_running(self) -> int:
+        return sum(rank.num_running for rank in self.ranks)
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.num_running
+
+    @property
+    def num_blocks(self) -> int:
+        return self.limits.num_blocks * self.num_ranks
+
+    @property
+    def num_blocks_used(self) -> int:
+        return self.num_blocks - sum(rank.free_blocks for rank in self.ranks)
+
+    def add(self, row: Row) -> None:
+        row.blocks = -(-(row.num_input_tokens + row.max_tokens) // self.limits.tokens_per_block)
+        self.waiting.append(row)
+
+    def remove(self, row: Row) -> None:
+        """Take out a row that waits or runs."""
+        if row.rank is None:
+            self.waiting.remove(row)
+        else:
+            row.rank.drop(row)
+
+    def step(self) -> Iteration:
+        """One iteration."""
+        for rank in self.ranks:
+            rank.begin()
+        self._admit()
+        burst = self._burst()
+        moved = [row for rank in self.ranks for row in rank.advance(burst)]
+        self.num_iterations += 1
+        return Iteration([rank.load for rank in self.ranks], moved)
+
+    def _admit(self) -> None:
+        while self.waiting:
+            row = self.waiting[0]
+            fitting = [rank for rank in self.ranks if rank.fits(row)]
+            if not fitting:
+                return
+            self.waiting.popleft()
+            min(fitting, key=lambda rank: rank.num_running).admit(row)
+
+    def _burst(self) -> int:
+        """Whole tokens for this iteration, so that the average over iterations is tokens_per_step."""
+        rate = self.limits.tokens_per_step
+        return math.floor((self.num_iterations + 1) * rate) - math.floor(self.num_iterations * rate)

@@ -1,0 +1,144 @@
+"""The KV cache of a batch whose rows come and go: one slot per row, in transformers' Cache interface.
+
+Rows lie in slots 0..n-1 without gaps and are padded on the right: each row writes at its own length, and the mask leaves
+out what is behind it. It stores what the model's attention hands it, so the shapes are the model's own business: for MLA
+in transformers 5.23 the latent [1, kv_lora_rank] and the rotary key [1, qk_rope_head_dim] of each token, and for V3.2
+the indexer's keys besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+_FIRST_CAPACITY = 256
+"""Tokens per slot to begin with; doubled as rows grow, so that a demo does not take the memory of a full context."""
+
+
+@dataclass
+class _Pass:
+    """What the forward pass under way does. One object, shared by all layers.
+
+    A prefill has `slot` and fills it from the start; a decode has `positions` [n] and writes one token to each row.
+    """
+
+    slot: int | None = None
+    positions: torch.Tensor | None = None
+    num_tokens: int = 0
+    """Length of the longest row after this pass."""
+
+
+class _SlotTensor:
+    """One tensor of one layer, [max_num_seqs, ..., capacity, width]; made when its shape is first seen."""
+
+    def __init__(self, max_num_seqs: int, current: _Pass) -> None:
+        self._max_num_seqs = max_num_seqs
+        self._current = current
+        self._buffer: torch.Tensor | None = None
+
+    def update(self, states: torch.Tensor) -> torch.Tensor:
+        """Store `states` [n, ..., tokens, width] and return all that the rows of this pass have, padding included."""
+        buffer = self._reserve(states)
+        num_tokens = self._current.num_tokens
+        if self._current.slot is not None:
+            buffer[self._current.slot, ..., :num_tokens, :] = states[0]
+            return states  # a prefill sees nothing but itself
+        num_rows = states.shape[0]
+        rows = torch.arange(num_rows, device=states.device)
+        buffer.movedim(-2, 1)[rows, self._current.positions] = states.squeeze(-2)
+        return buffer[:num_rows, ..., :num_tokens, :]
+
+    def move(self, source: int, destination: int) -> None:
+        if self._buffer is not None:
+            self._buffer[destination] = self._buffer[source]
+
+    def _reserve(self, states: torch.Tensor) -> torch.Tensor:
+        capacity = 0 if self._buffer is None else self._buffer.shape[-2]
+        if self._buffer is not None and self._current.num_tokens <= capacity:
+            return self._buffer
+        capacity = max(capacity, _FIRST_CAPACITY)
+        while capacity < self._current.num_tokens:
+            capacity *= 2
+        # Zeros, not garbage: what the mask leaves out is multiplied by 0, and 0 times a NaN is a NaN.
+        grown = states.new_zeros(self._max_num_seqs, *states.shape[1:-2], capacity, states.shape[-1])
+        if self._buffer is not None:
+            grown[..., : self._buffer.shape[-2], :] = self._buffer
+        self._buffer = grown
+        return grown
+
+
+class _SlotLayer(CacheLayerMixin):
+    """One layer's tensors. The names and arguments are what transformers' attention modules call."""
+
+    supports_early_init = False
+
+    def __init__(self, max_num_seqs: int, current: _Pass) -> None:
+        super().__init__()
+        self.tensors = [_SlotTensor(max_num_seqs, current) for _ in range(3)]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.tensors[0].update(key_states), self.tensors[1].update(value_states)
+
+    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
+        return self.tensors[2].update(indexer_key_states)
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: each tensor is made when it is first updated."""
+
+    # The mask of a prefill is made by transformers, which asks these; a decode brings its own mask and nobody asks.
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class SlotCache(Cache):
+    """The cache of up to `max_num_seqs` rows. `lengths[i]` is the number of tokens row i has."""
+
+    def __init__(self, num_layers: int, max_num_seqs: int) -> None:
+        self._current = _Pass()
+        layers = [_SlotLayer(max_num_seqs, self._current) for _ in range(num_layers)]
+        super().__init__(layers=layers)
+        self._slot_layers = layers
+        self.lengths: list[int] = []
+
+    def begin_prefill(self, num_tokens: int) -> None:
+        """The next forward pass is a prompt of `num_tokens`; it becomes the last row."""
+        self._current.slot = len(self.lengths)
+        self._current.num_tokens = num_tokens
+        self.lengths.append(num_tokens)
+
+    def begin_decode(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next forward pass is one token for each row.
+
+        Returns position_ids [n, 1] int64 and the attention mask [n, 1, 1, longest row] bool, True where to attend.
+        """
+        positions = torch.tensor(self.lengths, device=device)
+        self.lengths = [length + 1 for length in self.lengths]
+        self._current.slot = None
+        self._current.positions = positions
+        self._current.num_tokens = max(self.lengths)
+        mask = torch.arange(self._current.num_tokens, device=device) <= positions[:, None]
+        return positions[:, None], mask[:, None, None, :]
+
+    def remove(self, row: int) -> None:
+        """Free row `row`; the last row moves into its place."""
+        last = len(self.lengths) - 1
+        if row != last:
+            for layer in self._slot_layers:
+                for tensor in layer.tensors:
+                    tensor.move(last, row)
+            self.lengths[row] = self.lengths[last]
+        self.lengths.pop()
+
+

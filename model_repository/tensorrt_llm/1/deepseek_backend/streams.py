@@ -1,0 +1,73 @@
+"""The sender: one thread that carries what engines made to the clients.
+
+Engines never wait for it. What one request gained since its last response leaves together in the next one, so a slow
+client costs a longer text, not a queue of responses.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from deepseek_backend.lifecycle import Exchange
+
+logger = logging.getLogger(__name__)
+
+
+class Sender:
+    """Delivers exchanges in the order in which they first had something to send."""
+
+    def __init__(self, on_closed: Callable[[Exchange], None], on_broken: Callable[[Exchange], None]) -> None:
+        """`on_closed` follows every final response; `on_broken` a response that could not be sent."""
+        self._on_closed = on_closed
+        self._on_broken = on_broken
+        self._queue: deque[Exchange] = deque()
+        self._wakeup = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def notify(self, exchanges: Iterable[Exchange]) -> None:
+        """These have something to send. Returns at once; safe from any thread."""
+        with self._wakeup:
+            for exchange in exchanges:
+                if not exchange.queued:
+                    exchange.queued = True
+                    self._queue.append(exchange)
+            self._wakeup.notify()
+
+    def stop(self) -> None:
+        """Send what is queued, then end the thread."""
+        with self._wakeup:
+            self._stopping = True
+            self._wakeup.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wakeup:
+                while not self._queue and not self._stopping:
+                    self._wakeup.wait()
+                if not self._queue:
+                    return
+                exchange = self._queue.popleft()
+                exchange.queued = False
+            self._deliver(exchange)
+
+    def _deliver(self, exchange: Exchange) -> None:
+        try:
+            closed = exchange.deliver()
+        except Exception:
+            # Triton refuses a response in many ways and none of them has a type of its own. The request is given up,
+            # the thread goes on: every other stream depends on it.
+            logger.exception("a response could not be sent; request %r is given up", exchange.client_id)
+            exchange.abandon()
+            self._on_broken(exchange)
+            return
+        if closed:
+            self._on_closed(exchange)

@@ -1,0 +1,133 @@
+"""TritonPythonModel: Triton's life cycle and its response senders, nothing else.
+
+Triton imports this file as module `1.model` and appends the version folder to sys.path; everything it drives is in the
+package `deepseek_backend` beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from deepseek_backend.config import load_config
+from deepseek_backend.contract import TRITON_CODES
+from deepseek_backend.engines import create_engine
+from deepseek_backend.errors import BackendError, ConfigError
+from deepseek_backend.response import Outputs
+from deepseek_backend.service import Service
+
+logger = logging.getLogger("deepseek_backend")
+
+_TRITON_CODES = {code: getattr(pb_utils.TritonError, name) for code, name in TRITON_CODES.items()}
+
+
+class TritonPythonModel:
+    """One instance of the model. Triton calls every method from the stub's main thread."""
+
+    _service: Service | None = None
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the engine; Triton reports the model READY when this returns and its failure when this raises."""
+        _log_to_triton()
+        try:
+            _check_numpy()
+            started = time.monotonic()
+            version_dir = Path(args["model_repository"]) / args["model_version"]
+            config = load_config(version_dir / "model.yaml")
+            _check_agreement(json.loads(args["model_config"]), config.decoupled, config.max_batch_size)
+            logger.info("loading %s on the %s engine", config.model, config.engine)
+            service = Service(config, create_engine(config))
+            service.start()
+        except (ConfigError, BackendError) as error:
+            # The cause alone: Triton puts the text of the exception into its log and its answer, traceback and all.
+            raise pb_utils.TritonModelException(str(error)) from None
+        self._service = service
+        logger.info("%s is ready after %.1f s", config.model, time.monotonic() - started)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Take requests; the responses follow from the sender's thread (decoupled)."""
+        if self._service is None:
+            raise RuntimeError("execute before initialize")
+        for request in requests:
+            inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            reply = TritonReply(request.get_response_sender())
+            self._service.accept(inputs, request.parameters(), reply, client_id=request.request_id())
+
+    def is_ready(self) -> bool:
+        """Asked by Triton 26.03 and later for `v2/models/<model>/ready`; older ones never call it."""
+        return self._service is not None and self._service.is_ready()
+
+    def finalize(self) -> None:
+        """Drain and release the engine. Triton calls it on unload and on exit, also after a failed initialize."""
+        if self._service is not None:
+            self._service.stop()
+            self._service = None
+
+
+class TritonReply:
+    """A lifecycle.Reply on Triton's response sender."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+
+    def send(self, outputs: Outputs, *, final: bool) -> None:
+        tensors = [pb_utils.Tensor(name, array) for name, array in outputs]
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=flags)
+
+    def send_error(self, error: BackendError) -> None:
+        response = pb_utils.InferenceResponse(
+            error=pb_utils.TritonError(error.wire_message(), _TRITON_CODES[error.code])
+        )
+        self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def is_cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
+
+
+def _check_numpy() -> None:
+    """Refuse a numpy that the stub was not built for: it reads and writes wrong tensors without an error.
+
+    Seen with nvidia-pytriton 0.7.0, whose stub wants numpy 1.x: under 2.x [1, 2, 3] came back as [1, 1, 1].
+    """
+    expected = [1, 2, 3]
+    got = pb_utils.Tensor("check", np.array(expected, dtype=np.int32)).as_numpy().tolist()
+    if got != expected:
+        raise ConfigError(
+            [
+                f"numpy {np.__version__} does not fit this Triton's Python backend ({expected} came back as {got}): "
+                "install the numpy it was built for ('numpy<2' beside the nvidia-pytriton wheel)"
+            ]
+        )
+
+
+def _check_agreement(model_config: dict[str, Any], decoupled: bool, max_batch_size: int) -> None:
+    """config.pbtxt decides; model.yaml's copy (for upstream's model.py) must say the same."""
+    pbtxt = {
+        "decoupled": bool(model_config.get("model_transaction_policy", {}).get("decoupled", False)),
+        "max_batch_size": int(model_config.get("max_batch_size", 0)),
+    }
+    yaml = {"decoupled": decoupled, "max_batch_size": max_batch_size}
+    problems = [
+        f"{key}: config.pbtxt says {pbtxt[key]}, model.yaml says {yaml[key]}; set both alike"
+        for key in pbtxt
+        if pbtxt[key] != yaml[key]
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _log_to_triton() -> None:
+    """Send the backend's log to stderr, which is Triton's log in every deployment."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("deepseek_backend %(levelname)s: %(message)s"))
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

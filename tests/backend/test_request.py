@@ -1,0 +1,195 @@
+import json
+
+import numpy as np
+import pytest
+from deepseek_backend import contract
+from deepseek_backend.config import parse_config
+from deepseek_backend.errors import RequestError
+from deepseek_backend.request import SamplingParams, parse_call
+from hypothesis import given
+from hypothesis import strategies as st
+
+SUPPORTED = {field.name: "" for field in contract.SAMPLING_FIELDS}
+
+
+def config(**ours):
+    from pathlib import Path
+
+    return parse_config({"model": "m", "triton_config": ours}, version_dir=Path())
+
+
+def text(*values):
+    return np.array([value.encode() for value in values], dtype=np.object_)
+
+
+def parse(inputs=None, parameters=None, supported=SUPPORTED, **ours):
+    inputs = {"text_input": text("hello")} | (inputs or {})
+    return parse_call(
+        {k: v for k, v in inputs.items() if v is not None}, json.dumps(parameters or {}), config(**ours), supported
+    )
+
+
+def refusal(*args, **kwargs):
+    with pytest.raises(RequestError) as caught:
+        parse(*args, **kwargs)
+    return caught.value
+
+
+def test_a_bare_prompt_takes_every_default():
+    call = parse(default_max_tokens=77)
+
+    assert (call.prompt, call.streaming, call.max_tokens, call.echo) == ("hello", False, 77, False)
+    assert call.sampling == SamplingParams()
+    assert call.sampling.greedy
+
+
+def test_every_sampling_field_is_a_field_of_sampling_params():
+    assert {f.name for f in contract.SAMPLING_FIELDS} == set(SamplingParams.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters"),
+    [
+        pytest.param({"sampling_param_temperature": np.array([0.8], np.float32)}, {}, id="tensor"),
+        pytest.param({"sampling_parameters": text('{"temperature": 0.8}')}, {}, id="sampling_parameters"),
+        pytest.param({}, {"temperature": 0.8}, id="plain name"),
+        pytest.param({}, {"sampling_param_temperature": 0.8}, id="full name as a parameter"),
+    ],
+)
+def test_a_value_is_the_same_however_it_comes(inputs, parameters):
+    assert parse(inputs, parameters).sampling.temperature == 0.8
+
+
+def test_later_places_win_over_earlier_ones():
+    inputs = {"sampling_parameters": text('{"top_k": 2, "seed": 3}'), "sampling_param_top_k": np.array([5], np.int32)}
+
+    sampling = parse(inputs, {"top_k": 4, "max_tokens": 9}, default_sampling={"top_k": 1, "top_p": 0.5}).sampling
+
+    assert (sampling.top_k, sampling.seed, sampling.top_p, sampling.max_tokens) == (5, 3, 0.5, 9)
+
+
+def test_lists_come_as_tensors_and_in_json():
+    inputs = {"sampling_param_stop": text("a", "b"), "sampling_parameters": text('{"stop_token_ids": [1, 2]}')}
+
+    sampling = parse(inputs).sampling
+
+    assert sampling.stop == ("a", "b")
+    assert sampling.stop_token_ids == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["stream", "streaming"])
+def test_streaming_has_two_names(name):
+    assert parse({name: np.array([True])}).streaming
+    assert parse(parameters={name: True}).streaming
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "expected"),
+    [
+        pytest.param({"text_input": None}, {}, "text_input: expected a prompt, got none", id="no prompt"),
+        pytest.param({"text_input": text("")}, {}, "text_input: expected a prompt, got an empty string", id="empty"),
+        pytest.param({"text_input": text("a", "b")}, {}, "text_input: expected one prompt, got 2", id="two prompts"),
+        pytest.param(
+            {"text_input": np.array([b"a\xff"], np.object_)},
+            {},
+            "expected UTF-8 text, got byte 0xff at 1",
+            id="not UTF-8",
+        ),
+        pytest.param({}, {"max_tokens": -5}, "max_tokens: expected a number >= 1 and <= 2147483647, got -5", id="low"),
+        pytest.param({}, {"max_tokens": "many"}, "max_tokens: expected a whole number, got 'many'", id="wrong type"),
+        pytest.param({}, {"max_tokens": 1.5}, "max_tokens: expected a whole number, got 1.5", id="fraction"),
+        pytest.param({}, {"max_tokens": True}, "max_tokens: expected a whole number, got True", id="bool is no number"),
+        pytest.param({}, {"top_p": 0}, "top_p: expected a number > 0 and <= 1, got 0", id="excluded limit"),
+        pytest.param(
+            {"sampling_param_temperature": np.array([np.nan], np.float32)},
+            {},
+            "temperature: expected a number, got nan",
+            id="nan",
+        ),
+        pytest.param({}, {"max_token": 5}, "unknown parameter 'max_token'; did you mean 'max_tokens'?", id="misspelt"),
+        pytest.param({}, {"stop": "END"}, 'stop strings are "sampling_param_stop"', id="plain stop is the cancel flag"),
+        pytest.param(
+            {"sampling_parameters": text("{")}, {}, "sampling_parameters: expected a JSON object", id="not JSON"
+        ),
+        pytest.param({"sampling_parameters": text("[1]")}, {}, "expected a JSON object, got [1]", id="not an object"),
+        pytest.param(
+            {"sampling_parameters": text('{"temprature": 1}')},
+            {},
+            "no field 'temprature'; did you mean 'temperature'?",
+            id="misspelt in JSON",
+        ),
+        pytest.param(
+            {"sampling_param_stop": text("")}, {}, "stop: expected a string that is not empty", id="empty stop"
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_one_clear_line(inputs, parameters, expected):
+    error = refusal(inputs, parameters)
+
+    assert expected in str(error)
+    assert "\n" not in str(error)
+    assert error.code is contract.ErrorCode.INVALID_ARGUMENT
+
+
+def test_all_problems_are_reported_at_once():
+    message = str(refusal({"text_input": None}, {"max_tokens": 0, "tpo_p": 1}))
+
+    assert all(part in message for part in ("text_input", "max_tokens", "tpo_p"))
+
+
+def test_a_field_the_engine_lacks_is_refused_by_name_and_its_neutral_value_is_not():
+    supported = SUPPORTED | {"repetition_penalty": "the Torch sampler of 1.2.1 ignores it"}
+
+    error = refusal(parameters={"repetition_penalty": 1.1}, supported=supported)
+
+    assert str(error) == "repetition_penalty: the Torch sampler of 1.2.1 ignores it"
+    assert error.code is contract.ErrorCode.UNSUPPORTED
+    assert parse(parameters={"repetition_penalty": 1.0}, supported=supported).sampling.repetition_penalty is None
+
+
+def test_parameters_of_triton_and_ignored_patterns_pass():
+    parse(parameters={"id": "x", "priority": 1, "timeout": 2, "x-trace": "y"}, ignored_parameters=["x-*"])
+
+
+@pytest.mark.parametrize("mode", ["warn", "ignore"])
+def test_unknown_parameters_pass_when_the_model_says_so(mode):
+    assert parse(parameters={"unheard_of": 1}, unknown_parameters=mode).prompt == "hello"
+
+
+def test_stop_needs_no_prompt():
+    assert parse({"text_input": None, "stop": np.array([True])}).stop
+
+
+@pytest.mark.parametrize(
+    ("fields", "greedy"),
+    [
+        ({}, True),
+        ({"temperature": 0.0, "top_p": 0.9}, True),
+        ({"top_k": 1, "temperature": 1.0}, True),
+        ({"top_k": 0}, True),
+        ({"temperature": 0.8}, False),
+        ({"top_p": 0.9}, False),
+        ({"top_k": 5}, False),
+        ({"min_p": 0.1}, False),
+    ],
+)
+def test_greedy_is_what_asks_for_no_sampling(fields, greedy):
+    assert SamplingParams(**fields).greedy is greedy
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([f.name for f in contract.SAMPLING_FIELDS] + ["x", "id", "stop"]),
+        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers(), max_size=2)),
+    )
+)
+def test_any_parameters_are_parsed_or_refused_but_never_crash(parameters):
+    try:
+        call = parse(parameters=json.loads(json.dumps(parameters)))
+    except RequestError as error:
+        assert "\n" not in error.wire_message().replace("\\n", "")
+    else:
+        for field in contract.SAMPLING_FIELDS:
+            value = getattr(call.sampling, field.name)
+            if field.low is not None and isinstance(value, (int, float)):
+                assert field.low <= value <= field.high

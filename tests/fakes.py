@@ -1,0 +1,100 @@
+"""Fakes that implement the backend's real interfaces: an engine that plays a script, a reply that keeps a list."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepseek_backend.contract import SAMPLING_FIELDS
+from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step, StepSink
+from deepseek_backend.errors import BackendError
+from deepseek_backend.request import GenerateRequest
+from deepseek_backend.response import Outputs
+
+
+@dataclass
+class ListReply:
+    """Keeps what was sent. `cancelled` is the client's doing."""
+
+    sent: list[tuple[dict[str, Any], bool]] = field(default_factory=list)
+    errors: list[BackendError] = field(default_factory=list)
+    cancelled: bool = False
+    broken: bool = False
+    finals: int = 0
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, outputs: Outputs, *, final: bool) -> None:
+        if self.broken:
+            raise RuntimeError("the stream is gone")
+        self.sent.append(({name: _plain(array) for name, array in outputs}, final))
+        self._count(final)
+
+    def send_error(self, error: BackendError) -> None:
+        if self.broken:
+            raise RuntimeError("the stream is gone")
+        self.errors.append(error)
+        self._count(True)
+
+    def is_cancelled(self) -> bool:
+        if self.finals:
+            raise AssertionError("asked after the final response: a real server would crash")
+        return self.cancelled
+
+    @property
+    def text(self) -> str:
+        return "".join(outputs["text_output"] for outputs, _ in self.sent)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return self.sent[-1][0]
+
+    def _count(self, final: bool) -> None:
+        if self.finals:
+            raise AssertionError("a response after the final one")
+        if final:
+            self.finals += 1
+            self.done.set()
+
+
+def _plain(array: Any) -> Any:
+    value = array.tolist()[0]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+class ScriptedEngine:
+    """Does nothing by itself: the test sends the steps with `step`."""
+
+    def __init__(self) -> None:
+        self.requests: list[GenerateRequest] = []
+        self.aborted: list[str] = []
+        self.alive = True
+        self.stopped = False
+        self._sink: StepSink | None = None
+
+    def start(self) -> None: ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(sampling_fields=frozenset(f.name for f in SAMPLING_FIELDS) - {"min_p"}, max_seq_len=4096)
+
+    def submit(self, request: GenerateRequest, sink: StepSink) -> None:
+        self.requests.append(request)
+        self._sink = sink
+
+    def step(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
+        assert self._sink is not None
+        self._sink.on_steps(steps)
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    def health(self) -> EngineHealth:
+        return EngineHealth(alive=self.alive)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self.requests), num_waiting=0)
+
+    def stop(self) -> None:
+        self.stopped = True
