@@ -70,6 +70,8 @@ class Plan:
     variant: Variant
     engine: str
     settings: tuple[Setting, ...]
+    world_size: int = 1
+    """GPUs of one instance, and so MPI ranks."""
     gpu: Gpu | None = None
     release: Release | None = None
     budget: Budget | None = None
@@ -138,6 +140,7 @@ def _tensorrt_llm_plan(request: PlanRequest, variant: Variant) -> Plan:
         variant=variant,
         engine="tensorrt_llm",
         settings=settings,
+        world_size=num_gpus,
         gpu=gpu,
         release=release,
         budget=budget,
@@ -242,6 +245,12 @@ def _tensorrt_llm_settings(
         ),
         ("moe_config.backend", gpu.moe_backend[variant.precision], f"{gpu.moe_backend_source}: {gpu.name}, FP8"),
         ("trust_remote_code", False, "DeepSeek-V3's code is part of TensorRT-LLM; the checkpoint's own is not run"),
+        (
+            "sampler_type",
+            "TRTLLMSampler",
+            "honours seed, min_p, min_tokens and the penalties, which the default Torch sampler accepts and ignores "
+            "(NVIDIA/TensorRT-LLM#16485, #16590, #17172)",
+        ),
         ("stream_interval", 1, "every token leaves the engine at once; the backend sends what is waiting together"),
         ("print_iter_log", False, "a line per iteration is for debugging"),
         ("triton_config.engine", "tensorrt_llm", _ENGINE_REASONS["tensorrt_llm"]),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import math
 import textwrap
 from typing import Any
 
-from deepseek_triton_build.plan import Plan, Setting
+import yaml
+
+from deepseek_triton_build.plan import Plan
 from deepseek_triton_build.source import contract
 
 _WIDTH = 110
@@ -24,7 +26,7 @@ def model_yaml(plan: Plan, *, stamp: str) -> str:
         open_sections = sections
         indent = _indent(len(sections))
         lines += [f"{indent}# {line}" for line in textwrap.wrap(setting.reason, _WIDTH - len(indent))]
-        lines.append(f"{indent}{key}: {_scalar(setting)}")
+        lines.append(f"{indent}{key}: {_scalar(setting.value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -51,15 +53,14 @@ def config_pbtxt(*, stamp: str, name: str = "tensorrt_llm") -> str:
 
 
 def start_sh(plan: Plan, *, stamp: str) -> str:
-    """start.sh: runs the folder it lies in, in a stock Triton container."""
-    launcher = "trtllm-llmapi-launch " if plan.engine == "tensorrt_llm" else ""
-    image = f"nvcr.io/nvidia/tritonserver:{plan.release.containers[0]}-trtllm-python-py3" if plan.release else ""
-    where = f"in {image}, with nothing installed" if image else "where tritonserver, torch and transformers are"
-    why = (
-        "# trtllm-llmapi-launch starts the MPI world that the engine's workers join; plain tritonserver can't spawn them.\n"
-        if launcher
-        else ""
-    )
+    """start.sh: runs the folder it lies in; for TensorRT-LLM, in a stock Triton container with nothing installed."""
+    where = "where tritonserver and the engine's packages are installed"
+    prelude, launcher = "", "tritonserver"
+    if plan.release is not None:
+        mpi = plan.release.record["mpi"]
+        where = f"in {plan.release.image}, with nothing installed"
+        prelude = _OVERLAY_LINES
+        launcher = " ".join(mpi["ranks"] + mpi["entry_point"]).format(world_size=plan.world_size)
     return f"""\
 #!/usr/bin/env bash
 # {stamp}
@@ -67,10 +68,18 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
 # HTTP_PORT, GRPC_PORT and METRICS_PORT move the ports; further arguments go to tritonserver.
 set -euo pipefail
 repository=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
-{why}exec {launcher}tritonserver \\
+{prelude}exec {launcher} \\
   --model-repository "$repository" \\
   --http-port "${{HTTP_PORT:-8000}}" --grpc-port "${{GRPC_PORT:-8001}}" --metrics-port "${{METRICS_PORT:-8002}}" \\
   "$@"
+"""
+
+
+_OVERLAY_LINES = """\
+# The engine's workers are processes of their own; this gives them the work-arounds for the container's known faults.
+export PYTHONPATH="$repository/tensorrt_llm/1/deepseek_backend/overlay${PYTHONPATH:+:$PYTHONPATH}"
+# One MPI rank for each GPU: rank 0 runs tritonserver, all of them run the engine's workers. Plain tritonserver can't
+# spawn workers by itself (MPI_ERR_SPAWN).
 """
 
 
@@ -94,15 +103,6 @@ def _common_length(left: list[str], right: list[str]) -> int:
     return length
 
 
-def _scalar(setting: Setting) -> str:
-    """YAML for a scalar: JSON, which is YAML, except that plain words need no quotes."""
-    value = setting.value
-    if isinstance(value, str) and value.replace("-", "").replace("_", "").replace("/", "").replace(".", "").isalnum():
-        return value if not _looks_like_another_type(value) else json.dumps(value)
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _looks_like_another_type(word: str) -> bool:
-    if word.lower() in {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "none"}:
-        return True
-    return word[0].isdigit() or word[0] in "-."
+def _scalar(value: Any) -> str:
+    """`value` as YAML on one line: dumped as the one item of a list in flow style, less the brackets."""
+    return yaml.safe_dump([value], default_flow_style=True, allow_unicode=True, width=math.inf).strip()[1:-1]

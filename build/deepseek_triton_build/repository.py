@@ -80,7 +80,8 @@ def _refuse_edited(output: Path) -> None:
 
 
 def _changed_files(output: Path, manifest: Path) -> list[str]:
-    recorded = dict(reversed(line.split("  ", 1)) for line in manifest.read_text("utf-8").splitlines())
+    lines = manifest.read_text("utf-8").splitlines()
+    recorded = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
     present = {
         path.relative_to(output).as_posix()
         for path in output.rglob("*")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -33,5 +34,6 @@ def contract() -> ModuleType:
     if spec is None or spec.loader is None:
         raise FileNotFoundError(f"{path}: can't be loaded")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module

@@ -3,13 +3,14 @@
 import itertools
 
 import pytest
+from fakes import ListReply
+from hypothesis import given
+from hypothesis import strategies as st
+
 from deepseek_backend.engines.base import Step
 from deepseek_backend.errors import CancelledError, EngineError
 from deepseek_backend.lifecycle import TRANSITIONS, Event, Exchange, State, StepEffect
 from deepseek_backend.request import Call, SamplingParams
-from fakes import ListReply
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def exchange(streaming=True, **call):

@@ -2,12 +2,13 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from deepseek_backend import contract
 from deepseek_backend.config import parse_config
 from deepseek_backend.errors import RequestError
 from deepseek_backend.request import SamplingParams, parse_call
-from hypothesis import given
-from hypothesis import strategies as st
 
 SUPPORTED = {field.name: "" for field in contract.SAMPLING_FIELDS}
 

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes import ListReply, ScriptedEngine
+
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Step
 from deepseek_backend.service import Service
-from fakes import ListReply, ScriptedEngine
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 import pytest
-from deepseek_backend.text import StopStringFilter
 from hypothesis import given
 from hypothesis import strategies as st
+
+from deepseek_backend.text import StopStringFilter
 
 
 def run(pieces, stops, **kwargs):

@@ -25,8 +25,6 @@ from deepseek_backend.service import Service
 
 logger = logging.getLogger("deepseek_backend")
 
-_TRITON_CODES = {code: getattr(pb_utils.TritonError, name) for code, name in TRITON_CODES.items()}
-
 
 class TritonPythonModel:
     """One instance of the model. Triton calls every method from the stub's main thread."""
@@ -83,9 +81,8 @@ class TritonReply:
         self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=flags)
 
     def send_error(self, error: BackendError) -> None:
-        response = pb_utils.InferenceResponse(
-            error=pb_utils.TritonError(error.wire_message(), _TRITON_CODES[error.code])
-        )
+        code = getattr(pb_utils.TritonError, TRITON_CODES[error.code])
+        response = pb_utils.InferenceResponse(error=pb_utils.TritonError(error.wire_message(), code))
         self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:

@@ -325,7 +325,7 @@ def _matrix(random: np.random.RandomState, rows: int, columns: int, std: float |
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def write_checkpoint(folder: Path, seed: int = SEED) -> None:
+def write_checkpoint(folder: Path, seed: int) -> None:
     """All files of the checkpoint into the existing `folder`."""
     from safetensors.numpy import save_file
 
@@ -379,7 +379,7 @@ def make_checkpoint(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         draft = Path(temporary) / "checkpoint"
         draft.mkdir()
-        write_checkpoint(draft)
+        write_checkpoint(draft, SEED)
         margins = measure_margins(draft)
         if not margins.smallest > MIN_MARGIN:
             raise MarginError(
@@ -426,7 +426,7 @@ def measure_margins(folder: Path) -> Margins:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     experts: list[float] = []
     groups: list[float] = []

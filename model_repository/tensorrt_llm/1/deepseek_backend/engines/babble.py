@@ -25,12 +25,24 @@ head batch prompt stream memory weight gate route draft accept prefill decode st
 key value score soft max norm scale embed logit sample text word sentence answer question reason proof number sum prime
 square root even odd limit series point line plane angle circle matrix vector field group ring graph tree node edge path
 café naïve façade über señor Ærø Łódź Москва
-""".split()
-_UNSPACED = [*"的一是在有和不这中大为上个国我以要他时来用们", "模型", "推理", "专家", "注意力", "缓存", "词元", "北京", "你好"]
+"""
+_UNSPACED = [
+    *"的一是在有和不这中大为上个国我以要他时来用们",
+    "模型",
+    "推理",
+    "专家",
+    "注意力",
+    "缓存",
+    "词元",
+    "北京",
+    "你好",
+]
 _UNSPACED += [",", ".", ".\n\n", ";", ":", "-", "?", "!", "\n", "。", ",", " 🚀", " 🧠", " ✨", " 👩‍💻", " 🇨🇳"]
 
-VOCABULARY: tuple[str, ...] = (*SPECIAL_TOKENS, *(f" {word}" for word in _WORDS), *_UNSPACED)
+VOCABULARY: tuple[str, ...] = (*SPECIAL_TOKENS, *(f" {word}" for word in _WORDS.split()), *_UNSPACED)
 """Token id -> text."""
+
+_SINGLES = [(token_id,) for token_id in range(len(VOCABULARY))]
 
 _TAPE_LENGTH = 1 << 16
 _MASK = _TAPE_LENGTH - 1
@@ -46,15 +58,13 @@ def count_tokens(prompt: str, *, add_special_tokens: bool = True) -> int:
 
 
 @functools.cache
-def _tape() -> tuple[list[int], list[tuple[int, ...]], list[str]]:
-    """Random tokens: ids, the same as tuples of one, and texts. Lists, so that a step only looks things up."""
+def _tape() -> list[int]:
+    """Random tokens, made once."""
     draw = random.Random(61)
-    ids = [draw.randrange(len(SPECIAL_TOKENS), len(VOCABULARY)) for _ in range(_TAPE_LENGTH)]
-    singles = [(token_id,) for token_id in range(len(VOCABULARY))]
-    return ids, [singles[token_id] for token_id in ids], [VOCABULARY[token_id] for token_id in ids]
+    return [draw.randrange(len(SPECIAL_TOKENS), len(VOCABULARY)) for _ in range(_TAPE_LENGTH)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Script:
     """All that a request would ever say: a walk over the tape."""
 
@@ -62,16 +72,24 @@ class Script:
     stride: int
     """Odd, so that the walk meets the whole tape before it repeats."""
 
-    def id_at(self, index: int) -> int:
-        return _tape()[0][(self.start + index * self.stride) & _MASK]
+    def read(self, first: int, end: int) -> tuple[tuple[int, ...], str]:
+        """Ids and text of the tokens from `first` up to `end`."""
+        tape = _tape()
+        if end - first == 1:  # nearly every call, once for each token
+            token_id = tape[(self.start + first * self.stride) & _MASK]
+            return _SINGLES[token_id], VOCABULARY[token_id]
+        ids = tuple([tape[(self.start + index * self.stride) & _MASK] for index in range(first, end)])
+        return ids, "".join([VOCABULARY[token_id] for token_id in ids])
 
-    def ids(self, first: int, end: int) -> tuple[int, ...]:
-        return tuple(self.id_at(index) for index in range(first, end))
+    def find(self, token_ids: frozenset[int], first: int, end: int) -> int | None:
+        """Index of the first token from `first` up to `end` that is one of `token_ids`."""
+        ids, _ = self.read(first, end)
+        return next((first + offset for offset, token_id in enumerate(ids) if token_id in token_ids), None)
 
 
 def write_script(prompt: str, seed: int | None = None) -> Script:
     """The script for a prompt; `seed` None is greedy decoding."""
     salt = "" if seed is None else str(seed)
-    digest = hashlib.blake2b(f"{salt}\0{prompt}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{salt}\0{prompt}".encode(errors="surrogatepass"), digest_size=8).digest()
     number = int.from_bytes(digest, "little")
     return Script(start=number & _MASK, stride=(number >> 16) & _MASK | 1)

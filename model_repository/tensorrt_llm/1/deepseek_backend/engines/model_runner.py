@@ -42,6 +42,7 @@ class ModelRunner:
         input_ids = torch.tensor(token_ids, device=self._device)[:, None]
         return self._logits(input_ids, position_ids=position_ids, attention_mask=mask)
 
+    @torch.inference_mode()
     def remove(self, row: int) -> None:
         """Drop row `row`; the last row takes its index."""
         self._cache.remove(row)

@@ -96,8 +96,7 @@ class Rank:
     def fits(self, row: Row) -> bool:
         needed = row.num_input_tokens if row.num_input_tokens <= self._limits.max_num_tokens else 1
         return (
-            self._prefilling is None
-            and self._budget >= needed
+            self._budget >= needed  # none is left beside a prompt that is still under way
             and self.free_blocks >= row.blocks
             and self.num_running < self._limits.max_batch_size
         )
@@ -108,7 +107,7 @@ class Rank:
         self._prefill(row)
 
     def advance(self, burst: int) -> list[Row]:
-        """Carry the iteration out; decoding rows gain `burst` tokens, a prompt's end gives one. Returns the rows moved."""
+        """Carry the iteration out: decoding rows gain `burst` tokens, a prompt's end gives one. The rows that moved."""
         for row in self._decoding:
             row.generated += burst
         for row in self._prompted:
@@ -156,8 +155,8 @@ class Rank:
 class Scheduler:
     """The queue and the ranks.
 
-    `limits.max_batch_size * limits.tokens_per_row` is at most `limits.max_num_tokens`, and a row's prompt and max_tokens
-    fit the KV cache of one rank; then every row comes to its end.
+    Every row comes to its end if max_batch_size * tokens_per_row is at most max_num_tokens, and a row's prompt and
+    max_tokens fit the KV cache of one rank.
     """
 
     limits: Limits

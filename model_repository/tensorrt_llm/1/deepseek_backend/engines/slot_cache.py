@@ -1,14 +1,13 @@
 """The KV cache of a batch whose rows come and go: one slot per row, in transformers' Cache interface.
 
-Rows lie in slots 0..n-1 without gaps and are padded on the right: each row writes at its own length, and the mask leaves
-out what is behind it. It stores what the model's attention hands it, so the shapes are the model's own business: for MLA
-in transformers 5.23 the latent [1, kv_lora_rank] and the rotary key [1, qk_rope_head_dim] of each token, and for V3.2
-the indexer's keys besides.
+Rows lie in slots 0..n-1 without gaps and are padded on the right: each row writes at its own length, and the mask
+leaves out what is behind it. It stores what the model's attention hands it, so the shapes are the model's own business:
+for MLA in transformers 5.23 the latent [1, kv_lora_rank] and the rotary key [1, qk_rope_head_dim] of each token, and
+for V3.2 the indexer's keys besides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,9 +50,9 @@ class _SlotTensor:
         buffer.movedim(-2, 1)[rows, self._current.positions] = states.squeeze(-2)
         return buffer[:num_rows, ..., :num_tokens, :]
 
-    def move(self, source: int, destination: int) -> None:
+    def move(self, source: int, destination: int, num_tokens: int) -> None:
         if self._buffer is not None:
-            self._buffer[destination] = self._buffer[source]
+            self._buffer[destination, ..., :num_tokens, :] = self._buffer[source, ..., :num_tokens, :]
 
     def _reserve(self, states: torch.Tensor) -> torch.Tensor:
         capacity = 0 if self._buffer is None else self._buffer.shape[-2]
@@ -70,13 +69,13 @@ class _SlotTensor:
         return grown
 
 
-class _SlotLayer(CacheLayerMixin):
+class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __init_subclass__ has no annotations
     """One layer's tensors. The names and arguments are what transformers' attention modules call."""
 
     supports_early_init = False
 
     def __init__(self, max_num_seqs: int, current: _Pass) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tensors = [_SlotTensor(max_num_seqs, current) for _ in range(3)]
 
     def update(
@@ -107,9 +106,8 @@ class SlotCache(Cache):
 
     def __init__(self, num_layers: int, max_num_seqs: int) -> None:
         self._current = _Pass()
-        layers = [_SlotLayer(max_num_seqs, self._current) for _ in range(num_layers)]
-        super().__init__(layers=layers)
-        self._slot_layers = layers
+        self._slot_layers = [_SlotLayer(max_num_seqs, self._current) for _ in range(num_layers)]
+        super().__init__(layers=list(self._slot_layers))
         self.lengths: list[int] = []
 
     def begin_prefill(self, num_tokens: int) -> None:
@@ -137,8 +135,6 @@ class SlotCache(Cache):
         if row != last:
             for layer in self._slot_layers:
                 for tensor in layer.tensors:
-                    tensor.move(last, row)
+                    tensor.move(last, row, self.lengths[last])
             self.lengths[row] = self.lengths[last]
         self.lengths.pop()
-
-

@@ -1,0 +1,106 @@
+"""Everything this package raises on purpose, as one tree.
+
+    DeepseekTritonError
+    ├── InvalidRequest        the request is wrong; the same one will be refused again
+    │   └── ModelNotFound     Triton has no such model or version, or has not loaded it yet
+    ├── Overloaded            the server is at its limits; try later, or another server
+    ├── ServerUnavailable     unreachable, not ready, stopping, or the connection was lost
+    ├── Cancelled             ended before its time, by the caller or by the server
+    ├── DeadlineExceeded      one of the caller's own time limits ran out
+    ├── ServerError           the server failed at a request that was right
+    └── ProtocolError         what answered does not speak this protocol
+
+The backend's messages begin with a code (`[E_OVERLOADED] ...`), because gRPC streams and SSE events lose Triton's
+status, and Triton 2.51 answers 400 to every error that comes before the first chunk. So the code decides where there is
+one, and the status only where there isn't.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class DeepseekTritonError(Exception):
+    """The root: catching it catches everything that can happen to a request."""
+
+    def __init__(self, message: str, *, code: str | None = None, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        """What happened, without the code."""
+        self.code = code
+        """The backend's code, such as "E_OVERLOADED"; None where the error is Triton's, the network's or our own."""
+        self.request_id = request_id
+        """None where the error does not belong to one request."""
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.message}" if self.code else self.message
+
+
+class InvalidRequest(DeepseekTritonError):
+    """The request, or a setting of the client, is wrong. The message names the offender."""
+
+
+class ModelNotFound(InvalidRequest):
+    """Triton has no model of this name and version, or has not loaded it yet."""
+
+
+class Overloaded(DeepseekTritonError):
+    """The server refused the request at once because it is full. Nothing was generated."""
+
+
+class ServerUnavailable(DeepseekTritonError):
+    """The server can't be reached, is not ready or is stopping; or the connection broke in the middle of an answer."""
+
+
+class Cancelled(DeepseekTritonError):
+    """The request was ended before its time."""
+
+
+class DeadlineExceeded(DeepseekTritonError):
+    """One of the limits in `Timeouts`, or of `wait_until_ready`, ran out."""
+
+
+class ServerError(DeepseekTritonError):
+    """The server failed. The request may be right; the server's log says more."""
+
+
+class ProtocolError(DeepseekTritonError):
+    """The answer can't be understood: not a Triton, not this model, or something in between changed it."""
+
+
+BY_CODE: dict[str, type[DeepseekTritonError]] = {
+    "E_INVALID_ARGUMENT": InvalidRequest,
+    "E_UNSUPPORTED": InvalidRequest,
+    "E_PROMPT_TOO_LONG": InvalidRequest,
+    "E_OVERLOADED": Overloaded,
+    "E_UNAVAILABLE": ServerUnavailable,
+    "E_CANCELLED": Cancelled,
+    "E_INTERNAL": ServerError,
+}
+
+_CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)
+
+# Triton's own words for a missing model. On a gRPC stream they come without any status.
+_UNKNOWN_MODEL = "Request for unknown model"
+
+
+def error_from_server(text: str, *, otherwise: type[DeepseekTritonError]) -> DeepseekTritonError:
+    """The error for a message of the server; of type `otherwise` where the message itself does not say which."""
+    coded = _CODED.match(text)
+    if coded:
+        code, message = coded.groups()
+        return BY_CODE.get(code, otherwise)(message, code=code)
+    kind = ModelNotFound if text.startswith(_UNKNOWN_MODEL) else otherwise
+    return kind(text)
+
+
+@contextmanager
+def belonging_to(request_id: str) -> Iterator[None]:
+    """Errors raised inside learn which request they belong to."""
+    try:
+        yield
+    except DeepseekTritonError as exc:
+        exc.request_id = request_id
+        raise

@@ -1,0 +1,99 @@
+"""Logits -> the next token of each row, as each request asked for it.
+
+Order of steps: penalties, min_tokens, temperature, top_k, top_p, min_p; each filter sees what the one before left.
+Random numbers are drawn on the CPU, one per token, so a seed means the same on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from deepseek_backend.request import SamplingParams
+
+
+class TokenSampler:
+    """Chooses the tokens of one request."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        prompt_ids: Sequence[int],
+        end_ids: Iterable[int],
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        """`end_ids`: the end and stop tokens that min_tokens holds off. Those outside the vocabulary never come up."""
+        self.greedy = params.greedy
+        self._params = params
+        self._generator = torch.Generator()
+        if params.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(params.seed)
+        self._end_ids = torch.tensor([i for i in end_ids if i < vocab_size], dtype=torch.long, device=device)
+        self._num_generated = 0
+        # [vocab_size]; only where a penalty reads them, as they are large for a real vocabulary.
+        self._counts: torch.Tensor | None = None
+        if _penalizes(params):
+            self._counts = torch.zeros(vocab_size, device=device)
+            self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            self._seen[torch.tensor(prompt_ids, dtype=torch.long, device=device)] = True
+
+    def adjust(self, logits: torch.Tensor) -> None:
+        """Apply penalties and min_tokens to `logits` [vocab_size] in place."""
+        if self._counts is not None:
+            penalty = self._params.repetition_penalty or 1.0
+            repeated = torch.where(logits > 0, logits / penalty, logits * penalty)
+            logits.copy_(torch.where(self._seen, repeated, logits))
+            logits -= self._counts * (self._params.frequency_penalty or 0.0)
+            logits -= (self._counts > 0) * (self._params.presence_penalty or 0.0)
+        if self._num_generated < (self._params.min_tokens or 0):
+            logits[self._end_ids] = -torch.inf
+
+    def choose(self, logits: torch.Tensor) -> int:
+        """A token drawn from `logits` [vocab_size], adjusted."""
+        temperature = 1.0 if self._params.temperature is None else self._params.temperature
+        # float64: a temperature near 0 must not overflow, nor a sum over 130,000 tokens lose the small ones.
+        probabilities, token_ids = (logits.double() / temperature).softmax(-1).sort(descending=True, stable=True)
+        kept = probabilities[: self._num_kept(probabilities)].cumsum(-1).cpu()
+        threshold = torch.rand((), generator=self._generator, dtype=torch.float64) * kept[-1]
+        index = int(torch.searchsorted(kept, threshold, right=True))
+        return int(token_ids[min(index, len(kept) - 1)])
+
+    def record(self, token_id: int) -> None:
+        """Count `token_id` as generated."""
+        self._num_generated += 1
+        if self._counts is not None:
+            self._counts[token_id] += 1
+            self._seen[token_id] = True
+
+    def _num_kept(self, probabilities: torch.Tensor) -> int:
+        """How many of `probabilities`, in descending order, pass the filters: each of the three keeps the likeliest."""
+        num_kept = min(self._params.top_k or len(probabilities), len(probabilities))
+        if self._params.top_p is not None:
+            cumulative = probabilities[:num_kept].cumsum(-1)
+            before = cumulative - probabilities[:num_kept]
+            num_kept = int((before < self._params.top_p * cumulative[-1]).sum())
+        if self._params.min_p is not None:
+            num_kept = int((probabilities[:num_kept] >= self._params.min_p * probabilities[0]).sum())
+        return num_kept
+
+
+def _penalizes(params: SamplingParams) -> bool:
+    return (params.repetition_penalty or 1.0) != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
+
+
+@torch.inference_mode()
+def sample_tokens(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> list[int]:
+    """The next token of each row of `logits` [len(samplers), vocab_size] float32, which is changed; and record them."""
+    for row, sampler in zip(logits, samplers, strict=True):
+        sampler.adjust(row)
+    token_ids: list[int] = logits.argmax(-1).tolist()
+    for index, sampler in enumerate(samplers):
+        if not sampler.greedy:
+            token_ids[index] = sampler.choose(logits[index])
+        sampler.record(token_ids[index])
+    return token_ids

@@ -1,0 +1,500 @@
+"""TensorRT-LLM's PyTorch backend through its LLM API: the production engine.
+
+Threads. The loop thread builds the LLM and runs its asyncio loop; it owns every request and makes every call to the
+sink. Other threads only leave something for it with `call_soon_threadsafe`. Prompts are tokenised in a small pool, so
+that a long one holds up no token.
+
+tensorrt_llm is imported in `start`, after the container's faults are worked around; the record in release.yaml says
+what they are, and which sampling fields the release really honours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import importlib
+import json
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Mapping, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepseek_backend.config import BackendConfig
+from deepseek_backend.contract import ErrorCode
+from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, FinishReason, Step, StepSink, require
+from deepseek_backend.errors import BackendError, ConfigError, EngineError, RequestError, UnavailableError
+from deepseek_backend.quirks import apply_quirks
+from deepseek_backend.release import EngineRelease, SamplerSupport, read_release
+from deepseek_backend.request import GenerateRequest
+
+logger = logging.getLogger(__name__)
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What the detokenizer puts at the end for a character whose last bytes have not been generated yet."""
+
+NUM_TOKENIZER_THREADS = 4
+ABORT_TIMEOUT_S = 5.0
+"""How long `stop` waits for the engine to confirm its aborts before it answers in its place."""
+SHUTDOWN_TIMEOUT_S = 20.0
+"""How long `stop` waits for the workers to go."""
+
+_OPTIONS = ("allow_version_mismatch",)
+_FINISH_REASONS: Mapping[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "timeout": "timeout",
+    "cancelled": "cancelled",
+}
+
+
+@dataclass(eq=False)
+class _Open:
+    """A request that has not had its last step. Owned by the loop thread."""
+
+    request: GenerateRequest
+    sink: StepSink
+    output: Any = None
+    """The RequestOutput; None until the prompt is tokenised."""
+    aborted: bool = False
+    num_input_tokens: int = 0
+    num_tokens_sent: int = 0
+    num_chars_sent: int = 0
+
+
+@dataclass
+class _Pending:
+    """Steps of one loop iteration for one sink."""
+
+    sink: StepSink
+    steps: list[tuple[GenerateRequest, Step]] = field(default_factory=list)
+
+
+class TensorRTLLMEngine:
+    """An `Engine` over tensorrt_llm.LLM."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        self._config = config
+        self._allow_version_mismatch = _version_option(config.engine_options)
+        self._release: EngineRelease | None = None
+        self._capabilities: Capabilities | None = None
+        self._max_prompt_tokens = 0
+        self._llm: Any = None
+        self._sampling_params_class: Any = None
+        self._request_error_class: type[Exception] = RequestError
+        self._tokenizers = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._fatal = ""
+        """Why the engine is dead, in one line. Written by the loop thread, once."""
+        self._open: dict[str, _Open] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pending: dict[int, _Pending] = {}
+        self._seeded = False
+        """The sampler takes a seed, and without one draws the same numbers for every request."""
+
+    def start(self) -> None:
+        release = read_release(self._config.version_dir)
+        apply_quirks(release.record)
+        forget_launcher(os.environ, release.record["mpi"])
+        package = _import_tensorrt_llm(release, self._allow_version_mismatch)
+        llm_args = resolved_llm_args(self._config)
+        support = release.sampler_support(llm_args)
+        self._release = release
+        self._seeded = "seed" in support.fields
+        self._capabilities = _capabilities(llm_args, support)
+        self._max_prompt_tokens = _max_prompt_tokens(llm_args, release, self._capabilities.max_seq_len)
+        self._sampling_params_class = package.SamplingParams
+        self._request_error_class = importlib.import_module("tensorrt_llm.llmapi").RequestError
+        self._start_loop(package, llm_args)
+
+    def _start_loop(self, package: Any, llm_args: Mapping[str, Any]) -> None:
+        loaded: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(package, llm_args, loaded), name="tensorrt_llm")
+        self._thread.start()
+        try:
+            loaded.result()
+        except Exception as error:
+            self._thread.join()
+            self._thread = None
+            raise EngineError(f"TensorRT-LLM can't load {self._config.model}: {_one_line(error)}") from error
+        logger.info("TensorRT-LLM %s has loaded %s", package.__version__, self._config.model)
+
+    def _run(self, package: Any, llm_args: Mapping[str, Any], loaded: Future[None]) -> None:
+        """The loop thread. The LLM is made here, for it looks for this thread's event loop."""
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            self._llm = _make_llm(package, llm_args)
+        except BaseException as error:  # handed to `start`, which raises it
+            loop.close()
+            loaded.set_exception(error)
+            return
+        self._loop = loop
+        loaded.set_result(None)
+        loop.run_forever()
+        loop.close()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        capabilities: Capabilities = require(self._capabilities, "capabilities are known after start()")
+        return capabilities
+
+    def submit(self, request: GenerateRequest, sink: StepSink) -> None:
+        loop: asyncio.AbstractEventLoop = require(self._loop, "submit() before start()")
+        try:
+            loop.call_soon_threadsafe(self._accept, request, sink)
+        except RuntimeError:  # the loop is closed: stopped
+            sink.on_steps([(request, Step(error=UnavailableError("the engine is stopped")))])
+
+    def abort(self, request_id: str) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._abort, request_id)
+
+    def health(self) -> EngineHealth:
+        if self._loop is None or self._loop.is_closed():
+            return EngineHealth(alive=False, reason="the engine is not running")
+        if not self._fatal and self._executor_is_gone():
+            self._loop.call_soon_threadsafe(self._fail, "TensorRT-LLM's executor has shut down")
+            return EngineHealth(alive=False, reason="TensorRT-LLM's executor has shut down")
+        return EngineHealth(alive=not self._fatal, reason=self._fatal)
+
+    def stats(self) -> EngineStats:
+        requests = list(self._open.values())
+        num_running = sum(1 for entry in requests if entry.output is not None)
+        return EngineStats(num_running=num_running, num_waiting=len(requests) - num_running)
+
+    def stop(self) -> None:
+        self._tokenizers.shutdown(wait=False, cancel_futures=True)
+        if self._thread is None or self._loop is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._end_requests(), self._loop).result()
+        _shut_down(self._llm)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._thread = None
+
+    # Below, everything runs on the loop thread, but for _encode.
+
+    def _accept(self, request: GenerateRequest, sink: StepSink) -> None:
+        entry = _Open(request, sink)
+        self._open[request.request_id] = entry
+        if self._fatal:
+            self._finish(entry, Step(error=UnavailableError(self._fatal)))
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(entry))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, entry: _Open) -> None:
+        """One request from its prompt to its last step."""
+        try:
+            await self._generate(entry)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # of this request: the others go on unless the engine is gone
+            self._finish(entry, Step(error=self._as_backend_error(error)))
+            if self._executor_is_gone():
+                self._fail(f"TensorRT-LLM's executor has shut down: {_one_line(error)}")
+            return
+        self._finish(entry, Step(error=EngineError("TensorRT-LLM ended the request without a finish reason")))
+
+    async def _generate(self, entry: _Open) -> None:
+        request = entry.request
+        token_ids = await asyncio.get_running_loop().run_in_executor(self._tokenizers, self._encode, request)
+        entry.num_input_tokens = len(token_ids)
+        max_tokens = self._room(request, len(token_ids))
+        if entry.aborted:
+            self._finish(entry, Step(finish_reason="cancelled"))
+            return
+        params = sampling_params(request, max_tokens=max_tokens, seeded=self._seeded)
+        entry.output = self._llm.generate_async(
+            inputs=token_ids, sampling_params=self._sampling_params_class(**params), streaming=request.streaming
+        )
+        if not request.streaming:  # one step at the end costs the engine less than a stream
+            await entry.output.aresult()
+            self._push(entry)
+            return
+        async for _ in entry.output:  # the same object every time
+            self._push(entry)
+
+    def _encode(self, request: GenerateRequest) -> list[int]:
+        """Token ids of the prompt. Runs in the pool."""
+        add_special_tokens = request.sampling.add_special_tokens is not False
+        return list(self._llm.tokenizer.encode(request.prompt, add_special_tokens=add_special_tokens))
+
+    def _room(self, request: GenerateRequest, num_input_tokens: int) -> int:
+        """max_tokens, cut to what the context leaves."""
+        if num_input_tokens == 0:
+            raise RequestError("text_input: expected a prompt of at least one token, got none")
+        if num_input_tokens > self._max_prompt_tokens:
+            raise RequestError(
+                f"text_input: the prompt has {num_input_tokens:,} tokens, the most this model takes is "
+                f"{self._max_prompt_tokens:,}",
+                code=ErrorCode.PROMPT_TOO_LONG,
+            )
+        return min(request.max_tokens, self.capabilities.max_seq_len - num_input_tokens)
+
+    def _push(self, entry: _Open) -> None:
+        """A step with what the output has and the sink has not.
+
+        Counted from what was sent, not taken from text_diff: that one starts after the stand-in for an incomplete
+        character, and would lose the character when it is completed.
+        """
+        output = entry.output.outputs[0]
+        reason = output.finish_reason
+        text = complete_text(output.text, entry.num_chars_sent, final=reason is not None)
+        token_ids = output.token_ids[entry.num_tokens_sent :]
+        entry.num_chars_sent += len(text)
+        entry.num_tokens_sent += len(token_ids)
+        if reason is not None:
+            step = Step(text=text, token_ids=token_ids, finish_reason=_finish_reason(reason))
+            step.stop_reason = output.stop_reason
+            self._finish(entry, step)
+        elif text or token_ids:
+            self._deliver(entry, Step(text=text, token_ids=token_ids))
+
+    def _finish(self, entry: _Open, step: Step) -> None:
+        """The one place that ends a request; the second end of a request is dropped."""
+        if self._open.pop(entry.request.request_id, None) is not None:
+            self._deliver(entry, step)
+
+    def _deliver(self, entry: _Open, step: Step) -> None:
+        """Keep `step` until every task that is ready has run, so that all of an iteration's steps leave together."""
+        step.num_input_tokens = entry.num_input_tokens
+        if not self._pending:
+            asyncio.get_running_loop().call_soon(self._flush)
+        pending = self._pending.setdefault(id(entry.sink), _Pending(entry.sink))
+        pending.steps.append((entry.request, step))
+
+    def _flush(self) -> None:
+        batches, self._pending = list(self._pending.values()), {}
+        for batch in batches:
+            try:
+                batch.sink.on_steps(batch.steps)
+            except Exception:  # a fault of the receiver must not end the loop that serves everybody
+                logger.exception("the receiver of %d steps failed", len(batch.steps))
+
+    def _abort(self, request_id: str) -> None:
+        entry = self._open.get(request_id)
+        if entry is None or entry.aborted:
+            return
+        entry.aborted = True
+        if entry.output is not None:
+            entry.output.abort()
+
+    def _fail(self, reason: str) -> None:
+        """The engine is dead: answer everyone, and say so from now on."""
+        if self._fatal:
+            return
+        self._fatal = reason
+        logger.critical("%s; answering %d open requests with UNAVAILABLE", reason, len(self._open))
+        for entry in list(self._open.values()):
+            self._finish(entry, Step(error=UnavailableError(reason)))
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+
+    async def _end_requests(self) -> None:
+        """Abort what runs; what the engine doesn't end in time is ended here."""
+        self._fatal = self._fatal or "the engine is stopping"
+        for request_id in list(self._open):
+            self._abort(request_id)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=ABORT_TIMEOUT_S)
+        for task in self._tasks:
+            task.cancel()
+        for entry in list(self._open.values()):
+            self._finish(entry, Step(finish_reason="cancelled"))
+        await asyncio.sleep(0)  # the flush was scheduled before this
+
+    def _executor_is_gone(self) -> bool:
+        """LLM has no public word for it before 1.3; generate_async itself asks this."""
+        executor = getattr(self._llm, "_executor", None)
+        return executor is not None and bool(executor.is_shutdown())
+
+    def _as_backend_error(self, error: Exception) -> BackendError:
+        if isinstance(error, BackendError):
+            return error
+        if isinstance(error, (ValueError, self._request_error_class)):
+            return RequestError(f"TensorRT-LLM refused the request: {_one_line(error)}")
+        if self._executor_is_gone():
+            return UnavailableError(f"TensorRT-LLM's executor has shut down: {_one_line(error)}")
+        logger.error("a request failed in TensorRT-LLM", exc_info=error)
+        return EngineError(f"TensorRT-LLM failed: {_one_line(error)}")
+
+
+def complete_text(text: str, num_chars_sent: int, *, final: bool) -> str:
+    """What of `text`, the whole text so far, may be sent after `num_chars_sent` characters.
+
+    Stand-ins for an incomplete character at the end wait for the step that completes it; in the last step they are what
+    the text is.
+    """
+    new = text[num_chars_sent:]
+    return new if final else new.rstrip(INCOMPLETE)
+
+
+def sampling_params(request: GenerateRequest, *, max_tokens: int, seeded: bool) -> dict[str, Any]:
+    """Keyword arguments of tensorrt_llm.SamplingParams for `request`.
+
+    Stop strings, the echo of the prompt and its special tokens are done outside the engine. max_tokens is always given:
+    the class's own default is 32.
+    """
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "exclude_input_from_output": True,
+        "add_special_tokens": False,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "min_tokens": sampling.min_tokens,
+        "stop_token_ids": list(sampling.stop_token_ids) or None,
+        "ignore_eos": sampling.ignore_eos,
+        "skip_special_tokens": sampling.skip_special_tokens,
+        "include_stop_str_in_output": sampling.include_stop_str_in_output,
+    }
+    if not sampling.greedy:
+        params |= _random_sampling(request, seeded=seeded)
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _random_sampling(request: GenerateRequest, *, seeded: bool) -> dict[str, Any]:
+    """The fields that make TensorRT-LLM sample at all.
+
+    Up to 1.1 its test for greedy decoding looks at top_k and top_p only, so a temperature alone changes nothing; a top_p
+    of 1 says "sample" and cuts nothing off. A seeded sampler without a seed uses a fixed one.
+    """
+    sampling = request.sampling
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k or None,
+        "top_p": 1.0 if sampling.top_p is None and not sampling.top_k else sampling.top_p,
+        "min_p": sampling.min_p,
+        "seed": secrets.randbits(63) if seeded and sampling.seed is None else sampling.seed,
+    }
+
+
+def forget_launcher(environ: MutableMapping[str, str], mpi: Mapping[str, Any]) -> list[str]:
+    """Take the variables of an MPI launcher out of `environ`; the names taken.
+
+    tritonserver may have been started by mpirun, and Triton's stub process, where this runs, inherits a rank that isn't
+    its own: MPI in it would wait for, or break, the launcher's world. Without a launcher the same prefixes are the
+    operator's settings (OMPI_MCA_btl_tcp_if_include) and stay. TLLM_* stay always: they are how
+    trtllm-llmapi-launch says where its world is.
+    """
+    if not any(name in environ for name in mpi["launcher_variables"]):
+        return []
+    taken = [name for name in environ if name.startswith(tuple(mpi["launcher_prefixes"]))]
+    for name in taken:
+        del environ[name]
+    logger.info("forgot %d variables of the MPI launcher", len(taken))
+    return taken
+
+
+def resolved_llm_args(config: BackendConfig) -> dict[str, Any]:
+    """The LLM arguments, with a model path relative to the version folder made absolute."""
+    llm_args = copy.deepcopy(dict(config.llm_args))
+    local = config.version_dir / config.model
+    if local.is_dir():
+        llm_args["model"] = str(local.resolve())
+    return llm_args
+
+
+def _version_option(options: Mapping[str, Any]) -> bool:
+    problems = [
+        f"triton_config.engine_options.{name}: unknown key; known for tensorrt_llm: {', '.join(_OPTIONS)}"
+        for name in options
+        if name not in _OPTIONS
+    ]
+    allow = options.get("allow_version_mismatch", False)
+    if not isinstance(allow, bool):
+        problems.append(
+            f"triton_config.engine_options.allow_version_mismatch: expected true or false, got {allow!r}"
+        )
+    if problems:
+        raise ConfigError(problems)
+    return allow
+
+
+def _import_tensorrt_llm(release: EngineRelease, allow_mismatch: bool) -> Any:
+    try:
+        package = importlib.import_module("tensorrt_llm")
+    except ImportError as error:
+        raise EngineError(
+            f"tensorrt_llm can't be imported: {_one_line(error)}; it is part of the containers "
+            f"nvcr.io/nvidia/tritonserver:{release.record['containers'][0]}-trtllm-python-py3"
+        ) from error
+    installed = str(package.__version__)
+    if not release.matches(installed):
+        if not allow_mismatch:
+            raise EngineError(
+                f"this repository was generated for TensorRT-LLM {release.version}, but {installed} is installed; generate "
+                "it again with --trtllm, or set triton_config.engine_options: {allow_version_mismatch: true}"
+            )
+        logger.warning("TensorRT-LLM %s runs a repository generated for %s", installed, release.version)
+    return package
+
+
+def _make_llm(package: Any, llm_args: Mapping[str, Any]) -> Any:
+    """The LLM. Sections that are one of several classes, such as speculative_config, need upstream's own parser."""
+    utils = importlib.import_module("tensorrt_llm.llmapi.llm_utils")
+    llm = package.LLM(**utils.update_llm_args_with_extra_dict({}, copy.deepcopy(dict(llm_args))))
+    if llm.tokenizer is None:
+        llm.shutdown()
+        raise EngineError("skip_tokenizer_init: expected false, got true; prompts are text")
+    return llm
+
+
+def _capabilities(llm_args: Mapping[str, Any], support: SamplerSupport) -> Capabilities:
+    return Capabilities(
+        sampling_fields=support.fields,
+        max_seq_len=_max_seq_len(llm_args),
+        unsupported=dict(support.unsupported),
+    )
+
+
+def _max_seq_len(llm_args: Mapping[str, Any]) -> int:
+    """max_seq_len, or else the most the checkpoint's positions allow."""
+    if llm_args.get("max_seq_len") is not None:
+        return int(llm_args["max_seq_len"])
+    config = Path(str(llm_args["model"]), "config.json")
+    try:
+        return int(json.loads(config.read_text(encoding="utf-8"))["max_position_embeddings"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            [f"max_seq_len: expected a number of tokens, got none, and {config} does not say max_position_embeddings"]
+        ) from error
+
+
+def _max_prompt_tokens(llm_args: Mapping[str, Any], release: EngineRelease, max_seq_len: int) -> int:
+    """The longest prompt: it leaves room for one token, and without chunked prefill fits into one iteration."""
+    longest = max_seq_len - 1
+    if llm_args.get("enable_chunked_prefill"):
+        return longest
+    max_num_tokens = llm_args.get("max_num_tokens", release.default("max_num_tokens"))
+    return longest if max_num_tokens is None else min(longest, int(max_num_tokens))
+
+
+def _finish_reason(reason: str) -> FinishReason:
+    try:
+        return _FINISH_REASONS[reason]
+    except KeyError:
+        raise EngineError(f"TensorRT-LLM ended a request with the unknown finish reason {reason!r}") from None
+
+
+def _shut_down(llm: Any) -> None:
+    """llm.shutdown(), given up on after SHUTDOWN_TIMEOUT_S: it waits for workers that may never answer."""
+    thread = threading.Thread(target=llm.shutdown, name="tensorrt_llm-shutdown", daemon=True)
+    thread.start()
+    thread.join(SHUTDOWN_TIMEOUT_S)
+    if thread.is_alive():
+        logger.error("TensorRT-LLM has not shut down in %g s; its workers may still hold GPU memory", SHUTDOWN_TIMEOUT_S)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,105 @@
+"""release.yaml: what is known of the TensorRT-LLM release this repository was generated for.
+
+The generator writes the record beside model.py; nothing else has to be installed to read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deepseek_backend.contract import SAMPLING_BY_NAME
+from deepseek_backend.errors import ConfigError
+
+FILE_NAME = "release.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerSupport:
+    """What the sampler that a configuration selects does with the sampling fields of the wire contract."""
+
+    sampler: str
+    """Its name in the record."""
+    fields: frozenset[str]
+    """Names of `contract.SAMPLING_FIELDS` that TensorRT-LLM honours with it."""
+    unsupported: Mapping[str, str]
+    """Every other field -> why not."""
+
+
+@dataclass(frozen=True)
+class EngineRelease:
+    """The record of one TensorRT-LLM release."""
+
+    record: Mapping[str, Any]
+
+    @property
+    def version(self) -> str:
+        return str(self.record["release"])
+
+    @property
+    def quirks(self) -> list[Mapping[str, Any]]:
+        return list(self.record["quirks"])
+
+    def matches(self, installed: str) -> bool:
+        """The installed package is this release; a local build (+...) or a post-release of it counts."""
+        return installed == self.version or installed.startswith((f"{self.version}+", f"{self.version}.post"))
+
+    def default(self, name: str) -> Any:
+        """The default of a top-level LLM argument."""
+        classes = self.record["classes"]
+        return {**classes["BaseLlmArgs"]["fields"], **classes["TorchLlmArgs"]["fields"]}[name]["default"]
+
+    def sampler_support(self, llm_args: Mapping[str, Any]) -> SamplerSupport:
+        """What becomes of each sampling field under `llm_args`: in 1.0 to 1.2 the samplers accept many and ignore them."""
+        section = self.record["sampler"]
+        name = next(rule["sampler"] for rule in section["choose"] if _holds(rule["when"], llm_args))
+        sampler = section["samplers"][name]
+        honoured = {*section["always"], *sampler["honours"]["fields"]}
+        reasons = {field: entry["why"] for entry in sampler["ignores"] for field in entry["fields"]}
+        unknown = f"not established for the {name} of TensorRT-LLM {self.version}"
+        return SamplerSupport(
+            sampler=name,
+            fields=frozenset(field for field in SAMPLING_BY_NAME if field in honoured),
+            unsupported={
+                field: f"TensorRT-LLM {self.version}: {reasons[field]}" if field in reasons else unknown
+                for field in SAMPLING_BY_NAME
+                if field not in honoured
+            },
+        )
+
+
+def read_release(version_dir: Path) -> EngineRelease:
+    """The record in `version_dir`.
+
+    :raises ConfigError: when it is missing or not one.
+    """
+    path = version_dir / FILE_NAME
+    try:
+        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        fix = "generate the repository with `deepseek-triton build --trtllm RELEASE`, which writes it"
+        raise ConfigError([f"{path}: can't be read: {error.strerror}; {fix}"]) from error
+    except yaml.YAMLError as error:
+        raise ConfigError([f"{path}: not YAML: {' '.join(str(error).split())}"]) from error
+    if not isinstance(record, dict) or not {"release", "classes", "sampler", "quirks", "mpi"} <= record.keys():
+        raise ConfigError([f"{path}: not a TensorRT-LLM release record; generate the repository again"])
+    return EngineRelease(record)
+
+
+def _holds(conditions: Mapping[str, Any], llm_args: Mapping[str, Any]) -> bool:
+    return all(_matches(wanted, _at(llm_args, path)) for path, wanted in conditions.items())
+
+
+def _matches(wanted: Any, given: Any) -> bool:
+    return given is not None if wanted == "any" else bool(given == wanted)
+
+
+def _at(llm_args: Mapping[str, Any], path: str) -> Any:
+    value: Any = llm_args
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,227 @@
+"""The scheduler and the performance model together, on a virtual clock: nothing here sleeps."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_backend.engines.deployment import LATENT, NUM_LAYERS
+from deepseek_backend.engines.presets import PRESETS
+from deepseek_backend.engines.scheduler import Limits, RankLoad, Row, Scheduler
+
+THROUGHPUT_B200 = PRESETS["b200x8-r1-fp4-max-throughput"]
+LATENCY_B200 = PRESETS["b200x8-r1-fp4-min-latency"]
+
+
+def output_tokens_per_second(preset, concurrency, waves):
+    """1,024 tokens in, 2,048 out, all requests there from the start. One rank is simulated and stands for all."""
+    deployment = preset.deployment
+    limits = Limits(
+        max_batch_size=min(preset.max_batch_size, concurrency // deployment.num_ranks),
+        max_num_tokens=preset.max_num_tokens,
+        tokens_per_block=32,
+        num_blocks=deployment.kv_cache_tokens // 32,
+        num_draft_tokens=deployment.num_draft_tokens,
+        tokens_per_step=preset.tokens_per_step,
+    )
+    scheduler = Scheduler(limits)
+    num_requests = concurrency // deployment.num_ranks * waves
+    for _ in range(num_requests):
+        scheduler.add(Row(num_input_tokens=1024, max_tokens=2048, length=2048))
+    seconds = 0.0
+    while not scheduler.idle:
+        seconds += deployment.step_seconds(scheduler.step().loads * deployment.num_ranks)
+    return num_requests * 2048 * deployment.num_ranks / seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "concurrency", "published"),
+    [
+        pytest.param("b200x8-r1-fp4-min-latency", 1, 274.4168, id="b200-latency"),
+        pytest.param("b200x8-r1-0528-fp4-fp8kv-max-throughput", 7168, 43146.2042, id="b200-fp8-kv"),
+        pytest.param("b200x8-r1-fp4-max-throughput", 3072, 36384.0838, id="b200-bf16-kv"),
+        pytest.param("h200x8-r1-fp8-min-latency", 1, 158.0669, id="h200-latency"),
+        pytest.param("h200x8-r1-fp8-max-throughput", 1024, 11489.2671, id="h200-throughput"),
+    ],
+)
+def test_total_output_throughput_is_the_published_one(name, concurrency, published):
+    """Published by "How to get best performance on DeepSeek-R1 in TensorRT LLM"; three waves in place of up to 16."""
+    assert output_tokens_per_second(PRESETS[name], concurrency, waves=3) == pytest.approx(published, rel=0.05)
+
+
+def test_a_figure_that_nothing_was_fitted_to():
+    """111 tokens/s at batch 1 without MTP: TensorRT-LLM tech blog 1, table of autoregressive MTP layers."""
+    without_mtp = replace(
+        LATENCY_B200, deployment=replace(LATENCY_B200.deployment, num_draft_tokens=0), tokens_per_step=1.0
+    )
+    assert output_tokens_per_second(without_mtp, 1, waves=1) == pytest.approx(111, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["b200x8-r1-fp4-max-throughput", "h200x8-r1-fp8-max-throughput"])
+def test_the_kv_cache_holds_the_batch_that_was_run(name):
+    preset = PRESETS[name]
+    assert preset.deployment.kv_cache_tokens >= preset.max_batch_size * (1024 + 2048)
+
+
+def test_kv_memory_is_what_weights_and_workspace_leave():
+    """Tech blog 3: about 100 GB a GPU for FP4 R1 under attention DP."""
+    deployment = replace(THROUGHPUT_B200.deployment, kv_memory_fraction=1.0)
+    assert deployment.kv_cache_tokens * NUM_LAYERS * LATENT * 2 == pytest.approx(100e9, rel=0.01)
+
+
+def test_a_small_batch_reads_few_experts():
+    """8 of 256 for one token, so one row costs far less than a row of a batch that touches them all, but more each."""
+    deployment = replace(LATENCY_B200.deployment, num_draft_tokens=0)
+    overhead = deployment.step_seconds([RankLoad()])
+    one, many = (deployment.step_seconds([RankLoad(num_decodes=rows)]) - overhead for rows in (1, 64))
+    assert 4 * one < many < 64 * one
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 384), st.integers(0, 4096)), min_size=8, max_size=8),
+    st.integers(0, 7),
+    st.sampled_from(sorted(PRESETS)),
+)
+def test_more_work_never_takes_less_time(ranks, busier, name):
+    deployment = PRESETS[name].deployment
+    loads = [
+        RankLoad(num_decodes=rows, context_tokens=rows * context) for rows, context in ranks[: deployment.num_ranks]
+    ]
+    seconds = deployment.step_seconds(loads)
+    load = loads[busier % deployment.num_ranks]
+    load.num_decodes += 1
+    assert deployment.step_seconds(loads) >= seconds
+    load.prefill_tokens += 1024
+    assert deployment.step_seconds(loads) > seconds
+
+
+def test_a_long_prompt_costs_more_than_its_tokens():
+    deployment = LATENCY_B200.deployment
+    first, last = (RankLoad(prefill_tokens=1024, prefill_pairs=1024 * before) for before in (512, 65_536))
+    assert deployment.step_seconds([last]) > 1.1 * deployment.step_seconds([first])
+
+
+def test_every_rank_waits_for_the_slowest():
+    deployment = THROUGHPUT_B200.deployment
+    busy, idle = RankLoad(num_decodes=64, context_tokens=1_000_000), RankLoad(num_decodes=64)
+    balanced = [RankLoad(num_decodes=64, context_tokens=125_000)] * 8
+    assert deployment.step_seconds([idle] * 7 + [busy]) > deployment.step_seconds(balanced)
+
+
+def limits(**changes):
+    defaults = {"max_batch_size": 4, "max_num_tokens": 32, "tokens_per_block": 4, "num_blocks": 100}
+    return Limits(**{**defaults, **changes})
+
+
+def row(num_input_tokens=4, length=4):
+    return Row(num_input_tokens=num_input_tokens, max_tokens=length, length=length)
+
+
+def added(scheduler, *rows):
+    for one in rows:
+        scheduler.add(one)
+    return rows
+
+
+def test_prompts_share_the_budget_with_decoding_rows():
+    scheduler = Scheduler(limits(max_num_tokens=10))
+    first, second = added(scheduler, row(10), row(10))
+    assert scheduler.step().moved == [first]
+    iteration = scheduler.step()  # 1 of 10 tokens is taken: the second prompt doesn't fit
+    assert (iteration.moved, iteration.loads[0].prefill_tokens) == ([first], 0)
+    scheduler.remove(first)
+    assert scheduler.step().moved == [second]
+
+
+def test_nobody_overtakes_the_head_of_the_queue():
+    scheduler = Scheduler(limits(num_blocks=5))
+    running, head, small = added(scheduler, row(8, 4), row(12, 4), row(1, 1))
+    assert scheduler.step().moved == [running]
+    assert list(scheduler.waiting) == [head, small]
+
+
+def test_a_prompt_longer_than_the_budget_runs_in_chunks():
+    scheduler = Scheduler(limits(max_num_tokens=8))
+    (long,) = added(scheduler, row(20, 2))
+    chunks = [scheduler.step() for _ in range(4)]
+    assert [chunk.loads[0].prefill_tokens for chunk in chunks] == [8, 8, 4, 0]
+    assert [chunk.moved for chunk in chunks] == [[], [], [long], [long]]
+    assert sum(chunk.loads[0].prefill_pairs for chunk in chunks) == 20 * 20 / 2
+
+
+def test_blocks_are_reserved_for_prompt_and_max_tokens_and_freed_at_the_end():
+    scheduler = Scheduler(limits())
+    added(scheduler, row(5, 4))
+    scheduler.step()
+    assert scheduler.num_blocks_used == 3
+    while not scheduler.idle:
+        scheduler.step()
+    assert scheduler.num_blocks_used == 0
+
+
+def test_requests_are_dealt_to_the_rank_with_the_fewest_rows():
+    scheduler = Scheduler(limits(), num_ranks=3)
+    rows = added(scheduler, *(row() for _ in range(6)))
+    scheduler.step()
+    assert [rank.num_running for rank in scheduler.ranks] == [2, 2, 2]
+    assert [scheduler.ranks.index(one.rank) for one in rows] == [0, 1, 2, 0, 1, 2]
+
+
+def test_drafts_make_the_average_burst_the_acceptance_length():
+    scheduler = Scheduler(limits(num_draft_tokens=3, tokens_per_step=2.82))
+    (only,) = added(scheduler, row(1, 283))
+    iterations = 0
+    while not scheduler.idle:
+        assert scheduler.step().loads[0].num_decodes <= 1
+        iterations += 1
+    assert (only.generated, iterations) == (283, 101)  # the prompt's token, then 282 in 100 iterations
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 60), st.integers(1, 20), st.integers(0, 40)), max_size=30),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.sampled_from([(0, 1.0), (1, 1.7), (3, 2.82)]),
+)
+def test_the_limits_hold_in_every_iteration(requests, max_batch_size, num_ranks, drafts):
+    """Requests: iteration of arrival, prompt, length, and iteration of the abort."""
+    num_draft_tokens, tokens_per_step = drafts
+    bounds = limits(
+        max_batch_size=max_batch_size,
+        max_num_tokens=max(20, max_batch_size * (1 + num_draft_tokens)),
+        num_blocks=20,
+        num_draft_tokens=num_draft_tokens,
+        tokens_per_step=tokens_per_step,
+    )
+    scheduler = Scheduler(bounds, num_ranks=num_ranks)
+    coming = [(arrival, abort, row(prompt, length)) for arrival, prompt, length, abort in requests]
+    open_rows, ended = [], []
+    for now in range(10_000):
+        for _, _, one in [request for request in coming if request[0] == now]:
+            scheduler.add(one)
+            open_rows.append(one)
+        for _, _, one in [request for request in coming if request[1] == now and request[2] in open_rows]:
+            scheduler.remove(one)
+            open_rows.remove(one)
+        if now > 40 and scheduler.idle:
+            break
+        contexts = [
+            sum(one.num_input_tokens + one.generated for one in open_rows if one.rank is rank and one.generated)
+            for rank in scheduler.ranks
+        ]
+        iteration = scheduler.step()
+        assert [load.context_tokens for load in iteration.loads] == contexts
+        for load, rank in zip(iteration.loads, scheduler.ranks, strict=True):
+            assert load.num_decodes * bounds.tokens_per_row + load.prefill_tokens <= bounds.max_num_tokens
+            assert rank.num_running <= load.num_decodes + load.prefill_tokens
+            assert rank.num_running <= bounds.max_batch_size
+            assert rank.free_blocks >= 0
+        for one in iteration.moved:
+            assert one in open_rows
+            if one.generated == one.length:
+                open_rows.remove(one)
+                ended.append(one)
+    assert not open_rows
+    assert scheduler.idle
+    assert scheduler.num_blocks_used == 0

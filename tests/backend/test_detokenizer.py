@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from deepseek_backend.engines.detokenizer import Detokenizer
+from deepseek_backend.tiny_checkpoint import BOS, build_tokenizer
+
+TOKENIZER = Tokenizer.from_str(json.dumps(build_tokenizer()))
+
+# Each of these is several tokens or shares its first bytes with another.
+AWKWARD = (
+    "👩‍💻",
+    "👨‍👩‍👧‍👦",
+    "👍🏽",
+    "🏳️‍🌈",
+    "我们",
+    "你好",
+    "𠮷野家",
+    "é",
+    "e\u0301",
+    "ñ",
+    "naïve",
+    " the",
+    "\u200d",
+    "\n",
+    " ",
+    "0",
+)
+TEXTS = st.lists(
+    st.sampled_from(AWKWARD) | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd")),
+    max_size=12,
+).map("".join)
+
+
+def pieces(token_ids: list[int], *, skip_special_tokens: bool = True) -> list[str]:
+    detokenizer = Detokenizer(TOKENIZER, skip_special_tokens=skip_special_tokens)
+    return [*(detokenizer.add(token_id) for token_id in token_ids), detokenizer.flush()]
+
+
+@given(TEXTS)
+def test_pieces_of_a_text_join_to_it_and_never_split_a_character(text: str) -> None:
+    result = pieces(TOKENIZER.encode(text).ids)
+    assert "".join(result) == text
+    assert not any("\ufffd" in piece for piece in result)
+
+
+@given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=40), st.booleans())
+def test_pieces_of_any_tokens_join_to_their_decoding(token_ids: list[int], skip: bool) -> None:
+    """Also where the tokens are not the encoding of any text: stray bytes, special tokens in the middle."""
+    expected = TOKENIZER.decode(token_ids, skip_special_tokens=skip)
+    assert "".join(pieces(token_ids, skip_special_tokens=skip)) == expected
+
+
+def test_a_character_comes_with_its_last_token() -> None:
+    token_ids = TOKENIZER.encode("💻!", add_special_tokens=False).ids
+    assert len(token_ids) > 2
+    assert pieces(token_ids) == [""] * (len(token_ids) - 2) + ["💻", "!", ""]
+
+
+def test_an_unfinished_character_is_flushed_as_a_replacement() -> None:
+    first, *_ = TOKENIZER.encode("💻", add_special_tokens=False).ids
+    assert pieces([first]) == ["", "\ufffd"]
+
+
+@pytest.mark.parametrize(("skip", "expected"), [(True, "<think>"), (False, f"{BOS}<think>")])
+def test_special_tokens_are_left_out_on_request_and_markers_never(skip: bool, expected: str) -> None:
+    token_ids = TOKENIZER.encode("<think>").ids
+    assert "".join(pieces(token_ids, skip_special_tokens=skip)) == expected

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from deepseek_backend.engines.sampling import TokenSampler, sample_tokens
+from deepseek_backend.request import SamplingParams
+
+VOCAB_SIZE = 12
+LOGITS = np.array([2.0, -1.0, 0.5, 2.5, -3.0, 0.0, 1.5, 1.0, -0.5, 2.2, -2.0, 0.7], np.float32)
+
+
+def sampler(*, prompt_ids: tuple[int, ...] = (), end_ids: tuple[int, ...] = (), **params: Any) -> TokenSampler:
+    return TokenSampler(
+        SamplingParams(**params),
+        prompt_ids=prompt_ids,
+        end_ids=end_ids,
+        vocab_size=VOCAB_SIZE,
+        device=torch.device("cpu"),
+    )
+
+
+def draws(count: int, **params: Any) -> list[int]:
+    one = sampler(**params)
+    return [sample_tokens(torch.tensor(LOGITS)[None], [one])[0] for _ in range(count)]
+
+
+def reference(
+    *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> npt.NDArray[np.float64]:
+    """The distribution, one filter after the other, each followed by a new normalization."""
+    p = np.exp(LOGITS.astype(np.float64) / temperature)
+    p /= p.sum()
+    order = np.argsort(-p)
+    if top_k:
+        p[order[top_k:]] = 0
+        p /= p.sum()
+    total = 0.0
+    for token in order:
+        if total >= top_p:
+            p[token] = 0
+        total += p[token]
+    p /= p.sum()
+    p[p < min_p * p.max()] = 0
+    return p / p.sum()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        pytest.param({"temperature": 1.0}, id="temperature 1"),
+        pytest.param({"temperature": 0.4}, id="cold"),
+        pytest.param({"temperature": 3.0}, id="hot"),
+        pytest.param({"top_k": 3}, id="top_k"),
+        pytest.param({"top_k": 1000, "temperature": 1.0}, id="top_k above the vocabulary"),
+        pytest.param({"top_p": 0.7}, id="top_p"),
+        pytest.param({"top_p": 1e-6}, id="top_p keeps one"),
+        pytest.param({"min_p": 0.3}, id="min_p"),
+        pytest.param({"temperature": 1.7, "top_k": 6, "top_p": 0.8, "min_p": 0.5}, id="all"),
+    ],
+)
+def test_draws_follow_the_reference_distribution(params: dict[str, Any]) -> None:
+    count = 4000
+    expected = reference(**params)
+    seen = Counter(draws(count, seed=1, **params))
+    assert {token for token in seen if expected[token] == 0} == set()
+    for token, p in enumerate(expected):
+        assert abs(seen[token] / count - p) <= 4.5 * np.sqrt(p * (1 - p) / count), token
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        pytest.param({}, id="nothing asked"),
+        pytest.param({"temperature": 0.0, "top_p": 0.5}, id="temperature 0"),
+        pytest.param({"top_k": 1, "temperature": 2.0}, id="top_k 1"),
+        pytest.param({"temperature": 1e-30, "seed": 3}, id="temperature nearly 0"),
+    ],
+)
+def test_greedy_takes_the_likeliest(params: dict[str, Any]) -> None:
+    assert set(draws(20, **params)) == {int(LOGITS.argmax())}
+
+
+def test_a_seed_repeats_and_another_does_not() -> None:
+    first = draws(40, temperature=1.0, seed=2**64 - 1)
+    assert draws(40, temperature=1.0, seed=2**64 - 1) == first
+    assert draws(40, temperature=1.0, seed=7) != first
+
+
+def test_without_a_seed_each_request_draws_its_own() -> None:
+    assert draws(40, temperature=1.0) != draws(40, temperature=1.0)
+
+
+def test_a_seeded_row_does_not_depend_on_its_neighbours() -> None:
+    rows = [sampler(temperature=1.0, seed=5), sampler(), sampler(temperature=1.0, seed=6)]
+    batch = [sample_tokens(torch.tensor(LOGITS).repeat(3, 1), rows) for _ in range(40)]
+    assert [step[0] for step in batch] == draws(40, temperature=1.0, seed=5)
+    assert {step[1] for step in batch} == {int(LOGITS.argmax())}
+
+
+def test_penalties() -> None:
+    """Repetition sees prompt and output; presence and frequency the output only."""
+    prompt, output = (0, 1, 4), (3, 3, 1)
+    one = sampler(prompt_ids=prompt, repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2)
+    for token in output:
+        one.record(token)
+    logits = torch.tensor(LOGITS)
+    one.adjust(logits)
+    expected = LOGITS.tolist()
+    for token in {*prompt, *output}:
+        expected[token] = expected[token] / 1.5 if expected[token] > 0 else expected[token] * 1.5
+    for token in set(output):
+        expected[token] -= 0.3 + 0.2 * output.count(token)
+    np.testing.assert_allclose(logits.numpy(), expected, rtol=1e-6)
+
+
+def test_penalties_steer_greedy_rows_too() -> None:
+    assert len(set(draws(VOCAB_SIZE, temperature=0.0, presence_penalty=2.0, frequency_penalty=2.0))) > 1
+
+
+def test_min_tokens_holds_off_the_end() -> None:
+    """Stop tokens outside the vocabulary are allowed and never come up."""
+    best = int(LOGITS.argmax())
+    one = sampler(end_ids=(best, VOCAB_SIZE + 5), min_tokens=2)
+    tokens = [sample_tokens(torch.tensor(LOGITS)[None], [one])[0] for _ in range(3)]
+    second = int(np.argsort(-LOGITS)[1])
+    assert tokens == [second, second, best]

@@ -1,0 +1,565 @@
+import threading
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepseek_backend.config import BackendConfig
+from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
+from deepseek_backend.engines import create_engine
+from deepseek_backend.engines.babble import EOS_ID, VOCABULARY, count_tokens, write_script
+from deepseek_backend.engines.base import Engine
+from deepseek_backend.engines.presets import PRESETS
+from deepseek_backend.engines.simulated import NEUTRAL_STEP_S, SimulatedEngine
+from deepseek_backend.errors import ConfigError, EngineError, UnavailableError
+from deepseek_backend.request import GenerateRequest, SamplingParams
+
+PATIENCE_S = 60
+
+
+class RecordingSink:
+    """Keeps every step. `then` runs in the engine's thread after each call, and may submit and abort."""
+
+    def __init__(self, then=lambda: None):
+        self.steps = defaultdict(list)
+        self.calls = []
+        self._then = then
+        self._changed = threading.Condition()
+
+    def on_steps(self, steps):
+        with self._changed:
+            self.calls.append([request.request_id for request, _ in steps])
+            for request, step in steps:
+                self.steps[request.request_id].append(step)
+            self._changed.notify_all()
+        self._then()
+
+    def last_steps(self, request_id):
+        return [step for step in self.steps[request_id] if step.finish_reason is not None or step.error is not None]
+
+    def last(self, request_id):
+        """The request's last step, once there is one."""
+        self.wait(lambda: self.last_steps(request_id))
+        return self.steps[request_id][-1]
+
+    def wait(self, condition):
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE_S), "nothing came"
+
+    def text(self, request_id):
+        return "".join(step.text for step in self.steps[request_id])
+
+    def ids(self, request_id):
+        return [token_id for step in self.steps[request_id] for token_id in step.token_ids]
+
+
+def request(request_id="a", prompt="Why is the sky blue?", max_tokens=20, **sampling):
+    return GenerateRequest(
+        request_id=request_id, prompt=prompt, sampling=SamplingParams(**sampling), max_tokens=max_tokens
+    )
+
+
+@pytest.fixture
+def start():
+    engines = []
+
+    def start(**options):
+        engine = SimulatedEngine(BackendConfig(engine="simulated", engine_options=options))
+        engines.append(engine)
+        engine.start()
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.stop()
+
+
+def generate(engine, *requests):
+    sink = RecordingSink()
+    for one in requests:
+        engine.submit(one, sink)
+    for one in requests:
+        sink.last(one.request_id)
+    return sink
+
+
+def text_of(engine, **fields):
+    return generate(engine, request(**fields)).text("a")
+
+
+ENDLESS = 100_000  # tokens; far more than is made before a test ends its request
+
+
+# Text
+
+
+def test_text_depends_on_the_prompt(start):
+    engine = start()
+    assert text_of(engine, prompt="one") == text_of(engine, prompt="one") != text_of(engine, prompt="two")
+
+
+def test_text_depends_on_the_seed_when_sampling(start):
+    engine = start()
+    seven, again, eight = (text_of(engine, temperature=0.6, seed=seed) for seed in (7, 7, 8))
+    assert seven == again != eight
+
+
+def test_sampling_without_a_seed_differs_each_time(start):
+    engine = start()
+    assert text_of(engine, temperature=0.6) != text_of(engine, temperature=0.6)
+
+
+def test_greedy_decoding_has_no_seed(start):
+    engine = start()
+    assert text_of(engine, temperature=0.0, seed=7) == text_of(engine, temperature=0.0, seed=8) == text_of(engine)
+
+
+def test_token_ids_are_the_vocabulary_of_the_text(start):
+    sink = generate(start(), request(max_tokens=300))
+    assert "".join(VOCABULARY[token_id] for token_id in sink.ids("a")) == sink.text("a")
+    assert any(ord(character) > 0xFFFF for character in sink.text("a"))
+    assert any("\u4e00" <= character <= "\u9fff" for character in sink.text("a"))
+
+
+def test_the_same_text_under_drafts_which_come_in_bursts(start):
+    plain = generate(start(), request(max_tokens=100))
+    drafted = generate(start(preset="b200x8-r1-fp4-min-latency", pace="none"), request(max_tokens=100))
+    assert drafted.text("a") == plain.text("a")
+    assert {len(step.token_ids) for step in drafted.steps["a"][1:-1]} == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_tokens"),
+    [
+        pytest.param("", 1, id="empty: the begin-of-sentence token"),
+        pytest.param("Why is the sky blue?", 7, id="words"),
+        pytest.param("天空", 3, id="Chinese"),
+        pytest.param("2025", 3, id="digits by three"),
+        pytest.param("<｜User｜>Hi<｜Assistant｜>", 4, id="special tokens"),
+        pytest.param("internationalization", 4, id="a long word"),
+    ],
+)
+def test_prompts_are_counted(prompt, num_tokens):
+    assert count_tokens(prompt) == num_tokens
+    assert count_tokens(prompt, add_special_tokens=False) == max(1, num_tokens - 1)
+
+
+def test_a_long_text_does_not_run_in_circles():
+    """An odd stride visits all of the tape before it starts again."""
+    assert all(write_script(str(number)).stride % 2 for number in range(20))
+
+
+def test_every_step_has_the_prompt_length(start):
+    sink = generate(start(), request(add_special_tokens=False))
+    assert {step.num_input_tokens for step in sink.steps["a"]} == {6}
+
+
+# The end of a request
+
+
+def test_without_eos_it_goes_on_to_max_tokens(start):
+    sink = generate(start(), request(max_tokens=20))
+    assert sink.last("a").finish_reason == "length"
+    assert len(sink.ids("a")) == 20
+
+
+@pytest.mark.parametrize(
+    ("sampling", "num_tokens", "finish_reason"),
+    [
+        pytest.param({}, 5, "stop", id="eos"),
+        pytest.param({"ignore_eos": True}, 20, "length", id="ignore_eos"),
+        pytest.param({"min_tokens": 9}, 10, "stop", id="min_tokens"),
+        pytest.param({"min_tokens": 30}, 20, "length", id="min_tokens above max_tokens"),
+    ],
+)
+def test_eos_after(start, sampling, num_tokens, finish_reason):
+    sink = generate(start(eos_after=5), request(**sampling))
+    assert len(sink.ids("a")) == num_tokens
+    assert sink.last("a").finish_reason == finish_reason
+    assert sink.last("a").stop_reason is None
+
+
+def test_the_end_token_is_shown_on_request(start):
+    engine = start(eos_after=5)
+    hidden, shown = text_of(engine), text_of(engine, skip_special_tokens=False)
+    assert shown == hidden + VOCABULARY[EOS_ID]
+
+
+def test_stop_token_ids(start):
+    engine = start()
+    free = generate(engine, request())
+    stop_id = free.ids("a")[6]
+    where = free.ids("a").index(stop_id)
+    without = "".join(VOCABULARY[token_id] for token_id in free.ids("a")[:where])
+    hidden = generate(engine, request(stop_token_ids=(stop_id,)))
+    shown = generate(engine, request(stop_token_ids=(stop_id,), include_stop_str_in_output=True))
+    assert hidden.text("a") == without
+    assert shown.text("a") == without + VOCABULARY[stop_id]
+    assert len(hidden.ids("a")) == where + 1
+    assert (hidden.last("a").finish_reason, hidden.last("a").stop_reason) == ("stop", stop_id)
+
+
+def test_the_end_token_takes_the_place_of_a_stop_token(start):
+    ids = generate(start(), request()).ids("a")
+    where = ids.index(ids[6])
+    sink = generate(start(eos_after=where + 1), request(stop_token_ids=(ids[6],)))
+    assert sink.ids("a") == [*ids[:where], EOS_ID]
+    assert sink.last("a").stop_reason is None
+
+
+def test_min_tokens_holds_stop_token_ids_off(start):
+    engine = start()
+    first = generate(engine, request()).ids("a")[0]
+    sink = generate(engine, request(stop_token_ids=(first,), min_tokens=1))
+    assert len(sink.ids("a")) > 1
+
+
+def test_max_tokens_is_cut_to_the_room_left(start):
+    sink = generate(start(max_seq_len=32), request(prompt="word " * 9, max_tokens=1000))
+    assert sink.last("a").num_input_tokens + len(sink.ids("a")) == 32
+    assert sink.last("a").finish_reason == "length"
+
+
+def test_a_prompt_without_room_to_answer_is_refused_with_both_numbers(start):
+    sink = generate(start(max_seq_len=10), request(prompt="天" * 20))
+    error = sink.last("a").error
+    assert error.code is ErrorCode.PROMPT_TOO_LONG
+    assert "21 tokens" in str(error)
+    assert "at most 9" in str(error)
+
+
+def test_the_kv_cache_bounds_the_sequence(start):
+    engine = start(kv_cache_tokens=70, tokens_per_block=32)
+    assert engine.capabilities.max_seq_len == 64
+    assert len(generate(engine, request(max_tokens=1000)).ids("a")) == 64 - 7
+
+
+# Batching
+
+
+def test_one_call_of_the_sink_for_each_iteration(start):
+    engine = start()
+    names = [str(number) for number in range(8)]
+
+    def submit_all():
+        while names:
+            engine.submit(request(names.pop(), prompt=f"prompt {len(names)}", max_tokens=50), sink)
+
+    sink = RecordingSink(submit_all)  # from the engine's thread, so that all eight arrive between two iterations
+    engine.submit(request("first", max_tokens=1), sink)
+    sink.wait(lambda: sum(len(sink.last_steps(str(number))) for number in range(8)) == 8)
+    assert [sorted(call) for call in sink.calls[1:]] == [sorted(map(str, range(8)))] * 50
+
+
+def test_each_sink_gets_its_own_steps(start):
+    engine = start()
+    left, right = RecordingSink(), RecordingSink()
+    for number in range(6):
+        engine.submit(request(str(number)), left if number % 2 else right)
+    for number in range(6):
+        (left if number % 2 else right).last(str(number))
+    assert set(left.steps) == {"1", "3", "5"}
+    assert set(right.steps) == {"0", "2", "4"}
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 40),  # words of the prompt
+            st.integers(1, 40),  # max_tokens
+            st.one_of(st.none(), st.integers(0, 3)),  # seed
+            st.one_of(st.none(), st.integers(0, 50)),  # abort: so many actions later
+        ),
+        min_size=1,
+        max_size=25,
+    ),
+    st.lists(st.integers(0, 3), min_size=1),
+    st.sampled_from([None, "b200x8-r1-fp4-min-latency", "h200x8-r1-fp8-max-throughput"]),
+)
+def test_every_request_ends_once_with_the_text_it_has_alone(requests, pauses, preset):
+    """Arrivals and aborts come between iterations, from the sink, as many at a time as `pauses` says."""
+    options = {"preset": preset, "pace": "none", "max_batch_size": 4, "max_num_tokens": 24, "max_seq_len": 96}
+    engine = SimulatedEngine(BackendConfig(engine_options={**options, "kv_cache_tokens": 256, "tokens_per_block": 8}))
+    todo = [
+        request(str(number), "word " * words, max_tokens, temperature=None if seed is None else 0.6, seed=seed)
+        for number, (words, max_tokens, seed, _) in enumerate(requests)
+    ]
+    actions = [("submit", one) for one in todo]
+    for one, (*_, abort) in zip(todo, requests, strict=True):
+        if abort is not None:
+            actions.insert(actions.index(("submit", one)) + abort, ("abort", one))
+    submitted = set()
+
+    def act():
+        count = pauses[len(sink.calls) % len(pauses)]
+        while actions and (count > 0 or all(sink.last_steps(name) for name in submitted)):
+            action, one = actions.pop(0)
+            count -= 1
+            if action == "submit":
+                submitted.add(one.request_id)
+                engine.submit(one, sink)
+            else:
+                engine.abort(one.request_id)
+
+    sink = RecordingSink(act)
+    engine.start()
+    engine.submit(request("kick-off", max_tokens=1), sink)
+    for one in todo:
+        sink.last(one.request_id)
+    stats = engine.stats()
+    engine.stop()
+    assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
+    for one, (*_, abort) in zip(todo, requests, strict=True):
+        ends = sink.last_steps(one.request_id)
+        assert len(ends) == 1
+        assert ends[0] is sink.steps[one.request_id][-1]
+        text, whole = sink.text(one.request_id), text_alone(one)
+        assert text == whole or (abort is not None and ends[0].finish_reason == "cancelled" and whole.startswith(text))
+
+
+def text_alone(one):
+    engine = SimulatedEngine(BackendConfig(engine_options={"max_seq_len": 96}))
+    engine.start()
+    text = generate(engine, one).text(one.request_id)
+    engine.stop()
+    return text
+
+
+# Abort, stop, failure
+
+
+def test_abort_of_a_running_request_frees_its_blocks(start):
+    engine = start(pace="real")
+    sink = RecordingSink()
+    engine.submit(request(max_tokens=ENDLESS), sink)
+    sink.wait(lambda: sink.steps["a"])
+    assert engine.stats().num_running == 1
+    assert engine.stats().kv_blocks_used == -(-(7 + ENDLESS) // 32)
+    engine.abort("a")
+    assert sink.last("a").finish_reason == "cancelled"
+    assert engine.stats().kv_blocks_used == 0
+
+
+def test_abort_of_a_waiting_request(start):
+    engine = start(pace="real", max_batch_size=1)
+    sink = RecordingSink()
+    engine.submit(request("running", max_tokens=ENDLESS), sink)
+    engine.submit(request("waiting", max_tokens=ENDLESS), sink)
+    sink.wait(lambda: len(sink.steps["running"]) > 1)
+    assert engine.stats().num_waiting == 1
+    engine.abort("waiting")
+    assert sink.last("waiting").finish_reason == "cancelled"
+    assert len(sink.steps["waiting"]) == 1
+    assert engine.stats().num_waiting == 0
+    assert not sink.last_steps("running")
+
+
+def test_abort_of_an_unknown_request_is_ignored(start):
+    engine = start()
+    engine.abort("nobody")
+    assert generate(engine, request()).last("a").finish_reason == "length"
+
+
+def test_stop_cancels_what_runs_and_what_waits(start):
+    engine = start(pace="real", max_batch_size=1)
+    sink = RecordingSink()
+    for name in ("running", "waiting"):
+        engine.submit(request(name, max_tokens=ENDLESS), sink)
+    sink.wait(lambda: sink.steps["running"])
+    engine.stop()
+    engine.stop()
+    assert [sink.last(name).finish_reason for name in ("running", "waiting")] == ["cancelled", "cancelled"]
+    assert not engine.health().alive
+    assert "simulated-engine" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_request_after_stop_is_answered(start):
+    engine = start()
+    engine.stop()
+    sink = RecordingSink()
+    engine.submit(request(), sink)
+    assert isinstance(sink.last("a").error, UnavailableError)
+
+
+def test_stop_before_start():
+    engine = SimulatedEngine(BackendConfig())
+    engine.stop()
+    assert engine.health().reason == "not started"
+
+
+def test_submit_before_start_is_a_fault_of_the_caller():
+    with pytest.raises(RuntimeError, match="before start"):
+        SimulatedEngine(BackendConfig()).submit(request(), RecordingSink())
+
+
+def test_fail_after_takes_every_open_request_with_it(start):
+    engine = start(fail_after=30, max_batch_size=2)
+    sink = RecordingSink()
+    names = ["a", "b", "c"]
+    for name in names:
+        engine.submit(request(name, max_tokens=ENDLESS), sink)
+    assert {type(sink.last(name).error) for name in names} == {UnavailableError}
+    assert [len(sink.last_steps(name)) for name in names] == [1, 1, 1]
+    assert 30 <= sum(len(sink.ids(name)) for name in names) <= 31
+    assert not engine.health().alive
+    assert "fail_after" in engine.health().reason
+    assert engine.stats().kv_blocks_used == 0
+    engine.submit(request("late"), sink)
+    assert isinstance(sink.last("late").error, UnavailableError)
+
+
+def test_a_request_that_ends_before_the_failure_is_whole(start):
+    sink = generate(start(fail_after=20), request(max_tokens=20))
+    assert sink.last("a").finish_reason == "length"
+
+
+def test_a_fault_in_a_sink_fails_the_engine_and_answers_the_others(start):
+    engine = start(pace="real")
+    healthy = RecordingSink()
+    engine.submit(request("healthy", max_tokens=ENDLESS), healthy)
+    healthy.wait(lambda: healthy.steps["healthy"])
+
+    class BrokenSink:
+        def on_steps(self, steps):
+            if steps[0][1].error is None:
+                raise ValueError("broken pipe")
+
+    engine.submit(request("broken"), BrokenSink())
+    assert "broken pipe" in str(healthy.last("healthy").error)
+    assert not engine.health().alive
+
+
+def test_fail_load():
+    with pytest.raises(EngineError, match="fail_load"):
+        SimulatedEngine(BackendConfig(engine_options={"fail_load": True})).start()
+
+
+# Time
+
+
+def test_the_clock_of_the_model_runs_without_sleeping(start):
+    engine = start()
+    generate(engine, request(max_tokens=1000))
+    assert engine.stats().extra["iterations"] == 1000
+    assert engine.stats().extra["simulated_s"] == pytest.approx(1000 * NEUTRAL_STEP_S)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that sleeping moves; `stalls` holds how much longer each sleep takes than asked."""
+
+    class Clock:
+        now = 1000.0
+        stalls: tuple[float, ...] = ()
+
+        def attach(self, engine):
+            self.slept = []
+            monkeypatch.setattr("deepseek_backend.engines.simulated.time.monotonic", lambda: self.now)
+            monkeypatch.setattr(engine._stopping, "wait", self.sleep)
+
+        def sleep(self, seconds):
+            stall, *self.stalls = self.stalls or (0.0,)
+            self.slept.append(seconds)
+            self.now += seconds + stall
+
+    return Clock()
+
+
+def test_what_one_sleep_oversleeps_comes_off_the_next(start, clock):
+    engine = start(pace="real")
+    clock.attach(engine)
+    clock.stalls = (0.003, 0.025)
+    generate(engine, request(max_tokens=6))
+    assert clock.slept == pytest.approx([0.010, 0.007, 0.0, 0.0, 0.005, 0.010])
+    assert clock.now == pytest.approx(1000.06)
+
+
+def test_speed_divides_every_duration(start, clock):
+    engine = start(pace="real", speed=4.0)
+    clock.attach(engine)
+    generate(engine, request(max_tokens=3))
+    assert clock.slept == pytest.approx([0.0025] * 3)
+
+
+def test_idle_time_is_not_made_up_for(start, clock):
+    engine = start(pace="real")
+    clock.attach(engine)
+    for _ in range(2):
+        generate(engine, request(max_tokens=1))
+        clock.now += 50
+    assert clock.slept == pytest.approx([0.010] * 2)
+
+
+def test_of_a_long_stall_one_second_is_made_up_for(start, clock):
+    engine = start(pace="real")
+    clock.attach(engine)
+    clock.stalls = (30.0,)
+    generate(engine, request(max_tokens=200))
+    assert clock.now == pytest.approx(1000 + 30 + 200 * NEUTRAL_STEP_S - 1, abs=2 * NEUTRAL_STEP_S)
+
+
+# Options and the protocol
+
+
+def test_create_engine_makes_it():
+    engine: Engine = create_engine(BackendConfig(engine="simulated"))
+    assert isinstance(engine, SimulatedEngine)
+
+
+def test_capabilities_name_known_fields_and_leave_penalties_out():
+    capabilities = SimulatedEngine(BackendConfig()).capabilities
+    assert capabilities.sampling_fields | set(capabilities.unsupported) == set(SAMPLING_BY_NAME)
+    assert not capabilities.sampling_fields & set(capabilities.unsupported)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_serves(start, name):
+    engine = start(preset=name, pace="none")
+    deployment = PRESETS[name].deployment
+    assert engine.stats().kv_blocks_total == deployment.num_ranks * (deployment.kv_cache_tokens // 32)
+    sink = generate(engine, *(request(str(number), max_tokens=50) for number in range(20)))
+    assert all(len(sink.ids(str(number))) == 50 for number in range(20))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        pytest.param({"presett": 1}, "presett: unknown option; known: eos_after", id="unknown"),
+        pytest.param({"preset": "h100"}, "preset: expected null or one of b200x8", id="preset"),
+        pytest.param({"preset": ["h100"]}, "preset: expected null or one of b200x8", id="preset list"),
+        pytest.param({"pace": "fast"}, "pace: expected real or none, got 'fast'", id="pace"),
+        pytest.param({"speed": 0}, "speed: expected a number above 0, got 0", id="speed zero"),
+        pytest.param({"speed": float("nan")}, "speed: expected a number above 0, got nan", id="speed nan"),
+        pytest.param({"speed": True}, "speed: expected a number above 0, got True", id="speed bool"),
+        pytest.param({"max_batch_size": 0}, "max_batch_size: expected a whole number above 0, got 0", id="zero"),
+        pytest.param({"max_num_tokens": 1.5}, "max_num_tokens: expected a whole number above 0", id="fraction"),
+        pytest.param({"max_seq_len": 1}, "max_seq_len: expected a whole number above 1, got 1", id="max_seq_len"),
+        pytest.param({"eos_after": 0}, "eos_after: expected a whole number above 0, or null", id="eos_after"),
+        pytest.param({"load_seconds": -1}, "load_seconds: expected a number of seconds, 0 or more", id="load_seconds"),
+        pytest.param({"fail_load": 1}, "fail_load: expected true or false, got 1", id="fail_load"),
+        pytest.param({"fail_after": "x"}, "fail_after: expected a whole number above 0, or null", id="fail_after"),
+        pytest.param({"max_batch_size": 9000}, "max_num_tokens: expected at least 9000", id="budget below the batch"),
+        pytest.param(
+            {"preset": "b200x8-r1-fp4-min-latency", "max_num_tokens": 3}, "expected at least 4", id="budget with drafts"
+        ),
+        pytest.param({"kv_cache_tokens": 31}, "kv_cache_tokens: expected at least one block", id="less than a block"),
+    ],
+)
+def test_bad_options(options, problem):
+    with pytest.raises(ConfigError, match="engine_options") as caught:
+        SimulatedEngine(BackendConfig(engine_options=options))
+    assert problem in str(caught.value)
+
+
+def test_every_bad_option_is_reported():
+    with pytest.raises(ConfigError) as caught:
+        SimulatedEngine(BackendConfig(engine_options={"pace": 1, "speed": -1, "colour": "red"}))
+    assert len(caught.value.problems) == 3
+
+
+def test_options_override_the_preset(start):
+    engine = start(preset="h200x8-r1-fp8-max-throughput", pace="none", kv_cache_tokens=640, tokens_per_block=64)
+    assert engine.stats().kv_blocks_total == 8 * 10
+    assert engine.capabilities.max_seq_len == 640

@@ -1,0 +1,70 @@
+"""The SSE decoder: what it makes of bytes does not depend on how they were cut."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_triton_client._sse import SseDecoder
+
+
+def decoded(*chunks: bytes) -> list[bytes]:
+    decoder = SseDecoder()
+    return [event for chunk in chunks for event in decoder.feed(chunk)]
+
+
+@pytest.mark.parametrize(
+    ("body", "events"),
+    [
+        pytest.param(b"data: a\n\ndata: b\n\n", [b"a", b"b"], id="LF"),
+        pytest.param(b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"], id="CRLF"),
+        pytest.param(b"data: a\r\rdata: b\r\r", [b"a", b"b"], id="CR"),
+        pytest.param(b"data: a\r\n\ndata: b\n\r\n", [b"a", b"b"], id="mixed-line-ends"),
+        pytest.param(b"data: a\ndata: b\ndata:\ndata: c\n\n", [b"a\nb\n\nc"], id="multi-line-data"),
+        pytest.param(b"data:a\n\ndata:  b\n\n", [b"a", b" b"], id="one-leading-space-is-dropped"),
+        pytest.param(b": note\ndata: a\n: note\n\n", [b"a"], id="comments"),
+        pytest.param(b":\n\n:\n\n", [], id="comments-alone-are-no-event"),
+        pytest.param(b"event: x\nid: 1\nretry: 5\ndata: a\nother\n\n", [b"a"], id="other-fields"),
+        pytest.param(b"event: x\n\n", [], id="an-event-without-data-is-none"),
+        pytest.param(b"data\n\ndata\ndata\n\n", [b"", b"\n"], id="field-without-colon"),
+        pytest.param(b'data: {"a": "b:c"}\n\n', [b'{"a": "b:c"}'], id="colons-in-data"),
+        pytest.param(b"\n\n\ndata: a\n\n\n\n", [b"a"], id="blank-lines"),
+        pytest.param(b"data: a\n\ndata: cut off\n", [b"a"], id="incomplete-event-at-the-end"),
+        pytest.param(b"\xef\xbb\xbfdata: a\n\n", [b"a"], id="byte-order-mark"),
+        pytest.param("data: 你好 🙂\n\n".encode(), ["你好 🙂".encode()], id="UTF-8"),
+    ],
+)
+def test_events(body, events):
+    assert decoded(body) == events
+    assert decoded(*(body[i : i + 1] for i in range(len(body)))) == events
+
+
+def test_an_event_is_there_as_soon_as_its_blank_line_is():
+    """Also with CR line ends, where the next byte could still be the LF of a CRLF."""
+    decoder = SseDecoder()
+    assert decoder.feed(b"data: a\r\r") == [b"a"]
+    assert decoder.feed(b"\n") == []
+    assert decoder.feed(b"data: b\r\n\r") == [b"b"]
+    assert decoder.feed(b"\ndata: c\n\n") == [b"c"]
+
+
+line_ends = st.sampled_from([b"\n", b"\r", b"\r\n"])
+lines = st.one_of(
+    st.just(b""),
+    st.text("ab 你🙂:\u2028\x0b\x85").map(lambda text: b"data: " + text.encode()),
+    st.text("ab: ").map(lambda text: b": " + text.encode()),
+    st.sampled_from([b"data", b"data:", b"event: x", b"id: 1", b"database: no"]),
+)
+bodies = st.lists(st.tuples(lines, line_ends).map(b"".join)).map(b"".join)
+
+
+@given(bodies, st.lists(st.integers(0, 200)))
+def test_any_cut_gives_the_same_events(body, cuts):
+    ends = sorted({min(cut, len(body)) for cut in cuts} | {len(body)})
+    starts = [0, *ends]
+    assert decoded(*(body[a:b] for a, b in zip(starts, ends, strict=False))) == decoded(body)
+
+
+@given(st.lists(st.lists(st.text("ab 你🙂:\u2028\x0b\x85"), min_size=1)), line_ends)
+def test_what_was_put_into_events_comes_out(events, end):
+    body = b"".join(b"".join(b"data: " + line.encode() + end for line in event) + end for event in events)
+    assert decoded(body) == ["\n".join(event).encode() for event in events]

@@ -1,0 +1,245 @@
+"""The `deepseek-triton` command line: the parser, and the one place where errors become a line and an exit code.
+
+Exit codes: 0 done; 1 it failed; 2 the command line or a name in it was refused; 130 interrupted. `serve` passes on
+tritonserver's own.
+
+Each verb's module is imported when the verb runs, so that `--help` costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from deepseek_triton_tools._version import __version__
+
+Handler = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code."""
+    args = _parser().parse_args(argv)
+    handler: Handler = args.handler
+    try:
+        return handler(args)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (head, less) has what it wanted; stdout must not be flushed again at exit.
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        code = _expected_error(error)
+        if code is None:
+            raise
+        print(f"deepseek-triton {args.verb}: {error}", file=sys.stderr)
+        return code
+
+
+def _expected_error(error: Exception) -> int | None:
+    """The exit code for an error that explains itself; None for a bug, whose traceback is wanted."""
+    from deepseek_triton_build import BuildError, UnknownNameError
+    from deepseek_triton_client import DeepseekTritonError
+    from deepseek_triton_tools.errors import ToolError
+
+    if isinstance(error, UnknownNameError):
+        return 2
+    if isinstance(error, ToolError):
+        return error.exit_code
+    return 1 if isinstance(error, (BuildError, DeepseekTritonError)) else None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="deepseek-triton",
+        description="Serve DeepSeek-V3, R1 and V3.2-Exp on NVIDIA Triton Inference Server.",
+        epilog="Try it without a GPU: deepseek-triton demo",
+    )
+    parser.add_argument("--version", action="version", version=f"deepseek-triton {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    _add_demo(verbs)
+    _add_build(verbs)
+    _add_serve(verbs)
+    _add_generate(verbs)
+    return parser
+
+
+def _add_demo(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verb = _add_verb(
+        verbs,
+        "demo",
+        _demo,
+        "see it work: makes a tiny DeepSeek, serves it on a real tritonserver, calls it",
+        "deepseek-triton demo\n  deepseek-triton demo --engine simulated --preset h200x8-r1-fp8-min-latency",
+    )
+    verb.add_argument(
+        "--engine", choices=("transformers", "simulated"), default="transformers", help="default: %(default)s"
+    )
+    verb.add_argument("--preset", help="the deployment whose pace the simulated engine keeps")
+    verb.add_argument("--max-tokens", type=int, default=32, help="tokens for each prompt (default: %(default)s)")
+    _add_tritonserver(verb)
+
+
+def _add_build(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verb = _add_verb(
+        verbs,
+        "build",
+        _build,
+        "write a Triton model repository, every line with its reason",
+        "deepseek-triton build deepseek-r1 --gpu h200 --gpus 8 --output /models/r1\n"
+        "  deepseek-triton build tiny --output /tmp/tiny",
+    )
+    verb.add_argument("variant", help="deepseek-r1 or tiny")
+    verb.add_argument("--gpu", help="the GPU it will run on: h200")
+    verb.add_argument(
+        "--gpus", type=int, metavar="N", help="GPUs of one model instance (default: what the variant needs)"
+    )
+    verb.add_argument("--engine", help="tensorrt_llm, transformers or simulated (default: the variant's own)")
+    verb.add_argument("--preset", help="for --engine simulated: the deployment whose pace it keeps")
+    verb.add_argument("--model", metavar="PATH", help="the checkpoint's folder (default: its Hugging Face name)")
+    verb.add_argument("--trtllm", metavar="RELEASE", help="TensorRT-LLM release of the container (default: 1.2.1)")
+    verb.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
+    verb.add_argument("--force", action="store_true", help="replace a generated folder that was edited since")
+
+
+def _add_serve(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verb = _add_verb(
+        verbs,
+        "serve",
+        _serve,
+        "run tritonserver on a model repository, in the foreground",
+        "deepseek-triton serve model_repository\n  deepseek-triton serve /models/r1 --http-port auto -- --log-verbose=1",
+    )
+    verb.add_argument("repository", type=Path, metavar="DIR", help="the model repository")
+    _add_tritonserver(verb)
+    for name, default in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+        help_text = f"number, or auto for a free one (default: {default})"
+        verb.add_argument(f"--{name}-port", type=_port, default=default, metavar="PORT", help=help_text)
+    verb.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s; 0.0.0.0 for all)"
+    )
+    verb.add_argument(
+        "--exit-timeout", type=int, default=30, metavar="S", help="seconds for open requests on stop (default: 30)"
+    )
+    verb.add_argument("--log-file", type=Path, metavar="FILE", help="keep the server's whole log here")
+    verb.add_argument("--verbose", action="store_true", help="show the server's whole log")
+    verb.add_argument("server_args", nargs="*", metavar="-- ARGS", help="further arguments for tritonserver")
+
+
+def _add_generate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verb = _add_verb(
+        verbs,
+        "generate",
+        _generate,
+        "send one prompt to a server and show the answer as it comes",
+        'deepseek-triton generate "The capital of France is" --max-tokens 64\n'
+        '  deepseek-triton generate "Hello" --url grpc://localhost:8001 --temperature 0.8 --top-p 0.95 --json',
+    )
+    verb.add_argument("prompt", help="the prompt; - reads it from standard input")
+    verb.add_argument(
+        "--url", default="http://localhost:8000", help="http:// or grpc:// address (default: %(default)s)"
+    )
+    verb.add_argument("--model", default="tensorrt_llm", help="the model's name on the server (default: %(default)s)")
+    verb.add_argument("--max-tokens", type=int, help="most tokens to generate (default: the model's)")
+    verb.add_argument("--temperature", type=float, help="0 is greedy")
+    verb.add_argument("--top-p", type=float)
+    verb.add_argument("--top-k", type=int)
+    verb.add_argument("--seed", type=int, help="makes sampling repeatable")
+    verb.add_argument("--stop", action="append", metavar="TEXT", help="a string that ends the text; may be repeated")
+    verb.add_argument("--no-stream", action="store_true", help="wait for the whole text")
+    verb.add_argument("--timeout", type=float, metavar="S", help="give up after this many seconds")
+    verb.add_argument("--json", action="store_true", help="one JSON object with text, usage and times")
+
+
+def _add_tritonserver(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--tritonserver",
+        type=Path,
+        metavar="PATH",
+        help="the server binary (default: from PATH, then NVIDIA's container, then the nvidia-pytriton wheel)",
+    )
+
+
+def _add_verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, handler: Handler, summary: str, examples: str
+) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"examples:\n  {examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.set_defaults(handler=handler)
+    return verb
+
+
+def _port(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if text.isdigit() and 0 < int(text) < 65536:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a number from 1 to 65535 or auto, got {text!r}")
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.demo import run_demo
+
+    return run_demo(engine=args.engine, preset=args.preset, max_tokens=args.max_tokens, tritonserver=args.tritonserver)
+
+
+def _build(args: argparse.Namespace) -> int:
+    from deepseek_triton_build import PlanRequest
+    from deepseek_triton_build.plan import DEFAULT_RELEASE
+    from deepseek_triton_tools.build import build
+
+    request = PlanRequest(
+        variant=args.variant,
+        gpu=args.gpu,
+        num_gpus=args.gpus,
+        engine=args.engine,
+        preset=args.preset,
+        model=args.model,
+        release=args.trtllm or DEFAULT_RELEASE,
+    )
+    return build(request, args.output, force=args.force)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.serve import ServeOptions, serve
+
+    options = ServeOptions(
+        repository=args.repository,
+        tritonserver=args.tritonserver,
+        http_port=args.http_port,
+        grpc_port=args.grpc_port,
+        metrics_port=args.metrics_port,
+        host=args.host,
+        exit_timeout_secs=args.exit_timeout,
+        log_file=args.log_file,
+        verbose=args.verbose,
+        server_args=tuple(args.server_args),
+    )
+    return serve(options)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.generate import generate
+
+    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+    fields = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return generate(
+        prompt=sys.stdin.read() if args.prompt == "-" else args.prompt,
+        url=args.url,
+        model=args.model,
+        fields=fields,
+        stream=not args.no_stream,
+        timeout_s=args.timeout,
+        as_json=args.json,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
