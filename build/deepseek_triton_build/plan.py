@@ -217,7 +217,7 @@ def _tensorrt_llm_settings(
         (
             "max_num_tokens",
             MAX_NUM_TOKENS,
-            "tokens of one iteration; longer prompts are cut into chunks of this size; lower it to 3072 if memory runs out "
+            "tokens of one iteration; longer prompts go in chunks of this size; 3072 if memory runs out "
             "(TensorRT-LLM DeepSeek-V3 guide)",
         ),
         ("enable_chunked_prefill", True, "prompts longer than max_num_tokens; on Hopper for MLA, without attention DP"),
@@ -236,7 +236,7 @@ def _tensorrt_llm_settings(
         (
             "kv_cache_config.free_gpu_memory_fraction",
             KV_FRACTION,
-            f"of what is free after loading ({_GUIDE}); about {budget.kv_cache / GIB:.0f} GiB, {budget.kv_tokens:,} tokens",
+            f"of what is free after loading ({_GUIDE}): {budget.kv_cache / GIB:.0f} GiB, {budget.kv_tokens:,} tokens",
         ),
         (
             "kv_cache_config.tokens_per_block",

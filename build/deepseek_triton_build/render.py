@@ -105,4 +105,4 @@ def _common_length(left: list[str], right: list[str]) -> int:
 
 def _scalar(value: Any) -> str:
     """`value` as YAML on one line: dumped as the one item of a list in flow style, less the brackets."""
-    return yaml.safe_dump([value], default_flow_style=True, allow_unicode=True, width=math.inf).strip()[1:-1]
+    return yaml.safe_dump([value], default_flow_style=True, width=math.inf).strip()[1:-1]

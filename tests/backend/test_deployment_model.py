@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_backend.engines.deployment import LATENT, NUM_LAYERS
-from deepseek_backend.engines.presets import PRESETS
-from deepseek_backend.engines.scheduler import Limits, RankLoad, Row, Scheduler
+from deepseek_backend.engines.simulated.deployment import LATENT, NUM_LAYERS
+from deepseek_backend.engines.simulated.presets import PRESETS
+from deepseek_backend.engines.simulated.scheduler import Limits, RankLoad, Row, Scheduler
 
 THROUGHPUT_B200 = PRESETS["b200x8-r1-fp4-max-throughput"]
 LATENCY_B200 = PRESETS["b200x8-r1-fp4-min-latency"]

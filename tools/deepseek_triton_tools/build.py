@@ -40,8 +40,9 @@ def summary(plan: Plan, output: Path) -> list[str]:
     if plan.gpu is not None and plan.release is not None and plan.budget is not None:
         budget = plan.budget
         lines += [
-            f"  {plan.gpu.title}: {budget.memory / GIB:.0f} GiB each = {budget.weights / GIB:.0f} weights + "
-            f"{budget.reserved / GIB:.0f} workspace + {budget.kv_cache / GIB:.0f} KV cache ({budget.kv_tokens:,} tokens) + rest free",
+            f"  {plan.world_size} x {plan.gpu.title}: of {budget.memory / GIB:.0f} GiB each, "
+            f"{budget.weights / GIB:.0f} weights, {budget.reserved / GIB:.0f} workspace, "
+            f"{budget.kv_cache / GIB:.0f} KV cache ({budget.kv_tokens:,} tokens)",
             f"  TensorRT-LLM {plan.release.version}: {plan.release.image}",
             f"run it there: {output}/start.sh",
         ]

@@ -48,7 +48,8 @@ def _expected_error(error: Exception) -> int | None:
         return 2
     if isinstance(error, ToolError):
         return error.exit_code
-    return 1 if isinstance(error, (BuildError, DeepseekTritonError)) else None
+    needs_extra = isinstance(error, ImportError) and "deepseek-triton[" in str(error)
+    return 1 if needs_extra or isinstance(error, (BuildError, DeepseekTritonError)) else None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,7 +111,7 @@ def _add_serve(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "serve",
         _serve,
         "run tritonserver on a model repository, in the foreground",
-        "deepseek-triton serve model_repository\n  deepseek-triton serve /models/r1 --http-port auto -- --log-verbose=1",
+        "deepseek-triton serve model_repository\n  deepseek-triton serve model_repository --http-port auto",
     )
     verb.add_argument("repository", type=Path, metavar="DIR", help="the model repository")
     _add_tritonserver(verb)

@@ -59,6 +59,17 @@ TRITON_CODES = {
 """Our code -> the name of Triton's status code. HTTP gives 400, 503, 499 and 500 for the four."""
 
 
+ERROR_MEANINGS = {
+    ErrorCode.INVALID_ARGUMENT: "a value, a type or a name is wrong; the message says which and what is allowed",
+    ErrorCode.UNSUPPORTED: "the field is known, but this engine, or this release's sampler, does not do it",
+    ErrorCode.PROMPT_TOO_LONG: "the prompt does not fit max_seq_len; the message has both numbers",
+    ErrorCode.OVERLOADED: "too much is in flight; send it again later",
+    ErrorCode.UNAVAILABLE: "the engine is gone or the model is stopping; send it to another server",
+    ErrorCode.CANCELLED: "ended because its client had gone",
+    ErrorCode.INTERNAL: "the engine failed; nothing is wrong with the request",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
     """One input or output of the model."""

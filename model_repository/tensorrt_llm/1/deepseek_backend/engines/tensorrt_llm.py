@@ -18,7 +18,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,10 +118,10 @@ class TensorRTLLMEngine:
         self._thread.start()
         try:
             loaded.result()
-        except Exception as error:
+        except EngineError:
             self._thread.join()
             self._thread = None
-            raise EngineError(f"TensorRT-LLM can't load {self._config.model}: {_one_line(error)}") from error
+            raise
         logger.info("TensorRT-LLM %s has loaded %s", package.__version__, self._config.model)
 
     def _run(self, package: Any, llm_args: Mapping[str, Any], loaded: Future[None]) -> None:
@@ -130,9 +130,10 @@ class TensorRTLLMEngine:
         asyncio.set_event_loop(loop)
         try:
             self._llm = _make_llm(package, llm_args)
-        except BaseException as error:  # handed to `start`, which raises it
+        except BaseException as error:  # of any kind, also SystemExit: `start` waits for it and raises it
             loop.close()
-            loaded.set_exception(error)
+            logger.debug("loading failed", exc_info=error)
+            loaded.set_exception(EngineError(f"TensorRT-LLM can't load {self._config.model}: {_one_line(error)}"))
             return
         self._loop = loop
         loaded.set_result(None)
@@ -145,24 +146,31 @@ class TensorRTLLMEngine:
         return capabilities
 
     def submit(self, request: GenerateRequest, sink: StepSink) -> None:
-        loop: asyncio.AbstractEventLoop = require(self._loop, "submit() before start()")
-        try:
-            loop.call_soon_threadsafe(self._accept, request, sink)
-        except RuntimeError:  # the loop is closed: stopped
+        require(self._loop, "submit() before start()")
+        if not self._call(self._accept, request, sink):
             sink.on_steps([(request, Step(error=UnavailableError("the engine is stopped")))])
 
     def abort(self, request_id: str) -> None:
-        if self._loop is None or self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._abort, request_id)
+        self._call(self._abort, request_id)
 
     def health(self) -> EngineHealth:
         if self._loop is None or self._loop.is_closed():
             return EngineHealth(alive=False, reason="the engine is not running")
-        if not self._fatal and self._executor_is_gone():
-            self._loop.call_soon_threadsafe(self._fail, "TensorRT-LLM's executor has shut down")
-            return EngineHealth(alive=False, reason="TensorRT-LLM's executor has shut down")
-        return EngineHealth(alive=not self._fatal, reason=self._fatal)
+        reason = self._fatal
+        if not reason and self._executor_is_gone():
+            reason = "TensorRT-LLM's executor has shut down"
+            self._call(self._fail, reason)
+        return EngineHealth(alive=not reason, reason=reason)
+
+    def _call(self, function: Callable[..., None], *args: Any) -> bool:
+        """Have the loop thread call `function`; False when there is no loop any more."""
+        if self._loop is None:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
 
     def stats(self) -> EngineStats:
         requests = list(self._open.values())
@@ -170,10 +178,10 @@ class TensorRTLLMEngine:
         return EngineStats(num_running=num_running, num_waiting=len(requests) - num_running)
 
     def stop(self) -> None:
-        self._tokenizers.shutdown(wait=False, cancel_futures=True)
         if self._thread is None or self._loop is None:
             return
         asyncio.run_coroutine_threadsafe(self._end_requests(), self._loop).result()
+        self._tokenizers.shutdown(cancel_futures=True)
         _shut_down(self._llm)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -296,18 +304,21 @@ class TensorRTLLMEngine:
         logger.critical("%s; answering %d open requests with UNAVAILABLE", reason, len(self._open))
         for entry in list(self._open.values()):
             self._finish(entry, Step(error=UnavailableError(reason)))
-        for task in self._tasks - {asyncio.current_task()}:
-            task.cancel()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
 
     async def _end_requests(self) -> None:
         """Abort what runs; what the engine doesn't end in time is ended here."""
         self._fatal = self._fatal or "the engine is stopping"
         for request_id in list(self._open):
             self._abort(request_id)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=ABORT_TIMEOUT_S)
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=ABORT_TIMEOUT_S)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for entry in list(self._open.values()):
             self._finish(entry, Step(finish_reason="cancelled"))
         await asyncio.sleep(0)  # the flush was scheduled before this

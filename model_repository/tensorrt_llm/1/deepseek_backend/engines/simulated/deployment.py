@@ -11,7 +11,7 @@ Four numbers were fitted, once, to the five totals of "How to get best performan
 * MEMORY_EFFICIENCY and MATH_EFFICIENCY, the share of the data sheet's rates that is reached, on both GPU types alike;
 * `Gpu.layer_overhead_s`, one for each GPU type.
 
-With them the five are met within 2%. One more figure was not fitted: for 8 x B200, batch 1, without MTP, the model says
+With them the five are met within 3%. One more figure was not fitted: for 8 x B200, batch 1, without MTP, the model says
 113 tokens/s where "Pushing Latency Boundaries: Optimizing DeepSeek-R1 Performance on NVIDIA B200 GPUs" (TensorRT-LLM
 tech blog 1) measured 111.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deepseek_backend.engines.scheduler import RankLoad
+from deepseek_backend.engines.simulated.scheduler import RankLoad
 
 MEMORY_EFFICIENCY = 0.85
 MATH_EFFICIENCY = 0.26

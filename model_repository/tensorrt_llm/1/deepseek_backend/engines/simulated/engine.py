@@ -18,10 +18,10 @@ from typing import cast
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.engines.babble import EOS_ID, VOCABULARY, Script, count_tokens, write_script
 from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, FinishReason, Step, StepSink, require
-from deepseek_backend.engines.scheduler import RankLoad, Row, Scheduler
-from deepseek_backend.engines.simulated_options import SimulatedOptions, parse_options
+from deepseek_backend.engines.simulated.babble import EOS_ID, VOCABULARY, Script, count_tokens, write_script
+from deepseek_backend.engines.simulated.options import SimulatedOptions, parse_options
+from deepseek_backend.engines.simulated.scheduler import RankLoad, Row, Scheduler
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
 from deepseek_backend.request import GenerateRequest, SamplingParams
 

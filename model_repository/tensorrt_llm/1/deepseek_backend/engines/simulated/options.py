@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deepseek_backend.engines.deployment import Deployment
-from deepseek_backend.engines.presets import PRESETS, Preset
-from deepseek_backend.engines.scheduler import Limits
+from deepseek_backend.engines.simulated.deployment import Deployment
+from deepseek_backend.engines.simulated.presets import PRESETS, Preset
+from deepseek_backend.engines.simulated.scheduler import Limits
 from deepseek_backend.errors import ConfigError
 
 

@@ -1,0 +1,9 @@
+"""The digital twin: paces tokens as a given deployment would, without a GPU.
+
+`scheduler` decides who moves in an iteration, `deployment` how long it takes, `babble` what the text is; `engine` puts
+them on a thread.
+"""
+
+from deepseek_backend.engines.simulated.engine import SimulatedEngine
+
+__all__ = ["SimulatedEngine"]

@@ -1,0 +1,17 @@
+"""A stand-in for the package tensorrt_llm, where that can't be installed.
+
+It implements the part of the LLM API that release.yaml records, for the release that file records, and nothing else: an
+argument, a field or a method that isn't recorded is an error here. Its "model" writes a fixed text, a byte a token, so
+that most characters are cut by a token's end.
+
+release.yaml is looked for in STANDIN_RELEASE, then beside this package (in a model's version folder).
+STANDIN_TOKENS_PER_S paces each request; STANDIN_FAIL_AFTER kills the engine after so many tokens.
+"""
+
+from __future__ import annotations
+
+from tensorrt_llm._record import RECORD
+from tensorrt_llm.llmapi import LLM, GuidedDecodingParams, SamplingParams
+
+__version__ = RECORD["release"]
+__all__ = ["LLM", "GuidedDecodingParams", "SamplingParams", "__version__"]

@@ -1,0 +1,9 @@
+"""The LLM API's public names, as far as they are recorded."""
+
+from __future__ import annotations
+
+from tensorrt_llm.llmapi.llm import LLM, RequestOutput
+from tensorrt_llm.llmapi.result import CompletionOutput, RequestError
+from tensorrt_llm.sampling_params import GuidedDecodingParams, SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "GuidedDecodingParams", "RequestError", "RequestOutput", "SamplingParams"]

@@ -1,0 +1,82 @@
+"""LLM arguments, checked against the record as pydantic checks the real ones: an unknown key is an error at any depth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tensorrt_llm._record import RECORD, fields_of
+
+
+class Section(dict[str, Any]):
+    """A section made by `from_dict`: it has been checked against the class that its discriminator names."""
+
+
+def from_dict(key: str, section: Any) -> Section:
+    """A section such as speculative_config, whose class is chosen by one of its keys.
+
+    :raises ValueError: as upstream's from_dict does.
+    """
+    choice = fields_of("TorchLlmArgs")[key]["class_by"]
+    name = section.get(choice["key"])
+    if name not in choice["classes"]:
+        raise ValueError(f"{key}: Invalid {choice['key']}: {name}")
+    rest = {field: value for field, value in section.items() if field != choice["key"]}
+    check(rest, choice["classes"][name], key)
+    return Section(section)
+
+
+def check(values: Mapping[str, Any], class_name: str, path: str = "") -> None:
+    """:raises ValueError: for the first key or value the class does not have."""
+    known = fields_of(class_name)
+    for key, value in values.items():
+        full = f"{path}.{key}" if path else key
+        if key not in known:
+            raise ValueError(f"1 validation error for {class_name}\n{full}\n  Extra inputs are not permitted")
+        _check_value(full, known[key], value)
+
+
+def _check_value(full: str, row: Mapping[str, Any], value: Any) -> None:
+    if isinstance(value, Section):
+        return
+    if "class_by" in row and value is not None:
+        raise ValueError(f"{full}: expected a config object, got {type(value).__name__}; use from_dict")
+    if "class" in row and isinstance(value, Mapping):
+        check(value, row["class"], full)
+        return
+    problem = _type_problem(row["type"], value)
+    if problem:
+        raise ValueError(f"{full}: {problem}, got {value!r}")
+
+
+def _type_problem(type_text: str, value: Any) -> str:
+    """What is wrong with `value`, or nothing. Types that this file can't judge are let through."""
+    if value is None:
+        return "" if "None" in type_text else f"expected {type_text}"
+    literal = re.match(r"Literal\[(.*?)\]", type_text)
+    if literal:
+        choices = [choice.strip() for choice in literal[1].split(",")]
+        given = str(value).upper() if "any case" in type_text else value
+        return "" if given in choices else f"expected one of {', '.join(choices)}"
+    expected = {"bool": bool, "int": int, "float": (int, float), "str": str}.get(type_text.partition(" ")[0])
+    wrong = expected is not None and (not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool))
+    return f"expected {type_text}" if wrong else ""
+
+
+def checked_llm_args(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """`arguments` with the defaults of the top level filled in."""
+    check(arguments, "TorchLlmArgs")
+    if not arguments.get("model"):
+        raise ValueError("1 validation error for TorchLlmArgs\nmodel\n  Field required")
+    if arguments.get("stream_interval", 1) <= 0:
+        raise ValueError(f"stream_interval must be positive, got {arguments['stream_interval']}")
+    defaults = {name: row["default"] for name, row in fields_of("TorchLlmArgs").items()}
+    return {**defaults, **arguments}
+
+
+def mtp_layers(llm_args: Mapping[str, Any]) -> int:
+    """Draft tokens of an iteration; max_draft_len has no say up to 1.2.1."""
+    section = llm_args.get("speculative_config") or {}
+    layers: int = section.get(RECORD["speculative_config"]["mtp_layers_key"], 1) if section else 0
+    return layers

@@ -1,0 +1,116 @@
+"""CompletionOutput and the part of RequestOutput that handles responses."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensorrt_llm._engine import Response, Sequence
+from tensorrt_llm.tokenizer import StandinTokenizer
+
+
+class RequestError(RuntimeError):
+    """A request that the executor refuses."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    generation_logits: Any = None
+    _last_text_len: int = field(default=0, init=False, repr=False)
+    _last_token_ids_len: int = field(default=0, init=False, repr=False)
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def text_diff(self) -> str:
+        return self.text[self._last_text_len :]
+
+    @property
+    def token_ids_diff(self) -> list[int]:
+        return self.token_ids[self._last_token_ids_len :]
+
+    @property
+    def logprobs_diff(self) -> list[Any]:
+        return self.logprobs[:0]
+
+
+class GenerationResult:
+    """A request under way. Awaiting and iterating hand out this same object every time."""
+
+    def __init__(self, sequence: Sequence, prompt_token_ids: list[int], params: Any, loop: asyncio.AbstractEventLoop):
+        self.prompt_token_ids = prompt_token_ids
+        self.outputs = [CompletionOutput(0)]
+        self.context_logits = None
+        self._sequence = sequence
+        self._params = params
+        self._done = False
+        self._aborted = False
+        self._wakeup = asyncio.Event()
+        sequence.notify = lambda: None if loop.is_closed() else loop.call_soon_threadsafe(self._wakeup.set)
+
+    @property
+    def finished(self) -> bool:
+        return self._done
+
+    def abort(self) -> None:
+        self._aborted = True
+        self._sequence.aborted.set()
+
+    def aborted(self) -> bool:
+        return self._aborted
+
+    def clear_logprob_params(self) -> None:
+        self.outputs[0].logprobs = []
+
+    def record_stats(self, output: CompletionOutput, stats: dict[str, float] | None = None) -> None:
+        """Statistics are not recorded here."""
+
+    def result(self, timeout: float | None = None) -> GenerationResult:
+        while not self._done:
+            self._handle(self._sequence.responses.get(timeout=timeout))
+        return self
+
+    async def aresult(self) -> GenerationResult:
+        while not self._done:
+            await self._next_response()
+        return self
+
+    def __aiter__(self) -> GenerationResult:
+        return self
+
+    async def __anext__(self) -> GenerationResult:
+        if self._done:
+            raise StopAsyncIteration
+        await self._next_response()
+        return self
+
+    async def _next_response(self) -> None:
+        while self._sequence.responses.empty():
+            self._wakeup.clear()
+            if self._sequence.responses.empty():
+                await self._wakeup.wait()
+        self._handle(self._sequence.responses.get())
+
+    def _handle(self, response: Response) -> None:
+        token_ids, finish_reason, stop_reason, error = response
+        if error is not None:
+            self._done = True
+            raise error
+        output = self.outputs[0]
+        output._last_text_len, output._last_token_ids_len = len(output.text), len(output.token_ids)
+        output.token_ids += token_ids
+        if self._params.detokenize:
+            output.text = StandinTokenizer().decode(output.token_ids, self._params.skip_special_tokens)
+        output.finish_reason, output.stop_reason = finish_reason, stop_reason
+        self._done = finish_reason is not None

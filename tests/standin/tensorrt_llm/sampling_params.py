@@ -1,0 +1,43 @@
+"""SamplingParams and GuidedDecodingParams: dataclasses with the recorded fields, types as text and defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tensorrt_llm._record import RECORD
+
+
+def _validate(self: Any) -> None:
+    """The checks of 1.2.1's SamplingParams._validate."""
+    if self.top_p is not None and not 0 <= self.top_p <= 1:
+        raise ValueError(f"require 0 <= top_p <= 1, got top_p={self.top_p}")
+    if self.top_k is not None and self.top_k < 0:
+        raise ValueError(f"require top_k >= 0, got top_k={self.top_k}")
+    if self.temperature is not None and self.temperature < 0:
+        raise ValueError(f"require temperature >= 0, got temperature={self.temperature}")
+    if (self.best_of or self.n) < self.n:
+        raise ValueError(f"best_of ({self.best_of}) cannot be less than n ({self.n})")
+
+
+def _greedy(self: Any) -> bool:
+    """The release's own test, which up to 1.1 overlooks the temperature."""
+    if self.top_k == 1 or self.top_p == 0 or self.temperature == 0:
+        return True
+    return all(getattr(self, name) is None for name in RECORD["sampler"]["greedy_fields"])
+
+
+SamplingParams = dataclasses.make_dataclass(
+    "SamplingParams",
+    [(name, row["type"], row["default"]) for name, row in RECORD["sampling_params"].items()],
+    kw_only=True,
+    slots=True,
+    namespace={"__post_init__": _validate, "_greedy_decoding": property(_greedy)},
+)
+
+GuidedDecodingParams = dataclasses.make_dataclass(
+    "GuidedDecodingParams",
+    [(name, "Any", False if name == "json_object" else None) for name in RECORD["guided_decoding_params"]],
+    kw_only=True,
+    slots=True,
+)

@@ -1,0 +1,29 @@
+"""The files of the checkout that are written, not edited: `make generated` writes them, a test compares them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deepseek_triton_build import PlanRequest, make_plan, repository_files
+from deepseek_triton_build.reference import contract_page
+from deepseek_triton_build.source import model_repository
+
+from deepseek_triton_tools.build import stamp
+
+_EMBEDDED = ("tensorrt_llm/config.pbtxt", "tensorrt_llm/1/model.yaml")
+
+
+def generated_files() -> dict[Path, bytes]:
+    """Path -> content, for every generated file of the checkout."""
+    repository = model_repository()
+    plan = make_plan(PlanRequest(variant="tiny"))
+    content = {file.path.as_posix(): file.content for file in repository_files(plan, stamp=stamp(plan))}
+    files = {repository / name: content[name] for name in _EMBEDDED}
+    files[repository.parent / "docs" / "contract.md"] = contract_page().encode()
+    return files
+
+
+if __name__ == "__main__":
+    for path, text in generated_files().items():
+        path.write_bytes(text)
+        print(f"wrote {path}")
