@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -301,6 +302,29 @@ def test_stop_cancels_what_is_open_and_refuses_what_comes(own_engine: Transforme
     _, late = submit(own_engine, collector)
     assert isinstance(late.last.error, UnavailableError)
     assert own_engine.stats().num_running == 0
+
+
+def test_stop_cancels_what_the_thread_has_not_seen_yet(own_engine: TransformersEngine) -> None:
+    """Submitted while the engine is busy delivering, stopped before it looks again."""
+    delivering, go_on = threading.Event(), threading.Event()
+
+    class SlowCollector(Collector):
+        def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
+            delivering.set()
+            assert go_on.wait(TIMEOUT_S)
+            super().on_steps(steps)
+
+    collector = SlowCollector()
+    submit(own_engine, collector, max_tokens=4000)
+    assert delivering.wait(TIMEOUT_S)
+    _, unseen = submit(own_engine, collector)
+    stopper = threading.Thread(target=own_engine.stop)
+    stopper.start()
+    while own_engine.health().alive:
+        time.sleep(0.001)
+    go_on.set()
+    stopper.join()
+    assert unseen.last.finish_reason == "cancelled"
 
 
 def test_before_start_nothing_is_served(folder: Path) -> None:

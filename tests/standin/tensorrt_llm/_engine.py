@@ -130,7 +130,7 @@ class Engine:
             sequence.notify()
 
     def _arrivals(self, *, wait: bool) -> list[Sequence]:
-        arrived = []
+        arrived: list[Sequence | None] = []
         try:
             while True:
                 arrived.append(self._arrived.get(block=wait and not arrived))

@@ -42,7 +42,7 @@ class BackendConfig:
     drain_timeout_s: float = 20.0
     """How long `finalize` waits for requests before it cancels them; below tritonserver's --exit-timeout-secs (30)."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the engine itself, for the engines that are not TensorRT-LLM."""
+    """Options of the engine itself; each engine checks its own."""
     llm_args: Mapping[str, Any] = field(default_factory=dict)
     """The top level of model.yaml without triton_config."""
     version_dir: Path = Path()

@@ -54,7 +54,7 @@ class EngineRelease:
         return {**classes["BaseLlmArgs"]["fields"], **classes["TorchLlmArgs"]["fields"]}[name]["default"]
 
     def sampler_support(self, llm_args: Mapping[str, Any]) -> SamplerSupport:
-        """What becomes of each sampling field under `llm_args`: in 1.0 to 1.2 the samplers accept many and ignore them."""
+        """What becomes of each sampling field under `llm_args`: the samplers of 1.0 to 1.2 accept and ignore many."""
         section = self.record["sampler"]
         name = next(rule["sampler"] for rule in section["choose"] if _holds(rule["when"], llm_args))
         sampler = section["samplers"][name]

@@ -1,7 +1,7 @@
 """The demo's checkpoint: DeepSeek-V3 in every key and tensor name, with four million parameters, made on the spot.
 
 Its text is nonsense. What it is for: real forward passes (MLA, grouped sigmoid routing, a shared expert, YaRN) wherever
-there is no room for 671 billion parameters. The same bytes come out everywhere: the weights are drawn by numpy's frozen
+there is no room for 671 billion parameters. The same bytes come out every time: the weights are drawn by numpy's frozen
 RandomState, the tokenizer is written down rather than trained.
 
 `python -m deepseek_backend.tiny_checkpoint [--output DIR]` prints the folder. Only the check at the end needs torch.

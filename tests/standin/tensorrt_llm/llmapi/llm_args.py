@@ -1,4 +1,4 @@
-"""LLM arguments, checked against the record as pydantic checks the real ones: an unknown key is an error at any depth."""
+"""LLM arguments, checked against the record as pydantic checks the real ones: unknown keys are errors at any depth."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensorrt_llm._record import RECORD, fields_of
+
+_SCALARS: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
 
 
 class Section(dict[str, Any]):
@@ -59,9 +61,11 @@ def _type_problem(type_text: str, value: Any) -> str:
         choices = [choice.strip() for choice in literal[1].split(",")]
         given = str(value).upper() if "any case" in type_text else value
         return "" if given in choices else f"expected one of {', '.join(choices)}"
-    expected = {"bool": bool, "int": int, "float": (int, float), "str": str}.get(type_text.partition(" ")[0])
-    wrong = expected is not None and (not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool))
-    return f"expected {type_text}" if wrong else ""
+    expected = _SCALARS.get(type_text.partition(" ")[0])
+    if expected is None:
+        return ""
+    is_right = isinstance(value, expected) and (expected == (bool,) or not isinstance(value, bool))
+    return "" if is_right else f"expected {type_text}"
 
 
 def checked_llm_args(arguments: Mapping[str, Any]) -> dict[str, Any]:

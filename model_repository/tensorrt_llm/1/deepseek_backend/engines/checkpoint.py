@@ -49,8 +49,7 @@ def load_checkpoint(name: str, *, version_dir: Path, device: str, dtype: str) ->
         )
         model = model.to(device).eval()
     except Exception as error:  # the border to transformers, which raises whatever it meets
-        cause = " ".join(str(error).split())
-        raise EngineError(f"can't load the checkpoint {name!r}: {type(error).__name__}: {cause}") from error
+        raise EngineError(f"can't load the checkpoint {name!r}: {one_line(error)}") from error
     return Checkpoint(
         model=model,
         tokenizer=tokenizer.backend_tokenizer,
@@ -58,6 +57,11 @@ def load_checkpoint(name: str, *, version_dir: Path, device: str, dtype: str) ->
         vocab_size=model.config.vocab_size,
         max_position_embeddings=model.config.max_position_embeddings,
     )
+
+
+def one_line(error: Exception) -> str:
+    """Type and message of an error that was raised in torch or transformers."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _source(name: str, version_dir: Path) -> str:

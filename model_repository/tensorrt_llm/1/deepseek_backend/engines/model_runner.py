@@ -2,8 +2,9 @@
 
 Knows token ids and logits, not requests. Used by one thread at a time.
 
-Speed on the tiny checkpoint, in generated tokens/s at batch 1 / 8 / 32: one thread of a shared machine, 16 tokens in and
-128 out, greedy, best of three, transformers 5.23. The whole engine, text included, against generate() on a static batch:
+Speed on the tiny checkpoint, in generated tokens/s at batch 1 / 8 / 32: one thread of a shared machine, 16 tokens in
+and 128 out, greedy, best of three, transformers 5.23. The whole engine, text included, against generate() on a static
+batch:
 
     experts       engine               generate()
     grouped_mm    513 / 2,287 / 3,786  463 / 1,924 / 3,445

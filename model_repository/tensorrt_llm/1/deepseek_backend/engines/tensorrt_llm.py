@@ -43,6 +43,8 @@ ABORT_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 20.0
 """How long `stop` waits for the workers to go."""
 
+_DONE_OUTSIDE = frozenset({"stop", "exclude_input_from_output", "add_special_tokens", "max_tokens"})
+"""Sampling fields that hold whatever TensorRT-LLM does with them: the backend's text layer and this file do them."""
 _OPTIONS = ("allow_version_mismatch",)
 _FINISH_REASONS: Mapping[str, FinishReason] = {
     "stop": "stop",
@@ -377,8 +379,8 @@ def sampling_params(request: GenerateRequest, *, max_tokens: int, seeded: bool) 
 def _random_sampling(request: GenerateRequest, *, seeded: bool) -> dict[str, Any]:
     """The fields that make TensorRT-LLM sample at all.
 
-    Up to 1.1 its test for greedy decoding looks at top_k and top_p only, so a temperature alone changes nothing; a top_p
-    of 1 says "sample" and cuts nothing off. A seeded sampler without a seed uses a fixed one.
+    Up to 1.1 its test for greedy decoding looks at top_k and top_p only, so a temperature alone changes nothing; a
+    top_p of 1 says "sample" and cuts nothing off. A seeded sampler without a seed uses a fixed one.
     """
     sampling = request.sampling
     return {
@@ -422,11 +424,9 @@ def _version_option(options: Mapping[str, Any]) -> bool:
         for name in options
         if name not in _OPTIONS
     ]
-    allow = options.get("allow_version_mismatch", False)
+    allow: bool = options.get("allow_version_mismatch", False)
     if not isinstance(allow, bool):
-        problems.append(
-            f"triton_config.engine_options.allow_version_mismatch: expected true or false, got {allow!r}"
-        )
+        problems.append(f"triton_config.engine_options.allow_version_mismatch: expected true or false, got {allow!r}")
     if problems:
         raise ConfigError(problems)
     return allow
@@ -444,8 +444,8 @@ def _import_tensorrt_llm(release: EngineRelease, allow_mismatch: bool) -> Any:
     if not release.matches(installed):
         if not allow_mismatch:
             raise EngineError(
-                f"this repository was generated for TensorRT-LLM {release.version}, but {installed} is installed; generate "
-                "it again with --trtllm, or set triton_config.engine_options: {allow_version_mismatch: true}"
+                f"this repository was generated for TensorRT-LLM {release.version}, but {installed} is installed; "
+                "generate it again with --trtllm, or set triton_config.engine_options: {allow_version_mismatch: true}"
             )
         logger.warning("TensorRT-LLM %s runs a repository generated for %s", installed, release.version)
     return package
@@ -463,9 +463,9 @@ def _make_llm(package: Any, llm_args: Mapping[str, Any]) -> Any:
 
 def _capabilities(llm_args: Mapping[str, Any], support: SamplerSupport) -> Capabilities:
     return Capabilities(
-        sampling_fields=support.fields,
+        sampling_fields=support.fields | _DONE_OUTSIDE,
         max_seq_len=_max_seq_len(llm_args),
-        unsupported=dict(support.unsupported),
+        unsupported={name: why for name, why in support.unsupported.items() if name not in _DONE_OUTSIDE},
     )
 
 
@@ -504,7 +504,9 @@ def _shut_down(llm: Any) -> None:
     thread.start()
     thread.join(SHUTDOWN_TIMEOUT_S)
     if thread.is_alive():
-        logger.error("TensorRT-LLM has not shut down in %g s; its workers may still hold GPU memory", SHUTDOWN_TIMEOUT_S)
+        logger.error(
+            "TensorRT-LLM has not shut down in %g s; its workers may still hold GPU memory", SHUTDOWN_TIMEOUT_S
+        )
 
 
 def _one_line(error: BaseException) -> str:

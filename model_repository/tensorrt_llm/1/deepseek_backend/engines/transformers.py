@@ -24,7 +24,7 @@ from deepseek_backend.engines.base import (
     StepSink,
     require,
 )
-from deepseek_backend.engines.checkpoint import Checkpoint, load_checkpoint
+from deepseek_backend.engines.checkpoint import Checkpoint, load_checkpoint, one_line
 from deepseek_backend.engines.continuous_batch import ContinuousBatch, Generation
 from deepseek_backend.engines.model_runner import ModelRunner
 from deepseek_backend.errors import ConfigError, EngineError, UnavailableError
@@ -201,7 +201,7 @@ class TransformersEngine:
         except Exception as error:  # whatever the model raised must reach every open request
             logger.exception("the engine has failed")
             with self._wake:
-                self._down = f"the engine has failed: {_one_line(error)}"
+                self._down = f"the engine has failed: {one_line(error)}"
             self._end(batch, error=EngineError(self._down))
 
     def _iterate(self, batch: ContinuousBatch) -> None:
@@ -247,7 +247,3 @@ def _max_seq_len(asked: int | None, max_position_embeddings: int) -> int:
             f"{max_position_embeddings}"
         )
     return asked
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,514 @@
+"""The TensorRT-LLM engine on the strict stand-in, in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from standin.loading import standin
+
+from deepseek_backend.config import parse_config
+from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
+from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.tensorrt_llm import (
+    INCOMPLETE,
+    TensorRTLLMEngine,
+    complete_text,
+    forget_launcher,
+    sampling_params,
+)
+from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
+from deepseek_backend.release import read_release
+from deepseek_backend.request import GenerateRequest, SamplingParams
+from deepseek_triton_build.releases import RELEASES, load_release
+
+WAIT_S = 60.0
+"""Only ever reached by a test that fails."""
+
+MTP = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
+MTP_SAMPLING = {**MTP, "allow_advanced_sampling": True}
+
+
+class Sink:
+    """Keeps the steps, and each call's worth of them together."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[tuple[GenerateRequest, Step]]] = []
+        self.fail = False
+        self._changed = threading.Condition()
+
+    def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
+        with self._changed:
+            self.calls.append(list(steps))
+            self._changed.notify_all()
+        if self.fail:
+            raise RuntimeError("the receiver broke")
+
+    def steps_of(self, request: GenerateRequest) -> list[Step]:
+        return [step for call in list(self.calls) for owner, step in call if owner is request]
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, WAIT_S), "the steps waited for did not come"
+
+    def result(self, request: GenerateRequest) -> list[Step]:
+        """All steps, when the last one is there."""
+        self.wait_for(lambda: any(step.finish_reason or step.error for step in self.steps_of(request)))
+        return self.steps_of(request)
+
+
+class Harness:
+    """An engine and the requests made to it."""
+
+    def __init__(self, engine: TensorRTLLMEngine) -> None:
+        self.engine = engine
+        self.sink = Sink()
+        self._count = 0
+
+    def submit(
+        self, prompt: str = "Why?", *, max_tokens: int = 1000, streaming: bool = True, **sampling: Any
+    ) -> GenerateRequest:
+        self._count += 1
+        request = GenerateRequest(
+            request_id=f"r{self._count}",
+            prompt=prompt,
+            sampling=SamplingParams(**sampling),
+            max_tokens=max_tokens,
+            streaming=streaming,
+        )
+        self.engine.submit(request, self.sink)
+        return request
+
+    def run(self, prompt: str = "Why?", **kwargs: Any) -> list[Step]:
+        return self.sink.result(self.submit(prompt, **kwargs))
+
+    def text(self, prompt: str = "Why?", **kwargs: Any) -> str:
+        return "".join(step.text for step in self.run(prompt, **kwargs))
+
+
+MakeEngine = Callable[..., Harness]
+
+
+@pytest.fixture
+def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
+    """Starts engines of a release, with further LLM arguments; stops them at the end."""
+    with ExitStack() as stack:
+
+        def make(
+            release: str = "1.2.1", *, installed: str | None = None, options: Any = None, **llm_args: Any
+        ) -> Harness:
+            version_dir = tmp_path / release
+            version_dir.mkdir(exist_ok=True)
+            (version_dir / "release.yaml").write_text(load_release(release).text)
+            other = tmp_path / "installed.yaml"
+            other.write_text(load_release(installed or release).text)
+            stack.enter_context(standin(other))
+            document = {"model": "somewhere/R1", "max_seq_len": 4096, "enable_chunked_prefill": True, **llm_args}
+            document["triton_config"] = {"engine_options": options or {}}
+            engine = TensorRTLLMEngine(parse_config(document, version_dir=version_dir))
+            stack.callback(engine.stop)
+            engine.start()
+            return Harness(engine)
+
+        yield make
+
+
+def test_a_stream_adds_up_to_the_whole_answer(make_engine: MakeEngine) -> None:
+    harness = make_engine()
+    whole = harness.run(streaming=False)
+    streamed = harness.run()
+    assert len(whole) == 1
+    assert len(streamed) > 10
+    assert "".join(step.text for step in streamed) == whole[0].text
+    assert [t for step in streamed for t in step.token_ids] == list(whole[0].token_ids)
+    assert {step.num_input_tokens for step in streamed} == {len("Why?") + 1}
+    assert [step.finish_reason for step in streamed if step.finish_reason] == ["stop"]
+
+
+def test_no_step_ends_inside_a_character(make_engine: MakeEngine) -> None:
+    steps = make_engine().run(max_tokens=200, ignore_eos=True)
+    assert any(step.token_ids and not step.text for step in steps), "the answer must have characters of several tokens"
+    assert INCOMPLETE not in "".join(step.text for step in steps[:-1])
+
+
+def test_an_answer_cut_inside_a_character_says_so_at_its_end(make_engine: MakeEngine) -> None:
+    harness = make_engine()
+    texts = [harness.text(max_tokens=length, ignore_eos=True) for length in range(1, 30)]
+    assert any(text.endswith(INCOMPLETE) for text in texts)
+    assert not any(INCOMPLETE in text[:-1] for text in texts)
+
+
+@given(text=st.text(), cuts=st.lists(st.integers(0, 400), max_size=20))
+def test_increments_of_a_growing_text_join_to_it(text: str, cuts: list[int]) -> None:
+    data = text.encode()
+    sent = ""
+    for cut in sorted(cuts):
+        so_far = data[:cut].decode(errors="replace")
+        sent += complete_text(so_far, len(sent), final=False)
+        assert not sent.endswith(INCOMPLETE)
+    assert sent + complete_text(text, len(sent), final=True) == text
+
+
+def test_max_tokens_is_exact_and_reported_as_length(make_engine: MakeEngine) -> None:
+    steps = make_engine().run(max_tokens=7)
+    assert sum(len(step.token_ids) for step in steps) == 7
+    assert steps[-1].finish_reason == "length"
+
+
+def test_max_tokens_is_cut_to_the_room_left(make_engine: MakeEngine) -> None:
+    steps = make_engine(max_seq_len=20).run("0123456789", max_tokens=1000, streaming=False)
+    assert len(steps[0].token_ids) == 20 - 11
+    assert steps[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("llm_args", "limit"),
+    [
+        pytest.param({"max_seq_len": 20}, "19", id="context"),
+        pytest.param({"enable_chunked_prefill": False, "max_num_tokens": 12}, "12", id="one iteration"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_refused_with_numbers(
+    make_engine: MakeEngine, llm_args: dict[str, Any], limit: str
+) -> None:
+    harness = make_engine(**llm_args)
+    (step,) = harness.run("x" * 1234)
+    assert isinstance(step.error, RequestError)
+    assert step.error.code is ErrorCode.PROMPT_TOO_LONG
+    assert "1,235" in str(step.error)
+    assert limit in str(step.error)
+    assert harness.run("short", max_tokens=2)[-1].finish_reason == "length"
+
+
+def test_an_empty_prompt_is_refused(make_engine: MakeEngine) -> None:
+    (step,) = make_engine().run("", add_special_tokens=False)
+    assert isinstance(step.error, RequestError)
+
+
+def test_special_tokens_of_the_prompt_can_be_left_out(make_engine: MakeEngine) -> None:
+    harness = make_engine()
+    assert harness.run(add_special_tokens=False)[0].num_input_tokens == harness.run()[0].num_input_tokens - 1
+
+
+def test_special_tokens_of_the_answer_can_be_kept(make_engine: MakeEngine) -> None:
+    harness = make_engine()
+    assert harness.text(skip_special_tokens=False) == harness.text() + "<｜end▁of▁sentence｜>"
+
+
+def test_stop_tokens_end_the_answer_and_are_the_reason(make_engine: MakeEngine) -> None:
+    harness = make_engine()
+    token = harness.run(streaming=False)[0].token_ids[5]
+    steps = harness.run(stop_token_ids=(token,))
+    assert steps[-1].finish_reason == "stop"
+    assert steps[-1].stop_reason == token
+    assert token not in [t for step in steps for t in step.token_ids]
+
+
+def test_stop_strings_are_accepted_and_left_to_the_text_layer(make_engine: MakeEngine) -> None:
+    harness = make_engine()
+    assert "stop" in harness.engine.capabilities.sampling_fields
+    assert harness.text(stop=("a",)) == harness.text()
+
+
+@pytest.mark.parametrize(
+    ("release", "llm_args"),
+    [
+        pytest.param("1.2.1", {}, id="1.2.1"),
+        pytest.param("1.2.0", {"speculative_config": MTP_SAMPLING}, id="1.2.0 MTP"),
+        pytest.param("1.1.0", {}, id="1.1.0"),
+        pytest.param("1.0.0", {"enable_trtllm_sampler": True}, id="1.0.0"),
+    ],
+)
+def test_a_temperature_alone_samples(make_engine: MakeEngine, release: str, llm_args: dict[str, Any]) -> None:
+    """Up to 1.1 TensorRT-LLM decodes greedily unless top_k or top_p is given as well."""
+    harness = make_engine(release, **llm_args)
+    greedy = harness.text()
+    assert harness.text(temperature=0.0) == greedy
+    assert harness.text(temperature=0.0, top_p=0.9) == greedy
+    assert harness.text(temperature=0.6) != greedy
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0, "top_p": 0.5}, {"top_k": 1}], ids=str)
+def test_greedy_requests_carry_no_sampling_fields(sampling: dict[str, Any]) -> None:
+    request = GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(**sampling), max_tokens=5)
+    params = sampling_params(request, max_tokens=5, seeded=True)
+    assert not params.keys() & {"temperature", "top_k", "top_p", "min_p", "seed"}
+    assert params["max_tokens"] == 5
+    assert params["exclude_input_from_output"] is True
+
+
+def test_a_seeded_sampler_gets_a_new_seed_for_every_request() -> None:
+    request = GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(temperature=1.0), max_tokens=5)
+    seeds = {sampling_params(request, max_tokens=5, seeded=True)["seed"] for _ in range(5)}
+    assert len(seeds) == 5
+    assert "seed" not in sampling_params(request, max_tokens=5, seeded=False)
+
+
+CONFIGURATIONS = [
+    pytest.param(release, llm_args, id=f"{release} {name}")
+    for release, name, llm_args in [
+        *((release, "default", {}) for release in RELEASES),
+        *((release, "MTP", {"speculative_config": MTP}) for release in RELEASES),
+        *((release, "MTP sampling", {"speculative_config": MTP_SAMPLING}) for release in ("1.2.1", "1.2.0")),
+        *((release, "C++ sampler", {"sampler_type": "TRTLLMSampler"}) for release in ("1.2.1", "1.2.0", "1.1.0")),
+        ("1.0.0", "C++ sampler", {"enable_trtllm_sampler": True}),
+        ("1.0.0", "mixed", {"enable_mixed_sampler": True}),
+    ]
+]
+
+VALUES: dict[str, Any] = {
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "seed": 7,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "min_tokens": 3,
+}
+"""The fields that depend on the sampler."""
+
+
+@pytest.mark.parametrize(("release", "llm_args"), CONFIGURATIONS)
+def test_every_field_claimed_is_one_the_sampler_honours(
+    make_engine: MakeEngine, release: str, llm_args: dict[str, Any]
+) -> None:
+    """The stand-in raises for a field its sampler ignores."""
+    harness = make_engine(release, **llm_args)
+    capabilities = harness.engine.capabilities
+    assert capabilities.sampling_fields | capabilities.unsupported.keys() == SAMPLING_BY_NAME.keys()
+    assert not capabilities.sampling_fields & capabilities.unsupported.keys()
+    claimed = {name: value for name, value in VALUES.items() if name in capabilities.sampling_fields}
+    assert harness.run(max_tokens=5, **claimed)[-1].finish_reason == "length"
+    for name, value in VALUES.items() - claimed.items() - {("seed", 7)}:  # a seed is not even sent without sampling
+        (step,) = harness.run(**{name: value})
+        assert isinstance(step.error, RequestError), name
+
+
+@pytest.mark.parametrize(
+    ("llm_args", "field", "reason"),
+    [
+        pytest.param({}, "repetition_penalty", "ignores it", id="penalty"),
+        pytest.param({}, "min_tokens", "counts the prompt", id="min_tokens"),
+        pytest.param({"speculative_config": MTP}, "temperature", "allow_advanced_sampling", id="MTP"),
+    ],
+)
+def test_a_refusal_says_why(make_engine: MakeEngine, llm_args: dict[str, Any], field: str, reason: str) -> None:
+    assert reason in make_engine(**llm_args).engine.capabilities.unsupported[field]
+
+
+def test_mtp_gives_several_tokens_a_step(make_engine: MakeEngine) -> None:
+    steps = make_engine(speculative_config=MTP, stream_interval=3).run(max_tokens=30, ignore_eos=True)
+    assert [len(step.token_ids) for step in steps] == [3] * 10
+
+
+def test_an_aborted_request_ends_as_cancelled_with_what_it_had(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
+    harness = make_engine()
+    request = harness.submit(max_tokens=3000, ignore_eos=True)
+    harness.sink.wait_for(lambda: len(harness.sink.steps_of(request)) >= 3)
+    harness.engine.abort(request.request_id)
+    harness.engine.abort("nobody's")
+    steps = harness.sink.result(request)
+    assert steps[-1].finish_reason == "cancelled"
+    assert sum(len(step.token_ids) for step in steps) < 3000
+    assert harness.engine.stats().num_running == 0
+
+
+def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engine(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = make_engine()
+    tokenised = threading.Event()
+    encode = harness.engine._llm.tokenizer.encode
+    monkeypatch.setattr(
+        harness.engine._llm.tokenizer, "encode", lambda *a, **k: tokenised.wait(WAIT_S) and encode(*a, **k)
+    )
+    monkeypatch.setattr(harness.engine._llm, "generate_async", lambda **_: pytest.fail("it was submitted"))
+    request = harness.submit()
+    harness.engine.abort(request.request_id)
+    harness.engine._call(tokenised.set)  # after the abort, on the same thread
+    (step,) = harness.sink.result(request)
+    assert step.finish_reason == "cancelled"
+
+
+def test_steps_that_are_ready_together_leave_in_one_call(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
+    harness = make_engine()
+    engine = harness.engine
+    requests = [harness.submit(f"prompt {i}", max_tokens=3000, ignore_eos=True) for i in range(8)]
+    harness.sink.wait_for(lambda: all(harness.sink.steps_of(request) for request in requests))
+    held, release = threading.Event(), threading.Event()
+
+    def hold_the_loop() -> None:
+        held.set()
+        release.wait(WAIT_S)
+
+    engine._call(hold_the_loop)
+    assert held.wait(WAIT_S)
+    num_calls = len(harness.sink.calls)
+    while any(entry.output._sequence.responses.empty() for entry in engine._open.values()):
+        time.sleep(0.01)
+    release.set()
+    harness.sink.wait_for(lambda: len(harness.sink.calls) > num_calls)
+    assert {request.request_id for request, _ in harness.sink.calls[num_calls]} == {r.request_id for r in requests}
+
+
+def test_stop_ends_every_request_and_refuses_new_ones(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
+    harness = make_engine()
+    requests = [harness.submit(max_tokens=3000, ignore_eos=True) for _ in range(3)]
+    harness.sink.wait_for(lambda: all(harness.sink.steps_of(request) for request in requests))
+    llm = harness.engine._llm
+    harness.engine.stop()
+    harness.engine.stop()
+    for request in requests:
+        last = [step for step in harness.sink.steps_of(request) if step.finish_reason or step.error]
+        assert [step.finish_reason for step in last] == ["cancelled"]
+    assert llm._executor is None
+    (step,) = harness.run()
+    assert isinstance(step.error, UnavailableError)
+    assert not harness.engine.health().alive
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("tensorrt_llm", "tokenizer"))]
+
+
+def test_stop_before_start_is_nothing(tmp_path: Path) -> None:
+    engine = TensorRTLLMEngine(parse_config({"model": "m"}, version_dir=tmp_path))
+    engine.stop()
+    assert not engine.health().alive
+    with pytest.raises(RuntimeError, match="before start"):
+        engine.submit(GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(), max_tokens=1), Sink())
+
+
+def test_when_the_engine_dies_everyone_is_told(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_FAIL_AFTER", "100")
+    harness = make_engine()
+    assert harness.engine.health().alive
+    requests = [harness.submit(max_tokens=3000, ignore_eos=True) for _ in range(4)]
+    for request in requests:
+        assert isinstance(harness.sink.result(request)[-1].error, UnavailableError)
+    health = harness.engine.health()
+    assert not health.alive
+    assert "shut down" in health.reason
+    assert isinstance(harness.run()[-1].error, UnavailableError)
+
+
+def test_a_death_without_a_word_is_found_by_the_health_check(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = make_engine()
+    monkeypatch.setattr(harness.engine._llm._executor, "submit", lambda sequence: None)
+    request = harness.submit()
+    while harness.engine.stats().num_running == 0:
+        time.sleep(0.01)
+    monkeypatch.setattr(harness.engine._llm._executor, "is_shutdown", lambda: True)
+    assert not harness.engine.health().alive
+    assert isinstance(harness.sink.result(request)[-1].error, UnavailableError)
+
+
+def test_a_receiver_that_fails_does_not_end_the_others(make_engine: MakeEngine) -> None:
+    harness = make_engine()
+    broken = Sink()
+    broken.fail = True
+    lost = GenerateRequest(request_id="lost", prompt="p", sampling=SamplingParams(), max_tokens=5)
+    harness.engine.submit(lost, broken)
+    assert harness.run()[-1].finish_reason == "stop"
+    assert broken.result(lost)
+
+
+def test_another_installed_release_is_refused_and_the_override_named(make_engine: MakeEngine) -> None:
+    with pytest.raises(EngineError, match=r"generated for TensorRT-LLM 1\.2\.1, but 1\.1\.0.*allow_version_mismatch"):
+        make_engine("1.2.1", installed="1.1.0")
+
+
+def test_the_override_loads_another_release(make_engine: MakeEngine) -> None:
+    harness = make_engine("1.2.1", installed="1.2.0", options={"allow_version_mismatch": True})
+    assert harness.run()[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("installed", "matches"),
+    [("1.2.1", True), ("1.2.1+local", True), ("1.2.1.post1", True), ("1.2.1rc1", False), ("1.2.10", False)],
+)
+def test_what_counts_as_the_release(tmp_path: Path, installed: str, matches: bool) -> None:
+    (tmp_path / "release.yaml").write_text(load_release("1.2.1").text)
+    assert read_release(tmp_path).matches(installed) is matches
+
+
+@pytest.mark.parametrize(
+    ("llm_args", "named"),
+    [
+        pytest.param({"use_cuda_graph": True}, "use_cuda_graph", id="key of another release"),
+        pytest.param({"kv_cache_config": {"typo": 1}}, "kv_cache_config.typo", id="in a section"),
+        pytest.param({"speculative_config": {**MTP, "typo": 1}}, "speculative_config.typo", id="in a chosen class"),
+        pytest.param({"speculative_config": {"decoding_type": "Nonsense"}}, "Nonsense", id="no such class"),
+        pytest.param({"sampler_type": "Mixed"}, "sampler_type", id="value"),
+        pytest.param({"skip_tokenizer_init": True}, "skip_tokenizer_init", id="no tokenizer"),
+    ],
+)
+def test_arguments_that_stop_the_load_are_named_in_one_line(
+    make_engine: MakeEngine, llm_args: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(EngineError) as caught:
+        make_engine(**llm_args)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_repository_without_its_record_says_how_to_get_one(tmp_path: Path) -> None:
+    engine = TensorRTLLMEngine(parse_config({"model": "m", "max_seq_len": 10}, version_dir=tmp_path))
+    with pytest.raises(ConfigError, match=r"release\.yaml.*deepseek-triton build"):
+        engine.start()
+
+
+def test_an_unknown_engine_option_is_refused(tmp_path: Path) -> None:
+    document = {"model": "m", "triton_config": {"engine_options": {"allow_mismatch": True}}}
+    with pytest.raises(ConfigError, match=r"allow_mismatch.*allow_version_mismatch"):
+        TensorRTLLMEngine(parse_config(document, version_dir=tmp_path))
+
+
+def test_the_checkpoint_says_how_long_a_context_may_be(make_engine: MakeEngine, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "1.2.1" / "checkpoint"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text(json.dumps({"max_position_embeddings": 777}))
+    harness = make_engine(model="checkpoint", max_seq_len=None)
+    assert harness.engine.capabilities.max_seq_len == 777
+    assert harness.engine._llm._llm_args["model"] == str(checkpoint)
+
+
+def test_a_context_length_nobody_knows_is_asked_for(make_engine: MakeEngine) -> None:
+    with pytest.raises(ConfigError, match="max_seq_len"):
+        make_engine(max_seq_len=None)
+
+
+def test_a_ranks_variables_are_forgotten_and_settings_kept() -> None:
+    mpi = load_release("1.2.1").record["mpi"]
+    settings = {"OMPI_MCA_btl_tcp_if_include": "lo", "TLLM_SPAWN_PROXY_PROCESS": "1", "PATH": "/bin"}
+    alone = dict(settings)
+    assert forget_launcher(alone, mpi) == []
+    assert alone == settings
+    under_mpirun = {**settings, "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}
+    forget_launcher(under_mpirun, mpi)
+    assert under_mpirun == {"TLLM_SPAWN_PROXY_PROCESS": "1", "PATH": "/bin"}
+
+
+def test_start_forgets_the_launcher_it_was_started_by(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("TLLM_SPAWN_PROXY_PROCESS", "1")
+    make_engine()
+    assert "OMPI_COMM_WORLD_RANK" not in os.environ
+    assert os.environ["TLLM_SPAWN_PROXY_PROCESS"] == "1"

@@ -1,0 +1,245 @@
+"""The release records hold together, and the stand-in for tensorrt_llm is held to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from standin.loading import standin
+
+from deepseek_backend.contract import SAMPLING_BY_NAME
+from deepseek_backend.release import EngineRelease
+from deepseek_triton_build.errors import RefusedPlanError, UnknownNameError
+from deepseek_triton_build.releases import RELEASES, Release, load_release, release_for_container
+
+
+@pytest.fixture(params=RELEASES)
+def release(request: pytest.FixtureRequest) -> Release:
+    return load_release(request.param)
+
+
+def test_the_text_is_the_record(release: Release) -> None:
+    assert yaml.safe_load(release.text) == release.record
+    assert release.record["release"] == release.version
+
+
+def test_releases_are_listed_newest_first() -> None:
+    assert list(RELEASES) == sorted(
+        RELEASES, key=lambda version: [int(part) for part in version.split(".")], reverse=True
+    )
+
+
+def test_every_field_says_its_type_default_and_status(release: Release) -> None:
+    for llm_class in release.record["classes"].values():
+        for name, row in llm_class["fields"].items():
+            assert {"type", "default", "status"} <= row.keys(), name
+            assert row["status"] in ("proven", "interpolated"), name
+    for name, row in release.record["sampling_params"].items():
+        assert row.keys() == {"type", "default", "status"}, name
+
+
+def test_only_a_complete_class_may_prove_that_a_key_is_absent(release: Release) -> None:
+    for name, llm_class in release.record["classes"].items():
+        if llm_class["complete"]:
+            statuses = {row["status"] for row in llm_class["fields"].values()}
+            assert statuses == {"proven"} or release.version in ("1.1.0", "1.0.0"), name
+
+
+def test_every_section_named_is_recorded(release: Release) -> None:
+    for llm_class in release.classes.values():
+        for entry in llm_class.fields.values():
+            assert set(entry.sections) <= release.classes.keys()
+            assert not entry.discriminator or entry.sections
+
+
+def test_every_key_can_be_looked_up(release: Release) -> None:
+    keys = release.keys()
+    assert len(keys) == len(set(keys))
+    assert all(release.find_key(key) for key in keys)
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model",
+        "tensor_parallel_size",
+        "moe_expert_parallel_size",
+        "enable_attention_dp",
+        "max_seq_len",
+        "cuda_graph_config.enable_padding",
+        "kv_cache_config.dtype",
+        "kv_cache_config.free_gpu_memory_fraction",
+        "moe_config.backend",
+        "speculative_config.decoding_type",
+        "speculative_config.num_nextn_predict_layers",
+        "stream_interval",
+    ],
+)
+def test_what_a_deepseek_repository_is_made_of_is_known_everywhere(version: str, key: str) -> None:
+    assert load_release(version).require_key(key).status
+
+
+@pytest.mark.parametrize(
+    ("version", "key", "message"),
+    [
+        ("1.2.1", "use_cuda_graph", "is not an LLM argument.*cuda_graph_config"),
+        ("1.2.1", "kv_cache_config.dtyp", r"kv_cache_config\.dtype"),
+        ("1.2.1", "moe_config.max_num_tokens.deeper", "is not an LLM argument"),
+        ("1.2.1", "speculative_config.max_draft_length", "max_draft_len"),
+        ("1.1.0", "sparse_attention_config", "not known to be"),
+        ("1.0.0", "sampler_type", "not known to be"),
+    ],
+)
+def test_a_key_that_is_not_known_is_refused(version: str, key: str, message: str) -> None:
+    with pytest.raises(RefusedPlanError, match=message):
+        load_release(version).require_key(key)
+
+
+def test_v32_needs_1_2() -> None:
+    known = {version: load_release(version).find_key("sparse_attention_config.algorithm") for version in RELEASES}
+    assert [version for version, entry in known.items() if entry] == ["1.2.1", "1.2.0"]
+
+
+def test_an_unknown_release_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"did you mean '1\.2\.\d'"):
+        load_release("1.2.2")
+
+
+@pytest.mark.parametrize(
+    ("tag", "version"),
+    [
+        ("26.07", "1.2.1"),
+        ("26.03", "1.2.0"),
+        ("25.12-trtllm-python-py3", "1.1.0"),
+        ("nvcr.io/nvidia/tritonserver:25.09-trtllm-python-py3", "1.0.0"),
+    ],
+)
+def test_a_container_tag_names_its_release(tag: str, version: str) -> None:
+    assert release_for_container(tag).version == version
+
+
+def test_a_container_without_a_record_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match=r"25\.05"):
+        release_for_container("25.05")
+
+
+def test_no_container_has_two_releases() -> None:
+    tags = [tag for version in RELEASES for tag in load_release(version).containers]
+    assert len(tags) == len(set(tags))
+
+
+def test_quirks_name_containers_of_their_release(release: Release) -> None:
+    for quirk in release.record["quirks"]:
+        assert set(quirk["applies_to_containers"]) <= set(release.containers)
+        assert quirk["source"]
+
+
+def test_every_sampler_accounts_for_every_field_of_the_contract(release: Release) -> None:
+    """A field is honoured, ignored for a reason, or unknown, never two of them."""
+    section = release.record["sampler"]
+    assert section["choose"][-1]["when"] == {}
+    assert {rule["sampler"] for rule in section["choose"]} == section["samplers"].keys()
+    for name, sampler in section["samplers"].items():
+        ignored = [field for entry in sampler["ignores"] for field in entry["fields"]]
+        listed = [*section["always"], *sampler["honours"]["fields"], *ignored]
+        assert len(listed) == len(set(listed)), name
+        assert set(listed) <= release.record["sampling_params"].keys(), name
+        if sampler["honours"]["status"] != "unknown":
+            assert SAMPLING_BY_NAME.keys() - {"stop"} <= set(listed), name
+
+
+def test_the_backend_reads_the_same_sampler_out_of_it(release: Release) -> None:
+    engine = EngineRelease(release.record)
+    mtp = engine.sampler_support({"speculative_config": {"decoding_type": "MTP"}})
+    assert mtp.sampler == "MTPSampler"
+    assert "temperature" in mtp.unsupported
+    assert engine.sampler_support({}).sampler == "TorchSampler"
+
+
+@pytest.fixture
+def package(release: Release, tmp_path: Path) -> Iterator[Any]:
+    path = tmp_path / "release.yaml"
+    path.write_text(release.text)
+    with standin(path) as package:
+        yield package
+
+
+def test_the_standin_has_the_recorded_sampling_fields(release: Release, package: Any) -> None:
+    fields = {field.name: field.default for field in dataclasses.fields(package.SamplingParams)}
+    assert fields == {name: row["default"] for name, row in release.record["sampling_params"].items()}
+    with pytest.raises(TypeError):
+        package.SamplingParams(5)
+    with pytest.raises(TypeError):
+        package.SamplingParams(repetition_penality=1.0)
+
+
+def test_the_standin_has_the_recorded_signature(release: Release, package: Any) -> None:
+    parameters = list(inspect.signature(package.LLM.generate_async).parameters)[1:]
+    assert parameters == release.record["generate_async"]["parameters"]
+
+
+def test_the_standin_has_the_recorded_outputs(release: Release, package: Any) -> None:
+    output_class, completion_class = package.llmapi.RequestOutput, package.llmapi.CompletionOutput
+    assert all(hasattr(output_class, name) for name in release.record["request_output"]["methods"])
+    public = [field.name for field in dataclasses.fields(completion_class) if not field.name.startswith("_")]
+    assert public == release.record["completion_output"]["fields"]
+    properties = inspect.getmembers(completion_class, lambda member: isinstance(member, property))
+    assert {name for name, _ in properties} == set(release.record["completion_output"]["properties"])
+
+
+def test_the_standin_needs_a_running_event_loop(package: Any) -> None:
+    llm = package.LLM(model="m")
+    try:
+        with pytest.raises(RuntimeError, match="event loop"):
+            llm.generate_async(inputs=[3, 4, 5])
+        with pytest.raises(TypeError):
+            llm.generate_async(inputs=[3, 4, 5], max_tokens=5)
+    finally:
+        llm.shutdown()
+    with pytest.raises(RuntimeError, match="shutting down"):
+        llm.generate_async(inputs=[3, 4, 5])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"no_such_key": 1},
+        {"kv_cache_config": {"no_such_key": 1}},
+        {"tensor_parallel_size": "8"},
+        {"stream_interval": 0},
+    ],
+    ids=str,
+)
+def test_the_standin_refuses_what_the_release_would(package: Any, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        package.LLM(model="m", **arguments)
+
+
+def test_the_standin_takes_a_speculative_config_only_from_upstreams_parser(package: Any) -> None:
+    from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
+
+    mapping = {"model": "m", "speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": 1}}
+    with pytest.raises(ValueError, match="speculative_config"):
+        package.LLM(**mapping)
+    package.LLM(**update_llm_args_with_extra_dict({}, mapping)).shutdown()
+
+
+def test_the_standins_result_can_be_waited_for_without_a_loop(package: Any) -> None:
+    import asyncio
+
+    async def submit() -> Any:
+        return llm.generate_async(inputs="Why?", sampling_params=package.SamplingParams(max_tokens=5))
+
+    llm = package.LLM(model="m")
+    try:
+        output = asyncio.run(submit())
+        assert len(output.result(timeout=60).outputs[0].token_ids) == 5
+        assert output.finished
+    finally:
+        llm.shutdown()

@@ -1,0 +1,35 @@
+"""Makes the stand-in importable as tensorrt_llm for a while, for one release."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+PACKAGE_PARENT = Path(__file__).parent
+
+
+@contextmanager
+def standin(release_yaml: Path) -> Iterator[Any]:
+    """The stand-in of the release whose record is in `release_yaml`, imported."""
+    with (
+        mock.patch.dict(os.environ, STANDIN_RELEASE=str(release_yaml)),
+        mock.patch.object(sys, "path", [str(PACKAGE_PARENT), *sys.path]),
+        mock.patch.dict(sys.modules),
+    ):
+        _forget()
+        importlib.invalidate_caches()
+        try:
+            yield importlib.import_module("tensorrt_llm")
+        finally:
+            _forget()
+
+
+def _forget() -> None:
+    for name in [name for name in sys.modules if name == "tensorrt_llm" or name.startswith("tensorrt_llm.")]:
+        del sys.modules[name]
