@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from deepseek_backend.engines.sampling import TokenSampler, sample_tokens
+from deepseek_backend.engines.transformers.sampling import TokenSampler, sample_tokens
 from deepseek_backend.request import SamplingParams
 
 VOCAB_SIZE = 12

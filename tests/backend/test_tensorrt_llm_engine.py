@@ -19,13 +19,9 @@ from standin.loading import standin
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
 from deepseek_backend.engines.base import Step
-from deepseek_backend.engines.tensorrt_llm import (
-    INCOMPLETE,
-    TensorRTLLMEngine,
-    complete_text,
-    forget_launcher,
-    sampling_params,
-)
+from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
+from deepseek_backend.engines.tensorrt_llm.loading import forget_launcher
+from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, complete_text, sampling_params
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from deepseek_backend.release import read_release
 from deepseek_backend.request import GenerateRequest, SamplingParams

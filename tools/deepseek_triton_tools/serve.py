@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Literal, TextIO
 
 import httpx
 from rich.console import Console
@@ -134,6 +134,7 @@ class ServerProcess:
         self._lines_lock = threading.Lock()
         self._hopeless = False
         self._kill_at: float | None = None
+        self._cleared = False
         self._shm_prefix = f"deepseek_triton_{secrets.token_hex(4)}_"
 
     @classmethod
@@ -204,29 +205,28 @@ class ServerProcess:
     def start(self) -> None:
         """Start the server; returns before it is ready.
 
-        :raises ToolError: when there is no tritonserver, or a port is taken. Nothing is started then.
+        :raises ToolError: when there is no tritonserver, a port is taken or the log can't be written. Nothing runs then.
         """
         installation = find_tritonserver(self.options.tritonserver)
         self.http_port, self.grpc_port, self.metrics_port = choose_ports(self.options)
+        log = _open_log(self.options.log_file)
         command = [
-            *(sys.executable, "-I", "-S", "-c", _GUARDED_EXEC, str(os.getpid())),
-            str(installation.binary),
+            *(sys.executable, "-I", "-S", "-c", _GUARDED_EXEC, str(os.getpid()), str(installation.binary)),
             *installation.extra_args,
             *self._arguments(),
             *self.options.server_args,
         ]
-        with self._lines_lock:
-            self._lines.clear()
-        self._hopeless = False
-        self._ended.clear()
+        self._lines.clear()
+        self._hopeless = self._cleared = False
+        self._ended = threading.Event()
         spawned: Future[subprocess.Popen[str]] = Future()
         environment = os.environ | dict(installation.environment)
-        threading.Thread(target=self._guard, args=(command, environment, spawned), daemon=True).start()
+        threading.Thread(target=_guard, args=(command, environment, spawned, self._ended), daemon=True).start()
         self._process = spawned.result()
-        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(self._process, log), daemon=True)
         self._reader.start()
         if self.stop_requested:
-            # A signal came between its handler's installation and here, and found no process.
+            # The request came before there was a process to tell.
             self._process.terminate()
 
     def _arguments(self) -> list[str]:
@@ -240,51 +240,27 @@ class ServerProcess:
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
         ]
 
-    def _guard(
-        self, command: list[str], environment: dict[str, str], spawned: Future[subprocess.Popen[str]]
-    ) -> None:
-        """The guardian. The parent whose death the kernel tells of is the thread that forked, so this one stays.
-
-        It also reaps at once: a stub takes a server that is dead but not reaped for alive, and would never leave.
-        """
-        try:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
-            )
-        except BaseException as error:
-            spawned.set_exception(error)
-            return
-        spawned.set_result(process)
-        process.wait()
-        self._ended.set()
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: subprocess.Popen[str], log: TextIO | None) -> None:
         """The reader: until the server and all its stubs have closed their end."""
-        with contextlib.ExitStack() as stack:
-            sinks: list[Callable[[str], object]] = [self._on_line] if self._on_line else []
-            if self.options.log_file:
-                log = stack.enter_context(self.options.log_file.open("a", encoding="utf-8", buffering=1))
+        assert process.stdout is not None
+        sinks: list[Callable[[str], object]] = [self._on_line] if self._on_line else []
+        with process.stdout, log or contextlib.nullcontext():
+            if log:
                 sinks.append(lambda line: log.write(line + "\n"))
-            for line in stack.enter_context(process.stdout or []):
+            for line in process.stdout:
                 self._accept(line.rstrip("\n"), sinks)
 
     def _accept(self, line: str, sinks: list[Callable[[str], object]]) -> None:
         with self._lines_lock:
             self._lines.append(line)
-        self._hopeless |= HOPELESS in line
+        self._hopeless = self._hopeless or HOPELESS in line
         for sink in sinks.copy():
             try:
                 sink(line)
-            except OSError:
-                # A full disk or a closed terminal: without it the server goes on, with nobody reading it would block.
+            except OSError as error:
+                # A full disk or a closed terminal. Reading goes on: the server would block on output that nobody takes.
                 sinks.remove(sink)
+                self._lines.append(f"deepseek-triton: the log goes on without one of its readers: {error}")
 
     def wait_until_ready(self, on_progress: Callable[[Progress], None] | None = None) -> bool:
         """True when every model of the folder can be called; False when a stop was requested before that.
@@ -297,13 +273,363 @@ class ServerProcess:
         launches = 1
         # No connection is kept: one that idles would hold up the server's exit.
         with httpx.Client(trust_env=False, timeout=5, headers={"Connection": "close"}) as client:
-            while not self._ended.wait(_TICK_S) and not self._hopeless and not self._kill_if_due():
-                if not self.stop_requested and self._answers(client):
-                    return True
+            while self.stop_requested or not self._answers(client):
                 if on_progress:
                     on_progress(Progress(time.monotonic() - began, self._last_message()))
-                if self._ended.is_set() and not self.stop_requested and self._lost_free_ports() and launches < _LAUNCHES:
-                    launches += 1
-                    self._clear_away()
-                    self.start()
-        return self._not_ready()
+                self._kill_if_due()
+                if not self._ended.wait(_TICK_S) and not self._hopeless:
+                    continue
+                self._clear_away()
+                if self.stop_requested:
+                    return False
+                if launches == _LAUNCHES or not self._lost_free_port():
+                    raise self.failure()
+                launches += 1
+                self.start()
+        return True
+
+    def _answers(self, client: httpx.Client) -> bool:
+        """Whether the server, every model and the metrics answer; the metrics are the last to come up."""
+        urls = [f"{self.http_url}/v2/health/ready"]
+        if not self._was_given("--model-control-mode"):
+            urls += [f"{self.http_url}/v2/models/{model}/ready" for model in self.models]
+        if not self._was_given("--allow-metrics"):
+            urls.append(self.metrics_url)
+        try:
+            return all(client.get(url).is_success for url in urls)
+        except httpx.TransportError:
+            return False
+
+    def _was_given(self, option: str) -> bool:
+        return any(argument.partition("=")[0] == option for argument in self.options.server_args)
+
+    def _last_message(self) -> str:
+        parsed = map(parse_log_line, reversed(self.log_tail))
+        return next((line.message for line in parsed if line.message and not line.is_table), "")
+
+    def _lost_free_port(self) -> bool:
+        """Whether the server ended because somebody took an `auto` port between our look and its own."""
+        options = self.options
+        given = {options.http_port, options.grpc_port, options.metrics_port}
+        taken = re.search(r"Socket '\S+:(\d+)' already in use", "\n".join(self.log_tail))
+        return taken is not None and int(taken[1]) not in given
+
+    def failure(self) -> ServerFailedError:
+        """The error for a server that ended without being asked to, and where to read more."""
+        code = self.wait()
+        if self._hopeless or code <= 128:
+            cause = failure_cause(self.log_tail)
+        else:
+            hint = "; was memory short?" if code == 128 + signal.SIGKILL else ""
+            cause = f"tritonserver was ended by {signal.Signals(code - 128).name}{hint}"
+        exit_code = 1 if self._hopeless else code or 1
+        return ServerFailedError(f"{cause}{self._where_to_read_more()}", exit_code=exit_code)
+
+    def _where_to_read_more(self) -> str:
+        if self.options.verbose:
+            return ""
+        path = self.options.log_file
+        if path is None:
+            # After an hour's load nobody wants to be told that --log-file would have helped.
+            descriptor, name = tempfile.mkstemp(prefix="deepseek-triton-server-", suffix=".log")
+            path = Path(name)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in self.log_tail)
+        return f" (the server's log: {path})"
+
+    def request_stop(self, signum: int = signal.SIGTERM) -> None:
+        """Ask the server to end, and return. A second time it is killed, as it is when its time has run out.
+
+        Nothing but this may be called in a signal handler. Only `wait` and `wait_until_ready` carry out the killing.
+        """
+        again, self.stop_requested = self.stop_requested, True
+        patience_s = 0 if again else self.options.exit_timeout_secs + _GRACE_S
+        self._kill_at = time.monotonic() + patience_s
+        if self._process is not None and not again:
+            self._process.send_signal(signum)
+
+    def wait(self) -> int:
+        """Block until the server has ended and nothing of it is left.
+
+        :returns: its exit code as a shell has it: 128 plus the number of the signal that ended it.
+        """
+        assert self._process is not None, "it was never started"
+        while not self._ended.wait(_TICK_S):
+            self._kill_if_due()
+        self._clear_away()
+        code = self._process.returncode
+        return 128 - code if code < 0 else code
+
+    def stop(self) -> None:
+        """End the server: with the time it needs for open requests, then by force. Does nothing where none runs."""
+        if self._process is None:
+            return
+        if not self.stop_requested:
+            self.request_stop()
+        self.wait()
+
+    def _kill_if_due(self) -> None:
+        if self._process is not None and self._kill_at is not None and time.monotonic() >= self._kill_at:
+            kill_all(self._members)
+
+    def _members(self) -> list[int]:
+        """What lives of the server's session: itself, its stubs, and what they started."""
+        assert self._process is not None
+        pids = session_members(self._process.pid)
+        # Once the server is reaped its number is free, and a session with a living leader of that number is another's.
+        return [] if self._ended.is_set() and self._process.pid in pids else pids
+
+    def _clear_away(self) -> None:
+        """Afterwards there is no process, thread or shared memory of this launch."""
+        if self._cleared or self._reader is None:
+            return
+        deadline = time.monotonic() + _STUBS_LEAVE_S
+        while self._ended.is_set() and self._members() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        kill_all(self._members)
+        self._ended.wait()
+        self._reader.join(_STUBS_LEAVE_S)
+        for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
+            region.unlink(missing_ok=True)
+        self._cleared = True
+
+
+def serve(options: ServeOptions) -> int:
+    """Serve until a signal says stop; SIGINT, SIGTERM and SIGHUP reach the server, the second of them kills it.
+
+    Call it in the main thread. The server's address goes to stdout, everything else to stderr.
+
+    :returns: the server's exit code as a shell has it.
+    :raises ToolError: when it can't be started, doesn't become ready, or ends with an error unasked.
+    """
+    view = _View(options.verbose)
+    with ServerProcess(options, on_line=view.show) as server, _signals_forwarded(server):
+        server.start()
+        with view.progress(server.models) as on_progress:
+            ready = server.wait_until_ready(on_progress)
+        if ready:
+            view.is_ready = True
+            print(_ready_text(server), flush=True)
+        code = server.wait()
+        if code and not server.stop_requested:
+            raise server.failure()
+        return code
+
+
+class _View:
+    """What `serve` shows of the server's log."""
+
+    def __init__(self, verbose: bool) -> None:
+        self.verbose = verbose
+        self.is_ready = False
+        """Warnings before this are about the GPU that a laptop lacks; a failure is told with its cause."""
+
+    def show(self, text: str) -> None:
+        line = parse_log_line(text)
+        if self.verbose or (self.is_ready and (line.level in ("W", "E", "F") or line.is_from_model)):
+            print(text, file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def progress(self, models: list[str]) -> Iterator[Callable[[Progress], None]]:
+        """One line that is rewritten on a terminal, a line every ten seconds elsewhere; none beside the whole log."""
+        console = Console(stderr=True)
+        names = ", ".join(models)
+        if self.verbose:
+            yield lambda progress: None
+        elif console.is_terminal:
+            with console.status(f"loading {names}") as status:
+                yield lambda progress: status.update(_progress_text(names, progress))
+        else:
+            last_s = 0.0
+
+            def print_now_and_then(progress: Progress) -> None:
+                nonlocal last_s
+                if progress.elapsed_s - last_s >= _PLAIN_PROGRESS_EVERY_S:
+                    last_s = progress.elapsed_s
+                    print(_progress_text(names, progress), file=sys.stderr, flush=True)
+
+            yield print_now_and_then
+
+
+def _progress_text(names: str, progress: Progress) -> Text:
+    minutes, seconds = divmod(int(progress.elapsed_s), 60)
+    last = " ".join(progress.last_message.split())
+    return Text(f"loading {names}, {minutes}:{seconds:02d}  {last}", no_wrap=True, overflow="ellipsis")
+
+
+def _ready_text(server: ServerProcess) -> str:
+    body = json.dumps({"text_input": "The capital of France is", "max_tokens": 32})
+    return "\n".join(
+        [
+            f"ready: {', '.join(server.models)} (tritonserver is process {server.pid})",
+            f"  HTTP     {server.http_url}",
+            f"  gRPC     {server.address}:{server.grpc_port}",
+            f"  metrics  {server.metrics_url}",
+            f"try it: curl -s {server.http_url}/v2/models/{server.models[0]}/generate -d '{body}'",
+        ]
+    )
+
+
+@contextlib.contextmanager
+def _signals_forwarded(server: ServerProcess) -> Iterator[None]:
+    def forward(signum: int, _: FrameType | None) -> None:
+        if not server.stop_requested:
+            # Not print: the handler may have interrupted one. And a terminal that hung up can't be written to.
+            with contextlib.suppress(OSError):
+                os.write(2, b"stopping; once more stops at once\n")
+        # A terminal that hangs up is no reason for less than an orderly end.
+        server.request_stop(signal.SIGTERM if signum == signal.SIGHUP else signum)
+
+    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # nohup ignores SIGHUP, and a shell's background jobs SIGINT: what was ignored stays so.
+    before = {signum: signal.getsignal(signum) for signum in signums}
+    taken = [signum for signum in signums if before[signum] != signal.SIG_IGN]
+    try:
+        for signum in taken:
+            signal.signal(signum, forward)
+        yield
+    finally:
+        for signum in taken:
+            signal.signal(signum, before[signum])
+
+
+def model_names(repository: Path) -> list[str]:
+    """The models of the folder, sorted.
+
+    :raises RepositoryError: when there is none.
+    """
+    if not repository.is_dir():
+        raise RepositoryError(f"there is no folder {repository}: `deepseek-triton build` writes a model repository")
+    if (repository / "config.pbtxt").is_file():
+        raise RepositoryError(f"{repository} is a model, not a model repository: give the folder above it")
+    models = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    if not models:
+        raise RepositoryError(
+            f"{repository} holds no model: expected {repository}/MODEL/config.pbtxt, as `deepseek-triton build` writes it"
+        )
+    return models
+
+
+def _check_server_args(arguments: Iterable[str]) -> None:
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        if option in _OWN_OPTIONS:
+            raise ToolError(f"{option} is set by serve itself: use serve's own {_OWN_OPTIONS[option]}", exit_code=2)
+
+
+def choose_ports(options: ServeOptions) -> tuple[int, int, int]:
+    """The ports of HTTP, gRPC and metrics, each free at this moment.
+
+    :raises PortError: when a given one is not.
+    """
+    given = dict(zip(ENDPOINTS, (options.http_port, options.grpc_port, options.metrics_port), strict=True))
+    numbers = [port for port in given.values() if port != "auto"]
+    if len(set(numbers)) < len(numbers):
+        raise PortError(f"HTTP, gRPC and metrics need a port each, got {', '.join(map(str, given.values()))}")
+    chosen = {}
+    with contextlib.ExitStack() as held:
+        # The given ones first, and all are held until the last is chosen: `auto` must not pick any of them.
+        for endpoint in sorted(ENDPOINTS, key=lambda endpoint: given[endpoint] == "auto"):
+            listener = held.enter_context(_listener(options.host, endpoint, given[endpoint]))
+            chosen[endpoint] = listener.getsockname()[1]
+    return chosen["http"], chosen["grpc"], chosen["metrics"]
+
+
+def _listener(host: str, endpoint: str, port: Port) -> socket.socket:
+    try:
+        return socket.create_server((host, 0 if port == "auto" else port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and port != "auto":
+            holder = _holder(port)
+            by = f" by {holder}" if holder else ""
+            message = f"port {port} for {endpoint} is taken{by}: end that, or give --{endpoint}-port another or auto"
+        elif error.errno == errno.EACCES:
+            message = f"port {port} for {endpoint} is for root alone: give --{endpoint}-port another, 1024 or higher"
+        else:
+            message = f"can't listen on {host!r} for {endpoint} ({error}): give --host an address of this machine"
+        raise PortError(message) from error
+
+
+def _holder(port: int) -> str | None:
+    """Which process listens on `port`, where /proc lets us see it."""
+    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        # Another user's, or gone meanwhile.
+        with contextlib.suppress(OSError):
+            if os.readlink(descriptor) in sockets:
+                name = (descriptor.parents[1] / "comm").read_text().strip()
+                return f"process {descriptor.parents[1].name} ({name})"
+    return None
+
+
+def _listening_inodes(port: int) -> Iterator[str]:
+    """Columns of /proc/net/tcp, from proc(5): 1 is address:port in hex, 3 the state, 9 the inode."""
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        for row in table.read_text().splitlines()[1:] if table.is_file() else []:
+            columns = row.split()
+            if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:
+                yield columns[9]
+
+
+def _open_log(path: Path | None) -> TextIO | None:
+    try:
+        return path.open("a", encoding="utf-8", buffering=1) if path else None
+    except OSError as error:
+        raise ToolError(f"the log can't be written to {path}: {error.strerror}") from error
+
+
+def _guard(
+    command: list[str],
+    environment: dict[str, str],
+    spawned: Future[subprocess.Popen[str]],
+    ended: threading.Event,
+) -> None:
+    """The guardian. The parent whose death the kernel tells of is the thread that forked, so this one stays.
+
+    It also reaps at once: a stub takes a server that is dead but not reaped for alive, and would never leave.
+    """
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+    except BaseException as error:
+        spawned.set_exception(error)
+        return
+    spawned.set_result(process)
+    process.wait()
+    ended.set()
+
+
+def session_members(session: int) -> list[int]:
+    """The processes of a session that still run, by /proc/PID/stat of proc(5)."""
+    members = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        # Gone meanwhile.
+        with contextlib.suppress(OSError):
+            # The name is in parentheses and may hold anything; behind it: state, parent, group, session.
+            state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
+            if its_session == str(session) and state not in "ZX":
+                members.append(int(path.parent.name))
+    return members
+
+
+def kill_all(members: Callable[[], list[int]]) -> None:
+    """SIGKILL until none is left: one may have forked before its turn came.
+
+    :raises ServerFailedError: when some are still there after ten seconds, as when a driver holds them.
+    """
+    deadline = time.monotonic() + _GRACE_S
+    while pids := members():
+        if time.monotonic() > deadline:
+            raise ServerFailedError(f"processes {pids} of the server can't be killed: look at them with ps")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)

@@ -104,6 +104,11 @@ class Exchange:
         return self._state
 
     @property
+    def ended(self) -> bool:
+        """The outcome is fixed, whether or not the final response has been sent."""
+        return self._state in (State.ENDED, State.CLOSED)
+
+    @property
     def closed(self) -> bool:
         return self._state is State.CLOSED
 

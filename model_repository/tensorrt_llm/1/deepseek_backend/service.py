@@ -83,6 +83,8 @@ class Service:
                 self._stop_by_client_id(exchange)
             else:
                 self._engine.submit(_generate_request(request_id, call), self)
+                if exchange.ended:  # while it was being submitted, and the abort came before the engine knew it
+                    self._engine.abort(request_id)
         except BackendError as error:
             self._end(exchange, error)
         except Exception as error:

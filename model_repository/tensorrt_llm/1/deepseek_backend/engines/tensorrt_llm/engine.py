@@ -11,47 +11,40 @@ what they are, and which sampling fields the release really honours.
 from __future__ import annotations
 
 import asyncio
-import copy
 import importlib
-import json
 import logging
 import os
-import secrets
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, FinishReason, Step, StepSink, require
-from deepseek_backend.errors import BackendError, ConfigError, EngineError, RequestError, UnavailableError
+from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step, StepSink, require
+from deepseek_backend.engines.tensorrt_llm.loading import (
+    forget_launcher,
+    import_tensorrt_llm,
+    make_capabilities,
+    make_llm,
+    max_prompt_tokens,
+    resolved_llm_args,
+    shut_down,
+    version_mismatch_allowed,
+)
+from deepseek_backend.engines.tensorrt_llm.translation import complete_text, finish_reason, one_line, sampling_params
+from deepseek_backend.errors import BackendError, EngineError, RequestError, UnavailableError
 from deepseek_backend.quirks import apply_quirks
-from deepseek_backend.release import EngineRelease, SamplerSupport, read_release
+from deepseek_backend.release import EngineRelease, read_release
 from deepseek_backend.request import GenerateRequest
 
 logger = logging.getLogger(__name__)
 
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""What the detokenizer puts at the end for a character whose last bytes have not been generated yet."""
 
 NUM_TOKENIZER_THREADS = 4
 ABORT_TIMEOUT_S = 5.0
 """How long `stop` waits for the engine to confirm its aborts before it answers in its place."""
-SHUTDOWN_TIMEOUT_S = 20.0
-"""How long `stop` waits for the workers to go."""
-
-_DONE_OUTSIDE = frozenset({"stop", "exclude_input_from_output", "add_special_tokens", "max_tokens"})
-"""Sampling fields that hold whatever TensorRT-LLM does with them: the backend's text layer and this file do them."""
-_OPTIONS = ("allow_version_mismatch",)
-_FINISH_REASONS: Mapping[str, FinishReason] = {
-    "stop": "stop",
-    "length": "length",
-    "timeout": "timeout",
-    "cancelled": "cancelled",
-}
 
 
 @dataclass(eq=False)
@@ -81,7 +74,7 @@ class TensorRTLLMEngine:
 
     def __init__(self, config: BackendConfig) -> None:
         self._config = config
-        self._allow_version_mismatch = _version_option(config.engine_options)
+        self._allow_version_mismatch = version_mismatch_allowed(config.engine_options)
         self._release: EngineRelease | None = None
         self._capabilities: Capabilities | None = None
         self._max_prompt_tokens = 0
@@ -103,13 +96,13 @@ class TensorRTLLMEngine:
         release = read_release(self._config.version_dir)
         apply_quirks(release.record)
         forget_launcher(os.environ, release.record["mpi"])
-        package = _import_tensorrt_llm(release, self._allow_version_mismatch)
+        package = import_tensorrt_llm(release, self._allow_version_mismatch)
         llm_args = resolved_llm_args(self._config)
         support = release.sampler_support(llm_args)
         self._release = release
         self._seeded = "seed" in support.fields
-        self._capabilities = _capabilities(llm_args, support)
-        self._max_prompt_tokens = _max_prompt_tokens(llm_args, release, self._capabilities.max_seq_len)
+        self._capabilities = make_capabilities(llm_args, support)
+        self._max_prompt_tokens = max_prompt_tokens(llm_args, release, self._capabilities.max_seq_len)
         self._sampling_params_class = package.SamplingParams
         self._request_error_class = importlib.import_module("tensorrt_llm.llmapi").RequestError
         self._start_loop(package, llm_args)
@@ -131,11 +124,11 @@ class TensorRTLLMEngine:
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         try:
-            self._llm = _make_llm(package, llm_args)
+            self._llm = make_llm(package, llm_args)
         except BaseException as error:  # of any kind, also SystemExit: `start` waits for it and raises it
             loop.close()
             logger.debug("loading failed", exc_info=error)
-            loaded.set_exception(EngineError(f"TensorRT-LLM can't load {self._config.model}: {_one_line(error)}"))
+            loaded.set_exception(EngineError(f"TensorRT-LLM can't load {self._config.model}: {one_line(error)}"))
             return
         self._loop = loop
         loaded.set_result(None)
@@ -184,7 +177,7 @@ class TensorRTLLMEngine:
             return
         asyncio.run_coroutine_threadsafe(self._end_requests(), self._loop).result()
         self._tokenizers.shutdown(cancel_futures=True)
-        _shut_down(self._llm)
+        shut_down(self._llm)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._thread = None
@@ -210,7 +203,7 @@ class TensorRTLLMEngine:
         except Exception as error:  # of this request: the others go on unless the engine is gone
             self._finish(entry, Step(error=self._as_backend_error(error)))
             if self._executor_is_gone():
-                self._fail(f"TensorRT-LLM's executor has shut down: {_one_line(error)}")
+                self._fail(f"TensorRT-LLM's executor has shut down: {one_line(error)}")
             return
         self._finish(entry, Step(error=EngineError("TensorRT-LLM ended the request without a finish reason")))
 
@@ -263,7 +256,7 @@ class TensorRTLLMEngine:
         entry.num_chars_sent += len(text)
         entry.num_tokens_sent += len(token_ids)
         if reason is not None:
-            step = Step(text=text, token_ids=token_ids, finish_reason=_finish_reason(reason))
+            step = Step(text=text, token_ids=token_ids, finish_reason=finish_reason(reason))
             step.stop_reason = output.stop_reason
             self._finish(entry, step)
         elif text or token_ids:
@@ -334,180 +327,8 @@ class TensorRTLLMEngine:
         if isinstance(error, BackendError):
             return error
         if isinstance(error, (ValueError, self._request_error_class)):
-            return RequestError(f"TensorRT-LLM refused the request: {_one_line(error)}")
+            return RequestError(f"TensorRT-LLM refused the request: {one_line(error)}")
         if self._executor_is_gone():
-            return UnavailableError(f"TensorRT-LLM's executor has shut down: {_one_line(error)}")
+            return UnavailableError(f"TensorRT-LLM's executor has shut down: {one_line(error)}")
         logger.error("a request failed in TensorRT-LLM", exc_info=error)
-        return EngineError(f"TensorRT-LLM failed: {_one_line(error)}")
-
-
-def complete_text(text: str, num_chars_sent: int, *, final: bool) -> str:
-    """What of `text`, the whole text so far, may be sent after `num_chars_sent` characters.
-
-    Stand-ins for an incomplete character at the end wait for the step that completes it; in the last step they are what
-    the text is.
-    """
-    new = text[num_chars_sent:]
-    return new if final else new.rstrip(INCOMPLETE)
-
-
-def sampling_params(request: GenerateRequest, *, max_tokens: int, seeded: bool) -> dict[str, Any]:
-    """Keyword arguments of tensorrt_llm.SamplingParams for `request`.
-
-    Stop strings, the echo of the prompt and its special tokens are done outside the engine. max_tokens is always given:
-    the class's own default is 32.
-    """
-    sampling = request.sampling
-    params: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "exclude_input_from_output": True,
-        "add_special_tokens": False,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "min_tokens": sampling.min_tokens,
-        "stop_token_ids": list(sampling.stop_token_ids) or None,
-        "ignore_eos": sampling.ignore_eos,
-        "skip_special_tokens": sampling.skip_special_tokens,
-        "include_stop_str_in_output": sampling.include_stop_str_in_output,
-    }
-    if not sampling.greedy:
-        params |= _random_sampling(request, seeded=seeded)
-    return {name: value for name, value in params.items() if value is not None}
-
-
-def _random_sampling(request: GenerateRequest, *, seeded: bool) -> dict[str, Any]:
-    """The fields that make TensorRT-LLM sample at all.
-
-    Up to 1.1 its test for greedy decoding looks at top_k and top_p only, so a temperature alone changes nothing; a
-    top_p of 1 says "sample" and cuts nothing off. A seeded sampler without a seed uses a fixed one.
-    """
-    sampling = request.sampling
-    return {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k or None,
-        "top_p": 1.0 if sampling.top_p is None and not sampling.top_k else sampling.top_p,
-        "min_p": sampling.min_p,
-        "seed": secrets.randbits(63) if seeded and sampling.seed is None else sampling.seed,
-    }
-
-
-def forget_launcher(environ: MutableMapping[str, str], mpi: Mapping[str, Any]) -> list[str]:
-    """Take the variables of an MPI launcher out of `environ`; the names taken.
-
-    tritonserver may have been started by mpirun, and Triton's stub process, where this runs, inherits a rank that isn't
-    its own: MPI in it would wait for, or break, the launcher's world. Without a launcher the same prefixes are the
-    operator's settings (OMPI_MCA_btl_tcp_if_include) and stay. TLLM_* stay always: they are how
-    trtllm-llmapi-launch says where its world is.
-    """
-    if not any(name in environ for name in mpi["launcher_variables"]):
-        return []
-    taken = [name for name in environ if name.startswith(tuple(mpi["launcher_prefixes"]))]
-    for name in taken:
-        del environ[name]
-    logger.info("forgot %d variables of the MPI launcher", len(taken))
-    return taken
-
-
-def resolved_llm_args(config: BackendConfig) -> dict[str, Any]:
-    """The LLM arguments, with a model path relative to the version folder made absolute."""
-    llm_args = copy.deepcopy(dict(config.llm_args))
-    local = config.version_dir / config.model
-    if local.is_dir():
-        llm_args["model"] = str(local.resolve())
-    return llm_args
-
-
-def _version_option(options: Mapping[str, Any]) -> bool:
-    problems = [
-        f"triton_config.engine_options.{name}: unknown key; known for tensorrt_llm: {', '.join(_OPTIONS)}"
-        for name in options
-        if name not in _OPTIONS
-    ]
-    allow: bool = options.get("allow_version_mismatch", False)
-    if not isinstance(allow, bool):
-        problems.append(f"triton_config.engine_options.allow_version_mismatch: expected true or false, got {allow!r}")
-    if problems:
-        raise ConfigError(problems)
-    return allow
-
-
-def _import_tensorrt_llm(release: EngineRelease, allow_mismatch: bool) -> Any:
-    try:
-        package = importlib.import_module("tensorrt_llm")
-    except ImportError as error:
-        raise EngineError(
-            f"tensorrt_llm can't be imported: {_one_line(error)}; it is part of the containers "
-            f"nvcr.io/nvidia/tritonserver:{release.record['containers'][0]}-trtllm-python-py3"
-        ) from error
-    installed = str(package.__version__)
-    if not release.matches(installed):
-        if not allow_mismatch:
-            raise EngineError(
-                f"this repository was generated for TensorRT-LLM {release.version}, but {installed} is installed; "
-                "generate it again with --trtllm, or set triton_config.engine_options: {allow_version_mismatch: true}"
-            )
-        logger.warning("TensorRT-LLM %s runs a repository generated for %s", installed, release.version)
-    return package
-
-
-def _make_llm(package: Any, llm_args: Mapping[str, Any]) -> Any:
-    """The LLM. Sections that are one of several classes, such as speculative_config, need upstream's own parser."""
-    utils = importlib.import_module("tensorrt_llm.llmapi.llm_utils")
-    llm = package.LLM(**utils.update_llm_args_with_extra_dict({}, copy.deepcopy(dict(llm_args))))
-    if llm.tokenizer is None:
-        llm.shutdown()
-        raise EngineError("skip_tokenizer_init: expected false, got true; prompts are text")
-    return llm
-
-
-def _capabilities(llm_args: Mapping[str, Any], support: SamplerSupport) -> Capabilities:
-    return Capabilities(
-        sampling_fields=support.fields | _DONE_OUTSIDE,
-        max_seq_len=_max_seq_len(llm_args),
-        unsupported={name: why for name, why in support.unsupported.items() if name not in _DONE_OUTSIDE},
-    )
-
-
-def _max_seq_len(llm_args: Mapping[str, Any]) -> int:
-    """max_seq_len, or else the most the checkpoint's positions allow."""
-    if llm_args.get("max_seq_len") is not None:
-        return int(llm_args["max_seq_len"])
-    config = Path(str(llm_args["model"]), "config.json")
-    try:
-        return int(json.loads(config.read_text(encoding="utf-8"))["max_position_embeddings"])
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            [f"max_seq_len: expected a number of tokens, got none, and {config} does not say max_position_embeddings"]
-        ) from error
-
-
-def _max_prompt_tokens(llm_args: Mapping[str, Any], release: EngineRelease, max_seq_len: int) -> int:
-    """The longest prompt: it leaves room for one token, and without chunked prefill fits into one iteration."""
-    longest = max_seq_len - 1
-    if llm_args.get("enable_chunked_prefill"):
-        return longest
-    max_num_tokens = llm_args.get("max_num_tokens", release.default("max_num_tokens"))
-    return longest if max_num_tokens is None else min(longest, int(max_num_tokens))
-
-
-def _finish_reason(reason: str) -> FinishReason:
-    try:
-        return _FINISH_REASONS[reason]
-    except KeyError:
-        raise EngineError(f"TensorRT-LLM ended a request with the unknown finish reason {reason!r}") from None
-
-
-def _shut_down(llm: Any) -> None:
-    """llm.shutdown(), given up on after SHUTDOWN_TIMEOUT_S: it waits for workers that may never answer."""
-    thread = threading.Thread(target=llm.shutdown, name="tensorrt_llm-shutdown", daemon=True)
-    thread.start()
-    thread.join(SHUTDOWN_TIMEOUT_S)
-    if thread.is_alive():
-        logger.error(
-            "TensorRT-LLM has not shut down in %g s; its workers may still hold GPU memory", SHUTDOWN_TIMEOUT_S
-        )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+        return EngineError(f"TensorRT-LLM failed: {one_line(error)}")

@@ -12,10 +12,10 @@ from typing import Literal
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import FinishReason, Step, StepSink
-from deepseek_backend.engines.checkpoint import Checkpoint
-from deepseek_backend.engines.detokenizer import Detokenizer
-from deepseek_backend.engines.model_runner import ModelRunner
-from deepseek_backend.engines.sampling import TokenSampler, sample_tokens
+from deepseek_backend.engines.transformers.checkpoint import Checkpoint
+from deepseek_backend.engines.transformers.detokenizer import Detokenizer
+from deepseek_backend.engines.transformers.model_runner import ModelRunner
+from deepseek_backend.engines.transformers.sampling import TokenSampler, sample_tokens
 from deepseek_backend.errors import BackendError, RequestError
 from deepseek_backend.request import GenerateRequest
 

@@ -24,9 +24,9 @@ from deepseek_backend.engines.base import (
     StepSink,
     require,
 )
-from deepseek_backend.engines.checkpoint import Checkpoint, load_checkpoint, one_line
-from deepseek_backend.engines.continuous_batch import ContinuousBatch, Generation
-from deepseek_backend.engines.model_runner import ModelRunner
+from deepseek_backend.engines.transformers.checkpoint import Checkpoint, load_checkpoint, one_line
+from deepseek_backend.engines.transformers.continuous_batch import ContinuousBatch, Generation
+from deepseek_backend.engines.transformers.model_runner import ModelRunner
 from deepseek_backend.errors import ConfigError, EngineError, UnavailableError
 from deepseek_backend.request import GenerateRequest
 

@@ -1,0 +1,9 @@
+"""TensorRT-LLM's PyTorch backend through its LLM API: the production engine.
+
+`loading` turns model.yaml and the release record into a running LLM, `translation` is between our requests and its;
+`engine` runs them on an event loop.
+"""
+
+from deepseek_backend.engines.tensorrt_llm.engine import TensorRTLLMEngine
+
+__all__ = ["TensorRTLLMEngine"]

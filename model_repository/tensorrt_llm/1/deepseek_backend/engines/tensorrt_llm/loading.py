@@ -1,0 +1,137 @@
+"""model.yaml and the release record -> a running tensorrt_llm.LLM, and what it can do."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import logging
+import threading
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from deepseek_backend.config import BackendConfig
+from deepseek_backend.engines.base import Capabilities
+from deepseek_backend.engines.tensorrt_llm.translation import one_line
+from deepseek_backend.errors import ConfigError, EngineError
+from deepseek_backend.release import EngineRelease, SamplerSupport
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_TIMEOUT_S = 20.0
+"""How long `shut_down` waits for the workers to go."""
+
+_DONE_OUTSIDE = frozenset({"stop", "exclude_input_from_output", "add_special_tokens", "max_tokens"})
+"""Sampling fields that hold whatever TensorRT-LLM does with them: the backend's text layer and this engine do them."""
+_OPTIONS = ("allow_version_mismatch",)
+
+
+def forget_launcher(environ: MutableMapping[str, str], mpi: Mapping[str, Any]) -> list[str]:
+    """Take the variables of an MPI launcher out of `environ`; the names taken.
+
+    tritonserver may have been started by mpirun, and Triton's stub process, where this runs, inherits a rank that isn't
+    its own: MPI in it would wait for, or break, the launcher's world. Without a launcher the same prefixes are the
+    operator's settings (OMPI_MCA_btl_tcp_if_include) and stay. TLLM_* stay always: they are how
+    trtllm-llmapi-launch says where its world is.
+    """
+    if not any(name in environ for name in mpi["launcher_variables"]):
+        return []
+    taken = [name for name in environ if name.startswith(tuple(mpi["launcher_prefixes"]))]
+    for name in taken:
+        del environ[name]
+    logger.info("forgot %d variables of the MPI launcher", len(taken))
+    return taken
+
+
+def resolved_llm_args(config: BackendConfig) -> dict[str, Any]:
+    """The LLM arguments, with a model path relative to the version folder made absolute."""
+    llm_args = copy.deepcopy(dict(config.llm_args))
+    local = config.version_dir / config.model
+    if local.is_dir():
+        llm_args["model"] = str(local.resolve())
+    return llm_args
+
+
+def version_mismatch_allowed(options: Mapping[str, Any]) -> bool:
+    problems = [
+        f"triton_config.engine_options.{name}: unknown key; known for tensorrt_llm: {', '.join(_OPTIONS)}"
+        for name in options
+        if name not in _OPTIONS
+    ]
+    allow: bool = options.get("allow_version_mismatch", False)
+    if not isinstance(allow, bool):
+        problems.append(f"triton_config.engine_options.allow_version_mismatch: expected true or false, got {allow!r}")
+    if problems:
+        raise ConfigError(problems)
+    return allow
+
+
+def import_tensorrt_llm(release: EngineRelease, allow_mismatch: bool) -> Any:
+    try:
+        package = importlib.import_module("tensorrt_llm")
+    except ImportError as error:
+        raise EngineError(
+            f"tensorrt_llm can't be imported: {one_line(error)}; it is part of the containers "
+            f"nvcr.io/nvidia/tritonserver:{release.record['containers'][0]}-trtllm-python-py3"
+        ) from error
+    installed = str(package.__version__)
+    if not release.matches(installed):
+        if not allow_mismatch:
+            raise EngineError(
+                f"this repository was generated for TensorRT-LLM {release.version}, but {installed} is installed; "
+                "generate it again with --trtllm, or set triton_config.engine_options: {allow_version_mismatch: true}"
+            )
+        logger.warning("TensorRT-LLM %s runs a repository generated for %s", installed, release.version)
+    return package
+
+
+def make_llm(package: Any, llm_args: Mapping[str, Any]) -> Any:
+    """The LLM. Sections that are one of several classes, such as speculative_config, need upstream's own parser."""
+    utils = importlib.import_module("tensorrt_llm.llmapi.llm_utils")
+    llm = package.LLM(**utils.update_llm_args_with_extra_dict({}, copy.deepcopy(dict(llm_args))))
+    if llm.tokenizer is None:
+        llm.shutdown()
+        raise EngineError("skip_tokenizer_init: expected false, got true; prompts are text")
+    return llm
+
+
+def make_capabilities(llm_args: Mapping[str, Any], support: SamplerSupport) -> Capabilities:
+    return Capabilities(
+        sampling_fields=support.fields | _DONE_OUTSIDE,
+        max_seq_len=_max_seq_len(llm_args),
+        unsupported={name: why for name, why in support.unsupported.items() if name not in _DONE_OUTSIDE},
+    )
+
+
+def _max_seq_len(llm_args: Mapping[str, Any]) -> int:
+    """max_seq_len, or else the most the checkpoint's positions allow."""
+    if llm_args.get("max_seq_len") is not None:
+        return int(llm_args["max_seq_len"])
+    config = Path(str(llm_args["model"]), "config.json")
+    try:
+        return int(json.loads(config.read_text(encoding="utf-8"))["max_position_embeddings"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            [f"max_seq_len: expected a number of tokens, got none, and {config} does not say max_position_embeddings"]
+        ) from error
+
+
+def max_prompt_tokens(llm_args: Mapping[str, Any], release: EngineRelease, max_seq_len: int) -> int:
+    """The longest prompt: it leaves room for one token, and without chunked prefill fits into one iteration."""
+    longest = max_seq_len - 1
+    if llm_args.get("enable_chunked_prefill"):
+        return longest
+    max_num_tokens = llm_args.get("max_num_tokens", release.default("max_num_tokens"))
+    return longest if max_num_tokens is None else min(longest, int(max_num_tokens))
+
+
+def shut_down(llm: Any) -> None:
+    """llm.shutdown(), given up on after SHUTDOWN_TIMEOUT_S: it waits for workers that may never answer."""
+    thread = threading.Thread(target=llm.shutdown, name="tensorrt_llm-shutdown", daemon=True)
+    thread.start()
+    thread.join(SHUTDOWN_TIMEOUT_S)
+    if thread.is_alive():
+        logger.error(
+            "TensorRT-LLM has not shut down in %g s; its workers may still hold GPU memory", SHUTDOWN_TIMEOUT_S
+        )
