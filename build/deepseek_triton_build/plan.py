@@ -106,6 +106,9 @@ def _embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> t
         *_transaction_settings(),
         Setting(key="triton_config.default_max_tokens", value=64, reason="nonsense needs no length"),
     ]
+    if engine == "transformers":
+        reason = "a model this small gains nothing from more, and tritonserver's own threads need the cores"
+        settings.append(Setting(key="triton_config.engine_options.num_threads", value=1, reason=reason))
     if request.preset:
         reason = "the deployment whose pace is simulated; its constants and their sources are in engines/presets"
         settings.append(Setting(key="triton_config.engine_options.preset", value=request.preset, reason=reason))

@@ -1,7 +1,7 @@
 """Triton's generate extension over HTTP.
 
-Also an answer that is not streamed comes through generate_stream: Triton notices a client that has gone while it writes
-a stream, but not while /generate waits for its one response.
+Also the answer of `generate` is streamed here and put together again: Triton notices a client that has gone while it
+writes a stream, but not while /generate waits for its one response.
 """
 
 from __future__ import annotations

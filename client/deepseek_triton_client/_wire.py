@@ -43,7 +43,9 @@ _PYTHON_TYPES = {"BYTES": str, "INT32": int}
 
 def encode_json(request: GenerateRequest) -> bytes:
     """The body of a POST to generate_stream."""
-    body: dict[str, Any] = {"id": request.request_id, "text_input": request.prompt, "streaming": request.streaming}
+    # Streamed also where the whole answer is wanted: Triton notices that an HTTP client has gone when it writes, and
+    # with one response at the end it would write too late.
+    body: dict[str, Any] = {"id": request.request_id, "text_input": request.prompt, "streaming": True}
     body.update((field.tensor_name, value) for field, value in request.sampling.given())
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 

@@ -19,8 +19,8 @@ from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import Step
-from deepseek_backend.engines.transformers.model_runner import ModelRunner
 from deepseek_backend.engines.transformers import TransformersEngine
+from deepseek_backend.engines.transformers.model_runner import ModelRunner
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from deepseek_backend.request import GenerateRequest, SamplingParams
 from deepseek_backend.tiny_checkpoint import DEMO_MAX_TOKENS, DEMO_PROMPTS, ensure_tiny_checkpoint

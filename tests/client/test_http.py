@@ -58,13 +58,13 @@ def test_stream(http_server, client):
     assert http_server.requests == [("POST", "/v2/models/tensorrt_llm/generate_stream", sent)]
 
 
-def test_generate_goes_through_generate_stream(http_server, client):
+def test_generate_streams_underneath_so_that_leaving_is_noticed(http_server, client):
     http_server.script(http_server.events(LAST))
     completion = client.generate("hi", max_tokens=7)
     assert (completion.text, completion.time_to_first_token_s) == ("好", None)
     ((_, path, body),) = http_server.requests
     assert path.endswith("/generate_stream")
-    assert body["streaming"] is False
+    assert body["streaming"] is True
     assert body["id"] == completion.request_id
 
 

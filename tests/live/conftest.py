@@ -3,48 +3,23 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
+from servers import STANDIN, build, url
 
 from deepseek_triton_client import Client
 from deepseek_triton_tools.serve import ServerProcess
 
-STANDIN = Path(__file__).resolve().parents[1] / "standin" / "tensorrt_llm"
 SCHEMES = ("http", "grpc")
-
-
-def build(folder: Path, *argv: str) -> Path:
-    """A repository from the command line, as a user makes it."""
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "build", *argv, "--output", str(folder)]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
-
-
-def set_triton_config(repository: Path, **values: object) -> None:
-    path = repository / "tensorrt_llm/1/model.yaml"
-    document = yaml.safe_load(path.read_text())
-    document["triton_config"].update(values)
-    path.write_text(yaml.safe_dump(document))
-
-
-def url(server: ServerProcess, scheme: str) -> str:
-    return f"{scheme}://127.0.0.1:{server.http_port if scheme == 'http' else server.grpc_port}"
-
-
-def running(repository: Path) -> Iterator[ServerProcess]:
-    with ServerProcess.serving(repository) as server:
-        yield server
 
 
 @pytest.fixture(scope="session")
 def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The transformers engine on the demo checkpoint."""
-    yield from running(build(tmp_path_factory.mktemp("tiny") / "repository", "tiny"))
+    with ServerProcess.serving(build(tmp_path_factory.mktemp("tiny") / "repository", "tiny")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +27,8 @@ def simulated_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
     """The digital twin of a batch-1 deployment: one request at a time, about 158 tokens a second."""
     preset = "h200x8-r1-fp8-min-latency"
     folder = tmp_path_factory.mktemp("simulated") / "repository"
-    yield from running(build(folder, "tiny", "--engine", "simulated", "--preset", preset))
+    with ServerProcess.serving(build(folder, "tiny", "--engine", "simulated", "--preset", preset)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +44,10 @@ def trtllm_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trtllm_server(trtllm_repository: Path) -> Iterator[ServerProcess]:
     """The production path on the strict stand-in for TensorRT-LLM."""
-    yield from running(trtllm_repository)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STANDIN_TOKENS_PER_S", "500")  # otherwise all of an answer may leave in one response
+        with ServerProcess.serving(trtllm_repository) as server:
+            yield server
 
 
 @pytest.fixture(params=SCHEMES)

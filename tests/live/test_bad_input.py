@@ -2,7 +2,7 @@
 
 import httpx
 import pytest
-from conftest import url
+from servers import url
 
 from deepseek_triton_client import Client, InvalidRequest, ModelNotFound
 

@@ -25,7 +25,7 @@ def test_leaving_a_stream_frees_its_place(simulated, how):
 
 def test_stop_by_id_ends_a_running_request_and_answers_both(simulated_server):
     import httpx
-    from conftest import url
+    from servers import url
 
     from deepseek_triton_client import Client
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from conftest import url
+from servers import url
 
 from deepseek_triton_client import Client
 
@@ -56,12 +56,12 @@ def test_seeds_make_a_difference(tiny):
 
 
 def test_a_stream_comes_in_increments_with_usage_at_the_end(tiny):
-    with tiny.stream(PROMPTS[2], max_tokens=32) as stream:
+    with tiny.stream(PROMPTS[2], max_tokens=200) as stream:
         chunks = list(stream)
 
     assert len(chunks) > 4
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    assert (chunks[-1].finish_reason, chunks[-1].num_output_tokens) == ("length", 32)
+    assert (chunks[-1].finish_reason, chunks[-1].num_output_tokens) == ("length", 200)
     assert chunks[-1].num_input_tokens > 4
 
 

@@ -1,7 +1,7 @@
 """`deepseek-triton serve`: tritonserver on a model repository, in the foreground; and the server as an object.
 
-What is promised: nothing is started that can't work, the server's output always has a reader, its exit code is passed on,
-and when this process is gone, however it went, so are the server and the Python stubs it had started.
+What is promised: nothing is started that can't work, the server's output always has a reader, its exit code is passed
+on, and when this process is gone, however it went, so are the server and the Python stubs it had started.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import FrameType
-from typing import Literal, TextIO
+from typing import Literal
 
 import httpx
 from rich.console import Console
@@ -130,8 +131,8 @@ class ServerProcess:
         self._process: subprocess.Popen[str] | None = None
         self._ended = threading.Event()
         self._reader: threading.Thread | None = None
+        # The reader appends, others copy: each is one step.
         self._lines: deque[str] = deque(maxlen=_LOG_TAIL_LINES)
-        self._lines_lock = threading.Lock()
         self._hopeless = False
         self._kill_at: float | None = None
         self._cleared = False
@@ -199,13 +200,12 @@ class ServerProcess:
     @property
     def log_tail(self) -> list[str]:
         """The last 2,000 lines of the server's output."""
-        with self._lines_lock:
-            return list(self._lines)
+        return list(self._lines.copy())
 
     def start(self) -> None:
         """Start the server; returns before it is ready.
 
-        :raises ToolError: when there is no tritonserver, a port is taken or the log can't be written. Nothing runs then.
+        :raises ToolError: when there is no tritonserver, a port is taken or the log can't be written. Nothing runs.
         """
         installation = find_tritonserver(self.options.tritonserver)
         self.http_port, self.grpc_port, self.metrics_port = choose_ports(self.options)
@@ -240,19 +240,18 @@ class ServerProcess:
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
         ]
 
-    def _read(self, process: subprocess.Popen[str], log: TextIO | None) -> None:
+    def _read(self, process: subprocess.Popen[str], log: FileIO | None) -> None:
         """The reader: until the server and all its stubs have closed their end."""
         assert process.stdout is not None
         sinks: list[Callable[[str], object]] = [self._on_line] if self._on_line else []
         with process.stdout, log or contextlib.nullcontext():
             if log:
-                sinks.append(lambda line: log.write(line + "\n"))
+                sinks.append(lambda line: log.write(f"{line}\n".encode()))
             for line in process.stdout:
                 self._accept(line.rstrip("\n"), sinks)
 
     def _accept(self, line: str, sinks: list[Callable[[str], object]]) -> None:
-        with self._lines_lock:
-            self._lines.append(line)
+        self._lines.append(line)
         self._hopeless = self._hopeless or HOPELESS in line
         for sink in sinks.copy():
             try:
@@ -317,13 +316,14 @@ class ServerProcess:
     def failure(self) -> ServerFailedError:
         """The error for a server that ended without being asked to, and where to read more."""
         code = self.wait()
-        if self._hopeless or code <= 128:
-            cause = failure_cause(self.log_tail)
-        else:
+        if self._hopeless:
+            cause, code = failure_cause(self.log_tail), 1
+        elif code > 128:
             hint = "; was memory short?" if code == 128 + signal.SIGKILL else ""
-            cause = f"tritonserver was ended by {signal.Signals(code - 128).name}{hint}"
-        exit_code = 1 if self._hopeless else code or 1
-        return ServerFailedError(f"{cause}{self._where_to_read_more()}", exit_code=exit_code)
+            cause = f"tritonserver was ended by signal {code - 128}{hint}"
+        else:
+            cause = failure_cause(self.log_tail)
+        return ServerFailedError(f"{cause.rstrip('.')}{self._where_to_read_more()}", exit_code=code or 1)
 
     def _where_to_read_more(self) -> str:
         if self.options.verbose:
@@ -505,7 +505,7 @@ def model_names(repository: Path) -> list[str]:
     models = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
     if not models:
         raise RepositoryError(
-            f"{repository} holds no model: expected {repository}/MODEL/config.pbtxt, as `deepseek-triton build` writes it"
+            f"{repository} holds no model: expected {repository}/MODEL/config.pbtxt; `deepseek-triton build` writes one"
         )
     return models
 
@@ -571,9 +571,10 @@ def _listening_inodes(port: int) -> Iterator[str]:
                 yield columns[9]
 
 
-def _open_log(path: Path | None) -> TextIO | None:
+def _open_log(path: Path | None) -> FileIO | None:
+    """Unbuffered: a line that a full disk refused must not be tried again on closing."""
     try:
-        return path.open("a", encoding="utf-8", buffering=1) if path else None
+        return path.open("ab", buffering=0) if path else None
     except OSError as error:
         raise ToolError(f"the log can't be written to {path}: {error.strerror}") from error
 

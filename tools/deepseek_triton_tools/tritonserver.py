@@ -1,8 +1,8 @@
 """What is known of the tritonserver program: where it is, how it is run from there, and what its log says.
 
 The server that the nvidia-pytriton wheel carries needs four things a container's does not: a backend directory that
-holds the stub of the running Python, the wheel's and Python's own libraries on LD_LIBRARY_PATH, this environment's `bin`
-first on PATH (the stub finds its prefix through `python3` there, and ignores PYTHONPATH), and numpy 1.
+holds the stub of the running Python, the wheel's and Python's own libraries on LD_LIBRARY_PATH, this environment's
+`bin` first on PATH (the stub finds its prefix through `python3` there, and ignores PYTHONPATH), and numpy 1.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _stub_problem(package: Path) -> str | None:
 
 
 def _backend_directory(package: Path) -> Path:
-    """The folder for --backend-directory: links to the backend's files and the stub beside them, where it is looked for.
+    """The folder for --backend-directory: links to the backend's files, and the stub beside them, where it is sought.
 
     Made once for each wheel and Python, complete or not at all.
     """
@@ -173,7 +173,8 @@ class LogLine:
 
 
 _LOGGED = re.compile(
-    r"(?:(?P<level>[IWEF])\d{4} [\d:.]+|\d{4}-\d\d-\d\dT\S+ (?P<iso_level>[IWEF])) +\d+ (?P<source>\S+?:\d+)\] *(?P<message>.*)"
+    r"(?:(?P<level>[IWEF])\d{4} [\d:.]+|\d{4}-\d\d-\d\dT\S+ (?P<iso_level>[IWEF])) +\d+ "
+    r"(?P<source>\S+?:\d+)\] *(?P<message>.*)"
 )
 
 
@@ -215,7 +216,10 @@ _SERVER_CAUSES = (
 
 
 def failure_cause(lines: Iterable[str]) -> str:
-    """Why the server ended, in one line, from its own words; its last words when they name no cause."""
+    """Why the server ended, in one line, from its own words.
+
+    Where nothing in them is known for a cause: the last error that a model logged, else whatever was said last.
+    """
     parsed = [parse_log_line(line) for line in lines]
     causes = _model_causes(parsed)
     if causes:
@@ -227,8 +231,9 @@ def failure_cause(lines: Iterable[str]) -> str:
             match = pattern.match(line.message)
             if match:
                 return _plain(match["cause"])
-    words = [line.message for line in parsed if line.message and not line.is_table]
-    return _plain(words[-1]) if words else "it printed nothing"
+    errors = [line.message for line in parsed if line.level in ("E", "F") and line.is_from_model]
+    words = errors or [line.message for line in parsed if line.message and not line.is_table]
+    return _plain(words[-1]) if words else "tritonserver ended without a word"
 
 
 def _model_causes(lines: list[LogLine]) -> dict[str, str]:
@@ -246,7 +251,7 @@ def _model_causes(lines: list[LogLine]) -> dict[str, str]:
 
 
 def _model_cause(cause: str, before: str, printed: str) -> str:
-    """`cause` made plain; `before` is the line that preceded it and `printed` the last that the model's process said."""
+    """`cause` made plain; `before` is the line that preceded it, `printed` the last that the model's process said."""
     syntax = _PROTOBUF.search(before)
     if syntax and "failed to read text proto" in cause:
         return f"config.pbtxt line {syntax[1]}, column {syntax[2]}: {syntax[3]}"

@@ -1,0 +1,41 @@
+# `make demo` and `make test` work in a clean clone: the virtual environment is made on first use.
+# There is no build target and `clean` leaves build/ alone: that folder is the generator's source.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help venv demo test lint types check clean
+
+help:  ## show this
+	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+
+venv: $(INSTALLED)  ## make .venv with everything in it; PYTHON=python3.12 names another Python
+
+demo: $(INSTALLED)  ## see it work: a tiny DeepSeek on a real tritonserver, without a GPU
+	@$(BIN)/deepseek-triton demo
+
+test: $(INSTALLED)  ## run the tests
+	@$(BIN)/python -m pytest
+
+lint: $(INSTALLED)  ## ruff: rules and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(INSTALLED)  ## mypy, strict
+	@$(BIN)/mypy
+
+check: lint types test  ## lint, types and test
+
+clean:  ## remove .venv and what the tools leave
+	rm -rf $(VENV) dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) tools/deepseek_triton_tools/preflight.py
+	@echo "installing into $(VENV), about a minute the first time"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --editable '.[demo]' --group dev
+	@touch $@

@@ -1,0 +1,400 @@
+"""Real tritonservers with models of a few lines. Their processes are known by the test's folder in their arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deepseek_triton_tools import serve as serve_module
+from deepseek_triton_tools.errors import PortError, RepositoryError, ServerFailedError, ToolError
+from deepseek_triton_tools.serve import ServeOptions, ServerProcess, choose_ports, kill_all, serve, session_members
+
+CONFIG = """\
+backend: "python"
+input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] } ]
+instance_group [ { kind: KIND_CPU } ]
+"""
+
+IDENTITY = """\
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        pb_utils.Logger.log_info("initializing")
+
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("text_output", values)]) for values in inputs]
+
+    def finalize(self):
+        pb_utils.Logger.log_warn("finalizing")
+"""
+
+PROGRAM = """\
+import sys
+from pathlib import Path
+from deepseek_triton_tools.errors import ToolError
+from deepseek_triton_tools.serve import ServeOptions, serve
+
+repository, log = map(Path, sys.argv[1:])
+auto = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
+try:
+    sys.exit(serve(ServeOptions(repository=repository, log_file=log, **auto)))
+except ToolError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+def write_model(repository: Path, name: str = "echo", *, model: str | None = IDENTITY, config: str = CONFIG) -> Path:
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(config)
+    if model is not None:
+        (version / "model.py").write_text(model)
+    return repository
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "repository")
+
+
+def automatic(repository: Path, **options: object) -> ServeOptions:
+    ports = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
+    return ServeOptions(repository=repository, **{**ports, **options})
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited in vain until {what}")
+        time.sleep(0.05)
+
+
+def processes(folder: Path) -> list[int]:
+    """Those with `folder` in their arguments: tritonserver has it, and so have its stubs."""
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in path.read_bytes():
+                pids.append(int(path.parent.name))
+    return pids
+
+
+class Serving:
+    """`serve` in a process of its own; its stdout is read line by line, its stderr and the server's log are files."""
+
+    def __init__(self, folder: Path, repository: Path) -> None:
+        self.repository = repository
+        self.log = folder / "server.log"
+        with (folder / "stderr").open("wb") as stderr:
+            command = [sys.executable, "-c", PROGRAM, str(repository), str(self.log)]
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+
+    def lines_until_ready(self) -> list[str]:
+        lines: list[str] = []
+        for line in self.process.stdout or []:
+            lines.append(line.rstrip("\n"))
+            if line.startswith("try it: "):
+                return lines
+        pytest.fail(f"it ended before it was ready: {lines}")
+
+    def children(self) -> list[int]:
+        return [pid for pid in processes(self.repository) if pid != self.process.pid]
+
+    def has_logged(self, text: str) -> bool:
+        return self.log.is_file() and text in self.log.read_text()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[Path], Serving]]:
+    with contextlib.ExitStack() as stack:
+
+        def started(repository: Path) -> Serving:
+            serving = Serving(tmp_path, repository)
+            stack.enter_context(serving.process)
+            stack.callback(serving.process.kill)
+            return serving
+
+        yield started
+
+
+def test_a_server_answers_and_leaves_nothing_behind(repository, tmp_path):
+    progress = []
+    with ServerProcess.serving(repository, on_progress=progress.append) as server:
+        answer = httpx.post(f"{server.http_url}/v2/models/echo/generate", json={"text_input": "hello"})
+        metrics = httpx.get(server.metrics_url)
+        with socket.create_connection((server.address, server.grpc_port)):
+            assert len(processes(tmp_path)) == 2
+        assert list(Path("/dev/shm").glob(f"{server._shm_prefix}*"))
+
+    assert answer.json()["text_output"] == "hello"
+    assert "nv_inference_request_success" in metrics.text
+    assert any(report.last_message for report in progress)
+    assert server.returncode == 0
+    assert processes(tmp_path) == []
+    assert not list(Path("/dev/shm").glob(f"{server._shm_prefix}*"))
+    assert any("finalizing" in line for line in server.log_tail)
+
+
+RAISES = "class TritonPythonModel:\n    def initialize(self, args):\n        "
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "expected"),
+    [
+        pytest.param(
+            RAISES + "raise ValueError('no\\nGPU')", CONFIG, "model 'broken' failed to load: no GPU", id="raises"
+        ),
+        pytest.param("import nowhere", CONFIG, "ModuleNotFoundError: No module named 'nowhere'", id="import"),
+        pytest.param(None, CONFIG, "Python model file not found in", id="no model.py"),
+        pytest.param(IDENTITY, CONFIG + "nonsense: 1", 'line 5, column 9: .* no field named "nonsense"', id="config"),
+        pytest.param(IDENTITY, CONFIG.replace("python", "tensorrtllm"), "backend 'tensorrtllm'", id="backend"),
+        pytest.param(
+            RAISES + "import os; print('last words', flush=True); os._exit(3)",
+            CONFIG,
+            "its Python process died while loading .*; its last words: last words",
+            id="dies",
+        ),
+    ],
+)
+def test_a_model_that_fails_is_one_line_and_no_process(tmp_path, model, config, expected):
+    repository = write_model(tmp_path / "repository", "broken", model=model, config=config)
+    log = tmp_path / "server.log"
+
+    with ServerProcess(automatic(repository, log_file=log)) as server:
+        server.start()
+        with pytest.raises(ServerFailedError, match=expected) as caught:
+            server.wait_until_ready()
+
+    assert caught.value.exit_code == 1
+    assert str(caught.value).endswith(f" (the server's log: {log})")
+    assert "\n" not in str(caught.value)
+    assert log.read_text().splitlines() == server.log_tail
+    assert processes(tmp_path) == []
+
+
+def test_one_broken_model_of_two_is_named(repository, tmp_path, monkeypatch):
+    monkeypatch.setattr(serve_module.tempfile, "tempdir", str(tmp_path))
+    write_model(repository, "second", model=RAISES + "raise KeyError('engine')")
+
+    with pytest.raises(ServerFailedError, match="'second' failed to load: KeyError: 'engine'") as caught:
+        ServerProcess.serving(repository)
+
+    (log,) = tmp_path.glob("deepseek-triton-server-*.log")
+    assert str(log) in str(caught.value)
+    assert "failed to load 'second'" in log.read_text()
+    assert processes(tmp_path) == []
+
+
+def test_sigterm_reaches_the_server_and_its_exit_code_comes_back(repository, start):
+    serving = start(repository)
+    ready = serving.lines_until_ready()
+    assert ready[0].startswith("ready: echo ")
+    _, _, url, _, body = shlex.split(ready[-1].removeprefix("try it: "))
+    answer = httpx.post(url, content=body, headers={"Connection": "close"})
+
+    serving.process.send_signal(signal.SIGTERM)
+
+    assert answer.json()["text_output"] == "The capital of France is"
+    assert serving.process.wait() == 0
+    assert serving.has_logged("Signal (15) received.")
+    assert serving.has_logged("finalizing")
+    assert serving.children() == []
+
+
+def test_nothing_outlives_a_serve_that_was_killed(repository, start):
+    serving = start(repository)
+    serving.lines_until_ready()
+    assert len(serving.children()) == 2
+
+    serving.process.kill()
+
+    wait_until(lambda: not processes(repository), "the server and its stub are gone")
+
+
+def test_a_signal_while_loading_ends_it(tmp_path, start):
+    loading = IDENTITY.replace('"initializing")', '"loading"); time.sleep(1000)')
+    serving = start(write_model(tmp_path / "repository", model=loading))
+    wait_until(lambda: serving.has_logged('"loading"'), "the model loads")
+
+    serving.process.send_signal(signal.SIGINT)
+
+    assert serving.process.wait() == 128 + signal.SIGINT
+    assert processes(tmp_path) == []
+
+
+def test_a_second_signal_kills(tmp_path, start):
+    hanging = IDENTITY.replace('"finalizing")', '"finalizing"); time.sleep(1000)')
+    serving = start(write_model(tmp_path / "repository", model=hanging))
+    serving.lines_until_ready()
+
+    serving.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: serving.has_logged("Signal (15) received."), "the server has heard of it")
+    serving.process.send_signal(signal.SIGTERM)
+
+    assert serving.process.wait() == 128 + signal.SIGKILL
+    assert processes(tmp_path) == []
+
+
+def test_a_server_that_is_killed_is_a_failure_with_its_code(repository, start):
+    serving = start(repository)
+    serving.lines_until_ready()
+    (server,) = (pid for pid in serving.children() if b"/tritonserver\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+    os.kill(server, signal.SIGKILL)
+
+    assert serving.process.wait() == 128 + signal.SIGKILL
+    assert "ended by signal 9; was memory short?" in serving.process.stdout.read()
+    assert serving.children() == []
+
+
+def test_a_port_in_use_is_named_with_its_holder_before_anything_starts(repository, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(PortError) as caught:
+            serve(automatic(repository, grpc_port=port))
+
+    assert f"port {port} for grpc is taken by process {os.getpid()} (" in str(caught.value)
+    assert "--grpc-port" in str(caught.value)
+    assert caught.value.exit_code == 1
+    assert processes(tmp_path) == []
+
+
+def test_automatic_ports_differ_from_each_other_and_from_the_given_one(repository):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free = listener.getsockname()[1]
+
+    ports = choose_ports(automatic(repository, metrics_port=free))
+
+    assert len(set(ports)) == 3
+    assert ports[2] == free
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param({"http_port": 9000, "grpc_port": 9000}, "a port each, got 9000, 9000, auto", id="same port"),
+        pytest.param({"host": "203.0.113.1"}, "can't listen on '203.0.113.1'", id="not our address"),
+    ],
+)
+def test_ports_that_cannot_be_listened_on(repository, options, expected):
+    with pytest.raises(PortError, match=expected):
+        choose_ports(automatic(repository, **options))
+
+
+def test_automatic_ports_that_were_lost_are_chosen_anew(repository, monkeypatch):
+    chosen = []
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+
+        def choose(options):
+            ports = choose_ports(options)
+            chosen.append((thief.getsockname()[1], *ports[1:]) if not chosen else ports)
+            return chosen[-1]
+
+        monkeypatch.setattr(serve_module, "choose_ports", choose)
+        with ServerProcess.serving(repository) as server:
+            assert httpx.get(f"{server.http_url}/v2/health/ready").is_success
+
+    assert len(chosen) == 2
+    assert server.http_port == chosen[1][0]
+
+
+def test_a_stop_that_was_requested_before_the_start_holds(repository, tmp_path):
+    server = ServerProcess(automatic(repository))
+    server.request_stop()
+    server.start()
+
+    assert server.wait_until_ready() is False
+    assert server.returncode is not None
+    assert processes(tmp_path) == []
+
+
+def test_a_full_disk_does_not_stop_the_server(repository):
+    with ServerProcess(automatic(repository, log_file=Path("/dev/full"))) as server:
+        server.start()
+        assert server.wait_until_ready()
+
+    assert server.returncode == 0
+    assert any("No space left on device" in line for line in server.log_tail)
+
+
+def test_a_log_that_cannot_be_written_is_refused_before_anything_starts(repository, tmp_path):
+    with pytest.raises(ToolError, match="the log can't be written to"):
+        ServerProcess(automatic(repository, log_file=tmp_path / "missing/server.log")).start()
+
+    assert processes(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        pytest.param("missing", "there is no folder", id="missing"),
+        pytest.param("empty", "holds no model: expected .*/MODEL/config.pbtxt", id="empty"),
+        pytest.param("repository/echo", "give the folder above it", id="a model"),
+    ],
+)
+def test_a_folder_that_is_no_repository(repository, tmp_path, folder, expected):
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(RepositoryError, match=expected):
+        serve(ServeOptions(repository=tmp_path / folder))
+
+
+@pytest.mark.parametrize("arguments", [("--http-port=9000",), ("--log-verbose=1", "--http-port", "9000")])
+def test_what_serve_sets_itself_is_refused_behind_the_dashes(repository, arguments):
+    with pytest.raises(ToolError, match="use serve's own --http-port") as caught:
+        serve(ServeOptions(repository=repository, server_args=arguments))
+
+    assert caught.value.exit_code == 2
+
+
+def test_arguments_go_to_the_server(repository, tmp_path):
+    with pytest.raises(ServerFailedError, match="unrecognized option '--nonsense'"):
+        ServerProcess.serving(repository, server_args=("--nonsense",))
+
+
+def test_stopping_what_never_started_is_nothing(repository):
+    ServerProcess(automatic(repository)).stop()
+
+
+@pytest.mark.parametrize(
+    ("line", "ready", "shown"),
+    [
+        ('I1120 21:42:15.68 7144 model.py:5] "loaded"', False, False),
+        ('I1120 21:42:15.68 7144 model.py:5] "engine stopped"', True, True),
+        ('W1120 21:42:15.68 7144 server.cc:5] "careful"', True, True),
+        ('I1120 21:42:15.68 7144 server.cc:5] "chatter"', True, False),
+    ],
+)
+def test_what_is_shown_of_the_log(capsys, line, ready, shown):
+    view = serve_module._View(verbose=False)
+    view.is_ready = ready
+
+    view.show(line)
+
+    assert capsys.readouterr().err == (f"{line}\n" if shown else "")
+
+
+def test_killing_takes_the_whole_session():
+    family = "sleep 1000 & sleep 1000 & wait"
+    with subprocess.Popen(["sh", "-c", family], start_new_session=True) as leader:
+        wait_until(lambda: len(session_members(leader.pid)) == 3, "the children are there")
+        kill_all(lambda: session_members(leader.pid))
+
+        assert session_members(leader.pid) == []

@@ -1,0 +1,250 @@
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from deepseek_triton_tools import preflight, tritonserver
+from deepseek_triton_tools.errors import InstallationError
+from deepseek_triton_tools.tritonserver import LogLine, failure_cause, find_tritonserver, parse_log_line
+
+STUB = "triton_python_backend_stub"
+
+
+def program(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def bare(monkeypatch, tmp_path):
+    """A machine with no tritonserver, and a cache of its own."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tritonserver, "CONTAINER_BINARY", tmp_path / "container/tritonserver")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    return tmp_path
+
+
+@pytest.fixture
+def wheel(bare, monkeypatch):
+    """The wheel's folder with what is looked for in it, for this Python."""
+    package = bare / "site-packages/pytriton"
+    program(package / "tritonserver/bin/tritonserver")
+    for name in ("libtriton_python.so", "triton_python_backend_utils.py", "other.txt"):
+        path = package / "tritonserver/backends/python" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    for version in ("3.9", "3.10", "{}.{}".format(*sys.version_info)):
+        program(package / "tritonserver/python_backend_stubs" / version / STUB)
+    versions = {"numpy": "1.26.4", "nvidia-pytriton": "0.7.0"}
+    monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=str(package / "__init__.py")))
+    return package
+
+
+def test_nowhere_says_how_to_get_one(bare):
+    with pytest.raises(InstallationError, match=r"pip install 'deepseek-triton\[server\]'"):
+        find_tritonserver()
+
+
+def test_the_order_is_explicit_path_container_wheel(wheel, bare):
+    def kind():
+        return find_tritonserver().kind
+
+    assert kind() == "wheel"
+    program(tritonserver.CONTAINER_BINARY)
+    assert kind() == "container"
+    program(bare / "bin/tritonserver")
+    assert kind() == "path"
+    explicit = program(bare / "mine")
+    assert find_tritonserver(explicit) == tritonserver.Installation(explicit, "explicit")
+
+
+@pytest.mark.parametrize("name", ["missing", "text", "folder"])
+def test_an_explicit_one_must_be_a_program(bare, name):
+    (bare / "text").write_text("")
+    (bare / "folder").mkdir()
+
+    with pytest.raises(InstallationError, match="is no program that can be run"):
+        find_tritonserver(bare / name)
+
+
+def test_the_wheel_is_run_with_its_libraries_and_the_stub_of_this_python(wheel):
+    found = find_tritonserver()
+
+    assert found.binary == wheel / "tritonserver/bin/tritonserver"
+    libraries = found.environment["LD_LIBRARY_PATH"].split(os.pathsep)
+    assert libraries[0] == str(wheel.parent / "nvidia_pytriton.libs")
+    assert Path(libraries[1], preflight.libpython_name()).is_file()
+    assert found.environment["PATH"].split(os.pathsep)[0] == str(Path(sys.prefix, "bin"))
+    (argument,) = found.extra_args
+    backend = Path(argument.removeprefix("--backend-directory=")) / "python"
+    assert sorted(path.name for path in backend.iterdir()) == [
+        "libtriton_python.so",
+        STUB,
+        "triton_python_backend_utils.py",
+    ]
+    version = "{}.{}".format(*sys.version_info)
+    assert (backend / STUB).resolve() == wheel / "tritonserver/python_backend_stubs" / version / STUB
+
+
+def test_the_backend_directory_is_made_once_and_leaves_no_scratch(wheel, bare):
+    first, second = find_tritonserver(), find_tritonserver()
+
+    assert first.extra_args == second.extra_args
+    assert len(list((bare / "cache/deepseek-triton/backends").iterdir())) == 1
+
+
+def test_two_that_make_the_backend_directory_at_once_agree(wheel, bare, monkeypatch):
+    rename = Path.rename
+
+    def late(scratch, target):
+        target.mkdir()
+        (target / "of the other").touch()
+        return rename(scratch, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+
+    (argument,) = find_tritonserver().extra_args
+
+    (directory,) = (bare / "cache/deepseek-triton/backends").iterdir()
+    assert argument == f"--backend-directory={directory}"
+    assert [path.name for path in directory.iterdir()] == ["of the other"]
+
+
+@pytest.mark.parametrize(("version", "expected"), [("2.1.3", "numpy 2.1.3"), (None, "needs numpy"), ("1.26.4", None)])
+def test_numpy_2_is_refused(wheel, monkeypatch, version, expected):
+    def installed(name):
+        if name == "numpy" and version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version if name == "numpy" else "0.7.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+
+    if expected is None:
+        assert find_tritonserver().kind == "wheel"
+    else:
+        with pytest.raises(InstallationError, match=expected) as caught:
+            find_tritonserver()
+        assert "pip install 'numpy>=1.26,<2'" in str(caught.value)
+
+
+def test_a_python_without_a_stub_is_told_which_have_one(wheel):
+    (wheel / "tritonserver/python_backend_stubs/{}.{}".format(*sys.version_info) / STUB).unlink()
+
+    with pytest.raises(InstallationError, match=r"no Python backend for Python 3.*use one of 3\.9, 3\.10"):
+        find_tritonserver()
+
+
+@pytest.mark.parametrize("check", ["glibc_problem", "libpython_problem"])
+def test_what_preflight_finds_is_said_here_too(wheel, monkeypatch, check):
+    monkeypatch.setattr(tritonserver, check, lambda: "the problem and its cure")
+
+    with pytest.raises(InstallationError, match="the problem and its cure"):
+        find_tritonserver()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            'W1120 21:42:15.686715 7144 model.py:5] "two\\nlines, \\"quoted\\""',
+            LogLine("W", "model.py:5", 'two\nlines, "quoted"'),
+            id="default format",
+        ),
+        pytest.param(
+            '2026-11-20T21:49:03Z E 9984 server.cc:241] "not initialized."',
+            LogLine("E", "server.cc:241", "not initialized."),
+            id="ISO 8601",
+        ),
+        pytest.param(
+            "I1120 21:40:58.169483 6941 pb_stub.cc:298]  Failed: x",
+            LogLine("I", "pb_stub.cc:298", "Failed: x"),
+            id="of the stub, not quoted",
+        ),
+        pytest.param(
+            'I1120 21:40:58.1 6941 a.cc:2] "bad \\escape"', LogLine("I", "a.cc:2", "bad \\escape"), id="no JSON"
+        ),
+        pytest.param("I1120 21:40:57.131197 6906 server.cc:604] ", LogLine("I", "server.cc:604", ""), id="empty"),
+        pytest.param("Loading shard 3/163", LogLine("", "", "Loading shard 3/163"), id="printed"),
+    ],
+)
+def test_log_lines(text, expected):
+    assert parse_log_line(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "from_model"),
+    [
+        ('I1120 21:43:49.45 8399 model.py:8] "executing"', True),
+        ("printed", True),
+        ('I1120 21:43:49.45 8399 http_server.cc:8] "x"', False),
+        ("| Model | Version |", False),
+        ("+-------+", False),
+        ("", False),
+    ],
+)
+def test_whose_words_they_are(text, from_model):
+    assert parse_log_line(text).is_from_model == from_model
+
+
+def failed(cause: str, model: str = "r1") -> str:
+    return f"E1120 21:40:57.131020 69 model_lifecycle.cc:642] \"failed to load '{model}' version 1: {cause}\""
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        pytest.param(
+            [failed("Internal: ConfigError: a: no\\n b: no\\n\\nAt:\\n  /r/1/model.py(5): load\\n")],
+            "model 'r1' failed to load: a: no b: no",
+            id="exception",
+        ),
+        pytest.param(
+            [failed("Internal: KeyError: 'engine'\\n\\nAt:\\n  /r/1/model.py(5): load\\n")],
+            "model 'r1' failed to load: KeyError: 'engine'",
+            id="exception whose name matters",
+        ),
+        pytest.param(
+            [failed("Internal: ValueError: x"), failed("Internal: ValueError: y", "v3")],
+            "model 'r1' failed to load: x (and 1 more: v3)",
+            id="two models",
+        ),
+        pytest.param(
+            ["CUDA error: an illegal memory access", failed("Internal: Stub process 'r1_0_0' is not healthy.")],
+            "model 'r1' failed to load: its Python process died while loading (a crash, or killed for want of memory)"
+            "; its last words: CUDA error: an illegal memory access",
+            id="crash",
+        ),
+        pytest.param(
+            ["E1120 21:44:02.29 8615 main.cc:245] \"failed to start GRPC service: Unavailable - Socket 'a' in use \""],
+            "Socket 'a' in use",
+            id="port",
+        ),
+        pytest.param(
+            ["tritonserver: error while loading shared libraries: libx.so: cannot open"],
+            "error while loading shared libraries: libx.so: cannot open",
+            id="loader",
+        ),
+        pytest.param(
+            ["tritonserver: unrecognized option '--nonsense'", "Usage: tritonserver [options]"],
+            "unrecognized option '--nonsense'",
+            id="argument",
+        ),
+        pytest.param(
+            ['E1120 21:44:02.29 8615 model.py:9] "rank 3 is gone"', 'I1120 21:44:02.29 8615 server.cc:3] "stopping"'],
+            "rank 3 is gone",
+            id="a model's last error",
+        ),
+        pytest.param(["something", "", "+--+"], "something", id="last words"),
+        pytest.param([], "tritonserver ended without a word", id="silence"),
+    ],
+)
+def test_the_cause_is_one_plain_line(lines, expected):
+    assert failure_cause(lines) == expected
