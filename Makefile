@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help venv demo test lint types check clean
+.PHONY: help venv demo test lint types generated check clean
 
 help:  ## show this
 	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -25,6 +25,9 @@ lint: $(INSTALLED)  ## ruff: rules and formatting
 
 types: $(INSTALLED)  ## mypy, strict
 	@$(BIN)/mypy
+
+generated: $(INSTALLED)  ## write config.pbtxt, the embedded model.yaml and docs/contract.md again
+	@$(BIN)/python -m deepseek_triton_tools.generated
 
 check: lint types test  ## lint, types and test
 

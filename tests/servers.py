@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deepseek_triton_tools.serve import ServerProcess
+from deepseek_triton_tools.server_process import ServerProcess
 
 STANDIN = Path(__file__).resolve().parent / "standin" / "tensorrt_llm"
 

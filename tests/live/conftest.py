@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 from servers import STANDIN, build, url
 
+from deepseek_triton_build.source import model_repository
 from deepseek_triton_client import Client
-from deepseek_triton_tools.serve import ServerProcess
+from deepseek_triton_tools.server_process import ServerProcess
 
 SCHEMES = ("http", "grpc")
 
 
 @pytest.fixture(scope="session")
-def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The transformers engine on the demo checkpoint."""
-    with ServerProcess.serving(build(tmp_path_factory.mktemp("tiny") / "repository", "tiny")) as server:
+def tiny_server() -> Iterator[ServerProcess]:
+    """The transformers engine on the demo checkpoint: model_repository/ as it is checked out."""
+    with ServerProcess.serving(model_repository()) as server:
         yield server
 
 

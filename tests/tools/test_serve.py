@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +18,12 @@ import httpx
 import pytest
 
 from deepseek_triton_tools import serve as serve_module
+from deepseek_triton_tools import server_process
 from deepseek_triton_tools.errors import PortError, RepositoryError, ServerFailedError, ToolError
-from deepseek_triton_tools.serve import ServeOptions, ServerProcess, choose_ports, kill_all, serve, session_members
+from deepseek_triton_tools.ports import choose_ports
+from deepseek_triton_tools.processes import kill_all, session_members
+from deepseek_triton_tools.serve import serve
+from deepseek_triton_tools.server_process import ServeOptions, ServerProcess
 
 CONFIG = """\
 backend: "python"
@@ -47,7 +52,8 @@ PROGRAM = """\
 import sys
 from pathlib import Path
 from deepseek_triton_tools.errors import ToolError
-from deepseek_triton_tools.serve import ServeOptions, serve
+from deepseek_triton_tools.serve import serve
+from deepseek_triton_tools.server_process import ServeOptions
 
 repository, log = map(Path, sys.argv[1:])
 auto = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
@@ -66,6 +72,11 @@ def write_model(repository: Path, name: str = "echo", *, model: str | None = IDE
     if model is not None:
         (version / "model.py").write_text(model)
     return repository
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_failures_stay_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture
@@ -189,8 +200,7 @@ def test_a_model_that_fails_is_one_line_and_no_process(tmp_path, model, config, 
     assert processes(tmp_path) == []
 
 
-def test_one_broken_model_of_two_is_named(repository, tmp_path, monkeypatch):
-    monkeypatch.setattr(serve_module.tempfile, "tempdir", str(tmp_path))
+def test_one_broken_model_of_two_is_named(repository, tmp_path):
     write_model(repository, "second", model=RAISES + "raise KeyError('engine')")
 
     with pytest.raises(ServerFailedError, match="'second' failed to load: KeyError: 'engine'") as caught:
@@ -276,38 +286,38 @@ def test_a_port_in_use_is_named_with_its_holder_before_anything_starts(repositor
     assert processes(tmp_path) == []
 
 
-def test_automatic_ports_differ_from_each_other_and_from_the_given_one(repository):
+def test_automatic_ports_differ_from_each_other_and_from_the_given_one():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         free = listener.getsockname()[1]
 
-    ports = choose_ports(automatic(repository, metrics_port=free))
+    ports = choose_ports("127.0.0.1", "auto", "auto", free)
 
     assert len(set(ports)) == 3
     assert ports[2] == free
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("host", "http", "grpc", "expected"),
     [
-        pytest.param({"http_port": 9000, "grpc_port": 9000}, "a port each, got 9000, 9000, auto", id="same port"),
-        pytest.param({"host": "203.0.113.1"}, "can't listen on '203.0.113.1'", id="not our address"),
+        pytest.param("127.0.0.1", 9000, 9000, "a port each, got 9000, 9000, auto", id="same port"),
+        pytest.param("203.0.113.1", "auto", "auto", "can't listen on '203.0.113.1'", id="not our address"),
     ],
 )
-def test_ports_that_cannot_be_listened_on(repository, options, expected):
+def test_ports_that_cannot_be_listened_on(host, http, grpc, expected):
     with pytest.raises(PortError, match=expected):
-        choose_ports(automatic(repository, **options))
+        choose_ports(host, http, grpc, "auto")
 
 
 def test_automatic_ports_that_were_lost_are_chosen_anew(repository, monkeypatch):
     chosen = []
     with socket.create_server(("127.0.0.1", 0)) as thief:
 
-        def choose(options):
-            ports = choose_ports(options)
+        def choose(*arguments):
+            ports = choose_ports(*arguments)
             chosen.append((thief.getsockname()[1], *ports[1:]) if not chosen else ports)
             return chosen[-1]
 
-        monkeypatch.setattr(serve_module, "choose_ports", choose)
+        monkeypatch.setattr(server_process, "choose_ports", choose)
         with ServerProcess.serving(repository) as server:
             assert httpx.get(f"{server.http_url}/v2/health/ready").is_success
 
@@ -364,7 +374,7 @@ def test_what_serve_sets_itself_is_refused_behind_the_dashes(repository, argumen
     assert caught.value.exit_code == 2
 
 
-def test_arguments_go_to_the_server(repository, tmp_path):
+def test_arguments_go_to_the_server(repository):
     with pytest.raises(ServerFailedError, match="unrecognized option '--nonsense'"):
         ServerProcess.serving(repository, server_args=("--nonsense",))
 

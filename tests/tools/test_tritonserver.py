@@ -9,7 +9,8 @@ import pytest
 
 from deepseek_triton_tools import preflight, tritonserver
 from deepseek_triton_tools.errors import InstallationError
-from deepseek_triton_tools.tritonserver import LogLine, failure_cause, find_tritonserver, parse_log_line
+from deepseek_triton_tools.server_log import LogLine, failure_cause, parse_log_line
+from deepseek_triton_tools.tritonserver import find_tritonserver
 
 STUB = "triton_python_backend_stub"
 

@@ -209,7 +209,8 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.serve import ServeOptions, serve
+    from deepseek_triton_tools.serve import serve
+    from deepseek_triton_tools.server_process import ServeOptions
 
     options = ServeOptions(
         repository=args.repository,

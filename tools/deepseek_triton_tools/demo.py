@@ -10,15 +10,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
-from deepseek_triton_build.source import version_dir
-from deepseek_triton_client import Client, Completion
 from rich.console import Console
 from rich.table import Table
 
+from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
+from deepseek_triton_build.source import version_dir
+from deepseek_triton_client import Client, Completion
 from deepseek_triton_tools.build import stamp
 from deepseek_triton_tools.errors import ToolError
-from deepseek_triton_tools.serve import ServerProcess
+from deepseek_triton_tools.server_process import ServerProcess
 
 PROMPTS = (
     "Hello, my name is",
@@ -29,7 +29,7 @@ PROMPTS = (
 """TensorRT-LLM's quick start prompts."""
 
 _ABOUT = {
-    "transformers": "real forward passes of DeepSeek-V3's code on a tiny checkpoint; its weights are random, its text is "
+    "transformers": "real forward passes of DeepSeek-V3's code; the tiny checkpoint's weights are random, its text is "
     "nonsense",
     "simulated": "a digital twin: the pace is a deployment's, the words mean nothing",
 }
@@ -49,7 +49,7 @@ def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: 
     """
     console = Console(highlight=False)
     started = time.monotonic()
-    console.print(f"[bold]deepseek-triton demo[/bold]: {_ABOUT[engine]}.\n")
+    console.print(f"[bold]deepseek-triton demo[/bold]: {_ABOUT[engine]}.\n", soft_wrap=True)
     checkpoint = _make_checkpoint(console) if engine == "transformers" else "none"
     with tempfile.TemporaryDirectory(prefix="deepseek-triton-demo-") as scratch:
         repository = _build_repository(console, Path(scratch, "repository"), engine, preset)
@@ -83,7 +83,12 @@ def _build_repository(console: Console, folder: Path, engine: str, preset: str |
 
 def _serve(console: Console, repository: Path, tritonserver: Path | None) -> ServerProcess:
     started = time.monotonic()
-    server = ServerProcess.serving(repository, tritonserver=tritonserver)
+    with console.status("starting tritonserver") as status:
+        server = ServerProcess.serving(
+            repository,
+            tritonserver=tritonserver,
+            on_progress=lambda progress: status.update(f"loading the model, {progress.elapsed_s:.0f} s"),
+        )
     console.print(
         f"tritonserver  HTTP 127.0.0.1:{server.http_port}, gRPC 127.0.0.1:{server.grpc_port}, "
         f"ready after {time.monotonic() - started:.1f} s\n"
@@ -102,7 +107,7 @@ def _ask_all(console: Console, server: ServerProcess, max_tokens: int) -> list[_
 
 def _ask(console: Console, client: Client, prompt: str, max_tokens: int) -> Completion:
     """Stream the answer to the terminal as it comes."""
-    console.print(f"[bold]{prompt}[/bold]", end="")
+    console.print(f"[bold]{prompt}[/bold]", end="", soft_wrap=True)
     with client.stream(prompt, max_tokens=max_tokens) as stream:
         for chunk in stream:
             console.out(chunk.text, end="", highlight=False)
@@ -113,7 +118,7 @@ def _ask(console: Console, client: Client, prompt: str, max_tokens: int) -> Comp
 
 def _table(rows: list[_Row], engine: str, preset: str | None, checkpoint: str) -> Table:
     pace = f", paced as {preset}" if preset else ""
-    table = Table(title=f"engine {engine}{pace}, checkpoint {checkpoint}", title_justify="left")
+    table = Table(title=f"engine {engine}{pace}, checkpoint {checkpoint}", title_justify="left", title_style="")
     for heading in ("prompt", "over"):
         table.add_column(heading)
     for heading in ("first token", "tokens", "tokens/s", "ended by"):

@@ -7,7 +7,6 @@ from pathlib import Path
 from deepseek_triton_build import PlanRequest, make_plan, repository_files
 from deepseek_triton_build.reference import contract_page
 from deepseek_triton_build.source import model_repository
-
 from deepseek_triton_tools.build import stamp
 
 _EMBEDDED = ("tensorrt_llm/config.pbtxt", "tensorrt_llm/1/model.yaml")
