@@ -3,7 +3,6 @@ import pytest
 from deepseek_triton_tools.cli import main
 from deepseek_triton_tools.demo import PROMPTS
 
-
 TWIN = ["--engine", "simulated", "--preset", "b200x8-r1-fp4-min-latency"]
 
 
