@@ -22,6 +22,9 @@ from deepseek_backend.request import GenerateRequest
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout"]
 
+TEXT_LAYER_FIELDS = frozenset({"stop", "include_stop_str_in_output", "exclude_input_from_output"})
+"""Sampling fields that the backend's text layer does (`lifecycle`, `text`), whatever the engine."""
+
 
 @dataclass(slots=True)
 class Step:

@@ -18,7 +18,16 @@ from typing import cast
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, FinishReason, Step, StepSink, require
+from deepseek_backend.engines.base import (
+    TEXT_LAYER_FIELDS,
+    Capabilities,
+    EngineHealth,
+    EngineStats,
+    FinishReason,
+    Step,
+    StepSink,
+    require,
+)
 from deepseek_backend.engines.simulated.babble import EOS_ID, VOCABULARY, Script, count_tokens, write_script
 from deepseek_backend.engines.simulated.options import SimulatedOptions, parse_options
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Row, Scheduler
@@ -42,12 +51,9 @@ _SAMPLING_FIELDS = frozenset(
         "seed",
         "min_tokens",
         "ignore_eos",
-        "stop",
         "stop_token_ids",
-        "include_stop_str_in_output",
         "skip_special_tokens",
         "add_special_tokens",
-        "exclude_input_from_output",
     }
 )
 _NO_LOGITS = "the simulator has no logits to apply it to"
@@ -98,7 +104,7 @@ class SimulatedEngine:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            sampling_fields=_SAMPLING_FIELDS,
+            sampling_fields=_SAMPLING_FIELDS | TEXT_LAYER_FIELDS,
             max_seq_len=self._options.max_seq_len,
             unsupported=dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), _NO_LOGITS),
         )

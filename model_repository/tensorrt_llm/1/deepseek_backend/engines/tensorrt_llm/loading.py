@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_backend.config import BackendConfig
-from deepseek_backend.engines.base import Capabilities
+from deepseek_backend.engines.base import TEXT_LAYER_FIELDS, Capabilities
 from deepseek_backend.engines.tensorrt_llm.translation import one_line
 from deepseek_backend.errors import ConfigError, EngineError
 from deepseek_backend.release import EngineRelease, SamplerSupport
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 20.0
 """How long `shut_down` waits for the workers to go."""
 
-_DONE_OUTSIDE = frozenset({"stop", "exclude_input_from_output", "add_special_tokens", "max_tokens"})
+_DONE_OUTSIDE = TEXT_LAYER_FIELDS | {"add_special_tokens", "max_tokens"}
 """Sampling fields that hold whatever TensorRT-LLM does with them: the backend's text layer and this engine do them."""
 _OPTIONS = ("allow_version_mismatch",)
 

@@ -16,6 +16,7 @@ import torch
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import (
+    TEXT_LAYER_FIELDS,
     Capabilities,
     EngineHealth,
     EngineStats,
@@ -51,10 +52,6 @@ _SAMPLING_FIELDS = frozenset(
         "stop_token_ids",
         "skip_special_tokens",
         "add_special_tokens",
-        # The text layer does these, on every engine.
-        "stop",
-        "include_stop_str_in_output",
-        "exclude_input_from_output",
     }
 )
 
@@ -132,7 +129,7 @@ class TransformersEngine:
             self._config.model, version_dir=self._config.version_dir, device=device, dtype=dtype
         )
         self._capabilities = Capabilities(
-            sampling_fields=_SAMPLING_FIELDS,
+            sampling_fields=_SAMPLING_FIELDS | TEXT_LAYER_FIELDS,
             max_seq_len=_max_seq_len(options.max_seq_len, checkpoint.max_position_embeddings),
         )
         self._checkpoint = checkpoint
