@@ -22,25 +22,33 @@ class ListReply:
     errors: list[BackendError] = field(default_factory=list)
     cancelled: bool = False
     broken: bool = False
+    failures: int = 0
+    """Responses that fail before one can be sent again."""
+    unaskable: bool = False
     finals: int = 0
     done: threading.Event = field(default_factory=threading.Event)
 
     def send(self, outputs: Outputs, *, final: bool) -> None:
-        if self.broken:
-            raise RuntimeError("the stream is gone")
+        self._fail()
         self.sent.append(({name: _plain(array) for name, array in outputs}, final))
         self._count(final)
 
     def send_error(self, error: BackendError) -> None:
-        if self.broken:
-            raise RuntimeError("the stream is gone")
+        self._fail()
         self.errors.append(error)
         self._count(True)
 
     def is_cancelled(self) -> bool:
         if self.finals:
             raise AssertionError("asked after the final response: a real server would crash")
+        if self.unaskable:
+            raise RuntimeError("no answer")
         return self.cancelled
+
+    def _fail(self) -> None:
+        self.failures -= 1
+        if self.broken or self.failures >= 0:
+            raise RuntimeError("the stream is gone")
 
     @property
     def text(self) -> str:
@@ -66,6 +74,8 @@ def _plain(array: Any) -> Any:
 class ScriptedEngine:
     """Does nothing by itself: the test sends the steps with `step`."""
 
+    MAX_PROMPT_BYTES = 1000
+
     def __init__(self) -> None:
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
@@ -77,7 +87,8 @@ class ScriptedEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(sampling_fields=frozenset(f.name for f in SAMPLING_FIELDS) - {"min_p"}, max_seq_len=4096)
+        fields = frozenset(f.name for f in SAMPLING_FIELDS) - {"min_p"}
+        return Capabilities(sampling_fields=fields, max_seq_len=4096, max_prompt_bytes=self.MAX_PROMPT_BYTES)
 
     def submit(self, request: GenerateRequest, sink: StepSink) -> None:
         self.requests.append(request)

@@ -120,6 +120,26 @@ def test_streaming_has_two_names(name):
             "no field 'temprature'; did you mean 'temperature'?",
             id="misspelt in JSON",
         ),
+        pytest.param({}, {"temperature": 10**400}, "temperature: expected a number >= 0 and <= 100", id="huge integer"),
+        pytest.param({"sampling_parameters": text("[" * 100_000)}, {}, "text that is not JSON", id="deep nesting"),
+        pytest.param(
+            {"sampling_param_stop": np.array([b"\xff"], np.object_)},
+            {},
+            "stop: expected UTF-8 text",
+            id="stop not UTF-8",
+        ),
+        pytest.param(
+            {"sampling_parameters": text(json.dumps({"stop": ["x"] * 65}))},
+            {},
+            "stop: expected at most 64 values, got 65",
+            id="many stops",
+        ),
+        pytest.param(
+            {"sampling_param_stop": text("x" * 1025)}, {}, "stop: expected at most 1024 characters", id="long stop"
+        ),
+        pytest.param(
+            {}, {"repetition_penalty": 1e-40}, "repetition_penalty: expected a number >= 0.01", id="tiny penalty"
+        ),
         pytest.param(
             {"sampling_param_stop": text("")}, {}, "stop: expected a string that is not empty", id="empty stop"
         ),
@@ -130,6 +150,7 @@ def test_bad_input_is_refused_in_one_clear_line(inputs, parameters, expected):
 
     assert expected in str(error)
     assert "\n" not in str(error)
+    assert len(str(error)) < 300
     assert error.code is contract.ErrorCode.INVALID_ARGUMENT
 
 
@@ -147,6 +168,20 @@ def test_a_field_the_engine_lacks_is_refused_by_name_and_its_neutral_value_is_no
     assert str(error) == "repetition_penalty: the Torch sampler of 1.2.1 ignores it"
     assert error.code is contract.ErrorCode.UNSUPPORTED
     assert parse(parameters={"repetition_penalty": 1.0}, supported=supported).sampling.repetition_penalty is None
+
+
+def test_a_neutral_value_overrides_the_models_default():
+    defaults = {"repetition_penalty": 1.1, "top_k": 50, "exclude_input_from_output": False}
+
+    call = parse(
+        parameters={"repetition_penalty": 1.0, "top_k": 0, "exclude_input_from_output": True}, default_sampling=defaults
+    )
+
+    assert (call.sampling.repetition_penalty, call.sampling.top_k, call.echo) == (1.0, 0, False)
+
+
+def test_a_value_is_quoted_in_part_where_it_is_long():
+    assert len(str(refusal(parameters={"max_tokens": "9" * 5_000_000}))) < 200
 
 
 def test_parameters_of_triton_and_ignored_patterns_pass():
@@ -169,6 +204,7 @@ def test_stop_needs_no_prompt():
         ({"temperature": 0.0, "top_p": 0.9}, True),
         ({"top_k": 1, "temperature": 1.0}, True),
         ({"top_k": 0}, True),
+        ({"temperature": 1e-310}, True),
         ({"temperature": 0.8}, False),
         ({"top_p": 0.9}, False),
         ({"top_k": 5}, False),

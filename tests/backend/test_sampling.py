@@ -86,6 +86,19 @@ def test_greedy_takes_the_likeliest(params: dict[str, Any]) -> None:
     assert set(draws(20, **params)) == {int(LOGITS.argmax())}
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        pytest.param({"temperature": 1e-5, "top_p": 0.9}, id="smallest temperature"),
+        pytest.param({"temperature": 1.0, "top_p": 5e-324, "top_k": 2}, id="smallest top_p"),
+        pytest.param({"temperature": 1e-5, "min_p": 1.0}, id="largest min_p"),
+        pytest.param({"temperature": 1e-5, "repetition_penalty": 0.01, "top_p": 0.9}, id="smallest penalty"),
+    ],
+)
+def test_the_ends_of_the_ranges_leave_the_likeliest(params: dict[str, Any]) -> None:
+    assert set(draws(20, **params)) == {int(LOGITS.argmax())}
+
+
 def test_a_seed_repeats_and_another_does_not() -> None:
     first = draws(40, temperature=1.0, seed=2**64 - 1)
     assert draws(40, temperature=1.0, seed=2**64 - 1) == first

@@ -9,6 +9,7 @@ from fakes import ListReply, ScriptedEngine
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Step
+from deepseek_backend.errors import ConfigError
 from deepseek_backend.service import Service
 
 
@@ -19,7 +20,7 @@ def engine():
 
 @pytest.fixture
 def service(engine):
-    ours = {"cancellation_check_period_ms": 5, "drain_timeout_s": 0.2}
+    ours = {"cancellation_check_period_ms": 5}
     served = Service(parse_config({"model": "m", "triton_config": ours}, version_dir=Path()), engine)
     served.start()
     yield served
@@ -99,6 +100,44 @@ def test_stop_without_an_id_is_refused(service):
     assert "id" in str(wait(send(service, stop=True)).errors[0])
 
 
+def test_stop_for_an_id_that_nobody_has_is_refused(service):
+    assert "no running request has the id 'ghost'" in str(wait(send(service, stop=True, client_id="ghost")).errors[0])
+
+
+def test_one_response_that_cannot_be_sent_is_answered_with_an_error(service, engine):
+    reply = send(service, stream=True)
+    reply.failures = 1
+    engine.step([(engine.requests[0], Step(text="x", token_ids=[1]))])
+
+    assert wait(reply).errors[0].code is ErrorCode.INTERNAL
+    assert settled(service)
+    assert engine.aborted == [engine.requests[0].request_id]
+
+
+def test_a_request_that_cannot_be_asked_does_not_hide_the_others(service, engine):
+    stuck, gone = send(service, stream=True), send(service, stream=True)
+    stuck.unaskable, gone.cancelled = True, True
+
+    assert wait(gone).errors[0].code is ErrorCode.CANCELLED
+    engine.step([(engine.requests[0], Step(text="fine", token_ids=[1], finish_reason="stop"))])
+    assert wait(stuck).text == "fine"
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_the_engine_sees_it(service, engine):
+    reply = wait(send(service, prompt="é" * (ScriptedEngine.MAX_PROMPT_BYTES // 2 + 1)))
+
+    assert reply.errors[0].code is ErrorCode.PROMPT_TOO_LONG
+    assert engine.requests == []
+
+
+def test_a_default_that_the_engine_lacks_stops_the_load(engine):
+    config = parse_config({"model": "m", "triton_config": {"default_sampling": {"min_p": 0.1}}}, version_dir=Path())
+
+    with pytest.raises(ConfigError, match=r"default_sampling\.min_p: not supported by this engine"):
+        Service(config, engine).start()
+    assert engine.stopped
+
+
 def test_a_response_that_cannot_be_sent_frees_the_request(service, engine):
     reply = send(service, stream=True)
     reply.broken = True
@@ -117,9 +156,7 @@ def test_a_stop_string_aborts_the_engine(service, engine):
 
 
 def test_stopping_answers_what_still_runs_with_its_text_so_far(engine):
-    service = Service(
-        parse_config({"model": "m", "triton_config": {"drain_timeout_s": 0.05}}, version_dir=Path()), engine
-    )
+    service = Service(parse_config({"model": "m"}, version_dir=Path()), engine)
     service.start()
     reply = send(service)
     engine.step([(engine.requests[0], Step(text="partial", token_ids=[1]))])

@@ -70,16 +70,13 @@ class Harness:
         self.sink = Sink()
         self._count = 0
 
-    def submit(
-        self, prompt: str = "Why?", *, max_tokens: int = 1000, streaming: bool = True, **sampling: Any
-    ) -> GenerateRequest:
+    def submit(self, prompt: str = "Why?", *, max_tokens: int = 1000, **sampling: Any) -> GenerateRequest:
         self._count += 1
         request = GenerateRequest(
             request_id=f"r{self._count}",
             prompt=prompt,
             sampling=SamplingParams(**sampling),
             max_tokens=max_tokens,
-            streaming=streaming,
         )
         self.engine.submit(request, self.sink)
         return request
@@ -119,9 +116,8 @@ def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
 
 
 def test_a_stream_adds_up_to_the_whole_answer(make_engine: MakeEngine) -> None:
-    harness = make_engine()
-    whole = harness.run(streaming=False)
-    streamed = harness.run()
+    streamed = make_engine().run()
+    whole = make_engine(stream_interval=10_000).run()
     assert len(whole) == 1
     assert len(streamed) > 10
     assert "".join(step.text for step in streamed) == whole[0].text
@@ -161,9 +157,9 @@ def test_max_tokens_is_exact_and_reported_as_length(make_engine: MakeEngine) -> 
 
 
 def test_max_tokens_is_cut_to_the_room_left(make_engine: MakeEngine) -> None:
-    steps = make_engine(max_seq_len=20).run("0123456789", max_tokens=1000, streaming=False)
-    assert len(steps[0].token_ids) == 20 - 11
-    assert steps[0].finish_reason == "length"
+    steps = make_engine(max_seq_len=20).run("0123456789", max_tokens=1000)
+    assert sum(len(step.token_ids) for step in steps) == 20 - 11
+    assert steps[-1].finish_reason == "length"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +198,7 @@ def test_special_tokens_of_the_answer_can_be_kept(make_engine: MakeEngine) -> No
 
 def test_stop_tokens_end_the_answer_and_are_the_reason(make_engine: MakeEngine) -> None:
     harness = make_engine()
-    token = harness.run(streaming=False)[0].token_ids[5]
+    token = [t for step in harness.run() for t in step.token_ids][5]
     steps = harness.run(stop_token_ids=(token,))
     assert steps[-1].finish_reason == "stop"
     assert steps[-1].stop_reason == token

@@ -42,6 +42,21 @@ def test_what_the_backend_refuses_is_a_400_with_a_code(http, verb, body, expecte
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b'{"text_input": "x", "id": "\xff"}', id="id"),
+        pytest.param(b'{"text_input": "x", "tag": "\xff"}', id="parameter"),
+        pytest.param(b'{"text_input": "\xff"}', id="prompt"),
+    ],
+)
+def test_bytes_that_are_no_utf8_are_refused_with_a_code(http, content):
+    answer = http.post("/tensorrt_llm/generate", content=content)
+
+    assert answer.status_code == 400
+    assert "[E_INVALID_ARGUMENT]" in answer.text
+
+
+@pytest.mark.parametrize(
     ("content", "expected"),
     [
         pytest.param(b"not json", "failed to parse the request JSON", id="not JSON"),

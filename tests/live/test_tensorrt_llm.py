@@ -34,7 +34,10 @@ def test_stop_strings_are_found_on_this_engine_too(trtllm):
     whole = trtllm.generate("stop me", max_tokens=60, temperature=0).text
     stop = whole[20:26]
 
-    assert trtllm.generate("stop me", max_tokens=60, temperature=0, stop=[stop]).text == whole[: whole.index(stop)]
+    stopped = trtllm.generate("stop me", max_tokens=4000, temperature=0, ignore_eos=True, stop=[stop])
+
+    assert stopped.text == whole[: whole.index(stop)]
+    assert stopped.num_output_tokens < 1000  # the engine was told, and did not go on to the 4,000
 
 
 def test_the_chosen_sampler_takes_what_the_default_one_would_ignore(trtllm):

@@ -19,7 +19,7 @@ import triton_python_backend_utils as pb_utils
 from deepseek_backend.config import load_config
 from deepseek_backend.contract import TRITON_CODES
 from deepseek_backend.engines import create_engine
-from deepseek_backend.errors import BackendError, ConfigError
+from deepseek_backend.errors import BackendError, ConfigError, RequestError, one_line
 from deepseek_backend.response import Outputs
 from deepseek_backend.service import Service
 
@@ -54,16 +54,21 @@ class TritonPythonModel:
         if self._service is None:
             raise RuntimeError("execute before initialize")
         for request in requests:
-            inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             reply = TritonReply(request.get_response_sender())
-            self._service.accept(inputs, request.parameters(), reply, client_id=request.request_id())
+            try:
+                inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+                parameters, client_id = request.parameters(), request.request_id()
+            except Exception as error:  # of the bindings, for bytes that are no UTF-8 or no tensor: only this request's
+                self._service.refuse(reply, RequestError(f"the request can't be read: {one_line(error)}"))
+                continue
+            self._service.accept(inputs, parameters, reply, client_id=client_id)
 
     def is_ready(self) -> bool:
         """Asked by Triton 26.03 and later for `v2/models/<model>/ready`; older ones never call it."""
         return self._service is not None and self._service.is_ready()
 
     def finalize(self) -> None:
-        """Drain and release the engine. Triton calls it on unload and on exit, also after a failed initialize."""
+        """Release the engine. Triton calls it on unload and on exit, when no request is in flight any more."""
         if self._service is not None:
             self._service.stop()
             self._service = None

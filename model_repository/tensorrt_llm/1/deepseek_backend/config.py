@@ -6,15 +6,16 @@ LLM arguments stand at the top level, exactly as upstream's own backend would re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from deepseek_backend.contract import SAMPLING_BY_NAME
+from deepseek_backend.contract import INT32_MAX, SAMPLING_BY_NAME
 from deepseek_backend.errors import ConfigError
+from deepseek_backend.values import check_value, shown
 
 ENGINE_NAMES = ("tensorrt_llm", "transformers", "simulated")
 
@@ -32,15 +33,13 @@ class BackendConfig:
     default_max_tokens: int = 256
     """max_tokens of a request that gives none."""
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling fields for requests that don't give them, from the checkpoint's generation_config or model card."""
+    """Sampling fields for requests that don't give them, from generation_config or the model card; checked."""
     unknown_parameters: str = "error"
     """What to do with a request parameter nobody knows: error, warn or ignore."""
     ignored_parameters: tuple[str, ...] = ()
     """Shell-style patterns of request parameters to pass over, for headers that a proxy forwards."""
     cancellation_check_period_ms: int = 100
     """How often each open request is asked whether its client has gone."""
-    drain_timeout_s: float = 20.0
-    """How long `finalize` waits for requests before it cancels them; below tritonserver's --exit-timeout-secs (30)."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the engine itself; each engine checks its own."""
     llm_args: Mapping[str, Any] = field(default_factory=dict)
@@ -53,8 +52,6 @@ class BackendConfig:
         return str(self.llm_args.get("model", ""))
 
 
-_NOT_IN_YAML = {"llm_args", "version_dir"}
-_POSITIVE = ("default_max_tokens", "cancellation_check_period_ms")
 _UNKNOWN_PARAMETERS = ("error", "warn", "ignore")
 
 
@@ -82,54 +79,57 @@ def parse_config(document: Mapping[str, Any], *, version_dir: Path) -> BackendCo
     ours = document.get("triton_config") or {}
     if not isinstance(ours, dict):
         raise ConfigError([f"triton_config: expected a mapping, got {type(ours).__name__}"])
-    problems = _problems(ours)
+    problems = [problem for key, value in ours.items() for problem in _problems(key, value)]
     if not document.get("model"):
         problems.append("model: expected a checkpoint's folder or name, got nothing")
     if problems:
         raise ConfigError(problems)
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in ours.items()}
+    values["default_sampling"] = {
+        name: check_value(SAMPLING_BY_NAME[name], value) for name, value in ours.get("default_sampling", {}).items()
+    }
     llm_args = {key: value for key, value in document.items() if key != "triton_config"}
     return BackendConfig(**values, llm_args=llm_args, version_dir=version_dir)
 
 
-def _problems(ours: Mapping[str, Any]) -> list[str]:
-    known = {f.name: f for f in fields(BackendConfig) if f.name not in _NOT_IN_YAML}
-    problems = [
-        f"triton_config.{key}: unknown key; known: {', '.join(sorted(known))}" for key in ours if key not in known
-    ]
-    for key, value in ours.items():
-        if key in known:
-            problems += _type_problem(key, value)
-    engine = ours.get("engine", "tensorrt_llm")
-    if engine not in ENGINE_NAMES:
-        problems.append(f"triton_config.engine: expected one of {', '.join(ENGINE_NAMES)}, got {engine!r}")
-    unknown = ours.get("unknown_parameters", "error")
-    if unknown not in _UNKNOWN_PARAMETERS:
-        problems.append(f"triton_config.unknown_parameters: expected {', '.join(_UNKNOWN_PARAMETERS)}, got {unknown!r}")
-    for name in ours.get("default_sampling") or {}:
+def _whole(low: int, high: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "engine": (lambda value: value in ENGINE_NAMES, f"one of {', '.join(ENGINE_NAMES)}"),
+    "decoupled": (lambda value: value is True, "true: responses are sent when they are made"),
+    "max_batch_size": (_whole(0, 0), "0: the engine batches, Triton does not"),
+    "default_max_tokens": (_whole(1, INT32_MAX), "a whole number from 1"),
+    "default_sampling": (lambda value: isinstance(value, dict), "a mapping"),
+    "unknown_parameters": (lambda value: value in _UNKNOWN_PARAMETERS, f"one of {', '.join(_UNKNOWN_PARAMETERS)}"),
+    "ignored_parameters": (
+        lambda value: isinstance(value, list) and all(isinstance(pattern, str) for pattern in value),
+        "a list of patterns",
+    ),
+    "cancellation_check_period_ms": (_whole(1, 60_000), "a whole number of milliseconds from 1 to 60,000"),
+    "engine_options": (lambda value: isinstance(value, dict), "a mapping"),
+}
+"""Key -> (what holds for a value, what was expected in words)."""
+
+
+def _problems(key: str, value: Any) -> list[str]:
+    if key not in _CHECKS:
+        return [f"triton_config.{key}: unknown key; known: {', '.join(sorted(_CHECKS))}"]
+    holds, expected = _CHECKS[key]
+    if not holds(value):
+        return [f"triton_config.{key}: expected {expected}, got {shown(value)}"]
+    return _sampling_problems(value) if key == "default_sampling" else []
+
+
+def _sampling_problems(defaults: Mapping[str, Any]) -> list[str]:
+    problems = []
+    for name, value in defaults.items():
         if name not in SAMPLING_BY_NAME:
             problems.append(f"triton_config.default_sampling.{name}: no such sampling field")
+            continue
+        try:
+            check_value(SAMPLING_BY_NAME[name], value)
+        except ValueError as error:
+            problems.append(f"triton_config.default_sampling.{error}")
     return problems
-
-
-_EXPECTED: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "engine": (str, "a name"),
-    "decoupled": (bool, "true or false"),
-    "max_batch_size": (int, "a whole number"),
-    "default_max_tokens": (int, "a whole number"),
-    "default_sampling": (dict, "a mapping"),
-    "unknown_parameters": (str, "a name"),
-    "ignored_parameters": (list, "a list of patterns"),
-    "cancellation_check_period_ms": (int, "a whole number of milliseconds"),
-    "drain_timeout_s": ((int, float), "a number of seconds"),
-    "engine_options": (dict, "a mapping"),
-}
-
-
-def _type_problem(key: str, value: Any) -> list[str]:
-    expected, words = _EXPECTED[key]
-    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-        return [f"triton_config.{key}: expected {words}, got {value!r}"]
-    if key in _POSITIVE and isinstance(value, int) and value < 1:
-        return [f"triton_config.{key}: expected {words} above 0, got {value!r}"]
-    return []

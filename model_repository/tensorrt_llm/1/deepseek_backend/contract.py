@@ -13,7 +13,8 @@ each chunk too.
 Streams
 -------
 Chunks are increments: joined, they are byte for byte the text of the same request not streamed. `finish_reason` comes
-with the last one. A request that fails after its first chunk ends with an error instead.
+with the last one. A request that fails after its first chunk ends with an error instead. /generate has room for one
+response only, so a stream is asked of /generate_stream.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ TRITON_CODES = {
     ErrorCode.CANCELLED: "CANCELLED",
     ErrorCode.INTERNAL: "INTERNAL",
 }
-"""Our code -> the name of Triton's status code. HTTP gives 400, 503, 499 and 500 for the four."""
+"""Our code -> the name of Triton's status code.
+
+Don't go by the HTTP status: tritonserver 2.51 answers 400 for all four when the first response of /generate is an
+error. The code in the message is the same everywhere.
+"""
 
 
 ERROR_MEANINGS = {
@@ -94,6 +99,10 @@ class SamplingField:
     low_excluded: bool = False
     many: bool = False
     """A list: the tensor's shape is [-1]. Not available as a plain name, which Triton limits to scalars."""
+    max_items: int = 64
+    """Most values of a list."""
+    max_length: int = 1024
+    """Most characters of a string: stop strings are looked for in every token of every stream."""
     plain_name: bool = True
     """False where the plain name means something else on the wire."""
     neutral: bool | float | None = None
@@ -160,9 +169,8 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
     SamplingField(
         name="repetition_penalty",
         dtype=Dtype.FP32,
-        low=0,
+        low=0.01,
         high=10,
-        low_excluded=True,
         neutral=1,
         meaning="Divides (or multiplies, when negative) the logits of tokens seen in prompt or output; 1 is none.",
     ),

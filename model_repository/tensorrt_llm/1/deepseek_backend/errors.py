@@ -2,7 +2,6 @@
 
 BackendError                  has a code of the wire contract; its text is what the caller reads
 ├── RequestError              the caller's fault: a value, a name, a length
-├── OverloadedError           try again later: the limits of admission
 ├── UnavailableError          the engine is gone or going: try another replica
 ├── CancelledError            ended by the caller or on the operator's word
 └── EngineError               the engine's fault
@@ -34,10 +33,6 @@ class RequestError(BackendError):
     default_code = ErrorCode.INVALID_ARGUMENT
 
 
-class OverloadedError(BackendError):
-    default_code = ErrorCode.OVERLOADED
-
-
 class UnavailableError(BackendError):
     default_code = ErrorCode.UNAVAILABLE
 
@@ -48,6 +43,11 @@ class CancelledError(BackendError):
 
 class EngineError(BackendError):
     default_code = ErrorCode.INTERNAL
+
+
+def one_line(error: BaseException) -> str:
+    """Type and message of somebody else's exception, as part of a message of ours."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 class ConfigError(Exception):

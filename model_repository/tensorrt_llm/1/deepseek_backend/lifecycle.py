@@ -152,11 +152,18 @@ class Exchange:
                 self._advance(Event.FINAL_SENT)
             return True
 
-    def abandon(self) -> None:
-        """Close without a response: sending failed, there is nobody to answer."""
+    def give_up(self, error: BackendError) -> None:
+        """Close after a response that could not be sent: answer with the error, or not at all if that fails too.
+
+        :raises Exception: what the reply raised, when there is nobody to answer any more.
+        """
         with self._lock:
-            self._end_locked(finish_reason="cancelled")
-            self._advance(Event.FINAL_SENT)
+            self._end_locked(error=error)
+        with self._reply_lock:
+            with self._lock:
+                if not self._advance(Event.FINAL_SENT):
+                    return
+            self._reply.send_error(error)
 
     def client_has_gone(self) -> bool:
         with self._reply_lock:

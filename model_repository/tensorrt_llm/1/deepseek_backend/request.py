@@ -10,11 +10,11 @@ import difflib
 import fnmatch
 import json
 import logging
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from deepseek_backend.config import BackendConfig
@@ -28,8 +28,13 @@ from deepseek_backend.contract import (
     SamplingField,
 )
 from deepseek_backend.errors import RequestError
+from deepseek_backend.values import check_value, shown
 
 logger = logging.getLogger(__name__)
+
+
+GREEDY_BELOW = 1e-5
+"""A temperature below this is 0: it would pick the likeliest token anyway, or overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """No sampling asked for: temperature 0, or neither temperature, top_k, top_p nor min_p given."""
-        if self.temperature == 0 or self.top_k == 1:
+        if self.top_k == 1 or (self.temperature is not None and self.temperature < GREEDY_BELOW):
             return True
         return self.temperature is None and not self.top_k and self.top_p is None and self.min_p is None
 
@@ -72,7 +77,6 @@ class GenerateRequest:
     sampling: SamplingParams
     max_tokens: int
     """sampling.max_tokens or the model's default. The engine cuts it to the room its context leaves."""
-    streaming: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +118,9 @@ def parse_call(
         return Call(stop=True)
     prompt = reader.read_prompt(inputs.get("text_input"))
     reader.raise_problems()
-    _refuse_unsupported(reader.sampling, supported)
-    sampling = SamplingParams(**{**_defaults(config), **reader.sampling})
+    fields = {**config.default_sampling, **reader.sampling}
+    refuse_unsupported(fields, supported)
+    sampling = SamplingParams(**fields)
     flags = reader.flags
     return Call(
         prompt=prompt,
@@ -126,60 +131,6 @@ def parse_call(
         num_input_tokens_always=flags.get("return_num_input_tokens", False),
         num_output_tokens_always=flags.get("return_num_output_tokens", False),
     )
-
-
-def check_value(field: SamplingField, value: object) -> Any:
-    """`value` as `field` holds it: bool, int, float, str, or a tuple of those.
-
-    :raises ValueError: saying what was expected and what came.
-    """
-    if not field.many:
-        return _CHECKS[field.dtype](field, value)
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return tuple(_CHECKS[field.dtype](field, item) for item in values)
-
-
-def _check_bool(field: SamplingField, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{field.name}: expected true or false, got {value!r}")
-    return value
-
-
-def _check_text(field: SamplingField, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{field.name}: expected a string that is not empty, got {value!r}")
-    return value
-
-
-def _check_int(field: SamplingField, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{field.name}: expected a whole number, got {value!r}")
-    _check_range(field, value)
-    return value
-
-
-def _check_float(field: SamplingField, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{field.name}: expected a number, got {value!r}")
-    # An FP32 tensor holds 0.800000012 where JSON holds 0.8; seven digits make both the same request.
-    rounded = float(f"{value:.7g}")
-    _check_range(field, rounded)
-    return rounded
-
-
-def _check_range(field: SamplingField, value: float) -> None:
-    too_low = field.low is not None and (value <= field.low if field.low_excluded else value < field.low)
-    if too_low or (field.high is not None and value > field.high):
-        raise ValueError(f"{field.name}: expected a number {field.range_text()}, got {value}")
-
-
-_CHECKS: dict[Dtype, Callable[[SamplingField, object], Any]] = {
-    Dtype.BOOL: _check_bool,
-    Dtype.STRING: _check_text,
-    Dtype.INT32: _check_int,
-    Dtype.UINT64: _check_int,
-    Dtype.FP32: _check_float,
-}
 
 
 class _Reader:
@@ -196,17 +147,17 @@ class _Reader:
             return
         try:
             document = json.loads(array.flat[0])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self.problems.append(f"sampling_parameters: expected a JSON object, got text that is not JSON ({error})")
             return
         if not isinstance(document, dict):
-            self.problems.append(f"sampling_parameters: expected a JSON object, got {document!r}")
+            self.problems.append(f"sampling_parameters: expected a JSON object, got {shown(document)}")
             return
         for name, value in document.items():
             if name in SAMPLING_BY_NAME:
                 self._set_field(SAMPLING_BY_NAME[name], value)
             else:
-                self.problems.append(f"sampling_parameters: no field {name!r}{_nearest(name, SAMPLING_BY_NAME)}")
+                self.problems.append(f"sampling_parameters: no field {shown(name)}{_nearest(name, SAMPLING_BY_NAME)}")
 
     def read_parameters(self, parameters: str) -> None:
         for name, value in (json.loads(parameters) if parameters else {}).items():
@@ -225,7 +176,7 @@ class _Reader:
             if name in _FLAGS:
                 self._set_flag(name, bool(array.flat[0]))
             elif name in _TENSOR_FIELDS:
-                self._set_field(_TENSOR_FIELDS[name], _python_value(_TENSOR_FIELDS[name], array))
+                self._set_field(_TENSOR_FIELDS[name], array)
 
     def read_prompt(self, array: npt.NDArray[Any] | None) -> str:
         if array is None or not array.size:
@@ -237,9 +188,7 @@ class _Reader:
         try:
             prompt = _as_text(array.flat[0])
         except UnicodeDecodeError as error:
-            self.problems.append(
-                f"text_input: expected UTF-8 text, got byte {error.object[error.start]:#04x} at {error.start}"
-            )
+            self.problems.append(f"text_input: {_not_utf8(error)}")
             return ""
         if not prompt:
             self.problems.append("text_input: expected a prompt, got an empty string")
@@ -251,23 +200,25 @@ class _Reader:
 
     def _set_field(self, field: SamplingField, value: object) -> None:
         try:
-            checked = check_value(field, value)
-        except (ValueError, UnicodeDecodeError) as error:
+            if isinstance(value, np.ndarray):
+                value = _python_value(field, value)
+            self.sampling[field.name] = check_value(field, value)
+        except UnicodeDecodeError as error:
+            self.problems.append(f"{field.name}: {_not_utf8(error)}")
+        except ValueError as error:
             self.problems.append(str(error))
-            return
-        self.sampling[field.name] = checked
 
     def _set_flag(self, name: str, value: object) -> None:
         if isinstance(value, bool):
             self.flags[name] = value
         else:
             hint = ' (stop strings are "sampling_param_stop")' if name == "stop" else ""
-            self.problems.append(f"{name}: expected true or false, got {value!r}{hint}")
+            self.problems.append(f"{name}: expected true or false, got {shown(value)}{hint}")
 
     def _unknown(self, name: str) -> None:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._config.ignored_parameters):
             return
-        problem = f"unknown parameter {name!r}{_nearest(name, _KNOWN_NAMES)}"
+        problem = f"unknown parameter {shown(name)}{_nearest(name, _KNOWN_NAMES)}"
         if self._config.unknown_parameters == "error":
             self.problems.append(problem)
         elif self._config.unknown_parameters == "warn":
@@ -290,15 +241,19 @@ def _nearest(name: str, known: Any) -> str:
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
-def _defaults(config: BackendConfig) -> dict[str, Any]:
-    return {name: check_value(SAMPLING_BY_NAME[name], value) for name, value in config.default_sampling.items()}
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"expected UTF-8 text, got byte {error.object[error.start]:#04x} at {error.start}"
 
 
-def _refuse_unsupported(sampling: dict[str, Any], supported: Mapping[str, str]) -> None:
-    """Refuse, by name, fields the engine can't honour; a neutral value asks for nothing and passes."""
-    for name in list(sampling):
+def refuse_unsupported(fields: dict[str, Any], supported: Mapping[str, str]) -> None:
+    """Refuse, by name, fields the engine can't honour. A neutral value asks for nothing: it is taken out instead.
+
+    :raises RequestError: with the reason.
+    """
+    for name in list(fields):
+        if not supported[name]:
+            continue
         neutral = SAMPLING_BY_NAME[name].neutral
-        if neutral is not None and sampling[name] == neutral:
-            del sampling[name]
-        elif supported[name]:
+        if neutral is None or fields[name] != neutral:
             raise RequestError(f"{name}: {supported[name]}", code=ErrorCode.UNSUPPORTED)
+        del fields[name]

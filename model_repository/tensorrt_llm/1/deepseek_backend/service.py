@@ -8,19 +8,27 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
 
 from deepseek_backend.config import BackendConfig
-from deepseek_backend.contract import SAMPLING_FIELDS
+from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines.base import Engine, Step
-from deepseek_backend.errors import BackendError, CancelledError, EngineError, RequestError, UnavailableError
+from deepseek_backend.errors import (
+    BackendError,
+    CancelledError,
+    ConfigError,
+    EngineError,
+    RequestError,
+    UnavailableError,
+    one_line,
+)
 from deepseek_backend.lifecycle import Exchange, Reply, StepEffect
 from deepseek_backend.request import Call, GenerateRequest, parse_call
 from deepseek_backend.streams import Sender
+from deepseek_backend.values import shown
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +58,11 @@ class Service:
         """
         try:
             self._engine.start()
+            self._supported = _supported_fields(self._engine)
+            self._check_defaults()
         except BaseException:
             self._engine.stop()
             raise
-        self._supported = _supported_fields(self._engine)
         self._sender.start()
         self._watcher.start()
 
@@ -79,6 +88,7 @@ class Service:
             if self._draining:
                 raise UnavailableError("the model is being stopped; send the request to another server")
             exchange.begin(call)
+            self._check_size(call.prompt)
             if call.stop:
                 self._stop_by_client_id(exchange)
             else:
@@ -89,7 +99,11 @@ class Service:
             self._end(exchange, error)
         except Exception as error:
             logger.exception("request %r", client_id)
-            self._end(exchange, EngineError(f"{type(error).__name__}: {error}"))
+            self._end(exchange, EngineError(one_line(error)))
+
+    def refuse(self, reply: Reply, error: RequestError) -> None:
+        """Answer a request that could not even be read."""
+        self._end(Exchange(reply), error)
 
     def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
         """Take the steps of one engine iteration (the engine's sink)."""
@@ -107,11 +121,11 @@ class Service:
             self._sender.notify(dirty)
 
     def stop(self) -> None:
-        """Refuse what comes, wait for what runs, cancel the rest with its text so far, stop the engine."""
+        """Refuse what comes, end what runs with its text so far, stop the engine.
+
+        Triton asks for it only when nothing is in flight any more: it waits for open requests by itself.
+        """
         self._draining = True
-        deadline = time.monotonic() + self._config.drain_timeout_s
-        while self._open and time.monotonic() < deadline:
-            time.sleep(0.02)
         for exchange in self._snapshot():
             if exchange.end(finish_reason="cancelled"):
                 self._abort(exchange)
@@ -126,11 +140,13 @@ class Service:
         """End every running request that has the stopper's id, then answer the stopper, with no text."""
         if not stopper.client_id:
             raise RequestError('stop: expected the id of the request to end as this request\'s "id", got none')
-        for exchange in self._snapshot():
-            if exchange is not stopper and exchange.client_id == stopper.client_id:
-                if exchange.end(finish_reason="cancelled"):
-                    self._abort(exchange)
-                self._sender.notify([exchange])
+        running = [e for e in self._snapshot() if e is not stopper and e.client_id == stopper.client_id]
+        if not running:
+            raise RequestError(f"stop: no running request has the id {shown(stopper.client_id)}")
+        for exchange in running:
+            if exchange.end(finish_reason="cancelled"):
+                self._abort(exchange)
+            self._sender.notify([exchange])
         stopper.end(finish_reason="stop")
         self._sender.notify([stopper])
 
@@ -139,8 +155,32 @@ class Service:
         period_s = self._config.cancellation_check_period_ms / 1000
         while not self._stopped.wait(period_s):
             for exchange in self._snapshot():
-                if exchange.client_has_gone() and self._end(exchange, CancelledError("the client has gone")):
+                try:
+                    has_gone = exchange.client_has_gone()
+                except Exception:  # whatever Triton raises: the other requests still have to be watched
+                    logger.exception("request %r can't be asked whether its client has gone", exchange.client_id)
+                    continue
+                if has_gone and self._end(exchange, CancelledError("the client has gone")):
                     self._abort(exchange)
+
+    def _check_size(self, prompt: str) -> None:
+        most = self._engine.capabilities.max_prompt_bytes
+        size = len(prompt.encode())
+        if most is not None and size > most:
+            raise RequestError(
+                f"the prompt has {size:,} bytes; more than {most:,} can't fit the context: shorten it",
+                code=ErrorCode.PROMPT_TOO_LONG,
+            )
+
+    def _check_defaults(self) -> None:
+        """:raises ConfigError: for a default that the engine would not honour."""
+        problems = [
+            f"triton_config.default_sampling.{name}: {self._supported[name]}"
+            for name, value in self._config.default_sampling.items()
+            if self._supported[name] and value != SAMPLING_BY_NAME[name].neutral
+        ]
+        if problems:
+            raise ConfigError(problems)
 
     def _end(self, exchange: Exchange, error: BackendError) -> bool:
         ended = exchange.end(error=error)
@@ -172,7 +212,6 @@ def _generate_request(request_id: str, call: Call) -> GenerateRequest:
         prompt=call.prompt,
         sampling=call.sampling,
         max_tokens=call.max_tokens,
-        streaming=call.streaming,
     )
 
 

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from deepseek_backend.errors import EngineError, one_line
 from deepseek_backend.lifecycle import Exchange
 
 logger = logging.getLogger(__name__)
@@ -62,12 +63,18 @@ class Sender:
     def _deliver(self, exchange: Exchange) -> None:
         try:
             closed = exchange.deliver()
-        except Exception:
+        except Exception as error:
             # Triton refuses a response in many ways and none of them has a type of its own. The request is given up,
             # the thread goes on: every other stream depends on it.
             logger.exception("a response could not be sent; request %r is given up", exchange.client_id)
-            exchange.abandon()
-            self._on_broken(exchange)
+            self._give_up(exchange, EngineError(f"a response could not be sent: {one_line(error)}"))
             return
         if closed:
             self._on_closed(exchange)
+
+    def _give_up(self, exchange: Exchange, error: EngineError) -> None:
+        try:
+            exchange.give_up(error)
+        except Exception:
+            logger.exception("nor could the error: request %r stays unanswered", exchange.client_id)
+        self._on_broken(exchange)

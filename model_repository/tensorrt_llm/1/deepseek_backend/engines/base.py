@@ -8,6 +8,7 @@ The rules every engine keeps:
 * `submit` never blocks on the model. A request that can't be served is answered with a step that carries an error.
 * Every submitted request gets exactly one last step (`finish_reason` or `error` set), also after `abort` and `stop`.
 * Steps of one request arrive in order. `on_steps` may be called from any thread of the engine, one call at a time.
+  A sink does not raise.
 * `Step.text` is new text only and never ends inside a character.
 """
 
@@ -59,6 +60,8 @@ class Capabilities:
     """Names of `contract.SAMPLING_FIELDS` the engine honours."""
     max_seq_len: int
     """Prompt plus generated tokens of one request."""
+    max_prompt_bytes: int | None = None
+    """A longer prompt can't fit, whatever it says: refused before it is tokenised, which takes a second a megabyte."""
     unsupported: dict[str, str] = field(default_factory=dict)
     """Field name -> why it is refused, where more can be said than "not supported by this engine"."""
 

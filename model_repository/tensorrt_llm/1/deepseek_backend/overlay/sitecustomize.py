@@ -17,9 +17,11 @@ _HERE = Path(__file__).resolve().parent
 class _BeforeTensorRTLLM:
     """An import hook that finds nothing itself."""
 
+    _done = False
+
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "tensorrt_llm":
-            sys.meta_path.remove(self)
+        if name == "tensorrt_llm" and not self._done:
+            self._done = True
             _apply_quirks(_HERE.parents[1])
 
 

@@ -33,8 +33,8 @@ from deepseek_backend.engines.tensorrt_llm.loading import (
     shut_down,
     version_mismatch_allowed,
 )
-from deepseek_backend.engines.tensorrt_llm.translation import complete_text, finish_reason, one_line, sampling_params
-from deepseek_backend.errors import BackendError, EngineError, RequestError, UnavailableError
+from deepseek_backend.engines.tensorrt_llm.translation import complete_text, finish_reason, sampling_params
+from deepseek_backend.errors import BackendError, EngineError, RequestError, UnavailableError, one_line
 from deepseek_backend.quirks import apply_quirks
 from deepseek_backend.release import EngineRelease, read_release
 from deepseek_backend.request import GenerateRequest
@@ -176,7 +176,7 @@ class TensorRTLLMEngine:
         if self._thread is None or self._loop is None:
             return
         asyncio.run_coroutine_threadsafe(self._end_requests(), self._loop).result()
-        self._tokenizers.shutdown(cancel_futures=True)
+        self._tokenizers.shutdown(wait=False, cancel_futures=True)
         shut_down(self._llm)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -216,13 +216,11 @@ class TensorRTLLMEngine:
             self._finish(entry, Step(finish_reason="cancelled"))
             return
         params = sampling_params(request, max_tokens=max_tokens, seeded=self._seeded)
+        # A stream also for requests that are answered at once: stop strings have to be seen when they come, and a
+        # request that is cut short still has its text so far.
         entry.output = self._llm.generate_async(
-            inputs=token_ids, sampling_params=self._sampling_params_class(**params), streaming=request.streaming
+            inputs=token_ids, sampling_params=self._sampling_params_class(**params), streaming=True
         )
-        if not request.streaming:  # one step at the end costs the engine less than a stream
-            await entry.output.aresult()
-            self._push(entry)
-            return
         async for _ in entry.output:  # the same object every time
             self._push(entry)
 

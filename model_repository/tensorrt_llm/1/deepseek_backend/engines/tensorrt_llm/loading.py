@@ -13,8 +13,7 @@ from typing import Any
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import TEXT_LAYER_FIELDS, Capabilities
-from deepseek_backend.engines.tensorrt_llm.translation import one_line
-from deepseek_backend.errors import ConfigError, EngineError
+from deepseek_backend.errors import ConfigError, EngineError, one_line
 from deepseek_backend.release import EngineRelease, SamplerSupport
 
 logger = logging.getLogger(__name__)

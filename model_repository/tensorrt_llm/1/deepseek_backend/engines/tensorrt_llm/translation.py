@@ -77,7 +77,3 @@ def finish_reason(reason: str) -> FinishReason:
         return _FINISH_REASONS[reason]
     except KeyError:
         raise EngineError(f"TensorRT-LLM ended a request with the unknown finish reason {reason!r}") from None
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

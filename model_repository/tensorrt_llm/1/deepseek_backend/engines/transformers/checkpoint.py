@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from deepseek_backend.errors import EngineError
+from deepseek_backend.errors import EngineError, one_line
 from deepseek_backend.tiny_checkpoint import ensure_tiny_checkpoint
 
 TINY = "tiny"
@@ -29,6 +29,8 @@ class Checkpoint:
     eos_token_ids: frozenset[int]
     vocab_size: int
     max_position_embeddings: int
+    longest_token_bytes: int
+    """Of the vocabulary: no text becomes fewer tokens than its bytes divided by this."""
 
 
 def load_checkpoint(name: str, *, version_dir: Path, device: str, dtype: str) -> Checkpoint:
@@ -56,12 +58,8 @@ def load_checkpoint(name: str, *, version_dir: Path, device: str, dtype: str) ->
         eos_token_ids=_eos_token_ids(model),
         vocab_size=model.config.vocab_size,
         max_position_embeddings=model.config.max_position_embeddings,
+        longest_token_bytes=max(len(token.encode()) for token in tokenizer.get_vocab()),
     )
-
-
-def one_line(error: Exception) -> str:
-    """Type and message of an error that was raised in torch or transformers."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _source(name: str, version_dir: Path) -> str:

@@ -25,10 +25,10 @@ from deepseek_backend.engines.base import (
     StepSink,
     require,
 )
-from deepseek_backend.engines.transformers.checkpoint import Checkpoint, load_checkpoint, one_line
+from deepseek_backend.engines.transformers.checkpoint import Checkpoint, load_checkpoint
 from deepseek_backend.engines.transformers.continuous_batch import ContinuousBatch, Generation
 from deepseek_backend.engines.transformers.model_runner import ModelRunner
-from deepseek_backend.errors import ConfigError, EngineError, UnavailableError
+from deepseek_backend.errors import ConfigError, EngineError, UnavailableError, one_line
 from deepseek_backend.request import GenerateRequest
 
 logger = logging.getLogger(__name__)
@@ -128,9 +128,11 @@ class TransformersEngine:
         checkpoint = load_checkpoint(
             self._config.model, version_dir=self._config.version_dir, device=device, dtype=dtype
         )
+        max_seq_len = _max_seq_len(options.max_seq_len, checkpoint.max_position_embeddings)
         self._capabilities = Capabilities(
             sampling_fields=_SAMPLING_FIELDS | TEXT_LAYER_FIELDS,
-            max_seq_len=_max_seq_len(options.max_seq_len, checkpoint.max_position_embeddings),
+            max_seq_len=max_seq_len,
+            max_prompt_bytes=max_seq_len * checkpoint.longest_token_bytes,
         )
         self._checkpoint = checkpoint
         self._batch = ContinuousBatch(ModelRunner(checkpoint.model, options.max_num_seqs), options.max_num_seqs)

@@ -56,8 +56,10 @@ class TokenSampler:
     def choose(self, logits: torch.Tensor) -> int:
         """A token drawn from `logits` [vocab_size], adjusted."""
         temperature = 1.0 if self._params.temperature is None else self._params.temperature
-        # float64: a temperature near 0 must not overflow, nor a sum over 130,000 tokens lose the small ones.
-        probabilities, token_ids = (logits.double() / temperature).softmax(-1).sort(descending=True, stable=True)
+        # Less the largest, and in float64: a small temperature must not overflow, nor a sum over 130,000 tokens lose
+        # the small ones.
+        scaled = (logits.double() - logits.max()) / temperature
+        probabilities, token_ids = scaled.softmax(-1).sort(descending=True, stable=True)
         kept = probabilities[: self._num_kept(probabilities)].cumsum(-1).cpu()
         threshold = torch.rand((), generator=self._generator, dtype=torch.float64) * kept[-1]
         index = int(torch.searchsorted(kept, threshold, right=True))
@@ -79,7 +81,7 @@ class TokenSampler:
             num_kept = int((before < self._params.top_p * cumulative[-1]).sum())
         if self._params.min_p is not None:
             num_kept = int((probabilities[:num_kept] >= self._params.min_p * probabilities[0]).sum())
-        return num_kept
+        return max(1, num_kept)  # a top_p below the smallest step of a float would keep none
 
 
 def _penalizes(params: SamplingParams) -> bool:
