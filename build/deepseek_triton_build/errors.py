@@ -9,6 +9,7 @@ BuildError
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -19,9 +20,15 @@ class BuildError(Exception):
 class UnknownNameError(BuildError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, tuple(known)
-        nearest = difflib.get_close_matches(name.lower(), self.known, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        super().__init__(f"unknown {kind} {name!r}{hint} Known: {', '.join(self.known)}")
+        # A name with other digits is another thing (v3 is no misspelt r1), not a slip of the finger.
+        alike = [entry for entry in self.known if _digits(entry) == _digits(name)]
+        nearest = difflib.get_close_matches(name.lower(), alike, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        super().__init__(f"unknown {kind} {name!r}: {hint}known so far: {', '.join(self.known)}")
+
+
+def _digits(name: str) -> str:
+    return re.sub(r"\D", "", name)
 
 
 class RefusedPlanError(BuildError):

@@ -58,6 +58,10 @@ class Budget:
     kv_bytes_per_token: int
 
     @property
+    def free(self) -> int:
+        return self.memory - self.weights - self.reserved - self.kv_cache
+
+    @property
     def kv_tokens(self) -> int:
         return self.kv_cache // self.kv_bytes_per_token
 
@@ -93,6 +97,8 @@ def make_plan(request: PlanRequest) -> Plan:
         )
     if request.preset and engine != "simulated":
         raise RefusedPlanError(f"--preset paces the simulated engine; the {engine} engine has its own pace")
+    if request.preset and request.preset not in variant.presets:
+        raise UnknownNameError("preset", request.preset, variant.presets)
     if engine == "tensorrt_llm":
         return _tensorrt_llm_plan(request, variant)
     return Plan(request=request, variant=variant, engine=engine, settings=_embedded_settings(request, variant, engine))
@@ -110,7 +116,7 @@ def _embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> t
         reason = "a model this small gains nothing from more, and tritonserver's own threads need the cores"
         settings.append(Setting(key="triton_config.engine_options.num_threads", value=1, reason=reason))
     if request.preset:
-        reason = "the deployment whose pace is simulated; its constants and their sources are in engines/presets"
+        reason = "the deployment whose pace is kept; its constants and sources: engines/simulated/presets.py"
         settings.append(Setting(key="triton_config.engine_options.preset", value=request.preset, reason=reason))
     return tuple(settings)
 
@@ -118,7 +124,7 @@ def _embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> t
 _ENGINE_REASONS = {
     "tensorrt_llm": "TensorRT-LLM's PyTorch backend through its LLM API",
     "transformers": "real forward passes of the model's own code, on CPU or one GPU",
-    "simulated": "a digital twin: paces tokens as a deployment would, its text means nothing",
+    "simulated": "a digital twin: keeps the pace of its preset's deployment, if any; its text means nothing",
 }
 
 
@@ -134,7 +140,7 @@ def _tensorrt_llm_plan(request: PlanRequest, variant: Variant) -> Plan:
     gpu, num_gpus = _placement(request, variant)
     release = load_release(request.release)
     budget = _budget(variant, gpu, num_gpus)
-    settings = _tensorrt_llm_settings(request, variant, gpu, num_gpus, budget)
+    settings = _tensorrt_llm_settings(request, variant, gpu, num_gpus, budget, release)
     for setting in settings:
         if not setting.key.startswith("triton_config."):
             release.require_key(setting.key)
@@ -191,6 +197,17 @@ def _budget(variant: Variant, gpu: Gpu, num_gpus: int) -> Budget:
     )
 
 
+def _sampler(release: Release) -> tuple[str, Any, str]:
+    """The C++ sampler, under the key that the release has for it."""
+    reason = (
+        "the C++ sampler honours seed, min_p, min_tokens and the penalties, which the default Torch sampler accepts "
+        "and ignores (NVIDIA/TensorRT-LLM#16485, #16590, #17172)"
+    )
+    if release.find_key("sampler_type"):
+        return "sampler_type", "TRTLLMSampler", reason
+    return "enable_trtllm_sampler", True, reason
+
+
 def _default_max_tokens(budget: Budget) -> int:
     """Each of a full batch's requests reserves prompt + max_tokens; a multiple of 1,024."""
     each = budget.kv_tokens // MAX_BATCH_SIZE - TYPICAL_PROMPT_TOKENS
@@ -198,7 +215,7 @@ def _default_max_tokens(budget: Budget) -> int:
 
 
 def _tensorrt_llm_settings(
-    request: PlanRequest, variant: Variant, gpu: Gpu, num_gpus: int, budget: Budget
+    request: PlanRequest, variant: Variant, gpu: Gpu, num_gpus: int, budget: Budget, release: Release
 ) -> tuple[Setting, ...]:
     default_max_tokens = _default_max_tokens(budget)
     rows: list[tuple[str, Any, str]] = [
@@ -223,7 +240,11 @@ def _tensorrt_llm_settings(
             "tokens of one iteration; longer prompts go in chunks of this size; 3072 if memory runs out "
             "(TensorRT-LLM DeepSeek-V3 guide)",
         ),
-        ("enable_chunked_prefill", True, "prompts longer than max_num_tokens; on Hopper for MLA, without attention DP"),
+        (
+            "enable_chunked_prefill",
+            True,
+            "for prompts longer than max_num_tokens, which is whole KV blocks of 32; not with attention DP",
+        ),
         (
             "max_seq_len",
             MAX_SEQ_LEN,
@@ -241,19 +262,9 @@ def _tensorrt_llm_settings(
             KV_FRACTION,
             f"of what is free after loading ({_GUIDE}): {budget.kv_cache / GIB:.0f} GiB, {budget.kv_tokens:,} tokens",
         ),
-        (
-            "kv_cache_config.tokens_per_block",
-            32,
-            "the default, said because chunked prefill needs max_num_tokens to be a multiple of it",
-        ),
         ("moe_config.backend", gpu.moe_backend[variant.precision], f"{gpu.moe_backend_source}: {gpu.name}, FP8"),
         ("trust_remote_code", False, "DeepSeek-V3's code is part of TensorRT-LLM; the checkpoint's own is not run"),
-        (
-            "sampler_type",
-            "TRTLLMSampler",
-            "honours seed, min_p, min_tokens and the penalties, which the default Torch sampler accepts and ignores "
-            "(NVIDIA/TensorRT-LLM#16485, #16590, #17172)",
-        ),
+        _sampler(release),
         ("stream_interval", 1, "every token leaves the engine at once; the backend sends what is waiting together"),
         ("print_iter_log", False, "a line per iteration is for debugging"),
         ("triton_config.engine", "tensorrt_llm", _ENGINE_REASONS["tensorrt_llm"]),

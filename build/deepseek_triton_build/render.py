@@ -65,7 +65,8 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
 #!/usr/bin/env bash
 # {stamp}
 # Serves the repository this script lies in, {where}.
-# HTTP_PORT, GRPC_PORT and METRICS_PORT move the ports; further arguments go to tritonserver.
+# HTTP_PORT, GRPC_PORT and METRICS_PORT move the ports; further arguments go to tritonserver, which listens on every
+# address of the machine unless told otherwise (--http-address, --grpc-address, --metrics-address).
 set -euo pipefail
 repository=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
 {prelude}exec {launcher} \\

@@ -47,7 +47,7 @@ def write_repository(files: list[File], output: Path, *, force: bool = False) ->
 
     :raises OutputError: with the path and the fix.
     """
-    output = output.absolute()
+    output = output.resolve()
     _refuse_foreign(output)
     if not force:
         _refuse_edited(output)
@@ -59,9 +59,7 @@ def write_repository(files: list[File], output: Path, *, force: bool = False) ->
                 _write(fresh / file.path, file)
             _swap(fresh, output, Path(scratch, "replaced"))
     except OSError as error:
-        raise OutputError(
-            f"{error.filename or output}: can't be written: {error.strerror}; choose another --output"
-        ) from error
+        raise OutputError(f"{output}: can't be written: {error.strerror}; choose another --output") from error
 
 
 def _refuse_foreign(output: Path) -> None:
@@ -74,9 +72,7 @@ def _refuse_foreign(output: Path) -> None:
 def _refuse_edited(output: Path) -> None:
     changed = _changed_files(output, output / _MANIFEST) if (output / _MANIFEST).is_file() else []
     if changed:
-        raise OutputError(
-            f"{output}: changed since it was generated: {', '.join(changed)}; --force replaces the folder"
-        )
+        raise OutputError(f"{output}: changed since it was generated: {', '.join(changed)}; --force replaces all of it")
 
 
 def _changed_files(output: Path, manifest: Path) -> list[str]:

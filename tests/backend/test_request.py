@@ -54,6 +54,7 @@ def test_every_sampling_field_is_a_field_of_sampling_params():
     [
         pytest.param({"sampling_param_temperature": np.array([0.8], np.float32)}, {}, id="tensor"),
         pytest.param({"sampling_parameters": text('{"temperature": 0.8}')}, {}, id="sampling_parameters"),
+        pytest.param({"sampling_parameters": text('{"temperature": "0.8"}')}, {}, id="as vLLM's clients send it"),
         pytest.param({}, {"temperature": 0.8}, id="plain name"),
         pytest.param({}, {"sampling_param_temperature": 0.8}, id="full name as a parameter"),
     ],
@@ -109,6 +110,9 @@ def test_streaming_has_two_names(name):
             id="nan",
         ),
         pytest.param({}, {"max_token": 5}, "unknown parameter 'max_token'; did you mean 'max_tokens'?", id="misspelt"),
+        pytest.param(
+            {}, {"prompt": "x"}, "unknown parameter 'prompt'; here it is 'text_input'", id="other server's name"
+        ),
         pytest.param({}, {"stop": "END"}, 'stop strings are "sampling_param_stop"', id="plain stop is the cancel flag"),
         pytest.param(
             {"sampling_parameters": text("{")}, {}, "sampling_parameters: expected a JSON object", id="not JSON"

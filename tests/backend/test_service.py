@@ -155,14 +155,16 @@ def test_a_stop_string_aborts_the_engine(service, engine):
     assert engine.aborted == [engine.requests[0].request_id]
 
 
-def test_stopping_answers_what_still_runs_with_its_text_so_far(engine):
+def test_stopping_lets_go_of_what_is_open(engine):
     service = Service(parse_config({"model": "m"}, version_dir=Path()), engine)
     service.start()
     reply = send(service)
     engine.step([(engine.requests[0], Step(text="partial", token_ids=[1]))])
     service.stop()
 
-    assert (reply.text, reply.last["finish_reason"]) == ("partial", "cancelled")
+    assert (reply.sent, reply.errors) == ([], [])
+    assert engine.aborted == [engine.requests[0].request_id]
+    assert service.num_open == 0
     assert engine.stopped
     assert not service.is_ready()
 

@@ -1,6 +1,7 @@
 import pytest
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, UnknownNameError, make_plan
+from deepseek_triton_build.releases import RELEASES
 
 GIB = 2**30
 
@@ -44,14 +45,20 @@ def test_chunked_prefill_has_whole_blocks():
     chosen = values(r1())
 
     assert chosen["enable_chunked_prefill"]
-    assert chosen["max_num_tokens"] % chosen["kv_cache_config.tokens_per_block"] == 0
+    assert chosen["max_num_tokens"] % 32 == 0  # tokens_per_block's default
 
 
-def test_only_keys_of_the_release_are_planned():
-    plan = r1()
+@pytest.mark.parametrize("release", RELEASES)
+def test_only_keys_of_the_release_are_planned(release):
+    plan = r1(release=release)
     known = plan.release.keys()
 
     assert [k for k in values(plan) if not k.startswith("triton_config.") and k not in known] == []
+
+
+def test_a_preset_nobody_knows_is_refused_before_anything_is_written():
+    with pytest.raises(UnknownNameError, match="unknown preset 'fast': known so far: b200x8"):
+        make_plan(PlanRequest(variant="tiny", engine="simulated", preset="fast"))
 
 
 def test_a_checkpoint_folder_replaces_the_name():
@@ -61,8 +68,9 @@ def test_a_checkpoint_folder_replaces_the_name():
 @pytest.mark.parametrize(
     ("changes", "error", "expected"),
     [
-        pytest.param({"variant": "deepseek-r11"}, UnknownNameError, "did you mean 'deepseek-r1'", id="variant"),
-        pytest.param({"gpu": "h20"}, UnknownNameError, "did you mean 'h200'", id="gpu"),
+        pytest.param({"variant": "deepsek-r1"}, UnknownNameError, "did you mean 'deepseek-r1'?", id="variant"),
+        pytest.param({"variant": "deepseek-v3"}, UnknownNameError, "'deepseek-v3': known so far:", id="other variant"),
+        pytest.param({"gpu": "h20"}, UnknownNameError, "unknown GPU 'h20': known so far: h200", id="gpu"),
         pytest.param({"gpu": None}, RefusedPlanError, "needs --gpu", id="no gpu"),
         pytest.param({"num_gpus": 4}, RefusedPlanError, "needs 8 x h200, got 4", id="too few"),
         pytest.param({"num_gpus": 16}, RefusedPlanError, "more than one node", id="two nodes"),

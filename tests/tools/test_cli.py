@@ -26,7 +26,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy():
 @pytest.mark.parametrize(
     ("argv", "code", "expected"),
     [
-        pytest.param(["build", "deepseek-r2", "--output", "x"], 2, "did you mean 'deepseek-r1'", id="variant"),
+        pytest.param(["build", "deepsek-r1", "--output", "x"], 2, "did you mean 'deepseek-r1'", id="variant"),
         pytest.param(
             ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "4", "--output", "x"], 1, "needs 8 x h200", id="gpus"
         ),
@@ -44,6 +44,22 @@ def test_what_goes_wrong_is_one_line_on_stderr(argv, code, expected, capsys, tmp
     assert line.startswith(f"deepseek-triton {argv[0]}: ")
     assert expected in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["generate", "hi", "--temprature", "1"], "did you mean --temperature?"),
+        (["serve", ".", "--http-prot=1"], "did you mean --http-port?"),
+        (["serve", ".", "--exit-timeout", "-5"], "--exit-timeout"),
+    ],
+)
+def test_a_misspelt_option_is_refused_with_the_nearest(argv, expected, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+
+    assert caught.value.code == 2
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("port", ["0", "70000", "http"])

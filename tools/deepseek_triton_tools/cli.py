@@ -9,6 +9,7 @@ Each verb's module is imported when the verb runs, so that `--help` costs nothin
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,9 @@ Handler = Callable[[argparse.Namespace], int]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code."""
-    args = _parser().parse_args(argv)
+    args, unknown = _parser().parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_nearest_option(unknown[0], args.parser)}")
     handler: Handler = args.handler
     try:
         return handler(args)
@@ -34,8 +37,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _expected_error(error)
         if code is None:
             raise
-        print(f"deepseek-triton {args.verb}: {error}", file=sys.stderr)
+        print(f"deepseek-triton {args.verb}: {error}{_advice(error)}", file=sys.stderr)
         return code
+
+
+def _advice(error: Exception) -> str:
+    """What to look at when nobody answers at an address."""
+    from deepseek_triton_client import ServerUnavailable
+
+    if isinstance(error, ServerUnavailable) and error.code is None:
+        return "; is the server running and ready there (http:// is port 8000, grpc:// 8001)?"
+    return ""
+
+
+def _nearest_option(given: str, parser: argparse.ArgumentParser) -> str:
+    options = [option for action in parser._actions for option in action.option_strings]
+    nearest = difflib.get_close_matches(given.partition("=")[0], options, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def _expected_error(error: Exception) -> int | None:
@@ -78,7 +96,7 @@ def _add_demo(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     verb.add_argument(
         "--engine", choices=("transformers", "simulated"), default="transformers", help="default: %(default)s"
     )
-    verb.add_argument("--preset", help="the deployment whose pace the simulated engine keeps")
+    verb.add_argument("--preset", help="the deployment whose pace the simulated engine keeps; a wrong one lists them")
     verb.add_argument("--max-tokens", type=int, default=32, help="tokens for each prompt (default: %(default)s)")
     _add_tritonserver(verb)
 
@@ -89,7 +107,7 @@ def _add_build(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "build",
         _build,
         "write a Triton model repository, every line with its reason",
-        "deepseek-triton build deepseek-r1 --gpu h200 --gpus 8 --output /models/r1\n"
+        "deepseek-triton build deepseek-r1 --gpu h200 --gpus 8 --model /models/DeepSeek-R1 --output r1\n"
         "  deepseek-triton build tiny --output /tmp/tiny",
     )
     verb.add_argument("variant", help="deepseek-r1 or tiny")
@@ -122,7 +140,7 @@ def _add_serve(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s; 0.0.0.0 for all)"
     )
     verb.add_argument(
-        "--exit-timeout", type=int, default=30, metavar="S", help="seconds for open requests on stop (default: 30)"
+        "--exit-timeout", type=_seconds, default=30, metavar="S", help="seconds for open requests on stop (default: 30)"
     )
     verb.add_argument("--log-file", type=Path, metavar="FILE", help="keep the server's whole log here")
     verb.add_argument("--verbose", action="store_true", help="show the server's whole log")
@@ -151,7 +169,7 @@ def _add_generate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     verb.add_argument("--stop", action="append", metavar="TEXT", help="a string that ends the text; may be repeated")
     verb.add_argument("--no-stream", action="store_true", help="wait for the whole text")
     verb.add_argument("--timeout", type=float, metavar="S", help="give up after this many seconds")
-    verb.add_argument("--json", action="store_true", help="one JSON object with text, usage and times")
+    verb.add_argument("--json", action="store_true", help="one JSON object with text, usage and the total time")
 
 
 def _add_tritonserver(verb: argparse.ArgumentParser) -> None:
@@ -172,9 +190,16 @@ def _add_verb(
         description=summary[0].upper() + summary[1:] + ".",
         epilog=f"examples:\n  {examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    verb.set_defaults(handler=handler)
+    verb.set_defaults(handler=handler, parser=verb)
     return verb
+
+
+def _seconds(text: str) -> int:
+    if text.isdigit():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number of seconds, got {text!r}")
 
 
 def _port(text: str) -> int | str:

@@ -28,10 +28,12 @@ def generate(
 
 def _print_stream(client: Client, prompt: str, fields: dict[str, Any]) -> None:
     with client.stream(prompt, **fields) as chunks:
-        for chunk in chunks:
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
-    sys.stdout.write("\n")
+        try:
+            for chunk in chunks:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+        finally:
+            sys.stdout.write("\n")  # also before an error: it gets a line of its own
 
 
 def _as_dict(completion: Completion) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class Variant:
     """Hugging Face name, or "tiny"."""
     engines: tuple[str, ...]
     """The engines it can run on; the first is the default."""
+    presets: tuple[str, ...] = ()
+    """Deployments whose pace the simulated engine can keep; the backend's own list, held to it by a test."""
     precision: str = ""
     weight_bytes: int = 0
     weight_bytes_source: str = ""
@@ -52,8 +54,7 @@ class Gpu:
 
 @cache
 def variants() -> dict[str, Variant]:
-    entries = _load("variants.yaml").items()
-    return {name: Variant(name=name, **{**entry, "engines": tuple(entry["engines"])}) for name, entry in entries}
+    return {name: _variant(name, entry) for name, entry in _load("variants.yaml").items()}
 
 
 @cache
@@ -71,6 +72,11 @@ def find_gpu(name: str) -> Gpu:
     """:raises UnknownNameError: naming the nearest GPU."""
     gpu: Gpu = _find("GPU", name, gpus())
     return gpu
+
+
+def _variant(name: str, entry: dict[str, Any]) -> Variant:
+    lists = {key: tuple(entry.get(key, ())) for key in ("engines", "presets")}
+    return Variant(name=name, **(entry | lists))
 
 
 def _find(kind: str, name: str, entries: dict[str, Any]) -> Any:

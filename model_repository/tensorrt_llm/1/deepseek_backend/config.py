@@ -39,7 +39,7 @@ class BackendConfig:
     ignored_parameters: tuple[str, ...] = ()
     """Shell-style patterns of request parameters to pass over, for headers that a proxy forwards."""
     cancellation_check_period_ms: int = 100
-    """How often each open request is asked whether its client has gone."""
+    """How often each open request is asked whether its client has gone; less often beyond 400 open requests."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the engine itself; each engine checks its own."""
     llm_args: Mapping[str, Any] = field(default_factory=dict)

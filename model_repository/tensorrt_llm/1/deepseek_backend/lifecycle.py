@@ -165,6 +165,12 @@ class Exchange:
                     return
             self._reply.send_error(error)
 
+    def abandon(self) -> None:
+        """Close without an answer, where there is nobody to answer."""
+        with self._lock:
+            self._end_locked(finish_reason="cancelled")
+            self._advance(Event.FINAL_SENT)
+
     def client_has_gone(self) -> bool:
         with self._reply_lock:
             return not self.closed and self._reply.is_cancelled()

@@ -155,7 +155,7 @@ class _Reader:
             return
         for name, value in document.items():
             if name in SAMPLING_BY_NAME:
-                self._set_field(SAMPLING_BY_NAME[name], value)
+                self._set_field(SAMPLING_BY_NAME[name], _number(SAMPLING_BY_NAME[name], value))
             else:
                 self.problems.append(f"sampling_parameters: no field {shown(name)}{_nearest(name, SAMPLING_BY_NAME)}")
 
@@ -225,6 +225,16 @@ class _Reader:
             logger.warning("%s: passed over", problem)
 
 
+def _number(field: SamplingField, value: object) -> object:
+    """`value`; a number where a client of Triton's vLLM backend wrote it as a string."""
+    if not isinstance(value, str) or field.dtype in (Dtype.STRING, Dtype.BOOL):
+        return value
+    try:
+        return float(value) if field.dtype is Dtype.FP32 else int(value)
+    except ValueError:
+        return value
+
+
 def _python_value(field: SamplingField, array: npt.NDArray[Any]) -> object:
     values = array.reshape(-1).tolist()
     if field.dtype is Dtype.STRING:
@@ -236,7 +246,20 @@ def _as_text(value: bytes | str) -> str:
     return value if isinstance(value, str) else value.decode("utf-8")
 
 
+_NAMES_ELSEWHERE = {
+    "prompt": "text_input",
+    "messages": "text_input",
+    "max_new_tokens": "max_tokens",
+    "stop_words": "sampling_param_stop",
+    "stop_sequences": "sampling_param_stop",
+    "random_seed": "seed",
+}
+"""What other servers call it -> what it is called here."""
+
+
 def _nearest(name: str, known: Any) -> str:
+    if name in _NAMES_ELSEWHERE:
+        return f"; here it is {_NAMES_ELSEWHERE[name]!r}"
     match = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {match[0]!r}?" if match else ""
 

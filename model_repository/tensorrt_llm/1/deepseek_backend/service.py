@@ -33,6 +33,10 @@ from deepseek_backend.values import shown
 logger = logging.getLogger(__name__)
 
 
+_MAX_CHECKS_PER_S = 4000
+"""Asking Triton whether a client has gone is a message there and back: 0.2 core at 8,000 a second was measured."""
+
+
 class Service:
     """Owns the open exchanges. `accept` belongs to Triton's thread, `on_steps` to the engine's."""
 
@@ -121,15 +125,15 @@ class Service:
             self._sender.notify(dirty)
 
     def stop(self) -> None:
-        """Refuse what comes, end what runs with its text so far, stop the engine.
+        """Refuse what comes, let go of what is open, stop the engine.
 
-        Triton asks for it only when nothing is in flight any more: it waits for open requests by itself.
+        Triton asks for it when nothing is in flight any more. What is open here all the same is a request whose client
+        has gone unnoticed so far: a response to it now makes the server hang.
         """
         self._draining = True
         for exchange in self._snapshot():
-            if exchange.end(finish_reason="cancelled"):
-                self._abort(exchange)
-                self._sender.notify([exchange])
+            exchange.abandon()
+            self._abort(exchange)
         self._stopped.set()
         self._engine.stop()
         self._sender.stop()
@@ -152,8 +156,8 @@ class Service:
 
     def _watch_clients(self) -> None:
         """End requests whose client has gone, so that the engine does not work for nobody."""
-        period_s = self._config.cancellation_check_period_ms / 1000
-        while not self._stopped.wait(period_s):
+        shortest_s = self._config.cancellation_check_period_ms / 1000
+        while not self._stopped.wait(max(shortest_s, self.num_open / _MAX_CHECKS_PER_S)):
             for exchange in self._snapshot():
                 try:
                     has_gone = exchange.client_has_gone()
