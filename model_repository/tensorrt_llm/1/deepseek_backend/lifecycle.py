@@ -75,8 +75,11 @@ class Reply(Protocol):
 class Exchange:
     """One Triton request from acceptance to its final response."""
 
-    def __init__(self, reply: Reply, *, client_id: str = "") -> None:
+    def __init__(self, reply: Reply, *, request_id: str = "", client_id: str = "") -> None:
+        self.request_id = request_id
+        """The backend's own, unique; what the engine knows the request by."""
         self.client_id = client_id
+        """The client's, which several may share."""
         self.call = Call()
         self.queued = False
         """Waits in the sender's queue. Owned by the sender, under its lock."""

@@ -46,8 +46,7 @@ class Service:
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[str, Exchange] = {}
-        """Engine's request id -> exchange, from acceptance to the final response. Guarded by _lock."""
-        self._engine_ids: dict[Exchange, str] = {}
+        """Request id -> exchange, from acceptance to the final response. Guarded by _lock."""
         self._draining = False
         self._stopped = threading.Event()
         self._supported: dict[str, str] = {}
@@ -82,11 +81,9 @@ class Service:
         self, inputs: Mapping[str, npt.NDArray[Any]], parameters: str, reply: Reply, *, client_id: str = ""
     ) -> None:
         """Take one request. Everything about it, errors too, is answered through `reply`."""
-        exchange = Exchange(reply, client_id=client_id)
-        request_id = str(next(self._ids))
+        exchange = Exchange(reply, request_id=str(next(self._ids)), client_id=client_id)
         with self._lock:
-            self._open[request_id] = exchange
-            self._engine_ids[exchange] = request_id
+            self._open[exchange.request_id] = exchange
         try:
             call = parse_call(inputs, parameters, self._config, self._supported)
             if self._draining:
@@ -96,9 +93,9 @@ class Service:
             if call.stop:
                 self._stop_by_client_id(exchange)
             else:
-                self._engine.submit(_generate_request(request_id, call), self)
+                self._engine.submit(_generate_request(exchange.request_id, call), self)
                 if exchange.ended:  # while it was being submitted, and the abort came before the engine knew it
-                    self._engine.abort(request_id)
+                    self._engine.abort(exchange.request_id)
         except BackendError as error:
             self._end(exchange, error)
         except Exception as error:
@@ -107,7 +104,7 @@ class Service:
 
     def refuse(self, reply: Reply, error: RequestError) -> None:
         """Answer a request that could not even be read."""
-        self._end(Exchange(reply), error)
+        self._end(Exchange(reply, request_id=str(next(self._ids))), error)
 
     def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
         """Take the steps of one engine iteration (the engine's sink)."""
@@ -192,18 +189,13 @@ class Service:
         return ended
 
     def _abort(self, exchange: Exchange) -> None:
-        with self._lock:
-            request_id = self._engine_ids.get(exchange)
-        if request_id is not None:
-            self._engine.abort(request_id)
+        self._engine.abort(exchange.request_id)
         if exchange.closed:
             self._forget(exchange)
 
     def _forget(self, exchange: Exchange) -> None:
         with self._lock:
-            request_id = self._engine_ids.pop(exchange, None)
-            if request_id is not None:
-                self._open.pop(request_id, None)
+            self._open.pop(exchange.request_id, None)
 
     def _snapshot(self) -> list[Exchange]:
         with self._lock:
