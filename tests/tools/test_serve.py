@@ -238,6 +238,19 @@ def test_nothing_outlives_a_serve_that_was_killed(repository, start):
     wait_until(lambda: not processes(repository), "the server and its stub are gone")
 
 
+def test_a_port_is_taken_while_the_model_loads_and_free_afterwards(tmp_path):
+    loading = IDENTITY.replace('"initializing")', '"loading"); time.sleep(1000)')
+    repository = write_model(tmp_path / "repository", model=loading)
+    with ServerProcess(automatic(repository)) as first:
+        first.start()
+        with pytest.raises(PortError, match=f"port {first.http_port} is spoken for"):
+            ServerProcess(automatic(repository, http_port=first.http_port)).start()
+
+    with ServerProcess(automatic(repository, http_port=first.http_port)) as second:
+        second.start()
+        assert second.http_port == first.http_port
+
+
 def test_a_signal_while_loading_ends_it(tmp_path, start):
     loading = IDENTITY.replace('"initializing")', '"loading"); time.sleep(1000)')
     serving = start(write_model(tmp_path / "repository", model=loading))

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +33,28 @@ def choose_ports(host: str, http: Port, grpc: Port, metrics: Port) -> tuple[int,
             listener = held.enter_context(_listener(host, endpoint, given[endpoint]))
             chosen[endpoint] = listener.getsockname()[1]
     return chosen["http"], chosen["grpc"], chosen["metrics"]
+
+
+def reserve_ports(ports: Iterable[int]) -> contextlib.ExitStack:
+    """Mark `ports` as this process's until the result is closed, or the process ends.
+
+    tritonserver takes its ports only when the model has loaded, an hour later, and two of them can share one without a
+    word: each would get half of the requests. The mark is the name of a socket in Linux's abstract namespace, which is
+    the network's own and needs no clearing up.
+
+    :raises PortError: when another process has one of them marked.
+    """
+    with contextlib.ExitStack() as marks:
+        for port in ports:
+            mark = marks.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                mark.bind(f"\0deepseek-triton/port/{port}")
+            except OSError as error:
+                raise PortError(
+                    f"port {port} is spoken for: another deepseek-triton is loading a model to serve there; "
+                    "end that, or choose another port or auto"
+                ) from error
+        return marks.pop_all()
 
 
 def _listener(host: str, endpoint: str, port: Port) -> socket.socket:

@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 
 from deepseek_triton_tools.errors import RepositoryError, ServerFailedError, ToolError
-from deepseek_triton_tools.ports import ENDPOINTS, Port, choose_ports
+from deepseek_triton_tools.ports import ENDPOINTS, Port, choose_ports, reserve_ports
 from deepseek_triton_tools.processes import kill_all, session_members
 from deepseek_triton_tools.server_log import HOPELESS, failure_cause, parse_log_line
 from deepseek_triton_tools.tritonserver import find_tritonserver
@@ -123,6 +123,7 @@ class ServerProcess:
         self._hopeless = False
         self._kill_at: float | None = None
         self._cleared = False
+        self._reserved = contextlib.ExitStack()
         self._shm_prefix = f"deepseek_triton_{secrets.token_hex(4)}_"
 
     @classmethod
@@ -195,8 +196,14 @@ class ServerProcess:
         :raises ToolError: when there is no tritonserver, a port is taken or the log can't be written. Nothing runs.
         """
         installation = find_tritonserver(self.options.tritonserver)
+        self._reserved.close()
         self.http_port, self.grpc_port, self.metrics_port = self._choose_ports()
-        log = _open_log(self.options.log_file)
+        self._reserved = reserve_ports((self.http_port, self.grpc_port, self.metrics_port))
+        try:
+            log = _open_log(self.options.log_file)
+        except ToolError:
+            self._reserved.close()
+            raise
         command = [
             *(sys.executable, "-I", "-S", "-c", _GUARDED_EXEC, str(os.getpid()), str(installation.binary)),
             *installation.extra_args,
@@ -382,6 +389,7 @@ class ServerProcess:
         self._reader.join(_STUBS_LEAVE_S)
         for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
             region.unlink(missing_ok=True)
+        self._reserved.close()
         self._cleared = True
 
 
