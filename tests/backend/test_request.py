@@ -208,6 +208,7 @@ def test_stop_needs_no_prompt():
         ({"temperature": 0.0, "top_p": 0.9}, True),
         ({"top_k": 1, "temperature": 1.0}, True),
         ({"top_k": 0}, True),
+        ({"min_p": 0.0}, True),
         ({"temperature": 1e-310}, True),
         ({"temperature": 0.8}, False),
         ({"top_p": 0.9}, False),

@@ -40,7 +40,6 @@ class Variant:
 class Gpu:
     name: str
     title: str
-    architecture: str
     memory_mib: int
     memory_source: str
     gpus_per_node: int

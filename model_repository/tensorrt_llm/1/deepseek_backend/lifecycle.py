@@ -3,9 +3,9 @@
     OPEN ──TOKENS──> GENERATING ──END──> ENDED ──FINAL_SENT──> CLOSED
       └──────────────END──────────────────^
 
-Everything that can end a request (the engine, a cancelled client, a stop, a failure, the drain) calls `Exchange.end`.
-The first one wins and fixes the outcome; what comes later is dropped. Only `Exchange.deliver` sends, and only it can
-send the final response.
+Everything that can end a request (the engine, a cancelled client, a stop, a failure) fixes its outcome; the first one
+wins and what comes later is dropped. Only the sender's thread sends: with `Exchange.deliver`, and with `give_up` the
+error after a response that could not be sent.
 
 Threads: the engine's thread adds steps, any thread may end, the sender's thread delivers, the watcher asks whether the
 client has gone. `_lock` guards the state and the buffer and is never held while sending. `_reply_lock` is held around

@@ -61,10 +61,10 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """No sampling asked for: temperature 0, or neither temperature, top_k, top_p nor min_p given."""
+        """No sampling asked for: temperature 0, or none of temperature, top_k, top_p and min_p given (0 is none)."""
         if self.top_k == 1 or (self.temperature is not None and self.temperature < GREEDY_BELOW):
             return True
-        return self.temperature is None and not self.top_k and self.top_p is None and self.min_p is None
+        return self.temperature is None and not self.top_k and self.top_p is None and not self.min_p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -248,7 +248,6 @@ def _as_text(value: bytes | str) -> str:
 
 _NAMES_ELSEWHERE = {
     "prompt": "text_input",
-    "messages": "text_input",
     "max_new_tokens": "max_tokens",
     "stop_words": "sampling_param_stop",
     "stop_sequences": "sampling_param_stop",

@@ -166,8 +166,7 @@ class Service:
 
     def _check_size(self, prompt: str) -> None:
         most = self._engine.capabilities.max_prompt_bytes
-        size = len(prompt.encode())
-        if most is not None and size > most:
+        if most is not None and (size := len(prompt.encode())) > most:
             raise RequestError(
                 f"the prompt has {size:,} bytes; more than {most:,} can't fit the context: shorten it",
                 code=ErrorCode.PROMPT_TOO_LONG,

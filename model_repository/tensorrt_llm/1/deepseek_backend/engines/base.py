@@ -41,7 +41,6 @@ class Step:
     """The stop token id or stop string that ended the sequence, where one did."""
     num_input_tokens: int = 0
     """Prompt length in tokens; the same in every step of a request."""
-    sequence_index: int = 0
     error: BackendError | None = None
     """Set instead of finish_reason when the request failed."""
 

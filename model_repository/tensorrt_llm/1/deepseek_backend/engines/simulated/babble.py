@@ -11,9 +11,8 @@ import random
 import re
 from dataclasses import dataclass
 
-BOS_ID = 0
 EOS_ID = 1
-"""As in DeepSeek's vocabulary."""
+"""Of SPECIAL_TOKENS, which have the numbers they have in DeepSeek's vocabulary."""
 
 SPECIAL_TOKENS = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
 
