@@ -3,14 +3,18 @@
 BuildError
 ├── UnknownNameError      a variant, GPU, engine, preset or release nobody knows; names the nearest
 ├── RefusedPlanError      it can't work: the rule, its source, and what does work
+├── CheckpointError       a checkpoint's folder can't be used
+├── NothingToCheckError   there is no model where one should be
 └── OutputError           the output folder can't be written, or holds something that isn't ours to replace
+    └── EditedError       it was changed by hand since it was generated; carries the difference
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class BuildError(Exception):
@@ -32,8 +36,28 @@ def _digits(name: str) -> str:
 
 
 class RefusedPlanError(BuildError):
-    pass
+    """It can't work. `suggestion` holds the nearest request that does, as changes to PlanRequest's fields."""
+
+    def __init__(self, message: str, *, suggestion: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.suggestion: Mapping[str, Any] = suggestion or {}
+
+
+class CheckpointError(BuildError):
+    """A checkpoint's folder can't be used."""
+
+
+class NothingToCheckError(BuildError):
+    """There is no model, or nothing at all, where one should be."""
 
 
 class OutputError(BuildError):
-    pass
+    """The output folder can't be written, or holds something that isn't ours to replace."""
+
+
+class EditedError(OutputError):
+    """The folder was changed by hand since it was generated. `diff`: from what is there to what would be written."""
+
+    def __init__(self, message: str, *, diff: str) -> None:
+        super().__init__(message)
+        self.diff = diff

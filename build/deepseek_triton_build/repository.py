@@ -1,42 +1,63 @@
-"""A plan -> the files of a repository, and the one function that writes them."""
+"""A plan -> the files of a repository, and the one function that writes them, or any other rendering's."""
 
 from __future__ import annotations
 
-import hashlib
+import json
+import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from deepseek_triton_build import render, source
-from deepseek_triton_build.errors import OutputError
-from deepseek_triton_build.plan import Plan
+from deepseek_triton_build import source
+from deepseek_triton_build.edits import edits_diff
+from deepseek_triton_build.errors import EditedError, OutputError
+from deepseek_triton_build.planning.plan import Plan
+from deepseek_triton_build.render import config_pbtxt, model_yaml, start_sh
+from deepseek_triton_build.stamp import MANIFEST, manifest, sha256, stamp_line
 
 MODEL = "tensorrt_llm"
 """The model's name: what upstream calls it and what clients put into their URLs."""
 
-_MANIFEST = PurePosixPath(MODEL) / "deepseek-triton.sha256"
+_OLD_MANIFEST = "deepseek-triton.sha256"
+"""What 0.1.0 first wrote: a line for each file, its checksum first."""
+_MANIFESTS = (
+    PurePosixPath(MODEL, MANIFEST),
+    PurePosixPath(MANIFEST),
+    PurePosixPath(MODEL, _OLD_MANIFEST),
+)
 
 
 @dataclass(frozen=True)
 class File:
     path: PurePosixPath
-    """Relative to the repository."""
+    """Relative to the folder that is written."""
     content: bytes
     executable: bool = False
 
 
-def repository_files(plan: Plan, *, stamp: str) -> list[File]:
-    """Every file of the repository, sorted by path; the same plan and stamp give the same bytes."""
+def repository_files(plan: Plan, *, version: str) -> list[File]:
+    """Every file of the repository, sorted by path; the same plan and version give the same bytes.
+
+    :param version: this program's, for the stamp.
+    """
+    stamp = stamp_line(plan, version)
     files = [
-        File(PurePosixPath("start.sh"), render.start_sh(plan, stamp=stamp).encode(), executable=True),
-        File(PurePosixPath(MODEL, "config.pbtxt"), render.config_pbtxt(stamp=stamp).encode()),
-        File(PurePosixPath(MODEL, "1", "model.yaml"), render.model_yaml(plan, stamp=stamp).encode()),
+        File(PurePosixPath("start.sh"), start_sh(plan, stamp=stamp).encode(), executable=True),
+        File(PurePosixPath(MODEL, "config.pbtxt"), config_pbtxt(stamp=stamp).encode()),
+        File(PurePosixPath(MODEL, "1", "model.yaml"), model_yaml(plan, stamp=stamp).encode()),
         *_backend_files(),
     ]
     if plan.release is not None:
         files.append(File(PurePosixPath(MODEL, "1", "release.yaml"), plan.release.text.encode()))
-    files.sort(key=lambda file: file.path)
-    return [*files, _manifest(files)]
+    return stamped(plan, files, version=version, format="triton", folder=MODEL)
+
+
+def stamped(plan: Plan, files: Iterable[File], *, version: str, format: str, folder: str = "") -> list[File]:
+    """`files` sorted by path, and their manifest in `folder`."""
+    ordered = sorted(files, key=lambda file: file.path)
+    contents = {file.path.as_posix(): file.content for file in ordered}
+    return [*ordered, File(PurePosixPath(folder, MANIFEST), manifest(plan, version, contents, format=format))]
 
 
 def write_repository(files: list[File], output: Path, *, force: bool = False) -> None:
@@ -45,48 +66,110 @@ def write_repository(files: list[File], output: Path, *, force: bool = False) ->
     A folder that this generator wrote and nobody changed since is replaced; a changed one only with `force`; a folder
     of other origin never.
 
-    :raises OutputError: with the path and the fix.
+    :raises EditedError: for a changed folder, with the difference.
+    :raises OutputError: for every other reason, with the path and the fix.
     """
     output = output.resolve()
-    _refuse_foreign(output)
-    if not force:
-        _refuse_edited(output)
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
-            fresh = Path(scratch, "repository")
-            for file in files:
-                _write(fresh / file.path, file)
-            _swap(fresh, output, Path(scratch, "replaced"))
+        _refuse_foreign(output)
+        if not force:
+            _refuse_edited(output, files)
+        scratch = _write_and_swap(files, output)
     except OSError as error:
         raise OutputError(f"{output}: can't be written: {error.strerror}; choose another --output") from error
+    _remove(scratch, output)
+
+
+def _write_and_swap(files: list[File], output: Path) -> Path:
+    """Put `files` in the place of `output`; what was there is below the folder that is returned.
+
+    Beside `output`, for a rename needs one file system. A failure leaves everything as it was.
+    """
+    made = [parent for parent in output.parents if not parent.exists()]
+    scratch = None
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
+        for file in files:
+            _write(scratch / "fresh" / file.path, file)
+        _swap(scratch / "fresh", output, scratch / "replaced")
+    except BaseException:
+        if scratch is not None:
+            shutil.rmtree(scratch)
+        for parent in made:
+            if parent.is_dir():
+                parent.rmdir()
+        raise
+    return scratch
+
+
+def _remove(scratch: Path, output: Path) -> None:
+    """A container that ran the replaced folder as root may have left files in it that we can't remove."""
+    try:
+        shutil.rmtree(scratch)
+    except OSError as error:
+        raise OutputError(
+            f"{output}: is in place, but what was there before can't be removed: {error.strerror}; remove "
+            f"{scratch} by hand"
+        ) from error
 
 
 def _refuse_foreign(output: Path) -> None:
-    if output.exists() and not output.is_dir():
-        raise OutputError(f"{output}: expected a folder to write, found a file; choose another --output")
-    if output.is_dir() and any(output.iterdir()) and not (output / _MANIFEST).is_file():
+    nearest = next(path for path in (output, *output.parents) if path.exists())
+    if not nearest.is_dir():
+        raise OutputError(f"{output}: expected a folder to write, found a file at {nearest}; choose another --output")
+    if output.is_dir() and any(output.iterdir()) and _manifest_of(output) is None:
         raise OutputError(f"{output}: is not empty and was not written by this generator; choose another --output")
 
 
-def _refuse_edited(output: Path) -> None:
-    changed = _changed_files(output, output / _MANIFEST) if (output / _MANIFEST).is_file() else []
-    if changed:
-        raise OutputError(f"{output}: changed since it was generated: {', '.join(changed)}; --force replaces all of it")
+def _manifest_of(output: Path) -> Path | None:
+    return next((output / path for path in _MANIFESTS if (output / path).is_file()), None)
 
 
-def _changed_files(output: Path, manifest: Path) -> list[str]:
-    lines = manifest.read_text("utf-8").splitlines()
-    recorded = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
+def _refuse_edited(output: Path, files: list[File]) -> None:
+    found = _manifest_of(output)
+    if found is None:
+        return
+    new = {file.path.as_posix(): file.content for file in files}
+    edited = _edited_files(output, found, new)
+    if edited:
+        raise EditedError(
+            f"{output}: changed since it was generated: {', '.join(edited)}; --force replaces all of it",
+            diff=edits_diff(output, edited, new),
+        )
+
+
+def _edited_files(output: Path, found: Path, new: dict[str, bytes]) -> list[str]:
+    """Files neither as they were generated nor as they would be written now, gone and added ones among them."""
+    recorded = _recorded(found)
     present = {
-        path.relative_to(output).as_posix()
+        path.relative_to(output).as_posix(): path
         for path in output.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path != manifest
+        if path.is_file() and "__pycache__" not in path.parts and path != found
     }
-    changed = [
-        name for name in recorded if name not in present or _sha256((output / name).read_bytes()) != recorded[name]
-    ]
-    return sorted({*changed, *(present - recorded.keys())})
+    gone = [name for name in recorded if name not in present]
+    return sorted(
+        gone + [name for name, path in present.items() if _is_edited(path, recorded.get(name), new.get(name))]
+    )
+
+
+def _is_edited(path: Path, recorded: str | None, new: bytes | None) -> bool:
+    if recorded is None and new is None:
+        return True
+    content = path.read_bytes()
+    return content != new and sha256(content) != recorded
+
+
+def _recorded(found: Path) -> dict[str, str]:
+    """Path -> checksum as generated; nothing when the manifest itself was damaged."""
+    text = found.read_text("utf-8", errors="replace")
+    if found.name == _OLD_MANIFEST:
+        return {name: checksum for checksum, _, name in (line.partition("  ") for line in text.splitlines())}
+    try:
+        files = json.loads(text)["files"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return dict(files) if isinstance(files, dict) else {}
 
 
 def _swap(fresh: Path, output: Path, replaced: Path) -> None:
@@ -118,13 +201,3 @@ def _backend_files() -> list[File]:
         for path, name in relative
         if name == "model.py" or name.startswith("deepseek_backend/")
     ]
-
-
-def _manifest(files: list[File]) -> File:
-    """Checksums, by which a later run tells a generated folder from an edited one."""
-    lines = [f"{_sha256(file.content)}  {file.path}\n" for file in files]
-    return File(_MANIFEST, "".join(lines).encode())
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

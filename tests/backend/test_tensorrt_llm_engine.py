@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from standin.harness import WAIT_S, MakeEngine, Sink
+from standin.harness import WAIT_S, MakeEngine, Sink, guided_llm_args
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
@@ -22,6 +22,7 @@ from deepseek_backend.errors import ConfigError, EngineError, RequestError, Unav
 from deepseek_backend.release import read_release
 from deepseek_backend.request import GenerateRequest, SamplingParams
 from deepseek_triton_build.releases import RELEASES, load_release
+from deepseek_triton_build.releases.spelling import spell
 
 MTP = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
 MTP_SAMPLING = {**MTP, "allow_advanced_sampling": True}
@@ -130,6 +131,7 @@ def test_stop_strings_are_accepted_and_left_to_the_text_layer(make_engine: MakeE
         pytest.param("1.2.0", {"speculative_config": MTP_SAMPLING}, id="1.2.0 MTP"),
         pytest.param("1.1.0", {}, id="1.1.0"),
         pytest.param("1.0.0", {"enable_trtllm_sampler": True}, id="1.0.0"),
+        pytest.param("0.21.0", {"enable_trtllm_sampler": True}, id="0.21.0"),
     ],
 )
 def test_a_temperature_alone_samples(make_engine: MakeEngine, release: str, llm_args: dict[str, Any]) -> None:
@@ -162,9 +164,8 @@ CONFIGURATIONS = [
         *((release, "default", {}) for release in RELEASES),
         *((release, "MTP", {"speculative_config": MTP}) for release in RELEASES),
         *((release, "MTP sampling", {"speculative_config": MTP_SAMPLING}) for release in ("1.2.1", "1.2.0")),
-        *((release, "C++ sampler", {"sampler_type": "TRTLLMSampler"}) for release in ("1.2.1", "1.2.0", "1.1.0")),
-        ("1.0.0", "C++ sampler", {"enable_trtllm_sampler": True}),
-        ("1.0.0", "mixed", {"enable_mixed_sampler": True}),
+        *((release, "C++ sampler", spell({"sampler_type": "TRTLLMSampler"}, release)) for release in RELEASES),
+        *((release, "mixed", spell({"sampler_type": "TorchSampler"}, release)) for release in ("1.0.0", "0.21.0")),
     ]
 ]
 
@@ -189,7 +190,7 @@ def test_every_field_claimed_is_one_the_sampler_honours(
     make_engine: MakeEngine, release: str, llm_args: dict[str, Any]
 ) -> None:
     """The stand-in raises for a field its sampler ignores."""
-    harness = make_engine(release, guided_decoding_backend="xgrammar", **llm_args)
+    harness = make_engine(release, **guided_llm_args(release), **llm_args)
     capabilities = harness.engine.capabilities
     named = capabilities.sampling_fields | capabilities.unsupported.keys() | {"best_of"}
     assert named == SAMPLING_BY_NAME.keys() | {"priority"}
@@ -374,6 +375,13 @@ def test_arguments_that_stop_the_load_are_named_in_one_line(
         make_engine(**llm_args)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_pytorch_backend_is_named_where_it_is_not_the_default(make_engine: MakeEngine) -> None:
+    assert make_engine("0.21.0").engine._llm._llm_args["backend"] == "pytorch"
+    assert make_engine("1.0.0").engine._llm._llm_args["backend"] is None
+    with pytest.raises(EngineError, match="TensorRT engine"):
+        make_engine("0.21.0", backend="tensorrt")
 
 
 def test_a_repository_without_its_record_says_how_to_get_one(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from standin.harness import WAIT_S, Harness, MakeEngine
+from standin.harness import WAIT_S, Harness, MakeEngine, guided_llm_args
 
 from deepseek_backend.contract import PERF_OUTPUTS, ErrorCode
 from deepseek_backend.engines.base import PerfMetrics, Step
@@ -23,12 +23,11 @@ from deepseek_backend.engines.tensorrt_llm.translation import perf_metrics
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
 from deepseek_backend.request import SamplingParams
 from deepseek_triton_build.releases import RELEASES
+from deepseek_triton_build.releases.spelling import spell
 
 MTP = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
-CPP_SAMPLER: dict[str, dict[str, Any]] = {
-    "1.0.0": {"enable_trtllm_sampler": True},
-    "1.1.0": {"sampler_type": "TRTLLMSampler"},
-}
+CPP_SAMPLER = {release: spell({"sampler_type": "TRTLLMSampler"}, release) for release in ("1.1.0", "1.0.0", "0.21.0")}
+"""Releases whose C++ sampler has logprobs -> the LLM arguments that choose it."""
 CHAT = [{"role": "user", "content": "Why?"}]
 
 
@@ -159,7 +158,7 @@ def test_a_logprob_that_might_be_missing_is_not_promised(make_engine: MakeEngine
     assert f"top_k of at most {MAX_LIKELIEST}" in str(error)
 
 
-@pytest.mark.parametrize("release", ["1.1.0", "1.0.0"])
+@pytest.mark.parametrize("release", ["1.1.0", "1.0.0", "0.21.0"])
 def test_up_to_1_1_there_is_one_logprob(make_engine: MakeEngine, release: str) -> None:
     harness = make_engine(release)
     assert harness.run(max_tokens=3, logprobs=1)[-1].finish_reason == "length"
@@ -294,7 +293,7 @@ GUIDES: dict[str, Any] = {
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("guide", GUIDES)
 def test_a_guide_reaches_the_engine_under_its_name(make_engine: MakeEngine, release: str, guide: str) -> None:
-    harness = make_engine(release, guided_decoding_backend="xgrammar")
+    harness = make_engine(release, **guided_llm_args(release))
     assert json.loads(harness.text(**{f"guided_{guide}": GUIDES[guide]})) == {"guided": guide}
 
 
@@ -303,9 +302,18 @@ def test_a_guide_without_its_backend_says_how_to_get_it(make_engine: MakeEngine)
     assert reason == "TensorRT-LLM 1.2.1: needs guided_decoding_backend: xgrammar in model.yaml"
 
 
-@pytest.mark.parametrize(("release", "works"), [("1.0.0", False), ("1.1.0", False), ("1.2.0", True), ("1.2.1", True)])
+def test_before_1_0_guides_and_the_overlap_scheduler_exclude_each_other(make_engine: MakeEngine) -> None:
+    reason = make_engine("0.21.0").engine.capabilities.unsupported["guided_json"]
+    assert "guided_decoding_backend: xgrammar and disable_overlap_scheduler: true" in reason
+    with pytest.raises(EngineError, match="disable_overlap_scheduler: true"):
+        make_engine("0.21.0", guided_decoding_backend="xgrammar")
+
+
+@pytest.mark.parametrize(
+    ("release", "works"), [("0.21.0", False), ("1.0.0", False), ("1.1.0", False), ("1.2.0", True), ("1.2.1", True)]
+)
 def test_guides_and_mtp_go_together_from_1_2_on(make_engine: MakeEngine, release: str, works: bool) -> None:
-    capabilities = make_engine(release, guided_decoding_backend="xgrammar", speculative_config=MTP).engine.capabilities
+    capabilities = make_engine(release, **guided_llm_args(release), speculative_config=MTP).engine.capabilities
     assert ("guided_json" in capabilities.sampling_fields) is works
 
 
@@ -327,6 +335,12 @@ def test_performance_metrics_come_with_the_last_step(make_engine: MakeEngine) ->
     assert metrics.kv_cache_hit_rate == 0.75
     assert 0 < metrics.arrival_time_ns <= metrics.first_token_time_ns <= metrics.last_token_time_ns
     assert make_engine().run(max_tokens=5)[-1].perf_metrics is None
+
+
+def test_before_1_0_there_are_no_performance_metrics(make_engine: MakeEngine) -> None:
+    harness = make_engine("0.21.0")
+    assert "no performance metrics" in harness.engine.capabilities.unsupported["return_perf_metrics"]
+    assert harness.run(max_tokens=5)[-1].perf_metrics is None
 
 
 def test_every_metric_is_read_from_its_own_place() -> None:

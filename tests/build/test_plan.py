@@ -1,12 +1,18 @@
+"""What the planner decides, and why."""
+
+from __future__ import annotations
+
+import json
+
 import pytest
 
-from deepseek_triton_build import PlanRequest, RefusedPlanError, UnknownNameError, make_plan
+from deepseek_triton_build import PlanRequest, RefusedPlanError, UnknownNameError, Workload, make_plan
 from deepseek_triton_build.releases import RELEASES
 
 GIB = 2**30
 
 
-def r1(**changes):
+def planned(**changes):
     return make_plan(PlanRequest(**({"variant": "deepseek-r1", "gpu": "h200", "num_gpus": 8} | changes)))
 
 
@@ -14,8 +20,24 @@ def values(plan):
     return {setting.key: setting.value for setting in plan.settings}
 
 
+def reason(plan, key):
+    return next(setting.comment for setting in plan.settings if setting.key == key)
+
+
+def omitted(plan):
+    return {omission.key for omission in plan.omissions}
+
+
+def environment(plan):
+    return {variable.name: variable.value for variable in plan.environment}
+
+
+B200 = {"gpu": "b200", "num_gpus": 8}
+V32 = {"variant": "deepseek-v3.2-exp"}
+
+
 def test_r1_on_eight_h200_is_tensor_parallel_over_all_of_them():
-    chosen = values(r1())
+    chosen = values(planned())
 
     assert chosen["model"] == "deepseek-ai/DeepSeek-R1"
     assert chosen["tensor_parallel_size"] == chosen["moe_expert_parallel_size"] == 8
@@ -24,36 +46,224 @@ def test_r1_on_eight_h200_is_tensor_parallel_over_all_of_them():
     assert chosen["triton_config.default_sampling.temperature"] == 0.6
 
 
-def test_every_setting_has_a_reason():
-    assert [s.key for s in (*r1().settings, *make_plan(PlanRequest(variant="tiny")).settings) if not s.reason] == []
+@pytest.mark.parametrize("changes", [{}, B200, V32, {"profile": "throughput"}, {"profile": "latency"}], ids=str)
+def test_every_line_has_a_reason(changes):
+    plan = planned(**changes)
+
+    assert [setting.key for setting in plan.settings if not setting.reason] == []
+    assert [variable.name for variable in plan.environment if not variable.reason] == []
+    assert [omission.key for omission in plan.omissions if not omission.reason] == []
 
 
-def test_weights_per_gpu_are_close_to_the_measured_figure():
-    """79.59 GiB at TP8 was measured for V3/R1 FP8 (vLLM 0.25.1 on 8 x H200)."""
-    assert r1().budget.weights / GIB == pytest.approx(79.59, rel=0.03)
+def test_the_tiny_model_needs_no_gpu():
+    plan = make_plan(PlanRequest(variant="tiny"))
+
+    assert plan.engine == "transformers"
+    assert plan.budget is None
+    assert all(setting.reason for setting in plan.settings)
 
 
 def test_a_full_batch_of_default_requests_fits_the_kv_cache():
-    plan = r1()
+    plan = planned()
     chosen = values(plan)
 
     assert chosen["max_batch_size"] * (chosen["triton_config.default_max_tokens"] + 1024) <= plan.budget.kv_tokens
-    assert plan.budget.weights + plan.budget.reserved + plan.budget.kv_cache < plan.budget.memory
+    assert plan.budget.free > 0
 
 
 def test_chunked_prefill_has_whole_blocks():
-    chosen = values(r1())
+    chosen = values(planned())
 
     assert chosen["enable_chunked_prefill"]
-    assert chosen["max_num_tokens"] % 32 == 0  # tokens_per_block's default
+    assert chosen["max_num_tokens"] % 64 == 0
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_only_keys_of_the_release_are_planned(release):
-    plan = r1(release=release)
+@pytest.mark.parametrize("profile", ["balanced", "throughput", "latency"])
+def test_only_keys_of_the_release_are_planned(release, profile):
+    plan = planned(release=release, profile=profile)
     known = plan.release.keys()
 
     assert [k for k in values(plan) if not k.startswith("triton_config.") and k not in known] == []
+
+
+def test_few_requests_run_without_attention_dp_and_many_with_it():
+    few = planned(workload=Workload(isl=1024, osl=1024, concurrency=128))
+    many = planned(workload=Workload(isl=1024, osl=1024, concurrency=1024))
+
+    assert values(few)["enable_attention_dp"] is False
+    assert values(few)["max_batch_size"] == 128
+    assert values(many)["enable_attention_dp"] is True
+    assert values(many)["max_batch_size"] == 128  # on each of 8 ranks
+    assert many.max_concurrency == 1024
+    assert "CUDA graphs" in reason(few, "enable_attention_dp")
+
+
+def test_lengths_shape_the_limits():
+    chosen = values(planned(profile="throughput", workload=Workload(isl=2000, osl=500, concurrency=800)))
+
+    assert chosen["max_seq_len"] == 2560  # whole blocks of 256
+    assert chosen["max_num_tokens"] >= 2000 + 100
+    assert chosen["max_batch_size"] == 100
+    assert chosen["cuda_graph_config.max_batch_size"] == 100
+    assert chosen["triton_config.default_max_tokens"] == 500
+
+
+def test_more_than_the_checkpoint_reads_is_refused():
+    with pytest.raises(RefusedPlanError, match="163,840"):
+        planned(workload=Workload(isl=163_840, osl=1024))
+
+
+def test_the_memory_fallback_is_named():
+    assert "3072" in reason(planned(), "max_num_tokens")
+
+
+def test_sixteen_h100_are_two_nodes():
+    plan = planned(gpu="h100", num_gpus=16)
+
+    assert (plan.num_nodes, plan.gpus_per_node, plan.world_size) == (2, 8, 16)
+    assert values(plan)["tensor_parallel_size"] == 16
+    assert values(plan)["moe_expert_parallel_size"] == 8
+
+
+def test_stages_can_be_asked_for():
+    plan = planned(gpu="h100", num_gpus=16, pipeline_parallel_size=2)
+
+    assert (values(plan)["tensor_parallel_size"], values(plan)["pipeline_parallel_size"]) == (8, 2)
+    assert plan.world_size == 16
+
+
+def test_gb200_trays_have_four_gpus():
+    assert planned(gpu="gb200", precision="fp8").num_nodes == 2
+
+
+def test_the_gemm_kernel_of_hopper_is_named_with_its_threshold():
+    assert "swapAB below 32" in reason(planned(), "moe_config.backend")
+    assert "swapAB below 64" in reason(planned(gpu="h20-141"), "moe_config.backend")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "words"),
+    [
+        pytest.param({}, "fp8", "FlashMLA", id="Hopper"),
+        pytest.param(B200, "fp8", "trtllm-gen", id="Blackwell"),
+        pytest.param({"precision": "w4a8", "num_gpus": 4}, "auto", "16 bit", id="W4A8"),
+        pytest.param(V32, "auto", "16 bit", id="V3.2 on Hopper"),
+        pytest.param(V32 | B200, "fp8", "trtllm-gen", id="V3.2 on Blackwell"),
+        pytest.param({"kv_dtype": "auto"}, "auto", "the checkpoint's own", id="asked for"),
+    ],
+)
+def test_the_kv_cache_is_fp8_where_that_works(changes, expected, words):
+    plan = planned(**changes)
+
+    assert values(plan)["kv_cache_config.dtype"] == expected
+    assert words in reason(plan, "kv_cache_config.dtype")
+
+
+def test_v32_has_its_special_settings():
+    chosen = values(planned(**V32))
+
+    assert chosen["kv_cache_config.tokens_per_block"] == 64
+    assert chosen["kv_cache_config.enable_block_reuse"] is False
+    assert chosen["enable_chunked_prefill"] is False
+    assert chosen["max_num_tokens"] <= 8192
+
+
+def test_v32_may_be_given_what_newer_releases_have_with_a_warning():
+    plan = planned(**V32, overrides=(("kv_cache_config.enable_block_reuse", True),))
+
+    assert values(plan)["kv_cache_config.enable_block_reuse"] is True
+    found = {warned.violation.key: warned.rule.severity for warned in plan.warnings}
+    assert found["kv_cache_config.enable_block_reuse"] == "warning"
+
+
+def test_mtp_keeps_the_model_cards_sampling_where_the_release_can():
+    new, old = (planned(mtp=1, release=release) for release in ("1.2.1", "1.1.0"))
+
+    assert values(new)["speculative_config.allow_advanced_sampling"] is True
+    assert values(new)["triton_config.default_sampling.temperature"] == 0.6
+    assert "triton_config.default_sampling.temperature" in omitted(old)
+    assert "triton_config.default_sampling.temperature" not in values(old)
+
+
+def test_mtp_chooses_its_own_sampler():
+    assert "sampler_type" not in values(planned(mtp=3))
+    assert values(planned())["sampler_type"] == "TRTLLMSampler"
+
+
+def test_relaxed_acceptance_is_for_r1():
+    chosen = values(planned(mtp=3, relaxed_acceptance=True))
+    assert chosen["speculative_config.relaxed_topk"] == 10
+    assert "speculative_config.allow_advanced_sampling" not in chosen
+
+    with pytest.raises(RefusedPlanError, match="R1"):
+        planned(variant="deepseek-v3", mtp=3, relaxed_acceptance=True)
+
+
+def test_relaxed_acceptance_needs_mtp():
+    with pytest.raises(RefusedPlanError, match="--mtp"):
+        planned(relaxed_acceptance=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param(B200 | {"release": "1.1.0"}, {"TRTLLM_ENABLE_PDL": "1"}, id="PDL before 1.2"),
+        pytest.param(B200, {}, id="PDL by itself"),
+        pytest.param(
+            {"workload": Workload(isl=8192, osl=1024)},
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:8192"},
+            id="8K/1K on H200",
+        ),
+        pytest.param(
+            {"workload": Workload(isl=8192, osl=1024), "release": "1.0.0"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:8192"},
+            id="8K/1K on H200, older PyTorch",
+        ),
+        pytest.param({"profile": "throughput"}, {"TRTLLM_DG_JIT_USE_NVCC": "1"}, id="DeepGEMM through NVCC"),
+    ],
+)
+def test_the_environment(changes, expected):
+    assert environment(planned(**changes)) == expected
+
+
+def test_the_users_own_settings_come_last():
+    plan = planned(overrides=(("max_num_tokens", 3072), ("triton_config.max_inflight", 64)))
+
+    assert values(plan)["max_num_tokens"] == 3072
+    assert "set by hand" in reason(plan, "max_num_tokens")
+    assert values(plan)["triton_config.max_inflight"] == 64
+
+
+def test_a_setting_the_release_lacks_is_refused():
+    with pytest.raises(RefusedPlanError, match="did you mean"):
+        planned(overrides=(("max_num_token", 3072),))
+
+
+def test_a_setting_that_breaks_a_rule_is_refused():
+    with pytest.raises(RefusedPlanError, match="moe_config"):
+        planned(overrides=(("moe_config.backend", "DEEPGEMM"),))
+
+
+def test_what_fits_and_is_not_published_has_to_be_asked_for():
+    request = {"gpu": "b200", "num_gpus": 4, "precision": "fp8"}
+    with pytest.raises(RefusedPlanError, match=r"not published.*--allow-unpublished") as caught:
+        planned(**request)
+
+    assert caught.value.suggestion == {"num_gpus": 8}
+    assert planned(**request, allow_unpublished=True).world_size == 4
+
+
+def test_a_checkpoint_folder_replaces_the_name():
+    assert values(planned(model="/models/r1"))["model"] == "/models/r1"
+
+
+def test_the_checkpoints_own_sampling_comes_before_the_model_cards(tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.9, "top_p": 0.8}))
+    plan = planned(model=str(tmp_path))
+
+    assert values(plan)["triton_config.default_sampling.temperature"] == 0.9
+    assert "generation_config.json" in reason(plan, "triton_config.default_sampling.temperature")
 
 
 def test_a_preset_nobody_knows_is_refused_before_anything_is_written():
@@ -61,28 +271,32 @@ def test_a_preset_nobody_knows_is_refused_before_anything_is_written():
         make_plan(PlanRequest(variant="tiny", engine="simulated", preset="fast"))
 
 
-def test_a_checkpoint_folder_replaces_the_name():
-    assert values(r1(model="/models/r1"))["model"] == "/models/r1"
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "expected"),
     [
         pytest.param({"variant": "deepsek-r1"}, UnknownNameError, "did you mean 'deepseek-r1'?", id="variant"),
-        pytest.param({"variant": "deepseek-v3"}, UnknownNameError, "'deepseek-v3': known so far:", id="other variant"),
-        pytest.param({"gpu": "h20"}, UnknownNameError, "unknown GPU 'h20': known so far: h200", id="gpu"),
+        pytest.param({"gpu": "h20"}, UnknownNameError, "unknown GPU 'h20'", id="gpu"),
+        pytest.param({"precision": "int8"}, UnknownNameError, "unknown precision 'int8'", id="precision"),
+        pytest.param({"profile": "fast"}, UnknownNameError, "unknown profile 'fast'", id="profile"),
         pytest.param({"gpu": None}, RefusedPlanError, "needs --gpu", id="no gpu"),
-        pytest.param({"num_gpus": 4}, RefusedPlanError, "needs 8 x h200, got 4", id="too few"),
-        pytest.param({"num_gpus": 16}, RefusedPlanError, "more than one node", id="two nodes"),
+        pytest.param({"num_gpus": 4}, RefusedPlanError, "what works: --gpus 8", id="too few"),
+        pytest.param({"num_gpus": 6}, RefusedPlanError, "128 attention heads", id="odd number"),
+        pytest.param({"gpu": "h100"}, RefusedPlanError, "what works: --gpus 16", id="FP8 on eight H100"),
+        pytest.param({"precision": "fp4"}, RefusedPlanError, "Blackwell", id="FP4 on Hopper"),
+        pytest.param({"gpu": "b200", "precision": "w4a8"}, RefusedPlanError, "W4AFP8", id="W4A8 on Blackwell"),
+        pytest.param({"gpu": "a100"}, RefusedPlanError, "Ampere", id="Ampere"),
+        pytest.param(V32 | {"release": "1.1.0"}, RefusedPlanError, "what works: --trtllm 1.2.1", id="V3.2 on 1.1"),
+        pytest.param(V32 | {"precision": "w4a8"}, RefusedPlanError, "no w4a8 checkpoint", id="V3.2 in W4A8"),
         pytest.param({"engine": "vllm"}, UnknownNameError, "unknown engine 'vllm'", id="engine"),
         pytest.param({"engine": "transformers"}, RefusedPlanError, "runs on: tensorrt_llm", id="wrong engine"),
         pytest.param({"preset": "x"}, RefusedPlanError, "simulated engine", id="preset without the twin"),
-        pytest.param({"release": "0.20.0"}, UnknownNameError, "unknown TensorRT-LLM release '0.20.0'", id="release"),
+        pytest.param({"release": "0.20.0"}, RefusedPlanError, "use 0.21.0", id="release without a record"),
+        pytest.param({"release": "1.2.2"}, UnknownNameError, "unknown TensorRT-LLM release '1.2.2'", id="release"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(changes, error, expected):
     with pytest.raises(error) as caught:
-        r1(**changes)
+        planned(**changes)
 
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)

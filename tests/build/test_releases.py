@@ -10,13 +10,23 @@ from typing import Any
 
 import pytest
 import yaml
+from standin.harness import guided_llm_args
 from standin.loading import standin
 
 from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_backend.engines.tensorrt_llm.loading import DONE_OUTSIDE
 from deepseek_backend.release import EngineRelease
+from deepseek_triton_build import releases
 from deepseek_triton_build.errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.releases import RELEASES, Release, load_release, release_for_container
+from deepseek_triton_build.releases import (
+    READABLE_RELEASES,
+    RELEASES,
+    Release,
+    containers,
+    load_release,
+    release_for_container,
+)
+from deepseek_triton_build.releases.spelling import spell
 
 
 @pytest.fixture(params=RELEASES)
@@ -29,26 +39,30 @@ def test_the_text_is_the_record(release: Release) -> None:
     assert release.record["release"] == release.version
 
 
+def _number(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
 def test_releases_are_listed_newest_first() -> None:
-    assert list(RELEASES) == sorted(
-        RELEASES, key=lambda version: [int(part) for part in version.split(".")], reverse=True
-    )
+    assert list(READABLE_RELEASES) == sorted(READABLE_RELEASES, key=_number, reverse=True)
 
 
-def test_every_field_says_its_type_default_and_status(release: Release) -> None:
+@pytest.mark.parametrize("version", READABLE_RELEASES)
+def test_every_field_says_its_type_default_and_status(version: str) -> None:
+    release = load_release(version)
     for llm_class in release.record["classes"].values():
         for name, row in llm_class["fields"].items():
             assert {"type", "default", "status"} <= row.keys(), name
             assert row["status"] in ("proven", "interpolated"), name
-    for name, row in release.record["sampling_params"].items():
+    for name, row in release.record.get("sampling_params", {}).items():
         assert row.keys() == {"type", "default", "status"}, name
 
 
-def test_only_a_complete_class_may_prove_that_a_key_is_absent(release: Release) -> None:
-    for name, llm_class in release.record["classes"].items():
+@pytest.mark.parametrize("version", READABLE_RELEASES)
+def test_only_a_class_read_whole_may_prove_that_a_key_is_absent(version: str) -> None:
+    for name, llm_class in load_release(version).record["classes"].items():
         if llm_class["complete"]:
-            statuses = {row["status"] for row in llm_class["fields"].values()}
-            assert statuses == {"proven"} or release.version in ("1.1.0", "1.0.0"), name
+            assert {row["status"] for row in llm_class["fields"].values()} == {"proven"}, name
 
 
 def test_every_section_named_is_recorded(release: Release) -> None:
@@ -64,7 +78,7 @@ def test_every_key_can_be_looked_up(release: Release) -> None:
     assert all(release.find_key(key) for key in keys)
 
 
-@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("version", READABLE_RELEASES)
 @pytest.mark.parametrize(
     "key",
     [
@@ -79,11 +93,11 @@ def test_every_key_can_be_looked_up(release: Release) -> None:
         "moe_config.backend",
         "speculative_config.decoding_type",
         "speculative_config.num_nextn_predict_layers",
-        "stream_interval",
     ],
 )
 def test_what_a_deepseek_repository_is_made_of_is_known_everywhere(version: str, key: str) -> None:
-    assert load_release(version).require_key(key).status
+    release = load_release(version)
+    assert all(release.require_key(theirs).status for theirs in spell({key: 1}, version))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +108,10 @@ def test_what_a_deepseek_repository_is_made_of_is_known_everywhere(version: str,
         ("1.2.1", "moe_config.max_num_tokens.deeper", "is not an LLM argument"),
         ("1.2.1", "speculative_config.max_draft_length", "max_draft_len"),
         ("1.1.0", "sparse_attention_config", "not known to be"),
-        ("1.0.0", "sampler_type", "not known to be"),
+        ("1.0.0", "sampler_type", "is not an LLM argument"),
+        ("0.21.0", "stream_interval", "is not an LLM argument"),
+        ("0.21.0", "kv_cache_config.dtype", "is not an LLM argument"),
+        ("0.19.0", "enable_lora", "not known to be"),
     ],
 )
 def test_a_key_that_is_not_known_is_refused(version: str, key: str, message: str) -> None:
@@ -112,6 +129,56 @@ def test_an_unknown_release_names_the_known_ones() -> None:
         load_release("1.2.2")
 
 
+def test_a_release_that_can_not_have_a_record_says_why() -> None:
+    with pytest.raises(
+        RefusedPlanError, match=r"^TensorRT-LLM 0\.20\.0 .*nested.*flat.*use 0\.21\.0 \(container 25\.08\)$"
+    ):
+        load_release("0.20.0")
+
+
+def test_every_record_answers_for_the_same_features() -> None:
+    names = load_release("1.2.1").features.keys()
+    for version in READABLE_RELEASES:
+        features = load_release(version).features
+        assert features.keys() == names
+        assert all(feature.source for feature in features.values())
+
+
+@pytest.mark.parametrize(
+    ("feature", "since"),
+    [
+        ("mtp", "0.19.0"),
+        ("fp8_kv_mla_hopper", "0.19.0"),
+        ("block_reuse_mla", "0.21.0"),
+        ("w4afp8_hopper", "0.21.0"),
+        ("wide_ep", "0.21.0"),
+        ("fp8_blackwell", "1.0.0"),
+        ("chunked_prefill_mla_blackwell", "1.0.0"),
+        ("chunked_prefill_mla_hopper", "1.1.0"),
+        ("guided_decoding_with_mtp", "1.2.0"),
+        ("deepseek_v32", "1.2.0"),
+        ("v32_mtp_above_1", "1.2.0"),
+        ("pdl_default", "1.2.0"),
+    ],
+)
+def test_a_feature_is_there_from_its_release_on(feature: str, since: str) -> None:
+    for version in READABLE_RELEASES:
+        expected = "yes" if _number(version) >= _number(since) else "no"
+        assert load_release(version).features[feature].supported == expected, version
+
+
+def test_what_is_not_established_is_neither_yes_nor_no() -> None:
+    release = load_release("0.21.0")
+    assert release.features["online_eplb"].supported == "unknown"
+    assert [release.supports(name) for name in ("online_eplb", "wide_ep", "deepseek_v32")] == [None, True, False]
+    assert release.supports("no_such_feature") is None
+
+
+def test_before_1_0_the_default_is_not_pytorch() -> None:
+    backends = {version: load_release(version).default_backend for version in READABLE_RELEASES}
+    assert [version for version, backend in backends.items() if backend == "tensorrt"] == ["0.21.0", "0.19.0"]
+
+
 @pytest.mark.parametrize(
     ("tag", "version"),
     [
@@ -119,20 +186,42 @@ def test_an_unknown_release_names_the_known_ones() -> None:
         ("26.03", "1.2.0"),
         ("25.12-trtllm-python-py3", "1.1.0"),
         ("nvcr.io/nvidia/tritonserver:25.09-trtllm-python-py3", "1.0.0"),
+        ("25.08", "0.21.0"),
     ],
 )
 def test_a_container_tag_names_its_release(tag: str, version: str) -> None:
     assert release_for_container(tag).version == version
 
 
-def test_a_container_without_a_record_is_refused() -> None:
-    with pytest.raises(UnknownNameError, match=r"25\.05"):
-        release_for_container("25.05")
+@pytest.mark.parametrize(
+    ("tag", "message"),
+    [
+        ("25.07", r"^container 25\.07 carries TensorRT-LLM 0\.20\.0: whether it takes .* use 0\.21\.0"),
+        ("25.05", r"^container 25\.05 carries TensorRT-LLM 0\.19\.0: no repository is made for it; use 26\.07"),
+        ("25.11-trtllm-python-py3", r"^container 25\.11 carries TensorRT-LLM 1\.0\.3\.2510: no repository"),
+    ],
+)
+def test_a_container_of_another_release_is_refused(tag: str, message: str) -> None:
+    with pytest.raises(RefusedPlanError, match=message):
+        release_for_container(tag)
 
 
-def test_no_container_has_two_releases() -> None:
-    tags = [tag for version in RELEASES for tag in load_release(version).containers]
-    assert len(tags) == len(set(tags))
+def test_an_unknown_container_names_those_that_work() -> None:
+    with pytest.raises(UnknownNameError, match=r"'27\.01'.*26\.07"):
+        release_for_container("27.01")
+
+
+@pytest.mark.parametrize("version", READABLE_RELEASES)
+def test_the_containers_of_a_release_are_those_in_the_table(version: str) -> None:
+    tags = [tag for tag, container in containers().items() if container.trtllm == version]
+    assert list(load_release(version).containers) == tags
+
+
+def test_a_container_is_looked_up_without_reading_every_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(releases, "_load", lambda version: read.append(version))
+    release_for_container("26.03")
+    assert read == ["1.2.0"]
 
 
 def test_quirks_name_containers_of_their_release(release: Release) -> None:
@@ -148,7 +237,8 @@ def test_every_sampler_accounts_for_every_field_of_the_contract(release: Release
     assert {rule["sampler"] for rule in section["choose"]} == section["samplers"].keys()
     ours = {"guided_decoding" if field.guided else field.name for field in SAMPLING_FIELDS} - DONE_OUTSIDE - {"best_of"}
     for name, sampler in section["samplers"].items():
-        refused = [field for entry in (*sampler["ignores"], *sampler.get("fails", ())) for field in entry["fields"]]
+        entries = (*sampler["ignores"], *sampler.get("fails", ()), *section["lacks"])
+        refused = [field for entry in entries for field in entry["fields"] if field != "priority"]
         listed = [*section["always"], *sampler["honours"]["fields"], *refused]
         assert len(listed) == len(set(listed)), name
         assert set(listed) <= release.record["sampling_params"].keys(), name
@@ -184,11 +274,13 @@ def test_the_backend_reads_the_same_sampler_out_of_it(release: Release) -> None:
     assert engine.sampler_support({}).sampler == "TorchSampler"
 
 
-@pytest.mark.parametrize(("backend", "refused"), [(None, True), ("xgrammar", False)])
-def test_guided_decoding_needs_its_backend(release: Release, backend: str | None, refused: bool) -> None:
-    support = EngineRelease(release.record).sampler_support({"guided_decoding_backend": backend})
-    assert ("guided_json" in support.unsupported) is refused
-    assert ("guided_json" in support.fields) is not refused
+def test_guided_decoding_needs_its_arguments(release: Release) -> None:
+    engine, needed = EngineRelease(release.record), guided_llm_args(release.version)
+    assert "guided_json" in engine.sampler_support(needed).fields
+    for name in needed:
+        support = engine.sampler_support({**needed, name: None})
+        assert "guided_json" not in support.fields
+        assert name in support.unsupported["guided_json"]
 
 
 def test_no_release_has_priorities(release: Release) -> None:
@@ -228,7 +320,7 @@ def test_the_standin_has_the_recorded_outputs(release: Release, package: Any) ->
 
 
 def test_the_standin_needs_a_running_event_loop(package: Any) -> None:
-    llm = package.LLM(model="m")
+    llm = package.LLM(model="m", backend="pytorch")
     try:
         with pytest.raises(RuntimeError, match="event loop"):
             llm.generate_async(inputs=[3, 4, 5])
@@ -246,19 +338,28 @@ def test_the_standin_needs_a_running_event_loop(package: Any) -> None:
         {"no_such_key": 1},
         {"kv_cache_config": {"no_such_key": 1}},
         {"tensor_parallel_size": "8"},
-        {"stream_interval": 0},
+        {"stream_interval": 0},  # out of range, or, in 0.21.0, no key at all
     ],
     ids=str,
 )
 def test_the_standin_refuses_what_the_release_would(package: Any, arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):
-        package.LLM(model="m", **arguments)
+        package.LLM(model="m", backend="pytorch", **arguments)
+
+
+def test_the_standin_runs_nothing_but_pytorch(release: Release, package: Any) -> None:
+    if release.default_backend == "pytorch":
+        package.LLM(model="m").shutdown()
+    else:
+        with pytest.raises(ValueError, match="expected backend 'pytorch', got None"):
+            package.LLM(model="m")
 
 
 def test_the_standin_takes_a_speculative_config_only_from_upstreams_parser(package: Any) -> None:
     from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 
-    mapping = {"model": "m", "speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": 1}}
+    section = {"decoding_type": "MTP", "num_nextn_predict_layers": 1}
+    mapping = {"model": "m", "backend": "pytorch", "speculative_config": section}
     with pytest.raises(ValueError, match="speculative_config"):
         package.LLM(**mapping)
     package.LLM(**update_llm_args_with_extra_dict({}, mapping)).shutdown()
@@ -270,7 +371,7 @@ def test_the_standins_result_can_be_waited_for_without_a_loop(package: Any) -> N
     async def submit() -> Any:
         return llm.generate_async(inputs="Why?", sampling_params=package.SamplingParams(max_tokens=5))
 
-    llm = package.LLM(model="m")
+    llm = package.LLM(model="m", backend="pytorch")
     try:
         output = asyncio.run(submit())
         assert len(output.result(timeout=60).outputs[0].token_ids) == 5
@@ -310,9 +411,13 @@ def test_the_standin_counts_cached_tokens_where_the_release_does(release: Releas
     async def submit() -> Any:
         return await llm.generate_async(inputs="x" * 99, sampling_params=package.SamplingParams(max_tokens=2)).aresult()
 
-    llm = package.LLM(model="m")
+    llm = package.LLM(model="m", backend="pytorch")
     try:
         output = asyncio.run(submit())
         assert hasattr(output, "cached_tokens") is release.version.startswith("1.2.")
     finally:
         llm.shutdown()
+
+
+def test_what_holds_without_max_num_tokens_is_known_where_its_default_is_null(release: Release) -> None:
+    assert EngineRelease(release.record).default("max_num_tokens") == 8192

@@ -85,6 +85,12 @@ class Harness:
 MakeEngine = Callable[..., Harness]
 
 
+def guided_llm_args(release: str) -> dict[str, Any]:
+    """The LLM arguments without which `release` has no guided decoding."""
+    needs = load_release(release).record["sampler"]["needs"]
+    return {need["llm_arg"]: need.get("value", "xgrammar") for need in needs}
+
+
 @contextmanager
 def engines(folder: Path) -> Iterator[MakeEngine]:
     """Starts engines of a release, with further LLM arguments; stops them at the end."""

@@ -1,9 +1,17 @@
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from deepseek_triton_tools.cli import main
+from deepseek_triton_build import make_plan
+from deepseek_triton_build.catalog import PRECISIONS, gpus, variants
+from deepseek_triton_build.catalog.profiles import profiles
+from deepseek_triton_build.formats import FORMATS
+from deepseek_triton_build.releases import RELEASES, load_release
+from deepseek_triton_tools.cli import _parser, main
+from deepseek_triton_tools.plan_request import plan_request
 
 
 def run(*argv):
@@ -18,7 +26,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy():
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
-    for verb in ("demo", "build", "serve", "generate"):
+    for verb in ("demo", "variants", "plan", "build", "check", "serve", "generate"):
         assert verb in printed
     assert printed.splitlines()[-1] == "[]"
 
@@ -28,7 +36,10 @@ def test_help_names_every_verb_and_imports_nothing_heavy():
     [
         pytest.param(["build", "deepsek-r1", "--output", "x"], 2, "did you mean 'deepseek-r1'", id="variant"),
         pytest.param(
-            ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "4", "--output", "x"], 1, "needs 8 x h200", id="gpus"
+            ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "4", "--output", "x"],
+            1,
+            "what works: --gpus 8",
+            id="gpus",
         ),
         pytest.param(["serve", "nowhere"], 1, "nowhere", id="no folder"),
         pytest.param(["generate", "hi", "--url", "http://127.0.0.1:9"], 1, "127.0.0.1:9", id="no server"),
@@ -71,14 +82,64 @@ def test_a_port_is_a_number_or_auto(port, capsys):
     assert "expected a number from 1 to 65535 or auto" in capsys.readouterr().err
 
 
-def test_build_prints_what_it_wrote_and_how_to_run_it(capsys, tmp_path):
-    assert main(["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8", "--output", str(tmp_path / "r1")]) == 0
+@pytest.mark.parametrize("verb", ["plan", "build"])
+def test_help_lists_the_names_there_are(verb, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
 
+    assert caught.value.code == 0
     printed = capsys.readouterr().out
-    assert "KV cache" in printed
-    assert f"{tmp_path}/r1/start.sh" in printed
-    assert (tmp_path / "r1/tensorrt_llm/1/release.yaml").is_file()
+    assert f"deepseek-triton {verb} " in printed.partition("examples:")[2]
+    names = printed.partition("\nnames:\n")[2]
+    for name in (*variants(), *gpus(), *profiles(), *RELEASES, "fp4 (nvfp4)", "26.07"):
+        assert name in names
+
+
+@pytest.mark.parametrize("verb", ["demo", "variants", "plan", "build", "check", "serve", "generate"])
+def test_every_verb_has_examples_that_parse(verb, capsys):
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    examples = capsys.readouterr().out.partition("examples:\n")[2].partition("\n\n")[0].splitlines()
+
+    assert examples
+    for example in examples:
+        program, *argv = shlex.split(example)
+        assert program == "deepseek-triton"
+        _, unknown = _parser().parse_known_args(argv)
+        assert unknown == []
 
 
 def test_the_module_runs_as_a_program():
     assert run("--version").stdout.startswith("deepseek-triton ")
+
+
+def commands_in(page):
+    """Every deepseek-triton command in the code blocks of a Markdown page."""
+    blocks = Path(page).read_text("utf-8").split("```")[1::2]
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("deepseek-triton ")]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/generator.md"])
+def test_every_command_in_the_docs_is_one(page):
+    commands = [argv for argv in commands_in(page) if argv[0].islower() and argv[0] != "demo:"]
+
+    assert len(commands) > 4
+    for argv in commands:
+        args, unknown = _parser().parse_known_args(argv)
+        assert unknown == [], argv
+        if argv[0] in ("plan", "build") and args.variant != "tiny":
+            assert make_plan(plan_request(args)).release is not None
+
+
+def test_the_generators_page_names_everything_there_is():
+    page = Path("docs/generator.md").read_text("utf-8")
+
+    for name in (*variants(), *gpus(), *profiles(), *RELEASES, *FORMATS, *PRECISIONS):
+        assert f"`{name}`" in page or f"| {name} " in page, name
+    for gpu in gpus().values():
+        counts = " | ".join(str(gpu.published_min_gpus.get(name, "-")) for name in ("fp8", "fp4", "w4a8"))
+        assert gpu.name == "a100" or f"| {gpu.gpus_per_node} | {counts} |" in page
+    for release in RELEASES:
+        shown = f"| {', '.join(load_release(release).containers)} |"
+        assert shown in page

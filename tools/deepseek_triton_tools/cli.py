@@ -1,7 +1,7 @@
 """The `deepseek-triton` command line: the parser, and the one place where errors become a line and an exit code.
 
-Exit codes: 0 done; 1 it failed; 2 the command line or a name in it was refused; 130 interrupted. `serve` passes on
-tritonserver's own.
+Exit codes: 0 done; 1 it failed or was refused (`check`: it found errors); 2 the command line or a name in it was
+refused; 130 interrupted. `serve` passes on tritonserver's own.
 
 Each verb's module is imported when the verb runs, so that `--help` costs nothing.
 """
@@ -11,12 +11,22 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from deepseek_triton_tools._version import __version__
-
-Handler = Callable[[argparse.Namespace], int]
+from deepseek_triton_tools.arguments import (
+    Handler,
+    VerbParser,
+    Verbs,
+    add_json,
+    add_plan_options,
+    add_tritonserver,
+    add_verb,
+    port,
+    positive,
+    seconds,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,16 +87,19 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Try it without a GPU: deepseek-triton demo",
     )
     parser.add_argument("--version", action="version", version=f"deepseek-triton {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=VerbParser)
     _add_demo(verbs)
+    _add_variants(verbs)
+    _add_plan(verbs)
     _add_build(verbs)
+    _add_check(verbs)
     _add_serve(verbs)
     _add_generate(verbs)
     return parser
 
 
-def _add_demo(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    verb = _add_verb(
+def _add_demo(verbs: Verbs) -> None:
+    verb = add_verb(
         verbs,
         "demo",
         _demo,
@@ -98,33 +111,80 @@ def _add_demo(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     verb.add_argument("--preset", help="the deployment whose pace the simulated engine keeps; a wrong one lists them")
     verb.add_argument("--max-tokens", type=int, default=32, help="tokens for each prompt (default: %(default)s)")
-    _add_tritonserver(verb)
+    add_tritonserver(verb)
 
 
-def _add_build(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    verb = _add_verb(
+def _add_variants(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "variants",
+        _variants,
+        "list what can be served: models, precisions, GPUs, profiles, releases",
+        "deepseek-triton variants\n  deepseek-triton variants --gpu h200",
+    )
+    verb.add_argument("--gpu", metavar="GPU", help="one GPU only")
+    add_json(verb)
+
+
+def _add_plan(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "plan",
+        _plan,
+        "show what would be built: every setting with its reason, the memory, the requests at once",
+        "deepseek-triton plan deepseek-r1 --gpu h200 --gpus 8\n"
+        "  deepseek-triton plan nvidia/DeepSeek-R1-FP4 --gpu b200 --profile throughput --isl 1000 --osl 2000\n"
+        "  deepseek-triton plan deepseek-v3 --gpu h100 --gpus 16 --image 26.07 --set max_seq_len=32768 --json",
+    )
+    add_plan_options(verb)
+    add_json(verb)
+
+
+def _add_build(verbs: Verbs) -> None:
+    verb = add_verb(
         verbs,
         "build",
         _build,
-        "write a Triton model repository, every line with its reason",
+        "write a Triton model repository, every line with its reason, or the same plan for trtllm-serve",
         "deepseek-triton build deepseek-r1 --gpu h200 --gpus 8 --model /models/DeepSeek-R1 --output r1\n"
+        "  deepseek-triton build deepseek-r1 --gpu b200 --profile latency --format trtllm-serve --output r1-serve\n"
         "  deepseek-triton build tiny --output /tmp/tiny",
     )
-    verb.add_argument("variant", help="deepseek-r1 or tiny")
-    verb.add_argument("--gpu", help="the GPU it will run on: h200")
-    verb.add_argument(
-        "--gpus", type=int, metavar="N", help="GPUs of one model instance (default: what the variant needs)"
-    )
-    verb.add_argument("--engine", help="tensorrt_llm, transformers or simulated (default: the variant's own)")
-    verb.add_argument("--preset", help="for --engine simulated: the deployment whose pace it keeps")
-    verb.add_argument("--model", metavar="PATH", help="the checkpoint's folder (default: its Hugging Face name)")
-    verb.add_argument("--trtllm", metavar="RELEASE", help="TensorRT-LLM release of the container (default: 1.2.1)")
+    add_plan_options(verb)
     verb.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
+    verb.add_argument(
+        "--format",
+        default="triton",
+        metavar="NAME",
+        help="triton (default), trtllm-serve, trtllm-bench, trtllm-eval or quickstart",
+    )
     verb.add_argument("--force", action="store_true", help="replace a generated folder that was edited since")
+    verb.add_argument(
+        "--write-quant-config",
+        action="store_true",
+        help="make hf_quant_config.json in --model's folder say what the plan does; a backup is kept",
+    )
 
 
-def _add_serve(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    verb = _add_verb(
+def _add_check(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "check",
+        _check,
+        "check a model repository, this generator's or any other, and the checkpoint it names",
+        "deepseek-triton check model_repository\n  deepseek-triton check repo --trtllm 1.1.0 --gpu h200 --json",
+    )
+    verb.add_argument("repository", type=Path, metavar="DIR", help="the model repository")
+    verb.add_argument("--trtllm", metavar="RELEASE", help="the release to check against, if the files don't say")
+    verb.add_argument("--gpu", metavar="GPU", help="the GPU it will run on, if the files don't say")
+    verb.add_argument("--gpus", type=positive, metavar="N", help="GPUs of one instance, if the files don't say")
+    verb.add_argument("--model", type=Path, metavar="PATH", help="where the checkpoint it names is on this machine")
+    verb.add_argument("--strict", action="store_true", help="a checkpoint that is not on this machine is an error")
+    add_json(verb)
+
+
+def _add_serve(verbs: Verbs) -> None:
+    verb = add_verb(
         verbs,
         "serve",
         _serve,
@@ -132,23 +192,23 @@ def _add_serve(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "deepseek-triton serve model_repository\n  deepseek-triton serve model_repository --http-port auto",
     )
     verb.add_argument("repository", type=Path, metavar="DIR", help="the model repository")
-    _add_tritonserver(verb)
+    add_tritonserver(verb)
     for name, default in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         help_text = f"number, or auto for a free one (default: {default})"
-        verb.add_argument(f"--{name}-port", type=_port, default=default, metavar="PORT", help=help_text)
+        verb.add_argument(f"--{name}-port", type=port, default=default, metavar="PORT", help=help_text)
     verb.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s; 0.0.0.0 for all)"
     )
     verb.add_argument(
-        "--exit-timeout", type=_seconds, default=30, metavar="S", help="seconds for open requests on stop (default: 30)"
+        "--exit-timeout", type=seconds, default=30, metavar="S", help="seconds for open requests on stop (default: 30)"
     )
     verb.add_argument("--log-file", type=Path, metavar="FILE", help="keep the server's whole log here")
     verb.add_argument("--verbose", action="store_true", help="show the server's whole log")
     verb.add_argument("server_args", nargs="*", metavar="-- ARGS", help="further arguments for tritonserver")
 
 
-def _add_generate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    verb = _add_verb(
+def _add_generate(verbs: Verbs) -> None:
+    verb = add_verb(
         verbs,
         "generate",
         _generate,
@@ -172,65 +232,42 @@ def _add_generate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     verb.add_argument("--json", action="store_true", help="one JSON object with text, usage and the total time")
 
 
-def _add_tritonserver(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--tritonserver",
-        type=Path,
-        metavar="PATH",
-        help="the server binary (default: from PATH, then NVIDIA's container, then the nvidia-pytriton wheel)",
-    )
-
-
-def _add_verb(
-    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, handler: Handler, summary: str, examples: str
-) -> argparse.ArgumentParser:
-    verb = verbs.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"examples:\n  {examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    verb.set_defaults(handler=handler, parser=verb)
-    return verb
-
-
-def _seconds(text: str) -> int:
-    if text.isdigit():
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a whole number of seconds, got {text!r}")
-
-
-def _port(text: str) -> int | str:
-    if text == "auto":
-        return text
-    if text.isdigit() and 0 < int(text) < 65536:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a number from 1 to 65535 or auto, got {text!r}")
-
-
 def _demo(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.demo import run_demo
 
     return run_demo(engine=args.engine, preset=args.preset, max_tokens=args.max_tokens, tritonserver=args.tritonserver)
 
 
-def _build(args: argparse.Namespace) -> int:
-    from deepseek_triton_build import PlanRequest
-    from deepseek_triton_build.plan import DEFAULT_RELEASE
-    from deepseek_triton_tools.build import build
+def _variants(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.variants import show_variants
 
-    request = PlanRequest(
-        variant=args.variant,
-        gpu=args.gpu,
-        num_gpus=args.gpus,
-        engine=args.engine,
-        preset=args.preset,
-        model=args.model,
-        release=args.trtllm or DEFAULT_RELEASE,
+    return show_variants(args.gpu, as_json=args.json)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.plan import plan
+    from deepseek_triton_tools.plan_request import plan_request
+
+    return plan(plan_request(args), as_json=args.json)
+
+
+def _build(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.build import build
+    from deepseek_triton_tools.plan_request import plan_request
+
+    return build(
+        plan_request(args), args.output, force=args.force, format=args.format, quant_config=args.write_quant_config
     )
-    return build(request, args.output, force=args.force)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from deepseek_triton_build.check import CheckOptions
+    from deepseek_triton_tools.check import check
+
+    options = CheckOptions(
+        release=args.trtllm, gpu=args.gpu, num_gpus=args.gpus, model_root=args.model, strict=args.strict
+    )
+    return check(args.repository, options, as_json=args.json)
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from rich.table import Table
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
 from deepseek_triton_build.source import version_dir
 from deepseek_triton_client import Client, Completion
-from deepseek_triton_tools.build import stamp
+from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.server_process import ServerProcess
 
@@ -76,7 +76,7 @@ def _make_checkpoint(console: Console) -> str:
 
 def _build_repository(console: Console, folder: Path, engine: str, preset: str | None) -> Path:
     plan = make_plan(PlanRequest(variant="tiny", engine=engine, preset=preset))
-    write_repository(repository_files(plan, stamp=stamp(plan)), folder)
+    write_repository(repository_files(plan, version=__version__), folder)
     console.print(f"repository    {folder}", soft_wrap=True)
     return folder
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from deepseek_triton_build import PlanRequest, make_plan, repository_files
 from deepseek_triton_build.reference import contract_page
+from deepseek_triton_build.rules_page import rules_page
 from deepseek_triton_build.source import model_repository
-from deepseek_triton_tools.build import stamp
+from deepseek_triton_tools._version import __version__
 
 _EMBEDDED = ("tensorrt_llm/config.pbtxt", "tensorrt_llm/1/model.yaml")
 
@@ -16,9 +17,10 @@ def generated_files() -> dict[Path, bytes]:
     """Path -> content, for every generated file of the checkout."""
     repository = model_repository()
     plan = make_plan(PlanRequest(variant="tiny"))
-    content = {file.path.as_posix(): file.content for file in repository_files(plan, stamp=stamp(plan))}
+    content = {file.path.as_posix(): file.content for file in repository_files(plan, version=__version__)}
     files = {repository / name: content[name] for name in _EMBEDDED}
     files[repository.parent / "docs" / "contract.md"] = contract_page().encode()
+    files[repository.parent / "docs" / "rules.md"] = rules_page().encode()
     return files
 
 

@@ -12,14 +12,23 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-import yaml
-
+from deepseek_triton_build.data import load_yaml, parse_yaml
 from deepseek_triton_build.errors import RefusedPlanError, UnknownNameError
 
-RELEASES = ("1.2.1", "1.2.0", "1.1.0", "1.0.0")
-"""Releases with a record, newest first."""
+RELEASES = ("1.2.1", "1.2.0", "1.1.0", "1.0.0", "0.21.0")
+"""Releases that repositories are generated for, newest first."""
+
+READABLE_RELEASES = (*RELEASES, "0.19.0")
+"""Releases with a record. The oldest is read only: to check and translate files of its time."""
+
+_NO_RECORD = {
+    "0.20.0": "whether it takes its PyTorch options nested, as 0.19.0, or flat, as 0.21.0, is not established; "
+    "use 0.21.0 (container 25.08)"
+}
+"""Releases in a container that can't have a record -> why, and what to use."""
 
 Status = Literal["proven", "interpolated"]
+Support = Literal["yes", "no", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +59,59 @@ class LlmClass:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Feature:
+    """Whether something works with DeepSeek in a release."""
+
+    name: str
+    supported: Support
+    """Unknown: the public sources don't settle it."""
+    source: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """What nvcr.io/nvidia/tritonserver:<tag>-trtllm-python-py3 carries."""
+
+    tag: str
+    """Year and month, `26.07`."""
+    trtllm: str
+    cuda: str
+    driver: str
+    """The least NVIDIA driver."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Release:
     """One TensorRT-LLM release."""
 
     version: str
     containers: tuple[str, ...]
     """Tags of nvcr.io/nvidia/tritonserver:<tag>-trtllm-python-py3, newest first."""
+    default_backend: Literal["pytorch", "tensorrt"]
+    """What LLM() runs unless the LLM arguments say `backend`."""
     text: str = field(repr=False)
     """The record as it is written into a repository."""
     record: Mapping[str, Any] = field(repr=False)
     """The record, parsed: sampler, mpi, quirks and the Python interface are read from here."""
     classes: Mapping[str, LlmClass] = field(repr=False)
+    features: Mapping[str, Feature] = field(repr=False)
+    """By name; every record has the same ones."""
 
     @property
     def image(self) -> str:
         """The newest Triton container that carries this release."""
         return f"nvcr.io/nvidia/tritonserver:{self.containers[0]}-trtllm-python-py3"
+
+    @property
+    def has_samplers(self) -> bool:
+        """Whether the record says which sampling fields work; those of releases that are only read do not."""
+        return "sampler" in self.record
+
+    def supports(self, feature: str) -> bool | None:
+        """Whether `feature` works in this release; None when the public sources don't settle it."""
+        answers = {"yes": True, "no": False, "unknown": None}
+        return answers[self.features[feature].supported] if feature in self.features else None
 
     def find_key(self, key: str) -> Field | None:
         """The field a dotted path such as `kv_cache_config.dtype` names, or None when it is not known to exist."""
@@ -90,7 +136,7 @@ class Release:
             return found
         nearest = difflib.get_close_matches(key, self.keys(), n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        if self._is_settled(key):
+        if self.is_settled(key):
             raise RefusedPlanError(f"{key} is not an LLM argument of TensorRT-LLM {self.version}{hint}")
         raise RefusedPlanError(f"{key} is not known to be an LLM argument of TensorRT-LLM {self.version}{hint}")
 
@@ -108,7 +154,7 @@ class Release:
                 keys += self._keys(self.classes[section], f"{prefix}{name}.")
         return keys
 
-    def _is_settled(self, key: str) -> bool:
+    def is_settled(self, key: str) -> bool:
         """The class that `key` would belong to is listed whole, so that its absence is proof."""
         classes = [self.classes["TorchLlmArgs"]]
         for section in key.split(".")[:-1]:
@@ -120,13 +166,23 @@ class Release:
 
 
 def load_release(version: str) -> Release:
-    """The record of one release.
+    """The record of one release of `READABLE_RELEASES`.
 
-    :raises UnknownNameError: for a release without one.
+    :raises RefusedPlanError: for a release in a container that has no record for a reason.
+    :raises UnknownNameError: for any other without one.
     """
-    if version not in RELEASES:
-        raise UnknownNameError("TensorRT-LLM release", version, RELEASES)
+    if version in _NO_RECORD:
+        raise RefusedPlanError(f"TensorRT-LLM {version} can't be used: {_NO_RECORD[version]}")
+    if version not in READABLE_RELEASES:
+        raise UnknownNameError("TensorRT-LLM release", version, READABLE_RELEASES)
     return _load(version)
+
+
+@cache
+def containers() -> Mapping[str, Container]:
+    """Every published container by tag, newest first, those without a usable release too."""
+    rows: Mapping[str, Mapping[str, str]] = load_yaml(__name__, "containers.yaml")
+    return {tag: Container(tag=tag, **row) for tag, row in rows.items()}
 
 
 def release_for_container(tag: str) -> Release:
@@ -134,25 +190,32 @@ def release_for_container(tag: str) -> Release:
 
     `tag` may be `26.07`, a whole tag or a whole image name.
 
-    :raises UnknownNameError: for a container without a recorded release.
+    :raises UnknownNameError: for a container nobody knows.
+    :raises RefusedPlanError: for one whose release repositories are not generated for.
     """
     month = tag.rpartition(":")[2].partition("-")[0]
-    by_container = {container: version for version in RELEASES for container in _load(version).containers}
-    if month not in by_container:
-        raise UnknownNameError("Triton container", month, by_container)
-    return _load(by_container[month])
+    usable = [known for known, row in containers().items() if row.trtllm in RELEASES]
+    if month not in containers():
+        raise UnknownNameError("Triton container", month, usable)
+    version = containers()[month].trtllm
+    if version not in RELEASES:
+        why = _NO_RECORD.get(version, f"no repository is made for it; use {usable[0]} (TensorRT-LLM {RELEASES[0]})")
+        raise RefusedPlanError(f"container {month} carries TensorRT-LLM {version}: {why}")
+    return _load(version)
 
 
 @cache
 def _load(version: str) -> Release:
-    text = resources.files(__name__).joinpath(f"{version}.yaml").read_text(encoding="utf-8")
-    record = yaml.safe_load(text)
+    text = (resources.files(__name__) / f"{version}.yaml").read_text(encoding="utf-8")
+    record = parse_yaml(text)
     return Release(
         version=record["release"],
         containers=tuple(record["containers"]),
+        default_backend=record["default_backend"],
         text=text,
         record=record,
         classes={name: _llm_class(name, record["classes"]) for name in record["classes"]},
+        features={name: _feature(name, row) for name, row in record["features"].items()},
     )
 
 
@@ -177,6 +240,13 @@ def _field(name: str, row: Mapping[str, Any]) -> Field:
         sections=(row["class"],) if "class" in row else tuple(choice.get("classes", {}).values()),
         discriminator=choice.get("key"),
     )
+
+
+_SUPPORT: Mapping[bool | str, Support] = {True: "yes", False: "no", "unknown": "unknown"}
+
+
+def _feature(name: str, row: Mapping[str, Any]) -> Feature:
+    return Feature(name=name, supported=_SUPPORT[row["supported"]], source=row["source"], note=row.get("note", ""))
 
 
 def _first(classes: list[LlmClass], name: str) -> Field | None:

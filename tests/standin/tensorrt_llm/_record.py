@@ -33,7 +33,7 @@ class Sampler:
         section = RECORD["sampler"]
         self.name = _selected(llm_args)
         entry = section["samplers"][self.name]
-        missing = [row for row in section["needs"] if llm_args.get(row["llm_arg"]) is None]
+        missing = [row for row in section["needs"] if not is_met(row, llm_args)]
         self.without_argument = {field: row["llm_arg"] for row in missing for field in row["fields"]}
         self.fatal = {field for row in entry.get("fails", ()) for field in row["fields"]}
         """Fields that end every running request."""
@@ -44,6 +44,12 @@ class Sampler:
     def most_logprobs(self) -> float:
         most = self.logprobs["most"]
         return float("inf") if most is None else most
+
+
+def is_met(need: dict[str, Any], llm_args: dict[str, Any]) -> bool:
+    """The argument that a field needs has the value it must have, or any."""
+    given = llm_args.get(need["llm_arg"])
+    return bool(given == need["value"]) if "value" in need else given is not None
 
 
 def _selected(llm_args: dict[str, Any]) -> str:

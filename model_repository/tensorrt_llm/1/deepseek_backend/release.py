@@ -70,10 +70,16 @@ class EngineRelease:
         """The installed package is this release; a local build (+...) or a post-release of it counts."""
         return installed == self.version or installed.startswith((f"{self.version}+", f"{self.version}.post"))
 
+    @property
+    def backend_to_name(self) -> str | None:
+        """What LLM arguments must say as `backend`, for LLM() would run a TensorRT engine otherwise."""
+        return "pytorch" if self.record.get("default_backend") == "tensorrt" else None
+
     def default(self, name: str) -> Any:
-        """The default of a top-level LLM argument."""
+        """What holds for a top-level LLM argument that is not given: its default, or what null stands for."""
         classes = self.record["classes"]
-        return {**classes["BaseLlmArgs"]["fields"], **classes["TorchLlmArgs"]["fields"]}[name]["default"]
+        row = {**classes["BaseLlmArgs"]["fields"], **classes["TorchLlmArgs"]["fields"]}[name]
+        return row.get("in_effect", row["default"])
 
     def sampler_support(self, llm_args: Mapping[str, Any]) -> SamplerSupport:
         """What becomes of each sampling field under `llm_args`: the samplers of 1.0 to 1.2 accept and ignore many."""
@@ -101,13 +107,19 @@ class EngineRelease:
     def _refusals(self, sampler: Mapping[str, Any], llm_args: Mapping[str, Any]) -> dict[str, str]:
         """Field, by TensorRT-LLM's name -> why it can't be asked for."""
         section = self.record["sampler"]
-        missing = [entry for entry in section["needs"] if llm_args.get(entry["llm_arg"]) is None]
+        missing = [entry for entry in section["needs"] if not _is_met(entry, llm_args)]
         entries = [*section["lacks"], *missing, *sampler.get("fails", ()), *sampler["ignores"]]
         return {field: f"TensorRT-LLM {self.version}: {entry['why']}" for entry in entries for field in entry["fields"]}
 
 
 _ITS_FIELD = {field.name: "guided_decoding" for field in SAMPLING_FIELDS if field.guided}
 """Our field -> the field of TensorRT-LLM's SamplingParams that carries it, where the name is another."""
+
+
+def _is_met(need: Mapping[str, Any], llm_args: Mapping[str, Any]) -> bool:
+    """The argument has the value that is needed, or any."""
+    given = llm_args.get(need["llm_arg"])
+    return bool(given == need["value"]) if "value" in need else given is not None
 
 
 def _logprob_support(sampler: Mapping[str, Any]) -> LogprobSupport:

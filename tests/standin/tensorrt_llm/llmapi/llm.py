@@ -14,7 +14,7 @@ from typing import Any
 
 from tensorrt_llm._detokenizer import Detokenizer
 from tensorrt_llm._engine import Engine, Sequence
-from tensorrt_llm._record import RECORD, Sampler
+from tensorrt_llm._record import RECORD, Sampler, is_met
 from tensorrt_llm.llmapi.llm_args import checked_llm_args, mtp_layers
 from tensorrt_llm.llmapi.result import GenerationResult, RequestError
 from tensorrt_llm.sampling_params import SamplingParams
@@ -38,6 +38,7 @@ class LLM:
 
     def __init__(self, **kwargs: Any) -> None:
         self._llm_args = checked_llm_args(kwargs)
+        self._refuse_to_load()
         self._sampler = Sampler(self._llm_args)
         self._session = self._llm_args["mpi_session"]
         sizes = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
@@ -64,7 +65,7 @@ class LLM:
         self._refuse(params)
         inputs = given["inputs"]
         prompt, prompt_token_ids = self._tokenized(inputs, params)
-        stream_interval = self._llm_args["stream_interval"] if given.get("streaming") else None
+        stream_interval = self._llm_args.get("stream_interval", 1) if given.get("streaming") else None
         sequence = Sequence(prompt_token_ids, params, stream_interval, self._sampler)
         output = RequestOutput(prompt, sequence, prompt_token_ids, self._detokenizer(params, stream_interval), loop)
         limit = self._llm_args["max_seq_len"] or _DEFAULT_MAX_SEQ_LEN
@@ -97,6 +98,13 @@ class LLM:
                 return
             last = time.monotonic()
             yield json.dumps(row) if number % 2 else row
+
+    def _refuse_to_load(self) -> None:
+        if RECORD["default_backend"] == "tensorrt" and self._llm_args["backend"] != "pytorch":
+            raise ValueError(f"no TensorRT engine: expected backend 'pytorch', got {self._llm_args['backend']!r}")
+        for need in RECORD["sampler"]["needs"]:
+            if "value" in need and self._llm_args["guided_decoding_backend"] and not is_met(need, self._llm_args):
+                raise ValueError(f"guided decoding {need['why']}")
 
     def _detokenizer(self, params: Any, stream_interval: int | None) -> Detokenizer | None:
         return Detokenizer(params, stream_interval) if params.detokenize and self._tokenizer is not None else None

@@ -26,7 +26,6 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     generation_logits: Any = None
-    request_perf_metrics: Any = None
     _last_text_len: int = field(default=0, init=False, repr=False)
     _last_token_ids_len: int = field(default=0, init=False, repr=False)
 
@@ -45,6 +44,13 @@ class CompletionOutput:
     @property
     def logprobs_diff(self) -> list[Any]:
         return self.logprobs[:0]
+
+
+if "request_perf_metrics" in RECORD["completion_output"]["fields"]:
+
+    @dataclass(slots=True)
+    class CompletionOutput(CompletionOutput):  # type: ignore[no-redef]
+        request_perf_metrics: Any = None
 
 
 class GenerationResult:
@@ -124,7 +130,8 @@ class GenerationResult:
         if self._detokenizer is not None:
             output.text = self._detokenizer.add(list(response.token_ids), final=finish_reason is not None)
         output.finish_reason, output.stop_reason = finish_reason, response.stop_reason
-        output.request_perf_metrics = response.perf_metrics
+        if hasattr(output, "request_perf_metrics"):
+            output.request_perf_metrics = response.perf_metrics
         if hasattr(self, "cached_tokens"):
             self.cached_tokens = response.cached_tokens
         self._done = finish_reason is not None

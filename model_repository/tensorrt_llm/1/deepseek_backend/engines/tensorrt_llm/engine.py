@@ -148,7 +148,7 @@ class TensorRTLLMEngine:
         on_every_rank = world_size(os.environ, mpi) > 1
         if not on_every_rank:
             forget_launcher(os.environ, mpi)
-        llm_args = resolved_llm_args(self._config, os.environ)
+        llm_args = resolved_llm_args(self._config, os.environ, release)
         longest = max_seq_len(llm_args)
         support = release.sampler_support(llm_args)
         with self._phase("import"):

@@ -28,10 +28,12 @@ DONE_OUTSIDE = TEXT_LAYER_FIELDS | {"add_special_tokens", "max_tokens", "truncat
 _OPTIONS = ("allow_version_mismatch",)
 
 
-def resolved_llm_args(config: BackendConfig, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The LLM arguments, with a model path relative to the version folder made absolute, and as many GPUs of the node
-    as this instance was given."""
+def resolved_llm_args(config: BackendConfig, environ: Mapping[str, str], release: EngineRelease) -> dict[str, Any]:
+    """The LLM arguments, with a model path relative to the version folder made absolute, as many GPUs of the node as
+    this instance was given, and the PyTorch backend where the release has another by default."""
     llm_args = copy.deepcopy(dict(config.llm_args))
+    if release.backend_to_name:
+        llm_args.setdefault("backend", release.backend_to_name)
     local = config.version_dir / config.model
     if local.is_dir():
         llm_args["model"] = str(local.resolve())

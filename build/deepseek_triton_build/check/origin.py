@@ -1,0 +1,86 @@
+"""What a repository says of its own making: deepseek-triton.json, 1/release.yaml and the variables in start.sh."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build.check.codes import CHANGED
+from deepseek_triton_build.check.document import read_json, read_text, read_yaml
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.words import plain
+from deepseek_triton_build.stamp import MANIFEST
+
+RELEASE_RECORD = "release.yaml"
+START_SCRIPT = "start.sh"
+_EXPORT = re.compile(r'^\s*export (\w+)="?(?:\$\{\1:-)?([^"}]*)', re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stamp:
+    """The stamp, as far as it can be read: a value of another type is not there."""
+
+    values: Mapping[str, Any]
+    file: str
+
+    def text(self, key: str) -> str | None:
+        value = self.values.get(key)
+        return value if isinstance(value, str) else None
+
+    @property
+    def num_gpus(self) -> int | None:
+        value = self.values.get("gpus")
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def read_stamp(folder: Path, label: str) -> tuple[Stamp, list[Finding]]:
+    """The stamp in `folder`; an empty one where there is none. `label` is what findings call the folder."""
+    file = f"{label}{MANIFEST}"
+    if not os.path.exists(folder / MANIFEST):
+        return Stamp(values={}, file=file), []
+    values, findings = read_json(folder / MANIFEST, file)
+    return Stamp(values=values or {}, file=file), findings
+
+
+def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator[Finding]:
+    """Files of the model's folder, and of the repository where that is what is checked, that are not as generated."""
+    files = stamp.values.get("files")
+    for name, expected in files.items() if isinstance(files, dict) else ():
+        within = name.partition("/")[2]
+        if name.endswith(f"/{MANIFEST}") or (not within and root == model):
+            continue
+        path, file = (model / within, f"{label}{within}") if within else (root / name, name)
+        found = _sha256(path)
+        if found != expected:
+            what = "is gone" if found is None else "was changed"
+            fix = "nothing, if that was meant; deepseek-triton build --force writes it as it was"
+            yield CHANGED.finding(f"{plain(name)} {what} since it was generated", fix, file=file)
+
+
+def read_release_version(version_dir: Path, label: str) -> tuple[str | None, list[Finding]]:
+    """The release that the record beside model.py is of; None without one."""
+    if not os.path.exists(version_dir / RELEASE_RECORD):
+        return None, []
+    document, findings = read_yaml(version_dir / RELEASE_RECORD, f"{label}{RELEASE_RECORD}")
+    value = None if document is None else document.values.get("release")
+    return (str(value) if value is not None else None), findings
+
+
+def read_environment(folder: Path) -> dict[str, str]:
+    """The variables that start.sh exports, as far as they are plain."""
+    if not os.path.isfile(folder / START_SCRIPT):
+        return {}
+    text = read_text(folder / START_SCRIPT, START_SCRIPT)
+    return {} if isinstance(text, Finding) else dict(_EXPORT.findall(text))
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except (OSError, ValueError):  # ValueError: a null byte in the path
+        return None

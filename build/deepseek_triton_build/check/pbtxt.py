@@ -1,0 +1,165 @@
+"""config.pbtxt, read by Triton's own protobuf messages."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from deepseek_triton_build.check.codes import (
+    BROKEN_CONFIG,
+    EXTRA_TENSOR,
+    MISSING_TENSOR,
+    NO_CONFIG,
+    NO_PROTOBUF,
+    POLICY_DIFFERS,
+    POLICY_ONLY_COMPLETED,
+    WRONG_BACKEND,
+    WRONG_NAME,
+)
+from deepseek_triton_build.check.document import read_text
+from deepseek_triton_build.check.finding import Check, Finding
+from deepseek_triton_build.check.words import nearest, one_line, shown
+from deepseek_triton_build.source import contract
+
+NAME = "config.pbtxt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A config.pbtxt that could be read."""
+
+    file: str
+    text: str
+    message: Any
+    """inference.ModelConfig."""
+
+    def line(self, text: str) -> int | None:
+        """Of the first line that has `text`, outside comments; None when the file doesn't say it."""
+        for number, line in enumerate(self.text.splitlines(), 1):
+            if text in line.partition("#")[0]:
+                return number
+        return None
+
+    def finding(self, check: Check, message: str, fix: str, *, at: str) -> Finding:
+        return check.finding(message, fix, file=self.file, line=self.line(at), key=at.strip('"'))
+
+
+def read_config(path: Path, file: str) -> tuple[ModelConfig | None, list[Finding]]:
+    """The configuration in `path`, and what is wrong with the file itself."""
+    if not path.exists():
+        fix = "write it: name, backend, inputs, outputs and instance_group"
+        return None, [NO_CONFIG.finding(f"{file} is missing", fix, file=file)]
+    text = read_text(path, file)
+    if isinstance(text, Finding):
+        return None, [text]
+    messages = _messages()
+    if messages is None:
+        message = f"{file} was not looked into: tritonclient's gRPC part is not installed"
+        return None, [NO_PROTOBUF.finding(message, "pip install 'deepseek-triton[grpc]'", file=file)]
+    from google.protobuf import text_format
+
+    try:
+        parsed = text_format.Parse(text, messages.ModelConfig())
+    except text_format.ParseError as error:
+        problem = one_line(str(error).partition(" : ")[2]) or "not a ModelConfig"
+        line = error.GetLine()
+        return None, [BROKEN_CONFIG.finding(problem, "correct or remove it", file=file, line=line)]
+    except UnicodeDecodeError:
+        return None, [BROKEN_CONFIG.finding("a string is not UTF-8", "escape no bytes above 0x7f", file=file)]
+    return ModelConfig(file=file, text=text, message=parsed), []
+
+
+def check_config(
+    config: ModelConfig, *, folder_name: str, triton: Mapping[str, Any] | None, model_yaml: str, is_ours: bool
+) -> Iterator[Finding]:
+    """The configuration against its folder and triton_config of `model_yaml`.
+
+    :param triton: None when model.yaml can't be read.
+    """
+    message = config.message
+    if message.name not in ("", folder_name):
+        text = f"the model is named {message.name!r}, its folder {folder_name!r}"
+        yield config.finding(WRONG_NAME, text, f'write name: "{folder_name}", or rename the folder', at="name:")
+    if message.backend != "python":
+        text = f"expected backend python, found {message.backend or message.platform or 'none'!r}"
+        yield config.finding(WRONG_BACKEND, text, 'write backend: "python"', at="backend")
+    policies = (("decoupled", message.model_transaction_policy.decoupled), ("max_batch_size", message.max_batch_size))
+    for key, here in policies if triton is not None else ():
+        yield from _check_policy(
+            config, key, here, (triton or {}).get(key, _default(key, is_ours)), model_yaml, is_ours
+        )
+    if is_ours:
+        yield from _check_tensors(config, "input", message.input, contract().INPUTS)
+        yield from _check_tensors(config, "output", message.output, contract().OUTPUTS)
+
+
+def _default(key: str, is_ours: bool) -> Any:
+    """What model.py takes when triton_config doesn't have `key`."""
+    return is_ours if key == "decoupled" else 0
+
+
+def _check_policy(
+    config: ModelConfig, key: str, here: Any, there: Any, model_yaml: str, is_ours: bool
+) -> Iterator[Finding]:
+    if here == there:
+        return
+    text = f"{key} is {shown(here)} here and {shown(there)} in {model_yaml}"
+    wanted = f"model_transaction_policy {{ decoupled: {shown(there)} }}" if key == "decoupled" else f"{key}: {there}"
+    is_left_out = config.line(key) is None
+    if is_left_out and not is_ours:
+        yield config.finding(POLICY_ONLY_COMPLETED, text, f"write {wanted}", at=key)
+    else:
+        yield config.finding(POLICY_DIFFERS, text, f"write {wanted}, or change {model_yaml}", at=key)
+
+
+def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], wanted: Iterable[Any]) -> Iterator[Finding]:
+    here = {tensor.name: tensor for tensor in declared}
+    by_name = {tensor.name: tensor for tensor in wanted}
+    for name, tensor in by_name.items():
+        if name not in here:
+            text = f"{kind} {name} is missing"
+            yield config.finding(MISSING_TENSOR, text, f"add {_declaration(kind, tensor)}", at=f'"{name}"')
+        elif (found := _shape(here[name])) != (expected := f"{tensor.dtype.value} {list(tensor.dims)}"):
+            text = f"{kind} {name}: expected {expected}, found {found}"
+            yield config.finding(MISSING_TENSOR, text, f"write {_declaration(kind, tensor)}", at=f'"{name}"')
+    for name in here.keys() - by_name.keys():
+        near = nearest(name, by_name.keys() - here.keys())
+        fix = f"did you mean {near}?" if near else "remove it"
+        yield config.finding(EXTRA_TENSOR, f"{kind} {name} is not in the wire contract", fix, at=f'"{name}"')
+
+
+def _shape(tensor: Any) -> str:
+    dtype = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
+    return f"{dtype} {list(tensor.dims)}"
+
+
+def _declaration(kind: str, tensor: Any) -> str:
+    optional = ", optional: true" if kind == "input" else ""
+    dims = ", ".join(map(str, tensor.dims))
+    return f'{kind} [ {{ name: "{tensor.name}", data_type: {tensor.dtype.value}, dims: [ {dims} ]{optional} }} ]'
+
+
+@cache
+def _messages() -> ModuleType | None:
+    """tritonclient's model_config_pb2, by itself: its package would bring in grpc, numpy and a fifth of a second."""
+    loaded = sys.modules.get("tritonclient.grpc.model_config_pb2")
+    package = importlib.util.find_spec("tritonclient")
+    if loaded is not None or package is None:
+        return loaded
+    for folder in package.submodule_search_locations or ():
+        path = Path(folder) / "grpc" / "model_config_pb2.py"
+        spec = importlib.util.spec_from_file_location("deepseek_triton_build._model_config_pb2", path)
+        if path.is_file() and spec is not None and spec.loader is not None:
+            module = importlib.util.module_from_spec(spec)
+            try:
+                spec.loader.exec_module(module)
+            except ImportError:  # tritonclient without its grpc extra: no protobuf
+                return None
+            return module
+    return None

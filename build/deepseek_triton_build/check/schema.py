@@ -1,0 +1,208 @@
+"""LLM arguments against the record of the release they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepseek_triton_build.check import type_strings
+from deepseek_triton_build.check.codes import (
+    MOVED_KEY,
+    NOT_A_SECTION,
+    NOT_LOOKED_INTO,
+    OUT_OF_RANGE,
+    UNKNOWN_KEY,
+    WRONG_CHOICE,
+    WRONG_KEY,
+    WRONG_NULL,
+    WRONG_TYPE,
+)
+from deepseek_triton_build.check.document import Document
+from deepseek_triton_build.check.finding import Check, Finding
+from deepseek_triton_build.check.words import nearest, plain, shown
+from deepseek_triton_build.releases import Field, LlmClass, Release, spelling
+
+UPSTREAM_KEYS = ("logits_post_processors",)
+"""Top-level keys that upstream's model.py takes for itself (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
+TRITON_SECTION = "triton_config"
+
+_RANGES: Mapping[str, str] = {
+    "tensor_parallel_size": "int 1..",
+    "pipeline_parallel_size": "int 1..",
+    "gpus_per_node": "int 1..",
+    "moe_expert_parallel_size": "int -1..",
+    "moe_tensor_parallel_size": "int -1..",
+    "max_batch_size": "int 1..",
+    "max_num_tokens": "int 1..",
+    "max_seq_len": "int 1..",
+    "max_input_len": "int 1..",
+    "stream_interval": "int 1..",
+    "kv_cache_config.free_gpu_memory_fraction": "float 0..1",
+    "kv_cache_config.tokens_per_block": "int 1..",
+    "cuda_graph_config.max_batch_size": "int 0..",
+    "speculative_config.num_nextn_predict_layers": "int 0..",
+}
+"""Canonical key -> its type with the bounds, by what it counts. -1 leaves expert parallelism to the engine."""
+
+
+def check_schema(
+    document: Document, release: Release, *, other_sections: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], list[Finding]]:
+    """The settings that the release knows and that have its types, as dotted paths, and the findings about the others.
+
+    :param other_sections: top-level keys that are not the engine's.
+    """
+    walk = _Walk(document, release, other_sections)
+    walk.section(document.values, [release.classes["TorchLlmArgs"]], "")
+    return walk.settings, walk.findings
+
+
+@dataclass
+class _Walk:
+    document: Document
+    release: Release
+    other_sections: tuple[str, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def section(self, values: Mapping[Any, Any], classes: list[LlmClass], prefix: str) -> None:
+        for key, value in values.items():
+            name = plain(key) if isinstance(key, str) else shown(key)
+            if not prefix and name in self.other_sections:
+                continue
+            found = next((cls.fields[name] for cls in classes if name in cls.fields), None)
+            if found is None:
+                self.absent(prefix + name, value, classes)
+            else:
+                self.value(prefix + name, value, found)
+
+    def value(self, key: str, value: Any, found: Field) -> None:
+        if found.sections and isinstance(value, dict):
+            self.subsection(key, value, found)
+        elif not type_strings.fits(value, found.type):
+            self.misfit(key, value, found)
+        elif not type_strings.fits(value, bounds := _bounds(key, found.type)):
+            self.add(OUT_OF_RANGE, key, _expected(bounds, value), f"write {type_strings.in_words(bounds)}")
+        else:
+            self.settings[key] = value
+
+    def subsection(self, key: str, value: Mapping[Any, Any], found: Field) -> None:
+        classes = {name: self.release.classes[name] for name in found.sections}
+        if found.discriminator is None:
+            if not value:
+                self.settings[key] = {}
+            self.section(value, list(classes.values()), f"{key}.")
+            return
+        kinds = _kinds(self.release, found.name)
+        chosen, chooser = value.get(found.discriminator), f"{key}.{found.discriminator}"
+        if not isinstance(chosen, str):
+            expected = f"expected {found.discriminator}, which says what kind it is, found {shown(chosen)}"
+            self.add(WRONG_CHOICE, chooser, expected, f"write {chooser}: {next(iter(kinds))}")
+            return
+        self.settings[chooser] = chosen
+        if chosen not in kinds:
+            self.unrecorded_kind(chooser, chosen, kinds)
+            return
+        below = {name: entry for name, entry in value.items() if name != found.discriminator}
+        self.section(below, [classes[kinds[chosen]]], f"{key}.")
+
+    def unrecorded_kind(self, chooser: str, chosen: str, kinds: Mapping[str, str]) -> None:
+        near = nearest(chosen, kinds)
+        hint = f"did you mean {near}?" if near else f"none is needed if it is meant; recorded: {', '.join(kinds)}"
+        self.add(NOT_LOOKED_INTO, chooser, f"{shown(chosen)} is not recorded here; its keys go unchecked", hint)
+
+    def absent(self, key: str, value: Any, classes: list[LlmClass]) -> None:
+        """A key that the release is not known to have."""
+        moved = [(path, below, there) for path, below, there in self.moves(key, value) if there]
+        for path, below, there in moved:
+            message = f"{path} is not a key of TensorRT-LLM {self.release.version}, which has {there} instead"
+            self.add(MOVED_KEY, path, message, self.translation(path, below))
+        if moved:
+            return
+        prefix, _, name = key.rpartition(".")
+        near = nearest(name, [known for cls in classes for known in cls.fields])
+        where = f"{prefix} of TensorRT-LLM" if prefix else "TensorRT-LLM"
+        fix = f"did you mean {prefix + '.' if prefix else ''}{near}?" if near else "remove it"
+        if all(cls.complete for cls in classes):
+            message = f"{name} is not a key of {where} {self.release.version}; it would stop the load"
+            self.add(WRONG_KEY, key, message, fix)
+        else:
+            message = f"{name} is not known to be a key of {where} {self.release.version}"
+            self.add(UNKNOWN_KEY, key, message, fix if near else "look it up in the release's documentation")
+
+    def translation(self, key: str, value: Any) -> str:
+        """What to write instead of a key that moved."""
+        ours = spelling.canonical({key: value}, spelling.MIXED)
+        theirs = spelling.spell(ours, self.release.version)
+        return "write " + ", ".join(f"{name}: {shown(new)}" for name, new in theirs.items())
+
+    def moves(self, key: str, value: Any) -> Iterator[tuple[str, Any, str | None]]:
+        """`key` or, where it is a section that is gone, the keys below it; each with its value and where it went."""
+        there = spelling.moved(key, self.release.version)
+        if there is None and isinstance(value, dict):
+            for name, below in value.items():
+                yield from self.moves(f"{key}.{plain(str(name))}", below)
+        else:
+            yield key, value, there
+
+    def misfit(self, key: str, value: Any, found: Field) -> None:
+        spelled = found.type
+        if value is None:
+            fix = "write a value, or leave the key out for its default"
+            self.add(WRONG_NULL, key, _expected(spelled, value), fix)
+        elif found.sections:
+            known = listed_keys(self.release, found)
+            null = ", or null" if type_strings.has_none(spelled) else ""
+            message = f"expected a section with its keys below it{null}, found {shown(value)}"
+            self.add(NOT_A_SECTION, key, message, f"write its keys below it: {known}")
+        elif isinstance(value, str) and (known_choices := type_strings.choices(spelled)):
+            near = nearest(value, known_choices)
+            fix = f"did you mean {near}?" if near else f"write {type_strings.in_words(spelled)}"
+            self.add(WRONG_CHOICE, key, _expected(spelled, value), fix)
+        else:
+            self.add(WRONG_TYPE, key, _expected(spelled, value), _fix_of_type(spelled, value))
+
+    def add(self, check: Check, key: str, message: str, fix: str) -> None:
+        message = message if message.startswith(key) else f"{key}: {message}"
+        self.findings.append(
+            check.finding(message, fix, file=self.document.file, line=self.document.line(key), key=key)
+        )
+
+
+def listed_keys(release: Release, found: Field, most: int = 4) -> str:
+    names = [name for section in found.sections for name in release.classes[section].fields]
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _expected(spelled: str, value: Any) -> str:
+    return f"expected {type_strings.in_words(spelled)}, found {shown(value)}"
+
+
+def _fix_of_type(spelled: str, value: Any) -> str:
+    if isinstance(value, str) and type_strings.fits(_unquoted(value), spelled):
+        return f"write {value} as a number, without quotes and with a point before any exponent"
+    return f"write {type_strings.in_words(spelled)}"
+
+
+def _unquoted(text: str) -> Any:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _bounds(key: str, spelled: str) -> str:
+    """The type with its bounds, where it has any."""
+    bounded = _RANGES.get(key)
+    if bounded is None:
+        return spelled
+    return f"{bounded} | None" if type_strings.has_none(spelled) else bounded
+
+
+def _kinds(release: Release, name: str) -> Mapping[str, str]:
+    """Value of the key that chooses a section's class -> the class."""
+    rows = (entry["fields"].get(name, {}) for entry in release.record["classes"].values())
+    return next((row["class_by"]["classes"] for row in rows if "class_by" in row), {})

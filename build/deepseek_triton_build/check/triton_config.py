@@ -1,0 +1,95 @@
+"""What stands under triton_config: the settings of the model.py that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from deepseek_triton_build.check import type_strings
+from deepseek_triton_build.check.codes import WRONG_SETTING, WRONG_SETTING_VALUE
+from deepseek_triton_build.check.document import Document
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.schema import TRITON_SECTION
+from deepseek_triton_build.check.words import nearest, plain, shown
+from deepseek_triton_build.source import contract
+
+BACKEND_SETTINGS: Mapping[str, str] = {
+    "engine": "Literal[tensorrt_llm, transformers, simulated]",
+    "decoupled": "true",
+    "max_batch_size": "int 0..0",
+    "default_max_tokens": "int 1..2147483647",
+    "default_sampling": "dict",
+    "unknown_parameters": "Literal[error, warn, ignore]",
+    "ignored_parameters": "list[str]",
+    "cancellation_check_period_ms": "int 1..60000",
+    "stream_mode": "Literal[delta, cumulative]",
+    "separate_reasoning": "bool",
+    "default_timeout_ms": "int 1..2147483647 | None",
+    "max_inflight": "int 1..2147483647 | None",
+    "max_inflight_tokens": "int 1..9223372036854775808 | None",
+    "hang_s": "int 1..86400",
+    "on_fatal": "Literal[exit, unready]",
+    "fatal_grace_s": "int 0..600",
+    "drain_s": "int 0..86400 | None",
+    "metrics_period_s": "float 0.1..3600",
+    "engine_options": "dict",
+}
+"""Key -> type. The backend's own table is in its config.py, which is not imported here; a test holds the two
+together."""
+
+_UPSTREAM_SETTINGS: Mapping[str, str] = {
+    "max_batch_size": "int 0..",
+    "decoupled": "bool",
+    "cancellation_check_period_ms": "int 1..",
+}
+"""Of upstream's model.py, which takes other keys too (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
+
+
+def check_triton_config(document: Document, *, is_ours: bool) -> Iterator[Finding]:
+    section = document.values.get(TRITON_SECTION)
+    if section is not None and not isinstance(section, dict):
+        yield _wrong_value(
+            document, TRITON_SECTION, f"expected a section, found {shown(section)}", "write its keys below it"
+        )
+        return
+    settings = BACKEND_SETTINGS if is_ours else _UPSTREAM_SETTINGS
+    for key, value in (section or {}).items():
+        if key in settings:
+            yield from _check_value(document, str(key), value, settings[key])
+        elif is_ours:
+            yield _unknown(document, f"{TRITON_SECTION}.{plain(str(key))}", "the backend", nearest(key, settings))
+    if is_ours:
+        yield from _check_sampling(document, (section or {}).get("default_sampling"))
+
+
+def triton_settings(document: Document) -> Mapping[str, Any]:
+    """What triton_config holds."""
+    section = document.values.get(TRITON_SECTION)
+    return section if isinstance(section, dict) else {}
+
+
+def _check_value(document: Document, key: str, value: Any, spelled: str) -> Iterator[Finding]:
+    if type_strings.fits(value, spelled):
+        return
+    expected = type_strings.in_words(spelled)
+    dotted = f"{TRITON_SECTION}.{key}"
+    yield _wrong_value(document, dotted, f"expected {expected}, found {shown(value)}", f"write {expected}")
+
+
+def _check_sampling(document: Document, given: Any) -> Iterator[Finding]:
+    known = contract().SAMPLING_BY_NAME
+    for name in given if isinstance(given, dict) else {}:
+        if name not in known:
+            dotted = f"{TRITON_SECTION}.default_sampling.{plain(str(name))}"
+            yield _unknown(document, dotted, "the sampling fields", nearest(name, known))
+
+
+def _unknown(document: Document, dotted: str, of: str, near: str | None) -> Finding:
+    fix = f"did you mean {near}?" if near else "remove it; docs/configuration.md has the keys there are"
+    line = document.line(dotted)
+    return WRONG_SETTING.finding(f"{dotted} is not a key of {of}", fix, file=document.file, line=line, key=dotted)
+
+
+def _wrong_value(document: Document, dotted: str, message: str, fix: str) -> Finding:
+    line = document.line(dotted)
+    return WRONG_SETTING_VALUE.finding(f"{dotted}: {message}", fix, file=document.file, line=line, key=dotted)

@@ -1,0 +1,131 @@
+"""Types as the records of releases spell them (`int | None`, `Literal[a, b]`, `list[int]`): what fits them, and words.
+
+Besides: `int 1..64` is an int in that range, bounds included and each of them optional; `true` is true alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_IN_ANY_CASE = ", in any case"
+
+
+def fits(value: Any, spelled: str) -> bool:
+    """A value read from YAML is of the type. Ints are floats, bools are no ints; a type nobody knows takes anything."""
+    if spelled.endswith(_IN_ANY_CASE):
+        value = value.upper() if isinstance(value, str) else value
+        spelled = spelled.removesuffix(_IN_ANY_CASE)
+    return any(_fits_one(value, part) for part in _split(spelled, "|"))
+
+
+def has_none(spelled: str) -> bool:
+    return "None" in _split(spelled.removesuffix(_IN_ANY_CASE), "|")
+
+
+def choices(spelled: str) -> list[str]:
+    """What the Literal in it names; nothing without one."""
+    parts = _split(spelled.removesuffix(_IN_ANY_CASE), "|")
+    return [choice for part in parts if part.startswith("Literal[") for choice in _literals(part)]
+
+
+def in_words(spelled: str) -> str:
+    """The type as a finding says what it expected."""
+    parts = _split(spelled.removesuffix(_IN_ANY_CASE), "|")
+    return " or ".join(_words(part) for part in parts)
+
+
+def _fits_one(value: Any, part: str) -> bool:
+    name, bounds = _bounded(part)
+    if bounds:
+        return _SIMPLE[name](value) and _within(value, bounds)
+    if part in _SIMPLE:
+        return _SIMPLE[part](value)
+    if part.startswith("Literal["):
+        return (isinstance(value, str) and value in _literals(part)) or (
+            _is_int(value) and str(value) in _literals(part)
+        )
+    if part.startswith("list["):
+        return isinstance(value, list) and all(fits(item, part[5:-1]) for item in value)
+    if part.startswith("dict"):
+        return isinstance(value, dict) and _fits_entries(value, part)
+    return isinstance(value, dict) if part.endswith("Config") else True
+
+
+def _fits_entries(value: Mapping[Any, Any], part: str) -> bool:
+    if part == "dict":
+        return True
+    key_type, value_type = _split(part[5:-1], ",")
+    return all(fits(key, key_type) and fits(entry, value_type) for key, entry in value.items())
+
+
+def _bounded(part: str) -> tuple[str, str]:
+    """The type and its bounds; none for most."""
+    name, _, bounds = part.partition(" ")
+    return (name, bounds) if ".." in bounds else (part, "")
+
+
+def _within(value: float, bounds: str) -> bool:
+    low, _, high = bounds.partition("..")
+    return (not low or value >= float(low)) and (not high or value <= float(high))
+
+
+def _literals(part: str) -> list[str]:
+    return [choice.strip("\"'") for choice in _split(part[len("Literal[") : -1], ",")]
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_float(value: Any) -> bool:
+    return _is_int(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+_SIMPLE: Mapping[str, Callable[[Any], bool]] = {
+    "None": lambda value: value is None,
+    "bool": lambda value: isinstance(value, bool),
+    "true": lambda value: value is True,
+    "int": _is_int,
+    "float": _is_float,
+    "str": lambda value: isinstance(value, str),
+}
+_WORDS = {
+    "None": "null",
+    "bool": "true or false",
+    "true": "true",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "dict": "a mapping",
+}
+_PLURALS = {"int": "whole numbers", "float": "numbers", "str": "texts", "bool": "true or false"}
+
+
+def _words(part: str) -> str:
+    name, bounds = _bounded(part)
+    if bounds:
+        low, _, high = bounds.partition("..")
+        span = f" from {low}" if low else ""
+        return _WORDS[name] + span + (f" to {high}" if high else "")
+    if part.startswith("Literal["):
+        return "one of " + ", ".join(_literals(part))
+    if part.startswith("list["):
+        inner = part[5:-1]
+        return f"a list of {_PLURALS.get(inner, in_words(inner))}"
+    if part.startswith("dict["):
+        return "a mapping"
+    return _WORDS.get(part, f"a mapping ({part})")
+
+
+def _split(text: str, at: str) -> list[str]:
+    """Parts of `text` between `at`s that stand in no brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == at and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]

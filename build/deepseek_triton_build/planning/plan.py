@@ -1,0 +1,226 @@
+"""Variant, GPUs, profile and release -> every setting of a deployment, each with its reason.
+
+Pure: reads the catalogue and the release records, writes nothing.
+
+    names -> target.py    which weights on which GPUs, or a refusal
+          -> sizes.py     parallelism, batch, token and length limits, memory
+          -> choices.py   the settings, under canonical keys
+          -> written.py   the same settings under the release's keys
+          -> rules/       what can't work is refused, what may not is warned of
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from deepseek_triton_build.catalog import Checkpoint, Gpu, Variant, find_variant
+from deepseek_triton_build.catalog.profiles import NOTHING_SAID, Profile, Recipe, Workload
+from deepseek_triton_build.errors import RefusedPlanError, UnknownNameError
+from deepseek_triton_build.memory import Budget, Layout, host_memory_to_prefetch
+from deepseek_triton_build.planning.choices import choose_settings
+from deepseek_triton_build.planning.embedded import embedded_settings
+from deepseek_triton_build.planning.environment import choose_environment
+from deepseek_triton_build.planning.request import ENGINES, PlanRequest
+from deepseek_triton_build.planning.sizes import choose_sizes
+from deepseek_triton_build.planning.suggestion import nearest_that_works
+from deepseek_triton_build.planning.target import Target, refuse, resolve_target
+from deepseek_triton_build.planning.triton_settings import triton_settings
+from deepseek_triton_build.planning.written import for_release, with_overrides
+from deepseek_triton_build.releases import Release
+from deepseek_triton_build.releases.spelling import canonical
+from deepseek_triton_build.rules import violations
+from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+from deepseek_triton_build.settings import EnvironmentVariable, Omission, Setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warned:
+    """A rule that the plan breaks without being refused for it."""
+
+    rule: Rule
+    violation: Violation
+
+
+_ONE_GPU = Layout(tensor_parallel_size=1, expert_parallel_size=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything a repository is written from."""
+
+    request: PlanRequest
+    variant: Variant
+    engine: str
+    settings: tuple[Setting, ...]
+    """Under the release's own keys, in the order they are written: LLM arguments, then triton_config.*."""
+    canonical: Mapping[str, Any] = field(default_factory=dict)
+    """The LLM arguments under the keys of rules.rule.CANONICAL_RELEASE."""
+    environment: tuple[EnvironmentVariable, ...] = ()
+    layout: Layout = _ONE_GPU
+    num_nodes: int = 1
+    gpu: Gpu | None = None
+    release: Release | None = None
+    checkpoint: Checkpoint | None = None
+    profile: Profile | None = None
+    recipe: Recipe | None = None
+    budget: Budget | None = None
+    workload: Workload = NOTHING_SAID
+    max_concurrency: int = 0
+    """Requests that decode together, over the whole instance."""
+    host_memory: int = 0
+    """Bytes a node should have available, so that the engine reads the checkpoint ahead."""
+    warnings: tuple[Warned, ...] = ()
+    omissions: tuple[Omission, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of one instance, and so MPI ranks."""
+        return self.layout.num_gpus
+
+    @property
+    def precision(self) -> str | None:
+        return None if self.checkpoint is None else self.checkpoint.precision
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.world_size // self.num_nodes
+
+
+def make_plan(request: PlanRequest) -> Plan:
+    """The plan for `request`.
+
+    :raises UnknownNameError: for a variant, GPU, precision, profile, engine or release nobody knows.
+    :raises RefusedPlanError: for a combination that can't work; its text and `suggestion` name the nearest that does.
+    """
+    try:
+        return _make_plan(request)
+    except RefusedPlanError as refused:
+        if refused.suggestion:
+            raise
+        suggestion = nearest_that_works(request, _works)
+        raise RefusedPlanError(f"{refused}{_as_options(suggestion)}", suggestion=suggestion) from None
+
+
+@lru_cache(maxsize=65536)
+def _works(request: PlanRequest) -> bool:
+    try:
+        _make_plan(request)
+    except RefusedPlanError:
+        return False
+    return True
+
+
+_OPTIONS = {
+    "num_gpus": "--gpus",
+    "precision": "--precision",
+    "profile": "--profile",
+    "release": "--trtllm",
+    "gpu": "--gpu",
+    "mtp": "--mtp",
+    "kv_dtype": "--kv-cache-dtype",
+    "pipeline_parallel_size": "--pp",
+}
+
+
+_NOT_TYPED = {
+    "overrides": "--set",
+    "relaxed_acceptance": "--relaxed-acceptance",
+    "workload": "--isl, --osl or --concurrency",
+    **_OPTIONS,
+}
+
+
+def _can_be_typed(name: str, value: Any) -> bool:
+    return name in _OPTIONS and value is not None
+
+
+def _as_options(suggestion: Mapping[str, Any]) -> str:
+    """The suggestion as what to type."""
+    if not suggestion:
+        return ""
+    typed = [f"{_OPTIONS[name]} {value}" for name, value in suggestion.items() if _can_be_typed(name, value)]
+    typed += [f"no {_NOT_TYPED[name]}" for name, value in suggestion.items() if not _can_be_typed(name, value)]
+    return f"; what works: {' '.join(typed)}"
+
+
+@lru_cache(maxsize=512)
+def _make_plan(request: PlanRequest) -> Plan:
+    variant = find_variant(request.variant)
+    engine = _engine(request, variant)
+    if engine != "tensorrt_llm":
+        settings = embedded_settings(request, variant, engine)
+        return Plan(request=request, variant=variant, engine=engine, settings=settings)
+    return _tensorrt_llm_plan(resolve_target(request))
+
+
+def _engine(request: PlanRequest, variant: Variant) -> str:
+    engine = request.engine or variant.engines[0]
+    if engine not in ENGINES:
+        raise UnknownNameError("engine", engine, ENGINES)
+    if engine not in variant.engines:
+        raise RefusedPlanError(
+            f"{variant.name} is not served on the {engine} engine here; it runs on: {', '.join(variant.engines)}"
+        )
+    if request.preset and engine != "simulated":
+        raise RefusedPlanError(f"--preset paces the simulated engine; the {engine} engine has its own pace")
+    if request.preset and request.preset not in variant.presets:
+        raise UnknownNameError("preset", request.preset, variant.presets)
+    return engine
+
+
+def _tensorrt_llm_plan(target: Target) -> Plan:
+    sizes, budget = choose_sizes(target)
+    environment = choose_environment(target, sizes)
+    chosen, omitted = for_release(target, choose_settings(target, sizes, budget))
+    chosen, own = with_overrides(target, chosen)
+    triton, unsampled = triton_settings(target, sizes, budget, chosen, own)
+    llm = {setting.key: setting.value for setting in chosen}
+    args = canonical(llm, target.release.version)
+    warnings = _judge(target, args, triton, environment)
+    return Plan(
+        request=target.request,
+        variant=target.variant,
+        engine="tensorrt_llm",
+        settings=(*chosen, *triton),
+        canonical=args,
+        environment=environment,
+        layout=sizes.layout,
+        num_nodes=target.num_nodes,
+        gpu=target.gpu,
+        release=target.release,
+        checkpoint=target.checkpoint,
+        profile=target.profile,
+        recipe=target.recipe,
+        budget=budget,
+        workload=sizes.workload,
+        max_concurrency=sizes.max_concurrency,
+        host_memory=host_memory_to_prefetch(target.checkpoint),
+        warnings=warnings,
+        omissions=(*omitted, *unsampled),
+    )
+
+
+def _judge(
+    target: Target, args: Mapping[str, Any], triton: Iterable[Setting], environment: Iterable[EnvironmentVariable]
+) -> tuple[Warned, ...]:
+    """The warnings.
+
+    :raises RefusedPlanError: when a rule says that it can't work.
+    """
+    deployment = Deployment(
+        settings=args,
+        release=target.release,
+        variant=target.variant,
+        architecture=target.architecture,
+        checkpoint=target.checkpoint,
+        gpu=target.gpu,
+        triton={setting.key.removeprefix("triton_config."): setting.value for setting in triton},
+        environment={variable.name: variable.value for variable in environment},
+        isl=target.request.workload.isl,
+    )
+    found = list(violations(deployment))
+    refuse(found)
+    return tuple(Warned(rule=rule, violation=violation) for rule, violation in found)

@@ -1,0 +1,60 @@
+"""The nearest request that works, for one that is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Any
+
+from deepseek_triton_build.catalog import PRECISIONS, gpus
+from deepseek_triton_build.catalog.profiles import DEFAULT_PROFILE, Workload
+from deepseek_triton_build.memory import GPU_COUNTS
+from deepseek_triton_build.planning.request import DEFAULT_RELEASE, PlanRequest
+
+
+def nearest_that_works(request: PlanRequest, works: Callable[[PlanRequest], bool]) -> Mapping[str, Any]:
+    """Changes to `request`'s fields, as few as possible, with which `works` is true; empty when none of them helps.
+
+    Of as many changes, the first in the order of `_alternatives` wins: another number of GPUs before another precision,
+    and another GPU last.
+    """
+    alternatives = _alternatives(request)
+    for number in (1, 2, 3, 4):
+        for names in combinations(alternatives, number):
+            for changes in _changes(alternatives, names):
+                if works(replace(request, **changes)):
+                    return changes
+    return {}
+
+
+def _changes(alternatives: Mapping[str, list[Any]], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    for values in product(*(alternatives[name] for name in names)):
+        yield dict(zip(names, values, strict=True))
+
+
+def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
+    """Field -> other values to try, likeliest first. What was asked for on top is given up before the GPU is."""
+    tried: dict[str, list[Any]] = {
+        "num_gpus": sorted(set(GPU_COUNTS) - {request.num_gpus}, key=lambda count: _distance(request.num_gpus, count)),
+        "precision": [precision for precision in PRECISIONS if precision != request.precision],
+        "release": [DEFAULT_RELEASE],
+        "profile": [DEFAULT_PROFILE],
+        "pipeline_parallel_size": [1],
+        "mtp": [None],
+        "relaxed_acceptance": [False],
+        "kv_dtype": [None],
+        "overrides": [()],
+        "workload": [Workload()],
+        "gpu": [name for name in ("h200", "b200", "gb200-nvl72") if name in gpus()],
+    }
+    return {
+        name: other
+        for name, values in tried.items()
+        if (other := [value for value in values if value != getattr(request, name)])
+    }
+
+
+def _distance(asked: int | None, count: int) -> tuple[int, int]:
+    """More GPUs first, then the nearest number."""
+    return (0 if count > (asked or 0) else 1, abs(count - (asked or 0)))

@@ -1,0 +1,176 @@
+"""Which weights on which GPUs under which release: names resolved, and what can't be settled without any setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deepseek_triton_build.catalog import (
+    Architecture,
+    Checkpoint,
+    Gpu,
+    Variant,
+    find_gpu,
+    find_precision,
+    find_variant,
+)
+from deepseek_triton_build.catalog.profiles import Profile, Recipe, find_profile
+from deepseek_triton_build.errors import RefusedPlanError
+from deepseek_triton_build.memory import GIB, GPU_COUNTS, Layout, minimum_gpus, weight_bytes_per_gpu
+from deepseek_triton_build.planning.request import PlanRequest
+from deepseek_triton_build.releases import Release, load_release
+from deepseek_triton_build.rules import target_violations
+from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Everything a plan starts from."""
+
+    request: PlanRequest
+    variant: Variant
+    architecture: Architecture
+    checkpoint: Checkpoint
+    gpu: Gpu
+    release: Release
+    profile: Profile
+    recipe: Recipe
+    num_gpus: int
+
+    @property
+    def precision(self) -> str:
+        return self.checkpoint.precision
+
+    @property
+    def num_nodes(self) -> int:
+        return -(-self.num_gpus // self.gpu.gpus_per_node)
+
+    @property
+    def is_as_published(self) -> bool:
+        """The recipe's own GPUs and workload, or nothing said against them."""
+        recipe = self.recipe
+        return recipe.num_gpus in (None, self.num_gpus) and recipe.workload.covers(self.request.workload)
+
+    def supports(self, feature: str) -> bool:
+        return self.release.supports(feature) is True
+
+
+def resolve_target(request: PlanRequest) -> Target:
+    """:raises UnknownNameError: for a name nobody knows.
+    :raises RefusedPlanError: for what can't work whatever the settings.
+    """
+    variant = find_variant(request.variant)
+    if request.gpu is None:
+        raise RefusedPlanError(
+            f"{variant.name} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)",
+            suggestion={"gpu": "h200"},
+        )
+    gpu = find_gpu(request.gpu)
+    release = load_release(request.release)
+    profile = find_profile(request.profile)
+    precision = find_precision(request.precision) if request.precision else _default_precision(variant, gpu)
+    checkpoint = _checkpoint(variant, precision)
+    deployment = Deployment(
+        settings={},
+        release=release,
+        variant=variant,
+        architecture=variant.architecture,
+        checkpoint=checkpoint,
+        gpu=gpu,
+    )
+    refuse(target_violations(deployment))
+    architecture = variant.architecture
+    assert architecture is not None  # every variant with checkpoints has one
+    num_gpus, recipe = _size(request, variant, architecture, checkpoint, gpu, profile)
+    return Target(
+        request=request,
+        variant=variant,
+        architecture=architecture,
+        checkpoint=checkpoint,
+        gpu=gpu,
+        release=release,
+        profile=profile,
+        recipe=recipe,
+        num_gpus=num_gpus,
+    )
+
+
+def refuse(found: Iterable[tuple[Rule, Violation]]) -> None:
+    """:raises RefusedPlanError: when an error is among `found`, with all of them."""
+    errors = [(rule, violation) for rule, violation in found if rule.severity == "error"]
+    if errors:
+        raise RefusedPlanError("; ".join(describe(rule, violation) for rule, violation in errors))
+
+
+def describe(rule: Rule, violation: Violation) -> str:
+    return f"{violation.message} [{rule.code}: {rule.source}]; {violation.fix}"
+
+
+def _default_precision(variant: Variant, gpu: Gpu) -> str:
+    return "fp4" if gpu.architecture == "blackwell" and "fp4" in variant.checkpoints else "fp8"
+
+
+def _checkpoint(variant: Variant, precision: str) -> Checkpoint:
+    if precision not in variant.checkpoints:
+        known = ", ".join(f"{name} ({entry.model})" for name, entry in variant.checkpoints.items())
+        raise RefusedPlanError(f"no {precision} checkpoint of {variant.name} is known; there is: {known}")
+    return variant.checkpoints[precision]
+
+
+def _size(
+    request: PlanRequest,
+    variant: Variant,
+    architecture: Architecture,
+    checkpoint: Checkpoint,
+    gpu: Gpu,
+    profile: Profile,
+) -> tuple[int, Recipe]:
+    """GPUs of one instance and the recipe for them."""
+    fewest = _fewest(request, variant, architecture, checkpoint, gpu)
+    first = profile.recipe_for(gpu, checkpoint.precision, request.num_gpus, request.workload)
+    if first is None:
+        raise RefusedPlanError(f"profile {profile.name} has nothing for {checkpoint.precision} on {gpu.name}")
+    num_gpus = request.num_gpus or max(fewest, first.num_gpus or 0)
+    _refuse_count(num_gpus, gpu)
+    if num_gpus < fewest:
+        raise RefusedPlanError(_too_few(num_gpus, fewest, variant, architecture, checkpoint, gpu))
+    recipe = profile.recipe_for(gpu, checkpoint.precision, num_gpus, request.workload)
+    assert recipe is not None  # there was one for another count, and the default holds for all
+    return num_gpus, recipe
+
+
+def _fewest(
+    request: PlanRequest, variant: Variant, architecture: Architecture, checkpoint: Checkpoint, gpu: Gpu
+) -> int:
+    """By arithmetic, and unless the user allows more, by what is published."""
+    fits = minimum_gpus(gpu, architecture, checkpoint)
+    if fits is None:
+        raise RefusedPlanError(f"{variant.name} ({checkpoint.precision}) does not fit {GPU_COUNTS[-1]} x {gpu.name}")
+    return fits if request.allow_unpublished else max(fits, gpu.published_min_gpus.get(checkpoint.precision, fits))
+
+
+def _refuse_count(num_gpus: int, gpu: Gpu) -> None:
+    if num_gpus not in GPU_COUNTS:
+        counts = ", ".join(map(str, GPU_COUNTS))
+        raise RefusedPlanError(
+            f"{num_gpus} GPUs can't share 128 attention heads and 256 experts evenly; one of {counts} can"
+        )
+    if gpu.nvlink_domain >= num_gpus or num_gpus % gpu.gpus_per_node == 0:
+        return
+    raise RefusedPlanError(f"{num_gpus} x {gpu.name} is not a whole number of nodes ({gpu.gpus_per_node} GPUs each)")
+
+
+def _too_few(
+    num_gpus: int, fewest: int, variant: Variant, architecture: Architecture, checkpoint: Checkpoint, gpu: Gpu
+) -> str:
+    layout = Layout(tensor_parallel_size=num_gpus, expert_parallel_size=num_gpus)
+    each = weight_bytes_per_gpu(architecture, checkpoint, layout, mtp=False) / GIB
+    named = f"{variant.name} ({checkpoint.precision}) on {num_gpus} x {gpu.name}"
+    memory = gpu.memory / GIB
+    fits = minimum_gpus(gpu, architecture, checkpoint)
+    if fits is not None and num_gpus >= fits:
+        return (
+            f"{named} fits by arithmetic ({each:.1f} of {memory:.1f} GiB a GPU are weights) but is not published: "
+            f"{gpu.published_source} says {fewest}; --allow-unpublished plans it all the same"
+        )
+    return f"{named} does not fit: {each:.1f} GiB of weights a GPU, which has {memory:.1f} GiB; it takes {fewest}"

@@ -1,0 +1,74 @@
+"""What stands under triton_config for the TensorRT-LLM engine: the backend's own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build.checkpoint_defaults import sampling_defaults
+from deepseek_triton_build.memory import Budget
+from deepseek_triton_build.planning.embedded import ENGINE_REASONS, transaction_settings
+from deepseek_triton_build.planning.sizes import Sizes
+from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.releases.sampling import honoured_fields, sampler_of
+from deepseek_triton_build.settings import Omission, Setting
+
+TYPICAL_PROMPT_TOKENS = 1024
+"""What a request is taken to bring when default_max_tokens is chosen."""
+
+
+def triton_settings(
+    target: Target, sizes: Sizes, budget: Budget, llm: tuple[Setting, ...], own: Mapping[str, Any]
+) -> tuple[tuple[Setting, ...], list[Omission]]:
+    """What stands under triton_config, and the sampling advice that this release's sampler would ignore."""
+    sampling, ignored = _default_sampling(target, {setting.key: setting.value for setting in llm})
+    rows = [
+        Setting(key="triton_config.engine", value="tensorrt_llm", reason=ENGINE_REASONS["tensorrt_llm"]),
+        *transaction_settings(),
+        _default_max_tokens(target, sizes, budget),
+        *sampling,
+    ]
+    merged = {row.key: row for row in rows}
+    for key, value in own.items():
+        merged[key] = Setting(key=key, value=value, reason="set by hand")
+    return tuple(merged.values()), ignored
+
+
+def _default_max_tokens(target: Target, sizes: Sizes, budget: Budget) -> Setting:
+    """Each of a full batch's requests reserves prompt + max_tokens; a multiple of 1,024."""
+    key = "triton_config.default_max_tokens"
+    if target.request.workload.osl:
+        return Setting(key=key, value=target.request.workload.osl, reason="the output length that was asked for")
+    each = budget.kv_tokens // sizes.max_batch_size - TYPICAL_PROMPT_TOKENS
+    room = max(TYPICAL_PROMPT_TOKENS, sizes.max_seq_len - TYPICAL_PROMPT_TOKENS)
+    return Setting(
+        key=key,
+        value=min(max(sizes.workload.osl or 0, each // 1024 * 1024), room),
+        reason=f"for requests that give none: {budget.kv_tokens:,} KV tokens / {sizes.max_batch_size} requests, less a "
+        f"prompt of {TYPICAL_PROMPT_TOKENS:,}; the scheduler reserves prompt + max_tokens for each",
+    )
+
+
+def _default_sampling(target: Target, settings: Mapping[str, Any]) -> tuple[list[Setting], list[Omission]]:
+    advice, source = _sampling_advice(target)
+    honoured = honoured_fields(target.release, settings)
+    written, ignored = [], []
+    for name, value in advice.items():
+        key = f"triton_config.default_sampling.{name}"
+        if name in honoured:
+            written.append(Setting(key=key, value=value, reason=source))
+        else:
+            sampler = sampler_of(target.release, settings)
+            reason = f"{sampler} of {target.release.version} ignores {name}"
+            ignored.append(Omission(key=key, value=value, reason=reason))
+    return written, ignored
+
+
+def _sampling_advice(target: Target) -> tuple[Mapping[str, float], str]:
+    """The checkpoint's own defaults where they can be read, else the model card's."""
+    folder = Path(target.request.model) if target.request.model else None
+    own = sampling_defaults(folder) if folder and folder.is_dir() else None
+    if own is not None:
+        return own, "generation_config.json of the checkpoint"
+    return target.variant.default_sampling, target.variant.default_sampling_source

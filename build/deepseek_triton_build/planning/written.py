@@ -1,0 +1,118 @@
+"""The settings of a plan as the target's release has them: its keys, in writing order, and what it has no key for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.releases import Release
+from deepseek_triton_build.releases.sampling import honoured_fields, sampler_of
+from deepseek_triton_build.releases.spelling import spell
+from deepseek_triton_build.settings import Omission, Setting
+
+_NEEDED = (
+    "model",
+    "backend",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "moe_expert_parallel_size",
+    "enable_attention_dp",
+    "max_batch_size",
+    "max_num_tokens",
+    "max_seq_len",
+    "kv_cache_config.dtype",
+    "kv_cache_config.free_gpu_memory_fraction",
+    "moe_config.backend",
+)
+"""A release without one of these can't be written for; what else it lacks is left out."""
+
+
+def for_release(target: Target, chosen: Mapping[str, Setting]) -> tuple[tuple[Setting, ...], tuple[Omission, ...]]:
+    """The settings under the release's keys, in writing order, and those it has no key for."""
+    release = target.release
+    written: dict[str, Setting] = {}
+    omitted = []
+    for key, setting in sorted(chosen.items(), key=_writing_order):
+        spelled = spell({key: setting.value}, release.version)
+        missing = [name for name in spelled if release.find_key(name) is None]
+        if missing and key in _NEEDED:
+            release.require_key(missing[0])
+        elif missing:
+            omitted.append(
+                Omission(key=key, value=setting.value, reason=f"TensorRT-LLM {release.version} has no {missing[0]}")
+            )
+        else:
+            for name, value in spelled.items():
+                written.setdefault(name, Setting(key=name, value=value, reason=setting.reason, source=setting.source))
+    _drop_guided_decoding(release, written, omitted)
+    return tuple(written.values()), tuple(omitted)
+
+
+def _drop_guided_decoding(release: Release, written: dict[str, Setting], omitted: list[Omission]) -> None:
+    """Its backend is written only where the release takes guided decoding beside everything else that is written."""
+    if "guided_decoding_backend" not in written:
+        return
+    values = {key: setting.value for key, setting in written.items()}
+    if "guided_decoding" not in honoured_fields(release, values):
+        reason = f"{sampler_of(release, values)} of {release.version} does not do guided decoding"
+    elif _guided_decoding_needs_overlap_off(release) and not values.get("disable_overlap_scheduler"):
+        reason = f"TensorRT-LLM {release.version} does not do guided decoding beside the overlap scheduler"
+    else:
+        return
+    setting = written.pop("guided_decoding_backend")
+    omitted.append(Omission(key=setting.key, value=setting.value, reason=reason))
+
+
+def _guided_decoding_needs_overlap_off(release: Release) -> bool:
+    return release.supports("guided_decoding_with_overlap_scheduler") is False
+
+
+_SECTIONS = (
+    "model",
+    "backend",
+    "trust_remote_code",
+    "tensor_parallel_size",
+    "moe_expert_parallel_size",
+    "pipeline_parallel_size",
+    "enable_attention_dp",
+    "attention_dp_config",
+    "max_batch_size",
+    "max_num_tokens",
+    "max_seq_len",
+    "enable_chunked_prefill",
+    "disable_overlap_scheduler",
+    "cuda_graph_config",
+    "kv_cache_config",
+    "moe_config",
+    "speculative_config",
+    "cache_transceiver_config",
+    "sampler_type",
+    "guided_decoding_backend",
+    "stream_interval",
+    "enable_iter_perf_stats",
+    "print_iter_log",
+)
+"""The order of model.yaml; what is not listed comes last."""
+
+
+def _writing_order(item: tuple[str, Setting]) -> tuple[int, str]:
+    section = item[0].partition(".")[0]
+    position = _SECTIONS.index(section) if section in _SECTIONS else len(_SECTIONS)
+    return position, section
+
+
+def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[Setting, ...], dict[str, Any]]:
+    """The user's own LLM arguments put in; and those for triton_config, which come later."""
+    merged = {setting.key: setting for setting in chosen}
+    triton = {}
+    for key, value in target.request.overrides:
+        if key.startswith("triton_config."):
+            triton[key] = value
+            continue
+        target.release.require_key(key)
+        before = f" instead of {merged[key].value!r}" if key in merged else ""
+        merged[key] = Setting(key=key, value=value, reason=f"set by hand{before}")
+    # A section is written in one piece: what is new in it goes where it is.
+    sections = list(dict.fromkeys(key.partition(".")[0] for key in merged))
+    return tuple(sorted(merged.values(), key=lambda setting: sections.index(setting.key.partition(".")[0]))), triton

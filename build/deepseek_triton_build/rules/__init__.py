@@ -1,0 +1,43 @@
+"""The rules: what can't work, or is known not to, each with its release range and source.
+
+A rule looks at a Deployment and yields a Violation for each way in which it is broken; docs/rules.md lists them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from deepseek_triton_build.rules import (
+    attention,
+    environment,
+    hardware,
+    kv_cache,
+    moe,
+    parallelism,
+    sizes,
+    sparse,
+    speculative,
+)
+from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+from deepseek_triton_build.rules.typed import well_typed
+
+_MODULES = (attention, speculative, environment, hardware, kv_cache, sizes, moe, parallelism, sparse)
+RULES: tuple[Rule, ...] = tuple(rule for module in _MODULES for rule in module.RULES)
+"""Every rule, by code."""
+_TARGET_RULES = tuple(rule for rule in RULES if rule.target_only)
+
+
+def target_violations(deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
+    """What model, GPU and release break, whatever the settings."""
+    return _broken(_TARGET_RULES, deployment)
+
+
+def violations(deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
+    """Everything that `deployment` breaks, errors, warnings and notes, by code."""
+    return _broken(RULES, well_typed(deployment))
+
+
+def _broken(rules: tuple[Rule, ...], deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
+    for rule in rules:
+        for violation in rule.look(deployment):
+            yield rule, violation

@@ -1,0 +1,142 @@
+"""A: prompts, chunked prefill and attention data parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+
+_README = "TensorRT-LLM examples/models/core/deepseek_v3/README.md"
+_EXECUTOR = "TensorRT-LLM tensorrt_llm/_torch/pyexecutor/py_executor_creator.py"
+LOW_CONCURRENCY = 128
+"""Concurrent requests up to which tensor-parallel attention with CUDA graphs is the faster."""
+
+
+def _chunk_size(d: Deployment) -> Iterator[Violation]:
+    tokens, block = d.get("max_num_tokens"), d.tokens_per_block
+    if d.get("enable_chunked_prefill") and tokens and block > 0 and tokens % block:
+        whole = max(1, tokens // block) * block
+        message = f"max_num_tokens {tokens:,} is not a multiple of tokens_per_block {block}"
+        yield Violation(key="max_num_tokens", message=message, fix=f"use {whole}")
+
+
+def _longest_input(d: Deployment) -> Iterator[Violation]:
+    tokens = d.get("max_num_tokens")
+    if d.isl is not None and tokens and not d.get("enable_chunked_prefill") and tokens < d.isl:
+        message = f"prompts of {d.isl:,} tokens don't fit max_num_tokens {tokens:,}, and chunked prefill is off"
+        fix = f"raise max_num_tokens to {d.isl} or more, or set enable_chunked_prefill: true"
+        yield Violation(key="max_num_tokens", message=message, fix=fix)
+
+
+def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
+    tokens, longest = d.get("max_num_tokens"), d.get("max_seq_len")
+    if d.isl is None and tokens and longest and not d.get("enable_chunked_prefill") and tokens < longest:
+        message = f"prompts of more than max_num_tokens {tokens:,} are refused, though max_seq_len is {longest:,}"
+        fix = "fine if prompts are shorter; else raise max_num_tokens or set enable_chunked_prefill: true"
+        yield Violation(key="max_num_tokens", message=message, fix=fix)
+
+
+def _unsupported_chunks(d: Deployment) -> Iterator[Violation]:
+    if not d.get("enable_chunked_prefill") or d.gpu is None or d.is_sparse:  # V3.2: V004
+        return
+    release = "" if d.release is None else f" in TensorRT-LLM {d.release.version}"
+    if d.gpu.sm < 90 or d.supports(f"chunked_prefill_mla_{d.gpu.architecture}") is False:
+        message = f"chunked prefill of MLA does not exist for {d.gpu.architecture.title()}{release}"
+        fix = "turn it off and set max_num_tokens to the longest prompt, or use TensorRT-LLM 1.1 or newer"
+        yield Violation(key="enable_chunked_prefill", message=message, fix=fix)
+
+
+def _chunks_with_attention_dp(d: Deployment) -> Iterator[Violation]:
+    if d.get("enable_chunked_prefill") and d.layout.attention_dp and d.is_before("1.1.0"):
+        message = "attention DP with chunked prefill: a prompt longer than max_num_tokens may hang the engine for good"
+        fix = "turn off one of the two, or use TensorRT-LLM 1.1 or newer"
+        yield Violation(key="enable_chunked_prefill", message=message, fix=fix)
+
+
+def _hang_on_hopper(d: Deployment) -> Iterator[Violation]:
+    if d.gpu_architecture == "hopper":
+        yield from _chunks_with_attention_dp(d)
+
+
+def _hang_elsewhere(d: Deployment) -> Iterator[Violation]:
+    if d.gpu_architecture != "hopper":
+        yield from _chunks_with_attention_dp(d)
+
+
+def _low_concurrency(d: Deployment) -> Iterator[Violation]:
+    batch, layout = d.get("max_batch_size"), d.layout
+    if not batch or batch * layout.attention_dp_size > LOW_CONCURRENCY:
+        return
+    requests = f"at most {batch * layout.attention_dp_size} requests at once"
+    if layout.attention_dp and layout.tensor_parallel_size > 1:
+        message, fix = (
+            f"{requests}: attention DP makes each wait for one GPU's attention",
+            "set enable_attention_dp: false",
+        )
+        yield Violation(key="enable_attention_dp", message=message, fix=fix)
+    if not d.has_cuda_graphs:
+        message = f"{requests}: without CUDA graphs each decode step waits for its kernels' launches"
+        yield Violation(key="cuda_graph_config", message=message, fix="leave cuda_graph_config: null out")
+
+
+RULES = (
+    Rule(
+        code="A001",
+        severity="error",
+        title="With chunked prefill max_num_tokens is whole KV blocks",
+        why="A chunk ends at a block's end. On Hopper blocks are of 64 tokens, for FlashMLA sets that size.",
+        source=f"{_README}, Chunked Prefill; {_EXECUTOR}",
+        look=_chunk_size,
+    ),
+    Rule(
+        code="A002",
+        severity="error",
+        title="Without chunked prefill the prompts fit max_num_tokens",
+        why="A prompt goes through in one iteration or not at all: a longer one is refused when it arrives.",
+        source="NVIDIA/TensorRT-LLM#9277; TensorRT-LLM blog: How to get best performance on DeepSeek-R1",
+        look=_longest_input,
+    ),
+    Rule(
+        code="A003",
+        severity="note",
+        title="Without chunked prefill max_num_tokens covers max_seq_len",
+        why="max_seq_len then promises more than a prompt may have.",
+        source="NVIDIA/TensorRT-LLM#9277; TensorRT-LLM blog: How to get best performance on DeepSeek-R1",
+        look=_longest_possible_input,
+    ),
+    Rule(
+        code="A004",
+        severity="error",
+        title="Chunked prefill is on where MLA has it",
+        why="Elsewhere the engine turns it off with one line in its log, and long prompts are refused.",
+        source=f"{_EXECUTOR}; NVIDIA/TensorRT-LLM PR 4651 (SM100), PR 6655 (SM90)",
+        releases="Hopper: before 1.1",
+        look=_unsupported_chunks,
+    ),
+    Rule(
+        code="A005",
+        severity="error",
+        title="On Hopper, attention DP and chunked prefill are not on together in releases that hang",
+        why="After the first long prompt no request is answered any more, without an error; only a restart helps.",
+        source="NVIDIA/TensorRT-LLM#5267 (0.21.0rc1, H20)",
+        releases="before 1.1",
+        look=_hang_on_hopper,
+    ),
+    Rule(
+        code="A006",
+        severity="warning",
+        title="Attention DP and chunked prefill are not on together in old releases",
+        why="The hang was seen on Hopper; whether other GPUs have it in these releases is not established.",
+        source="NVIDIA/TensorRT-LLM#5267",
+        releases="before 1.1",
+        look=_hang_elsewhere,
+    ),
+    Rule(
+        code="A007",
+        severity="note",
+        title="At low concurrency attention is tensor-parallel and CUDA graphs are on",
+        why=f"Up to {LOW_CONCURRENCY} concurrent requests that is the faster.",
+        source=f"{_README} (0.19), Create Configuration Files",
+        look=_low_concurrency,
+    ),
+)

@@ -1,0 +1,139 @@
+"""What a rule is, and what it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any, Literal
+
+from deepseek_triton_build.catalog import Architecture, Checkpoint, Gpu, Variant
+from deepseek_triton_build.memory import Layout
+from deepseek_triton_build.releases import Release, load_release
+
+Severity = Literal["error", "warning", "note"]
+CANONICAL_RELEASE = "1.2.1"
+"""Settings are compared under this release's keys, whatever the release they are for."""
+FLASH_MLA_TOKENS_PER_BLOCK = 64
+"""FlashMLA, Hopper's kernel for MLA, sets this block size whatever is configured (py_executor_creator.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What is known of a set of LLM arguments and where it will run. A rule skips what it can't know."""
+
+    settings: Mapping[str, Any]
+    """LLM arguments that are given, dotted paths under CANONICAL_RELEASE's keys."""
+    release: Release | None = None
+    variant: Variant | None = None
+    architecture: Architecture | None = None
+    checkpoint: Checkpoint | None = None
+    gpu: Gpu | None = None
+    triton: Mapping[str, Any] = field(default_factory=dict)
+    """What is under triton_config, dotted paths."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    isl: int | None = None
+    """Input length, in tokens, that it is made for."""
+
+    def get(self, key: str) -> Any:
+        """The value of `key`, or what the engine takes when it is not given."""
+        if key in self.settings:
+            return self.settings[key]
+        return _default(key)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(
+            tensor_parallel_size=self.get("tensor_parallel_size") or 1,
+            expert_parallel_size=self.get("moe_expert_parallel_size") or 1,
+            pipeline_parallel_size=self.get("pipeline_parallel_size") or 1,
+            attention_dp=bool(self.get("enable_attention_dp")),
+        )
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """MTP layers in use; 0 without speculative decoding."""
+        if self.get("speculative_config.decoding_type") != "MTP":
+            return 0
+        return int(self.get("speculative_config.num_nextn_predict_layers") or 0)
+
+    def supports(self, feature: str) -> bool | None:
+        """Whether the release has `feature`; None when that, or the release, is not known."""
+        return None if self.release is None else self.release.supports(feature)
+
+    def is_before(self, version: str) -> bool:
+        """The release is known and older than `version`."""
+        return self.release is not None and _parts(self.release.version) < _parts(version)
+
+    @property
+    def gpu_architecture(self) -> str | None:
+        return None if self.gpu is None else self.gpu.architecture
+
+    @property
+    def precision(self) -> str | None:
+        return None if self.checkpoint is None else self.checkpoint.precision
+
+    @property
+    def is_sparse(self) -> bool:
+        """The model is known to attend sparsely, as V3.2 does."""
+        return self.architecture is not None and self.architecture.is_sparse
+
+    @property
+    def has_fp8_kv(self) -> bool:
+        """By the configuration or, where that leaves it open, by the checkpoint."""
+        dtype = self.get("kv_cache_config.dtype")
+        if dtype == "auto":
+            return self.checkpoint is not None and self.checkpoint.kv_cache_quant_algo == "FP8"
+        return bool(dtype == "fp8")
+
+    @property
+    def tokens_per_block(self) -> int:
+        """What the engine ends up with."""
+        if self.gpu_architecture == "hopper":
+            return FLASH_MLA_TOKENS_PER_BLOCK
+        return int(self.get("kv_cache_config.tokens_per_block"))
+
+    @property
+    def has_cuda_graphs(self) -> bool:
+        if self.is_before("1.0.0"):  # off by default
+            return any(
+                key.startswith("cuda_graph_config") and value is not None for key, value in self.settings.items()
+            )
+        return self.settings.get("cuda_graph_config", True) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """One way in which a deployment breaks a rule."""
+
+    key: str | None
+    """The setting to look at, under CANONICAL_RELEASE's keys; None when it is not about one."""
+    message: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    code: str
+    severity: Severity
+    title: str
+    """What holds when nothing is wrong, as a sentence."""
+    why: str
+    """What happens otherwise."""
+    source: str
+    look: Callable[[Deployment], Iterable[Violation]]
+    target_only: bool = False
+    """It needs no settings: it is about the model, the GPU and the release."""
+    releases: str = "all"
+    """For people: the releases it holds for."""
+
+
+@cache
+def _default(key: str) -> Any:
+    found = load_release(CANONICAL_RELEASE).find_key(key)
+    return None if found is None else found.default
+
+
+@cache
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

@@ -1,0 +1,357 @@
+"""`check` over whole repositories: which models, which release, what they say of themselves, and upstream's form."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checked import CHECKOUT, CONFIG, MODEL_YAML, OPTIONS, edited, only, serious, write
+
+from deepseek_triton_build.check import CHECKS, CheckOptions, check_repository
+from deepseek_triton_build.errors import BuildError, NothingToCheckError, UnknownNameError
+from deepseek_triton_build.rules import RULES
+
+
+def test_what_is_edited_below_is_clean_itself(tmp_path: Path) -> None:
+    assert serious(check_repository(write(tmp_path), OPTIONS)) == []
+
+
+def test_the_checkouts_own_repository_is_clean() -> None:
+    report = check_repository(CHECKOUT)
+
+    assert report.findings == ()
+    assert [(model.model, model.engine, model.backend) for model in report.models] == [
+        ("tiny", "transformers", "deepseek-triton")
+    ]
+
+
+@pytest.mark.parametrize("name", ["1/model.yaml", "config.pbtxt", "deepseek-triton.json"])
+def test_a_folder_in_a_files_place_is_one_finding(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path) / "tensorrt_llm" / name
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+    report = check_repository(tmp_path, OPTIONS)
+
+    assert [(finding.code, finding.file) for finding in serious(report)] == [("S001", f"tensorrt_llm/{name}")]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_one_finding(tmp_path: Path) -> None:
+    (write(tmp_path) / "tensorrt_llm/1/model.yaml").chmod(0)
+
+    assert [finding.code for finding in serious(check_repository(tmp_path, OPTIONS))] == ["S001"]
+
+
+def test_config_pbtxt_has_to_be_there(tmp_path: Path) -> None:
+    (write(tmp_path) / "tensorrt_llm/config.pbtxt").unlink()
+
+    assert only(check_repository(tmp_path, OPTIONS), "C002").severity == "error"
+
+
+@pytest.mark.parametrize("place", ["nothing", "empty", "other"])
+def test_where_there_is_no_model_it_says_so_in_a_line(tmp_path: Path, place: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other" / "resnet" / "1").mkdir(parents=True)
+    (tmp_path / "other" / "resnet" / "1" / "model.onnx").touch()
+
+    with pytest.raises(NothingToCheckError, match=f"{place}: expected a model") as raised:
+        check_repository(tmp_path / place)
+
+    assert isinstance(raised.value, BuildError)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("wrong", [{"release": "1.2.9"}, {"gpu": "h2000"}])
+def test_what_the_user_names_wrongly_is_the_users_error(tmp_path: Path, wrong: dict[str, str]) -> None:
+    write(tmp_path)
+
+    with pytest.raises(UnknownNameError):
+        check_repository(tmp_path, CheckOptions(**wrong))  # type: ignore[arg-type]
+
+
+# Upstream's form
+
+
+UPSTREAM_INPUTS = {
+    "text_input": ("STRING", -1),
+    "streaming": ("BOOL", 1),
+    "sampling_param_temperature": ("FP32", 1),
+    "sampling_param_max_tokens": ("INT32", 1),
+    "sampling_param_stop": ("STRING", -1),
+    "sampling_param_seed": ("UINT64", 1),
+    "return_finish_reason": ("BOOL", 1),
+    "stop": ("BOOL", 1),
+}
+UPSTREAM_OUTPUTS = {
+    "text_output": ("STRING", -1),
+    "finish_reason": ("STRING", -1),
+    "kv_cache_hit_rate": ("FP32", -1),
+    "arrival_time_ns": ("INT64", 1),
+}
+
+
+def upstream_config() -> str:
+    """Names, types and nesting as NVIDIA/TensorRT-LLM's llmapi config.pbtxt has them; it has no policy of its own."""
+
+    def tensors(kind: str, table: dict[str, tuple[str, int]], optional: str = "") -> str:
+        entries = (
+            f'{{ name: "{name}" data_type: TYPE_{t} dims: [ {d} ] {optional}}}' for name, (t, d) in table.items()
+        )
+        return f"{kind} [\n" + ",\n".join(entries) + "\n]\n"
+
+    head = 'name: "tensorrt_llm"\nbackend: "python"\ninstance_group [\n  {\n    count: 1\n    kind : KIND_CPU\n  }\n]\n'
+    return head + tensors("input", UPSTREAM_INPUTS, "optional: true ") + tensors("output", UPSTREAM_OUTPUTS)
+
+
+UPSTREAM_YAML = """\
+model: TinyLlama/TinyLlama-1.1B-Chat-v1.0
+backend: "pytorch"
+tensor_parallel_size: 1
+pipeline_parallel_size: 1
+logits_post_processors:
+  plain: a_module.here:Processor
+triton_config:
+  max_batch_size: 0
+  decoupled: False
+  multimodal: {}
+"""
+
+
+def test_upstreams_own_form_is_accepted(tmp_path: Path) -> None:
+    write(tmp_path, model_yaml=UPSTREAM_YAML, config=upstream_config(), ours=False)
+
+    report = check_repository(tmp_path)
+
+    assert serious(report) == []
+    assert report.models[0].backend == "upstream"
+
+
+def test_upstreams_form_gets_its_policy_only_where_triton_completes_it(tmp_path: Path) -> None:
+    model_yaml = edited(UPSTREAM_YAML, "decoupled: False", "decoupled: True")
+    write(tmp_path, model_yaml=model_yaml, config=upstream_config(), ours=False)
+
+    finding = only(check_repository(tmp_path), "C007")
+
+    assert (finding.severity, finding.line) == ("warning", None)
+    assert "decoupled: true" in finding.fix
+
+
+def test_upstreams_key_is_no_key_of_our_backend(tmp_path: Path) -> None:
+    write(tmp_path, model_yaml=edited(MODEL_YAML, "max_num_tokens: 8192", "logits_post_processors: {}"))
+
+    assert only(check_repository(tmp_path, OPTIONS), "S011").line == 5
+
+
+# Which model, which release
+
+
+def test_every_model_of_a_repository_is_checked_and_no_other(tmp_path: Path) -> None:
+    write(tmp_path)
+    shutil.copytree(tmp_path / "tensorrt_llm", tmp_path / "second")
+    (tmp_path / "resnet" / "1").mkdir(parents=True)
+    (tmp_path / "resnet" / "config.pbtxt").write_text("not for us")
+
+    report = check_repository(tmp_path, OPTIONS)
+
+    assert [model.file for model in report.models] == ["second/1/model.yaml", "tensorrt_llm/1/model.yaml"]
+    assert only(report, "C004").file == "second/config.pbtxt"
+
+
+def test_a_models_folder_is_checked_by_itself(tmp_path: Path) -> None:
+    write(tmp_path, model_yaml=edited(MODEL_YAML, "backend:", "backends:"))
+
+    report = check_repository(tmp_path / "tensorrt_llm", OPTIONS)
+
+    assert [(finding.file, finding.line) for finding in serious(report)] == [("1/model.yaml", 2)]
+
+
+def test_a_yaml_file_is_checked_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "extra-llm-api-config.yml"
+    path.write_text("max_batch_size: 8\nkv_cache_free_gpu_memory_fraction: 0.8\ntriton_config: {}\n")
+
+    report = check_repository(path, CheckOptions(release="1.2.1"))
+
+    assert [(finding.code, finding.line) for finding in serious(report)] == [("S013", 2), ("S011", 3)]
+    assert "kv_cache_config.free_gpu_memory_fraction: 0.8" in only(report, "S013").fix
+
+
+def test_a_yaml_file_takes_its_gpus_from_what_the_user_says(tmp_path: Path) -> None:
+    path = tmp_path / "extra-llm-api-config.yml"
+    path.write_text("moe_expert_parallel_size: 8\n")
+
+    alone = check_repository(path, CheckOptions(release="1.2.1"))
+    on_eight = check_repository(path, CheckOptions(release="1.2.1", num_gpus=8))
+
+    assert [finding.code for finding in serious(alone)] != []
+    assert serious(on_eight) == []
+
+
+def test_the_release_is_the_users_then_the_records_then_the_stamps_then_the_newest(tmp_path: Path) -> None:
+    model = write(tmp_path) / "tensorrt_llm"
+    known = lambda *options: check_repository(tmp_path, *options).models[0]  # noqa: E731
+
+    assert (known().release, known().release_from) == ("1.2.1", "default")
+    assert only(check_repository(tmp_path), "S007").severity == "note"
+    (model / "deepseek-triton.json").write_text(json.dumps({"release": "1.1.0"}))
+    assert (known().release, known().release_from) == ("1.1.0", "tensorrt_llm/deepseek-triton.json")
+    (model / "1" / "release.yaml").write_text('release: "1.0.0"\n')
+    assert (known().release, known().release_from) == ("1.0.0", "tensorrt_llm/1/release.yaml")
+    assert known(CheckOptions(release="1.2.0")).release == "1.2.0"
+
+
+def test_the_same_key_is_right_in_one_release_and_moved_in_another(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        model_yaml=edited(MODEL_YAML, "cuda_graph_config:\n  enable_padding: true\n  max_batch_size: 128\n", ""),
+    )
+
+    codes = {
+        release: [finding.code for finding in check_repository(tmp_path, CheckOptions(release=release)).findings]
+        for release in ("1.2.1", "0.21.0")
+    }
+
+    assert "S013" not in codes["1.2.1"]
+    assert "S013" in codes["0.21.0"]
+
+
+def test_a_key_of_a_section_that_is_not_recorded_whole_is_no_error(tmp_path: Path) -> None:
+    write(tmp_path, model_yaml=MODEL_YAML + "something_new: 1\n")
+
+    finding = only(check_repository(tmp_path, CheckOptions(release="0.19.0")), "S012")
+
+    assert (finding.severity, finding.line) == ("warning", 16)
+
+
+def test_old_releases_have_to_be_told_the_pytorch_backend(tmp_path: Path) -> None:
+    write(tmp_path, model_yaml=edited(MODEL_YAML, "backend: pytorch\n", ""))
+
+    def finds(release: str) -> bool:
+        return any(f.key == "backend" for f in check_repository(tmp_path, CheckOptions(release=release)).findings)
+
+    assert [finds("0.21.0"), finds("1.2.1")] == [True, False]
+
+
+# The stamp
+
+
+def stamped(root: Path, **values: Any) -> Path:
+    write(root)
+    files = {path: root / path for path in ("tensorrt_llm/config.pbtxt", "tensorrt_llm/1/model.yaml")}
+    sums = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    stamp = {"variant": "deepseek-r1", "gpu": "h200", "gpus": 8, "precision": "fp8", "release": "1.2.1", "files": sums}
+    (root / "tensorrt_llm" / "deepseek-triton.json").write_text(json.dumps(stamp | values))
+    return root
+
+
+def test_the_stamp_says_what_it_was_generated_for(tmp_path: Path) -> None:
+    report = check_repository(stamped(tmp_path))
+
+    model = report.models[0]
+    assert (model.variant, model.gpu, model.num_gpus, model.precision) == ("deepseek-r1", "h200", 8, "fp8")
+    assert serious(report) == []
+
+
+@pytest.mark.parametrize(("folder", "file"), [("", "tensorrt_llm/1/model.yaml"), ("tensorrt_llm", "1/model.yaml")])
+def test_files_changed_since_they_were_generated_are_noted(tmp_path: Path, folder: str, file: str) -> None:
+    stamped(tmp_path)
+    (tmp_path / "tensorrt_llm/1/model.yaml").write_text(MODEL_YAML + "# mine\n")
+
+    finding = only(check_repository(tmp_path / folder), "S005")
+
+    assert (finding.severity, finding.file) == ("note", file)
+
+
+WRONG_STAMPS = [
+    pytest.param({"variant": "deepseek-r9"}, "S006", id="unknown variant"),
+    pytest.param({"gpu": "z100"}, "S006", id="unknown GPU"),
+    pytest.param({"release": "9.9"}, "S006", id="unknown release"),
+    pytest.param({"variant": 5, "gpu": ["h200"]}, "S006", id="other types"),
+]
+
+
+@pytest.mark.parametrize(("values", "code"), WRONG_STAMPS)
+def test_a_stamp_of_things_unknown_is_a_warning(tmp_path: Path, values: dict[str, Any], code: str) -> None:
+    report = check_repository(stamped(tmp_path, **values))
+
+    assert {finding.code for finding in serious(report)} == {code}
+
+
+@pytest.mark.parametrize("files", [None, 5, [], {"a": 5}, {"../../x": "y"}])
+def test_a_stamp_of_another_shape_is_read_as_far_as_it_goes(tmp_path: Path, files: Any) -> None:
+    assert not check_repository(stamped(tmp_path, files=files)).has_errors
+
+
+# The rules
+
+
+def test_a_rule_that_is_broken_points_to_the_line_of_its_key_as_the_release_spells_it(tmp_path: Path) -> None:
+    path = tmp_path / "old.yaml"
+    path.write_text("model: deepseek-ai/DeepSeek-R1\nbackend: pytorch\nmoe_backend: DEEPGEMM\n")
+
+    report = check_repository(path, CheckOptions(release="0.21.0", gpu="h200"))
+
+    found = [finding for finding in report.findings if finding.code.startswith("M")]
+    assert [(finding.line, finding.key) for finding in found] == [(3, "moe_backend")] * len(found)
+    assert found
+
+
+def test_the_variables_of_start_sh_are_seen_by_the_rules(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "start.sh").write_text('export TLLM_OVERRIDE_LAYER_NUM="${TLLM_OVERRIDE_LAYER_NUM:-4}"\n')
+
+    assert only(check_repository(tmp_path, OPTIONS), "E002").severity == "warning"
+
+
+# The tables
+
+
+def test_codes_are_unique_and_each_says_why() -> None:
+    codes = [entry.code for entry in (*RULES, *CHECKS)]
+
+    assert len(codes) == len(set(codes))
+    assert all(check.title and check.why and check.source for check in CHECKS)
+
+
+def test_without_tritonclient_config_pbtxt_is_left_to_a_note(tmp_path: Path) -> None:
+    write(tmp_path)
+    program = (
+        "import sys; sys.modules['tritonclient'] = None\n"
+        "from pathlib import Path\n"
+        "from deepseek_triton_build.check import CheckOptions, check_repository\n"
+        f"report = check_repository(Path({str(tmp_path)!r}), CheckOptions(release='1.2.1', gpu='h200'))\n"
+        "print([(f.code, f.severity) for f in report.findings if f.code.startswith('C')])\n"
+        "print('grpc' in sys.modules, 'numpy' in sys.modules)\n"
+    )
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+
+    assert output.splitlines() == ["[('C001', 'note')]", "False False"]
+
+
+def test_reading_config_pbtxt_brings_in_neither_grpc_nor_numpy(tmp_path: Path) -> None:
+    write(tmp_path, config=edited(CONFIG, "KIND_CPU", "KIND_GPU"))
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from deepseek_triton_build.check import check_repository\n"
+        f"print([f.code for f in check_repository(Path({str(tmp_path)!r})).findings if f.code == 'T015'])\n"
+        "print('grpc' in sys.modules, 'numpy' in sys.modules)\n"
+    )
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+
+    assert output.splitlines() == ["['T015']", "False False"]
+
+
+def test_findings_are_plain_data(tmp_path: Path) -> None:
+    write(tmp_path, model_yaml=edited(MODEL_YAML, "backend:", "backends:"))
+
+    found = json.loads(json.dumps(check_repository(tmp_path, OPTIONS).findings_json()))
+
+    assert {"code", "severity", "message", "fix", "file", "line", "key"} == set(found[0])

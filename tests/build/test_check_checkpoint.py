@@ -1,0 +1,353 @@
+"""`check` looks into a checkpoint's folder: what model it is, and whether every shard is there and whole."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checked import MODEL_YAML, OPTIONS, edited, only, serious, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepseek_triton_build.check import CheckOptions, Report, check_repository
+from deepseek_triton_build.check.checkpoint import check_weights
+from deepseek_triton_build.check.safetensors import HeaderError, read_header
+
+SHARDS = {
+    "model-00001-of-000003.safetensors": {"embed": 64, "layers.0.q": 128},
+    "model-00002-of-000003.safetensors": {"layers.0.k": 32, "layers.1.q": 128},
+    "model-00003-of-000003.safetensors": {"layers.1.k": 32, "lm_head": 64},
+}
+FIRST, SECOND, THIRD = SHARDS
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+CONFIG_JSON = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": FP8}
+STAMP = {"variant": "deepseek-r1", "gpu": "h200", "gpus": 8, "precision": "fp8", "release": "1.2.1"}
+
+
+def safetensors(tensors: dict[str, int], metadata: dict[str, str] | None = None) -> bytes:
+    """A file with tensors of so many bytes."""
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name, size in tensors.items():
+        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(end)
+
+
+def write_checkpoint(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name, tensors in SHARDS.items():
+        (folder / name).write_bytes(safetensors(tensors, {"format": "pt"}))
+    weight_map = {tensor: shard for shard, tensors in SHARDS.items() for tensor in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps(CONFIG_JSON))
+    return folder
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """The checkpoint's folder."""
+    return write_checkpoint(tmp_path / "weights")
+
+
+def checked(weights: Path, stamp: dict[str, Any] | None = None, **options: Any) -> Report:
+    """The report about a repository, stamped for DeepSeek-R1 in FP8, that serves the checkpoint."""
+    root = weights.parent / "repository"
+    write(root, model_yaml=edited(MODEL_YAML, "deepseek-ai/DeepSeek-R1", str(weights)))
+    (root / "tensorrt_llm" / "deepseek-triton.json").write_text(json.dumps(STAMP if stamp is None else stamp))
+    return check_repository(root, CheckOptions(**options))
+
+
+def test_a_whole_checkpoint_is_clean(weights: Path) -> None:
+    report = checked(weights)
+
+    assert report.findings == ()
+    assert (report.models[0].variant, report.models[0].precision) == ("deepseek-r1", "fp8")
+
+
+def cut(path: Path, size: int) -> None:
+    """To so many bytes; a negative number: by so many."""
+    content = path.read_bytes()
+    path.write_bytes(content[:size])
+
+
+def header_of(content: bytes, **entry: Any) -> bytes:
+    text = json.dumps({"t": entry}).encode()
+    return struct.pack("<Q", len(text)) + text + content
+
+
+def rewrite(weights: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    document = json.loads((weights / name).read_text())
+    (weights / name).write_text(json.dumps(change(document) or document))
+
+
+DAMAGE = [
+    pytest.param(lambda w: cut(w / SECOND, -1), "W010", SECOND, "truncated", id="a byte short"),
+    pytest.param(lambda w: cut(w / SECOND, 200), "W010", SECOND, "truncated", id="broken off within the weights"),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes((w / SECOND).read_bytes() + b"x"), "W010", SECOND, "too long", id="too long"
+    ),
+    pytest.param(lambda w: cut(w / SECOND, 40), "W009", SECOND, "byte 0", id="broken off within the header"),
+    pytest.param(lambda w: cut(w / SECOND, 5), "W009", SECOND, "byte 5", id="broken off within the length"),
+    pytest.param(lambda w: cut(w / SECOND, 0), "W009", SECOND, "byte 0", id="empty"),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        "W009",
+        SECOND,
+        "Git LFS pointer",
+        id="a Git LFS pointer",
+    ),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes(struct.pack("<Q", 8) + b'{"t": x}'), "W009", SECOND, "byte 14", id="not JSON"
+    ),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes(struct.pack("<Q", 4) + b'{"\xff"'), "W009", SECOND, "byte 10", id="not UTF-8"
+    ),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes(struct.pack("<Q", 2) + b"[]"), "W009", SECOND, "JSON object", id="a list"
+    ),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes(header_of(b"", data_offsets=[8, 0])),
+        "W009",
+        SECOND,
+        "[8, 0]",
+        id="backwards",
+    ),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes(header_of(b"", dtype="U8")),
+        "W009",
+        SECOND,
+        "no data_offsets",
+        id="no offsets",
+    ),
+    pytest.param(lambda w: (w / SECOND).unlink(), "W008", "model.safetensors.index.json", SECOND, id="missing"),
+    pytest.param(
+        lambda w: ((w / SECOND).unlink(), (w / SECOND).symlink_to("gone")),
+        "W008",
+        "model.safetensors.index.json",
+        SECOND,
+        id="a link to nothing",
+    ),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes(safetensors({"layers.0.k": 32})),
+        "W011",
+        SECOND,
+        "layers.1.q",
+        id="a tensor gone",
+    ),
+    pytest.param(
+        lambda w: (w / "model-00004-of-000004.safetensors").write_bytes(safetensors({"x": 8})),
+        "W012",
+        "model-00004-of-000004.safetensors",
+        "index",
+        id="a stray shard",
+    ),
+    pytest.param(
+        lambda w: rewrite(w, "model.safetensors.index.json", lambda index: index.update(weight_map=[])),
+        "S002",
+        "model.safetensors.index.json",
+        "weight_map",
+        id="an index of another shape",
+    ),
+    pytest.param(
+        lambda w: (w / "config.json").write_text("{"), "S002", "config.json", "not JSON", id="config.json is not JSON"
+    ),
+    pytest.param(lambda w: (w / "config.json").unlink(), "S001", "config.json", "No such file", id="no config.json"),
+    pytest.param(
+        lambda w: rewrite(w, "config.json", lambda c: c.update(architectures=["DeepseekV32ForCausalLM"])),
+        "W004",
+        "config.json",
+        "deepseek-r1",
+        id="another architecture",
+    ),
+    pytest.param(
+        lambda w: (w / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}'),
+        "W006",
+        "hf_quant_config.json",
+        "NVFP4",
+        id="another precision",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "code", "file", "words"), DAMAGE)
+def test_damage_is_found_with_its_file(
+    weights: Path, damage: Callable[[Path], Any], code: str, file: str, words: str
+) -> None:
+    damage(weights)
+
+    finding = only(checked(weights), code)
+
+    assert finding.file == str(weights / file)
+    assert words in finding.message
+    assert "\n" not in finding.message + finding.fix
+
+
+def test_a_folder_in_a_shards_place_cant_be_read(weights: Path) -> None:
+    (weights / SECOND).unlink()
+    (weights / SECOND).mkdir()
+
+    assert only(checked(weights), "S001").file == str(weights / SECOND)
+
+
+def test_several_shards_are_reported_one_by_one(weights: Path) -> None:
+    cut(weights / FIRST, -1)
+    cut(weights / THIRD, 20)
+
+    assert [finding.code for finding in serious(checked(weights))] == ["W010", "W009"]
+
+
+def test_without_an_index_the_shards_names_tell_what_is_missing(weights: Path) -> None:
+    (weights / "model.safetensors.index.json").unlink()
+    (weights / THIRD).unlink()
+
+    assert THIRD in only(checked(weights), "W008").message
+
+
+def test_a_checkpoint_in_one_file_needs_no_index(weights: Path) -> None:
+    for path in weights.glob("model*"):
+        path.unlink()
+    (weights / "model.safetensors").write_bytes(safetensors({"x": 8}))
+
+    assert checked(weights).findings == ()
+
+
+def test_a_folder_without_weights_says_so(weights: Path) -> None:
+    for path in weights.glob("model*"):
+        path.unlink()
+
+    assert only(checked(weights), "W007").severity == "error"
+
+
+# What it is
+
+
+def test_a_model_nobody_planned_for_is_a_warning(weights: Path) -> None:
+    rewrite(weights, "config.json", lambda config: config.update(architectures=["LlamaForCausalLM"]))
+
+    finding = only(checked(weights, stamp={}), "W005")
+
+    assert finding.severity == "warning"
+    assert "LlamaForCausalLM" in finding.message
+
+
+def test_the_architecture_alone_is_enough_for_the_rules(weights: Path) -> None:
+    """An NVFP4 checkpoint on Hopper: known by its files, for nothing else says what it is."""
+    quant = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
+    (weights / "hf_quant_config.json").write_text(json.dumps(quant))
+
+    on_hopper = checked(weights, stamp={}, release="1.2.1", gpu="h200")
+
+    assert [finding.code[0] for finding in on_hopper.findings if finding.severity == "error"] == ["H"]
+    assert on_hopper.models[0].precision == "fp4"
+
+
+def test_a_folder_named_like_a_checkpoint_is_taken_for_it(tmp_path: Path) -> None:
+    weights = write_checkpoint(tmp_path / "DeepSeek-R1-0528")
+
+    assert checked(weights, stamp={}, release="1.2.1").models[0].variant == "deepseek-r1-0528"
+
+
+# Where it is
+
+
+def moved(root: Path, model: str, **options: Any) -> Report:
+    write(root, model_yaml=edited(MODEL_YAML, "deepseek-ai/DeepSeek-R1", model))
+    return check_repository(root, CheckOptions(release="1.2.1", **options))
+
+
+def test_a_name_of_the_hub_is_a_note(tmp_path: Path) -> None:
+    assert only(moved(tmp_path, "deepseek-ai/DeepSeek-R1"), "W003").severity == "note"
+
+
+@pytest.mark.parametrize("model", ["/models/gone", "./gone", "a/b/c"])
+@pytest.mark.parametrize(("strict", "code"), [(False, "W001"), (True, "W002")])
+def test_a_folder_that_is_not_here_may_be_in_the_container(tmp_path: Path, model: str, strict: bool, code: str) -> None:
+    report = moved(tmp_path, model, strict=strict)
+
+    assert only(report, code).line == 1
+    assert report.has_errors == strict
+
+
+def test_a_relative_path_counts_from_model_yaml(tmp_path: Path) -> None:
+    weights = write_checkpoint(tmp_path / "tensorrt_llm" / "1" / "weights")
+    cut(weights / SECOND, -1)
+    (tmp_path / "tensorrt_llm" / "1" / "deepseek_backend").mkdir()
+    model_yaml = edited(MODEL_YAML, "deepseek-ai/DeepSeek-R1", "weights")
+    (tmp_path / "tensorrt_llm" / "1" / "model.yaml").write_text(model_yaml)
+
+    report = check_repository(tmp_path, OPTIONS)
+
+    assert only(report, "W010").file == f"tensorrt_llm/1/weights/{SECOND}"
+
+
+@pytest.mark.parametrize("below", ["models/r1", "r1", ""], ids=["the whole path", "its last name", "the folder itself"])
+def test_model_root_says_where_the_containers_folder_is(tmp_path: Path, below: str) -> None:
+    weights = write_checkpoint(tmp_path / "disk" / below)
+    cut(weights / SECOND, -1)
+
+    report = moved(tmp_path / "repository", "/models/r1", model_root=tmp_path / "disk")
+
+    assert only(report, "W010").file == str(weights / SECOND)
+
+
+# The header
+
+
+def test_the_header_says_what_is_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(content := safetensors({"a": 3, "b": 5}, {"format": "pt"}))
+
+    header = read_header(tmp_path / "x")
+
+    assert (header.tensors, header.length, header.found) == ({"a", "b"}, len(content), len(content))
+
+
+def test_only_the_headers_are_read(tmp_path: Path) -> None:
+    """Four terabytes of holes."""
+    size = 2**40
+    for name in SHARDS:
+        with (tmp_path / name).open("wb") as file:
+            file.write(header_of(b"", data_offsets=[0, size]))
+            file.truncate(file.tell() + size)
+
+    assert list(check_weights(tmp_path, "weights")) == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(content=st.binary(max_size=80), prefix=st.sampled_from([b"", struct.pack("<Q", 2), struct.pack("<Q", 30)]))
+def test_no_bytes_end_in_another_exception(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, prefix: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("header") / "x"
+    path.write_bytes(prefix + content)
+    with suppress(HeaderError):
+        assert read_header(path).found == len(prefix + content)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=8), below, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(config=JSON, quant=JSON, index=JSON, header=JSON)
+def test_no_json_ends_in_an_exception(
+    tmp_path_factory: pytest.TempPathFactory, config: Any, quant: Any, index: Any, header: Any
+) -> None:
+    """Anything in the places that are looked at."""
+    weights = write_checkpoint(tmp_path_factory.mktemp("json") / "weights")
+    text = json.dumps({"a": header, "b": {"data_offsets": header}}).encode()
+    (weights / FIRST).write_bytes(struct.pack("<Q", len(text)) + text)
+    (weights / "config.json").write_text(json.dumps({"architectures": config, "quantization_config": quant}))
+    (weights / "hf_quant_config.json").write_text(json.dumps({"quantization": config}))
+    (weights / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+    assert checked(weights, stamp={"variant": config, "files": quant}, release="1.2.1").findings

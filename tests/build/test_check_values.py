@@ -1,0 +1,158 @@
+"""What `check` makes of values: types, the backend's own settings, and anything at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checked import CONFIG, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepseek_backend.config import parse_config
+from deepseek_backend.errors import ConfigError
+from deepseek_triton_build.check import CheckOptions, check_repository
+from deepseek_triton_build.check.document import read_yaml
+from deepseek_triton_build.check.schema import check_schema
+from deepseek_triton_build.check.triton_config import BACKEND_SETTINGS
+from deepseek_triton_build.check.type_strings import fits
+from deepseek_triton_build.releases import READABLE_RELEASES, load_release
+
+VALUES: list[Any] = [None, True, False, 0, 1, -1, 0.05, 1.5, 300, 10**12, 2**70, "", "x", "5", [], ["a"], [1], {}]
+CHOICES = [
+    "exit",
+    "unready",
+    "error",
+    "warn",
+    "ignore",
+    "delta",
+    "cumulative",
+    "tensorrt_llm",
+    "transformers",
+    "simulated",
+]
+
+
+def backend_takes(settings: dict[str, Any]) -> bool:
+    try:
+        parse_config({"model": "m", "triton_config": settings}, version_dir=Path())
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("key", BACKEND_SETTINGS)
+def test_triton_config_is_judged_as_the_backend_does(key: str) -> None:
+    for value in [*VALUES, *CHOICES]:
+        assert fits(value, BACKEND_SETTINGS[key]) == backend_takes({key: value}), value
+
+
+def test_triton_config_has_the_backends_keys() -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_config({"model": "m", "triton_config": {"nope": 1}}, version_dir=Path())
+
+    assert str(raised.value).partition("known: ")[2].split(", ") == sorted(BACKEND_SETTINGS)
+
+
+@pytest.mark.parametrize("version", READABLE_RELEASES)
+def test_every_type_in_the_records_is_understood(version: str) -> None:
+    """The default of a key, where it is a plain value, is of its type."""
+    release = load_release(version)
+    keys = release.keys()
+    for key in keys:
+        field = release.find_key(key)
+        assert field is not None
+        if field.default is not None and not str(field.default).endswith("()"):
+            assert fits(field.default, field.type), (key, field.type, field.default)
+            assert not fits(object(), field.type) or field.type.startswith("object"), (key, field.type)
+
+
+TYPES = [
+    ("int", 5, True), ("int", True, False), ("int", 5.0, False), ("float", 5, True), ("float", True, False),
+    ("int | None", None, True), ("int", None, False), ("Literal[a, b] | None", "b", True),
+    ("Literal[a, b]", "c", False),
+    ("Literal[A, B], in any case", "a", True), ("list[int]", [1, 2], True), ("list[int]", [1, "2"], False),
+    ("list[Literal[a, b]]", ["a"], True), ("list[Literal[a, b]]", ["c"], False), ("dict", {}, True),
+    ("dict", [], False),
+    ("dict[int, list[int]]", {1: [2]}, True), ("dict[int, list[int]]", {"1": [2]}, False), ("LoraConfig", {}, True),
+    ("LoraConfig", 5, False), ("object | None", 5, True), ("int 1..8", 8, True), ("int 1..8", 9, False),
+    ("int 1.. | None", None, True), ("int 1..", 0, False), ("true", 1, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spelled", "value", "expected"), TYPES)
+def test_types_as_records_spell_them(spelled: str, value: Any, expected: bool) -> None:
+    assert fits(value, spelled) is expected
+
+
+# Anything at all
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
+    st.sampled_from(["DEEPGEMM", "WIDEEP", "MTP", "fp8", "dsa", "pytorch", "tensorrt", "2026-01-01", "1e400"]),
+    st.lists(st.integers(-3, 3), max_size=3),
+    st.dictionaries(st.text(max_size=5), st.integers(), max_size=2),
+)
+KEYS = sorted(set().union(*(load_release(version).keys() for version in READABLE_RELEASES)))
+
+
+def nested(settings: dict[str, Any]) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for key, value in settings.items():
+        *sections, name = key.split(".")
+        place = document
+        for section in sections:
+            below = place.get(section)
+            place[section] = below if isinstance(below, dict) else {}
+            place = place[section]
+        place[name] = value
+    return document
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    values=st.dictionaries(st.sampled_from(KEYS), SCALARS, max_size=12),
+    release=st.sampled_from(READABLE_RELEASES),
+    gpu=st.sampled_from([None, "h200", "b200", "gb200-nvl72", "a100"]),
+    model=st.sampled_from(
+        ["deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3.2-Exp", "nvidia/DeepSeek-R1-FP4", "/gone"]
+    ),
+)
+def test_no_value_at_any_key_ends_in_an_exception(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], release: str, gpu: str | None, model: str
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "model.yaml"
+    path.write_text(json.dumps(nested({"model": model, **values})), "utf-8")
+
+    report = check_repository(path, CheckOptions(release=release, gpu=gpu))
+
+    assert all("\n" not in finding.message + finding.fix for finding in report.findings)
+
+
+@settings(max_examples=300, deadline=None)
+@given(model_yaml=st.binary(max_size=200) | st.text(max_size=200).map(str.encode), config=st.binary(max_size=100))
+def test_no_bytes_end_in_an_exception(
+    tmp_path_factory: pytest.TempPathFactory, model_yaml: bytes, config: bytes
+) -> None:
+    root = write(tmp_path_factory.mktemp("bytes"), model_yaml=model_yaml, config=CONFIG.encode()[:300] + config)
+    (root / "tensorrt_llm" / "deepseek-triton.json").write_bytes(model_yaml)
+
+    assert check_repository(root).findings
+
+
+def test_the_schemas_settings_are_those_that_are_right(tmp_path: Path) -> None:
+    """What the rules are given: no value of a wrong type, no key that the release hasn't."""
+    path = tmp_path / "model.yaml"
+    path.write_text("tensor_parallel_size: x\nmax_batch_size: 8\nnope: 1\ncuda_graph_config: null\nmoe_config: {}\n")
+    document, _ = read_yaml(path, "model.yaml")
+    assert document is not None
+
+    found, _ = check_schema(document, load_release("1.2.1"))
+
+    assert found == {"max_batch_size": 8, "cuda_graph_config": None, "moe_config": {}}

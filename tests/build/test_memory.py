@@ -1,0 +1,171 @@
+"""The arithmetic of GPU memory, held to figures that were measured or published elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from deepseek_triton_build.catalog import find_gpu, find_variant, gpus, variants
+from deepseek_triton_build.memory import (
+    GIB,
+    Layout,
+    cuda_graph_batch_sizes,
+    kv_bytes_per_token,
+    make_budget,
+    minimum_gpus,
+    weight_bytes_per_gpu,
+    weights,
+)
+
+R1 = find_variant("deepseek-r1")
+V32 = find_variant("deepseek-v3.2-exp")
+TP8 = Layout(tensor_parallel_size=8, expert_parallel_size=8)
+ALL_CHECKPOINTS = [
+    pytest.param(variant, checkpoint, id=checkpoint.model)
+    for variant in variants().values()
+    for checkpoint in variant.checkpoints.values()
+]
+
+
+def test_the_shapes_of_the_fp8_checkpoint_give_its_bytes_to_the_byte():
+    assert weights(R1.architecture, R1.checkpoints["fp8"]).total == 688_574_839_360
+
+
+@pytest.mark.parametrize(("variant", "checkpoint"), ALL_CHECKPOINTS)
+def test_the_shapes_give_the_bytes_of_every_checkpoint(variant, checkpoint):
+    assert weights(variant.architecture, checkpoint).total == pytest.approx(checkpoint.weight_bytes, rel=0.01)
+
+
+def test_weights_per_gpu_are_close_to_the_measured_figure():
+    """79.59 GiB at TP8 was measured for V3/R1 FP8 without the MTP layer (vLLM 0.25.1 on 8 x H200)."""
+    held = weight_bytes_per_gpu(R1.architecture, R1.checkpoints["fp8"], TP8, mtp=False)
+
+    assert held / GIB == pytest.approx(79.59, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kv_dtype", "mtp", "expected"),
+    [
+        pytest.param(R1.architecture, "bf16", False, 70_272, id="16 bit"),
+        pytest.param(R1.architecture, "fp8", False, 35_136, id="FP8"),
+        pytest.param(R1.architecture, "bf16", True, 71_424, id="16 bit with the MTP layer"),
+        pytest.param(R1.architecture, "fp8", True, 35_712, id="FP8 with the MTP layer"),
+        pytest.param(V32.architecture, "bf16", False, 70_272 + 8_052, id="with the indexer's keys"),
+    ],
+)
+def test_kv_cache_of_a_token(architecture, kv_dtype, mtp, expected):
+    assert kv_bytes_per_token(architecture, kv_dtype, mtp=mtp) == expected
+
+
+def test_attention_dp_copies_attention_and_multiplies_the_kv_cache():
+    checkpoint = R1.checkpoints["fp8"]
+    dp = Layout(tensor_parallel_size=8, expert_parallel_size=8, attention_dp=True)
+    alone = weight_bytes_per_gpu(R1.architecture, checkpoint, TP8, mtp=False)
+    copied = weight_bytes_per_gpu(R1.architecture, checkpoint, dp, mtp=False)
+    parts = weights(R1.architecture, checkpoint)
+
+    assert copied - alone == pytest.approx((parts.attention + parts.dense + parts.embeddings) * 7 / 8, rel=1e-6)
+    assert dp.attention_dp_size == 8
+    assert TP8.attention_dp_size == 1
+
+
+def test_stages_divide_the_layers():
+    checkpoint = R1.checkpoints["fp8"]
+    two = Layout(tensor_parallel_size=8, expert_parallel_size=8, pipeline_parallel_size=2)
+
+    held = weight_bytes_per_gpu(R1.architecture, checkpoint, two, mtp=False)
+    assert held < 0.53 * weight_bytes_per_gpu(R1.architecture, checkpoint, TP8, mtp=False)
+    assert kv_bytes_per_token(R1.architecture, "fp8", mtp=False, pipeline_parallel_size=2) == 576 * 31
+
+
+def test_more_slots_than_experts_cost_their_share():
+    checkpoint = R1.checkpoints["fp4"]
+    wide = Layout(tensor_parallel_size=32, expert_parallel_size=32, attention_dp=True)
+    plain = weight_bytes_per_gpu(R1.architecture, checkpoint, wide, mtp=False)
+    balanced = weight_bytes_per_gpu(R1.architecture, checkpoint, wide, mtp=False, expert_slots=288)
+
+    routed = weights(R1.architecture, checkpoint).routed_experts / 32
+    assert balanced - plain == pytest.approx(routed * 32 / 256, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("max_batch_size", "expected"),
+    [
+        pytest.param(1, (1,), id="1"),
+        pytest.param(4, (1, 2, 4), id="4"),
+        pytest.param(128, (1, 2, 4, *range(8, 129, 8)), id="128"),
+        pytest.param(384, (1, 2, 4, *range(8, 129, 8), 256, 384), id="384"),
+        pytest.param(1024, (1, 2, 4, *range(8, 129, 8), 256, 512, 1024), id="1024"),
+    ],
+)
+def test_the_batch_sizes_that_are_captured(max_batch_size, expected):
+    assert cuda_graph_batch_sizes(max_batch_size) == expected
+
+
+PUBLISHED_RUNS = [
+    # GPU, precision, batch of a rank, max_num_tokens, graphs, KV dtype, fraction; each ran 1,024 in and 2,048 out
+    pytest.param("b200", "fp4", 896, 2048, 11, "fp8", 0.93, id="B200 FP4 with FP8 KV: 7,168 at once"),
+    pytest.param("b200", "fp4", 384, 1536, 10, "bf16", 0.85, id="B200 FP4 with 16-bit KV: 3,072 at once"),
+    pytest.param("h200", "fp8", 128, 1151, 1, "bf16", 0.8, id="H200 FP8: 1,024 at once"),
+]
+
+
+@pytest.mark.parametrize(("gpu", "precision", "batch", "num_tokens", "graphs", "kv_dtype", "fraction"), PUBLISHED_RUNS)
+def test_what_nvidia_ran_fits_by_this_arithmetic(gpu, precision, batch, num_tokens, graphs, kv_dtype, fraction):
+    """The runs of "How to get best performance on DeepSeek-R1 in TensorRT LLM", all with attention DP on 8 GPUs."""
+    budget = make_budget(
+        find_gpu(gpu),
+        R1.architecture,
+        R1.checkpoints[precision],
+        Layout(tensor_parallel_size=8, expert_parallel_size=8, attention_dp=True),
+        num_cuda_graphs=graphs,
+        max_num_tokens=num_tokens,
+        kv_dtype=kv_dtype,
+        kv_fraction=fraction,
+    )
+
+    assert budget.free > 0
+    assert budget.concurrent_requests(1024, 2048) >= batch * 8
+
+
+HARDWARE_TABLE = [
+    # TensorRT-LLM examples/models/core/deepseek_v3/README.md, hardware requirements
+    ("h100", "fp8", 16),
+    ("h100", "w4a8", 8),
+    ("h20-141", "fp8", 8),
+    ("h20-141", "w4a8", 4),
+    ("h20-96", "fp8", 8),
+    ("h20-96", "w4a8", 4),
+    ("h200", "fp8", 8),
+    ("h200", "w4a8", 4),
+    ("b200", "fp4", 4),
+    ("gb200", "fp4", 4),
+]
+
+
+@pytest.mark.parametrize(("gpu", "precision", "published"), HARDWARE_TABLE)
+def test_the_hardware_table_follows_from_the_arithmetic(gpu, precision, published):
+    assert minimum_gpus(find_gpu(gpu), R1.architecture, R1.checkpoints[precision]) == published
+
+
+@pytest.mark.parametrize("gpu", ["b200", "gb200"])
+def test_fp8_fits_four_blackwell_gpus_by_arithmetic_though_eight_are_published(gpu):
+    assert minimum_gpus(find_gpu(gpu), R1.architecture, R1.checkpoints["fp8"]) == 4
+    assert find_gpu(gpu).published_min_gpus["fp8"] == 8
+
+
+def test_the_catalogue_publishes_what_the_table_says():
+    published = {(gpu, precision): count for gpu, precision, count in HARDWARE_TABLE}
+    recorded = {
+        (gpu.name, precision): count
+        for gpu in gpus().values()
+        for precision, count in gpu.published_min_gpus.items()
+        if (gpu.name, precision) in published
+    }
+    assert recorded == published
+
+
+@pytest.mark.parametrize("variant", ["deepseek-v3", "deepseek-r1-0528", "deepseek-v3.1", "deepseek-v3.2-exp"])
+@pytest.mark.parametrize(("gpu", "expected"), [("h100", 16), ("h200", 8), ("h20-96", 8), ("h20-141", 8)])
+def test_the_other_variants_need_as_many(variant, gpu, expected):
+    entry = find_variant(variant)
+    assert minimum_gpus(find_gpu(gpu), entry.architecture, entry.checkpoints["fp8"]) == expected

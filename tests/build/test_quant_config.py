@@ -1,0 +1,156 @@
+import json
+import stat
+
+import pytest
+
+from deepseek_triton_build.errors import CheckpointError
+from deepseek_triton_build.quant_config import NAME, apply, quant_config_change
+
+V3 = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
+V32 = V3 | {"architectures": ["DeepseekV32ForCausalLM"]}
+NVFP4 = {
+    "producer": {"name": "modelopt"},
+    "quantization": {
+        "quant_algo": "NVFP4",
+        "kv_cache_quant_algo": "FP8",
+        "group_size": 16,
+        "exclude_modules": ["lm_head"],
+    },
+}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    def make(config=V3, quant=None):
+        (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+        if quant is not None:
+            (tmp_path / NAME).write_text(quant if isinstance(quant, str) else json.dumps(quant))
+        return tmp_path
+
+    return make
+
+
+def files(folder):
+    return {path.name: path.read_text() for path in folder.iterdir() if path.name != "config.json"}
+
+
+@pytest.mark.parametrize("config", [V3, V32], ids=["v3", "v3.2"])
+@pytest.mark.parametrize("kv_cache", ["FP8", None])
+def test_a_checkpoint_without_the_file_gets_one(checkpoint, config, kv_cache):
+    folder = checkpoint(config)
+    change = quant_config_change(folder, kv_cache)
+
+    assert files(folder) == {}  # nothing is written before it is applied
+    assert apply(change) is None
+    expected = {"quantization": {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": kv_cache}}
+    assert json.loads(files(folder)[NAME]) == expected
+    assert list(files(folder)) == [NAME]
+    assert stat.S_IMODE((folder / NAME).stat().st_mode) == 0o644
+
+
+def test_other_keys_stay_and_the_file_as_it_was_is_kept(checkpoint):
+    own = {"producer": {"name": "x"}, "quantization": {"quant_algo": None, "exclude_modules": ["lm_head"]}, "more": 1}
+    folder = checkpoint(V3, own)
+    (folder / NAME).chmod(0o640)
+
+    backup = apply(quant_config_change(folder, "FP8"))
+    written = json.loads((folder / NAME).read_text())
+    assert written == own | {
+        "quantization": {
+            "quant_algo": "FP8_BLOCK_SCALES",
+            "exclude_modules": ["lm_head"],
+            "kv_cache_quant_algo": "FP8",
+        }
+    }
+    assert backup == folder / f"{NAME}.bak"
+    assert backup.read_text() == json.dumps(own)
+    assert stat.S_IMODE((folder / NAME).stat().st_mode) == 0o640
+
+
+def test_a_second_run_changes_nothing_and_keeps_nothing(checkpoint):
+    folder = checkpoint()
+    apply(quant_config_change(folder, "FP8"))
+    before = files(folder)
+    again = quant_config_change(folder, "FP8")
+
+    assert not again.is_needed
+    assert "is so already" in again.summary
+    assert apply(again) is None
+    assert files(folder) == before
+
+
+def test_an_older_backup_is_never_replaced(checkpoint):
+    folder = checkpoint(V3, {"quantization": {"kv_cache_quant_algo": "first"}})
+    kept = []
+    for kv_cache in ("FP8", None, "FP8"):
+        change = quant_config_change(folder, kv_cache)
+        was = (folder / NAME).read_text()
+        kept.append(apply(change).name)
+        assert (folder / kept[-1]).read_text() == was
+
+    assert kept == [f"{NAME}.bak", f"{NAME}.bak.1", f"{NAME}.bak.2"]
+    assert "first" in (folder / kept[0]).read_text()
+
+
+@pytest.mark.parametrize("algo", ["NVFP4", "W4A8_AWQ", "MIXED_PRECISION"])
+def test_of_a_checkpoint_quantized_otherwise_only_the_kv_cache_changes(checkpoint, algo):
+    quant = {**NVFP4, "quantization": NVFP4["quantization"] | {"quant_algo": algo}}
+    folder = checkpoint({"architectures": ["DeepseekV3ForCausalLM"]}, quant)
+
+    assert not quant_config_change(folder, "FP8").is_needed
+    apply(quant_config_change(folder, None))
+    assert json.loads((folder / NAME).read_text()) == {
+        **quant,
+        "quantization": quant["quantization"] | {"kv_cache_quant_algo": None},
+    }
+
+
+def test_a_link_into_a_cache_is_replaced_and_what_it_points_to_is_not(checkpoint, tmp_path_factory):
+    blob = tmp_path_factory.mktemp("blobs") / "blob"
+    blob.write_text(json.dumps({"quantization": {"quant_algo": "FP8_BLOCK_SCALES"}}))
+    folder = checkpoint()
+    (folder / NAME).symlink_to(blob)
+
+    apply(quant_config_change(folder, "FP8"))
+    assert not (folder / NAME).is_symlink()
+    assert "kv_cache" not in blob.read_text()
+
+
+@pytest.mark.parametrize(
+    ("config", "quant", "expected"),
+    [
+        pytest.param({"architectures": ["LlamaForCausalLM"]}, None, "found ['LlamaForCausalLM']", id="llama"),
+        pytest.param({}, None, "found []", id="no-architecture"),
+        pytest.param({"architectures": "DeepseekV3ForCausalLM"}, None, "found 'Deep", id="architecture-no-list"),
+        pytest.param("{", None, "config.json: expected JSON", id="config-cut"),
+        pytest.param("[]", None, "expected a JSON object, found list", id="config-list"),
+        pytest.param({"architectures": V3["architectures"]}, None, "expected quant_method fp8", id="not-fp8"),
+        pytest.param(V3 | {"quantization_config": {"quant_method": "awq"}}, None, "found 'awq'", id="awq"),
+        pytest.param(V3, "{", "hf_quant_config.json: expected JSON", id="quant-cut"),
+        pytest.param(V3, {"quantization": 3}, "expected an object under 'quantization'", id="quant-number"),
+    ],
+)
+def test_what_it_would_be_wrong_for_is_refused_in_one_line(checkpoint, config, quant, expected):
+    folder = checkpoint(config, quant)
+    before = files(folder)
+
+    with pytest.raises(CheckpointError) as caught:
+        quant_config_change(folder, "FP8")
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert files(folder) == before
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"gone/config\.json: can't be read: No such file"):
+        quant_config_change(tmp_path / "gone", "FP8")
+
+
+def test_a_folder_that_takes_nothing_is_left_as_it_was(checkpoint, tmp_path):
+    change = quant_config_change(checkpoint(), "FP8")
+    (tmp_path / "config.json").unlink()
+    tmp_path.rmdir()
+
+    with pytest.raises(CheckpointError, match=r"can't be written: .*; the checkpoint is as it was"):
+        apply(change)
+    tmp_path.mkdir()

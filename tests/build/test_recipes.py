@@ -1,0 +1,202 @@
+"""Every configuration that NVIDIA's documents print for DeepSeek, compared key by key with the plan that asks for it.
+
+A case of golden/ holds one printed block: its YAML and flags as they stand there, the request for the same thing, and
+every key in which the plan differs or says more, with the reason. golden/README.md lists the blocks and their cases.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deepseek_triton_build import PlanRequest, RefusedPlanError, make_plan
+from deepseek_triton_build.catalog.profiles import Workload, profiles
+from deepseek_triton_build.releases import RELEASES, load_release
+from deepseek_triton_build.releases.spelling import canonical, from_flags, spell
+
+GOLDEN = Path(__file__).with_name("golden")
+
+
+def load(path):
+    return yaml.safe_load(path.read_text("utf-8"))
+
+
+CASES: dict[str, dict[str, Any]] = {path.stem: load(path) for path in sorted(GOLDEN.glob("[!_]*.yaml"))}
+ALWAYS_ADDED = load(GOLDEN / "_always_added.yaml")
+SHARED_TABLES = {"always": ALWAYS_ADDED["always"], **ALWAYS_ADDED["recipes"]}
+SCRIPT_FLAGS = load(GOLDEN / "_flags.yaml")
+
+NOT_LLM_ARGUMENTS = {"--host", "--port", "--warmup", "--num_requests", "--streaming"}
+"""Flags about the server's socket or the benchmark's run; where a data set or a file is, the cases leave out."""
+
+CASES_AND_RELEASES = [
+    pytest.param(name, release, id=f"{name}-{release}")
+    for name in CASES
+    for release in (CASES[name]["release"], *(known for known in RELEASES if known != CASES[name]["release"]))
+]
+
+
+def flatten(tree, prefix=""):
+    """Dotted path -> value; an empty mapping is a value."""
+    flat = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+def arguments_of(program, flags):
+    if program not in SCRIPT_FLAGS:
+        return from_flags(program, flags)
+    arguments = {}
+    for flag, value in flags.items():
+        inverted, _, key = SCRIPT_FLAGS[program][flag].rpartition(" ")
+        arguments[key] = not value if inverted else value
+    return arguments
+
+
+def published(case):
+    """What the block says, under canonical keys; what it says besides LLM arguments under a prefix of its own."""
+    arguments = flatten(case.get("yaml", {}))
+    for program, flags in case.get("flags", {}).items():
+        arguments |= arguments_of(program, flags)
+    said = {key: value for key, value in canonical(arguments, case["era"]).items() if key not in NOT_LLM_ARGUMENTS}
+    if "--concurrency" in said:
+        said["workload.concurrency"] = said.pop("--concurrency")
+    said |= {f"launch.{key}": case["launch"][key] for key in ("ranks", "nodes") if "launch" in case}
+    return said | {f"environment.{name}": str(value) for name, value in case.get("environment", {}).items()}
+
+
+def request_of(case, release):
+    fields = dict(case["request"])
+    fields["workload"] = Workload(**fields.get("workload", {}))
+    fields["overrides"] = tuple((key, value) for key, value in fields.get("overrides", ()))
+    return PlanRequest(**fields, release=release)
+
+
+def planned(plan):
+    """The plan in the form of published()."""
+    return {
+        **plan.canonical,
+        "workload.concurrency": plan.workload.concurrency,
+        "launch.ranks": plan.world_size,
+        "launch.nodes": plan.num_nodes,
+        **{f"environment.{variable.name}": variable.value for variable in plan.environment},
+    }
+
+
+def value_of(said, key, expected):
+    """`said[key]`; a section that is merely on (`{}`) is on with whatever is set in it."""
+    if expected == {} and any(other.startswith(f"{key}.") for other in said):
+        return {}
+    return said.get(key)
+
+
+def rows(case, field, release):
+    """The rows of `field` that hold for `release`, by key."""
+    return {row["key"]: row for row in case.get(field, []) if release in row.get("releases", RELEASES)}
+
+
+def plan_or_none(case, release):
+    """None for a release that the case says can't serve it; that it is refused there is asserted."""
+    if release not in case.get("refused", {}):
+        return make_plan(request_of(case, release))
+    with pytest.raises(RefusedPlanError, match=case["refused"][release]):
+        make_plan(request_of(case, release))
+    return None
+
+
+@pytest.mark.parametrize(("name", "release"), CASES_AND_RELEASES)
+def test_the_plan_says_what_the_document_says_but_for_the_listed_differences(name, release):
+    case = CASES[name]
+    plan = plan_or_none(case, release)
+    if plan is None:
+        return
+    said, ours = published(case), planned(plan)
+    omitted = {omission.key for omission in plan.omissions}
+
+    found = {
+        key: (value, value_of(ours, key, value)) for key, value in said.items() if value_of(ours, key, value) != value
+    }
+    # A release without the key can't say it, and the plan says so.
+    found = {key: values for key, values in found.items() if release == case["release"] or key not in omitted}
+
+    listed = {key: (row["published"], row["planned"]) for key, row in rows(case, "differences", release).items()}
+    assert found == listed
+    assert plan.recipe.id == case["recipe"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_the_plan_says_beyond_the_document_is_explained(name):
+    case = CASES[name]
+    plan = make_plan(request_of(case, case["release"]))
+    said = published(case)
+
+    beyond = {
+        key: value
+        for key, value in planned(plan).items()
+        if key.partition(".")[0] not in ("launch", "workload") and key not in said
+    }
+    unexplained = {key: value for key, value in beyond.items() if not shared_row(case, key, value)}
+
+    assert unexplained == {key: row["planned"] for key, row in rows(case, "added", case["release"]).items()}
+
+
+def shared_row(case, key, value):
+    """Where the shared table explains that a plan says this: (table, key); None when it doesn't."""
+    table = case["recipe"] if key in ALWAYS_ADDED["recipes"].get(case["recipe"], {}) else "always"
+    row = SHARED_TABLES[table].get(key)
+    return (table, key) if row and row.get("value", value) == value else None
+
+
+@pytest.mark.parametrize(("name", "release"), CASES_AND_RELEASES)
+def test_the_names_of_a_release_lead_back_to_the_same_settings(name, release):
+    case = CASES[name]
+    said = canonical(flatten(case.get("yaml", {})), case["era"])
+
+    assert canonical(spell(said, release), release) == said
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_published_key_is_one_of_the_release_it_is_translated_for(name):
+    case = CASES[name]
+    release = load_release(case["release"])
+    arguments = {
+        key: value
+        for key, value in published(case).items()
+        if key.partition(".")[0] not in ("launch", "workload", "environment")
+    }
+
+    assert [key for key in spell(arguments, release.version) if release.find_key(key) is None] == []
+
+
+@pytest.mark.parametrize("field", ["differences", "added"])
+def test_every_listed_row_has_a_reason(field):
+    reasons = {(name, row["key"]): row.get("reason") for name, case in CASES.items() for row in case.get(field, [])}
+
+    assert [row for row, reason in reasons.items() if not reason] == []
+
+
+def test_every_row_of_the_shared_table_is_needed():
+    used = set()
+    for case in CASES.values():
+        said = published(case)
+        plan = planned(make_plan(request_of(case, case["release"])))
+        used |= {shared_row(case, key, value) for key, value in plan.items() if key not in said}
+
+    assert used - {None} == {(table, key) for table, entries in SHARED_TABLES.items() for key in entries}
+
+
+def test_every_published_recipe_has_a_case():
+    recipes = [recipe for profile in profiles().values() for recipe in profile.recipes]
+    printed = {recipe.id for recipe in recipes if not recipe.source.startswith("derived from")}
+
+    assert printed - {case["recipe"] for case in CASES.values()} == set()
+
+
+def test_the_list_of_blocks_names_every_case():
+    listed = (GOLDEN / "README.md").read_text("utf-8")
+
+    assert [name for name in CASES if f"`{name}`" not in listed] == []

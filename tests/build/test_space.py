@@ -1,0 +1,92 @@
+"""Every variant x GPU x count x precision x profile x release: a plan that holds, or a refusal that names one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import space
+
+from deepseek_triton_build import Plan, RefusedPlanError
+from deepseek_triton_build.releases.sampling import honoured_fields
+
+NUM_PROCESSES = 2
+
+
+@pytest.fixture(scope="module")
+def answers():
+    return {request: space.plan_or_refusal(request) for request in space.all_requests()}
+
+
+@pytest.fixture(scope="module")
+def plans(answers):
+    return [answer for answer in answers.values() if isinstance(answer, Plan)]
+
+
+def test_a_refusal_names_a_neighbour_that_works(answers):
+    refused = {request: answer for request, answer in answers.items() if isinstance(answer, RefusedPlanError)}
+    neighbours = {space.neighbour(request, answer) for request, answer in refused.items()}
+
+    assert [request for request, answer in refused.items() if "\n" in str(answer) or not answer.suggestion] == []
+    assert [near for near in neighbours if not isinstance(space.plan_or_refusal(near), Plan)] == []
+
+
+def test_every_variant_gpu_and_profile_that_is_not_refused_by_rule_has_a_plan(plans):
+    assert {plan.variant.name for plan in plans} == {request.variant for request in space.all_requests()}
+    assert {plan.gpu.name for plan in plans} == set(space.gpus()) - {"a100"}
+    assert {plan.profile.name for plan in plans} == set(space.profiles())
+    assert {plan.release.version for plan in plans} == set(space.RELEASES)
+
+
+def test_no_plan_takes_more_memory_than_there_is(plans):
+    assert [plan.request for plan in plans if plan.budget.free <= 0 or plan.budget.kv_cache <= 0] == []
+
+
+def test_every_plan_holds_a_request_of_the_longest_length(plans):
+    assert [plan.request for plan in plans if plan.budget.kv_tokens < plan.canonical["max_seq_len"]] == []
+
+
+def test_only_keys_that_the_release_has_are_written(plans):
+    unknown = {
+        (plan.release.version, setting.key)
+        for plan in plans
+        for setting in plan.settings
+        if not setting.key.startswith("triton_config.") and plan.release.find_key(setting.key) is None
+    }
+    assert unknown == set()
+
+
+def test_every_sampling_default_is_one_that_the_sampler_honours(plans):
+    prefix = "triton_config.default_sampling."
+    ignored = set()
+    for plan in plans:
+        values = {setting.key: setting.value for setting in plan.settings}
+        honoured = honoured_fields(plan.release, values)
+        ignored |= {key for key in values if key.startswith(prefix) and key.removeprefix(prefix) not in honoured}
+    assert ignored == set()
+
+
+def test_every_line_has_its_reason(plans):
+    assert {setting.key for plan in plans for setting in plan.settings if not setting.reason} == set()
+    assert {variable.name for plan in plans for variable in plan.environment if not variable.reason} == set()
+    assert {omission.key for plan in plans for omission in plan.omissions if not omission.reason} == set()
+
+
+def test_every_format_of_a_plan_can_be_rendered(plans):
+    assert all(space.render_every_format(plan) > 0 for plan in space.distinct_plans(plans)[::10])
+
+
+def test_what_is_built_is_what_check_finds_nothing_wrong_with():
+    """Every distinct plan, written to a folder and read back, config.pbtxt through Triton's own protobuf."""
+    script = Path(space.__file__)
+    processes = [
+        subprocess.Popen([sys.executable, script, "build", f"{number}/{NUM_PROCESSES}"], stdout=subprocess.PIPE)
+        for number in range(NUM_PROCESSES)
+    ]
+    results = [json.loads(process.communicate()[0]) for process in processes]
+
+    assert [line for result in results for line in result["wrong"]] == []
+    assert sum(result["plans"] for result in results) > 4000

@@ -1,0 +1,242 @@
+"""One name for each setting, whatever a release calls it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_triton_build.data import load_yaml
+from deepseek_triton_build.errors import RefusedPlanError, UnknownNameError
+from deepseek_triton_build.releases import READABLE_RELEASES, RELEASES, load_release
+from deepseek_triton_build.releases.spelling import MIXED, canonical, flag_name, from_flags, moved, spell
+
+TABLE = load_yaml("deepseek_triton_build.releases", "spelling.yaml")
+OURS = load_release("1.2.1")
+NEST = "pytorch_backend_config."
+
+# What we call it, and what 0.19.0, 0.21.0 and 1.0.0 do.
+SPELLINGS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    (
+        {"kv_cache_config.dtype": "fp8"},
+        {f"{NEST}kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "fp8"},
+        {"kv_cache_config.dtype": "fp8"},
+    ),
+    (
+        {"cuda_graph_config.max_batch_size": 128, "cuda_graph_config.enable_padding": True},
+        {
+            f"{NEST}use_cuda_graph": True,
+            f"{NEST}cuda_graph_max_batch_size": 128,
+            f"{NEST}cuda_graph_padding_enabled": True,
+        },
+        {"use_cuda_graph": True, "cuda_graph_max_batch_size": 128, "cuda_graph_padding_enabled": True},
+        {"cuda_graph_config.max_batch_size": 128, "cuda_graph_config.enable_padding": True},
+    ),
+    (
+        {"cuda_graph_config": None},
+        {f"{NEST}use_cuda_graph": False},
+        {"use_cuda_graph": False},
+        {"cuda_graph_config": None},
+    ),
+    ({"cuda_graph_config": {}}, {f"{NEST}use_cuda_graph": True}, {"use_cuda_graph": True}, {"cuda_graph_config": {}}),
+    (
+        {"disable_overlap_scheduler": False},
+        {f"{NEST}enable_overlap_scheduler": True},
+        {"disable_overlap_scheduler": False},
+        {"disable_overlap_scheduler": False},
+    ),
+    (
+        {"moe_config.backend": "TRTLLM"},
+        {f"{NEST}moe_backend": "TRTLLM"},
+        {"moe_backend": "TRTLLM"},
+        {"moe_config.backend": "TRTLLM"},
+    ),
+    (
+        {"sampler_type": "TRTLLMSampler"},
+        {"sampler_type": "TRTLLMSampler"},
+        {"enable_trtllm_sampler": True},
+        {"enable_trtllm_sampler": True},
+    ),
+    (
+        {"sampler_type": "TorchSampler"},
+        {"sampler_type": "TorchSampler"},
+        {"mixed_sampler": True},
+        {"enable_mixed_sampler": True},
+    ),
+    (
+        {"sampler_type": "auto"},
+        {"sampler_type": "auto"},
+        {"enable_trtllm_sampler": False},
+        {"enable_trtllm_sampler": False},
+    ),
+    (
+        {"enable_autotuner": False},
+        {"enable_autotuner": False},
+        {"autotuner_enabled": False},
+        {"enable_autotuner": False},
+    ),
+    ({"tensor_parallel_size": 8},) * 4,
+    ({"no_such_key": 8},) * 4,
+]
+
+
+@pytest.mark.parametrize(("ours", "in_0_19", "in_0_21", "in_1_0"), SPELLINGS, ids=lambda row: next(iter(row)))
+def test_each_release_has_its_own_words(
+    ours: dict[str, Any], in_0_19: dict[str, Any], in_0_21: dict[str, Any], in_1_0: dict[str, Any]
+) -> None:
+    theirs = {"0.19.0": in_0_19, "0.21.0": in_0_21, "1.0.0": in_1_0, "1.2.1": ours}
+    for release, settings in theirs.items():
+        assert spell(ours, release) == settings
+        assert canonical(settings, release) == ours
+        assert canonical(settings, MIXED) == ours
+
+
+def test_an_era_stands_for_its_releases() -> None:
+    assert spell({"moe_config.backend": "WIDEEP"}, "0.21") == spell({"moe_config.backend": "WIDEEP"}, "0.21.0")
+    assert set(READABLE_RELEASES) == {version for versions in TABLE["eras"].values() for version in versions}
+
+
+def test_a_file_of_several_eras_is_understood() -> None:
+    settings = {
+        "cuda_graph_config.max_batch_size": 8,
+        "kv_cache_dtype": "fp8",
+        "pytorch_backend_config.enable_overlap_scheduler": False,
+        "pytorch_backend_config.moe_max_num_tokens": 4096,
+        "kv_cache_free_gpu_memory_fraction": 0.8,
+        "build_config.max_seq_len": 2048,
+        "enable_chunked_context": True,
+        "cuda_graph_config.padding_enabled": True,
+    }
+    assert canonical(settings, MIXED) == {
+        "cuda_graph_config.max_batch_size": 8,
+        "kv_cache_config.dtype": "fp8",
+        "disable_overlap_scheduler": True,
+        "moe_config.max_num_tokens": 4096,
+        "kv_cache_config.free_gpu_memory_fraction": 0.8,
+        "max_seq_len": 2048,
+        "enable_chunked_prefill": True,
+        "cuda_graph_config.enable_padding": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"kv_cache_dtype": "auto", "kv_cache_config.dtype": "fp8"}, {"kv_cache_config.dtype": "fp8"}),
+        ({"use_cuda_graph": True, "cuda_graph_batch_sizes": [1]}, {"cuda_graph_config.batch_sizes": [1]}),
+        ({"use_cuda_graph": False, "cuda_graph_batch_sizes": [1]}, {"cuda_graph_config": None}),
+        ({"use_cuda_graph": True, "cuda_graph_config": None}, {"cuda_graph_config": None}),
+        ({"mixed_sampler": True, "enable_trtllm_sampler": True}, {"sampler_type": "TRTLLMSampler"}),
+        ({"mixed_sampler": True, "enable_trtllm_sampler": False}, {"sampler_type": "TorchSampler"}),
+        ({"mixed_sampler": False}, {"sampler_type": "auto"}),
+    ],
+    ids=str,
+)
+def test_what_contradicts_itself_has_one_meaning(settings: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert canonical(settings, MIXED) == expected
+
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "sampler_type": st.sampled_from(["TRTLLMSampler", "TorchSampler", "auto"]),
+    "disable_overlap_scheduler": st.booleans(),
+}
+ANYTHING = st.integers(1, 9) | st.booleans() | st.sampled_from(["fp8", "x"]) | st.lists(st.integers(1, 9), min_size=1)
+
+
+@st.composite
+def settings_of(draw: st.DrawFn, release: str) -> dict[str, Any]:
+    """Keys of ours that the release has, under whatever name. Leaves, for a section excludes its keys."""
+    record, ours = load_release(release), OURS.keys()
+    leaves = [key for key in ours if not OURS.require_key(key).sections]
+    known = [key for key in leaves if any(record.find_key(theirs) for theirs in spell({key: "auto"}, release))]
+    keys = draw(st.lists(st.sampled_from(known), unique=True))
+    settings = {key: draw(VALUES.get(key, ANYTHING)) for key in keys}
+    if draw(st.booleans()) and not any(key.startswith("cuda_graph_config.") for key in keys):
+        settings["cuda_graph_config"] = draw(st.sampled_from([None, {}]))
+    return settings
+
+
+@pytest.mark.parametrize("release", READABLE_RELEASES)
+@given(data=st.data())
+def test_there_and_back_is_where_one_was(release: str, data: st.DataObject) -> None:
+    settings = data.draw(settings_of(release))
+    theirs = spell(settings, release)
+    assert canonical(theirs, release) == settings
+    assert all(load_release(release).find_key(key) for key in theirs)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_name_in_the_table_is_one_of_the_release(release: str) -> None:
+    record = load_release(release)
+    era = next(era for era, versions in TABLE["eras"].items() if release in versions)
+    rows = [*TABLE["keys"].values(), *TABLE["switches"].values()]
+    assert all(record.find_key(row[era]) for row in rows if era in row)
+    choices = [choice for row in TABLE["choices"].values() for choice in row.get(era, {}).values()]
+    assert all(record.find_key(key) for choice in choices for key in choice)
+    assert not [alias for alias in TABLE["aliases"] if record.find_key(alias)]
+
+
+@pytest.mark.parametrize(
+    ("key", "release", "expected"),
+    [
+        ("pytorch_backend_config.use_cuda_graph", "1.2.1", "cuda_graph_config"),
+        ("pytorch_backend_config.moe_max_num_tokens", "1.2.1", "moe_config.max_num_tokens"),
+        ("pytorch_backend_config.enable_overlap_scheduler", "1.0.0", "disable_overlap_scheduler"),
+        ("use_cuda_graph", "1.2.1", "cuda_graph_config"),
+        ("kv_cache_dtype", "1.2.1", "kv_cache_config.dtype"),
+        ("moe_backend", "1.0.0", "moe_config.backend"),
+        ("mixed_sampler", "1.2.1", "sampler_type"),
+        ("mixed_sampler", "1.0.0", "enable_mixed_sampler"),
+        ("enable_trtllm_sampler", "1.1.0", "sampler_type"),
+        ("autotuner_enabled", "1.2.1", "enable_autotuner"),
+        ("enable_chunked_context", "1.2.1", "enable_chunked_prefill"),
+        ("build_config.max_batch_size", "1.2.1", "max_batch_size"),
+        ("kv_cache_free_gpu_memory_fraction", "1.2.1", "kv_cache_config.free_gpu_memory_fraction"),
+        ("tp_size", "1.2.1", "tensor_parallel_size"),
+        ("cuda_graph_config", "0.21.0", "use_cuda_graph"),
+        ("cuda_graph_config.batch_sizes", "0.21.0", "cuda_graph_batch_sizes"),
+        ("kv_cache_config.dtype", "0.21.0", "kv_cache_dtype"),
+        ("moe_config.backend", "0.19.0", "pytorch_backend_config.moe_backend"),
+        ("sampler_type", "1.0.0", "enable_trtllm_sampler"),
+        ("enable_mixed_sampler", "0.21.0", "mixed_sampler"),
+        ("stream_interval", "0.21.0", None),
+        ("sampler_type", "0.19.0", None),
+        ("kv_cache_config.dtype", "1.2.1", None),
+        ("nonsense", "1.2.1", None),
+    ],
+)
+def test_a_key_that_moved_is_found(key: str, release: str, expected: str | None) -> None:
+    assert moved(key, release) == expected
+
+
+def test_flags_are_settings_too() -> None:
+    given = {"--tp_size": 8, "ep": 8, "--kv-cache-free-gpu-memory-fraction": 0.9, "--port": 8000}
+    assert from_flags("trtllm-serve", given) == {
+        "tensor_parallel_size": 8,
+        "moe_expert_parallel_size": 8,
+        "kv_cache_config.free_gpu_memory_fraction": 0.9,
+        "--port": 8000,
+    }
+    assert flag_name("trtllm-bench", "kv_cache_config.free_gpu_memory_fraction") == "--kv_cache_free_gpu_mem_fraction"
+    assert flag_name("trtllm-serve", "tensor_parallel_size") == "--tp_size"
+    assert flag_name("trtllm-serve", "moe_config.backend") is None
+
+
+@pytest.mark.parametrize("program", TABLE["flags"])
+def test_every_flag_stands_for_one_key_of_ours(program: str) -> None:
+    rows = TABLE["flags"][program]
+    flags = [flag for names in rows.values() for flag in names]
+    assert len(flags) == len(set(flags))
+    assert all(OURS.find_key(key) for key in rows)
+
+
+def test_what_nobody_knows_is_an_error() -> None:
+    with pytest.raises(UnknownNameError, match="trtllm-serve"):
+        flag_name("trtllm-serv", "backend")
+    with pytest.raises(UnknownNameError, match=r"1\.2\.2"):
+        spell({}, "1.2.2")
+    with pytest.raises(RefusedPlanError, match=r"25\.08"):
+        canonical({}, "0.20.0")

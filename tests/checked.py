@@ -1,0 +1,54 @@
+"""Repositories for the tests of `check`: one that is right, and how to spoil it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deepseek_triton_build.check import CheckOptions, Finding, Report
+
+CHECKOUT = Path(__file__).parents[1] / "model_repository"
+CONFIG = (CHECKOUT / "tensorrt_llm/config.pbtxt").read_text()
+MODEL_YAML = """\
+model: deepseek-ai/DeepSeek-R1
+backend: pytorch
+tensor_parallel_size: 8
+moe_expert_parallel_size: 8
+max_num_tokens: 8192
+kv_cache_config:
+  free_gpu_memory_fraction: 0.8
+  dtype: fp8
+cuda_graph_config:
+  enable_padding: true
+  max_batch_size: 128
+triton_config:
+  engine: tensorrt_llm
+  decoupled: true
+  max_batch_size: 0
+"""
+OPTIONS = CheckOptions(release="1.2.1", gpu="h200", num_gpus=8)
+
+
+def write(root: Path, *, model_yaml: str | bytes = MODEL_YAML, config: str | bytes = CONFIG, ours: bool = True) -> Path:
+    model = root / "tensorrt_llm"
+    (model / "1").mkdir(parents=True)
+    if ours:
+        (model / "1" / "deepseek_backend").mkdir()
+    for path, content in ((model / "1" / "model.yaml", model_yaml), (model / "config.pbtxt", config)):
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return root
+
+
+def edited(text: str, old: str, new: str) -> str:
+    assert text.count(old) >= 1, f"{old!r} is not in the file to edit"
+    return text.replace(old, new, 1)
+
+
+def only(report: Report, code: str) -> Finding:
+    """The one finding with `code`."""
+    found = [finding for finding in report.findings if finding.code == code]
+    assert len(found) == 1, f"expected one {code}, found {report.findings}"
+    return found[0]
+
+
+def serious(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.severity != "note"]

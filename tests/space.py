@@ -1,0 +1,89 @@
+"""The whole space of what can be asked of the generator: tests/build/test_space.py walks it, tests/bench times it.
+
+python tests/space.py build 0/2     # builds and checks every second distinct plan; what is wrong, as JSON
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build import Plan, PlanRequest, RefusedPlanError, make_plan, repository_files, write_repository
+from deepseek_triton_build.catalog import PRECISIONS, gpus, variants
+from deepseek_triton_build.catalog.profiles import profiles
+from deepseek_triton_build.check import CheckOptions, check_repository
+from deepseek_triton_build.formats import FORMATS, format_files
+from deepseek_triton_build.memory import GPU_COUNTS
+from deepseek_triton_build.releases import RELEASES
+from deepseek_triton_build.stamp import plan_hash
+
+
+def all_requests() -> Iterator[PlanRequest]:
+    """Every variant x GPU x count x precision x profile x release."""
+    names = [name for name, variant in variants().items() if variant.checkpoints]
+    axes = (names, gpus(), (None, *GPU_COUNTS), PRECISIONS, profiles(), RELEASES)
+    for variant, gpu, count, precision, profile, release in itertools.product(*axes):
+        yield PlanRequest(
+            variant=variant, gpu=gpu, num_gpus=count, precision=precision, profile=profile, release=release
+        )
+
+
+def plan_or_refusal(request: PlanRequest) -> Plan | RefusedPlanError:
+    try:
+        return make_plan(request)
+    except RefusedPlanError as refused:
+        return refused
+
+
+def neighbour(request: PlanRequest, refused: RefusedPlanError) -> PlanRequest:
+    """What the refusal says would work."""
+    changes: dict[str, Any] = dict(refused.suggestion)
+    return replace(request, **changes)
+
+
+def distinct_plans(plans: Iterable[Plan]) -> list[Plan]:
+    """One plan of each hash, in the order they came."""
+    found: dict[str, Plan] = {}
+    for plan in plans:
+        found.setdefault(plan_hash(plan), plan)
+    return list(found.values())
+
+
+def build_and_check(plan: Plan, output: Path) -> list[str]:
+    """Write `plan` as `output` and check it; what is wrong with it, in words."""
+    if plan.profile is None or "triton" in plan.profile.formats:
+        write_repository(repository_files(plan, version="0"), output)
+        report = check_repository(output, CheckOptions())
+    else:
+        # Of the profiles that Triton can't serve, the YAML for trtllm-serve is what check reads.
+        write_repository(format_files("trtllm-serve", plan, version="0"), output)
+        report = check_repository(output / "extra-llm-api-config.yml", CheckOptions())
+    errors = [finding for finding in report.findings if finding.severity == "error"]
+    return [f"{plan.request}: {finding.code} {finding.message}" for finding in errors]
+
+
+def render_every_format(plan: Plan) -> int:
+    """Bytes of all formats that the plan makes sense in."""
+    usable = plan.profile.formats if plan.profile is not None else ("triton",)
+    rendered = (format_files(name, plan, version="0") for name in usable if name in FORMATS)
+    return sum(len(file.content) for files in rendered for file in files)
+
+
+def main() -> None:
+    number, _, of = sys.argv[2].partition("/")
+    accepted = (plan for plan in map(plan_or_refusal, all_requests()) if isinstance(plan, Plan))
+    mine = distinct_plans(accepted)[int(number) :: int(of)]
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = {profile: Path(scratch, profile) for profile in profiles()}
+        wrong = [line for plan in mine if plan.profile for line in build_and_check(plan, folders[plan.profile.name])]
+    print(json.dumps({"plans": len(mine), "wrong": wrong}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+import json
+
+import pytest
+
+from deepseek_triton_build.formats import FORMATS
+from deepseek_triton_tools.cli import main
+
+R1 = ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8"]
+
+
+def checkpoint(folder):
+    folder.mkdir()
+    config = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_it_says_what_it_wrote_and_how_to_run_it(capsys, tmp_path):
+    output = tmp_path / "r1"
+    assert main([*R1, "--output", str(output)]) == 0
+
+    printed = capsys.readouterr().out
+    for words in (
+        f"wrote {output}:",
+        "KV cache",
+        "26.07-trtllm",
+        f"run it there: {output}/start.sh",
+        "requests at once",
+    ):
+        assert words in printed
+    assert (output / "tensorrt_llm/1/release.yaml").is_file()
+
+
+def test_the_same_options_write_the_same_bytes(tmp_path, capsys):
+    for name in ("a", "b"):
+        assert main([*R1, "--output", str(tmp_path / name)]) == 0
+
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_the_hugging_face_name_of_the_default_checkpoint_is_the_same_plan(tmp_path, capsys):
+    assert main([*R1, "--output", str(tmp_path / "a"), "--precision", "fp8"]) == 0
+    named = ["build", "deepseek-ai/DeepSeek-R1", "--gpu", "h200", "--gpus", "8"]
+    assert main([*named, "--output", str(tmp_path / "b")]) == 0
+
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format(name, tmp_path, capsys):
+    assert main([*R1, "--format", name, "--output", str(tmp_path / "out")]) == 0
+
+    assert f"{tmp_path}/out/{FORMATS[name].start}" in capsys.readouterr().out
+    assert (tmp_path / "out" / FORMATS[name].start).is_file()
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "expected"),
+    [
+        pytest.param(["--profile", "ctx"], 1, "--format trtllm-serve", id="ctx for triton"),
+        pytest.param(["--format", "vllm"], 2, "unknown format 'vllm'", id="format"),
+        pytest.param(["--gpus", "4"], 1, "--gpus 8", id="too few GPUs"),
+        pytest.param(["--write-quant-config"], 2, "expected --model with its folder", id="no checkpoint"),
+        pytest.param(["--set", "nonsense=1"], 1, "nonsense is not an LLM argument", id="set"),
+    ],
+)
+def test_what_cant_be_built_is_one_line_and_leaves_nothing(argv, code, expected, tmp_path, capsys):
+    assert main([*R1, *argv, "--output", str(tmp_path / "out")]) == code
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("deepseek-triton build: ")
+    assert expected in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_for_trtllm_serve_is_written_as_that(tmp_path, capsys):
+    assert main([*R1, "--profile", "ctx", "--format", "trtllm-serve", "--output", str(tmp_path / "ctx")]) == 0
+    assert (tmp_path / "ctx/extra-llm-api-config.yml").is_file()
+
+
+def test_a_folder_that_takes_no_files_is_one_line(capsys):
+    assert main([*R1, "--output", "/proc/r1"]) == 1  # where nobody may write, root included
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "/proc/r1: can't be written" in line
+    assert line.endswith("choose another --output")
+
+
+def test_hand_edits_are_shown_and_kept_until_forced(tmp_path, capsys):
+    output = tmp_path / "r1"
+    assert main([*R1, "--output", str(output)]) == 0
+    path = output / "tensorrt_llm/1/model.yaml"
+    edited = path.read_text().replace("max_num_tokens: 8192", "max_num_tokens: 4096")
+    path.write_text(edited)
+    capsys.readouterr()
+
+    assert main([*R1, "--output", str(output)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    *diff, line = captured.err.splitlines()
+    assert "-max_num_tokens: 4096" in diff
+    assert "+max_num_tokens: 8192" in diff
+    assert "--force replaces all of it" in line
+    assert path.read_text() == edited
+
+    assert main([*R1, "--output", str(output), "--force"]) == 0
+    assert "max_num_tokens: 8192" in path.read_text()
+
+
+def test_write_quant_config(tmp_path, capsys):
+    folder = checkpoint(tmp_path / "R1")
+    build = [*R1, "--model", str(folder), "--write-quant-config"]
+    assert main([*build, "--output", str(tmp_path / "a")]) == 0
+
+    written = json.loads((folder / "hf_quant_config.json").read_text())
+    assert written["quantization"] == {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": "FP8"}
+    assert "hf_quant_config.json: written" in capsys.readouterr().out
+
+    assert main([*build, "--kv-cache-dtype", "auto", "--output", str(tmp_path / "b")]) == 0
+    changed = json.loads((folder / "hf_quant_config.json").read_text())
+    assert changed["quantization"]["kv_cache_quant_algo"] is None
+    assert f"as it was: {folder}/hf_quant_config.json.bak" in capsys.readouterr().out
+
+
+def test_a_refused_build_leaves_the_checkpoint_alone(tmp_path, capsys):
+    folder = checkpoint(tmp_path / "R1")
+    assert main([*R1, "--model", str(folder), "--write-quant-config", "--output", "/proc/r1"]) == 1
+
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+
+
+def test_warnings_are_printed(tmp_path, capsys):
+    assert main([*R1, "--set", "max_batch_size=1024", "--output", str(tmp_path / "r1")]) == 0
+
+    assert "\nWarnings and notes\n" in capsys.readouterr().out
+
+
+def test_several_nodes_are_said(tmp_path, capsys):
+    argv = ["build", "deepseek-v3", "--gpu", "h100", "--gpus", "16", "--output", str(tmp_path / "v3")]
+    assert main(argv) == 0
+
+    assert f"run it on 2 nodes: {tmp_path}/v3/start.sh on the first" in capsys.readouterr().out
+
+
+def test_the_tiny_model_runs_here(tmp_path, capsys):
+    assert main(["build", "tiny", "--output", str(tmp_path / "tiny")]) == 0
+
+    assert f"run it here: deepseek-triton serve {tmp_path}/tiny" in capsys.readouterr().out

@@ -1,0 +1,139 @@
+import json
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from deepseek_triton_tools.cli import main
+
+MODEL_YAML = "tensorrt_llm/1/model.yaml"
+
+
+@pytest.fixture
+def repository(tmp_path, capsys):
+    """R1 for 8 x H200, as generated."""
+    folder = tmp_path / "r1"
+    assert main(["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8", "--output", str(folder)]) == 0
+    capsys.readouterr()
+    return folder
+
+
+def edit(repository, old, new):
+    path = repository / MODEL_YAML
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def shard(path, *, missing_bytes=0):
+    """A safetensors file of one tensor."""
+    header = json.dumps({"t": {"dtype": "F8_E4M3", "shape": [64], "data_offsets": [0, 64]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(64 - missing_bytes))
+
+
+def checkpoint(folder, *, missing_bytes=0):
+    folder.mkdir()
+    config = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    name = "model-00001-of-00001.safetensors"
+    shard(folder / name, missing_bytes=missing_bytes)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"t": name}}))
+    return folder
+
+
+def test_what_was_built_is_ok(repository, capsys):
+    assert main(["check", str(repository)]) == 0
+
+    printed = capsys.readouterr().out
+    assert "deepseek-r1, fp8, 8 x h200; TensorRT-LLM 1.2.1" in printed
+    assert "ok: 0 errors, 0 warnings" in printed
+
+
+def test_the_checkouts_own_repository_is_ok(capsys):
+    assert main(["check", "model_repository"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "ok: nothing found"
+
+
+def test_a_finding_has_file_line_code_and_fix(repository, capsys):
+    edit(repository, "\nmax_num_tokens:", "\nmax_num_tokenz:")
+    line = next(n for n, text in enumerate((repository / MODEL_YAML).read_text().splitlines(), 1) if "tokenz" in text)
+
+    assert main(["check", str(repository)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    at = next(n for n, text in enumerate(lines) if text.startswith(f"{MODEL_YAML}:{line}: error "))
+    assert "max_num_tokenz" in lines[at]
+    assert lines[at + 1].startswith("    fix: ")
+    assert lines[-1].startswith("not ok: 1 error, ")
+
+
+def test_json(repository, capsys):
+    edit(repository, "\nmax_num_tokens:", "\nmax_num_tokenz:")
+
+    assert main(["check", str(repository), "--json"]) == 1
+    got = json.loads(capsys.readouterr().out)
+    assert got["schema"] == "deepseek-triton/check/1"
+    assert got["ok"] is False
+    errors = [finding for finding in got["findings"] if finding["severity"] == "error"]
+    assert [(finding["key"], finding["file"]) for finding in errors] == [("max_num_tokenz", MODEL_YAML)]
+    assert [(model["variant"], model["release"]) for model in got["models"]] == [("deepseek-r1", "1.2.1")]
+
+
+def test_a_truncated_shard_is_an_error(tmp_path, capsys):
+    folder = checkpoint(tmp_path / "R1", missing_bytes=1)
+    repository = str(tmp_path / "r1")
+    assert main(["build", "deepseek-r1", "--gpu", "h200", "--model", str(folder), "--output", repository]) == 0
+    capsys.readouterr()
+
+    assert main(["check", repository]) == 1
+    printed = capsys.readouterr().out
+    assert "model-00001-of-00001.safetensors" in printed
+    assert "fix: download it again" in printed
+
+
+def test_model_says_where_the_checkpoint_is_here(tmp_path, capsys):
+    repository = str(tmp_path / "r1")
+    assert (
+        main(["build", "deepseek-r1", "--gpu", "h200", "--model", "/in/the/container/R1", "--output", repository]) == 0
+    )
+
+    assert main(["check", repository]) == 0
+    assert main(["check", repository, "--strict"]) == 1
+    assert main(["check", repository, "--model", str(checkpoint(tmp_path / "whole"))]) == 0
+    assert main(["check", repository, "--model", str(checkpoint(tmp_path / "cut", missing_bytes=1))]) == 1
+
+
+def test_release_and_gpu_can_be_said(tmp_path, capsys):
+    path = tmp_path / "extra.yaml"
+    path.write_text("cuda_graph_config:\n  max_batch_size: 8\n")
+
+    assert main(["check", str(path), "--trtllm", "1.2.1", "--gpu", "h200", "--gpus", "8"]) == 0
+    capsys.readouterr()
+    assert main(["check", str(path), "--trtllm", "0.21.0"]) == 1
+    assert "cuda_graph_config" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "expected"),
+    [
+        (["nowhere"], 1, "nowhere"),
+        (["model_repository", "--trtllm", "1.3"], 2, "unknown TensorRT-LLM release"),
+        (["model_repository", "--gpu", "h300"], 2, "unknown GPU"),
+    ],
+    ids=["no folder", "release", "gpu"],
+)
+def test_what_cant_be_checked_is_one_line(argv, code, expected, capsys):
+    assert main(["check", *argv]) == code
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert expected in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_the_exit_code_of_the_process(repository):
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "check", str(repository)]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+
+    edit(repository, "\nmax_num_tokens:", "\nmax_num_tokenz:")
+    assert subprocess.run(command, capture_output=True).returncode == 1

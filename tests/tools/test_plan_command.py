@@ -1,0 +1,295 @@
+import json
+import re
+
+import pytest
+
+from deepseek_triton_build import PlanRequest, make_plan
+from deepseek_triton_build.catalog import variants
+from deepseek_triton_tools import tables
+from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.plan_document import plan_document
+
+R1 = ["plan", "deepseek-r1", "--gpu", "h200", "--gpus", "8"]
+
+
+def document(capsys, *argv):
+    assert main(["plan", *argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def settings(capsys, *argv):
+    return {line["key"]: line["value"] for line in document(capsys, *argv)["settings"]}
+
+
+def checkpoint(folder, *, class_name="DeepseekV3ForCausalLM", quant=None):
+    folder.mkdir()
+    config = {"architectures": [class_name], "quantization_config": {"quant_method": "fp8"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    if quant:
+        (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": quant}}))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "expected"),
+    [
+        pytest.param(["deepsek-r1"], 2, "did you mean 'deepseek-r1'", id="variant"),
+        pytest.param(["deepseek-r1", "--gpu", "h2000"], 2, "unknown GPU 'h2000'", id="wrong GPU"),
+        pytest.param(["deepseek-r1", "--gpu", "h200", "--gpus", "4"], 1, "--gpus 8", id="too few GPUs"),
+        pytest.param(["deepseek-r1", "--gpu", "a100"], 1, "Ampere", id="Ampere"),
+        pytest.param(["deepseek-r1"], 1, "needs --gpu", id="no GPU"),
+        pytest.param(
+            ["deepseek-ai/DeepSeek-R2"], 2, "did you mean deepseek-ai/DeepSeek-R1?", id="unknown Hugging Face"
+        ),
+        pytest.param(["/nowhere/R1"], 2, "--model: deepseek-v3 --model /nowhere/R1", id="a path as variant"),
+        pytest.param([*R1[1:], "--precision", "fp5"], 2, "unknown precision 'fp5'", id="precision"),
+        pytest.param([*R1[1:], "--profile", "fast"], 2, "unknown profile 'fast'", id="profile"),
+        pytest.param([*R1[1:], "--trtllm", "0.20.0"], 1, "use 0.21.0", id="0.20.0"),
+        pytest.param([*R1[1:], "--image", "25.07"], 1, "carries TensorRT-LLM 0.20.0", id="container without a release"),
+        pytest.param([*R1[1:], "--image", "99.01"], 2, "unknown Triton container", id="unknown container"),
+        pytest.param([*R1[1:], "--set", "max_batch_sise=3"], 1, "did you mean max_batch_size?", id="set unknown"),
+        pytest.param([*R1[1:], "--set", "max_batch_size"], 2, "expected KEY=VALUE", id="set without value"),
+        pytest.param([*R1[1:], "--set", "=3"], 2, "expected KEY=VALUE", id="set without key"),
+        pytest.param([*R1[1:], "--set", "max_batch_size=[1"], 2, "the value is not YAML", id="set bad YAML"),
+        pytest.param([*R1[1:], "--set", "moe_config=[{a: 1}]"], 2, "found a mapping", id="set list of mappings"),
+        pytest.param(
+            ["nvidia/DeepSeek-R1-FP4", "--gpu", "b200", "--precision", "fp8"],
+            2,
+            "holds fp4 weights",
+            id="two precisions",
+        ),
+        pytest.param([*R1[1:], "--model", "deepseek-ai/DeepSeek-V3"], 2, "is deepseek-v3, not", id="another's model"),
+        pytest.param(["tiny", "--mtp", "0", "--gpu", "h200"], 2, "leave out --gpu, --mtp", id="options without effect"),
+        pytest.param(["tiny", "--preset", "x"], 1, "--preset paces the simulated engine", id="preset"),
+    ],
+)
+def test_what_cant_be_planned_is_one_line(argv, code, expected, capsys):
+    assert main(["plan", *argv]) == code
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("deepseek-triton plan: ")
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [*R1, "--trtllm", "1.2.1", "--image", "26.07"],
+        [*R1, "--isl", "0"],
+        [*R1, "--mtp", "-1"],
+        [*R1, "--concurrency", "many"],
+        [*R1, "--kv-cache-dtype", "fp4"],
+    ],
+    ids=["release and image", "isl", "mtp", "concurrency", "kv dtype"],
+)
+def test_what_the_parser_refuses(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+
+    assert caught.value.code == 2
+    assert "argument" in capsys.readouterr().err
+
+
+def test_a_plan_for_people_says_what_and_why(capsys):
+    assert main(R1) == 0
+
+    printed = capsys.readouterr().out
+    plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8))
+    for setting in plan.settings:
+        assert setting.key in printed
+        assert setting.reason in printed
+    for words in (
+        "8 x NVIDIA H200",
+        "26.07-trtllm",
+        "KV cache",
+        "35,136 bytes a token",
+        "one node, 8 MPI ranks",
+        "765 GB",
+    ):
+        assert words in printed
+    assert "\x1b" not in printed
+
+
+def test_a_line_of_a_pipe_is_never_cut(capsys):
+    assert main([*R1, "--set", f"cuda_graph_config={{max_batch_size: null, batch_sizes: {list(range(1, 129))}}}"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert any("[1, 2, 3," in line and "127, 128]" in line and "set by hand" in line for line in lines)
+
+
+@pytest.mark.parametrize("columns", [60, 100, 160])
+def test_on_a_terminal_a_plan_fits_the_width(columns, capsys, monkeypatch):
+    monkeypatch.setattr(tables, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["plan", "deepseek-r1", "--gpu", "b200", "--gpus", "8", "--profile", "throughput"]) == 0
+
+    printed = capsys.readouterr().out
+    assert "kv_cache_config.free_gpu_memory_fraction" in printed
+    assert "…" not in printed
+    without_styles = re.sub(r"\x1b\[[0-9;]*m", "", printed)
+    assert [line for line in without_styles.splitlines() if len(line) > columns and len(line.split()) > 2] == []
+
+
+def test_json_holds_the_whole_plan(capsys):
+    got = document(capsys, "deepseek-r1", "--gpu", "h200", "--gpus", "8")
+
+    assert got["schema"] == "deepseek-triton/plan/1"
+    assert (got["variant"], got["precision"], got["gpu"], got["gpus"]) == ("deepseek-r1", "fp8", "h200", 8)
+    assert got["model"] == "deepseek-ai/DeepSeek-R1"
+    memory = got["memory"]
+    parts = ("weights", "kv_cache", "cuda_graphs", "cuda_context", "activations", "free")
+    assert sum(memory[part] for part in parts) == memory["total"]
+    assert memory["kv_tokens"] == memory["kv_cache"] // memory["kv_bytes_per_token"]
+    assert got["host_memory_bytes"] > 688_574_839_360
+    assert got["launch"]["mpi_ranks"] == 8
+    assert got["recipe"]["source"]
+    assert all(line["reason"] for line in got["settings"])
+
+
+def test_json_and_the_planner_say_the_same(capsys):
+    request = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
+
+    assert document(capsys, "deepseek-r1", "--gpu", "h200", "--gpus", "8") == json.loads(
+        json.dumps(plan_document(make_plan(request)))
+    )
+
+
+def test_concurrency_is_shown_for_the_lengths_asked_for(capsys):
+    got = document(capsys, "deepseek-r1", "--gpu", "h200", "--isl", "8192", "--osl", "1024")
+
+    (row,) = got["concurrency"]
+    assert (row["isl"], row["osl"]) == (8192, 1024)
+    assert row["kv_cache_holds"] == got["memory"]["kv_tokens"] // 9216
+    assert row["runs"] == min(row["kv_cache_holds"], got["max_concurrency"])
+
+
+def test_without_lengths_several_that_the_plan_serves_are_shown(capsys):
+    got = document(capsys, "deepseek-r1", "--gpu", "h200")
+
+    assert len(got["concurrency"]) > 2
+    longest = next(line["value"] for line in got["settings"] if line["key"] == "max_seq_len")
+    assert all(row["isl"] + row["osl"] <= longest for row in got["concurrency"])
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "variant", "precision"),
+    [
+        ("deepseek-ai/DeepSeek-R1", "b200", "deepseek-r1", "fp8"),
+        ("nvidia/DeepSeek-R1-FP4", "b200", "deepseek-r1", "fp4"),
+        ("nvidia/DeepSeek-R1-NVFP4-v2", "b200", "deepseek-r1", "fp4"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "b200", "deepseek-v3.2-exp", "fp8"),
+    ],
+)
+def test_a_hugging_face_name_is_variant_precision_and_model(name, gpu, variant, precision, capsys):
+    got = document(capsys, name, "--gpu", gpu)
+
+    assert (got["variant"], got["precision"], got["model"]) == (variant, precision, name)
+
+
+def test_every_published_checkpoint_can_be_named():
+    for variant in variants().values():
+        for checkpoint_ in variant.checkpoints.values():
+            gpu = {"fp8": "h200", "fp4": "b200", "w4a8": "h200"}[checkpoint_.precision]
+            assert main(["plan", checkpoint_.model, "--gpu", gpu, "--json"]) == 0
+
+
+def test_a_model_that_is_not_here_is_noted_and_planned(capsys):
+    assert main([*R1, "--model", "/models/DeepSeek-R1", "--json"]) == 0
+
+    captured = capsys.readouterr()
+    assert captured.err == "note: /models/DeepSeek-R1 is not on this machine; the container must have it there\n"
+    assert json.loads(captured.out)["model"] == "/models/DeepSeek-R1"
+
+
+def test_a_name_nobody_knows_as_model_is_noted(capsys):
+    assert main([*R1, "--model", "me/my-r1"]) == 0
+
+    assert "take it for a Hugging Face name" in capsys.readouterr().err
+
+
+def test_a_folder_here_says_its_precision(capsys, tmp_path):
+    got = document(capsys, "deepseek-r1", "--gpu", "b200", "--model", checkpoint(tmp_path / "fp8"))
+    assert got["precision"] == "fp8"
+
+    got = document(capsys, "deepseek-r1", "--gpu", "b200", "--model", checkpoint(tmp_path / "fp4", quant="NVFP4"))
+    assert got["precision"] == "fp4"
+
+
+def test_a_folder_of_another_architecture_is_refused(capsys, tmp_path):
+    folder = checkpoint(tmp_path / "v32", class_name="DeepseekV32ForCausalLM")
+
+    assert main([*R1, "--model", folder]) == 2
+    assert "expected a DeepseekV3ForCausalLM for deepseek-r1" in capsys.readouterr().err
+
+
+def test_a_folder_as_variant_is_told_what_it_can_be(capsys, tmp_path):
+    folder = checkpoint(tmp_path / "v32", class_name="DeepseekV32ForCausalLM")
+
+    assert main(["plan", folder, "--gpu", "h200"]) == 2
+    assert f"(deepseek-v3.2-exp) and give it as --model: deepseek-v3.2-exp --model {folder}" in capsys.readouterr().err
+
+
+def test_set_takes_yaml_and_mappings(capsys):
+    got = settings(
+        capsys, *R1[1:], "--set", "kv_cache_config={free_gpu_memory_fraction: 0.7}", "--set", "stream_interval=4"
+    )
+
+    assert got["kv_cache_config.free_gpu_memory_fraction"] == 0.7
+    assert got["stream_interval"] == 4
+
+
+def test_an_image_is_its_release(capsys):
+    got = document(capsys, *R1[1:], "--image", "nvcr.io/nvidia/tritonserver:26.01-trtllm-python-py3")
+
+    assert got["release"] == "1.1.0"
+
+
+def test_options_reach_the_plan(capsys):
+    got = settings(
+        capsys, *R1[1:], "--mtp", "2", "--relaxed-acceptance", "--kv-cache-dtype", "auto", "--concurrency", "16"
+    )
+
+    assert got["speculative_config.num_nextn_predict_layers"] == 2
+    assert got["speculative_config.use_relaxed_acceptance_for_thinking"] is True
+    assert got["kv_cache_config.dtype"] == "auto"
+    assert got["max_batch_size"] == 16
+
+
+def test_several_nodes_say_what_starts_them(capsys):
+    assert main(["plan", "deepseek-v3", "--gpu", "h100", "--gpus", "16"]) == 0
+
+    printed = capsys.readouterr().out
+    assert "2 nodes of 8 GPUs, 16 MPI ranks: HOSTS=node1,node2 start.sh" in printed
+    assert "srun --mpi=pmix --nodes 2 --ntasks-per-node 8" in printed
+
+
+def test_a_plan_without_tensorrt_llm(capsys):
+    got = document(capsys, "tiny", "--engine", "simulated", "--preset", "h200x8-r1-fp8-max-throughput")
+
+    assert (got["engine"], got["memory"], got["gpus"], got["concurrency"]) == ("simulated", None, None, [])
+    assert main(["plan", "tiny"]) == 0
+    assert "deepseek-triton serve DIR" in capsys.readouterr().out
+
+
+def test_warnings_have_code_and_fix(capsys):
+    larger_than_its_graphs = [*R1[1:], "--set", "max_batch_size=1024"]
+    got = document(capsys, *larger_than_its_graphs)
+
+    assert got["warnings"]
+    assert all(row["code"] and row["fix"] and row["source"] for row in got["warnings"])
+    assert main(["plan", *larger_than_its_graphs]) == 0
+    printed = capsys.readouterr().out
+    for row in got["warnings"]:
+        assert f"{row['severity']} {row['code']}: {row['message']}" in printed
+        assert f"fix: {row['fix']}" in printed
+
+
+def test_what_is_left_out_is_said(capsys):
+    with_mtp = ["deepseek-r1", "--gpu", "h200", "--trtllm", "1.0.0", "--mtp", "1"]
+    got = document(capsys, *with_mtp)
+
+    assert any(row["key"] == "triton_config.default_sampling.temperature" for row in got["omissions"])
+    assert main(["plan", *with_mtp]) == 0
+    assert "Left out\n" in capsys.readouterr().out

@@ -1,0 +1,84 @@
+import json
+
+import pytest
+
+from deepseek_triton_build.catalog import gpus, variants
+from deepseek_triton_build.catalog.profiles import profiles
+from deepseek_triton_build.releases import RELEASES
+from deepseek_triton_tools import tables
+from deepseek_triton_tools.cli import main
+
+
+def printed_by(capsys, *argv):
+    assert main(["variants", *argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_everything_that_can_be_typed_is_in_it(capsys):
+    printed = printed_by(capsys)
+
+    served = [name for name, variant in variants().items() if variant.checkpoints]
+    for name in (*served, *gpus(), *profiles(), *RELEASES, "26.07", "25.08"):
+        assert name in printed
+    assert "\x1b" not in printed
+
+
+def test_the_counts_are_the_published_ones(capsys):
+    """Hardware requirements of TensorRT-LLM examples/models/core/deepseek_v3/README.md."""
+    rows = {tuple(row[:2]): row[2:] for line in printed_by(capsys).splitlines() if (row := line.split())[2:]}
+
+    names = rows["variant", "precision"]
+    counts = dict(zip(names, rows["deepseek-r1", "fp8"], strict=True))
+    assert counts == {
+        "h100": "16",
+        "h200": "8",
+        "h20-96": "8",
+        "h20-141": "8",
+        "b200": "8",
+        "gb200": "8",
+        "gb200-nvl72": "8",
+        "a100": "-",
+        "since": "0.21.0",
+    }
+    assert dict(zip(names, rows["deepseek-r1", "fp4"], strict=True)) | {"since": ""} == {
+        **dict.fromkeys(("h100", "h200", "h20-96", "h20-141", "a100"), "-"),
+        **dict.fromkeys(("b200", "gb200", "gb200-nvl72"), "4"),
+        "since": "",
+    }
+
+
+def test_one_gpu_narrows_it(capsys):
+    printed = printed_by(capsys, "--gpu", "H200")
+
+    assert "h200" in printed
+    assert "b200" not in printed
+
+
+def test_a_wrong_gpu_is_one_line(capsys):
+    assert main(["variants", "--gpu", "h300"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_json_has_reasons_and_what_fits_by_arithmetic(capsys):
+    got = json.loads(printed_by(capsys, "--json"))
+
+    assert got["schema"] == "deepseek-triton/variants/1"
+    (r1,) = [row for row in got["variants"] if (row["variant"], row["precision"]) == ("deepseek-r1", "fp8")]
+    cells = {cell["gpu"]: cell for cell in r1["gpus"]}
+    assert (cells["b200"]["published_gpus"], cells["b200"]["minimum_gpus"]) == (8, 4)
+    assert "latency" in cells["b200"]["profiles"]
+    assert cells["a100"]["published_gpus"] is None
+    assert "Ampere" in cells["a100"]["reason"]
+    assert {row["profile"] for row in got["profiles"]} == set(profiles())
+    assert [row["release"] for row in got["releases"]] == list(RELEASES)
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_on_a_terminal_no_name_is_broken(columns, capsys, monkeypatch):
+    monkeypatch.setattr(tables, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    printed = printed_by(capsys)
+
+    for name in ("deepseek-v3.2-exp", "gb200-nvl72", "h20-141", "0.21.0", "precision", "26.07, 26.06"):
+        assert name in printed
+    assert "…" not in printed

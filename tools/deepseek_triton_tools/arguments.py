@@ -1,0 +1,132 @@
+"""Parts of the command line that several verbs share: the parser, types of values, the options of a plan."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeAlias
+
+Handler = Callable[[argparse.Namespace], int]
+
+
+class VerbParser(argparse.ArgumentParser):
+    """A parser whose help may end in names that are looked up when it is shown."""
+
+    names: Callable[[], str] | None = None
+
+    def format_help(self) -> str:
+        text = super().format_help()
+        return text if self.names is None else f"{text}\n{self.names()}"
+
+
+Verbs: TypeAlias = "argparse._SubParsersAction[VerbParser]"
+
+
+def add_verb(verbs: Verbs, name: str, handler: Handler, summary: str, examples: str) -> VerbParser:
+    verb = verbs.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"examples:\n  {examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.set_defaults(handler=handler, parser=verb)
+    return verb
+
+
+def add_plan_options(verb: VerbParser) -> None:
+    """Everything that shapes a plan; plan_request.py reads it."""
+    verb.names = known_names
+    verb.add_argument("variant", metavar="VARIANT", help="what to serve: a name, or a known Hugging Face name")
+    verb.add_argument("--gpu", metavar="GPU", help="the GPU it will run on")
+    verb.add_argument("--gpus", type=positive, metavar="N", help="GPUs of one instance (default: as published)")
+    verb.add_argument("--precision", metavar="NAME", help="of the weights (default: fp4 on Blackwell if there is one)")
+    verb.add_argument("--profile", metavar="NAME", help="what it is tuned for (default: balanced)")
+    target = verb.add_mutually_exclusive_group()
+    target.add_argument("--trtllm", metavar="RELEASE", help="TensorRT-LLM release it is for (default: 1.2.1)")
+    target.add_argument("--image", metavar="TAG", help="Triton container it is for, such as 26.07, instead")
+    work = verb.add_argument_group("workload")
+    work.add_argument("--isl", type=positive, metavar="TOKENS", help="the longest input")
+    work.add_argument("--osl", type=positive, metavar="TOKENS", help="the longest output")
+    work.add_argument("--concurrency", type=positive, metavar="N", help="requests at once, over all GPUs")
+    _add_overrides(verb.add_argument_group("instead of what the profile chooses"))
+    engine = verb.add_argument_group("checkpoint and engine")
+    engine.add_argument("--model", metavar="PATH", help="the checkpoint's folder (default: its Hugging Face name)")
+    engine.add_argument("--engine", metavar="NAME", help="tensorrt_llm, transformers or simulated")
+    engine.add_argument("--preset", metavar="NAME", help="for --engine simulated: the deployment whose pace it keeps")
+
+
+def _add_overrides(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--mtp", type=number, metavar="N", help="draft tokens a step, 0 for none")
+    group.add_argument("--relaxed-acceptance", action="store_true", help="accept likely drafts while R1 thinks")
+    group.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), help="auto is the checkpoint's own")
+    group.add_argument("--pp", type=positive, default=1, metavar="N", help="pipeline stages (default: 1)")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any LLM argument of the release, or triton_config.*; the value is YAML; may be repeated",
+    )
+    group.add_argument("--allow-unpublished", action="store_true", help="plan what fits though nobody published it")
+
+
+def known_names() -> str:
+    """What the options take, from the catalogue: read when help is shown, and not before."""
+    from deepseek_triton_build.catalog import PRECISION_ALIASES, PRECISIONS, gpus, variants
+    from deepseek_triton_build.catalog.profiles import profiles
+    from deepseek_triton_build.releases import RELEASES, containers
+
+    aliases = {precision: alias for alias, precision in PRECISION_ALIASES.items()}
+    precisions = [f"{name} ({aliases[name]})" if name in aliases else name for name in PRECISIONS]
+    tags = [tag for tag, container in containers().items() if container.trtllm in RELEASES]
+    rows: dict[str, Iterable[str]] = {
+        "VARIANT": variants(),
+        "--gpu": gpus(),
+        "--precision": precisions,
+        "--profile": profiles(),
+        "--trtllm": RELEASES,
+        "--image": tags,
+    }
+    return "names:\n" + "".join(f"  {option:<12} {', '.join(names)}\n" for option, names in rows.items())
+
+
+def add_json(verb: VerbParser) -> None:
+    verb.add_argument("--json", action="store_true", help="one JSON document instead (docs/generator.md)")
+
+
+def add_tritonserver(verb: VerbParser) -> None:
+    verb.add_argument(
+        "--tritonserver",
+        type=Path,
+        metavar="PATH",
+        help="the server binary (default: from PATH, then NVIDIA's container, then the nvidia-pytriton wheel)",
+    )
+
+
+def number(text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+
+
+def positive(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+
+
+def seconds(text: str) -> int:
+    if text.isdigit():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number of seconds, got {text!r}")
+
+
+def port(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if text.isdigit() and 0 < int(text) < 65536:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a number from 1 to 65535 or auto, got {text!r}")

@@ -1,0 +1,153 @@
+"""A plan as one JSON document; docs/generator.md describes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from deepseek_triton_build import Budget, Plan
+from deepseek_triton_build.formats import FORMATS
+from deepseek_triton_build.planning.plan import Warned
+from deepseek_triton_build.render.shell import triton_launcher
+
+SCHEMA = "deepseek-triton/plan/1"
+"""Fields are added to it; what is there keeps its name and meaning."""
+
+_LENGTHS = ((1024, 1024), (1024, 2048), (8192, 1024), (32768, 4096), (65536, 4096), (131072, 4096))
+"""Input and output tokens that concurrency is shown for where none is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concurrency:
+    """How many requests of one length run at once, over the whole instance."""
+
+    isl: int
+    osl: int
+    kv_cache_holds: int
+    runs: int
+    """The least of what the KV cache holds and what max_batch_size allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What starts the plan."""
+
+    script: str
+    command: str
+    """On one node, what the script runs; on several, what runs the script."""
+    nodes: int
+    gpus_per_node: int
+    mpi_ranks: int
+    where: str
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """`plan` as json.dumps takes it. Sizes are bytes; what a plan for another engine doesn't have is null or empty."""
+    release, recipe = plan.release, plan.recipe
+    return {
+        "schema": SCHEMA,
+        "variant": plan.variant.name,
+        "engine": plan.engine,
+        "model": next(setting.value for setting in plan.settings if setting.key == "model"),
+        "precision": plan.precision,
+        "gpu": plan.gpu.name if plan.gpu else None,
+        "gpus": plan.world_size if plan.gpu else None,
+        "release": release.version if release else None,
+        "image": release.image if release else None,
+        "containers": list(release.containers) if release else [],
+        "profile": plan.profile.name if plan.profile else None,
+        "recipe": {"id": recipe.id, "source": recipe.source} if recipe else None,
+        "formats": list(plan.profile.formats) if plan.profile else ["triton"],
+        "workload": dataclasses.asdict(plan.workload),
+        "layout": dataclasses.asdict(plan.layout),
+        "settings": [dataclasses.asdict(setting) for setting in plan.settings],
+        "environment": [dataclasses.asdict(variable) for variable in plan.environment],
+        "memory": _memory(plan.budget) if plan.budget else None,
+        "concurrency": [dataclasses.asdict(row) for row in concurrency(plan)],
+        "max_concurrency": plan.max_concurrency or None,
+        "host_memory_bytes": plan.host_memory or None,
+        "launch": dataclasses.asdict(launch(plan)),
+        "warnings": [_warning(warned) for warned in plan.warnings],
+        "omissions": [dataclasses.asdict(omission) for omission in plan.omissions],
+    }
+
+
+def concurrency(plan: Plan) -> Iterator[Concurrency]:
+    """Requests at once at the lengths asked for, else at those of the plan and at typical ones that it serves."""
+    if plan.budget is None:
+        return
+    own = (plan.workload.isl or 0, plan.workload.osl or 0)
+    asked = plan.request.workload
+    lengths = {own} if asked.isl or asked.osl else {own, *(pair for pair in _LENGTHS if _is_served(plan, *pair))}
+    for isl, osl in sorted(lengths):
+        held = plan.budget.concurrent_requests(isl, osl)
+        yield Concurrency(isl=isl, osl=osl, kv_cache_holds=held, runs=min(held, plan.max_concurrency))
+
+
+def _is_served(plan: Plan, isl: int, osl: int) -> bool:
+    given = plan.canonical
+    chunked = bool(given.get("enable_chunked_prefill"))
+    return isl + osl <= given["max_seq_len"] and (chunked or isl <= given["max_num_tokens"])
+
+
+def launch(plan: Plan) -> Launch:
+    """What starts `plan`, in the first format that its profile is written in."""
+    if plan.release is None:
+        return Launch(
+            script="start.sh",
+            command="deepseek-triton serve DIR",
+            nodes=1,
+            gpus_per_node=0,
+            mpi_ranks=0,
+            where="here, or wherever tritonserver and the engine's packages are",
+        )
+    formats = plan.profile.formats if plan.profile else ("triton",)
+    script = FORMATS[formats[0]].start
+    in_container = f"in {plan.release.image}"
+    if plan.num_nodes > 1:
+        hosts = ",".join(f"node{number}" for number in range(1, plan.num_nodes + 1))
+        command = f"HOSTS={hosts} {script}"
+        in_container += (
+            f", on the first of {plan.num_nodes} nodes, with ssh to the others; under Slurm instead, without HOSTS: "
+            f"srun --mpi=pmix --nodes {plan.num_nodes} --ntasks-per-node {plan.gpus_per_node} {script}"
+        )
+    else:
+        command = " ".join([*triton_launcher(plan), "tritonserver"]) if formats[0] == "triton" else formats[0]
+    return Launch(
+        script=script,
+        command=command,
+        nodes=plan.num_nodes,
+        gpus_per_node=plan.gpus_per_node,
+        mpi_ranks=plan.world_size,
+        where=in_container,
+    )
+
+
+def _memory(budget: Budget) -> dict[str, int]:
+    """Of one GPU, in bytes, and the tokens of the KV caches."""
+    return {
+        "total": budget.memory,
+        "weights": budget.weights,
+        "kv_cache": budget.kv_cache,
+        "cuda_graphs": budget.cuda_graphs,
+        "cuda_context": budget.context,
+        "activations": budget.activations,
+        "free": budget.free,
+        "kv_bytes_per_token": budget.kv_bytes_per_token,
+        "kv_tokens": budget.kv_tokens,
+        "kv_tokens_of_instance": budget.total_kv_tokens,
+    }
+
+
+def _warning(warned: Warned) -> dict[str, Any]:
+    rule, violation = warned.rule, warned.violation
+    return {
+        "code": rule.code,
+        "severity": rule.severity,
+        "key": violation.key,
+        "message": violation.message,
+        "fix": violation.fix,
+        "source": rule.source,
+    }
