@@ -26,8 +26,9 @@ class UnknownNameError(BuildError):
         self.kind, self.name, self.known = kind, name, tuple(known)
         # A name with other digits is another thing (v3 is no misspelt r1), not a slip of the finger.
         alike = [entry for entry in self.known if _digits(entry) == _digits(name)]
-        nearest = difflib.get_close_matches(name.lower(), alike, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        longer = [entry for entry in self.known if entry.startswith(f"{name.lower()}-")]
+        nearest = longer or difflib.get_close_matches(name.lower(), alike, n=1)
+        hint = f"did you mean {' or '.join(map(repr, nearest))}? " if nearest else ""
         super().__init__(f"unknown {kind} {name!r}: {hint}known so far: {', '.join(self.known)}")
 
 

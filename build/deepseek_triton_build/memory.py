@@ -206,7 +206,8 @@ def cuda_graph_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 """Powers of two divide 128 heads and 256 experts."""
 _LEAST_NUM_TOKENS = 2048
-_LEAST_KV_TOKENS = 8192
+LEAST_KV_TOKENS = 8192
+"""Of one request; a deployment that holds less serves nobody."""
 
 
 def minimum_gpus(gpu: Gpu, architecture: Architecture, checkpoint: Checkpoint) -> int | None:
@@ -226,7 +227,7 @@ def minimum_gpus(gpu: Gpu, architecture: Architecture, checkpoint: Checkpoint) -
             kv_dtype="bf16",
             kv_fraction=1.0,
         )
-        if budget.kv_tokens >= _LEAST_KV_TOKENS:
+        if budget.kv_tokens >= LEAST_KV_TOKENS:
             return count
     return None
 

@@ -13,7 +13,9 @@ from deepseek_triton_build import source
 from deepseek_triton_build.edits import edits_diff
 from deepseek_triton_build.errors import EditedError, OutputError
 from deepseek_triton_build.planning.plan import Plan
-from deepseek_triton_build.render import config_pbtxt, model_yaml, start_sh
+from deepseek_triton_build.render.config_pbtxt import config_pbtxt
+from deepseek_triton_build.render.model_yaml import model_yaml
+from deepseek_triton_build.render.start_sh import start_sh
 from deepseek_triton_build.stamp import MANIFEST, manifest, sha256, stamp_line
 
 MODEL = "tensorrt_llm"

@@ -16,9 +16,9 @@ from deepseek_backend.errors import ConfigError
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.check.document import read_yaml
 from deepseek_triton_build.check.schema import check_schema
-from deepseek_triton_build.check.triton_config import BACKEND_SETTINGS
-from deepseek_triton_build.check.type_strings import fits
 from deepseek_triton_build.releases import READABLE_RELEASES, load_release
+from deepseek_triton_build.setting_types import BACKEND_SETTINGS
+from deepseek_triton_build.type_strings import fits
 
 VALUES: list[Any] = [None, True, False, 0, 1, -1, 0.05, 1.5, 300, 10**12, 2**70, "", "x", "5", [], ["a"], [1], {}]
 CHOICES = [

@@ -235,6 +235,54 @@ def test_the_users_own_settings_come_last():
     assert values(plan)["triton_config.max_inflight"] == 64
 
 
+def test_the_budget_is_that_of_the_settings_in_the_end():
+    plan, less = planned(), planned(overrides=(("kv_cache_config.free_gpu_memory_fraction", 0.4),))
+
+    assert less.budget.kv_cache == pytest.approx(plan.budget.kv_cache / 2, abs=1)
+    assert values(less)["triton_config.default_max_tokens"] < values(plan)["triton_config.default_max_tokens"]
+
+
+def test_settings_by_hand_that_leave_no_memory_are_refused():
+    with pytest.raises(RefusedPlanError, match="leaves room for"):
+        planned(overrides=(("kv_cache_config.free_gpu_memory_fraction", 0.001),))
+
+
+def test_graph_sizes_given_one_by_one_replace_the_largest():
+    chosen = values(planned(overrides=(("cuda_graph_config.batch_sizes", (1, 2, 128)),)))
+
+    assert chosen["cuda_graph_config.batch_sizes"] == [1, 2, 128]
+    assert "cuda_graph_config.max_batch_size" not in chosen
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        pytest.param("max_batch_size", "many", "expected a whole number from 1 or null, got 'many'", id="type"),
+        pytest.param("max_batch_size", 0, "expected a whole number from 1", id="range"),
+        pytest.param("moe_config.backend", "CUTLAS", "one of CUTLASS", id="choice"),
+        pytest.param("tensor_parallel_size", 4, "say it by --gpus", id="more than a line"),
+        pytest.param("triton_config.max_inflght", 4, "did you mean max_inflight?", id="backend's key"),
+        pytest.param("triton_config.max_inflight", "x", "expected a whole number", id="backend's value"),
+        pytest.param("triton_config.default_sampling.temprature", 1, "did you mean temperature?", id="sampling field"),
+    ],
+)
+def test_a_setting_by_hand_is_checked(key, value, expected):
+    with pytest.raises(RefusedPlanError) as caught:
+        planned(overrides=((key, value),))
+
+    assert expected in str(caught.value)
+
+
+def test_the_container_asked_for_is_the_one_named():
+    assert planned(container="26.05").image == "nvcr.io/nvidia/tritonserver:26.05-trtllm-python-py3"
+    assert planned().image == "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+
+
+def test_a_release_that_is_only_read_is_refused():
+    with pytest.raises(RefusedPlanError, match=r"0\.19\.0 is only checked.*what works: --trtllm 1\.2\.1"):
+        planned(release="0.19.0")
+
+
 def test_a_setting_the_release_lacks_is_refused():
     with pytest.raises(RefusedPlanError, match="did you mean"):
         planned(overrides=(("max_num_token", 3072),))
@@ -275,7 +323,7 @@ def test_a_preset_nobody_knows_is_refused_before_anything_is_written():
     ("changes", "error", "expected"),
     [
         pytest.param({"variant": "deepsek-r1"}, UnknownNameError, "did you mean 'deepseek-r1'?", id="variant"),
-        pytest.param({"gpu": "h20"}, UnknownNameError, "unknown GPU 'h20'", id="gpu"),
+        pytest.param({"gpu": "h20"}, UnknownNameError, "did you mean 'h20-96' or 'h20-141'?", id="gpu"),
         pytest.param({"precision": "int8"}, UnknownNameError, "unknown precision 'int8'", id="precision"),
         pytest.param({"profile": "fast"}, UnknownNameError, "unknown profile 'fast'", id="profile"),
         pytest.param({"gpu": None}, RefusedPlanError, "needs --gpu", id="no gpu"),

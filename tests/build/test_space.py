@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import space
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from deepseek_triton_build import Plan, RefusedPlanError
+from deepseek_triton_build import Plan, PlanRequest, RefusedPlanError, Workload
 from deepseek_triton_build.releases.sampling import honoured_fields
 
 NUM_PROCESSES = 2
@@ -90,3 +92,44 @@ def test_what_is_built_is_what_check_finds_nothing_wrong_with():
 
     assert [line for result in results for line in result["wrong"]] == []
     assert sum(result["plans"] for result in results) > 4000
+
+
+WORKLOADS = st.builds(
+    Workload,
+    isl=st.none() | st.integers(1, 200_000),
+    osl=st.none() | st.integers(1, 100_000),
+    concurrency=st.none() | st.integers(1, 20_000),
+)
+REQUESTS = st.builds(
+    PlanRequest,
+    variant=st.sampled_from([name for name, variant in space.variants().items() if variant.checkpoints]),
+    gpu=st.sampled_from(list(space.gpus())),
+    num_gpus=st.none() | st.sampled_from(space.GPU_COUNTS),
+    precision=st.none() | st.sampled_from(list(space.PRECISIONS)),
+    profile=st.sampled_from(list(space.profiles())),
+    release=st.sampled_from(space.RELEASES),
+    workload=WORKLOADS,
+    mtp=st.none() | st.integers(0, 4),
+    relaxed_acceptance=st.booleans(),
+    kv_dtype=st.sampled_from([None, "auto", "fp8"]),
+    pipeline_parallel_size=st.sampled_from([1, 1, 1, 2, 3]),
+    allow_unpublished=st.booleans(),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(request=REQUESTS)
+def test_whatever_is_asked_is_planned_and_clean_or_refused_in_a_line(request, tmp_path):
+    answer = space.plan_or_refusal(request)
+
+    if isinstance(answer, RefusedPlanError):
+        assert "\n" not in str(answer)
+        assert answer.suggestion
+        assert isinstance(space.plan_or_refusal(space.neighbour(request, answer)), Plan)
+    else:
+        assert space.build_and_check(answer, tmp_path / answer.profile.name) == []
+        assert answer.budget.free > 0
+        assert answer.budget.kv_tokens >= answer.canonical["max_seq_len"]
+        assert answer.canonical["max_num_tokens"] >= answer.canonical["max_batch_size"]
+        isl = request.workload.isl or 0
+        assert answer.canonical["enable_chunked_prefill"] or answer.canonical["max_num_tokens"] >= isl

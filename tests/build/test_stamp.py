@@ -58,7 +58,7 @@ def test_the_manifest_says_what_the_folder_is():
     assert (manifest["variant"], manifest["gpu"], manifest["gpus"]) == ("deepseek-r1", "h200", 8)
     assert (manifest["precision"], manifest["profile"], manifest["release"]) == ("fp8", "balanced", "1.2.1")
     assert manifest["recipe"] == plan.recipe.id
-    assert manifest["image"] == plan.release.image
+    assert manifest["image"] == plan.image
     assert manifest["files"] == {f.path.as_posix(): hashlib.sha256(f.content).hexdigest() for f in files[:-1]}
     assert list(manifest["files"]) == sorted(manifest["files"])
 

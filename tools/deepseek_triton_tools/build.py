@@ -56,7 +56,7 @@ def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[s
         f"{budget.weights / GIB:.0f} weights, {budget.workspace / GIB:.0f} workspace, "
         f"{budget.kv_cache / GIB:.0f} KV cache ({budget.kv_tokens:,} tokens), {budget.free / GIB:.0f} left free",
         f"  {runs:,} requests at once of {plan.workload.isl:,} tokens in and {plan.workload.osl:,} out",
-        f"  TensorRT-LLM {plan.release.version}: {plan.release.image}",
+        f"  TensorRT-LLM {plan.release.version}: {plan.image}",
         _checkpoint_line(plan),
         *_omission_lines(plan),
         _run_line(plan, script),

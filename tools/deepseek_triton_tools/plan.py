@@ -49,7 +49,7 @@ def _headline(plan: Plan) -> list[str]:
         plan.variant.title,
         f"{plan.request.model or plan.checkpoint.model}, {plan.precision}",
         f"{plan.world_size} x {plan.gpu.title}, {nodes}",
-        f"TensorRT-LLM {plan.release.version}: {plan.release.image}{_other_containers(plan)}",
+        f"TensorRT-LLM {plan.release.version}: {plan.image}{_other_containers(plan)}",
     ]
     if plan.profile is not None and plan.recipe is not None:
         lines.append(f"profile {plan.profile.name}: {plan.profile.title}")

@@ -55,7 +55,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "gpu": plan.gpu.name if plan.gpu else None,
         "gpus": plan.world_size if plan.gpu else None,
         "release": release.version if release else None,
-        "image": release.image if release else None,
+        "image": plan.image,
         "containers": list(release.containers) if release else [],
         "profile": plan.profile.name if plan.profile else None,
         "recipe": {"id": recipe.id, "source": recipe.source} if recipe else None,
@@ -105,7 +105,7 @@ def launch(plan: Plan) -> Launch:
         )
     formats = plan.profile.formats if plan.profile else ("triton",)
     script = FORMATS[formats[0]].start
-    in_container = f"in {plan.release.image}"
+    in_container = f"in {plan.image}"
     if plan.num_nodes > 1:
         hosts = ",".join(f"node{number}" for number in range(1, plan.num_nodes + 1))
         command = f"HOSTS={hosts} {script}"

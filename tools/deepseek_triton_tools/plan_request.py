@@ -17,7 +17,7 @@ from deepseek_triton_build.catalog import find_precision, variant_of_model, vari
 from deepseek_triton_build.catalog.profiles import DEFAULT_PROFILE
 from deepseek_triton_build.check.checkpoint import read_facts
 from deepseek_triton_build.planning.request import DEFAULT_RELEASE
-from deepseek_triton_build.releases import release_for_container
+from deepseek_triton_build.releases import container_tag, release_for_container
 from deepseek_triton_tools.errors import ToolError
 
 
@@ -59,6 +59,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         precision=precision,
         profile=args.profile or DEFAULT_PROFILE,
         release=release_for_container(args.image).version if args.image else args.trtllm or DEFAULT_RELEASE,
+        container=container_tag(args.image) if args.image else None,
         workload=Workload(isl=args.isl, osl=args.osl, concurrency=args.concurrency),
         mtp=args.mtp,
         relaxed_acceptance=args.relaxed_acceptance,

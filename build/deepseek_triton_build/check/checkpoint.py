@@ -24,7 +24,7 @@ from deepseek_triton_build.check.codes import (
 from deepseek_triton_build.check.document import read_json
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.safetensors import Header, HeaderError, read_header
-from deepseek_triton_build.check.words import listed, shown
+from deepseek_triton_build.words import listed, shown
 
 INDEX = "model.safetensors.index.json"
 QUANT_CONFIG = "hf_quant_config.json"

@@ -12,7 +12,7 @@ import yaml
 
 from deepseek_triton_build.check.codes import BROKEN, DUPLICATE_KEY, NOT_A_MAPPING, UNREADABLE
 from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_build.check.words import one_line, plain, shown
+from deepseek_triton_build.words import one_line, plain, shown
 
 MAX_TEXT_BYTES = 64 * 2**20
 """The largest file read, an index of a checkpoint's tensors, has ten megabytes."""

@@ -32,9 +32,9 @@ from deepseek_triton_build.check.codes import (
 )
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.origin import Stamp
-from deepseek_triton_build.check.words import plain, shown
 from deepseek_triton_build.planning.request import DEFAULT_RELEASE
 from deepseek_triton_build.releases import READABLE_RELEASES, Release, load_release
+from deepseek_triton_build.words import plain, shown
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 

@@ -33,10 +33,10 @@ from deepseek_triton_build.check.pbtxt import NAME as CONFIG
 from deepseek_triton_build.check.pbtxt import check_config, read_config
 from deepseek_triton_build.check.schema import TRITON_SECTION, UPSTREAM_KEYS, check_schema
 from deepseek_triton_build.check.triton_config import check_triton_config, triton_settings
-from deepseek_triton_build.check.words import one_line
 from deepseek_triton_build.releases import Release, spelling
 from deepseek_triton_build.rules import violations
 from deepseek_triton_build.rules.rule import Deployment
+from deepseek_triton_build.words import one_line
 
 MODEL_YAML = "model.yaml"
 _OUR_PACKAGE = "deepseek_backend"

@@ -13,8 +13,8 @@ from typing import Any
 from deepseek_triton_build.check.codes import CHANGED
 from deepseek_triton_build.check.document import read_json, read_text, read_yaml
 from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_build.check.words import plain
 from deepseek_triton_build.stamp import MANIFEST
+from deepseek_triton_build.words import plain
 
 RELEASE_RECORD = "release.yaml"
 START_SCRIPT = "start.sh"

@@ -24,8 +24,8 @@ from deepseek_triton_build.check.codes import (
 )
 from deepseek_triton_build.check.document import read_text
 from deepseek_triton_build.check.finding import Check, Finding
-from deepseek_triton_build.check.words import nearest, one_line, shown
 from deepseek_triton_build.source import contract
+from deepseek_triton_build.words import nearest, one_line, shown
 
 NAME = "config.pbtxt"
 

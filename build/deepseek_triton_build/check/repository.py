@@ -9,17 +9,20 @@ from deepseek_triton_build.check.finding import Report, in_order
 from deepseek_triton_build.check.identity import CheckOptions
 from deepseek_triton_build.check.model import MODEL_YAML, check_file, check_model
 from deepseek_triton_build.errors import NothingToCheckError
+from deepseek_triton_build.render.commands import YAML_NAME
 
 
 def check_repository(directory: Path, options: CheckOptions | None = None) -> Report:
-    """Check the model repository `directory`, one model's folder, or one YAML file of LLM arguments.
+    """Check the model repository `directory`, one model's folder, one YAML file of LLM arguments, or a folder with one
+    for TensorRT-LLM's own programs.
 
     :raises NothingToCheckError: when there is none of these.
     :raises BuildError: when the options name a release or a GPU nobody knows.
     """
     options = options or CheckOptions()
-    if os.path.isfile(directory):
-        checked = [check_file(directory, options)]
+    exported = directory / YAML_NAME
+    if os.path.isfile(directory) or os.path.isfile(exported):
+        checked = [check_file(directory if os.path.isfile(directory) else exported, options)]
     else:
         models = _models(directory)
         checked = [check_model(folder, version, directory, options) for folder, version in models]

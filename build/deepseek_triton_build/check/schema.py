@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepseek_triton_build.check import type_strings
+from deepseek_triton_build import type_strings
 from deepseek_triton_build.check.codes import (
     MOVED_KEY,
     NOT_A_SECTION,
@@ -20,30 +20,13 @@ from deepseek_triton_build.check.codes import (
 )
 from deepseek_triton_build.check.document import Document
 from deepseek_triton_build.check.finding import Check, Finding
-from deepseek_triton_build.check.words import nearest, plain, shown
 from deepseek_triton_build.releases import Field, LlmClass, Release, spelling
+from deepseek_triton_build.setting_types import bounded_type
+from deepseek_triton_build.words import nearest, plain, shown
 
 UPSTREAM_KEYS = ("logits_post_processors",)
 """Top-level keys that upstream's model.py takes for itself (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
 TRITON_SECTION = "triton_config"
-
-_RANGES: Mapping[str, str] = {
-    "tensor_parallel_size": "int 1..",
-    "pipeline_parallel_size": "int 1..",
-    "gpus_per_node": "int 1..",
-    "moe_expert_parallel_size": "int -1..",
-    "moe_tensor_parallel_size": "int -1..",
-    "max_batch_size": "int 1..",
-    "max_num_tokens": "int 1..",
-    "max_seq_len": "int 1..",
-    "max_input_len": "int 1..",
-    "stream_interval": "int 1..",
-    "kv_cache_config.free_gpu_memory_fraction": "float 0..1",
-    "kv_cache_config.tokens_per_block": "int 1..",
-    "cuda_graph_config.max_batch_size": "int 0..",
-    "speculative_config.num_nextn_predict_layers": "int 0..",
-}
-"""Canonical key -> its type with the bounds, by what it counts. -1 leaves expert parallelism to the engine."""
 
 
 def check_schema(
@@ -82,7 +65,7 @@ class _Walk:
             self.subsection(key, value, found)
         elif not type_strings.fits(value, found.type):
             self.misfit(key, value, found)
-        elif not type_strings.fits(value, bounds := _bounds(key, found.type)):
+        elif not type_strings.fits(value, bounds := bounded_type(key, found.type)):
             self.add(OUT_OF_RANGE, key, _expected(bounds, value), f"write {type_strings.in_words(bounds)}")
         else:
             self.settings[key] = value
@@ -192,14 +175,6 @@ def _unquoted(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _bounds(key: str, spelled: str) -> str:
-    """The type with its bounds, where it has any."""
-    bounded = _RANGES.get(key)
-    if bounded is None:
-        return spelled
-    return f"{bounded} | None" if type_strings.has_none(spelled) else bounded
 
 
 def _kinds(release: Release, name: str) -> Mapping[str, str]:

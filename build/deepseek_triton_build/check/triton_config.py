@@ -5,37 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deepseek_triton_build.check import type_strings
+from deepseek_triton_build import type_strings
 from deepseek_triton_build.check.codes import WRONG_SETTING, WRONG_SETTING_VALUE
 from deepseek_triton_build.check.document import Document
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.schema import TRITON_SECTION
-from deepseek_triton_build.check.words import nearest, plain, shown
+from deepseek_triton_build.setting_types import BACKEND_SETTINGS
 from deepseek_triton_build.source import contract
-
-BACKEND_SETTINGS: Mapping[str, str] = {
-    "engine": "Literal[tensorrt_llm, transformers, simulated]",
-    "decoupled": "true",
-    "max_batch_size": "int 0..0",
-    "default_max_tokens": "int 1..2147483647",
-    "default_sampling": "dict",
-    "unknown_parameters": "Literal[error, warn, ignore]",
-    "ignored_parameters": "list[str]",
-    "cancellation_check_period_ms": "int 1..60000",
-    "stream_mode": "Literal[delta, cumulative]",
-    "separate_reasoning": "bool",
-    "default_timeout_ms": "int 1..2147483647 | None",
-    "max_inflight": "int 1..2147483647 | None",
-    "max_inflight_tokens": "int 1..9223372036854775808 | None",
-    "hang_s": "int 1..86400",
-    "on_fatal": "Literal[exit, unready]",
-    "fatal_grace_s": "int 0..600",
-    "drain_s": "int 0..86400 | None",
-    "metrics_period_s": "float 0.1..3600",
-    "engine_options": "dict",
-}
-"""Key -> type. The backend's own table is in its config.py, which is not imported here; a test holds the two
-together."""
+from deepseek_triton_build.words import nearest, plain, shown
 
 _UPSTREAM_SETTINGS: Mapping[str, str] = {
     "max_batch_size": "int 0..",

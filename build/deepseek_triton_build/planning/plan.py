@@ -19,17 +19,17 @@ from typing import Any
 from deepseek_triton_build.catalog import Checkpoint, Gpu, Variant, find_variant
 from deepseek_triton_build.catalog.profiles import NOTHING_SAID, Profile, Recipe, Workload
 from deepseek_triton_build.errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.memory import Budget, Layout, host_memory_to_prefetch
+from deepseek_triton_build.memory import GIB, LEAST_KV_TOKENS, Budget, Layout, host_memory_to_prefetch
 from deepseek_triton_build.planning.choices import choose_settings
 from deepseek_triton_build.planning.embedded import embedded_settings
 from deepseek_triton_build.planning.environment import choose_environment
 from deepseek_triton_build.planning.request import ENGINES, PlanRequest
-from deepseek_triton_build.planning.sizes import choose_sizes
+from deepseek_triton_build.planning.sizes import Sizes, budget_of, choose_sizes
 from deepseek_triton_build.planning.suggestion import nearest_that_works
 from deepseek_triton_build.planning.target import Target, refuse, resolve_target
 from deepseek_triton_build.planning.triton_settings import triton_settings
 from deepseek_triton_build.planning.written import for_release, with_overrides
-from deepseek_triton_build.releases import Release
+from deepseek_triton_build.releases import Release, image_name
 from deepseek_triton_build.releases.spelling import canonical
 from deepseek_triton_build.rules import violations
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
@@ -85,6 +85,14 @@ class Plan:
         return None if self.checkpoint is None else self.checkpoint.precision
 
     @property
+    def image(self) -> str | None:
+        """The container to run it in: the one asked for, or the newest with the release."""
+        if self.release is None:
+            return None
+        asked, known = self.request.container, self.release.containers
+        return image_name(asked if asked in known else known[0])
+
+    @property
     def gpus_per_node(self) -> int:
         return self.world_size // self.num_nodes
 
@@ -129,6 +137,7 @@ _NOT_TYPED = {
     "overrides": "--set",
     "relaxed_acceptance": "--relaxed-acceptance",
     "workload": "--isl, --osl or --concurrency",
+    "model": "--model",
     **_OPTIONS,
 }
 
@@ -138,8 +147,8 @@ def _can_be_typed(name: str, value: Any) -> bool:
 
 
 def _as_options(suggestion: Mapping[str, Any]) -> str:
-    """The suggestion as what to type."""
-    if not suggestion:
+    """The suggestion as what to type; nothing where what --set said is all that is wrong, and was named."""
+    if suggestion.keys() <= {"overrides"}:
         return ""
     typed = [f"{_OPTIONS[name]} {value}" for name, value in suggestion.items() if _can_be_typed(name, value)]
     typed += [f"no {_NOT_TYPED[name]}" for name, value in suggestion.items() if not _can_be_typed(name, value)]
@@ -173,21 +182,23 @@ def _engine(request: PlanRequest, variant: Variant) -> str:
 
 def _tensorrt_llm_plan(target: Target) -> Plan:
     sizes, budget = choose_sizes(target)
+    if target.request.overrides:  # the reasons speak of the memory that is left in the end
+        budget = _budget_with_overrides(target, sizes, budget)
     environment = choose_environment(target, sizes)
     chosen, omitted = for_release(target, choose_settings(target, sizes, budget))
     chosen, own = with_overrides(target, chosen)
     triton, unsampled = triton_settings(target, sizes, budget, chosen, own)
-    llm = {setting.key: setting.value for setting in chosen}
-    args = canonical(llm, target.release.version)
-    warnings = _judge(target, args, triton, environment)
+    deployment = _deployment(target, chosen, triton, environment)
+    found = list(violations(deployment))
+    refuse(found)
     return Plan(
         request=target.request,
         variant=target.variant,
         engine="tensorrt_llm",
         settings=(*chosen, *triton),
-        canonical=args,
+        canonical=deployment.settings,
         environment=environment,
-        layout=sizes.layout,
+        layout=deployment.layout,
         num_nodes=target.num_nodes,
         gpu=target.gpu,
         release=target.release,
@@ -196,22 +207,39 @@ def _tensorrt_llm_plan(target: Target) -> Plan:
         recipe=target.recipe,
         budget=budget,
         workload=sizes.workload,
-        max_concurrency=sizes.max_concurrency,
+        max_concurrency=deployment.get("max_batch_size") * deployment.layout.attention_dp_size,
         host_memory=host_memory_to_prefetch(target.checkpoint),
-        warnings=warnings,
+        warnings=tuple(Warned(rule=rule, violation=violation) for rule, violation in found),
         omissions=(*omitted, *unsampled),
     )
 
 
-def _judge(
-    target: Target, args: Mapping[str, Any], triton: Iterable[Setting], environment: Iterable[EnvironmentVariable]
-) -> tuple[Warned, ...]:
-    """The warnings.
+def _budget_with_overrides(target: Target, sizes: Sizes, budget: Budget) -> Budget:
+    """The memory when the user's own settings have replaced the planner's.
 
-    :raises RefusedPlanError: when a rule says that it can't work.
+    :raises RefusedPlanError: when they leave no room for a request.
     """
-    deployment = Deployment(
-        settings=args,
+    chosen, _ = for_release(target, choose_settings(target, sizes, budget))
+    chosen, _ = with_overrides(target, chosen)
+    left = budget_of(target, _deployment(target, chosen, (), ()))
+    if left.kv_tokens < LEAST_KV_TOKENS:
+        raise RefusedPlanError(
+            f"what --set asks for leaves room for {left.kv_tokens:,} KV tokens a GPU, not for a request of "
+            f"{LEAST_KV_TOKENS:,}: of {left.memory / GIB:.0f} GiB, {left.weights / GIB:.1f} are weights and "
+            f"{left.workspace / GIB:.1f} workspace; ask for less"
+        )
+    return left
+
+
+def _deployment(
+    target: Target,
+    llm: Iterable[Setting],
+    triton: Iterable[Setting],
+    environment: Iterable[EnvironmentVariable],
+) -> Deployment:
+    """What the rules look at."""
+    return Deployment(
+        settings=canonical({setting.key: setting.value for setting in llm}, target.release.version),
         release=target.release,
         variant=target.variant,
         architecture=target.architecture,
@@ -221,6 +249,3 @@ def _judge(
         environment={variable.name: variable.value for variable in environment},
         isl=target.request.workload.isl,
     )
-    found = list(violations(deployment))
-    refuse(found)
-    return tuple(Warned(rule=rule, violation=violation) for rule, violation in found)

@@ -25,6 +25,8 @@ class PlanRequest:
     """None: FP4 on Blackwell where the variant has it, else FP8."""
     profile: str = DEFAULT_PROFILE
     release: str = DEFAULT_RELEASE
+    container: str | None = None
+    """Tag (26.07) of the Triton container it will run in. None: the newest with the release."""
     workload: Workload = NOTHING_SAID
     mtp: int | None = None
     """MTP layers, 0 for none. None: the recipe's."""

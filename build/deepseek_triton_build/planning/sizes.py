@@ -14,6 +14,7 @@ from deepseek_triton_build.catalog.profiles import NOTHING_SAID, Workload
 from deepseek_triton_build.errors import RefusedPlanError
 from deepseek_triton_build.memory import GIB, Budget, KvDtype, Layout, cuda_graph_batch_sizes, make_budget
 from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.rules.rule import Deployment
 
 TYPICAL = Workload(isl=1024, osl=2048)
 """The lengths of the published benchmarks, where nothing else is said."""
@@ -27,6 +28,8 @@ OOM_NUM_TOKENS = 3072
 """What the DeepSeek-V3 guide reduces max_num_tokens to when memory runs out."""
 SPARSE_NUM_TOKENS = 8192
 """The largest max_num_tokens that V3.2 has not been seen to crash with (NVIDIA/TensorRT-LLM#9932)."""
+DEFAULT_GRAPH_SIZE = 128
+"""The largest batch that is captured when cuda_graph_config says nothing (llm_args.py)."""
 _BLOCK = 64
 """Limits are whole KV blocks, of 32 or 64 tokens."""
 
@@ -102,6 +105,26 @@ def make_plan_budget(target: Target, sizes: Sizes) -> Budget:
         kv_fraction=sizes.kv_fraction,
         mtp=sizes.num_draft_tokens > 0,
         expert_slots=sizes.expert_slots,
+    )
+
+
+def budget_of(target: Target, deployment: Deployment) -> Budget:
+    """The memory of one GPU under settings, whoever chose them."""
+    given = deployment.get
+    graph_sizes = given("cuda_graph_config.batch_sizes")
+    graph_max = given("cuda_graph_config.max_batch_size") or DEFAULT_GRAPH_SIZE
+    return make_budget(
+        target.gpu,
+        target.architecture,
+        target.checkpoint,
+        deployment.layout,
+        num_cuda_graphs=len(graph_sizes or cuda_graph_batch_sizes(graph_max)) if deployment.has_cuda_graphs else 0,
+        max_num_tokens=given("max_num_tokens"),
+        moe_max_num_tokens=given("moe_config.max_num_tokens"),
+        kv_dtype="fp8" if deployment.has_fp8_kv else "bf16",
+        kv_fraction=given("kv_cache_config.free_gpu_memory_fraction"),
+        mtp=deployment.num_draft_tokens > 0,
+        expert_slots=given("moe_config.load_balancer.num_slots") or 0,
     )
 
 

@@ -8,7 +8,7 @@ from itertools import combinations, product
 from typing import Any
 
 from deepseek_triton_build.catalog import PRECISIONS, gpus
-from deepseek_triton_build.catalog.profiles import DEFAULT_PROFILE, Workload
+from deepseek_triton_build.catalog.profiles import DEFAULT_PROFILE, NOTHING_SAID
 from deepseek_triton_build.memory import GPU_COUNTS
 from deepseek_triton_build.planning.request import DEFAULT_RELEASE, PlanRequest
 
@@ -37,7 +37,7 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
     """Field -> other values to try, likeliest first. What was asked for on top is given up before the GPU is."""
     tried: dict[str, list[Any]] = {
         "num_gpus": sorted(set(GPU_COUNTS) - {request.num_gpus}, key=lambda count: _distance(request.num_gpus, count)),
-        "precision": [precision for precision in PRECISIONS if precision != request.precision],
+        "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
         "release": [DEFAULT_RELEASE],
         "profile": [DEFAULT_PROFILE],
         "pipeline_parallel_size": [1],
@@ -45,7 +45,8 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
         "relaxed_acceptance": [False],
         "kv_dtype": [None],
         "overrides": [()],
-        "workload": [Workload()],
+        "workload": [NOTHING_SAID],
+        "model": [None],
         "gpu": [name for name in ("h200", "b200", "gb200-nvl72") if name in gpus()],
     }
     return {

@@ -18,7 +18,7 @@ from deepseek_triton_build.catalog.profiles import Profile, Recipe, find_profile
 from deepseek_triton_build.errors import RefusedPlanError
 from deepseek_triton_build.memory import GIB, GPU_COUNTS, Layout, minimum_gpus, weight_bytes_per_gpu
 from deepseek_triton_build.planning.request import PlanRequest
-from deepseek_triton_build.releases import Release, load_release
+from deepseek_triton_build.releases import RELEASES, Release, load_release
 from deepseek_triton_build.rules import target_violations
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
@@ -66,7 +66,7 @@ def resolve_target(request: PlanRequest) -> Target:
             suggestion={"gpu": "h200"},
         )
     gpu = find_gpu(request.gpu)
-    release = load_release(request.release)
+    release = _release(request.release)
     profile = find_profile(request.profile)
     precision = find_precision(request.precision) if request.precision else _default_precision(variant, gpu)
     checkpoint = _checkpoint(variant, precision)
@@ -104,6 +104,13 @@ def refuse(found: Iterable[tuple[Rule, Violation]]) -> None:
 
 def describe(rule: Rule, violation: Violation) -> str:
     return f"{violation.message} [{rule.code}: {rule.source}]; {violation.fix}"
+
+
+def _release(version: str) -> Release:
+    release = load_release(version)
+    if version not in RELEASES:
+        raise RefusedPlanError(f"TensorRT-LLM {version} is only checked, not written for; use {RELEASES[-1]} or newer")
+    return release
 
 
 def _default_precision(variant: Variant, gpu: Gpu) -> str:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from deepseek_triton_build.errors import RefusedPlanError
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.releases import Release
 from deepseek_triton_build.releases.sampling import honoured_fields, sampler_of
-from deepseek_triton_build.releases.spelling import spell
+from deepseek_triton_build.releases.spelling import canonical, spell
+from deepseek_triton_build.setting_types import BACKEND_SETTINGS, bounded_type
 from deepseek_triton_build.settings import Omission, Setting
+from deepseek_triton_build.source import contract
+from deepseek_triton_build.type_strings import fits, in_words
+from deepseek_triton_build.words import nearest, shown
 
 _NEEDED = (
     "model",
@@ -102,17 +107,64 @@ def _writing_order(item: tuple[str, Setting]) -> tuple[int, str]:
     return position, section
 
 
+_REPLACES = {
+    "cuda_graph_config.batch_sizes": "cuda_graph_config.max_batch_size",
+    "cuda_graph_config.max_batch_size": "cuda_graph_config.batch_sizes",
+}
+"""Canonical keys of which the engine takes one or the other."""
+
+
 def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[Setting, ...], dict[str, Any]]:
-    """The user's own LLM arguments put in; and those for triton_config, which come later."""
+    """The user's own LLM arguments put in; and those for triton_config, which come later.
+
+    :raises RefusedPlanError: for a key that the release or the backend doesn't have, and for a value it doesn't take.
+    """
     merged = {setting.key: setting for setting in chosen}
     triton = {}
-    for key, value in target.request.overrides:
-        if key.startswith("triton_config."):
+    for key, given in target.request.overrides:
+        value = list(given) if isinstance(given, tuple) else given
+        if key.startswith(_TRITON):
+            _refuse_backend_setting(key.removeprefix(_TRITON), value)
             triton[key] = value
             continue
-        target.release.require_key(key)
-        before = f" instead of {merged[key].value!r}" if key in merged else ""
+        ours = _refuse_argument(target, key, value)
+        before = f" instead of {shown(merged[key].value)}" if key in merged else ""
         merged[key] = Setting(key=key, value=value, reason=f"set by hand{before}")
+        for replaced in spell({_REPLACES[ours]: None}, target.release.version) if ours in _REPLACES else ():
+            merged.pop(replaced, None)
     # A section is written in one piece: what is new in it goes where it is.
     sections = list(dict.fromkeys(key.partition(".")[0] for key in merged))
     return tuple(sorted(merged.values(), key=lambda setting: sections.index(setting.key.partition(".")[0]))), triton
+
+
+_TRITON = "triton_config."
+_OPTIONS = {"tensor_parallel_size": "--gpus and --pp", "pipeline_parallel_size": "--pp", "model": "--model"}
+"""Arguments that more depends on than a line of model.yaml -> the options that say them."""
+
+
+def _refuse_argument(target: Target, key: str, value: Any) -> str:
+    """The canonical key of an LLM argument that may be set by hand."""
+    if key in _OPTIONS:
+        raise RefusedPlanError(f"{key} is more than one setting; say it by {_OPTIONS[key]}")
+    found = target.release.require_key(key)
+    ours = next(iter(canonical({key: value}, target.release.version)), key)
+    _refuse_misfit(key, value, bounded_type(ours, found.type))
+    return ours
+
+
+def _refuse_backend_setting(key: str, value: Any) -> None:
+    section, _, name = key.partition(".")
+    known: Mapping[str, Any] = BACKEND_SETTINGS
+    if section == "default_sampling" and name:
+        section, known = name, contract().SAMPLING_BY_NAME
+    if section not in known:
+        near = nearest(section, known)
+        hint = f"; did you mean {near}?" if near else "; docs/configuration.md has those there are"
+        raise RefusedPlanError(f"{_TRITON}{key} is not a setting of the backend{hint}")
+    if not name:
+        _refuse_misfit(f"{_TRITON}{key}", value, BACKEND_SETTINGS[section])
+
+
+def _refuse_misfit(key: str, value: Any, spelled: str) -> None:
+    if not fits(value, spelled):
+        raise RefusedPlanError(f"{key}: expected {in_words(spelled)}, got {shown(value)}")

@@ -99,11 +99,6 @@ class Release:
     """By name; every record has the same ones."""
 
     @property
-    def image(self) -> str:
-        """The newest Triton container that carries this release."""
-        return f"nvcr.io/nvidia/tritonserver:{self.containers[0]}-trtllm-python-py3"
-
-    @property
     def has_samplers(self) -> bool:
         """Whether the record says which sampling fields work; those of releases that are only read do not."""
         return "sampler" in self.record
@@ -185,15 +180,24 @@ def containers() -> Mapping[str, Container]:
     return {tag: Container(tag=tag, **row) for tag, row in rows.items()}
 
 
+def image_name(tag: str) -> str:
+    """The Triton container with the tag `26.07`."""
+    return f"nvcr.io/nvidia/tritonserver:{tag}-trtllm-python-py3"
+
+
+def container_tag(tag: str) -> str:
+    """`26.07` of that, of a whole tag, or of a whole image name."""
+    return tag.rpartition(":")[2].partition("-")[0]
+
+
 def release_for_container(tag: str) -> Release:
     """The release in the container nvcr.io/nvidia/tritonserver:<tag>-trtllm-python-py3.
 
-    `tag` may be `26.07`, a whole tag or a whole image name.
-
+    :param tag: as container_tag takes it.
     :raises UnknownNameError: for a container nobody knows.
     :raises RefusedPlanError: for one whose release repositories are not generated for.
     """
-    month = tag.rpartition(":")[2].partition("-")[0]
+    month = container_tag(tag)
     usable = [known for known, row in containers().items() if row.trtllm in RELEASES]
     if month not in containers():
         raise UnknownNameError("Triton container", month, usable)

@@ -13,7 +13,7 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
     """For TensorRT-LLM, in a stock Triton container with nothing installed; else wherever tritonserver is."""
     where = "where tritonserver and the engine's packages are installed"
     if plan.release is not None:
-        where = f"in {plan.release.image}, with nothing installed"
+        where = f"in {plan.image}, with nothing installed"
     about = [
         f"Serves the repository this script lies in, {where}.",
         "HTTP_PORT, GRPC_PORT and METRICS_PORT move the ports; further arguments go to tritonserver, which listens on "
