@@ -25,7 +25,15 @@ def nearest_that_works(request: PlanRequest, works: Callable[[PlanRequest], bool
             for changes in _changes(alternatives, names):
                 if works(replace(request, **changes)):
                     return changes
-    return {}
+    on_top = {name: values[0] for name, values in alternatives.items() if name not in _TARGET}
+    plain = replace(request, **on_top)
+    if not on_top or works(plain):
+        return on_top
+    return {**on_top, **nearest_that_works(plain, works)}
+
+
+_TARGET = ("num_gpus", "precision", "release", "profile", "gpu")
+"""What a request is for. The rest is asked for on top, and given up whole when nothing less helps."""
 
 
 def _changes(alternatives: Mapping[str, list[Any]], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
