@@ -22,18 +22,37 @@ class BuildError(Exception):
 
 
 class UnknownNameError(BuildError):
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    """`note`: what else the name may be, instead of the nearest one."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, note: str = "") -> None:
         self.kind, self.name, self.known = kind, name, tuple(known)
-        # A name with other digits is another thing (v3 is no misspelt r1), not a slip of the finger.
-        alike = [entry for entry in self.known if _digits(entry) == _digits(name)]
-        longer = [entry for entry in self.known if entry.startswith(f"{name.lower()}-")]
-        nearest = longer or difflib.get_close_matches(name.lower(), alike, n=1)
-        hint = f"did you mean {' or '.join(map(repr, nearest))}? " if nearest else ""
-        super().__init__(f"unknown {kind} {name!r}: {hint}known so far: {', '.join(self.known)}")
+        nearest = _nearest(name.lower()[:_LONGEST], self.known)
+        hint = f"{note}; " if note else f"did you mean {' or '.join(map(repr, nearest))}? " if nearest else ""
+        given = repr(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}...")
+        super().__init__(f"unknown {kind} {given}: {hint}known so far: {', '.join(self.known)}")
 
 
-def _digits(name: str) -> str:
-    return re.sub(r"\D", "", name)
+_LONGEST = 200
+"""Characters of a name that are looked at and shown."""
+
+
+def _nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Names that begin with `name` or that it holds as a word; else the one that it may be a misspelling of."""
+    words = re.split(r"[\s_/]+", name)
+    holding = [entry for entry in known if name and entry.startswith((f"{name}-", f"{name}."))]
+    holding = holding or [entry for entry in known if entry in words]
+    # A name with other numbers is another thing (v3 is no misspelt r1), not a slip of the finger.
+    alike = [entry for entry in known if _numbers(entry) == _numbers(name)]
+    return holding or difflib.get_close_matches(name, alike, n=1)
+
+
+def _numbers(name: str) -> list[int]:
+    """Those in `name`: 26.7 is 26.07. A model's date (0528), which slips easily, is left out."""
+    return [int(number) for number in re.findall(r"\d+", name) if len(number) < _DATE]
+
+
+_DATE = 4
+"""Digits of it."""
 
 
 class RefusedPlanError(BuildError):

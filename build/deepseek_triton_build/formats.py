@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from deepseek_triton_build.catalog.profiles import profiles
 from deepseek_triton_build.errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import commands
@@ -33,7 +34,8 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
     :raises RefusedPlanError: for a format that the plan makes no sense in; names one that does.
     """
     if name not in FORMATS:
-        raise UnknownNameError("format", name, FORMATS)
+        note = f"{name} is a profile: --profile {name}" if name in profiles() else ""
+        raise UnknownNameError("format", name, FORMATS, note=note)
     usable = plan.profile.formats if plan.profile is not None else (DEFAULT_FORMAT,)
     if name not in usable:
         what = f"profile {plan.profile.name}" if plan.profile is not None else f"the {plan.engine} engine"

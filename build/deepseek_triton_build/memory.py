@@ -63,12 +63,15 @@ class Weights:
     dense: float
     """Shared experts and the first dense layers."""
     embeddings: float
+    mtp_experts: float
+    """The routed experts of the MTP layer, divided like the others."""
     mtp: float
-    """The MTP layer, whole."""
+    """The rest of the MTP layer."""
 
     @property
     def total(self) -> float:
-        return self.routed_experts + self.attention + self.replicated + self.dense + self.embeddings + self.mtp
+        whole_layers = self.routed_experts + self.attention + self.replicated + self.dense
+        return whole_layers + self.embeddings + self.mtp_experts + self.mtp
 
 
 def weights(architecture: Architecture, checkpoint: Checkpoint) -> Weights:
@@ -84,6 +87,7 @@ def weights(architecture: Architecture, checkpoint: Checkpoint) -> Weights:
         replicated=a.num_layers * _whole_attention(a, stored["attention"]) + num_moe * _router(a) + a.hidden_size * 2,
         dense=num_moe * _experts(a, a.num_shared_experts, stored["dense"]) + a.num_dense_layers * dense_mlp,
         embeddings=embeddings,
+        mtp_experts=a.num_mtp_layers * _experts(a, a.num_routed_experts, stored["mtp"]),
         mtp=a.num_mtp_layers * (_mtp_layer(a, stored["mtp"]) + embeddings),
     )
 
@@ -102,7 +106,7 @@ def weight_bytes_per_gpu(
     split = 1 if layout.attention_dp else tp
     experts = parts.routed_experts * max(1.0, expert_slots / architecture.num_routed_experts) / tp
     layers = experts + (parts.attention + parts.dense) / split + parts.replicated
-    extra = parts.mtp / split if mtp else 0.0
+    extra = parts.mtp_experts / tp + parts.mtp / split if mtp else 0.0
     return int(layers * _fullest_stage(architecture, pp) + parts.embeddings / split + extra)
 
 
@@ -288,11 +292,11 @@ def _whole_attention(a: Architecture, stored: Format) -> float:
 
 
 def _mtp_layer(a: Architecture, stored: Format) -> float:
-    """The MTP layer without its own embeddings: one MoE layer, the projection that joins it and three norms more."""
+    """The MTP layer without its routed experts and its own embeddings: the rest of a MoE layer, the projection that
+    joins it and three norms more."""
     attention = _divided_attention(a, stored, stored) + _whole_attention(a, stored)
-    experts = _experts(a, a.num_routed_experts + a.num_shared_experts, stored)
     joining = _linear(a.hidden_size, 2 * a.hidden_size, "bf16") + 3 * a.hidden_size * 2
-    return attention + experts + _router(a) + joining
+    return attention + _experts(a, a.num_shared_experts, stored) + _router(a) + joining
 
 
 def _fullest_stage(a: Architecture, pipeline_parallel_size: int) -> float:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from deepseek_triton_build.catalog import architectures
+from deepseek_triton_build.catalog import architectures, variants
 from deepseek_triton_build.checkpoint_defaults import read_json_object
 from deepseek_triton_build.errors import CheckpointError
+from deepseek_triton_build.words import shown
 
 NAME = "hf_quant_config.json"
 FP8_BLOCK_SCALES = "FP8_BLOCK_SCALES"
@@ -63,11 +65,16 @@ def quant_config_change(checkpoint: Path, kv_cache: KvAlgo | None) -> Change:
     quantization = (before or {}).get("quantization", {})
     if not isinstance(quantization, dict):
         raise CheckpointError(
-            f"{path}: expected an object under 'quantization', found {quantization!r}; remove the file"
+            f"{path}: expected an object under 'quantization', found {shown(quantization)}; remove the file"
         )
     algo = quantization.get("quant_algo")
     if algo is None:
         algo = _fp8_blocks(checkpoint, model)
+    elif algo not in _known_algos():
+        raise CheckpointError(
+            f"{path}: expected quant_algo to be one of {', '.join(_known_algos())}, found {shown(algo)}; "
+            "download it again, or remove it where the weights are DeepSeek's own FP8"
+        )
     values = {**quantization, "quant_algo": algo, "kv_cache_quant_algo": kv_cache}
     return Change(path=path, before=before, after={**(before or {}), "quantization": values})
 
@@ -82,11 +89,20 @@ def apply(change: Change) -> Path | None:
     if not change.is_needed:
         return None
     try:
-        return _replace(change.path, json.dumps(change.after, indent=4) + "\n", keep=change.before is not None)
+        text = json.dumps(change.after, indent=4, allow_nan=False) + "\n"
+        return _replace(change.path, text, keep=change.before is not None)
+    except ValueError as error:
+        raise CheckpointError(f"{change.path}: holds a number that JSON has no word for; download it again") from error
     except OSError as error:
         raise CheckpointError(
             f"{change.path}: can't be written: {error.strerror}; the checkpoint is as it was"
         ) from error
+
+
+def _known_algos() -> list[str]:
+    """What the checkpoints that are served say; W4A8_AWQ besides, as TensorRT-LLM's guide has W4AFP8."""
+    known = {checkpoint.quant_algo for variant in variants().values() for checkpoint in variant.checkpoints.values()}
+    return sorted({*filter(None, known), FP8_BLOCK_SCALES, "W4A8_AWQ"})
 
 
 def _require_deepseek(checkpoint: Path, model: Mapping[str, Any]) -> None:
@@ -94,8 +110,8 @@ def _require_deepseek(checkpoint: Path, model: Mapping[str, Any]) -> None:
     found = model.get("architectures") or []
     if not isinstance(found, list) or not known.intersection(map(str, found)):
         raise CheckpointError(
-            f"{checkpoint / 'config.json'}: expected the architecture {' or '.join(sorted(known))}, found {found!r}; "
-            "name the folder of a DeepSeek checkpoint"
+            f"{checkpoint / 'config.json'}: expected the architecture {' or '.join(sorted(known))}, "
+            f"found {shown(found)}; name the folder of a DeepSeek checkpoint"
         )
 
 
@@ -105,7 +121,7 @@ def _fp8_blocks(checkpoint: Path, model: Mapping[str, Any]) -> str:
     method = own.get("quant_method") if isinstance(own, dict) else None
     if method != "fp8":
         raise CheckpointError(
-            f"{checkpoint / 'config.json'}: expected quant_method fp8 (DeepSeek's FP8 weights), found {method!r}; "
+            f"{checkpoint / 'config.json'}: expected quant_method fp8 (DeepSeek's FP8 weights), found {shown(method)}; "
             f"a checkpoint quantized otherwise brings its own {NAME}"
         )
     return FP8_BLOCK_SCALES
@@ -113,29 +129,42 @@ def _fp8_blocks(checkpoint: Path, model: Mapping[str, Any]) -> str:
 
 def _replace(path: Path, text: str, *, keep: bool) -> Path | None:
     """`text` in the place of `path`, whole or not at all, with the permissions of what was there; the backup's path."""
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    backup = None
+    mode = stat.S_IMODE(path.stat().st_mode) if keep else 0o644
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    scratch, backup = Path(name), None
     try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(scratch, path.stat().st_mode & 0o777 if keep else 0o644)
-        backup = _back_up(path) if keep else None
+        _fill(handle, text.encode(), mode)
+        backup = _back_up(path, mode) if keep else None
         os.replace(scratch, path)
-    except OSError:
-        os.unlink(scratch)
-        if backup is not None:
-            backup.unlink()
+    except BaseException:
+        if scratch.exists():  # else it is in place, and what was there is in the backup only
+            scratch.unlink()
+            if backup is not None:
+                backup.unlink()
         raise
     return backup
 
 
-def _back_up(path: Path) -> Path:
+def _back_up(path: Path, mode: int) -> Path:
     """A copy of `path` under the first free name."""
     content = path.read_bytes()
     for number in itertools.count():
         backup = path.with_name(f"{path.name}.bak.{number}" if number else f"{path.name}.bak")
         if not os.path.lexists(backup):
             break
-    with open(backup, "xb") as file:
-        file.write(content)
+    handle = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        _fill(handle, content, mode)
+    except BaseException:
+        backup.unlink()
+        raise
     return backup
+
+
+def _fill(handle: int, content: bytes, mode: int) -> None:
+    """Onto the disk, so that no crash leaves the new name with nothing behind it."""
+    with open(handle, "wb") as file:
+        os.fchmod(handle, mode)
+        file.write(content)
+        file.flush()
+        os.fsync(handle)

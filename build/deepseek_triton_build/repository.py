@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from deepseek_triton_build import source
-from deepseek_triton_build.edits import edits_diff
+from deepseek_triton_build.edits import edited_names, edits_diff
 from deepseek_triton_build.errors import EditedError, OutputError
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render.config_pbtxt import config_pbtxt
 from deepseek_triton_build.render.model_yaml import model_yaml
 from deepseek_triton_build.render.start_sh import start_sh
-from deepseek_triton_build.stamp import MANIFEST, manifest, sha256, stamp_line
+from deepseek_triton_build.stamp import MANIFEST, manifest, stamp_line
+from deepseek_triton_build.words import listed
 
 MODEL = "tensorrt_llm"
 """The model's name: what upstream calls it and what clients put into their URLs."""
@@ -62,27 +64,39 @@ def stamped(plan: Plan, files: Iterable[File], *, version: str, format: str, fol
     return [*ordered, File(PurePosixPath(folder, MANIFEST), manifest(plan, version, contents, format=format))]
 
 
-def write_repository(files: list[File], output: Path, *, force: bool = False) -> None:
-    """Write `files` as the folder `output`: all of them or, on any failure, none.
+def write_repository(
+    files: list[File], output: Path, *, force: bool = False, before: Callable[[], None] | None = None
+) -> None:
+    """Write `files` as the folder `output`: all of them or, on any failure or interrupt, none.
 
     A folder that this generator wrote and nobody changed since is replaced; a changed one only with `force`; a folder
     of other origin never.
 
+    :param before: called when every file is written, and before they take the place of `output`. What it raises
+        leaves everything as it was.
     :raises EditedError: for a changed folder, with the difference.
     :raises OutputError: for every other reason, with the path and the fix.
     """
-    output = output.resolve()
+    output = _resolved(output)
     try:
         _refuse_foreign(output)
         if not force:
             _refuse_edited(output, files)
-        scratch = _write_and_swap(files, output)
+        scratch = _write_and_swap(files, output, before)
     except OSError as error:
         raise OutputError(f"{output}: can't be written: {error.strerror}; choose another --output") from error
     _remove(scratch, output)
 
 
-def _write_and_swap(files: list[File], output: Path) -> Path:
+def _resolved(output: Path) -> Path:
+    try:
+        return output.resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: pathlib's word for a link that leads to itself
+        reason = error.strerror if isinstance(error, OSError) else "a link leads to itself"
+        raise OutputError(f"{output}: can't be written: {reason}; choose another --output") from error
+
+
+def _write_and_swap(files: list[File], output: Path, before: Callable[[], None] | None) -> Path:
     """Put `files` in the place of `output`; what was there is below the folder that is returned.
 
     Beside `output`, for a rename needs one file system. A failure leaves everything as it was.
@@ -91,18 +105,54 @@ def _write_and_swap(files: list[File], output: Path) -> Path:
     scratch = None
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
+        scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name[:_LONGEST_PREFIX]}."))
         for file in files:
             _write(scratch / "fresh" / file.path, file)
+        if output.exists():
+            (scratch / "fresh").chmod(stat.S_IMODE(output.stat().st_mode))
+        if before is not None:
+            before()
         _swap(scratch / "fresh", output, scratch / "replaced")
-    except BaseException:
+    except BaseException as error:
         if scratch is not None:
-            shutil.rmtree(scratch)
+            _discard(scratch, output, error)
         for parent in made:
             if parent.is_dir():
                 parent.rmdir()
         raise
     return scratch
+
+
+_LONGEST_PREFIX = 40
+"""Of the folder's name in its scratch folder's, which may be as long as a name can be."""
+
+
+def _swap(fresh: Path, output: Path, replaced: Path) -> None:
+    """Put `fresh` in the place of `output`, back to how it was when that fails or is interrupted."""
+    try:
+        if output.exists():
+            output.rename(replaced)
+        fresh.rename(output)
+    except BaseException:
+        if not fresh.exists():  # interrupted when all was done
+            output.rename(fresh)
+        if replaced.exists():
+            replaced.rename(output)
+        raise
+
+
+def _discard(scratch: Path, output: Path, error: BaseException) -> None:
+    """Remove what was written; never the only copy of what was there before.
+
+    :raises OutputError: when that could not be put back, with its place.
+    """
+    kept = scratch / "replaced"
+    if kept.exists():
+        raise OutputError(
+            f"{output}: was interrupted, and what was there before can't be put back; it is whole in {kept}: move it "
+            "back by hand"
+        ) from error
+    shutil.rmtree(scratch)
 
 
 def _remove(scratch: Path, output: Path) -> None:
@@ -133,33 +183,12 @@ def _refuse_edited(output: Path, files: list[File]) -> None:
     if found is None:
         return
     new = {file.path.as_posix(): file.content for file in files}
-    edited = _edited_files(output, found, new)
+    edited = edited_names(output, found.relative_to(output).as_posix(), _recorded(found), new)
     if edited:
         raise EditedError(
-            f"{output}: changed since it was generated: {', '.join(edited)}; --force replaces all of it",
+            f"{output}: changed since it was generated: {listed(edited, most=10)}; --force replaces all of it",
             diff=edits_diff(output, edited, new),
         )
-
-
-def _edited_files(output: Path, found: Path, new: dict[str, bytes]) -> list[str]:
-    """Files neither as they were generated nor as they would be written now, gone and added ones among them."""
-    recorded = _recorded(found)
-    present = {
-        path.relative_to(output).as_posix(): path
-        for path in output.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path != found
-    }
-    gone = [name for name in recorded if name not in present]
-    return sorted(
-        gone + [name for name, path in present.items() if _is_edited(path, recorded.get(name), new.get(name))]
-    )
-
-
-def _is_edited(path: Path, recorded: str | None, new: bytes | None) -> bool:
-    if recorded is None and new is None:
-        return True
-    content = path.read_bytes()
-    return content != new and sha256(content) != recorded
 
 
 def _recorded(found: Path) -> dict[str, str]:
@@ -169,21 +198,9 @@ def _recorded(found: Path) -> dict[str, str]:
         return {name: checksum for checksum, _, name in (line.partition("  ") for line in text.splitlines())}
     try:
         files = json.loads(text)["files"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     return dict(files) if isinstance(files, dict) else {}
-
-
-def _swap(fresh: Path, output: Path, replaced: Path) -> None:
-    """Put `fresh` in the place of `output`, back to how it was when that fails."""
-    if output.exists():
-        output.rename(replaced)
-    try:
-        fresh.rename(output)
-    except OSError:
-        if replaced.exists():
-            replaced.rename(output)
-        raise
 
 
 def _write(path: Path, file: File) -> None:

@@ -16,8 +16,9 @@ What `deepseek-triton build` refuses or warns of, and what `deepseek-triton chec
 
 An **error** can't work, or is known to crash, hang or be refused by the engine: nothing is built, and `check` ends with
 exit code 1. A **warning** is known to go wrong in some circumstances, or has no effect. A **note** is worth knowing.
-A rule that needs a fact nobody stated (the GPU, the release, the checkpoint) is passed over. A key that is merely
-unknown is never an error.
+A rule that needs a fact nobody stated (the GPU, the release, the checkpoint) is passed over. A key that the
+release is known not to have is an error, or a warning where the release ignores it; one that is only not recorded here
+is a warning.
 
 Issues and pull requests are of [NVIDIA/TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM). A release range is what
 the sources support: "before 1.1" says that 1.1 has the fix or the feature, not that every older release was tried.

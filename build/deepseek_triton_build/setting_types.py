@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import Any
 
 from deepseek_triton_build import type_strings
+from deepseek_triton_build.source import contract
+from deepseek_triton_build.words import nearest, shown
 
 _RANGES: Mapping[str, str] = {
     "tensor_parallel_size": "int 1..",
@@ -56,3 +60,74 @@ BACKEND_SETTINGS: Mapping[str, str] = {
 }
 """Key -> type. The backend's own table is in its config.py, which is not imported here; a test holds the two
 together."""
+
+
+def sampling_problem(name: str, value: Any) -> str | None:
+    """Why the backend would refuse `value` for default_sampling's `name`: "expected ..., found ..."; None: it takes it.
+
+    By the contract's SAMPLING_BY_NAME: type, range, whole numbers. The backend's own check is in its values.py, which
+    is not imported here; a test holds the two together.
+    """
+    known = contract().SAMPLING_BY_NAME
+    if name not in known:
+        near = nearest(name, known)
+        return f"expected a sampling field, found {shown(name)}" + (f"; did you mean {near}?" if near else "")
+    field = known[name]
+    items = value if field.many and isinstance(value, (list, tuple)) else [value]
+    if len(items) > field.max_items:
+        return f"expected at most {field.max_items} values, found {len(items)}"
+    return next((problem for item in items if (problem := _problem_of_one(field, item)) is not None), None)
+
+
+_SAMPLING_TYPES: Mapping[str, str] = {
+    "TYPE_BOOL": "bool",
+    "TYPE_STRING": "str",
+    "TYPE_INT32": "int",
+    "TYPE_UINT64": "int",
+    "TYPE_FP32": "float",
+}
+"""Triton's data type -> ours."""
+
+
+def _problem_of_one(field: Any, value: Any) -> str | None:
+    spelled = _SAMPLING_TYPES[field.dtype.value]
+    if field.low is not None or field.high is not None:
+        low, high = ("" if bound is None else bound for bound in (field.low, field.high))
+        spelled = f"{spelled} {low}..{high}"
+    if field.json and isinstance(value, dict):
+        return _problem_of_json(field, value)
+    # The backend rounds to the seven digits of an FP32 tensor before it looks at the range.
+    rounded = float(f"{value:.7g}") if isinstance(value, float) else value
+    if not type_strings.fits(rounded, spelled):
+        return f"expected {type_strings.in_words(spelled)}, found {shown(value)}"
+    return _problem_of_text(field, value) if spelled == "str" else None
+
+
+def _problem_of_text(field: Any, text: str) -> str | None:
+    if not text:
+        return "expected a text that is not empty, found ''"
+    if field.choices and text not in field.choices:
+        return f"expected one of {', '.join(field.choices)}, found {shown(text)}"
+    if len(text) > field.max_length:
+        return f"expected at most {field.max_length} characters, found {len(text)}"
+    if _has_half_a_character(text):
+        return f"expected whole characters, found half of a surrogate pair in {shown(text)}"
+    return _problem_of_json(field, text) if field.json else None
+
+
+def _has_half_a_character(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _problem_of_json(field: Any, value: dict[Any, Any] | str) -> str | None:
+    """A JSON object, or the text of one."""
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        is_object = isinstance(json.loads(text), dict)
+    except (TypeError, ValueError, RecursionError):  # TypeError: a date, which YAML has and JSON has not
+        is_object = False
+    if not is_object or _has_half_a_character(text):
+        return f"expected a JSON object of whole characters, found {shown(value)}"
+    if len(text) > field.max_length:
+        return f"expected at most {field.max_length} characters, found {len(text)}"
+    return None

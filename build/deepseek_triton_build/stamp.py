@@ -53,7 +53,7 @@ def manifest(plan: Plan, version: str, files: Mapping[str, bytes], *, format: st
         "plan": plan_hash(plan),
         "files": {path: sha256(files[path]) for path in sorted(files)},
     }
-    return (json.dumps(record, indent=2) + "\n").encode()
+    return (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
 
 
 def readable_by(plan: Plan) -> list[str]:
@@ -71,7 +71,7 @@ def plan_hash(plan: Plan) -> str:
         "environment": {variable.name: variable.value for variable in plan.environment},
         "layout": dataclasses.asdict(plan.layout),
     }
-    return sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode())
+    return sha256(json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
 
 
 def sha256(content: bytes) -> str:
@@ -88,6 +88,7 @@ _NAMES = {
     "kv_dtype": "--kv-cache-dtype",
     "pipeline_parallel_size": "--pp",
     "release": "--trtllm",
+    "container": "--image",
 }
 
 
@@ -95,9 +96,11 @@ def _options(request: PlanRequest) -> list[str]:
     """What was asked for besides variant and GPUs, as on the command line."""
     defaults = {field.name: field.default for field in dataclasses.fields(PlanRequest)}
     given = {name: getattr(request, name) for name in _NAMES if getattr(request, name) != defaults[name]}
+    if "container" in given:
+        given.pop("release", None)  # a container is its release, and the two are not typed together
     options = [f"{_NAMES[name]} {value}" for name, value in given.items()]
     workload = {field.name: getattr(request.workload, field.name) for field in dataclasses.fields(Workload)}
     options += [f"--{name} {value}" for name, value in workload.items() if value is not None]
     options += ["--relaxed-acceptance"] if request.relaxed_acceptance else []
     options += ["--allow-unpublished"] if request.allow_unpublished else []
-    return options + [f"--set {key}={json.dumps(value)}" for key, value in request.overrides]
+    return options + [f"--set {key}={json.dumps(value, allow_nan=False)}" for key, value in request.overrides]

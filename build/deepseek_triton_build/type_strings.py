@@ -68,7 +68,11 @@ def _bounded(part: str) -> tuple[str, str]:
 
 def _within(value: float, bounds: str) -> bool:
     low, _, high = bounds.partition("..")
-    return (not low or value >= float(low)) and (not high or value <= float(high))
+    return (not low or value >= _number(low)) and (not high or value <= _number(high))
+
+
+def _number(text: str) -> float:
+    return int(text) if text.lstrip("-").isdecimal() else float(text)  # a float is too coarse for 2^64 - 1
 
 
 def _literals(part: str) -> list[str]:

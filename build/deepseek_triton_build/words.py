@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 4, 2
+_WORD = re.compile(r"[A-Za-z][\w-]{0,60}")
+_NO_TEXT = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
+"""Words that YAML takes for something else."""
 _CONSTANTS = {True: "true", False: "false", None: "null"}
 
 
@@ -20,8 +24,21 @@ def shown(value: Any) -> str:
     return one_line(_SHORT.repr(value))
 
 
+def to_write(key: str, value: Any) -> str:
+    """What to write into a file for the dotted `key`: its last name, under the others."""
+    *sections, name = key.split(".")
+    below = f"under {', '.join(sections)}: " if sections else ""
+    return f"{below}write {name}: {value if _needs_no_quotes(value) else shown(value)}"
+
+
+def _needs_no_quotes(value: Any) -> bool:
+    return isinstance(value, str) and bool(_WORD.fullmatch(value)) and value.lower() not in _NO_TEXT
+
+
 def one_line(text: str) -> str:
-    return " ".join(text.split())
+    """`text` in one line, and safe to print: what a terminal would act upon is spelled out."""
+    line = " ".join(text.split())
+    return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def plain(name: str) -> str:

@@ -180,7 +180,7 @@ def test_a_yaml_file_is_checked_by_itself(tmp_path: Path) -> None:
     report = check_repository(path, CheckOptions(release="1.2.1"))
 
     assert [(finding.code, finding.line) for finding in serious(report)] == [("S013", 2), ("S011", 3)]
-    assert "kv_cache_config.free_gpu_memory_fraction: 0.8" in only(report, "S013").fix
+    assert only(report, "S013").fix == "under kv_cache_config: write free_gpu_memory_fraction: 0.8"
 
 
 def test_a_yaml_file_takes_its_gpus_from_what_the_user_says(tmp_path: Path) -> None:
@@ -289,6 +289,25 @@ def test_a_stamp_of_another_shape_is_read_as_far_as_it_goes(tmp_path: Path, file
     assert not check_repository(stamped(tmp_path, files=files)).has_errors
 
 
+@pytest.mark.parametrize("name", ["1/model.py", "config.pbtxt", "1/model.yaml", "1/release.yaml", "../start.sh"])
+def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    files = {"tensorrt_llm/1/model.py": "x", "start.sh": "x"}
+    path = stamped(tmp_path, files=files) / "tensorrt_llm" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+    assert check_repository(tmp_path).findings
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "tensorrt_llm//dev/zero", "../x", "tensorrt_llm/../../x", "", "a\0b"])
+def test_names_in_a_stamp_stay_in_the_repository(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x").write_text("outside")
+    report = check_repository(stamped(tmp_path / "repository", files={name: "sum"}))
+
+    assert not report.has_errors
+    assert all("/dev" not in finding.file and ".." not in finding.file for finding in report.findings)
+
+
 # The rules
 
 
@@ -301,6 +320,42 @@ def test_a_rule_that_is_broken_points_to_the_line_of_its_key_as_the_release_spel
     found = [finding for finding in report.findings if finding.code.startswith("M")]
     assert [(finding.line, finding.key) for finding in found] == [(3, "moe_backend")] * len(found)
     assert found
+
+
+DEFAULT = "  default_sampling:\n    top_p: 0.9\n"
+
+
+def test_a_default_that_the_sampler_ignores_is_found_on_its_line(tmp_path: Path) -> None:
+    mtp = "speculative_config:\n  decoding_type: MTP\n  num_nextn_predict_layers: 1\n"
+    write(tmp_path, model_yaml=mtp + MODEL_YAML + DEFAULT)
+
+    finding = only(check_repository(tmp_path, OPTIONS), "D009")
+
+    assert (finding.key, finding.line) == ("triton_config.default_sampling.top_p", 20)
+
+
+@pytest.mark.parametrize(("release", "key"), [("0.21.0", "sampler_type"), ("1.0.0", "sampler_type")])
+def test_a_sampler_chosen_by_another_releases_key_is_one_finding(tmp_path: Path, release: str, key: str) -> None:
+    """The fix of S013 chooses it: that the other sampler ignores the defaults is no news."""
+    chosen = MODEL_YAML + "  default_sampling:\n    top_k: 20\n    min_tokens: 5\n"
+    write(tmp_path, model_yaml=f"{key}: TRTLLMSampler\n" + chosen)
+    alone = tmp_path / "alone"
+    write(alone, model_yaml=chosen)
+
+    codes = [finding.code for finding in check_repository(tmp_path, CheckOptions(release=release)).findings]
+
+    assert "S013" in codes
+    assert "D009" not in codes
+    assert "D009" in [finding.code for finding in check_repository(alone, CheckOptions(release=release)).findings]
+
+
+def test_what_stands_in_a_wrong_place_counts_as_it_was_meant(tmp_path: Path) -> None:
+    write(tmp_path, model_yaml=edited(MODEL_YAML, "max_num_tokens: 8192", "moe_backend: DEEPGEMM"))
+
+    found = [(finding.code, finding.line) for finding in serious(check_repository(tmp_path, OPTIONS))]
+
+    assert ("S013", 5) in found
+    assert [line for code, line in found if code.startswith("M")] == [5]
 
 
 def test_the_variables_of_start_sh_are_seen_by_the_rules(tmp_path: Path) -> None:

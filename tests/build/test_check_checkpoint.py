@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from deepseek_triton_build.check import CheckOptions, Report, check_repository
 from deepseek_triton_build.check.checkpoint import check_weights
 from deepseek_triton_build.check.safetensors import HeaderError, read_header
+from deepseek_triton_build.errors import CheckpointError
 
 SHARDS = {
     "model-00001-of-000003.safetensors": {"embed": 64, "layers.0.q": 128},
@@ -78,8 +80,17 @@ def cut(path: Path, size: int) -> None:
 
 
 def header_of(content: bytes, **entry: Any) -> bytes:
-    text = json.dumps({"t": entry}).encode()
+    return header_of_all(content, t=entry)
+
+
+def header_of_all(content: bytes, **entries: dict[str, Any]) -> bytes:
+    text = json.dumps(entries).encode()
     return struct.pack("<Q", len(text)) + text + content
+
+
+def f8(begin: int, end: int, *, length: int | None = None) -> dict[str, Any]:
+    """The entry of an 8-bit tensor."""
+    return {"dtype": "F8_E4M3", "shape": [end - begin if length is None else length], "data_offsets": [begin, end]}
 
 
 def rewrite(weights: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -125,6 +136,93 @@ DAMAGE = [
         SECOND,
         "no data_offsets",
         id="no offsets",
+    ),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes(header_of(b"", data_offsets=[0, 0])),
+        "W009",
+        SECOND,
+        "no dtype or no shape",
+        id="no shape",
+    ),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes(header_of(bytes(4), **f8(0, 4, length=400))),
+        "W009",
+        SECOND,
+        "a shape of 400",
+        id="a shape that its bytes don't hold",
+    ),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes(header_of_all(bytes(8), a=f8(0, 8), b=f8(4, 8))),
+        "W009",
+        SECOND,
+        "overlaps",
+        id="tensors that overlap",
+    ),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes(header_of_all(bytes(8), a=f8(0, 2), b=f8(4, 8))),
+        "W009",
+        SECOND,
+        "2 bytes before it unused",
+        id="a hole",
+    ),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes(header_of(b"", data_offsets=[0, 10**4299])),
+        "W009",
+        SECOND,
+        "2^63 or more",
+        id="an offset of 4,300 digits",
+    ),
+    pytest.param(
+        lambda w: (w / SECOND).write_bytes(header_of(b"", dtype="U8", shape=[10**4000] * 9, data_offsets=[0, 0])),
+        "W009",
+        SECOND,
+        "no dtype or no shape",
+        id="a shape without end",
+    ),
+    pytest.param(
+        lambda w: ((w / SECOND).unlink(), os.mkfifo(w / SECOND)), "W009", SECOND, "expected a file", id="a pipe"
+    ),
+    pytest.param(
+        lambda w: ((w / SECOND).unlink(), (w / SECOND).symlink_to("/dev/zero")),
+        "W009",
+        SECOND,
+        "expected a file",
+        id="a device",
+    ),
+    pytest.param(
+        lambda w: rewrite(w, "model.safetensors.index.json", lambda index: index["weight_map"].update(x="/dev/zero")),
+        "S002",
+        "model.safetensors.index.json",
+        "/dev/zero",
+        id="an absolute path in the index",
+    ),
+    pytest.param(
+        lambda w: rewrite(w, "model.safetensors.index.json", lambda index: index["weight_map"].update(x="../x")),
+        "S002",
+        "model.safetensors.index.json",
+        "../x",
+        id="a path out of the folder in the index",
+    ),
+    pytest.param(
+        lambda w: rewrite(w, "model.safetensors.index.json", lambda index: index.update(weight_map={})),
+        "W007",
+        "model.safetensors.index.json",
+        "names no tensor",
+        id="an empty index",
+    ),
+    pytest.param(
+        lambda w: rewrite(w, "config.json", lambda c: c.update(quantization_config={"quant_method": "awq"})),
+        "W006",
+        "config.json",
+        "found awq",
+        id="a quantization that is none of ours",
+    ),
+    pytest.param(
+        lambda w: rewrite(w, "config.json", lambda c: c.update(quantization_config=None)),
+        "W006",
+        "config.json",
+        "found no quantization",
+        id="16-bit weights",
     ),
     pytest.param(lambda w: (w / SECOND).unlink(), "W008", "model.safetensors.index.json", SECOND, id="missing"),
     pytest.param(
@@ -189,11 +287,17 @@ def test_damage_is_found_with_its_file(
     assert "\n" not in finding.message + finding.fix
 
 
-def test_a_folder_in_a_shards_place_cant_be_read(weights: Path) -> None:
+def test_a_folder_in_a_shards_place_is_no_shard(weights: Path) -> None:
     (weights / SECOND).unlink()
     (weights / SECOND).mkdir()
 
-    assert only(checked(weights), "S001").file == str(weights / SECOND)
+    assert only(checked(weights), "W009").file == str(weights / SECOND)
+
+
+def test_a_checkpoint_whose_precision_is_said_elsewhere_is_left_alone(weights: Path) -> None:
+    rewrite(weights, "config.json", lambda c: c.update(quantization_config={"quant_method": "modelopt"}))
+
+    assert serious(checked(weights)) == []
 
 
 def test_several_shards_are_reported_one_by_one(weights: Path) -> None:
@@ -216,6 +320,14 @@ def test_a_checkpoint_in_one_file_needs_no_index(weights: Path) -> None:
     (weights / "model.safetensors").write_bytes(safetensors({"x": 8}))
 
     assert checked(weights).findings == ()
+
+
+def test_a_file_of_metadata_alone_holds_no_weights(weights: Path) -> None:
+    for path in weights.glob("model*"):
+        path.unlink()
+    (weights / "model.safetensors").write_bytes(safetensors({}, {"format": "pt"}))
+
+    assert only(checked(weights), "W007").file == str(weights / "model.safetensors")
 
 
 def test_a_folder_without_weights_says_so(weights: Path) -> None:
@@ -297,6 +409,55 @@ def test_model_root_says_where_the_containers_folder_is(tmp_path: Path, below: s
     assert only(report, "W010").file == str(weights / SECOND)
 
 
+def test_model_root_is_looked_into_where_model_yaml_has_a_name(tmp_path: Path) -> None:
+    weights = write_checkpoint(tmp_path / "anything")
+    cut(weights / SECOND, -1)
+
+    report = moved(tmp_path / "repository", "deepseek-ai/DeepSeek-R1", model_root=weights)
+
+    assert only(report, "W010").file == str(weights / SECOND)
+
+
+def test_model_root_goes_before_the_folder_that_model_yaml_names(weights: Path) -> None:
+    other = write_checkpoint(weights.parent / "other")
+    cut(other / SECOND, -1)
+
+    assert only(checked(weights, model_root=other), "W010").file == str(other / SECOND)
+
+
+def test_model_root_without_a_checkpoint_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+
+    report = moved(tmp_path / "repository", "deepseek-ai/DeepSeek-R1", model_root=tmp_path / "empty")
+
+    assert {finding.code for finding in serious(report)} >= {"S001", "W007"}
+
+
+def test_model_root_is_checked_for_a_yaml_file_too(weights: Path) -> None:
+    cut(weights / SECOND, -1)
+    path = weights.parent / "extra.yaml"
+    path.write_text("max_batch_size: 8\n")
+
+    report = check_repository(path, CheckOptions(release="1.2.1", model_root=weights))
+
+    assert only(report, "W010").line is None
+
+
+@pytest.mark.parametrize("place", ["gone", "a file"])
+def test_model_root_has_to_be_there(tmp_path: Path, place: str) -> None:
+    (tmp_path / "a file").touch()
+    write(tmp_path / "repository")
+
+    with pytest.raises(CheckpointError, match="expected the checkpoint's folder") as raised:
+        check_repository(tmp_path / "repository", CheckOptions(model_root=tmp_path / place))
+
+    assert "\n" not in str(raised.value)
+
+
+def test_advice_names_the_option_that_there_is(tmp_path: Path) -> None:
+    assert " --model," in only(moved(tmp_path, "/models/gone"), "W001").fix
+
+
 # The header
 
 
@@ -313,7 +474,7 @@ def test_only_the_headers_are_read(tmp_path: Path) -> None:
     size = 2**40
     for name in SHARDS:
         with (tmp_path / name).open("wb") as file:
-            file.write(header_of(b"", data_offsets=[0, size]))
+            file.write(header_of(b"", **f8(0, size)))
             file.truncate(file.tell() + size)
 
     assert list(check_weights(tmp_path, "weights")) == []

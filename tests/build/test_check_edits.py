@@ -13,14 +13,23 @@ MODEL_YAML_EDITS = [
     pytest.param(
         "tensor_parallel_size: 8", "tensor_parallel_sizes: 8", "S011", 3, "tensor_parallel_size", id="unknown"
     ),
-    pytest.param("  dtype: fp8", "  dtypee: fp8", "S011", 8, "kv_cache_config.dtype", id="unknown in a section"),
-    pytest.param("max_num_tokens: 8192", "moe_backend: TRTLLM", "S013", 5, "moe_config.backend: 'TRTLLM'", id="moved"),
+    pytest.param(
+        "  dtype: fp8",
+        "  dtypee: fp8",
+        "S011",
+        8,
+        "did you mean dtype, under kv_cache_config?",
+        id="unknown in a section",
+    ),
+    pytest.param(
+        "max_num_tokens: 8192", "moe_backend: TRTLLM", "S013", 5, "under moe_config: write backend: TRTLLM", id="moved"
+    ),
     pytest.param(
         "max_num_tokens: 8192",
         "pytorch_backend_config:\n  kv_cache_dtype: fp8",
         "S013",
         6,
-        "kv_cache_config.dtype: 'fp8'",
+        "under kv_cache_config: write dtype: fp8",
         id="moved out of a section that is gone",
     ),
     pytest.param("max_num_tokens: 8192", "max_num_tokens: many", "S014", 5, "whole number", id="wrong type"),
@@ -48,7 +57,7 @@ MODEL_YAML_EDITS = [
         "speculative_config:\n  num_nextn_predict_layers: 1",
         "S015",
         5,
-        "speculative_config.decoding_type: MTP",
+        "under speculative_config: write decoding_type: MTP",
         id="no kind",
     ),
     pytest.param(
@@ -81,6 +90,27 @@ MODEL_YAML_EDITS = [
     pytest.param(
         "  engine: tensorrt_llm", "  default_sampling: {heat: 1}", "T001", 13, "remove it", id="unknown sampling field"
     ),
+    pytest.param(
+        "max_num_tokens: 8192",
+        "kv_cache_config.tokens_per_block: 64",
+        "S011",
+        5,
+        "under kv_cache_config: write tokens_per_block: 64",
+        id="a dotted key",
+    ),
+    pytest.param("max_num_tokens: 8192", "max_num_tokens: !!bool maybe", "S002", 5, "correct it", id="no bool"),
+    pytest.param(
+        "  engine: tensorrt_llm", "  default_sampling: {top_p: 7}", "T002", 13, "leave it out", id="sampling range"
+    ),
+    pytest.param(
+        "  engine: tensorrt_llm",
+        "  default_sampling:\n    top_k: 2.5",
+        "T002",
+        14,
+        "leave it out",
+        id="no whole number",
+    ),
+    pytest.param("  engine: tensorrt_llm", "  default_sampling: {seed: abc}", "T002", 13, "leave it", id="no seed"),
     pytest.param("  decoupled: true", "  decoupled: false", "T002", 14, "write true", id="not decoupled"),
     pytest.param("  decoupled: true", "  decoupled: false", "C006", 7, "decoupled: false", id="decoupled differs"),
     pytest.param("  max_batch_size: 0", "  max_batch_size: 8", "C006", 5, "max_batch_size: 8", id="batch size differs"),
@@ -127,11 +157,41 @@ CONFIG_EDITS = [
         "dims: [ -1 ]",
         id="another shape",
     ),
+    pytest.param(
+        'name: "input_ids", data_type: TYPE_INT32, dims: [ -1 ], optional: true',
+        'name: "input_ids", data_type: TYPE_INT32, dims: [ -1 ]',
+        "C008",
+        11,
+        "optional: true",
+        id="an input that has to be sent",
+    ),
+    pytest.param(
+        "# Responses are",
+        'input [ { name: "input_ids", data_type: TYPE_INT32, dims: [ -1 ], optional: true } ]\n# Responses are',
+        "C008",
+        6,
+        "leave one",
+        id="an input twice",
+    ),
+    pytest.param(
+        '"input_ids", data_type: TYPE_INT32', '"input_ids", data_type: 99', "C003", 11, "its name", id="no data type"
+    ),
+    pytest.param("KIND_CPU", "99", "C003", 159, "its name", id="no kind"),
+    pytest.param(
+        'name: "tensorrt_llm"\nbackend',
+        'instance_group { name: "x" kind: KIND_CPU }\nname: "other"\nbackend',
+        "C004",
+        3,
+        "tensorrt_llm",
+        id="another name, after one within",
+    ),
+    pytest.param("# Generated", "\ufeff# Generated", "C003", 1, "remove the byte order mark", id="a byte order mark"),
     pytest.param("KIND_CPU", "KIND_GPU", "T015", 159, "KIND_CPU", id="a GPU kind"),
     pytest.param(
         "instance_group [ { count: 1, kind: KIND_CPU } ]", "", "T015", None, "KIND_CPU", id="no instance group"
     ),
     pytest.param("count: 1", "count: 2", "T011", 159, "gpu_device_ids", id="several instances without GPUs"),
+    pytest.param("count: 1", "count: 2", "T011", 159, "or count: 1 for one instance", id="or one instance"),
 ]
 
 
@@ -158,6 +218,7 @@ PLACEMENTS = [
     pytest.param("0,1;2", 2, ["T013"], id="too few"),
     pytest.param("0,1;2,3,4", 2, ["T014"], id="too many"),
     pytest.param("0,1;1,2", 2, ["T012"], id="shared"),
+    pytest.param("0,1;01, 2", 2, ["T012"], id="shared, written otherwise"),
     pytest.param("0,1", 2, ["T011"], id="none for the second instance"),
     pytest.param("0,1;", 2, ["T011"], id="an empty list"),
     pytest.param("0,1;2,3", 1, ["T011"], id="more than there are instances"),
@@ -197,6 +258,16 @@ UNREADABLE = [
     pytest.param(b"a: " + b"[" * 200_000, "S002", 1, id="nested without end"),
     pytest.param(b"a: \x00\n", "S002", None, id="a control character"),
     pytest.param(b"? [a]\n: b\n", "S002", 1, id="a list as a key"),
+    pytest.param(b'? !!seq ""\n: b\n', "S002", 1, id="a text tagged as a list as a key"),
+    pytest.param(b"!!set x: 1\n", "S002", 1, id="a text tagged as a set as a key"),
+    pytest.param(b"a: !!seq x\n", "S002", 1, id="a text tagged as a list"),
+    pytest.param(b'a: !!int ""\n', "S002", 1, id="no int"),
+    pytest.param(b"a: !!float x\n", "S002", 1, id="no float"),
+    pytest.param(b"a: !!timestamp foo\n", "S002", 1, id="no timestamp"),
+    pytest.param(b"a: !!binary x\n", "S002", 1, id="no bytes"),
+    pytest.param(b"a: 18446744073709551616\n", "S002", 1, id="a number of 65 bits"),
+    pytest.param(b"a: " + b"9" * 9000 + b"\n", "S002", 1, id="a number of 9,000 digits"),
+    pytest.param(b"a: 0x" + b"f" * 9000 + b"\n", "S002", 1, id="a number of 9,000 hexadecimal digits"),
 ]
 
 
@@ -210,6 +281,37 @@ def test_a_model_yaml_that_cant_be_read_is_one_finding(
 
     assert [finding.code for finding in serious(report)] == [code]
     assert line is None or report.findings[-1].line == line
+
+
+def test_the_sections_of_old_releases_ignore_what_they_dont_know(tmp_path: Path) -> None:
+    path = tmp_path / "extra.yaml"
+    path.write_text("backend: pytorch\nkv_cache_config:\n  dtypee: fp8\nnope: 1\n")
+
+    report = check_repository(path, CheckOptions(release="0.21.0"))
+
+    found = [(finding.code, finding.severity, finding.line) for finding in serious(report)]
+    assert found == [("S021", "warning", 3), ("S011", "error", 4)]
+
+
+def test_huge_instances_are_one_line(tmp_path: Path) -> None:
+    huge = edited(MODEL_YAML, "tensor_parallel_size: 8", "tensor_parallel_size: 1000000000000")
+    write(tmp_path, model_yaml=huge, config=edited(CONFIG, "count: 1", "count: 2000000000"))
+
+    assert len(only(check_repository(tmp_path, OPTIONS), "T011").fix) < 500
+
+
+def test_what_files_say_is_spelled_out_for_terminals(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        model_yaml=edited(MODEL_YAML, "max_num_tokens", '"a\\e[31m\\nb"'),
+        config=edited(CONFIG, 'name: "input_ids"', 'name: "a\\033[31m\\nb"'),
+    )
+    (tmp_path / "tensorrt_llm" / "deepseek-triton.json").write_text('{"files": {"tensorrt_llm/\\u001b[31m\\n": "x"}}')
+
+    findings = check_repository(tmp_path, OPTIONS).findings
+
+    assert {"S005", "S011", "C009"} <= {finding.code for finding in findings}
+    assert all((finding.message + finding.fix).isprintable() for finding in findings)
 
 
 def test_anchors_that_unfold_without_end_are_one_finding(tmp_path: Path) -> None:

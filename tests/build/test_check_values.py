@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_backend.config import parse_config
+from deepseek_backend.contract import SAMPLING_BY_NAME
 from deepseek_backend.errors import ConfigError
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.check.document import read_yaml
 from deepseek_triton_build.check.schema import check_schema
 from deepseek_triton_build.releases import READABLE_RELEASES, load_release
-from deepseek_triton_build.setting_types import BACKEND_SETTINGS
+from deepseek_triton_build.setting_types import BACKEND_SETTINGS, sampling_problem
 from deepseek_triton_build.type_strings import fits
 
 VALUES: list[Any] = [None, True, False, 0, 1, -1, 0.05, 1.5, 300, 10**12, 2**70, "", "x", "5", [], ["a"], [1], {}]
@@ -54,6 +55,28 @@ def test_triton_config_has_the_backends_keys() -> None:
         parse_config({"model": "m", "triton_config": {"nope": 1}}, version_dir=Path())
 
     assert str(raised.value).partition("known: ")[2].split(", ") == sorted(BACKEND_SETTINGS)
+
+
+SAMPLING_VALUES: list[Any] = [
+    *VALUES, 0.5, 7, -0.1, 2.5, 100, 100.1, 1.00000001, 0.009, 0.0099999999, float("nan"), float("inf"),
+    2**31 - 1, 2**31, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 64, 65, 20, 21, -2, -2.1,
+    [1, 2], [1, "x"], ["a", 5], ["x"] * 65, "x" * 1024, "x" * 1025, "x" * 70_000, "\ud83d", ["\ud83d"],
+    '{"a": 1}', "[1]", "{", {"a": 1}, {"a": "\ud83d"}, {"a": "x" * 70_000},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAMPLING_BY_NAME)
+def test_sampling_defaults_are_judged_as_the_backend_does(name: str) -> None:
+    for value in SAMPLING_VALUES:
+        problem = sampling_problem(name, value)
+        assert (problem is None) == backend_takes({"default_sampling": {name: value}}), (value, problem)
+
+
+def test_a_sampling_field_nobody_knows_is_a_problem_with_the_nearest() -> None:
+    problem = sampling_problem("temprature", 1)
+
+    assert problem is not None
+    assert "temperature" in problem
 
 
 @pytest.mark.parametrize("version", READABLE_RELEASES)
@@ -153,6 +176,6 @@ def test_the_schemas_settings_are_those_that_are_right(tmp_path: Path) -> None:
     document, _ = read_yaml(path, "model.yaml")
     assert document is not None
 
-    found, _ = check_schema(document, load_release("1.2.1"))
+    found = check_schema(document, load_release("1.2.1"))
 
-    assert found == {"max_batch_size": 8, "cuda_graph_config": None, "moe_config": {}}
+    assert found.settings == {"max_batch_size": 8, "cuda_graph_config": None, "moe_config": {}}

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -38,15 +39,36 @@ def test_no_generation_config_is_no_advice(tmp_path):
     [
         ("{", "expected JSON"),
         ("3", "expected a JSON object, found int"),
-        ('{"temperature": "hot", "top_p": true}', "expected numbers, found temperature: 'hot', top_p: True"),
-        ('{"temperature": NaN}', "temperature: nan"),
+        ("[" * 100_000, "expected JSON"),
+        ('{"temperature": "hot", "top_p": true}', "temperature: expected a number"),
+        ('{"temperature": 1, "top_p": true}', "top_p: expected a number"),
+        ('{"temperature": NaN}', "temperature: expected a number"),
+        ('{"temperature": -5}', "temperature: expected a number"),
+        ('{"top_k": 2.5}', "top_k: expected a whole number"),
+        ('{"top_p": 7}', "top_p: expected a number from 0 to 1, found 7"),
+        ('{"repetition_penalty": -1}', "repetition_penalty: expected a number"),
     ],
-    ids=["cut", "number", "not-numbers", "nan"],
 )
 def test_a_generation_config_nobody_can_use_is_named_in_one_line(tmp_path, text, expected):
     (tmp_path / "generation_config.json").write_text(text)
 
     with pytest.raises(CheckpointError) as caught:
         sampling_defaults(tmp_path)
-    assert expected in str(caught.value)
+    assert f"generation_config.json: {expected}" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": -5, "top_k": 2.5}')
+
+    with pytest.raises(CheckpointError, match=r"temperature: .*, found -5; top_k: .*, found 2\.5; correct the file"):
+        sampling_defaults(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "dangling-link"])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, kind):
+    path = tmp_path / "generation_config.json"
+    {"folder": path.mkdir, "fifo": lambda: os.mkfifo(path), "dangling-link": lambda: path.symlink_to("gone")}[kind]()
+
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: (expected a file|can't be read)"):
+        sampling_defaults(tmp_path)

@@ -14,6 +14,7 @@ import yaml
 from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, UnknownNameError, Workload, make_plan
 from deepseek_triton_build.formats import FORMATS, format_files
 from deepseek_triton_build.releases.spelling import canonical, from_flags
+from deepseek_triton_build.render.commands import is_path
 from deepseek_triton_build.repository import write_repository
 from deepseek_triton_build.settings import EnvironmentVariable
 
@@ -273,6 +274,19 @@ def test_bench_names_a_folder_beside_the_model(run, tmp_path):
     assert argv[1:6] == ["--model", "deepseek-ai/DeepSeek-R1", "--model_path", "/models/r1", "throughput"]
 
 
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [("/models/r1", True), ("./ck", True), ("~/r1", True), ("a/b/c", True), ("owner/name", False), ("name", False)],
+)
+def test_a_folder_is_told_from_a_hugging_face_name(model, expected):
+    assert is_path(model) is expected
+
+
+def test_a_profile_is_no_format_and_said_to_be_one():
+    with pytest.raises(UnknownNameError, match="unknown format 'ctx': ctx is a profile: --profile ctx; known so far"):
+        format_files("ctx", make_plan(R1), version="1.0")
+
+
 def test_bench_without_a_dataset_says_so_in_one_line(run):
     result = run(make_plan(R1), "trtllm-bench")
 
@@ -439,12 +453,65 @@ def test_ssh_has_its_own_port_unless_told(run):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "got"), [("", "0: none"), ("a", "1: a"), ("a,b,c", "3: a,b,c")], ids=["none", "one", "three"]
+    ("hosts", "got"),
+    [("", "none"), *((hosts, hosts) for hosts in ("a", "a,b,c", ",a", "a,a", "a,b,a", "a, ,b"))],
+    ids=["none", "one", "three", "empty", "twice", "one-of-three-twice", "blank"],
 )
-def test_another_number_of_hosts_is_refused_in_one_line(run, hosts, got):
+def test_anything_but_two_different_hosts_is_refused_in_one_line(run, hosts, got):
     result = run(make_plan(TWO_NODES), "triton", **({"HOSTS": hosts} if hosts else {}))
 
-    assert (result.code, result.error) == (2, f"start.sh: expected 2 nodes, as in HOSTS=node1,node2; got {got}\n")
+    assert (result.code, result.error) == (
+        2,
+        f"start.sh: expected 2 different nodes, as in HOSTS=node1,node2; got {got}\n",
+    )
+
+
+@pytest.mark.parametrize("hosts", ["node1, node2", " node1,node2 ", "node1,node2,", "node1 node2"])
+def test_spaces_between_hosts_are_none_of_their_names(run, hosts):
+    argv = run(make_plan(TWO_NODES), "triton", HOSTS=hosts).argv
+
+    assert argv[argv.index("-H") + 1] == "node1:8,node2:8"
+
+
+def test_what_tunes_the_network_goes_to_every_node(run):
+    plan = replace(
+        make_plan(TWO_NODES), environment=(EnvironmentVariable(name="NCCL_OWN", value="1", reason="because"),)
+    )
+    argv = run(plan, "triton", HOSTS="a,b", NCCL_SOCKET_IFNAME="eth0", UCX_TLS="rc", OTHER="x").argv
+
+    forwarded = [following for word, following in pairwise(argv) if word == "-x"]
+    assert {"NCCL_SOCKET_IFNAME", "UCX_TLS", "NCCL_OWN"} <= set(forwarded)
+    assert len(forwarded) == len(set(forwarded))
+    assert "OTHER" not in forwarded
+
+
+# Where the script lies
+
+
+@pytest.mark.parametrize(
+    ("cwd", "command", "variables"),
+    [
+        pytest.param(".", "folder/start.sh", {"CDPATH": "elsewhere"}, id="cdpath"),
+        pytest.param(".", "link.sh", {}, id="link-to-the-script"),
+        pytest.param(".", "-folder/start.sh", {}, id="dash"),
+        pytest.param("folder", "start.sh", {}, id="here"),
+    ],
+)
+def test_a_script_finds_its_own_folder(tmp_path, cwd, command, variables):
+    (tmp_path / "bin").mkdir()
+    server = tmp_path / "bin/tritonserver"
+    server.write_text('#!/usr/bin/env bash\nprintf "%s" "$2"\n')
+    server.chmod(0o755)
+    name = "-folder" if command.startswith("-") else "folder"
+    (tmp_path / "elsewhere/folder").mkdir(parents=True)
+    write_repository(format_files("triton", make_plan(PlanRequest(variant="tiny")), version="1.0"), tmp_path / name)
+    (tmp_path / "link.sh").symlink_to(f"{name}/start.sh")
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **variables}
+    done = subprocess.run(
+        ["bash", "--", command], cwd=tmp_path / cwd, env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == str(tmp_path / name)
 
 
 def test_under_slurm_every_rank_runs_the_script(run):

@@ -133,6 +133,95 @@ def test_stages_can_be_asked_for():
     assert plan.world_size == 16
 
 
+def test_no_more_requests_are_planned_than_the_kv_cache_holds():
+    plan = planned(workload=Workload(isl=8192, osl=1024, concurrency=512))
+
+    assert values(plan)["max_batch_size"] < 512
+    assert [warned.rule.code for warned in plan.warnings if warned.rule.severity == "warning"] == ["L010"]
+    assert "holds no more" in reason(plan, "max_batch_size")
+
+
+def test_the_rows_of_an_expert_count_the_drafts():
+    plain, drafting = (
+        planned(profile="latency", mtp=mtp, workload=Workload(isl=1024, osl=1024, concurrency=256)) for mtp in (0, 3)
+    )
+
+    assert "8 rows" in reason(plain, "moe_config.backend")
+    assert "32 rows" in reason(drafting, "moe_config.backend")
+
+
+def test_wide_ep_keeps_attention_dp_whatever_the_concurrency():
+    chosen = values(planned(gpu="gb200-nvl72", num_gpus=32, profile="wide-ep", workload=Workload(concurrency=64)))
+
+    assert chosen["moe_config.backend"] == "WIDEEP"
+    assert chosen["enable_attention_dp"] is True
+
+
+def test_wide_ep_takes_the_recipe_of_as_many_gpus():
+    chosen = values(planned(gpu="gb200-nvl72", num_gpus=64, profile="wide-ep", workload=Workload(isl=2000)))
+
+    assert chosen["moe_expert_parallel_size"] == 64
+    assert chosen["moe_config.load_balancer.num_slots"] % 64 == 0
+
+
+def test_without_wide_ep_there_is_no_load_balancer():
+    plan = planned(gpu="gb200-nvl72", num_gpus=8, profile="wide-ep", precision="fp4")
+
+    assert [key for key in values(plan) if "load_balancer" in key] == []
+
+
+def test_long_prompts_of_v32_go_in_chunks_that_do_not_crash():
+    chosen = values(planned(**V32, profile="throughput", workload=Workload(isl=20_000, osl=100)))
+
+    assert chosen["enable_chunked_prefill"] is True
+    assert chosen["max_num_tokens"] == 8192
+
+
+@pytest.mark.parametrize("isl", [7000, 8100, 8192, 9000])
+def test_v32_never_has_iterations_that_crash(isl):
+    assert values(planned(**V32, profile="throughput", workload=Workload(isl=isl)))["max_num_tokens"] <= 8192
+
+
+def test_the_transfer_buffer_takes_the_longest_prompt():
+    chosen = values(planned(profile="gen", mtp=3))
+
+    assert chosen["cache_transceiver_config.max_tokens_in_buffer"] >= chosen["max_num_tokens"]
+
+
+def test_default_max_tokens_leaves_room_for_the_prompt():
+    plan = planned(profile="long-64k")
+    chosen = values(plan)
+
+    assert chosen["triton_config.default_max_tokens"] + plan.workload.isl <= chosen["max_seq_len"]
+
+
+def test_saying_more_of_the_workload_keeps_the_recipe():
+    few = planned(**B200, profile="latency", workload=Workload(concurrency=4))
+    more = planned(**B200, profile="latency", workload=Workload(isl=1024, osl=1024, concurrency=4))
+
+    assert few.recipe.id == more.recipe.id == "b200-fp4-few-requests"
+    assert values(more)["max_batch_size"] == 4
+
+
+def test_attention_dp_divides_the_experts_of_the_mtp_layer():
+    plain, drafting = (planned(profile="throughput", mtp=mtp) for mtp in (0, 1))
+
+    assert (drafting.budget.weights - plain.budget.weights) / GIB == pytest.approx(5.2, abs=0.2)
+
+
+def test_a_checkpoint_of_ones_own_may_have_a_precision_that_nobody_publishes():
+    plan = planned(variant="deepseek-v3", gpu="b200", num_gpus=4, precision="fp4", model="/models/V3-FP4")
+
+    assert values(plan)["model"] == "/models/V3-FP4"
+    assert plan.checkpoint.weight_bytes == pytest.approx(423.6e9, rel=0.01)
+
+
+@pytest.mark.parametrize("field", ["isl", "osl", "concurrency"])
+def test_a_workload_counts_from_one(field):
+    with pytest.raises(RefusedPlanError, match=f"{field} 0"):
+        planned(workload=Workload(**{field: 0}))
+
+
 def test_gb200_trays_have_four_gpus():
     assert planned(gpu="gb200", precision="fp8").num_nodes == 2
 
@@ -254,9 +343,28 @@ def test_graph_sizes_given_one_by_one_replace_the_largest():
     assert "cuda_graph_config.max_batch_size" not in chosen
 
 
+def test_a_section_can_be_turned_off_by_hand():
+    chosen = values(planned(overrides=(("cuda_graph_config", None),)))
+
+    assert chosen["cuda_graph_config"] is None
+    assert [key for key in chosen if key.startswith("cuda_graph_config.")] == []
+
+
+def test_mtp_turned_off_by_hand_costs_no_memory():
+    with_it, without = (
+        planned(profile="quickstart"),
+        planned(profile="quickstart", overrides=(("speculative_config", None),)),
+    )
+
+    assert without.budget.weights < with_it.budget.weights
+
+
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
+        pytest.param("kv_cache_config", 5, "expected a mapping", id="section"),
+        pytest.param("speculative_config.num_nextn_predict_layers", 2, "--mtp N sets both", id="half a section"),
+        pytest.param("backend", "tensorrt", "pytorch alone", id="backend"),
         pytest.param("max_batch_size", "many", "expected a whole number from 1 or null, got 'many'", id="type"),
         pytest.param("max_batch_size", 0, "expected a whole number from 1", id="range"),
         pytest.param("moe_config.backend", "CUTLAS", "one of CUTLASS", id="choice"),
@@ -314,6 +422,17 @@ def test_the_checkpoints_own_sampling_comes_before_the_model_cards(tmp_path):
     assert "generation_config.json" in reason(plan, "triton_config.default_sampling.temperature")
 
 
+@pytest.mark.parametrize(("algo", "expected"), [("FP8", 35_136), (None, 70_272)])
+def test_the_checkpoints_files_say_what_auto_is(tmp_path, algo, expected):
+    quantization = {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": algo}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    plan = planned(model=str(tmp_path), kv_dtype="auto")
+
+    assert values(plan)["kv_cache_config.dtype"] == "auto"
+    assert plan.budget.kv_bytes_per_token == expected
+    assert "the checkpoint's own" in reason(plan, "kv_cache_config.dtype")
+
+
 def test_a_preset_nobody_knows_is_refused_before_anything_is_written():
     with pytest.raises(UnknownNameError, match="unknown preset 'fast': known so far: b200x8"):
         make_plan(PlanRequest(variant="tiny", engine="simulated", preset="fast"))
@@ -334,7 +453,7 @@ def test_a_preset_nobody_knows_is_refused_before_anything_is_written():
         pytest.param({"gpu": "b200", "precision": "w4a8"}, RefusedPlanError, "W4AFP8", id="W4A8 on Blackwell"),
         pytest.param({"gpu": "a100"}, RefusedPlanError, "Ampere", id="Ampere"),
         pytest.param(V32 | {"release": "1.1.0"}, RefusedPlanError, "what works: --trtllm 1.2.1", id="V3.2 on 1.1"),
-        pytest.param(V32 | {"precision": "w4a8"}, RefusedPlanError, "no w4a8 checkpoint", id="V3.2 in W4A8"),
+        pytest.param(V32 | {"precision": "w4a8"}, RefusedPlanError, "--model names one of your own", id="V3.2 in W4A8"),
         pytest.param({"engine": "vllm"}, UnknownNameError, "unknown engine 'vllm'", id="engine"),
         pytest.param({"engine": "transformers"}, RefusedPlanError, "runs on: tensorrt_llm", id="wrong engine"),
         pytest.param({"preset": "x"}, RefusedPlanError, "simulated engine", id="preset without the twin"),

@@ -1,5 +1,7 @@
 import json
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -65,6 +67,7 @@ def test_other_keys_stay_and_the_file_as_it_was_is_kept(checkpoint):
     assert backup == folder / f"{NAME}.bak"
     assert backup.read_text() == json.dumps(own)
     assert stat.S_IMODE((folder / NAME).stat().st_mode) == 0o640
+    assert stat.S_IMODE(backup.stat().st_mode) == 0o640
 
 
 def test_a_second_run_changes_nothing_and_keeps_nothing(checkpoint):
@@ -128,6 +131,9 @@ def test_a_link_into_a_cache_is_replaced_and_what_it_points_to_is_not(checkpoint
         pytest.param(V3 | {"quantization_config": {"quant_method": "awq"}}, None, "found 'awq'", id="awq"),
         pytest.param(V3, "{", "hf_quant_config.json: expected JSON", id="quant-cut"),
         pytest.param(V3, {"quantization": 3}, "expected an object under 'quantization'", id="quant-number"),
+        pytest.param(V3, {"quantization": {"quant_algo": 5}}, "FP8_BLOCK_SCALES, MIXED_PRECISION", id="algo-number"),
+        pytest.param(V3, {"quantization": {"quant_algo": ["NVFP4"]}}, "found ['NVFP4']", id="algo-list"),
+        pytest.param(V3, {"quantization": {"quant_algo": "AWQ"}}, "found 'AWQ'", id="algo-unknown"),
     ],
 )
 def test_what_it_would_be_wrong_for_is_refused_in_one_line(checkpoint, config, quant, expected):
@@ -154,3 +160,47 @@ def test_a_folder_that_takes_nothing_is_left_as_it_was(checkpoint, tmp_path):
     with pytest.raises(CheckpointError, match=r"can't be written: .*; the checkpoint is as it was"):
         apply(change)
     tmp_path.mkdir()
+
+
+def test_a_number_json_has_no_word_for_is_refused_in_one_line(checkpoint):
+    folder = checkpoint(V3, '{"quantization": {}, "more": 1e999}')
+
+    with pytest.raises(CheckpointError, match="holds a number that JSON has no word for"):
+        apply(quant_config_change(folder, "FP8"))
+    assert list(files(folder)) == [NAME]
+
+
+_INTERRUPTED = """\
+import os, signal, sys
+from pathlib import Path
+from deepseek_triton_build.quant_config import apply, quant_config_change
+
+name, when = sys.argv[2:]
+call = getattr(os, name)
+
+def interrupted(*args):
+    done = call(*args) if when == "at" else None
+    os.kill(os.getpid(), signal.SIGINT)
+    return done
+
+setattr(os, name, interrupted)
+try:
+    apply(quant_config_change(Path(sys.argv[1]), "FP8"))
+except KeyboardInterrupt:
+    sys.exit("interrupted")
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "when", "is_done"),
+    [("fsync", "before", False), ("replace", "before", False), ("replace", "at", True)],
+    ids=["writing", "before", "when-done"],
+)
+def test_an_interrupt_leaves_the_file_whole_and_nothing_beside_it(checkpoint, call, when, is_done):
+    own = json.dumps({"quantization": {"quant_algo": "FP8_BLOCK_SCALES"}})
+    folder = checkpoint(V3, own)
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED, folder, call, when], capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (1, "interrupted\n")
+    assert sorted(files(folder)) == ([NAME, f"{NAME}.bak"] if is_done else [NAME])
+    assert files(folder)[f"{NAME}.bak" if is_done else NAME] == own

@@ -112,7 +112,9 @@ def test_a_long_difference_is_cut(written):
     assert lines[-1] == f"... and {5003 - MAX_LINES + 1} more lines"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 3}'], ids=["empty", "cut", "list", "no-files"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"files": 3}', "[" * 100_000], ids=["empty", "cut", "list", "no-files", "deep"]
+)
 def test_a_damaged_stamp_still_guards_what_was_changed(written, text):
     (written / "tensorrt_llm/deepseek-triton.json").write_text(text)
     write_repository(tiny_files(), written)  # every file is what would be written: nothing is lost
@@ -239,3 +241,165 @@ def test_a_read_only_parent_is_named():
 
     with pytest.raises(OutputError, match=r"^/proc/repo: can't be written: .*; choose another --output$"):
         write_repository(tiny_files(), Path("/proc/repo"))
+
+
+# Interrupts
+
+
+_INTERRUPTED = """\
+import os, signal, sys
+from pathlib import Path, PurePosixPath
+from deepseek_triton_build.errors import OutputError
+from deepseek_triton_build.repository import File, write_repository
+
+points = sys.argv[2].split(",")
+count = 0
+rename = os.rename
+
+def interrupted_rename(*args, **options):
+    global count
+    count += 1
+    for point, act in (("before", lambda: None), ("at", lambda: rename(*args, **options))):
+        act()
+        if f"{point}-{count}" in points:
+            os.kill(os.getpid(), signal.SIGINT)
+    
+os.rename = interrupted_rename
+try:
+    write_repository([File(PurePosixPath("new.txt"), b"new")], Path(sys.argv[1]), force=True)
+except OutputError as error:
+    sys.exit(str(error))
+except KeyboardInterrupt:
+    sys.exit("interrupted")
+"""
+
+
+def interrupt(output, points):
+    """write_repository in a process that gets SIGINT before or right after its nth rename; what it said."""
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED, output, points], capture_output=True, text=True)
+    assert done.returncode == 1, done
+    [line] = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("point", ["before-1", "at-1", "before-2", "at-2"])
+def test_an_interrupt_leaves_what_was_there(written, point):
+    before = tree(written)
+
+    assert interrupt(written, point) == "interrupted"
+    assert tree(written) == before
+    assert [path.name for path in written.parent.iterdir()] == ["repo"]
+
+
+@pytest.mark.parametrize("point", ["before-1", "at-1"])
+def test_an_interrupt_leaves_no_new_folder(tmp_path, point):
+    assert interrupt(tmp_path / "a/repo", point) == "interrupted"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_second_interrupt_keeps_from_its_place_is_named(written):
+    before = tree(written)
+
+    message = interrupt(written, "at-1,before-2")
+    [scratch] = [path for path in written.parent.iterdir() if path != written]
+    assert f"it is whole in {scratch}/replaced" in message
+    assert tree(scratch / "replaced") == before
+
+
+# What a user may have put there
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def in_folder(path):
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"mine")
+
+
+ADDED = [
+    pytest.param("pipe", fifo, "pipe", "pipe: would be removed; it is no regular file", id="fifo"),
+    pytest.param("link", lambda path: path.symlink_to("/etc"), "link", "it is a link", id="link-to-folder"),
+    pytest.param("link", lambda path: path.symlink_to("gone"), "link", "it is a link", id="dangling-link"),
+    pytest.param("empty", Path.mkdir, "empty", "empty: would be removed; it is a folder", id="empty-folder"),
+    pytest.param("mine/x", in_folder, "mine/x", "-mine", id="folder"),
+    pytest.param("mine/__pycache__/x.pyc", in_folder, "mine/__pycache__/x.pyc", "-mine", id="cache-of-the-users"),
+    pytest.param(
+        "tensorrt_llm/1/__pycache__/notes.txt",
+        in_folder,
+        "tensorrt_llm/1/__pycache__/notes.txt",
+        "-mine",
+        id="no-cache-in-a-cache",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "named", "shown"), ADDED)
+def test_whatever_was_added_is_kept_until_forced(written, name, make, named, shown):
+    make(written / name)
+
+    message, diff = refusal(written)
+    assert f"changed since it was generated: {named}; --force" in message
+    assert shown in diff
+    assert os.path.lexists(written / name)
+
+    write_repository(tiny_files(), written, force=True)
+    assert not os.path.lexists(written / name)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+def test_a_file_of_ours_that_became_something_else_is_an_edit(written, kind, tmp_path):
+    script = written / "start.sh"
+    moved = script.rename(tmp_path / "start.sh")
+    {"link": lambda: script.symlink_to(moved), "fifo": lambda: fifo(script), "folder": script.mkdir}[kind]()
+
+    message, diff = refusal(written)
+    assert "generated: start.sh; --force" in message
+    assert diff.startswith("start.sh: would be replaced; it is ")
+
+
+def test_the_mode_of_the_folder_stays(written):
+    written.chmod(0o700)
+    write_repository(tiny_files(version="2.0"), written)
+
+    assert stat.S_IMODE(written.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../../../../dev/zero", "a\0b"], ids=["absolute", "above", "nul"])
+def test_a_stamp_names_nothing_outside(written, name):
+    stamp = written / "tensorrt_llm/deepseek-triton.json"
+    record = json.loads(stamp.read_text())
+    record["files"][name] = "0" * 64
+    stamp.write_text(json.dumps(record))
+
+    write_repository(tiny_files(), written)
+
+
+def test_names_and_differences_hold_nothing_a_terminal_obeys(written):
+    (written / "a\nb\x1b[2J").write_text("\x1b[31mred\n")
+
+    message, diff = refusal(written)
+    assert "\x1b" not in message + diff
+    assert "-?[31mred" in diff
+
+
+def test_a_link_to_itself_is_one_line(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+
+    with pytest.raises(OutputError, match=r"loop: can't be written: .*; choose another --output$") as caught:
+        write_repository(tiny_files(), tmp_path / "loop")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_has_to_be_done_before_is_done_when_all_is_written_or_nothing_is_replaced(written):
+    before = tree(written)
+
+    def look():
+        assert tree(written) == before
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        write_repository(tiny_files(version="2.0"), written, before=look)
+    assert tree(written) == before
+    assert [path.name for path in written.parent.iterdir()] == ["repo"]

@@ -47,7 +47,11 @@ def test_the_hugging_face_name_of_the_default_checkpoint_is_the_same_plan(tmp_pa
     named = ["build", "deepseek-ai/DeepSeek-R1", "--gpu", "h200", "--gpus", "8"]
     assert main([*named, "--output", str(tmp_path / "b")]) == 0
 
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    a, b = (
+        json.loads((tmp_path / name / "tensorrt_llm/deepseek-triton.json").read_text())["plan"] for name in ("a", "b")
+    )
+    assert a == b
+    assert "689 GB for the container to download" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -63,6 +67,7 @@ def test_every_format(name, tmp_path, capsys):
     [
         pytest.param(["--profile", "ctx"], 1, "--format trtllm-serve", id="ctx for triton"),
         pytest.param(["--format", "vllm"], 2, "unknown format 'vllm'", id="format"),
+        pytest.param(["--format", "ctx"], 2, "ctx is a profile: --profile ctx", id="profile as format"),
         pytest.param(["--gpus", "4"], 1, "--gpus 8", id="too few GPUs"),
         pytest.param(["--write-quant-config"], 2, "expected --model with its folder", id="no checkpoint"),
         pytest.param(["--set", "nonsense=1"], 1, "nonsense is not an LLM argument", id="set"),
@@ -122,10 +127,74 @@ def test_write_quant_config(tmp_path, capsys):
     assert written["quantization"] == {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": "FP8"}
     assert "hf_quant_config.json: written" in capsys.readouterr().out
 
-    assert main([*build, "--kv-cache-dtype", "auto", "--output", str(tmp_path / "b")]) == 0
-    changed = json.loads((folder / "hf_quant_config.json").read_text())
-    assert changed["quantization"]["kv_cache_quant_algo"] is None
+    without = {"quantization": written["quantization"] | {"kv_cache_quant_algo": None}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(without))
+    assert main([*build, "--output", str(tmp_path / "b")]) == 0
+    assert json.loads((folder / "hf_quant_config.json").read_text()) == written
     assert f"as it was: {folder}/hf_quant_config.json.bak" in capsys.readouterr().out
+
+
+def test_a_checkpoint_that_takes_no_change_leaves_no_repository(tmp_path, capsys):
+    folder = checkpoint(tmp_path / "R1")
+    (folder / "hf_quant_config.json").write_text('{"quantization": {}, "more": 1e999}')
+    assert main([*R1, "--model", str(folder), "--write-quant-config", "--output", str(tmp_path / "out")]) == 1
+
+    assert "holds a number that JSON has no word for" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["R1"]
+
+
+def test_plan_and_build_give_the_same_parts_of_the_memory(tmp_path, capsys):
+    assert main(["plan", *R1[1:]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert main([*R1, "--output", str(tmp_path / "r1")]) == 0
+    built = capsys.readouterr().out
+
+    for part in ("weights", "CUDA graphs", "workspace"):
+        [size] = [line.split(part)[1].split()[0] for line in lines if line.startswith(f"  {part} ")]
+        assert f"{size} {part}" in built
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        pytest.param('{"architectures": ["Qwen2ForCausalLM"]}', "config.json says 'Qwen2ForCausalLM'", id="qwen"),
+        pytest.param("{bad", "config.json: ", id="broken"),
+        pytest.param(None, "config.json: ", id="empty-folder"),
+        pytest.param(
+            '{"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "awq"}}',
+            "expected fp8, fp4, w4a8 weights, found 'awq'",
+            id="awq",
+        ),
+    ],
+)
+def test_a_folder_that_is_no_such_checkpoint_is_refused(tmp_path, capsys, config, expected):
+    folder = tmp_path / "ck"
+    folder.mkdir()
+    if config is not None:
+        (folder / "config.json").write_text(config)
+
+    assert main([*R1, "--model", str(folder), "--output", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--model {folder}" in line
+    assert expected in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_relative_folder_is_a_folder_in_every_format(tmp_path, capsys, monkeypatch):
+    (tmp_path / "models").mkdir()
+    checkpoint(tmp_path / "models/r1")
+    monkeypatch.chdir(tmp_path)
+    assert main([*R1, "--model", "models/r1", "--format", "trtllm-bench", "--output", "out"]) == 0
+
+    assert "--model deepseek-ai/DeepSeek-R1 --model_path ./models/r1" in (tmp_path / "out/bench.sh").read_text()
+
+
+def test_the_container_asked_for_is_in_the_stamp(tmp_path, capsys):
+    assert main([*R1, "--image", "26.05", "--output", str(tmp_path / "r1")]) == 0
+
+    text = (tmp_path / "r1/start.sh").read_text()
+    assert "--image 26.05" in text.splitlines()[1]
+    assert "tritonserver:26.05-trtllm" in text
 
 
 def test_a_refused_build_leaves_the_checkpoint_alone(tmp_path, capsys):

@@ -63,6 +63,8 @@ def test_what_goes_wrong_is_one_line_on_stderr(argv, code, expected, capsys, tmp
         (["generate", "hi", "--temprature", "1"], "did you mean --temperature?"),
         (["serve", ".", "--http-prot=1"], "did you mean --http-port?"),
         (["serve", ".", "--exit-timeout", "-5"], "--exit-timeout"),
+        (["plan", "deepseek-r1", "--format", "ctx"], "--format ctx; --format is an option of build"),
+        (["plan", "deepseek-r1", "--zz"], "unrecognized arguments: --zz\n"),
     ],
 )
 def test_a_misspelt_option_is_refused_with_the_nearest(argv, expected, capsys):

@@ -37,11 +37,49 @@ def checkpoint(folder, *, class_name="DeepseekV3ForCausalLM", quant=None):
         pytest.param(["deepseek-r1", "--gpu", "h2000"], 2, "unknown GPU 'h2000'", id="wrong GPU"),
         pytest.param(["deepseek-r1", "--gpu", "h200", "--gpus", "4"], 1, "--gpus 8", id="too few GPUs"),
         pytest.param(["deepseek-r1", "--gpu", "a100"], 1, "Ampere", id="Ampere"),
-        pytest.param(["deepseek-r1"], 1, "needs --gpu", id="no GPU"),
+        pytest.param(["deepseek-r1"], 2, "needs --gpu", id="no GPU"),
+        pytest.param(["deepseek-r1", "--gpu", "NVIDIA H200"], 2, "did you mean 'h200'?", id="GPU's title"),
+        pytest.param(["deepseek-r1-0529", "--gpu", "h200"], 2, "did you mean 'deepseek-r1-0528'?", id="date"),
+        pytest.param([*R1[1:], "--image", "26.7"], 2, "did you mean '26.07'?", id="month"),
+        pytest.param([*R1[1:], "--image", ""], 2, "unknown Triton container ''", id="no image"),
+        pytest.param(
+            [*R1[1:], "--image", "26.05-vllm-python-py3"], 1, "use 26.05-trtllm-python-py3", id="another image"
+        ),
+        pytest.param([*R1[1:], "--image", "25.11"], 1, "no repository is made for it: a build", id="25.11"),
+        pytest.param([*R1[1:], "--trtllm", "1.2"], 2, "did you mean '1.2.1' or '1.2.0'?", id="minor release"),
+        pytest.param([*R1[1:], "--trtllm", ""], 2, "unknown TensorRT-LLM release ''", id="no release"),
+        pytest.param(["x" * 5000, "--gpu", "h200"], 2, "unknown variant 'xxx", id="long variant"),
+        pytest.param(["/" + "x" * 5000, "--gpu", "h200"], 2, "is a path", id="long path as variant"),
+        pytest.param([*R1[1:], "--model", "/" + "x" * 5000], 2, "is too long for a path", id="long model"),
+        pytest.param([*R1[1:], "--model", "/m/\udcff"], 2, "expected a name in UTF-8", id="model not UTF-8"),
+        pytest.param([*R1[1:], "--model", ""], 2, "expected a folder or a Hugging Face name", id="no model"),
+        pytest.param(
+            ["deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "--gpu", "h200"], 2, "architecture of the Qwen", id="distilled"
+        ),
+        pytest.param(
+            [*R1[1:], "--model", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"], 2, "not served here", id="distilled model"
+        ),
+        pytest.param(["nvidia/DeepSeek-R1-FP4", "--gpu", "h200"], 1, "what works: --gpu b200", id="FP4 on Hopper"),
+        pytest.param([*R1[1:], "--set", "max_batch_size=2020-13-45"], 2, "quote it", id="set no date"),
+        pytest.param([*R1[1:], "--set", "max_batch_size=!!bool maybe"], 2, "quote it", id="set no bool"),
+        pytest.param([*R1[1:], "--set", 'max_batch_size=!!int ""'], 2, "quote it", id="set no int"),
+        pytest.param([*R1[1:], "--set", "max_batch_size=!!timestamp foo"], 2, "quote it", id="set no time"),
+        pytest.param([*R1[1:], "--set", "max_batch_size={[a]: 1}"], 2, "quote it", id="set list as key"),
+        pytest.param([*R1[1:], "--set", f"max_batch_size={'9' * 5000}"], 2, "quote it", id="set many digits"),
+        pytest.param([*R1[1:], "--set", f"max_batch_size={2**63}"], 2, "64 bits", id="set large"),
+        pytest.param([*R1[1:], "--set", "max_batch_size=&a [*a]"], 2, "quote it", id="set itself"),
+        pytest.param([*R1[1:], "--set", f"max_batch_size={'[' * 5000}"], 2, "quote it", id="set deep"),
+        pytest.param([*R1[1:], "--set", "stream_interval=.nan"], 2, "finite number, found nan", id="set nan"),
+        pytest.param([*R1[1:], "--set", "stream_interval=[-.inf]"], 2, "finite number, found -inf", id="set inf"),
         pytest.param(
             ["deepseek-ai/DeepSeek-R2"], 2, "did you mean deepseek-ai/DeepSeek-R1?", id="unknown Hugging Face"
         ),
-        pytest.param(["/nowhere/R1"], 2, "--model: deepseek-v3 --model /nowhere/R1", id="a path as variant"),
+        pytest.param(
+            ["/nowhere/R1"],
+            2,
+            "--model: VARIANT --model /nowhere/R1, where VARIANT is what it is: deepseek-v3 or ",
+            id="a path as variant",
+        ),
         pytest.param([*R1[1:], "--precision", "fp5"], 2, "unknown precision 'fp5'", id="precision"),
         pytest.param([*R1[1:], "--profile", "fast"], 2, "unknown profile 'fast'", id="profile"),
         pytest.param([*R1[1:], "--trtllm", "0.20.0"], 1, "use 0.21.0", id="0.20.0"),
@@ -228,7 +266,7 @@ def test_a_folder_as_variant_is_told_what_it_can_be(capsys, tmp_path):
     folder = checkpoint(tmp_path / "v32", class_name="DeepseekV32ForCausalLM")
 
     assert main(["plan", folder, "--gpu", "h200"]) == 2
-    assert f"(deepseek-v3.2-exp) and give it as --model: deepseek-v3.2-exp --model {folder}" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(f"give it as --model: deepseek-v3.2-exp --model {folder}\n")
 
 
 def test_set_takes_yaml_and_mappings(capsys):

@@ -42,7 +42,7 @@ def test_the_counts_are_the_published_ones(capsys):
     }
     assert dict(zip(names, rows["deepseek-r1", "fp4"], strict=True)) | {"since": ""} == {
         **dict.fromkeys(("h100", "h200", "h20-96", "h20-141", "a100"), "-"),
-        **dict.fromkeys(("b200", "gb200", "gb200-nvl72"), "4"),
+        **dict.fromkeys(("b200", "gb200", "gb200-nvl72"), "4(8)"),
         "since": "",
     }
 

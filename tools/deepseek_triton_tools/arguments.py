@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
@@ -91,6 +92,29 @@ def known_names() -> str:
         "--image": tags,
     }
     return "names:\n" + "".join(f"  {option:<12} {', '.join(names)}\n" for option, names in rows.items())
+
+
+def about_option(given: str, parser: argparse.ArgumentParser, whole: argparse.ArgumentParser) -> str:
+    """Where an option that this verb hasn't got belongs, or which one it may be a slip of."""
+    name = given.partition("=")[0]
+    others = [verb for verb, other in _verbs(whole).items() if name in _options(other)]
+    if others:
+        return f"; {name} is an option of {' and '.join(others)}"
+    nearest = difflib.get_close_matches(name, _options(parser), n=1, cutoff=_ALIKE)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+_ALIKE = 0.7
+"""Dashes alone make any two options alike."""
+
+
+def _verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    [verbs] = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(verbs)
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings]
 
 
 def add_json(verb: VerbParser) -> None:

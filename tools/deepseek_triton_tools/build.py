@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from deepseek_triton_build import Plan, PlanRequest, make_plan, write_repository
@@ -13,6 +12,7 @@ from deepseek_triton_build.quant_config import Change, KvAlgo, apply, quant_conf
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.plan import show_warnings
+from deepseek_triton_tools.streams import complain, printable, to_reader
 
 
 def build(
@@ -26,17 +26,21 @@ def build(
     """
     plan = make_plan(request)
     files = format_files(format, plan, version=__version__)
+    said: list[str] = []
     change = _quant_config(plan) if quant_config else None
     try:
-        write_repository(files, output, force=force)
+        # The checkpoint is changed when the files are known to be writable, and before they are in place.
+        write_repository(
+            files, output, force=force, before=None if change is None else lambda: said.append(_changed(change))
+        )
     except EditedError as error:
-        print(error.diff, file=sys.stderr)
+        for line in error.diff.splitlines():
+            complain(line)
         raise
-    for line in summary(plan, output, format=format):
-        print(line)
-    if change is not None:
-        _change_checkpoint(change)
-    show_warnings(plan)
+    with to_reader():
+        for line in [*summary(plan, output, format=format), *said]:
+            print(printable(line))
+        show_warnings(plan)
     return 0
 
 
@@ -53,9 +57,11 @@ def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[s
         *lines,
         f"  {plan.precision}, profile {plan.profile.name}{recipe}",
         f"  {plan.world_size} x {plan.gpu.title}: of {budget.memory / GIB:.0f} GiB each, "
-        f"{budget.weights / GIB:.0f} weights, {budget.workspace / GIB:.0f} workspace, "
-        f"{budget.kv_cache / GIB:.0f} KV cache ({budget.kv_tokens:,} tokens), {budget.free / GIB:.0f} left free",
-        f"  {runs:,} requests at once of {plan.workload.isl:,} tokens in and {plan.workload.osl:,} out",
+        f"{budget.weights / GIB:.1f} weights, {budget.kv_cache / GIB:.1f} KV cache ({budget.kv_tokens:,} tokens), "
+        f"{budget.cuda_graphs / GIB:.1f} CUDA graphs, {(budget.context + budget.activations) / GIB:.1f} workspace, "
+        f"{budget.free / GIB:.1f} left free",
+        f"  {runs:,} request{'' if runs == 1 else 's'} at once of {plan.workload.isl:,} tokens in and "
+        f"{plan.workload.osl:,} out",
         f"  TensorRT-LLM {plan.release.version}: {plan.image}",
         _checkpoint_line(plan),
         *_omission_lines(plan),
@@ -65,7 +71,7 @@ def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[s
 
 def _checkpoint_line(plan: Plan) -> str:
     assert plan.checkpoint is not None  # every plan for TensorRT-LLM has one
-    if plan.request.model:
+    if plan.request.model and plan.request.model != plan.checkpoint.model:
         return f"  checkpoint: {plan.request.model}, as the container sees it"
     size = plan.checkpoint.weight_bytes / 1e9
     return f"  checkpoint: {plan.checkpoint.model}, {size:.0f} GB for the container to download; --model names a folder"
@@ -100,6 +106,7 @@ def _quant_config(plan: Plan) -> Change:
     return quant_config_change(folder, "FP8" if dtype == "fp8" else own)
 
 
-def _change_checkpoint(change: Change) -> None:
+def _changed(change: Change) -> str:
+    """What became of the checkpoint, in a line."""
     backup = apply(change)
-    print(change.summary + (f"; as it was: {backup}" if backup else ""))
+    return change.summary + (f"; as it was: {backup}" if backup else "")

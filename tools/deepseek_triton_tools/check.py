@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import asdict
 from itertools import groupby
@@ -11,6 +12,8 @@ from pathlib import Path
 from deepseek_triton_build.catalog import find_gpu
 from deepseek_triton_build.check import CheckedModel, CheckOptions, Finding, Report, check_repository
 from deepseek_triton_build.releases import load_release
+from deepseek_triton_tools.errors import ToolError
+from deepseek_triton_tools.streams import printable, to_reader
 from deepseek_triton_tools.tables import paragraph, styled
 
 SCHEMA = "deepseek-triton/check/1"
@@ -20,18 +23,25 @@ _STYLES = {"error": "31", "warning": "33", "note": "2"}
 def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
     """Print the findings of `repository`; 1 when there are errors among them.
 
+    :raises ToolError: when --model is no folder.
     :raises deepseek_triton_build.BuildError: when there is nothing to check, or a name is unknown.
     """
     if options.gpu:
         find_gpu(options.gpu)  # wrong names are said even where nothing depends on them
     if options.release:
         load_release(options.release)
+    if options.model_root and not os.path.isdir(options.model_root):
+        raise ToolError(
+            f"--model {options.model_root}: expected the checkpoint's folder, found none there", exit_code=2
+        )
     report = check_repository(repository, options)
-    if as_json:
-        print(json.dumps(_document(report), indent=2))
-    else:
-        _show(report)
-    return 1 if report.has_errors else 0
+    code = 1 if report.has_errors else 0
+    with to_reader():
+        if as_json:
+            print(json.dumps(_document(report), indent=2, allow_nan=False))
+        else:
+            _show(report)
+    return code
 
 
 def _show(report: Report) -> None:
@@ -48,7 +58,7 @@ def _show(report: Report) -> None:
 def _where(file: str, finding: Finding) -> str:
     line = "" if finding.line is None else f":{finding.line}"
     severity = styled(finding.severity, _STYLES[finding.severity])
-    return f"{file}{line}: {severity} {finding.code} {finding.message}"
+    return f"{printable(file)}{line}: {severity} {finding.code} {printable(finding.message)}"
 
 
 def _known(model: CheckedModel) -> str:

@@ -9,16 +9,17 @@ Each verb's module is imported when the verb runs, so that `--help` costs nothin
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from deepseek_triton_tools import streams
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.arguments import (
     Handler,
     VerbParser,
     Verbs,
+    about_option,
     add_json,
     add_plan_options,
     add_tritonserver,
@@ -31,24 +32,37 @@ from deepseek_triton_tools.arguments import (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code."""
-    args, unknown = _parser().parse_known_args(argv)
-    if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_nearest_option(unknown[0], args.parser)}")
-    handler: Handler = args.handler
+    streams.prepare()
+    verb = ""
     try:
-        return handler(args)
+        with streams.to_reader():  # --help and --version print
+            args = _parsed(argv)
+            verb = f" {args.verb}"
+        if not verb:
+            return 0  # the reader of --help left
+        handler: Handler = args.handler
+        code = handler(args)
+        with streams.to_reader():
+            return code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader of our output (head, less) has what it wanted; stdout must not be flushed again at exit.
-        sys.stderr.close()
-        return 0
+    except BrokenPipeError:  # of a verb that works while it prints: whoever wanted it has left
+        with streams.to_reader():
+            return 0
     except Exception as error:
-        code = _expected_error(error)
-        if code is None:
+        known = _expected_error(error)
+        if known is None:
             raise
-        print(f"deepseek-triton {args.verb}: {error}{_advice(error)}", file=sys.stderr)
-        return code
+        streams.complain(f"deepseek-triton{verb}: {error}{_advice(error)}")
+        return known
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{about_option(unknown[0], args.parser, parser)}")
+    return args
 
 
 def _advice(error: Exception) -> str:
@@ -58,12 +72,6 @@ def _advice(error: Exception) -> str:
     if isinstance(error, ServerUnavailable) and error.code is None:
         return "; is the server running and ready there (http:// is port 8000, grpc:// 8001)?"
     return ""
-
-
-def _nearest_option(given: str, parser: argparse.ArgumentParser) -> str:
-    options = [option for action in parser._actions for option in action.option_strings]
-    nearest = difflib.get_close_matches(given.partition("=")[0], options, n=1)
-    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def _expected_error(error: Exception) -> int | None:

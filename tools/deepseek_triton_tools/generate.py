@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from deepseek_triton_client import Client, Completion, Timeouts
+from deepseek_triton_tools.streams import to_reader
 
 
 def generate(
@@ -16,7 +17,7 @@ def generate(
 
     :raises deepseek_triton_client.DeepseekTritonError: when it can't be answered.
     """
-    with Client(url, model_name=model, timeouts=Timeouts(total=timeout_s)) as client:
+    with to_reader(), Client(url, model_name=model, timeouts=Timeouts(total=timeout_s)) as client:
         if as_json:
             print(json.dumps(_as_dict(client.generate(prompt, **fields)), ensure_ascii=False))
         elif not stream:

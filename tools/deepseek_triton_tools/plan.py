@@ -12,6 +12,7 @@ from deepseek_triton_build.render.text import flow
 from deepseek_triton_build.settings import EnvironmentVariable, Setting
 from deepseek_triton_tools import tables
 from deepseek_triton_tools.plan_document import concurrency, launch, plan_document
+from deepseek_triton_tools.streams import to_reader
 from deepseek_triton_tools.tables import Table, paragraph, show, styled
 
 _WIDE = 120
@@ -24,20 +25,25 @@ def plan(request: PlanRequest, *, as_json: bool) -> int:
     :raises deepseek_triton_build.BuildError: when there is none.
     """
     made = make_plan(request)
-    if as_json:
-        print(json.dumps(plan_document(made), indent=2))
-        return 0
-    title, *rest = _headline(made)
+    with to_reader():
+        if as_json:
+            print(json.dumps(plan_document(made), indent=2, allow_nan=False))
+        else:
+            _show(made)
+    return 0
+
+
+def _show(plan: Plan) -> None:
+    title, *rest = _headline(plan)
     print(styled(paragraph(title, ""), "1"))
     for line in rest:
         print(paragraph(line))
     print()
-    _show_settings(made)
-    _show_memory(made)
-    _show_launch(made)
-    show_warnings(made)
-    _show_omissions(made)
-    return 0
+    _show_settings(plan)
+    _show_memory(plan)
+    _show_launch(plan)
+    show_warnings(plan)
+    _show_omissions(plan)
 
 
 def _headline(plan: Plan) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import sys
+import errno
+import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +15,15 @@ from typing import Any
 import yaml
 
 from deepseek_triton_build import PlanRequest, Workload
-from deepseek_triton_build.catalog import find_precision, variant_of_model, variants
+from deepseek_triton_build.catalog import Architecture, Variant, find_precision, variant_of_model, variants
 from deepseek_triton_build.catalog.profiles import DEFAULT_PROFILE
 from deepseek_triton_build.check.checkpoint import read_facts
 from deepseek_triton_build.planning.request import DEFAULT_RELEASE
 from deepseek_triton_build.releases import container_tag, release_for_container
+from deepseek_triton_build.render.commands import is_path
+from deepseek_triton_build.words import one_line, shown
 from deepseek_triton_tools.errors import ToolError
+from deepseek_triton_tools.streams import complain
 
 
 class OptionError(ToolError):
@@ -48,18 +53,21 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     """
     named = _named(args.variant)
     _refuse_meaningless(args, named.variant)
-    model = args.model or named.model
-    precision = _precision(args.precision, named, args.model)
-    if args.model and (note := _note_on_model(args.model)):
-        print(f"note: {note}", file=sys.stderr)
+    model = _model(args.model, named)
+    precision = _precision(args.precision, named, model)
+    if args.gpu is None and _needs_gpu(named.variant):
+        raise OptionError(f"{named.variant} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)")
+    release = release_for_container(args.image).version if args.image is not None else args.trtllm
+    if args.model and model and (note := _note_on_model(model)):
+        complain(f"note: {note}")
     return PlanRequest(
         variant=named.variant,
         gpu=args.gpu,
         num_gpus=args.gpus,
         precision=precision,
-        profile=args.profile or DEFAULT_PROFILE,
-        release=release_for_container(args.image).version if args.image else args.trtllm or DEFAULT_RELEASE,
-        container=container_tag(args.image) if args.image else None,
+        profile=DEFAULT_PROFILE if args.profile is None else args.profile,
+        release=DEFAULT_RELEASE if release is None else release,
+        container=None if args.image is None else container_tag(args.image),
         workload=Workload(isl=args.isl, osl=args.osl, concurrency=args.concurrency),
         mtp=args.mtp,
         relaxed_acceptance=args.relaxed_acceptance,
@@ -71,6 +79,10 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         allow_unpublished=args.allow_unpublished,
         overrides=tuple(row for text in args.set for row in overrides(text)),
     )
+
+
+def _needs_gpu(variant: str) -> bool:
+    return variant in variants() and bool(variants()[variant].checkpoints)
 
 
 _FOR_GPUS = (
@@ -93,17 +105,12 @@ _FOR_GPUS = (
 
 def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
     """An option that changes nothing is refused, not accepted and forgotten."""
-    if variant not in variants() or variants()[variant].checkpoints:
+    if variant not in variants() or _needs_gpu(variant):
         return
     values = {option: getattr(args, option[2:].replace("-", "_")) for option in _FOR_GPUS}
     given = [option for option, value in values.items() if value is not None and value is not False and value != []]
     if given:
         raise OptionError(f"{variant} runs on the spot, without TensorRT-LLM: leave out {', '.join(given)}")
-
-
-def is_path(model: str) -> bool:
-    """A folder of this machine or of the container's, rather than a Hugging Face name (`owner/name`)."""
-    return model.startswith(("/", ".", "~")) or model.count("/") > 1 or Path(model).is_dir()
 
 
 def overrides(text: str) -> Iterator[tuple[str, Any]]:
@@ -114,13 +121,19 @@ def overrides(text: str) -> Iterator[tuple[str, Any]]:
     key, equals, written = text.partition("=")
     key = key.strip()
     if not equals or not all(part.isidentifier() for part in key.split(".")):
-        raise OptionError(f"--set {text}: expected KEY=VALUE, as in --set kv_cache_config.dtype=fp8")
+        raise OptionError(f"--set {_brief(text)}: expected KEY=VALUE, as in --set kv_cache_config.dtype=fp8")
     try:
-        value = yaml.safe_load(written)
+        rows = list(_flat(key, yaml.safe_load(written), text))
     except yaml.YAMLError as error:
-        problem = " ".join(str(getattr(error, "problem", error)).split())
-        raise OptionError(f"--set {text}: the value is not YAML: {problem}; quote it") from error
-    yield from _flat(key, value, text)
+        problem = getattr(error, "problem", None) or str(error)
+        raise OptionError(f"--set {_brief(text)}: the value is not YAML: {one_line(problem)}; quote it") from error
+    except _NO_VALUE as error:
+        raise OptionError(f"--set {_brief(text)}: expected a value, found what YAML makes none of; quote it") from error
+    yield from rows
+
+
+_NO_VALUE = (ValueError, KeyError, IndexError, AttributeError, TypeError, RecursionError)
+"""What PyYAML raises for a date that is none, `!!bool maybe`, `!!int ""`, a list as a key, a list inside itself."""
 
 
 def _flat(key: str, value: Any, text: str) -> Iterator[tuple[str, Any]]:
@@ -134,17 +147,29 @@ def _flat(key: str, value: Any, text: str) -> Iterator[tuple[str, Any]]:
 def _hashable(value: Any, text: str) -> Any:
     if isinstance(value, list):
         return tuple(_hashable(item, text) for item in value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise OptionError(f"--set {_brief(text)}: expected a finite number, found {value}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise OptionError(f"--set {_brief(text)}: expected a number of 64 bits at most")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     kind = "a mapping here" if isinstance(value, dict) else f"a {type(value).__name__}"
-    raise OptionError(f"--set {text}: expected numbers, text, true, false, null or lists of them, found {kind}")
+    raise OptionError(f"--set {_brief(text)}: expected numbers, text, true, false, null or lists of them, found {kind}")
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
+
+
+_BRIEF = 200
+"""Characters of what was typed that a message repeats."""
 
 
 def _named(given: str) -> _Named:
     """VARIANT as a variant, from its own name or that of a checkpoint on Hugging Face."""
     if given.lower() in variants():
         return _Named(variant=given.lower())
-    if Path(given).is_dir() or given.startswith(("/", ".", "~")):
+    if os.path.isdir(given) or is_path(given):
         raise OptionError(_about_folder(given))
     if "/" not in given:
         return _Named(variant=given)  # the planner names the nearest
@@ -152,28 +177,38 @@ def _named(given: str) -> _Named:
     if found is None:
         raise OptionError(_unknown_model(given))
     variant, checkpoint = found
-    model = None if given == checkpoint.model else given  # the planner's own choice is not a wish of the user's
-    return _Named(variant=variant.name, precision=checkpoint.precision, model=model)
+    return _Named(variant=variant.name, precision=checkpoint.precision, model=given)
 
 
 def _about_folder(given: str) -> str:
     """A folder tells DeepSeek-V3's architecture from V3.2's, but not R1 from V3."""
-    name = read_facts(Path(given), given)[0].class_name if (Path(given) / "config.json").is_file() else None
+    name = read_facts(Path(given), given)[0].class_name if os.path.isfile(os.path.join(given, "config.json")) else None
     alike = [v.name for v in variants().values() if v.architecture and name in (None, v.architecture.class_name)]
-    what = f"{given} is a path" + (f", of a {name}" if name else "")
+    what = f"{_brief(given)} is a path" + (f", of a {_brief(name)}" if name else "")
     if not alike:
         return f"{what}, which is no model that is served here; known so far: {', '.join(variants())}"
-    return f"{what}; say which variant it is ({', '.join(alike)}) and give it as --model: {alike[0]} --model {given}"
+    one = alike[0] if len(alike) == 1 else "VARIANT"
+    which = "" if len(alike) == 1 else f", where VARIANT is what it is: {' or '.join(alike)}"
+    return f"{what}; give it as --model: {one} --model {_brief(given)}{which}"
 
 
 def _unknown_model(given: str) -> str:
     models = [checkpoint.model for variant in variants().values() for checkpoint in variant.checkpoints.values()]
     nearest = difflib.get_close_matches(given, models, n=1)
+    if _is_distilled(given):
+        return f"{given}: {_DISTILLED}; known so far: {', '.join(models)}"
     hint = f"did you mean {nearest[0]}? " if nearest else ""
-    return (
-        f"unknown Hugging Face name {given!r}: {hint}known so far: {', '.join(models)}; for a copy under another name "
-        f"give the variant and --model {given}"
-    )
+    known = f"unknown Hugging Face name {_brief(given)!r}: {hint}known so far: {', '.join(models)}"
+    if "deepseek" not in given.lower():
+        return known
+    return f"{known}; a copy of one of them under another name is given as --model beside its variant"
+
+
+_DISTILLED = "a distilled model has the architecture of the Qwen or Llama it was made of, which is not served here"
+
+
+def _is_distilled(model: str) -> bool:
+    return "distill" in model.rpartition("/")[2].lower()
 
 
 def _precision(asked: str | None, named: _Named, model: str | None) -> str | None:
@@ -196,21 +231,57 @@ def _precision(asked: str | None, named: _Named, model: str | None) -> str | Non
 def _precision_of(model: str, variant: str) -> str | None:
     """The precision of --model's weights, where it can be known.
 
-    :raises OptionError: when it is a checkpoint of another variant.
+    :raises OptionError: when it is a checkpoint of another variant, or none.
     """
     served = variants().get(variant)
-    by_name = variant_of_model(model)
-    if by_name is not None:
-        if by_name[0] is not served:
-            raise OptionError(f"--model {model} is {by_name[0].name}, not {variant}")
-        return by_name[1].precision
-    if served is None or served.architecture is None or not (Path(model) / "config.json").is_file():
+    if served is None or served.architecture is None:
         return None
-    facts, _ = read_facts(Path(model), model)
-    if facts.architecture not in (None, served.architecture):
-        expected, found = served.architecture.class_name, facts.class_name
-        raise OptionError(f"--model {model}: expected a {expected} for {variant}, its config.json says {found}")
+    if os.path.isdir(model):
+        return _precision_of_folder(model, served, served.architecture)
+    by_name = variant_of_model(model)
+    if by_name is None:
+        if not is_path(model) and _is_distilled(model):
+            raise OptionError(f"--model {model}: {_DISTILLED}")
+        return None
+    if by_name[0] is not served:
+        raise OptionError(f"--model {model} is {by_name[0].name}, not {variant}")
+    return by_name[1].precision
+
+
+def _precision_of_folder(model: str, served: Variant, architecture: Architecture) -> str | None:
+    """:raises OptionError: unless it holds a checkpoint of the architecture, quantized in a way that is known."""
+    facts, findings = read_facts(Path(model), f"--model {model}")
+    broken = [finding for finding in findings if finding.severity == "error"]
+    if broken:
+        problems = "; ".join(f"{finding.file}: {finding.message}" for finding in broken)
+        raise OptionError(f"{problems}; name the folder of a whole checkpoint")
+    if facts.architecture != architecture:
+        expected, found = architecture.class_name, shown(facts.class_name)
+        raise OptionError(f"--model {model}: expected a {expected} for {served.name}, its config.json says {found}")
+    if facts.quantization is not None and facts.precision is None:
+        known = ", ".join(served.checkpoints)
+        raise OptionError(f"{facts.quantization_file}: expected {known} weights, found {shown(facts.quantization)}")
     return facts.precision
+
+
+def _model(given: str | None, named: _Named) -> str | None:
+    """--model as the files are to have it: a folder of this machine is told from a Hugging Face name by its form.
+
+    :raises OptionError: for what can't be a path or a name.
+    """
+    if given is None:
+        return named.model
+    try:
+        given.encode()
+        os.stat(given)
+    except UnicodeEncodeError as error:
+        raise OptionError(f"--model {_brief(given)}: expected a name in UTF-8; rename the folder") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise OptionError(f"--model {_brief(given)}: is too long for a path") from error
+    if not given:
+        raise OptionError("--model: expected a folder or a Hugging Face name, found nothing")
+    return f"./{given}" if os.path.isdir(given) and not is_path(given) else given
 
 
 def _note_on_model(model: str) -> str | None:
@@ -220,4 +291,4 @@ def _note_on_model(model: str) -> str | None:
         return None if known else f"{model} is not a folder here; the engine will take it for a Hugging Face name"
     if not model.startswith("/"):
         return f"--model {model} is written as given; in the container it is looked up from where the server starts"
-    return None if Path(model).exists() else f"{model} is not on this machine; the container must have it there"
+    return None if os.path.exists(model) else f"{model} is not on this machine; the container must have it there"

@@ -6,8 +6,10 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from deepseek_triton_tools.streams import printable
 
 Row = Sequence[str]
 
@@ -35,6 +37,7 @@ def width() -> int:
 def show(table: Table) -> None:
     """Print `table` to stdout."""
     print(styled(paragraph(table.title, ""), "1"))
+    table = replace(table, rows=[[printable(cell) for cell in row] for row in table.rows])
     if is_terminal():
         _draw(table)
     else:
@@ -54,7 +57,7 @@ def paragraph(text: str, indent: str = "  ", hanging: str = "  ") -> str:
     """`text` wrapped to the terminal; one line in a pipe."""
     return "\n".join(
         textwrap.wrap(
-            text,
+            printable(text),
             max(40, width()),
             initial_indent=indent,
             subsequent_indent=indent + hanging,

@@ -14,6 +14,7 @@ from deepseek_triton_build.memory import minimum_gpus
 from deepseek_triton_build.planning.target import resolve_target
 from deepseek_triton_build.releases import RELEASES, containers
 from deepseek_triton_tools import tables
+from deepseek_triton_tools.streams import to_reader
 from deepseek_triton_tools.tables import Table, paragraph, show
 
 SCHEMA = "deepseek-triton/variants/1"
@@ -21,7 +22,8 @@ _WIDE = 110
 """Columns of a terminal from which one table holds every GPU."""
 _FIT_80_COLUMNS = 4
 _LEGEND = (
-    "GPUs of one instance, as published; -: can't work or is not published; since: the oldest TensorRT-LLM. `variants "
+    "GPUs of one instance, the fewest as published (and as recommended for the best performance); -: can't work or is "
+    "not published; since: the oldest TensorRT-LLM. `variants "
     "--json` has the reasons and what fits by arithmetic; `plan VARIANT --gpu GPU` shows the whole deployment."
 )
 
@@ -35,6 +37,8 @@ class Cell:
     """Fewest of one instance; None: not published, or it can't work."""
     minimum_gpus: int | None
     """Fewest by arithmetic; None: it can't work."""
+    recommended_gpus: int | None
+    """What the publisher recommends for the best performance, where that is more than the fewest."""
     profiles: tuple[str, ...]
     """Those with a recipe for it."""
     reason: str
@@ -48,15 +52,22 @@ def show_variants(gpu: str | None, *, as_json: bool) -> int:
     """
     chosen = [find_gpu(gpu)] if gpu else list(gpus().values())
     if as_json:
-        print(json.dumps(_document(chosen), indent=2))
-        return 0
+        text = json.dumps(_document(chosen), indent=2, allow_nan=False)
+        with to_reader():
+            print(text)
+    else:
+        with to_reader():
+            _show(chosen)
+    return 0
+
+
+def _show(chosen: list[Gpu]) -> None:
     at_once = len(chosen) if tables.width() >= _WIDE else _FIT_80_COLUMNS
     for first in range(0, len(chosen), at_once):
         show(_support_table(chosen[first : first + at_once]))
     show(_profile_table(chosen))
     show(_release_table())
     print(paragraph(_LEGEND, "", ""))
-    return 0
 
 
 def _served() -> Iterable[tuple[Variant, Checkpoint]]:
@@ -70,12 +81,26 @@ def _cell(variant: Variant, checkpoint: Checkpoint, gpu: Gpu) -> Cell:
     try:
         target = resolve_target(request)
     except RefusedPlanError as refused:
-        return Cell(gpu=gpu.name, published_gpus=None, minimum_gpus=None, profiles=(), reason=str(refused))
+        return Cell(
+            gpu=gpu.name,
+            published_gpus=None,
+            minimum_gpus=None,
+            recommended_gpus=None,
+            profiles=(),
+            reason=str(refused),
+        )
     published = gpu.published_min_gpus.get(checkpoint.precision)
     fewest = minimum_gpus(gpu, target.architecture, checkpoint)
     usable = [name for name, profile in profiles().items() if _recipes(profile, gpu, checkpoint.precision)]
     reason = gpu.published_source if published else "fits by arithmetic; not published"
-    return Cell(gpu=gpu.name, published_gpus=published, minimum_gpus=fewest, profiles=tuple(usable), reason=reason)
+    return Cell(
+        gpu=gpu.name,
+        published_gpus=published,
+        minimum_gpus=fewest,
+        recommended_gpus=gpu.recommended_gpus.get(checkpoint.precision),
+        profiles=tuple(usable),
+        reason=reason,
+    )
 
 
 def _recipes(profile: Profile, gpu: Gpu, precision: str) -> list[Recipe]:
@@ -86,10 +111,16 @@ def _support_table(chosen: list[Gpu]) -> Table:
     rows = []
     for variant, checkpoint in _served():
         cells = [_cell(variant, checkpoint, gpu) for gpu in chosen]
-        counts = [str(cell.published_gpus or "-") for cell in cells]
+        counts = [_count(cell) for cell in cells]
         rows.append((variant.name, checkpoint.precision, *counts, variant.min_release))
     headings = ("variant", "precision", *(gpu.name for gpu in chosen), "since")
     return Table(title="GPUs of one instance", headings=headings, rows=rows, is_grid=True)
+
+
+def _count(cell: Cell) -> str:
+    """`4(8)`: the fewest, and what is recommended where that is more."""
+    recommended = f"({cell.recommended_gpus})" if cell.recommended_gpus else ""
+    return f"{cell.published_gpus}{recommended}" if cell.published_gpus else "-"
 
 
 def _profile_table(chosen: list[Gpu]) -> Table:

@@ -119,6 +119,8 @@ class Gpu:
     published_min_gpus: Mapping[str, int]
     """Precision -> GPUs of one instance, as NVIDIA publishes them; what is not in it is not published."""
     published_source: str
+    recommended_gpus: Mapping[str, int] = field(default_factory=dict)
+    """Precision -> GPUs that NVIDIA recommends, where that is more."""
 
     @property
     def memory(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from deepseek_triton_build.catalog import Gpu
@@ -34,6 +34,12 @@ class Workload:
         """Nothing that `other` says is said differently here."""
         pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
         return all(theirs is None or ours == theirs for ours, theirs in pairs)
+
+    def agreement(self, other: Workload) -> int | None:
+        """In how many points the two say the same; None when they contradict each other."""
+        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        both = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+        return sum(ours == theirs for ours, theirs in both) if all(a == b for a, b in both) else None
 
     def filled_from(self, other: Workload) -> Workload:
         """This workload, with what it leaves open taken from `other`."""
@@ -62,6 +68,14 @@ class Recipe:
     """Under canonical keys. tensor_parallel_size is never among them: it follows from the GPUs."""
     environment: tuple[EnvironmentVariable, ...] = ()
 
+    def value(self, key: str, default: Any = None) -> Any:
+        """What the recipe sets `key` to."""
+        return self._values.get(key, default)
+
+    @cached_property
+    def _values(self) -> Mapping[str, Any]:
+        return {setting.key: setting.value for setting in self.settings}
+
     def holds_for(self, gpu: Gpu, precision: str) -> bool:
         return (
             gpu.architecture in self.architectures
@@ -87,11 +101,18 @@ class Profile:
         """
         usable = [recipe for recipe in self.recipes if recipe.holds_for(gpu, precision)]
         same_size = [recipe for recipe in usable if num_gpus is None or recipe.num_gpus in (None, num_gpus)]
-        if asked != NOTHING_SAID:
-            covering = [recipe for recipe in same_size if recipe.workload.covers(asked)]
-            same_size = sorted(covering, key=lambda recipe: recipe.workload != asked)
         same_size.sort(key=lambda recipe: num_gpus is not None and recipe.num_gpus != num_gpus)
+        if asked != NOTHING_SAID:
+            same_size.sort(key=lambda recipe: _distance(recipe.workload, asked))
         return next(iter((*same_size, *usable)), None)
+
+
+def _distance(published: Workload, asked: Workload) -> tuple[bool, bool, int]:
+    """Sorts recipes for `asked`: those that contradict it last, those for a number of requests that was not said before
+    them, and of the others those that agree in most."""
+    agreement = published.agreement(asked)
+    says_more = published.concurrency is not None and asked.concurrency is None
+    return agreement is None, says_more, -(agreement or 0)
 
 
 @cache

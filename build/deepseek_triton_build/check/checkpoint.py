@@ -22,14 +22,17 @@ from deepseek_triton_build.check.codes import (
     WRONG_LENGTH,
 )
 from deepseek_triton_build.check.document import read_json
+from deepseek_triton_build.check.files import NotAFileError, is_inside
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.safetensors import Header, HeaderError, read_header
-from deepseek_triton_build.words import listed, shown
+from deepseek_triton_build.words import listed, plain, shown
 
 INDEX = "model.safetensors.index.json"
 QUANT_CONFIG = "hf_quant_config.json"
 _NUMBERED = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 
+_TOOLS = ("modelopt", "compressed-tensors")
+"""quant_method of checkpoints whose precision is said elsewhere."""
 _PRECISIONS: Mapping[str, Precision] = {
     "FP8_BLOCK_SCALES": "fp8",
     "fp8": "fp8",
@@ -55,6 +58,13 @@ class CheckpointFacts:
     """As the checkpoint spells it; None without one."""
     quantization_file: str
     kv_cache_quant_algo: str | None
+    is_whole: bool
+    """Its files could be read."""
+
+    @property
+    def is_quantization_known(self) -> bool:
+        """Whether it is known how the weights are quantized: in one of our precisions, in another, or not at all."""
+        return self.is_whole and self.architecture is not None and self.quantization not in _TOOLS
 
     @property
     def precision(self) -> Precision | None:
@@ -86,6 +96,7 @@ def read_facts(folder: Path, label: str) -> tuple[CheckpointFacts, list[Finding]
         quantization=algo if isinstance(algo, str) else None,
         quantization_file=f"{label}/{QUANT_CONFIG if in_quant.get('quant_algo') else 'config.json'}",
         kv_cache_quant_algo=kv_algo if isinstance(kv_algo, str) else None,
+        is_whole=not findings,
     )
     return facts, findings
 
@@ -105,12 +116,20 @@ def check_weights(folder: Path, label: str) -> Iterator[Finding]:
         message = "expected weight_map, a mapping of tensor to shard"
         yield BROKEN.finding(message, "download it again", file=f"{label}/{INDEX}")
         return
-    missing = [shard for shard in wanted if not os.path.exists(folder / shard)]
+    outside = [shard for shard in wanted if not is_inside(shard)]
+    if outside:
+        message = f"expected names of files in the folder, found {listed(outside)}"
+        yield BROKEN.finding(message, "download it again", file=f"{label}/{INDEX}")
+    inside = wanted.keys() - set(outside)
+    missing = [shard for shard in inside if not os.path.exists(folder / shard)]
     if missing:
         message = f"{len(missing)} of {len(wanted)} shards are missing: {listed(missing)}"
         yield MISSING_SHARD.finding(message, "download them again", file=f"{label}/{INDEX}")
-    for shard in sorted(wanted.keys() - set(missing)):
+    for shard in sorted(inside - set(missing)):
         yield from _check_shard(folder / shard, f"{label}/{shard}", wanted[shard])
+    if not wanted:
+        message = f"{INDEX} names no tensor"
+        yield NO_WEIGHTS.finding(message, "download the checkpoint again", file=f"{label}/{INDEX}")
     for shard in sorted(present - wanted.keys()):
         fix = "move it out of the folder, or download the index again"
         yield STRAY_SHARD.finding("the index has no such shard", fix, file=f"{label}/{shard}")
@@ -119,20 +138,25 @@ def check_weights(folder: Path, label: str) -> Iterator[Finding]:
 def _check_unlisted(folder: Path, label: str, present: set[str]) -> Iterator[Finding]:
     """A folder without an index: one file, or several that number themselves."""
     if not present:
-        message = f"{label} has neither {INDEX} nor a *.safetensors file"
+        message = f"{plain(label)} has neither {INDEX} nor a *.safetensors file"
         yield NO_WEIGHTS.finding(message, "download the checkpoint again", file=label)
     missing = _unnumbered(present)
     if missing:
         message = f"{len(missing)} shards are missing, by the names of the others: {listed(missing)}"
         yield MISSING_SHARD.finding(message, "download them again", file=label)
     for shard in sorted(present):
-        yield from _check_shard(folder / shard, f"{label}/{shard}", frozenset())
+        yield from _check_shard(folder / shard, f"{label}/{shard}", None)
 
 
-def _check_shard(path: Path, file: str, wanted: frozenset[str]) -> Iterator[Finding]:
+def _check_shard(path: Path, file: str, wanted: frozenset[str] | None) -> Iterator[Finding]:
+    """
+    :param wanted: the tensors that the index has in it; None without an index: some.
+    """
     fix = "download it again"
     try:
         header = read_header(path)
+    except NotAFileError:
+        yield BROKEN_SHARD.finding("expected a file, found something else", fix, file=file)
     except OSError as error:
         yield UNREADABLE.finding(f"can't be read: {error.strerror}", "let it be read, or download it again", file=file)
     except HeaderError as error:
@@ -141,12 +165,14 @@ def _check_shard(path: Path, file: str, wanted: frozenset[str]) -> Iterator[Find
         yield from _check_header(header, file, wanted)
 
 
-def _check_header(header: Header, file: str, wanted: frozenset[str]) -> Iterator[Finding]:
+def _check_header(header: Header, file: str, wanted: frozenset[str] | None) -> Iterator[Finding]:
     if header.found != header.length:
         what = "truncated" if header.found < header.length else "too long"
         message = f"{what}: {header.found:,} bytes, where its header says {header.length:,}"
         yield WRONG_LENGTH.finding(message, "download it again", file=file)
-    if absent := wanted - header.tensors:
+    if wanted is None and not header.tensors:
+        yield NO_WEIGHTS.finding("it holds no tensor", "download it again", file=file)
+    if absent := (wanted or frozenset()) - header.tensors:
         message = f"{len(absent)} tensors that the index has in it are not: {listed(absent)}"
         yield MISSING_TENSORS.finding(message, "download it and the index again", file=file)
 

@@ -1,6 +1,7 @@
 """Every code that `check` has besides the rules'.
 
-S: files (to S009) and LLM arguments; T: triton_config (to T009) and GPUs; C: config.pbtxt; W: the checkpoint.
+S: files (to S009) and LLM arguments; T: triton_config (to T009), GPUs and their memory; C: config.pbtxt; W: the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ WRONG_KEY = Check(
     code="S011",
     severity="error",
     title="Every key is an LLM argument of the release",
-    why="The engine refuses unknown arguments; the sections of 0.21 ignore them instead.",
+    why="The engine refuses unknown arguments.",
     source=_LLM_ARGS,
 )
 UNKNOWN_KEY = Check(
@@ -133,6 +134,15 @@ MODEL_MISSING = Check(
     title="model.yaml names the model",
     why="There is nothing to load.",
     source=_LLM_ARGS,
+)
+
+IGNORED_KEY = Check(
+    code="S021",
+    severity="warning",
+    title="Every key of a section does something",
+    why="The sections of these releases pass over what they don't know, so that the setting has no effect.",
+    source=_LLM_ARGS,
+    releases="0.21",
 )
 
 WRONG_SETTING = Check(
@@ -203,8 +213,8 @@ POLICY_ONLY_COMPLETED = Check(
 MISSING_TENSOR = Check(
     code="C008",
     severity="error",
-    title="config.pbtxt declares every tensor of the wire contract, with its type and shape",
-    why="Requests with it are refused, and a response with it fails.",
+    title="config.pbtxt declares every tensor of the wire contract once, with its type, shape and optional",
+    why="Requests with it, or without an input that is not optional, are refused, and a response with it fails.",
     source="docs/contract.md",
 )
 EXTRA_TENSOR = Check(
@@ -250,6 +260,20 @@ WRONG_KIND = Check(
     why="The engine takes the GPUs by itself. Triton makes an instance of KIND_GPU, or without a kind, for every GPU "
     "there is, each of which would load the model.",
     source=f"{_MODEL_CONFIGURATION}, Instance Groups; NVIDIA/TensorRT-LLM llmapi config.pbtxt",
+)
+WEIGHTS_TOO_LARGE = Check(
+    code="T016",
+    severity="error",
+    title="The weights fit the GPUs",
+    why="The load ends out of memory, often after most of an hour.",
+    source="the shapes of the model and how its weights are stored; docs/generator.md, Memory",
+)
+NO_ROOM_FOR_CACHE = Check(
+    code="T017",
+    severity="warning",
+    title="There is room for a KV cache",
+    why="Weights are exact, workspace is estimated: what is left may hold no request of 8,192 tokens, or nothing.",
+    source="the plan's own arithmetic; docs/generator.md, Memory",
 )
 
 MODEL_NOT_HERE = Check(
@@ -311,7 +335,7 @@ MISSING_SHARD = Check(
 BROKEN_SHARD = Check(
     code="W009",
     severity="error",
-    title="Every shard has a readable header",
+    title="Every shard is a file with a readable header, in which shapes, offsets and types agree",
     why="The load fails, often after most of an hour.",
     source=_SAFETENSORS,
 )

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from deepseek_triton_build.check.codes import BROKEN, DUPLICATE_KEY, NOT_A_MAPPING, UNREADABLE
+from deepseek_triton_build.check.files import NotAFileError, read_bytes
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.words import one_line, plain, shown
 
@@ -22,6 +23,9 @@ MAX_YAML_DEPTH = 60
 """libyaml's composer ends the process on very deep nesting."""
 
 _Loader: Any = getattr(yaml, "CLoader", yaml.Loader)
+_LARGEST_INTEGER = 2**64 - 1
+"""Of what counts anything; a longer number can't even be printed."""
+_COLLECTION_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "set", "omap", "pairs"))
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
@@ -44,14 +48,13 @@ class Document:
 def read_text(path: Path, file: str) -> str | Finding:
     """The file's text, or what is wrong with it. `file` is what the findings call it."""
     try:
-        if path.exists() and not path.is_file():
-            return UNREADABLE.finding(f"{file}: expected a file, found something else", "put a file there", file=file)
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            size = f"{path.stat().st_size:,} bytes"
-            return UNREADABLE.finding(
-                f"{file}: expected a text file, found {size}", "put the right file there", file=file
-            )
-        return path.read_bytes().decode("utf-8")
+        content = read_bytes(path, MAX_TEXT_BYTES)
+        if content is None:
+            message = f"{file}: expected a text file, found more than {MAX_TEXT_BYTES:,} bytes"
+            return UNREADABLE.finding(message, "put the right file there", file=file)
+        return content.decode("utf-8")
+    except NotAFileError:
+        return UNREADABLE.finding(f"{file}: expected a file, found something else", "put a file there", file=file)
     except OSError as error:
         fix = "put it there" if isinstance(error, FileNotFoundError) else "let it be read"
         return UNREADABLE.finding(f"{file}: can't be read: {error.strerror}", fix, file=file)
@@ -160,10 +163,16 @@ class _Reader:
         return node.value if node.tag == "tag:yaml.org,2002:merge" else self._scalar(node)
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
+        if node.tag in _COLLECTION_TAGS:
+            raise _refused(f"a single value that is tagged {node.tag}", node)
         try:
-            return self._constructor.construct_object(node)
-        except (ValueError, OverflowError) as error:  # a date or number that isn't one
-            raise _refused(str(error), node) from error
+            value = self._constructor.construct_object(node)
+        except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
+            # PyYAML's constructors take it for granted that a tag fits its text: !!bool maybe, !!int "", 2026-99-99.
+            raise _refused(f"{shown(node.value)} is no {node.tag.rpartition(':')[2]}", node) from error
+        if isinstance(value, int) and not -(2**63) <= value <= _LARGEST_INTEGER:
+            raise _refused("a whole number of more than 64 bits", node)
+        return value
 
 
 def _limit_depth(text: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deepseek_triton_build.rules.rule import Severity
+from deepseek_triton_build.words import one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,14 @@ class Finding:
     """Dotted path of the setting, as the file spells it."""
 
 
+def make_finding(
+    code: str, severity: Severity, message: str, fix: str, *, file: str, line: int | None = None, key: str | None = None
+) -> Finding:
+    """A finding whose words, which may quote names and values of files, fit a line and a terminal."""
+    message, fix = one_line(message), one_line(fix)
+    return Finding(code=code, severity=severity, message=message, fix=fix, file=file, line=line, key=key)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """One kind of finding that is not a rule's."""
@@ -39,7 +48,7 @@ class Check:
     releases: str = "all"
 
     def finding(self, message: str, fix: str, *, file: str, line: int | None = None, key: str | None = None) -> Finding:
-        return Finding(code=self.code, severity=self.severity, message=message, fix=fix, file=file, line=line, key=key)
+        return make_finding(self.code, self.severity, message, fix, file=file, line=line, key=key)
 
 
 @dataclass(frozen=True, kw_only=True)

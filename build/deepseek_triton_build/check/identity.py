@@ -32,6 +32,7 @@ from deepseek_triton_build.check.codes import (
 )
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.origin import Stamp
+from deepseek_triton_build.errors import CheckpointError
 from deepseek_triton_build.planning.request import DEFAULT_RELEASE
 from deepseek_triton_build.releases import READABLE_RELEASES, Release, load_release
 from deepseek_triton_build.words import plain, shown
@@ -48,7 +49,7 @@ class CheckOptions:
     num_gpus: int | None = None
     """GPUs of one instance."""
     model_root: Path | None = None
-    """Where the checkpoint that model.yaml names is here: its own folder, or one above it."""
+    """Where the checkpoint that model.yaml names is here: its own folder, or one above it. It has to be there."""
     strict: bool = False
     """A checkpoint's folder that is not here is an error."""
 
@@ -85,25 +86,39 @@ def find_release(
 
 
 def find_checkpoint_folder(model: str, version_dir: Path, model_root: Path | None) -> Path | None:
-    """Where the checkpoint is on this machine. A relative path counts from the folder of model.yaml."""
-    candidates = [version_dir / model]
-    if model_root is not None:
-        candidates += [model_root / model.lstrip("/"), model_root / Path(model).name]
-        candidates += [model_root] if os.path.isfile(model_root / "config.json") else []
+    """Where the checkpoint is on this machine. A relative path counts from the folder of model.yaml.
+
+    What the user says is always taken: the folder of that name below `model_root`, or `model_root` itself.
+    """
+    if model_root is None:
+        candidates = [version_dir / model]
+    elif os.path.isfile(model_root / "config.json"):
+        candidates = [model_root]
+    else:
+        candidates = [model_root / model.lstrip("/"), model_root / Path(model).name, model_root]
     return next((folder for folder in candidates if os.path.isdir(folder)), None)
+
+
+def require_model_root(options: CheckOptions) -> None:
+    """:raises CheckpointError: when the folder that the user names is not there."""
+    if options.model_root is not None and not os.path.isdir(options.model_root):
+        found = "a file" if os.path.exists(options.model_root) else "nothing"
+        where = plain(str(options.model_root))
+        raise CheckpointError(f"{where}: expected the checkpoint's folder, found {found}; name the one it is in")
 
 
 def absent_checkpoint(model: str, *, strict: bool, file: str, line: int | None) -> Finding:
     """What to say of a checkpoint that is not on this machine."""
     if not model.startswith((".", "/", "~")) and _HUB_NAME.fullmatch(model):
         message = f"{model} is a name, not a folder here: its files are not looked at"
-        return MODEL_ON_HUB.finding(message, "nothing; a folder would be checked", file=file, line=line, key="model")
+        fix = "nothing; name the folder it was downloaded to with --model, to have its files checked"
+        return MODEL_ON_HUB.finding(message, fix, file=file, line=line, key="model")
     if strict:
         message = f"expected a checkpoint at {shown(model)}, found no folder"
-        fix = "correct the path, or say where it is with --model-root"
+        fix = "correct the path, or say where it is with --model"
         return MODEL_GONE.finding(message, fix, file=file, line=line, key="model")
     message = f"{shown(model)} is not here; the container may see it"
-    fix = "say where it is here with --model-root, to have its files checked"
+    fix = "say where it is here with --model, to have its files checked"
     return MODEL_NOT_HERE.finding(message, fix, file=file, line=line, key="model")
 
 
@@ -165,11 +180,11 @@ def _contradictions(
         message = f"expected {expected.class_name}, for it is {why} {variant.name}; found {plain(facts.class_name)}"
         fix = f"point model at a checkpoint of {variant.name}, or build again for this one"
         yield WRONG_ARCHITECTURE.finding(message, fix, file=f"{facts.label}/config.json")
-    if planned and facts.precision and facts.precision != planned.precision:
-        message = (
-            f"expected {planned.precision} weights ({planned.quant_algo}), found {plain(facts.quantization or '')}"
-        )
-        fix = f"point model at {planned.model}, or build again with --precision {facts.precision}"
+    if planned and facts.is_quantization_known and facts.precision != planned.precision:
+        found = "no quantization" if facts.quantization is None else plain(facts.quantization)
+        message = f"expected {planned.precision} weights ({planned.quant_algo}), found {found}"
+        fix = f"point model at {planned.model}"
+        fix += f", or build again with --precision {facts.precision}" if facts.precision else ""
         yield WRONG_PRECISION.finding(message, fix, file=facts.quantization_file)
 
 

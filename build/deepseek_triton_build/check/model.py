@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check.checkpoint import CheckpointFacts, check_weights, read_facts
-from deepseek_triton_build.check.codes import MODEL_MISSING
+from deepseek_triton_build.check.codes import MODEL_MISSING, WEIGHTS_TOO_LARGE
+from deepseek_triton_build.check.deployment import check_deployment, make_deployment
 from deepseek_triton_build.check.document import Document, read_yaml
-from deepseek_triton_build.check.finding import CheckedModel, Finding
+from deepseek_triton_build.check.finding import Check, CheckedModel, Finding
 from deepseek_triton_build.check.gpus import check_gpus
 from deepseek_triton_build.check.identity import (
     CheckOptions,
@@ -21,6 +22,7 @@ from deepseek_triton_build.check.identity import (
     find_release,
     identify,
 )
+from deepseek_triton_build.check.memory import memory_problems
 from deepseek_triton_build.check.origin import (
     RELEASE_RECORD,
     Stamp,
@@ -31,12 +33,10 @@ from deepseek_triton_build.check.origin import (
 )
 from deepseek_triton_build.check.pbtxt import NAME as CONFIG
 from deepseek_triton_build.check.pbtxt import check_config, read_config
-from deepseek_triton_build.check.schema import TRITON_SECTION, UPSTREAM_KEYS, check_schema
+from deepseek_triton_build.check.schema import TRITON_SECTION, UPSTREAM_KEYS, Arguments, check_schema
 from deepseek_triton_build.check.triton_config import check_triton_config, triton_settings
-from deepseek_triton_build.releases import Release, spelling
-from deepseek_triton_build.rules import violations
-from deepseek_triton_build.rules.rule import Deployment
-from deepseek_triton_build.words import one_line
+from deepseek_triton_build.releases import Release
+from deepseek_triton_build.rules.rule import Deployment, Violation
 
 MODEL_YAML = "model.yaml"
 _OUR_PACKAGE = "deepseek_backend"
@@ -58,12 +58,15 @@ def check_file(path: Path, options: CheckOptions) -> Checked:
     if document is not None:
         is_model_yaml = file == MODEL_YAML
         sections = (TRITON_SECTION, *UPSTREAM_KEYS) if is_model_yaml else ()
-        settings, wrong = check_schema(document, release, other_sections=sections)
+        arguments = check_schema(document, release, other_sections=sections)
         if not is_model_yaml:
-            settings = _from_command_line(options) | settings
-        known, misnamed = identify(options, stamp, _model_of(document) or "", None)
+            arguments.settings = _from_command_line(options) | arguments.settings
+        facts, unwhole = _checkpoint_elsewhere(document, path.parent, options)
+        known, misnamed = identify(options, stamp, _model_of(document) or "", facts)
         triton = triton_settings(document) if is_model_yaml else {}
-        findings += [*unsure, *wrong, *misnamed, *_check_rules(document, settings, release, known, triton, {})]
+        deployment = make_deployment(arguments, release, known, triton, {})
+        findings += [*unsure, *arguments.findings, *unwhole, *misnamed]
+        findings += check_deployment(document, deployment, arguments, _fitting(document, deployment, is_model_yaml))
     summary = _summary(file, document, known, release, release_from=release_from, backend="none", engine=_TENSORRT_LLM)
     return summary, findings
 
@@ -111,12 +114,12 @@ class _Model:
         release, release_from, unsure = self.release(stamp)
         triton = {} if document is None else triton_settings(document)
         engine = str(triton.get("engine", _TENSORRT_LLM)) if self.is_ours else _TENSORRT_LLM
-        settings = {} if document is None else self.arguments(document, release)
+        arguments = Arguments() if document is None else self.arguments(document, release)
         known = _NOBODY
         if engine == _TENSORRT_LLM and document is not None:
             self.findings += unsure
-            known = self.deployment(document, settings, release, stamp, triton)
-        num_ranks = _num_ranks(document, settings)
+            known = self.deployment(document, arguments, release, stamp, triton)
+        num_ranks = _num_ranks(document, arguments.settings)
         self.config(document, triton, num_ranks, known.num_gpus, places_gpus=engine == _TENSORRT_LLM)
         backend = "deepseek-triton" if self.is_ours else "upstream"
         return _summary(self.file, document, known, release, release_from=release_from, backend=backend, engine=engine)
@@ -132,10 +135,11 @@ class _Model:
         record_file = f"{self.in_version}{RELEASE_RECORD}"
         return find_release(self.options, recorded, stamp, record_file=record_file, file=self.file)
 
-    def arguments(self, document: Document, release: Release) -> dict[str, Any]:
-        """The LLM arguments that are as they should be; the others are findings."""
+    def arguments(self, document: Document, release: Release) -> Arguments:
+        """The LLM arguments; those that are not as they should be are findings."""
         sections = (TRITON_SECTION,) if self.is_ours else (TRITON_SECTION, *UPSTREAM_KEYS)
-        settings: dict[str, Any] = self.keep(check_schema(document, release, other_sections=sections))
+        arguments = check_schema(document, release, other_sections=sections)
+        self.findings += arguments.findings
         self.findings += check_triton_config(document, is_ours=self.is_ours)
         if not document.values.get("model"):
             fix = "write model: and the checkpoint's folder or name"
@@ -143,31 +147,25 @@ class _Model:
             self.findings.append(
                 MODEL_MISSING.finding("no model is named", fix, file=self.file, line=line, key="model")
             )
-        return settings
+        return arguments
 
     def deployment(
-        self, document: Document, settings: dict[str, Any], release: Release, stamp: Stamp, triton: Mapping[str, Any]
+        self, document: Document, arguments: Arguments, release: Release, stamp: Stamp, triton: Mapping[str, Any]
     ) -> Identity:
-        """Checkpoint and rules."""
+        """Checkpoint, rules and memory."""
         facts = self.checkpoint(document)
         known: Identity = self.keep(identify(self.options, stamp, _model_of(document) or "", facts))
-        environment = read_environment(self.folder.parent)
-        self.findings += _check_rules(document, settings, release, known, triton, environment)
+        deployment = make_deployment(arguments, release, known, triton, read_environment(self.folder.parent))
+        self.findings += check_deployment(document, deployment, arguments, _fitting(document, deployment, True))
         return known
 
     def checkpoint(self, document: Document) -> CheckpointFacts | None:
         model = _model_of(document)
         if not model:
             return None
-        found = find_checkpoint_folder(model, self.version_dir, self.options.model_root)
-        if found is None:
-            line = document.line("model")
-            absent = absent_checkpoint(model, strict=self.options.strict, file=self.file, line=line)
-            self.findings.append(absent)
-            return None
-        label = found.resolve().as_posix().removeprefix(f"{self.root.resolve().as_posix()}/")
-        facts: CheckpointFacts = self.keep(read_facts(found, label))
-        self.findings += check_weights(found, label)
+        facts: CheckpointFacts | None = self.keep(
+            _checkpoint(model, self.version_dir, self.root, self.options, document)
+        )
         return facts
 
     def config(
@@ -193,45 +191,34 @@ class _Model:
             self.findings += check_gpus(config, num_ranks=num_ranks, num_gpus=num_gpus)
 
 
-def _check_rules(
-    document: Document,
-    settings: Mapping[str, Any],
-    release: Release,
-    known: Identity,
-    triton: Mapping[str, Any],
-    environment: Mapping[str, str],
-) -> Iterator[Finding]:
-    """What the settings break, on the line that says so."""
-    deployment = Deployment(
-        settings=spelling.canonical(settings, release.version),
-        release=release,
-        variant=known.variant,
-        architecture=known.architecture,
-        checkpoint=known.checkpoint,
-        gpu=known.gpu,
-        triton=_flat(triton),
-        environment=environment,
-    )
-    spelled = {ours: key for key in settings for ours in spelling.canonical({key: settings[key]}, release.version)}
-    for rule, violation in violations(deployment):
-        key = spelled.get(violation.key or "", violation.key)
-        yield Finding(
-            code=rule.code,
-            severity=rule.severity,
-            message=one_line(violation.message),  # it may quote a value of the file
-            fix=one_line(violation.fix),
-            file=document.file,
-            line=document.line(key) if key else None,
-            key=key,
-        )
+def _checkpoint_elsewhere(
+    document: Document, folder: Path, options: CheckOptions
+) -> tuple[CheckpointFacts | None, list[Finding]]:
+    """The checkpoint that the user names; a file by itself names none on this machine."""
+    if options.model_root is None:
+        return None, []
+    return _checkpoint(_model_of(document) or "", folder, folder, options, document)
 
 
-def _flat(section: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted paths below a section."""
-    flat: dict[str, Any] = {}
-    for key, value in section.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return flat
+def _checkpoint(
+    model: str, version_dir: Path, root: Path, options: CheckOptions, document: Document
+) -> tuple[CheckpointFacts | None, list[Finding]]:
+    """What the checkpoint says of itself, and what is wrong with it."""
+    found = find_checkpoint_folder(model, version_dir, options.model_root)
+    if found is None:
+        line = document.line("model")
+        return None, [absent_checkpoint(model, strict=options.strict, file=document.file, line=line)]
+    label = found.resolve().as_posix().removeprefix(f"{root.resolve().as_posix()}/")
+    facts, findings = read_facts(found, label)
+    return facts, [*findings, *check_weights(found, label)]
+
+
+def _fitting(document: Document, deployment: Deployment, is_model_yaml: bool) -> list[tuple[Check, Violation]]:
+    """What does not fit the GPUs. Beside an option file there are flags, which may say anything but the GPUs given."""
+    if is_model_yaml:
+        return list(memory_problems(deployment)) if _num_ranks(document, deployment.settings) is not None else []
+    found = memory_problems(deployment) if "tensor_parallel_size" in deployment.settings else ()
+    return [(check, violation) for check, violation in found if check is WEIGHTS_TOO_LARGE]
 
 
 def _model_of(document: Document) -> str | None:

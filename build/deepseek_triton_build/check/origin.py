@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check.codes import CHANGED
-from deepseek_triton_build.check.document import read_json, read_text, read_yaml
+from deepseek_triton_build.check.document import MAX_TEXT_BYTES, read_json, read_text, read_yaml
+from deepseek_triton_build.check.files import is_inside, read_bytes
 from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.stamp import MANIFEST
 from deepseek_triton_build.words import plain
 
 RELEASE_RECORD = "release.yaml"
 START_SCRIPT = "start.sh"
+_MOST_GPUS = 1_000_000
+_RELEASE = re.compile(rb'^release: "([0-9.]+)"', re.MULTILINE)
 _EXPORT = re.compile(r'^\s*export (\w+)="?(?:\$\{\1:-)?([^"}]*)', re.MULTILINE)
 
 
@@ -35,7 +39,9 @@ class Stamp:
     @property
     def num_gpus(self) -> int | None:
         value = self.values.get("gpus")
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+        if not isinstance(value, int) or isinstance(value, bool):
+            return None
+        return value if 0 < value <= _MOST_GPUS else None
 
 
 def read_stamp(folder: Path, label: str) -> tuple[Stamp, list[Finding]]:
@@ -52,7 +58,7 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
     files = stamp.values.get("files")
     for name, expected in files.items() if isinstance(files, dict) else ():
         within = name.partition("/")[2]
-        if name.endswith(f"/{MANIFEST}") or (not within and root == model):
+        if not is_inside(name) or name.endswith(f"/{MANIFEST}") or (not within and root == model):
             continue
         path, file = (model / within, f"{label}{within}") if within else (root / name, name)
         found = _sha256(path)
@@ -66,9 +72,22 @@ def read_release_version(version_dir: Path, label: str) -> tuple[str | None, lis
     """The release that the record beside model.py is of; None without one."""
     if not os.path.exists(version_dir / RELEASE_RECORD):
         return None, []
+    if (version := _unchanged_record(version_dir / RELEASE_RECORD)) is not None:
+        return version, []
     document, findings = read_yaml(version_dir / RELEASE_RECORD, f"{label}{RELEASE_RECORD}")
     value = None if document is None else document.values.get("release")
     return (str(value) if value is not None else None), findings
+
+
+def _unchanged_record(path: Path) -> str | None:
+    """The release whose record it is to the letter. To parse one takes longer than everything else of a check."""
+    try:
+        content = read_bytes(path, MAX_TEXT_BYTES) or b""
+    except OSError:  # reported by who reads it in earnest
+        return None
+    said = _RELEASE.search(content)
+    version = said[1].decode() if said else ""
+    return version if version in READABLE_RELEASES and load_release(version).text.encode() == content else None
 
 
 def read_environment(folder: Path) -> dict[str, str]:
@@ -80,7 +99,9 @@ def read_environment(folder: Path) -> dict[str, str]:
 
 
 def _sha256(path: Path) -> str | None:
+    """None of what is no file; nothing of a file so large that it was not generated."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        content = read_bytes(path, MAX_TEXT_BYTES)
     except (OSError, ValueError):  # ValueError: a null byte in the path
         return None
+    return hashlib.sha256(content).hexdigest() if content is not None else ""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +31,7 @@ from deepseek_triton_build.source import contract
 from deepseek_triton_build.words import nearest, one_line, shown
 
 NAME = "config.pbtxt"
+_TOKEN = re.compile(r"""(?P<skip>\#[^\n]*)|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<word>\w+)|[{}<>]""")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,25 +43,45 @@ class ModelConfig:
     message: Any
     """inference.ModelConfig."""
 
-    def line(self, text: str) -> int | None:
-        """Of the first line that has `text`, outside comments; None when the file doesn't say it."""
-        for number, line in enumerate(self.text.splitlines(), 1):
-            if text in line.partition("#")[0]:
-                return number
-        return None
+    def line(self, at: str) -> int | None:
+        """Of the first field or, in double quotes, text `at`, the outermost one; None when the file doesn't say it."""
+        found = self._places.get(at)
+        return None if found is None else found[1]
+
+    @cached_property
+    def _places(self) -> Mapping[str, tuple[int, int]]:
+        """Word or quoted text -> how deep in braces, and on which line, it is first said least deep."""
+        places: dict[str, tuple[int, int]] = {}
+        depth, line, read = 0, 1, 0
+        for token in _TOKEN.finditer(self.text):
+            line += self.text.count("\n", read, token.start())
+            read = token.start()
+            said = token[0] if token["text"] is None else f'"{token["text"][1:-1]}"'
+            if said in "{<>}":
+                depth += 1 if said in "{<" else -1
+            elif token["skip"] is None and (said not in places or depth < places[said][0]):
+                places[said] = depth, line
+        return places
 
     def finding(self, check: Check, message: str, fix: str, *, at: str) -> Finding:
         return check.finding(message, fix, file=self.file, line=self.line(at), key=at.strip('"'))
 
+    def no_number(self, field: str, number: int, *, at: str) -> Finding:
+        """A number that stands for a name that Triton hasn't."""
+        return self.finding(BROKEN_CONFIG, f"{field} {number} is none that Triton knows", "write its name", at=at)
+
 
 def read_config(path: Path, file: str) -> tuple[ModelConfig | None, list[Finding]]:
     """The configuration in `path`, and what is wrong with the file itself."""
-    if not path.exists():
+    if not os.path.exists(path):
         fix = "write it: name, backend, inputs, outputs and instance_group"
         return None, [NO_CONFIG.finding(f"{file} is missing", fix, file=file)]
     text = read_text(path, file)
     if isinstance(text, Finding):
         return None, [text]
+    if text.startswith("\ufeff"):
+        message = "expected a field, found a byte order mark"
+        return None, [BROKEN_CONFIG.finding(message, "remove the byte order mark", file=file, line=1)]
     messages = _messages()
     if messages is None:
         message = f"{file} was not looked into: tritonclient's gRPC part is not installed"
@@ -85,15 +109,18 @@ def check_config(
     message = config.message
     if message.name not in ("", folder_name):
         text = f"the model is named {message.name!r}, its folder {folder_name!r}"
-        yield config.finding(WRONG_NAME, text, f'write name: "{folder_name}", or rename the folder', at="name:")
+        yield config.finding(WRONG_NAME, text, f'write name: "{folder_name}", or rename the folder', at="name")
     if message.backend != "python":
-        text = f"expected backend python, found {message.backend or message.platform or 'none'!r}"
+        text = f"expected backend python, found {shown(message.backend or message.platform or None)}"
         yield config.finding(WRONG_BACKEND, text, 'write backend: "python"', at="backend")
     policies = (("decoupled", message.model_transaction_policy.decoupled), ("max_batch_size", message.max_batch_size))
     for key, here in policies if triton is not None else ():
         yield from _check_policy(
             config, key, here, (triton or {}).get(key, _default(key, is_ours)), model_yaml, is_ours
         )
+    for tensor in (*message.input, *message.output):
+        if _dtype(tensor) is None:
+            yield config.no_number("data_type", tensor.data_type, at=f'"{tensor.name}"')
     if is_ours:
         yield from _check_tensors(config, "input", message.input, contract().INPUTS)
         yield from _check_tensors(config, "output", message.output, contract().OUTPUTS)
@@ -119,28 +146,45 @@ def _check_policy(
 
 
 def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], wanted: Iterable[Any]) -> Iterator[Finding]:
+    declared = list(declared)
     here = {tensor.name: tensor for tensor in declared}
     by_name = {tensor.name: tensor for tensor in wanted}
+    for name, times in Counter(tensor.name for tensor in declared).items():
+        if times > 1:
+            text = f"{kind} {shown(name)} is declared {times} times"
+            yield config.finding(MISSING_TENSOR, text, "leave one of them", at=f'"{name}"')
     for name, tensor in by_name.items():
         if name not in here:
             text = f"{kind} {name} is missing"
             yield config.finding(MISSING_TENSOR, text, f"add {_declaration(kind, tensor)}", at=f'"{name}"')
-        elif (found := _shape(here[name])) != (expected := f"{tensor.dtype.value} {list(tensor.dims)}"):
+        elif (found := _shape(here[name])) != (expected := _wanted_shape(kind, tensor)):
             text = f"{kind} {name}: expected {expected}, found {found}"
             yield config.finding(MISSING_TENSOR, text, f"write {_declaration(kind, tensor)}", at=f'"{name}"')
     for name in here.keys() - by_name.keys():
         near = nearest(name, by_name.keys() - here.keys())
         fix = f"did you mean {near}?" if near else "remove it"
-        yield config.finding(EXTRA_TENSOR, f"{kind} {name} is not in the wire contract", fix, at=f'"{name}"')
+        yield config.finding(EXTRA_TENSOR, f"{kind} {shown(name)} is not in the wire contract", fix, at=f'"{name}"')
 
 
 def _shape(tensor: Any) -> str:
-    dtype = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
-    return f"{dtype} {list(tensor.dims)}"
+    """Of a declared tensor; outputs have no `optional`."""
+    optional = ", optional" if getattr(tensor, "optional", False) else ""
+    return f"{_dtype(tensor) or tensor.data_type} {list(tensor.dims)}{optional}"
+
+
+def _wanted_shape(kind: str, tensor: Any) -> str:
+    """Of a tensor of the wire contract."""
+    optional = ", optional" if kind == "input" and tensor.optional else ""
+    return f"{tensor.dtype.value} {list(tensor.dims)}{optional}"
+
+
+def _dtype(tensor: Any) -> str | None:
+    known = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number.get(tensor.data_type)
+    return None if known is None else str(known.name)
 
 
 def _declaration(kind: str, tensor: Any) -> str:
-    optional = ", optional: true" if kind == "input" else ""
+    optional = ", optional: true" if kind == "input" and tensor.optional else ""
     dims = ", ".join(map(str, tensor.dims))
     return f'{kind} [ {{ name: "{tensor.name}", data_type: {tensor.dtype.value}, dims: [ {dims} ]{optional} }} ]'
 

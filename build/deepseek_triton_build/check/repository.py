@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from deepseek_triton_build.check.finding import Report, in_order
-from deepseek_triton_build.check.identity import CheckOptions
+from deepseek_triton_build.check.identity import CheckOptions, require_model_root
 from deepseek_triton_build.check.model import MODEL_YAML, check_file, check_model
 from deepseek_triton_build.errors import NothingToCheckError
 from deepseek_triton_build.render.commands import YAML_NAME
@@ -17,9 +17,10 @@ def check_repository(directory: Path, options: CheckOptions | None = None) -> Re
     for TensorRT-LLM's own programs.
 
     :raises NothingToCheckError: when there is none of these.
-    :raises BuildError: when the options name a release or a GPU nobody knows.
+    :raises BuildError: when the options name a release or a GPU nobody knows, or no folder as model_root.
     """
     options = options or CheckOptions()
+    require_model_root(options)
     exported = directory / YAML_NAME
     if os.path.isfile(directory) or os.path.isfile(exported):
         checked = [check_file(directory if os.path.isfile(directory) else exported, options)]

@@ -8,16 +8,32 @@ The format: eight bytes with the header's length, little-endian; the header, a J
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepseek_triton_build.check.files import open_file
+
 MAX_HEADER_BYTES = 100_000_000
 """A real header has some hundred kilobytes; a larger number is no length."""
 _PREFIX = 8
+_NOT_KNOWN = -1
 _METADATA = "__metadata__"
 _LFS = b"version https://git-lfs"
+_LARGEST_OFFSET = 2**63
+_MOST_DIMENSIONS = 64
+_BITS: Mapping[str, int] = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+"""Data type -> bits of one value. Sizes of types that are not listed are not looked at."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +53,7 @@ def read_header(path: Path) -> Header:
     """:raises HeaderError: when it isn't one.
     :raises OSError: when the file can't be read.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         found = os.fstat(file.fileno()).st_size
         prefix = file.read(_PREFIX)
         if len(prefix) < _PREFIX:
@@ -47,7 +63,13 @@ def read_header(path: Path) -> Header:
             raise HeaderError(_too_long(prefix + file.read(len(_LFS) - _PREFIX), length, found))
         content = file.read(length)
     tensors = _parse(content)
-    end = max((_end(name, entry) for name, entry in tensors.items() if name != _METADATA), default=0)
+    spans = sorted((*_span(name, entry), name) for name, entry in tensors.items() if name != _METADATA)
+    end = 0
+    for begin, next_end, name in spans:
+        if begin != end:
+            what = "overlaps the tensor before it" if begin < end else f"leaves {begin - end:,} bytes before it unused"
+            raise HeaderError(f"the header at byte {_PREFIX} says that {name[:60]!r} {what}")
+        end = next_end
     return Header(frozenset(tensors.keys() - {_METADATA}), _PREFIX + length + end, found)
 
 
@@ -72,11 +94,33 @@ def _parse(content: bytes) -> dict[str, Any]:
     return header
 
 
-def _end(name: str, entry: Any) -> int:
+def _span(name: str, entry: Any) -> tuple[int, int]:
+    """Where a tensor begins and ends, which has to be what its shape takes."""
     offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
         raise HeaderError(f"the header at byte {_PREFIX} has no data_offsets for {name[:60]!r}")
     begin, end = offsets
-    if not 0 <= begin <= end:
-        raise HeaderError(f"the header at byte {_PREFIX} has data_offsets {offsets} for {name[:60]!r}")
-    return int(end)
+    if not 0 <= begin <= end < _LARGEST_OFFSET:
+        at = f"[{_number(begin)}, {_number(end)}]"
+        raise HeaderError(f"the header at byte {_PREFIX} has data_offsets {at} for {name[:60]!r}")
+    size = _size(entry.get("dtype"), entry.get("shape"))
+    if size is None:
+        raise HeaderError(f"the header at byte {_PREFIX} has no dtype or no shape for {name[:60]!r}")
+    if size not in (_NOT_KNOWN, end - begin):
+        raise HeaderError(
+            f"the header at byte {_PREFIX} gives {name[:60]!r} {end - begin:,} bytes, and a shape of {_number(size)}"
+        )
+    return begin, end
+
+
+def _size(dtype: Any, shape: Any) -> int | None:
+    """Bytes of such a tensor; _NOT_KNOWN for a data type that is not listed, None for what is no type or shape."""
+    is_shape = isinstance(shape, list) and all(type(n) is int and 0 <= n < _LARGEST_OFFSET for n in shape)
+    if not isinstance(dtype, str) or not is_shape or len(shape) > _MOST_DIMENSIONS:
+        return None
+    return _NOT_KNOWN if dtype not in _BITS else -(-math.prod(shape) * _BITS[dtype] // 8)
+
+
+def _number(value: int) -> str:
+    """A number that may be too long to print."""
+    return f"{value:,}" if abs(value) < _LARGEST_OFFSET else "2^63 or more"

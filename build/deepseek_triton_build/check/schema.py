@@ -8,6 +8,7 @@ from typing import Any
 
 from deepseek_triton_build import type_strings
 from deepseek_triton_build.check.codes import (
+    IGNORED_KEY,
     MOVED_KEY,
     NOT_A_SECTION,
     NOT_LOOKED_INTO,
@@ -22,23 +23,36 @@ from deepseek_triton_build.check.document import Document
 from deepseek_triton_build.check.finding import Check, Finding
 from deepseek_triton_build.releases import Field, LlmClass, Release, spelling
 from deepseek_triton_build.setting_types import bounded_type
-from deepseek_triton_build.words import nearest, plain, shown
+from deepseek_triton_build.words import nearest, plain, shown, to_write
 
 UPSTREAM_KEYS = ("logits_post_processors",)
 """Top-level keys that upstream's model.py takes for itself (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
 TRITON_SECTION = "triton_config"
+_IGNORE_IN_SECTIONS = ("0.21.0",)
+"""Releases whose sections are pydantic models that pass over what they don't know (releases/0.21.0.yaml)."""
 
 
-def check_schema(
-    document: Document, release: Release, *, other_sections: tuple[str, ...] = ()
-) -> tuple[dict[str, Any], list[Finding]]:
-    """The settings that the release knows and that have its types, as dotted paths, and the findings about the others.
+@dataclass(kw_only=True)
+class Arguments:
+    """The LLM arguments of a file, as dotted paths."""
 
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Those that the release knows and that have its types."""
+    meant: dict[str, Any] = field(default_factory=dict)
+    """Under 1.2.1's keys, what stands under the keys of other releases."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Key of `meant` -> where it stands."""
+    findings: list[Finding] = field(default_factory=list)
+    """About all but `settings`."""
+
+
+def check_schema(document: Document, release: Release, *, other_sections: tuple[str, ...] = ()) -> Arguments:
+    """
     :param other_sections: top-level keys that are not the engine's.
     """
     walk = _Walk(document, release, other_sections)
     walk.section(document.values, [release.classes["TorchLlmArgs"]], "")
-    return walk.settings, walk.findings
+    return walk.found
 
 
 @dataclass
@@ -46,8 +60,7 @@ class _Walk:
     document: Document
     release: Release
     other_sections: tuple[str, ...]
-    settings: dict[str, Any] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    found: Arguments = field(default_factory=Arguments)
 
     def section(self, values: Mapping[Any, Any], classes: list[LlmClass], prefix: str) -> None:
         for key, value in values.items():
@@ -56,7 +69,7 @@ class _Walk:
                 continue
             found = next((cls.fields[name] for cls in classes if name in cls.fields), None)
             if found is None:
-                self.absent(prefix + name, value, classes)
+                self.absent(prefix + name, name, value, classes)
             else:
                 self.value(prefix + name, value, found)
 
@@ -68,22 +81,22 @@ class _Walk:
         elif not type_strings.fits(value, bounds := bounded_type(key, found.type)):
             self.add(OUT_OF_RANGE, key, _expected(bounds, value), f"write {type_strings.in_words(bounds)}")
         else:
-            self.settings[key] = value
+            self.found.settings[key] = value
 
     def subsection(self, key: str, value: Mapping[Any, Any], found: Field) -> None:
         classes = {name: self.release.classes[name] for name in found.sections}
         if found.discriminator is None:
             if not value:
-                self.settings[key] = {}
+                self.found.settings[key] = {}
             self.section(value, list(classes.values()), f"{key}.")
             return
         kinds = _kinds(self.release, found.name)
         chosen, chooser = value.get(found.discriminator), f"{key}.{found.discriminator}"
         if not isinstance(chosen, str):
             expected = f"expected {found.discriminator}, which says what kind it is, found {shown(chosen)}"
-            self.add(WRONG_CHOICE, chooser, expected, f"write {chooser}: {next(iter(kinds))}")
+            self.add(WRONG_CHOICE, chooser, expected, to_write(chooser, next(iter(kinds))))
             return
-        self.settings[chooser] = chosen
+        self.found.settings[chooser] = chosen
         if chosen not in kinds:
             self.unrecorded_kind(chooser, chosen, kinds)
             return
@@ -95,30 +108,41 @@ class _Walk:
         hint = f"did you mean {near}?" if near else f"none is needed if it is meant; recorded: {', '.join(kinds)}"
         self.add(NOT_LOOKED_INTO, chooser, f"{shown(chosen)} is not recorded here; its keys go unchecked", hint)
 
-    def absent(self, key: str, value: Any, classes: list[LlmClass]) -> None:
+    def absent(self, key: str, name: str, value: Any, classes: list[LlmClass]) -> None:
         """A key that the release is not known to have."""
         moved = [(path, below, there) for path, below, there in self.moves(key, value) if there]
         for path, below, there in moved:
             message = f"{path} is not a key of TensorRT-LLM {self.release.version}, which has {there} instead"
             self.add(MOVED_KEY, path, message, self.translation(path, below))
-        if moved:
-            return
-        prefix, _, name = key.rpartition(".")
-        near = nearest(name, [known for cls in classes for known in cls.fields])
+        if not moved:
+            self.unknown(key, name, value, classes)
+
+    def unknown(self, key: str, name: str, value: Any, classes: list[LlmClass]) -> None:
+        """A key that no release is known to have in this place."""
+        prefix = key.removesuffix(name).rstrip(".")
         where = f"{prefix} of TensorRT-LLM" if prefix else "TensorRT-LLM"
-        fix = f"did you mean {prefix + '.' if prefix else ''}{near}?" if near else "remove it"
-        if all(cls.complete for cls in classes):
-            message = f"{name} is not a key of {where} {self.release.version}; it would stop the load"
-            self.add(WRONG_KEY, key, message, fix)
-        else:
+        if "." in name and self.release.find_key(key) is not None:
+            message = f"YAML takes {name} for one name, with dots in it"
+            self.add(WRONG_KEY, key, message, to_write(key, value))
+            return
+        near = nearest(name, [known for cls in classes for known in cls.fields])
+        fix = f"did you mean {near}{f', under {prefix}' if prefix else ''}?" if near else "remove it"
+        if not all(cls.complete for cls in classes):
             message = f"{name} is not known to be a key of {where} {self.release.version}"
             self.add(UNKNOWN_KEY, key, message, fix if near else "look it up in the release's documentation")
+        elif prefix and self.release.version in _IGNORE_IN_SECTIONS:
+            self.add(IGNORED_KEY, key, f"{name} is not a key of {where} {self.release.version}; it is ignored", fix)
+        else:
+            message = f"{name} is not a key of {where} {self.release.version}; it would stop the load"
+            self.add(WRONG_KEY, key, message, fix)
 
     def translation(self, key: str, value: Any) -> str:
         """What to write instead of a key that moved."""
         ours = spelling.canonical({key: value}, spelling.MIXED)
+        self.found.meant |= ours
+        self.found.places |= dict.fromkeys(ours, key)
         theirs = spelling.spell(ours, self.release.version)
-        return "write " + ", ".join(f"{name}: {shown(new)}" for name, new in theirs.items())
+        return "; ".join(to_write(name, new) for name, new in theirs.items())
 
     def moves(self, key: str, value: Any) -> Iterator[tuple[str, Any, str | None]]:
         """`key` or, where it is a section that is gone, the keys below it; each with its value and where it went."""
@@ -148,7 +172,7 @@ class _Walk:
 
     def add(self, check: Check, key: str, message: str, fix: str) -> None:
         message = message if message.startswith(key) else f"{key}: {message}"
-        self.findings.append(
+        self.found.findings.append(
             check.finding(message, fix, file=self.document.file, line=self.document.line(key), key=key)
         )
 

@@ -10,7 +10,7 @@ from deepseek_triton_build.check.codes import WRONG_SETTING, WRONG_SETTING_VALUE
 from deepseek_triton_build.check.document import Document
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.schema import TRITON_SECTION
-from deepseek_triton_build.setting_types import BACKEND_SETTINGS
+from deepseek_triton_build.setting_types import BACKEND_SETTINGS, sampling_problem
 from deepseek_triton_build.source import contract
 from deepseek_triton_build.words import nearest, plain, shown
 
@@ -55,10 +55,12 @@ def _check_value(document: Document, key: str, value: Any, spelled: str) -> Iter
 
 def _check_sampling(document: Document, given: Any) -> Iterator[Finding]:
     known = contract().SAMPLING_BY_NAME
-    for name in given if isinstance(given, dict) else {}:
+    for name, value in given.items() if isinstance(given, dict) else ():
+        dotted = f"{TRITON_SECTION}.default_sampling.{plain(str(name))}"
         if name not in known:
-            dotted = f"{TRITON_SECTION}.default_sampling.{plain(str(name))}"
             yield _unknown(document, dotted, "the sampling fields", nearest(name, known))
+        elif problem := sampling_problem(name, value):
+            yield _wrong_value(document, dotted, problem, "write one, or leave it out")
 
 
 def _unknown(document: Document, dotted: str, of: str, near: str | None) -> Finding:

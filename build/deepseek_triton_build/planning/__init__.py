@@ -1,0 +1,1 @@
+"""A request to a plan: plan.py says in which steps."""

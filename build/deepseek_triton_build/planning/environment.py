@@ -27,6 +27,8 @@ def choose_environment(target: Target, sizes: Sizes) -> tuple[EnvironmentVariabl
         )
     elif "TRTLLM_ENABLE_PDL" in chosen:
         del chosen["TRTLLM_ENABLE_PDL"]
+    if target.release.find_key("cache_transceiver_config.backend"):
+        chosen.pop("TRTLLM_USE_UCX_KVCACHE", None)  # the older way to say what the key says
     if target.gpu.name == "h200" and (sizes.workload.isl or 0) >= 8192:
         chosen |= {variable.name: variable for variable in _against_fragmentation(target)}
     return tuple(chosen.values())

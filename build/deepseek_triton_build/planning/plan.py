@@ -3,14 +3,17 @@
 Pure: reads the catalogue and the release records, writes nothing.
 
     names -> target.py    which weights on which GPUs, or a refusal
-          -> sizes.py     parallelism, batch, token and length limits, memory
-          -> choices.py   the settings, under canonical keys
+          -> layout.py    parallelism and the MoE back end
+          -> sizes.py     batch, token and length limits
+          -> fitting.py   the same, made smaller until they fit the memory
+          -> choices/     the settings, under canonical keys, with their reasons
           -> written.py   the same settings under the release's keys
           -> rules/       what can't work is refused, what may not is warned of
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,8 +26,9 @@ from deepseek_triton_build.memory import GIB, LEAST_KV_TOKENS, Budget, Layout, h
 from deepseek_triton_build.planning.choices import choose_settings
 from deepseek_triton_build.planning.embedded import embedded_settings
 from deepseek_triton_build.planning.environment import choose_environment
+from deepseek_triton_build.planning.fitting import choose_sizes
 from deepseek_triton_build.planning.request import ENGINES, PlanRequest
-from deepseek_triton_build.planning.sizes import Sizes, budget_of, choose_sizes
+from deepseek_triton_build.planning.sizes import Sizes
 from deepseek_triton_build.planning.suggestion import nearest_that_works
 from deepseek_triton_build.planning.target import Target, refuse, resolve_target
 from deepseek_triton_build.planning.triton_settings import triton_settings
@@ -32,6 +36,7 @@ from deepseek_triton_build.planning.written import for_release, with_overrides
 from deepseek_triton_build.releases import Release, image_name
 from deepseek_triton_build.releases.spelling import canonical
 from deepseek_triton_build.rules import violations
+from deepseek_triton_build.rules.budget import deployment_budget
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 from deepseek_triton_build.settings import EnvironmentVariable, Omission, Setting
 
@@ -151,8 +156,8 @@ def _as_options(suggestion: Mapping[str, Any]) -> str:
     if suggestion.keys() <= {"overrides"}:
         return ""
     typed = [f"{_OPTIONS[name]} {value}" for name, value in suggestion.items() if _can_be_typed(name, value)]
-    typed += [f"no {_NOT_TYPED[name]}" for name, value in suggestion.items() if not _can_be_typed(name, value)]
-    return f"; what works: {' '.join(typed)}"
+    dropped = [f"no {_NOT_TYPED[name]}" for name, value in suggestion.items() if not _can_be_typed(name, value)]
+    return f"; what works: {', '.join([' '.join(typed), *dropped] if typed else dropped)}"
 
 
 @lru_cache(maxsize=512)
@@ -188,7 +193,11 @@ def _tensorrt_llm_plan(target: Target) -> Plan:
     chosen, omitted = for_release(target, choose_settings(target, sizes, budget))
     chosen, own = with_overrides(target, chosen)
     triton, unsampled = triton_settings(target, sizes, budget, chosen, own)
-    deployment = _deployment(target, chosen, triton, environment)
+    deployment = dataclasses.replace(
+        _deployment(target, chosen, triton, environment),
+        concurrency=target.request.workload.concurrency,
+        held_requests=budget.concurrent_requests(sizes.workload.isl or 0, sizes.workload.osl or 0),
+    )
     found = list(violations(deployment))
     refuse(found)
     return Plan(
@@ -221,7 +230,8 @@ def _budget_with_overrides(target: Target, sizes: Sizes, budget: Budget) -> Budg
     """
     chosen, _ = for_release(target, choose_settings(target, sizes, budget))
     chosen, _ = with_overrides(target, chosen)
-    left = budget_of(target, _deployment(target, chosen, (), ()))
+    left = deployment_budget(_deployment(target, chosen, (), ()))
+    assert left is not None  # a target knows its GPU and its weights
     if left.kv_tokens < LEAST_KV_TOKENS:
         raise RefusedPlanError(
             f"what --set asks for leaves room for {left.kv_tokens:,} KV tokens a GPU, not for a request of "

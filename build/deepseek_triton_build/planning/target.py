@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from deepseek_triton_build.catalog import (
     Architecture,
     Checkpoint,
     Gpu,
+    Precision,
     Variant,
     find_gpu,
     find_precision,
     find_variant,
 )
-from deepseek_triton_build.catalog.profiles import Profile, Recipe, find_profile
+from deepseek_triton_build.catalog.profiles import Profile, Recipe, Workload, find_profile
+from deepseek_triton_build.checkpoint_defaults import read_json_object
 from deepseek_triton_build.errors import RefusedPlanError
-from deepseek_triton_build.memory import GIB, GPU_COUNTS, Layout, minimum_gpus, weight_bytes_per_gpu
+from deepseek_triton_build.memory import GIB, GPU_COUNTS, Layout, minimum_gpus, weight_bytes_per_gpu, weights
 from deepseek_triton_build.planning.request import PlanRequest
 from deepseek_triton_build.releases import RELEASES, Release, load_release
 from deepseek_triton_build.rules import target_violations
@@ -60,6 +66,7 @@ def resolve_target(request: PlanRequest) -> Target:
     :raises RefusedPlanError: for what can't work whatever the settings.
     """
     variant = find_variant(request.variant)
+    _refuse_numbers(request)
     if request.gpu is None:
         raise RefusedPlanError(
             f"{variant.name} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)",
@@ -69,7 +76,7 @@ def resolve_target(request: PlanRequest) -> Target:
     release = _release(request.release)
     profile = find_profile(request.profile)
     precision = find_precision(request.precision) if request.precision else _default_precision(variant, gpu)
-    checkpoint = _checkpoint(variant, precision)
+    checkpoint = _checkpoint(variant, precision, request.model)
     deployment = Deployment(
         settings={},
         release=release,
@@ -106,6 +113,15 @@ def describe(rule: Rule, violation: Violation) -> str:
     return f"{violation.message} [{rule.code}: {rule.source}]; {violation.fix}"
 
 
+def _refuse_numbers(request: PlanRequest) -> None:
+    for name, value in dataclasses.asdict(request.workload).items():
+        if value is not None and value < 1:
+            said = f"{name} {value}: expected a whole number from 1"
+            raise RefusedPlanError(said, suggestion={"workload": Workload()})
+    if request.mtp is not None and request.mtp < 0:
+        raise RefusedPlanError(f"mtp {request.mtp}: expected a whole number from 0", suggestion={"mtp": 0})
+
+
 def _release(version: str) -> Release:
     release = load_release(version)
     if version not in RELEASES:
@@ -113,15 +129,49 @@ def _release(version: str) -> Release:
     return release
 
 
-def _default_precision(variant: Variant, gpu: Gpu) -> str:
+def _default_precision(variant: Variant, gpu: Gpu) -> Precision:
     return "fp4" if gpu.architecture == "blackwell" and "fp4" in variant.checkpoints else "fp8"
 
 
-def _checkpoint(variant: Variant, precision: str) -> Checkpoint:
-    if precision not in variant.checkpoints:
+def _checkpoint(variant: Variant, precision: Precision, model: str | None) -> Checkpoint:
+    """The published one, or the user's own by its shapes; with the KV cache's dtype that its files here ask for."""
+    if precision in variant.checkpoints:
+        published = variant.checkpoints[precision]
+        return dataclasses.replace(published, **_quantization_here(model))
+    if model is None or variant.architecture is None:
         known = ", ".join(f"{name} ({entry.model})" for name, entry in variant.checkpoints.items())
-        raise RefusedPlanError(f"no {precision} checkpoint of {variant.name} is known; there is: {known}")
-    return variant.checkpoints[precision]
+        raise RefusedPlanError(
+            f"no {precision} checkpoint of {variant.name} is known; there is: {known}; --model names one of your own"
+        )
+    own = Checkpoint(
+        precision=precision,
+        model=model,
+        weight_bytes=0,
+        bytes_status="computed",
+        num_shards=None,
+        quant_algo=_QUANT_ALGOS[precision],
+        kv_cache_quant_algo=None,
+        wo_quantized=False,
+        source="the shapes of the architecture",
+    )
+    size = int(weights(variant.architecture, own).total)
+    return dataclasses.replace(own, weight_bytes=size, **_quantization_here(model))
+
+
+def _quantization_here(model: str | None) -> Mapping[str, Any]:
+    """What hf_quant_config.json says of the KV cache, where `model` is a folder on this machine that has one.
+
+    :raises CheckpointError: when it can't be read.
+    """
+    path = Path(model or "", "hf_quant_config.json")
+    if not model or not os.path.isfile(path):
+        return {}
+    quantization = read_json_object(path).get("quantization")
+    said = quantization.get("kv_cache_quant_algo") if isinstance(quantization, dict) else None
+    return {"kv_cache_quant_algo": said if isinstance(said, str) else None}
+
+
+_QUANT_ALGOS = {"fp8": "FP8_BLOCK_SCALES", "fp4": "NVFP4", "w4a8": "MIXED_PRECISION"}
 
 
 def _size(
@@ -180,4 +230,7 @@ def _too_few(
             f"{named} fits by arithmetic ({each:.1f} of {memory:.1f} GiB a GPU are weights) but is not published: "
             f"{gpu.published_source} says {fewest}; --allow-unpublished plans it all the same"
         )
-    return f"{named} does not fit: {each:.1f} GiB of weights a GPU, which has {memory:.1f} GiB; it takes {fewest}"
+    return (
+        f"{named} does not fit: {each:.1f} GiB of weights and about 2 GiB beside them a GPU, which has {memory:.1f} "
+        f"GiB; it takes {fewest}"
+    )

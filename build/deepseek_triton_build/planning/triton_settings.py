@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,6 @@ from deepseek_triton_build.planning.sizes import Sizes
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.releases.sampling import honoured_fields, sampler_of
 from deepseek_triton_build.settings import Omission, Setting
-
-TYPICAL_PROMPT_TOKENS = 1024
-"""What a request is taken to bring when default_max_tokens is chosen."""
 
 
 def triton_settings(
@@ -36,17 +34,19 @@ def triton_settings(
 
 
 def _default_max_tokens(target: Target, sizes: Sizes, budget: Budget) -> Setting:
-    """Each of a full batch's requests reserves prompt + max_tokens; a multiple of 1,024."""
+    """What the KV cache holds for each of the requests that fit it, in whole thousands where there are any."""
     key = "triton_config.default_max_tokens"
+    isl, osl = sizes.workload.isl or 0, sizes.workload.osl or 0
     if target.request.workload.osl:
-        return Setting(key=key, value=target.request.workload.osl, reason="the output length that was asked for")
-    each = budget.kv_tokens // sizes.max_batch_size - TYPICAL_PROMPT_TOKENS
-    room = max(TYPICAL_PROMPT_TOKENS, sizes.max_seq_len - TYPICAL_PROMPT_TOKENS)
+        return Setting(key=key, value=osl, reason="the output length that was asked for")
+    requests = max(1, min(sizes.max_batch_size, budget.kv_tokens // (isl + osl)))
+    each = budget.kv_tokens // requests - isl
+    rounded = each // 1024 * 1024 or each
     return Setting(
         key=key,
-        value=min(max(sizes.workload.osl or 0, each // 1024 * 1024), room),
-        reason=f"for requests that give none: {budget.kv_tokens:,} KV tokens / {sizes.max_batch_size} requests, less a "
-        f"prompt of {TYPICAL_PROMPT_TOKENS:,}; the scheduler reserves prompt + max_tokens for each",
+        value=max(1, min(rounded, sizes.max_seq_len - isl)),
+        reason=f"for requests that give none: {budget.kv_tokens:,} KV tokens / {requests:,} requests, less a prompt of "
+        f"{isl:,}, rounded down, within max_seq_len; the scheduler reserves prompt + max_tokens for each",
     )
 
 
@@ -67,8 +67,8 @@ def _default_sampling(target: Target, settings: Mapping[str, Any]) -> tuple[list
 
 def _sampling_advice(target: Target) -> tuple[Mapping[str, float], str]:
     """The checkpoint's own defaults where they can be read, else the model card's."""
-    folder = Path(target.request.model) if target.request.model else None
-    own = sampling_defaults(folder) if folder and folder.is_dir() else None
+    folder = target.request.model
+    own = sampling_defaults(Path(folder)) if folder and os.path.isdir(folder) else None
     if own is not None:
         return own, "generation_config.json of the checkpoint"
     return target.variant.default_sampling, target.variant.default_sampling_source

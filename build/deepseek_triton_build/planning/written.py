@@ -10,7 +10,7 @@ from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.releases import Release
 from deepseek_triton_build.releases.sampling import honoured_fields, sampler_of
 from deepseek_triton_build.releases.spelling import canonical, spell
-from deepseek_triton_build.setting_types import BACKEND_SETTINGS, bounded_type
+from deepseek_triton_build.setting_types import BACKEND_SETTINGS, bounded_type, sampling_problem
 from deepseek_triton_build.settings import Omission, Setting
 from deepseek_triton_build.source import contract
 from deepseek_triton_build.type_strings import fits, in_words
@@ -129,24 +129,48 @@ def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[S
             continue
         ours = _refuse_argument(target, key, value)
         before = f" instead of {shown(merged[key].value)}" if key in merged else ""
+        for replaced in _replaced(target.release, key, ours, merged):
+            del merged[replaced]
         merged[key] = Setting(key=key, value=value, reason=f"set by hand{before}")
-        for replaced in spell({_REPLACES[ours]: None}, target.release.version) if ours in _REPLACES else ():
-            merged.pop(replaced, None)
+    _refuse_nameless_sections(target.release, merged)
     # A section is written in one piece: what is new in it goes where it is.
     sections = list(dict.fromkeys(key.partition(".")[0] for key in merged))
     return tuple(sorted(merged.values(), key=lambda setting: sections.index(setting.key.partition(".")[0]))), triton
 
 
+def _refuse_nameless_sections(release: Release, written: Mapping[str, Setting]) -> None:
+    """Some sections hold a key that says what kind they are, without which the engine can't read the others."""
+    for section in {key.partition(".")[0] for key in written if "." in key}:
+        found = release.find_key(section)
+        if found is not None and found.discriminator and f"{section}.{found.discriminator}" not in written:
+            by_option = "; --mtp N sets both" if section == "speculative_config" else ""
+            raise RefusedPlanError(f"{section} needs {section}.{found.discriminator} beside what was set{by_option}")
+
+
+def _replaced(release: Release, key: str, ours: str, present: Mapping[str, Setting]) -> list[str]:
+    """Keys that can't stand beside `key`: what is below it or above it, and what the engine takes in its stead."""
+    instead = spell({_REPLACES[ours]: None}, release.version) if ours in _REPLACES else {}
+    return [
+        other for other in present if other in instead or other.startswith(f"{key}.") or key.startswith(f"{other}.")
+    ]
+
+
 _TRITON = "triton_config."
-_OPTIONS = {"tensor_parallel_size": "--gpus and --pp", "pipeline_parallel_size": "--pp", "model": "--model"}
-"""Arguments that more depends on than a line of model.yaml -> the options that say them."""
+_NOT_BY_HAND = {
+    "tensor_parallel_size": "more depends on it than a line; say it by --gpus and --pp",
+    "pipeline_parallel_size": "more depends on it than a line; say it by --pp",
+    "model": "more depends on it than a line; say it by --model",
+    "backend": "DeepSeek runs on pytorch alone; leave it out",
+}
 
 
 def _refuse_argument(target: Target, key: str, value: Any) -> str:
     """The canonical key of an LLM argument that may be set by hand."""
-    if key in _OPTIONS:
-        raise RefusedPlanError(f"{key} is more than one setting; say it by {_OPTIONS[key]}")
+    if key in _NOT_BY_HAND:
+        raise RefusedPlanError(f"--set {key}: {_NOT_BY_HAND[key]}")
     found = target.release.require_key(key)
+    if value is None and not found.sections:
+        raise RefusedPlanError(f"{key}: null says nothing; give a value")
     ours = next(iter(canonical({key: value}, target.release.version)), key)
     _refuse_misfit(key, value, bounded_type(ours, found.type))
     return ours
@@ -161,7 +185,10 @@ def _refuse_backend_setting(key: str, value: Any) -> None:
         near = nearest(section, known)
         hint = f"; did you mean {near}?" if near else "; docs/configuration.md has those there are"
         raise RefusedPlanError(f"{_TRITON}{key} is not a setting of the backend{hint}")
-    if not name:
+    if known is not BACKEND_SETTINGS:
+        if problem := sampling_problem(section, value):
+            raise RefusedPlanError(f"{_TRITON}{key}: {problem}")
+    elif not name:
         _refuse_misfit(f"{_TRITON}{key}", value, BACKEND_SETTINGS[section])
 
 

@@ -23,7 +23,9 @@ READABLE_RELEASES = (*RELEASES, "0.19.0")
 
 _NO_RECORD = {
     "0.20.0": "whether it takes its PyTorch options nested, as 0.19.0, or flat, as 0.21.0, is not established; "
-    "use 0.21.0 (container 25.08)"
+    "use 0.21.0 (container 25.08)",
+    "1.0.3.2510": "no repository is made for it: a build of that container alone, not among the published packages, so "
+    "that nothing public says what it takes; use 1.1.0 (container 25.12) or 1.0.0 (25.10)",
 }
 """Releases in a container that can't have a record -> why, and what to use."""
 
@@ -180,14 +182,28 @@ def containers() -> Mapping[str, Container]:
     return {tag: Container(tag=tag, **row) for tag, row in rows.items()}
 
 
+_TRTLLM = "-trtllm-python-py3"
+
+
 def image_name(tag: str) -> str:
     """The Triton container with the tag `26.07`."""
-    return f"nvcr.io/nvidia/tritonserver:{tag}-trtllm-python-py3"
+    return f"nvcr.io/nvidia/tritonserver:{tag}{_TRTLLM}"
 
 
 def container_tag(tag: str) -> str:
-    """`26.07` of that, of a whole tag, or of a whole image name."""
-    return tag.rpartition(":")[2].partition("-")[0]
+    """`26.07` of that, of a whole tag, or of a whole image name.
+
+    :raises UnknownNameError: for what is none of them.
+    :raises RefusedPlanError: for a Triton container without TensorRT-LLM.
+    """
+    whole = tag.rpartition(":")[2]
+    month, dash, flavour = whole.partition("-")
+    if month in containers() and dash and f"{dash}{flavour}" != _TRTLLM:
+        raise RefusedPlanError(f"container {whole} carries no TensorRT-LLM; use {month}{_TRTLLM}")
+    if month not in containers():
+        usable = [known for known, row in containers().items() if row.trtllm in RELEASES]
+        raise UnknownNameError("Triton container", whole, usable)
+    return month
 
 
 def release_for_container(tag: str) -> Release:
@@ -198,12 +214,10 @@ def release_for_container(tag: str) -> Release:
     :raises RefusedPlanError: for one whose release repositories are not generated for.
     """
     month = container_tag(tag)
-    usable = [known for known, row in containers().items() if row.trtllm in RELEASES]
-    if month not in containers():
-        raise UnknownNameError("Triton container", month, usable)
     version = containers()[month].trtllm
     if version not in RELEASES:
-        why = _NO_RECORD.get(version, f"no repository is made for it; use {usable[0]} (TensorRT-LLM {RELEASES[0]})")
+        newest = next(known for known, row in containers().items() if row.trtllm == RELEASES[0])
+        why = _NO_RECORD.get(version, f"no repository is made for it; use {newest} (TensorRT-LLM {RELEASES[0]})")
         raise RefusedPlanError(f"container {month} carries TensorRT-LLM {version}: {why}")
     return _load(version)
 

@@ -178,9 +178,14 @@ def _dataset_comment(plan: Plan, args: Arguments, requests: int) -> list[str]:
 def _bench_model(plan: Plan, args: Arguments) -> list[str]:
     """A folder goes beside the model's name, not in its place."""
     assert plan.checkpoint is not None
-    if args.model.startswith(("/", ".", "~")):
+    if is_path(args.model):
         return ["--model", plan.checkpoint.model, "--model_path", shell.quoted(args.model)]
     return ["--model", shell.quoted(args.model)]
+
+
+def is_path(model: str) -> bool:
+    """A folder rather than a Hugging Face name (`owner/name`), by its form alone."""
+    return model.startswith(("/", ".", "~")) or model.count("/") > 1
 
 
 EVAL_TASKS = ("mmlu", "gsm8k", "gpqa_diamond")

@@ -10,11 +10,13 @@ from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render.text import comment
 from deepseek_triton_build.settings import EnvironmentVariable
 
-HERE = '"$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
-"""The folder the script lies in."""
+HERE = '"$(CDPATH= cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"'
+"""The folder the script lies in, also where a link leads to the script, and CDPATH would lead elsewhere."""
 
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HF_HOME", "HF_TOKEN")
 """Variables that the ranks of other nodes need besides the plan's own."""
+_FORWARDED_PREFIXES = ("NCCL_", "UCX_")
+"""What the network between nodes is tuned by; every variable of such a name goes along."""
 
 
 def script(stamp: str, about: Iterable[str], *parts: Iterable[str]) -> str:
@@ -61,21 +63,24 @@ def on_every_node(plan: Plan, name: str) -> list[str]:
     if plan.num_nodes == 1:
         return []
     nodes, each, world = plan.num_nodes, plan.gpus_per_node, plan.world_size
-    forwarded = " ".join([*_FORWARDED, *(variable.name for variable in plan.environment)])
+    own = [variable.name for variable in plan.environment if not variable.name.startswith(_FORWARDED_PREFIXES)]
+    forwarded = " ".join([*_FORWARDED, *own, *(f'"${{!{prefix}@}}"' for prefix in _FORWARDED_PREFIXES)])
     mpirun = " ".join(word for word in _mpirun(plan) if word not in ("-n", "{world_size}"))
     return [
         *comment(
             f"{world} GPUs are {nodes} nodes of {each}: HOSTS names them, separated by commas, this one first. Each "
             "has this folder and the checkpoint at the same path and takes ssh from the others without a password, at "
-            "SSH_PORT when it is not 22. Under Slurm this script is run by every rank instead, without HOSTS: "
+            "SSH_PORT when it is not 22; what is set here of NCCL_* and UCX_* is set there too. Under Slurm this "
+            "script is run by every rank instead, without HOSTS: "
             f"srun --mpi=pmix --nodes {nodes} --ntasks-per-node {each} ./{name}"
         ),
         f'if [[ "${{SLURM_STEP_NUM_TASKS:-}}" == {world} ]]; then',
         "  ranks=()",
         "else",
-        '  IFS=, read -ra hosts <<< "${HOSTS:-}"',
-        f"  if [[ ${{#hosts[@]}} != {nodes} ]]; then",
-        f'    echo "{name}: expected {nodes} nodes, as in HOSTS=node1,node2; got ${{#hosts[@]}}: ${{HOSTS:-none}}" >&2',
+        "  IFS=', ' read -ra hosts <<< \"${HOSTS:-}\"",
+        '  different="$(printf \'%s\\n\' "${hosts[@]}" | sort -u | grep -c . || true)"',
+        f'  if [[ "${{#hosts[@]}} $different" != "{nodes} {nodes}" ]]; then',
+        f'    echo "{name}: expected {nodes} different nodes, as in HOSTS=node1,node2; got ${{HOSTS:-none}}" >&2',
         "    exit 2",
         "  fi",
         f"  printf -v slots '%s:{each},' \"${{hosts[@]}}\"",

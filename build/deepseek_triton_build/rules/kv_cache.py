@@ -14,6 +14,8 @@ _FRACTION = "kv_cache_config.free_gpu_memory_fraction"
 _REUSE_SMS = (90, 100, 103, 120)
 _HIGHEST_FRACTION = 0.95
 _HIGHEST_DEEPGEMM_FRACTION = 0.8
+_HIGHEST_WITH_DRAFTS = 0.5
+_LARGE_BATCH = 128
 
 
 def _fp8(d: Deployment) -> Iterator[Violation]:
@@ -65,7 +67,10 @@ def _deepgemm_fraction(d: Deployment) -> Iterator[Violation]:
     fraction = d.get(_FRACTION)
     if fraction is None or d.get("moe_config.backend") != "DEEPGEMM" or fraction > 1:
         return
-    if fraction > _HIGHEST_DEEPGEMM_FRACTION:
+    if d.num_draft_tokens and (d.get("max_batch_size") or 0) >= _LARGE_BATCH and fraction > _HIGHEST_WITH_DRAFTS:
+        message = f"{_FRACTION} {fraction} with DEEPGEMM, MTP and large batches was seen to run out of memory"
+        yield Violation(key=_FRACTION, message=message, fix=f"if it does, use {_HIGHEST_WITH_DRAFTS}")
+    elif fraction > _HIGHEST_DEEPGEMM_FRACTION:
         message = f"{_FRACTION} {fraction} with DEEPGEMM: its workspace comes on top of the KV cache"
         yield Violation(key=_FRACTION, message=message, fix=f"use {_HIGHEST_DEEPGEMM_FRACTION} or less")
 
@@ -96,7 +101,7 @@ RULES = (
     ),
     Rule(
         code="K002",
-        severity="warning",
+        severity="error",
         title="W4AFP8 weights have a 16-bit KV cache",
         why="The context attention of that combination ends with an illegal memory access; no fix is known.",
         source="NVIDIA/TensorRT-LLM#8125 (open)",

@@ -34,6 +34,10 @@ class Deployment:
     environment: Mapping[str, str] = field(default_factory=dict)
     isl: int | None = None
     """Input length, in tokens, that it is made for."""
+    concurrency: int | None = None
+    """Requests at once that it is made for."""
+    held_requests: int | None = None
+    """Requests of the planned lengths that the KV cache of the instance holds."""
 
     def get(self, key: str) -> Any:
         """The value of `key`, or what the engine takes when it is not given."""

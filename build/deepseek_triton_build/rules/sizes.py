@@ -100,6 +100,18 @@ def _h200_memory(d: Deployment) -> Iterator[Violation]:
         yield Violation(key="max_num_tokens", message=message, fix="lower either, or use TensorRT-LLM 1.0 or newer")
 
 
+def _held_requests(d: Deployment) -> Iterator[Violation]:
+    if d.concurrency is None or d.held_requests is None or d.held_requests >= d.concurrency:
+        return
+    levers = ["more GPUs", "shorter requests"]
+    if not d.has_fp8_kv and d.supports(f"fp8_kv_mla_{d.gpu_architecture}"):
+        levers.insert(0, "--kv-cache-dtype fp8")
+    if d.num_draft_tokens:
+        levers.append("no MTP")
+    message = f"of {d.concurrency:,} requests at once the KV cache holds {d.held_requests:,}; the others wait"
+    yield Violation(key="max_batch_size", message=message, fix=f"what holds more: {', '.join(levers)}")
+
+
 RULES = (
     Rule(
         code="L001",
@@ -174,5 +186,13 @@ RULES = (
         source="NVIDIA/TensorRT-LLM#3486 (2025-04)",
         releases="before 1.0",
         look=_h200_memory,
+    ),
+    Rule(
+        code="L010",
+        severity="warning",
+        title="The KV cache holds the requests that are asked for",
+        why="The scheduler starts a request when prompt and answer fit, so what doesn't fit waits.",
+        source="TensorRT-LLM llm_args.py, capacity_scheduler_policy GUARANTEED_NO_EVICT; the plan's own arithmetic",
+        look=_held_requests,
     ),
 )

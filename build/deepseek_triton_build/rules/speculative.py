@@ -18,6 +18,7 @@ _LAYERS = "speculative_config.num_nextn_predict_layers"
 _DRAFT_LEN = "speculative_config.max_draft_len"
 _RELAXED = "speculative_config.use_relaxed_acceptance_for_thinking"
 _ADVANCED = "speculative_config.allow_advanced_sampling"
+_MOST_PUBLISHED_DRAFTS = 3
 _DONE_BY_BACKEND = frozenset(
     {"stop", "include_stop_str_in_output", "exclude_input_from_output", "n", "add_special_tokens", "max_tokens"}
     | {"truncate_prompt_tokens"}
@@ -106,7 +107,9 @@ def _default_sampling(d: Deployment) -> Iterator[Violation]:
         if why := _why_not(d, d.release, sampler, engine_field):
             message = f"default_sampling.{name} with the {sampler} of TensorRT-LLM {d.release.version}: {why}"
             yield Violation(
-                key=None, message=message, fix=f"leave default_sampling.{name} out, or select another sampler"
+                key=f"triton_config.default_sampling.{name}",
+                message=message,
+                fix=f"leave default_sampling.{name} out, or select another sampler",
             )
 
 
@@ -154,6 +157,13 @@ def _refusals(version: str, sampler: str) -> Mapping[str, str]:
     chosen = section["samplers"][sampler]
     entries = [*section["lacks"], *chosen.get("fails", ()), *chosen["ignores"]]
     return {field: entry["why"] for entry in entries for field in entry["fields"]}
+
+
+def _many_drafts(d: Deployment) -> Iterator[Violation]:
+    if d.num_draft_tokens > _MOST_PUBLISHED_DRAFTS:
+        message = f"{d.num_draft_tokens} drafts a step, all by one MTP layer, each less likely accepted than the last"
+        fix = f"nobody has published more than {_MOST_PUBLISHED_DRAFTS}; measure the acceptance rate"
+        yield Violation(key=_LAYERS, message=message, fix=fix)
 
 
 RULES = (
@@ -255,5 +265,13 @@ RULES = (
         source="TensorRT-LLM tensorrt_llm/_torch/speculative/mtp.py",
         releases="1.2",
         look=_relaxed_sampling,
+    ),
+    Rule(
+        code="D012",
+        severity="warning",
+        title="No more drafts a step than were published",
+        why="The checkpoint has one MTP layer, which drafts every token in turn; a draft that is refused is work lost.",
+        source="TensorRT-LLM blog: How to get best performance on DeepSeek-R1 (3 layers at batch 1)",
+        look=_many_drafts,
     ),
 )

@@ -1,0 +1,91 @@
+"""Speculative decoding, sampling, and what the engine says and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from deepseek_triton_build.errors import RefusedPlanError
+from deepseek_triton_build.planning.choices.sources import GUIDE
+from deepseek_triton_build.planning.sizes import Sizes
+from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.settings import Setting
+
+
+def speculation_settings(target: Target, sizes: Sizes, recipe: dict[str, Setting]) -> Iterable[Setting]:
+    if not sizes.num_draft_tokens:
+        if target.request.relaxed_acceptance:
+            raise RefusedPlanError("relaxed acceptance is about MTP's drafts, and there are none; add --mtp 3")
+        return
+    yield Setting(
+        key="speculative_config.decoding_type", value="MTP", reason="the checkpoint's own draft layer", source=GUIDE
+    )
+    yield Setting(
+        key="speculative_config.num_nextn_predict_layers",
+        value=sizes.num_draft_tokens,
+        reason="drafts a step, all by the one MTP layer of the checkpoint",
+        source=GUIDE,
+    )
+    if target.request.relaxed_acceptance:
+        yield from _relaxed_acceptance()
+    elif "speculative_config.use_relaxed_acceptance_for_thinking" not in recipe:
+        yield from _advanced_sampling(target)
+
+
+def _relaxed_acceptance() -> Iterable[Setting]:
+    source = "TensorRT-LLM examples/configs/curated/deepseek-r1-latency.yaml"
+    prefix = "speculative_config."
+    yield Setting(
+        key=f"{prefix}use_relaxed_acceptance_for_thinking",
+        value=True,
+        reason="while it thinks, a draft among the likeliest tokens is accepted",
+        source=GUIDE,
+    )
+    yield Setting(key=f"{prefix}relaxed_topk", value=10, reason="the tokens a draft may be among", source=source)
+    yield Setting(
+        key=f"{prefix}relaxed_delta", value=0.6, reason="and how far below the likeliest its probability", source=source
+    )
+
+
+def _advanced_sampling(target: Target) -> Iterable[Setting]:
+    key = "speculative_config.allow_advanced_sampling"
+    if target.release.find_key(key):
+        yield Setting(
+            key=key,
+            value=True,
+            reason="without it MTP decodes greedily, whatever temperature a request asks for",
+            source="NVIDIA/TensorRT-LLM#10019",
+        )
+
+
+def output_settings(target: Target, sizes: Sizes, recipe: dict[str, Setting]) -> Iterable[Setting]:
+    defaults: list[tuple[str, Any, str, str]] = [
+        ("disable_overlap_scheduler", False, "the next iteration is scheduled while this one runs", ""),
+        ("stream_interval", 1, "every token leaves the engine at once; the backend sends what waits together", ""),
+        ("print_iter_log", False, "a line per iteration is for debugging", ""),
+        (
+            "enable_iter_perf_stats",
+            True,
+            "without it the engine says nothing of its KV cache and draft tokens; its cost is not measured",
+            "",
+        ),
+        (
+            "guided_decoding_backend",
+            "xgrammar",
+            "guided_* fields are refused without one; its cost is not measured",
+            "",
+        ),
+    ]
+    if not sizes.num_draft_tokens:
+        defaults.append(
+            (
+                "sampler_type",
+                "TRTLLMSampler",
+                "the C++ sampler honours seed, min_p, min_tokens and the penalties, which the default Torch sampler "
+                "accepts and ignores",
+                "NVIDIA/TensorRT-LLM#16485, #16590, #17172",
+            )
+        )
+    for key, value, reason, source in defaults:
+        if key not in recipe:
+            yield Setting(key=key, value=value, reason=reason, source=source)

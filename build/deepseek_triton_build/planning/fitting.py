@@ -1,0 +1,122 @@
+"""The sizes that fit: those that are wanted, made smaller until one request of the longest length fits the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from deepseek_triton_build.errors import RefusedPlanError
+from deepseek_triton_build.memory import GIB, Budget, make_budget
+from deepseek_triton_build.planning.layout import (
+    WIDE_EP,
+    wants_attention_dp,
+)
+from deepseek_triton_build.planning.sizes import (
+    OOM_NUM_TOKENS,
+    Sizes,
+    isl_of,
+    least_tokens,
+    num_tokens_for,
+    round_up,
+    wanted_sizes,
+)
+from deepseek_triton_build.planning.target import Target
+
+
+def choose_sizes(target: Target) -> tuple[Sizes, Budget]:
+    """The sizes, and the memory they take.
+
+    :raises RefusedPlanError: when even the smallest do not fit.
+    """
+    wanted = wanted_sizes(target, attention_dp=wants_attention_dp(target))
+    if wanted.layout.attention_dp and wanted.moe_backend != WIDE_EP and not _fits(target, wanted):
+        reason = "attention DP is off: the weights it keeps on every GPU leave no room for a KV cache"
+        wanted = replace(wanted_sizes(target, attention_dp=False), shrunk=reason)
+    wanted = _no_larger_than_the_cache(target, wanted)
+    for sizes in _ever_smaller(wanted):
+        budget = make_plan_budget(target, sizes)
+        if budget.kv_tokens >= sizes.max_seq_len:
+            return sizes, budget
+    raise RefusedPlanError(_no_room(target, wanted))
+
+
+def _fits(target: Target, sizes: Sizes) -> bool:
+    """One request of the planned lengths."""
+    return make_plan_budget(target, sizes).kv_tokens >= least_tokens(sizes)
+
+
+def _no_larger_than_the_cache(target: Target, wanted: Sizes) -> Sizes:
+    """More requests at once than were published, but no more than the KV cache holds."""
+    if target.request.workload.concurrency is None or target.is_as_published:
+        return wanted
+    alone = make_plan_budget(target, _with_batch(wanted, 1))
+    held = max(1, alone.kv_tokens // least_tokens(wanted))
+    if held >= wanted.max_batch_size:
+        return wanted
+    reason = f"{wanted.max_batch_size:,} were asked for, and the KV cache holds no more"
+    return replace(_with_batch(wanted, held), shrunk=reason)
+
+
+def _with_batch(sizes: Sizes, max_batch_size: int) -> Sizes:
+    """`sizes` for a smaller batch."""
+    whole = num_tokens_for(isl_of(sizes.workload), max_batch_size, sizes.num_draft_tokens)
+    return replace(
+        sizes,
+        max_batch_size=max_batch_size,
+        max_num_tokens=sizes.max_num_tokens if sizes.chunked_prefill else min(sizes.max_num_tokens, max(whole, 1024)),
+        graph_sizes=(),
+        graph_max_batch_size=min(max_batch_size, sizes.graph_max_batch_size),
+        as_published=False,
+    )
+
+
+def _ever_smaller(wanted: Sizes) -> Iterator[Sizes]:
+    """`wanted`, then with fewer tokens an iteration, then smaller batches, then shorter requests."""
+    yield wanted
+    sizes = wanted
+    least = num_tokens_for(isl_of(sizes.workload), 1, sizes.num_draft_tokens)
+    fewer = OOM_NUM_TOKENS if sizes.chunked_prefill else max(OOM_NUM_TOKENS, least)
+    if fewer < sizes.max_num_tokens:
+        sizes = replace(sizes, max_num_tokens=fewer, as_published=False, shrunk=_because(wanted, "max_num_tokens"))
+        yield sizes
+    while sizes.max_batch_size > 8:
+        smaller = _with_batch(sizes, sizes.max_batch_size // 2)
+        sizes = replace(smaller, shrunk=_because(wanted, "max_num_tokens and max_batch_size"))
+        yield sizes
+    while sizes.max_seq_len // 2 >= max(8192, round_up(least_tokens(wanted), 256)):
+        sizes = replace(
+            sizes, max_seq_len=sizes.max_seq_len // 2, shrunk=_because(wanted, "the limits and max_seq_len")
+        )
+        yield sizes
+
+
+def _because(wanted: Sizes, what: str) -> str:
+    earlier = f"{wanted.shrunk}; " if wanted.shrunk else ""
+    return f"{earlier}{what} made smaller, until one request of max_seq_len fits the KV cache"
+
+
+def _no_room(target: Target, wanted: Sizes) -> str:
+    budget = make_plan_budget(target, wanted)
+    return (
+        f"{target.variant.name} ({target.precision}) on {target.num_gpus} x {target.gpu.name}: of "
+        f"{budget.memory / GIB:.0f} GiB a GPU, {budget.weights / GIB:.1f} are weights and {budget.workspace / GIB:.1f} "
+        f"workspace, which leaves no room for a request of {least_tokens(wanted):,} tokens; take more GPUs or shorter "
+        "requests"
+    )
+
+
+def make_plan_budget(target: Target, sizes: Sizes) -> Budget:
+    """The memory of one GPU under `sizes`."""
+    return make_budget(
+        target.gpu,
+        target.architecture,
+        target.checkpoint,
+        sizes.layout,
+        num_cuda_graphs=sizes.num_graphs,
+        max_num_tokens=sizes.max_num_tokens,
+        moe_max_num_tokens=sizes.moe_max_num_tokens,
+        kv_dtype=sizes.kv_dtype,
+        kv_fraction=sizes.kv_fraction,
+        mtp=sizes.num_draft_tokens > 0,
+        expert_slots=sizes.expert_slots,
+    )
