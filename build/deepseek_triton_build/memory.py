@@ -14,7 +14,6 @@ from typing import Literal
 from deepseek_triton_build.catalog import Architecture, Checkpoint, Gpu
 
 GIB = 2**30
-MIB = 2**20
 
 KvDtype = Literal["bf16", "fp8"]
 KV_BYTES: Mapping[KvDtype, int] = {"bf16": 2, "fp8": 1}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import yaml
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 4, 2
-_WORD = re.compile(r"[A-Za-z][\w-]{0,60}")
-_NO_TEXT = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
-"""Words that YAML takes for something else."""
+_LONGEST_WRITTEN = 400
+"""Values of more characters are cut short even where they are to be written."""
 _CONSTANTS = {True: "true", False: "false", None: "null"}
 
 
@@ -24,15 +24,37 @@ def shown(value: Any) -> str:
     return one_line(_SHORT.repr(value))
 
 
-def to_write(key: str, value: Any) -> str:
-    """What to write into a file for the dotted `key`: its last name, under the others."""
-    *sections, name = key.split(".")
-    below = f"under {', '.join(sections)}: " if sections else ""
-    return f"{below}write {name}: {value if _needs_no_quotes(value) else shown(value)}"
+def to_write(settings: Mapping[str, Any]) -> str:
+    """What to write into a file for dotted keys: the lines, in one and apart by semicolons, under their sections."""
+    by_section: dict[str, list[str]] = {}
+    for key, value in settings.items():
+        section, _, name = key.rpartition(".")
+        by_section.setdefault(section, []).append(f"{name}: {as_yaml(value)}")
+    return "; ".join(
+        (f"under {section.replace('.', ', ')}: " if section else "") + f"write {'; '.join(lines)}"
+        for section, lines in by_section.items()
+    )
 
 
-def _needs_no_quotes(value: Any) -> bool:
-    return isinstance(value, str) and bool(_WORD.fullmatch(value)) and value.lower() not in _NO_TEXT
+def as_yaml(value: Any) -> str:
+    """`value` as YAML has it, in a line; cut short as by `shown` where it is very long."""
+    if len(repr(value)) > _LONGEST_WRITTEN:
+        return shown(value)
+    text = yaml.dump([value], Dumper=_LineDumper, default_flow_style=True, width=10**6, sort_keys=False)
+    text = text.strip()[1:-1]
+    return text if text.isprintable() else one_line(text)
+
+
+class _LineDumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_LineDumper.add_representer(str, _represent_text)
 
 
 def one_line(text: str) -> str:

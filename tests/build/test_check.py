@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from checked import CHECKOUT, CONFIG, MODEL_YAML, OPTIONS, edited, only, serious, write
 
 from deepseek_triton_build.check import CHECKS, CheckOptions, check_repository
 from deepseek_triton_build.errors import BuildError, NothingToCheckError, UnknownNameError
 from deepseek_triton_build.rules import RULES
+from deepseek_triton_build.words import as_yaml
 
 
 def test_what_is_edited_below_is_clean_itself(tmp_path: Path) -> None:
@@ -220,6 +222,130 @@ def test_the_same_key_is_right_in_one_release_and_moved_in_another(tmp_path: Pat
 
     assert "S013" not in codes["1.2.1"]
     assert "S013" in codes["0.21.0"]
+
+
+GRAPHS = "cuda_graph_config: {enable_padding: true, max_batch_size: 64}"
+MOVED_SECTIONS = [
+    pytest.param(
+        GRAPHS,
+        "0.21.0",
+        "write use_cuda_graph: true; cuda_graph_padding_enabled: true; cuda_graph_max_batch_size: 64",
+        id="flattened",
+    ),
+    pytest.param(
+        GRAPHS,
+        "0.19.0",
+        "under pytorch_backend_config: "
+        "write use_cuda_graph: true; cuda_graph_padding_enabled: true; cuda_graph_max_batch_size: 64",
+        id="into another section",
+    ),
+    pytest.param(
+        "cuda_graph_config:\n  batch_sizes: [1, 2, 4, 8, 16, 32]",
+        "0.21.0",
+        "write use_cuda_graph: true; cuda_graph_batch_sizes: [1, 2, 4, 8, 16, 32]",
+        id="a list",
+    ),
+    pytest.param("cuda_graph_config: {}", "0.21.0", "write use_cuda_graph: true", id="an empty section"),
+    pytest.param("cuda_graph_config: 5", "0.21.0", "write use_cuda_graph: true", id="no section but a number"),
+    pytest.param("cuda_graph_config: false", "0.21.0", "write use_cuda_graph: false", id="no section but a switch"),
+    pytest.param("cuda_graph_config: null", "0.21.0", "write use_cuda_graph: false", id="no section"),
+    pytest.param(
+        "moe_config: {load_balancer: {num_slots: 288}}",
+        "0.21.0",
+        "write moe_load_balancer: {num_slots: 288}",
+        id="one key's value is a mapping",
+    ),
+    pytest.param(
+        "moe_config: {load_balancer: 'a: b'}", "0.21.0", "write moe_load_balancer: 'a: b'", id="a text in quotes"
+    ),
+]
+
+
+@pytest.mark.parametrize(("section", "release", "fix"), MOVED_SECTIONS)
+def test_the_fix_of_a_section_that_moved_is_the_lines_to_write(
+    tmp_path: Path, section: str, release: str, fix: str
+) -> None:
+    path = tmp_path / "extra.yaml"
+    path.write_text(f"backend: pytorch\n{section}\n")
+
+    assert only(check_repository(path, CheckOptions(release=release)), "S013").fix == fix
+
+
+@pytest.mark.parametrize("value", ["a  b", "a\nb", "x: y", "true", "1", "", "\x1b", 1e-5, [1, {"b": None}], {}, True])
+def test_a_value_to_write_is_read_back_as_it_was(value: Any) -> None:
+    text = as_yaml(value)
+
+    assert text.isprintable()
+    assert yaml.safe_load(f"key: {text}") == {"key": value}
+
+
+@pytest.mark.parametrize(
+    ("section", "fix"),
+    [
+        (
+            "cuda_graph_config: {max_batch_size: 64, heat: 1}",
+            "write use_cuda_graph: true; cuda_graph_max_batch_size: 64",
+        ),
+        ("cuda_graph_config: {heat: 1}", "write use_cuda_graph: true"),
+        ("cuda_graph_config: {2: 1}", "write use_cuda_graph: true"),
+        ("moe_config: {backend: CUTLASS, heat: 1}", "write moe_backend: CUTLASS"),
+    ],
+)
+def test_a_key_that_did_not_move_with_its_section_is_found_beside_it(tmp_path: Path, section: str, fix: str) -> None:
+    path = tmp_path / "extra.yaml"
+    path.write_text(f"backend: pytorch\n{section}\n")
+
+    report = check_repository(path, CheckOptions(release="0.21.0"))
+
+    assert only(report, "S013").fix == fix
+    assert (only(report, "S011").line, only(report, "S011").fix) == (2, "remove it")
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "code", "fix"),
+    [
+        ("attention_dp_config: {}", "0.21.0", "S011", "TensorRT-LLM 1.0.0 has it; remove it here, or use that release"),
+        (
+            "kv_cache_config: {tokens_per_block: 32}",
+            "0.21.0",
+            "S021",
+            "TensorRT-LLM 1.1.0 has it; remove it here, or use that release",
+        ),
+        (
+            "kv_cache_config: {tokens_per_block: 32}",
+            "1.0.0",
+            "S011",
+            "TensorRT-LLM 1.1.0 has it; remove it here, or use that release",
+        ),
+        (
+            "stream_interval: 4",
+            "0.19.0",
+            "S012",
+            "TensorRT-LLM 1.0.0 has it; look it up in this release's documentation, or use that release",
+        ),
+        (
+            "kv_cache_config: {tokens_per_blocks: 32}",
+            "1.2.1",
+            "S011",
+            "did you mean tokens_per_block, under kv_cache_config?",
+        ),
+        ("stream_interval_of_none: 4", "0.21.0", "S011", "remove it"),
+    ],
+)
+def test_a_key_of_another_release_is_no_slip(tmp_path: Path, line: str, release: str, code: str, fix: str) -> None:
+    path = tmp_path / "extra.yaml"
+    path.write_text(f"backend: pytorch\n{line}\n")
+
+    assert only(check_repository(path, CheckOptions(release=release)), code).fix == fix
+
+
+def test_a_rule_about_a_section_that_moved_points_to_the_key_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "extra.yaml"
+    path.write_text("model: deepseek-ai/DeepSeek-R1\nbackend: pytorch\nmoe_config:\n  backend: DEEPGEMM\n")
+
+    found = check_repository(path, CheckOptions(release="0.21.0", gpu="h200")).findings
+
+    assert {finding.line for finding in found if finding.code.startswith("M")} == {4}
 
 
 def test_a_key_of_a_section_that_is_not_recorded_whole_is_no_error(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import pytest
 import yaml
+from flags import from_flags
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, UnknownNameError, Workload, make_plan
 from deepseek_triton_build.formats import FORMATS, format_files
-from deepseek_triton_build.releases.spelling import canonical, from_flags
+from deepseek_triton_build.releases.spelling import canonical
 from deepseek_triton_build.render.commands import is_path
 from deepseek_triton_build.repository import write_repository
 from deepseek_triton_build.settings import EnvironmentVariable

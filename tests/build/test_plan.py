@@ -134,11 +134,38 @@ def test_stages_can_be_asked_for():
 
 
 def test_no_more_requests_are_planned_than_the_kv_cache_holds():
-    plan = planned(workload=Workload(isl=8192, osl=1024, concurrency=512))
+    plan = planned(workload=Workload(isl=8192, osl=1024, concurrency=4096))
 
-    assert values(plan)["max_batch_size"] < 512
+    assert plan.max_concurrency <= plan.budget.concurrent_requests(8192, 1024)
     assert [warned.rule.code for warned in plan.warnings if warned.rule.severity == "warning"] == ["L010"]
     assert "holds no more" in reason(plan, "max_batch_size")
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [Workload(isl=8192, osl=1024), Workload(concurrency=48), Workload(concurrency=512), Workload(isl=100, osl=100)],
+    ids=str,
+)
+@pytest.mark.parametrize("profile", ["balanced", "throughput", "latency", "long-64k", "quickstart"])
+def test_no_workload_doubles_the_gpus_unasked(profile, workload):
+    usual, asked = planned(profile=profile, num_gpus=None), planned(profile=profile, num_gpus=None, workload=workload)
+
+    assert asked.world_size == usual.world_size
+
+
+def test_attention_dp_makes_room_before_it_is_given_up():
+    plan = planned(gpu="h100", num_gpus=16, workload=Workload(isl=8192, osl=8192, concurrency=2000))
+
+    assert values(plan)["enable_attention_dp"] is True
+    assert values(plan)["moe_config.max_num_tokens"] <= 8192
+    assert plan.budget.concurrent_requests(8192, 8192) > 300
+
+
+def test_reasons_are_of_the_workload_that_is_asked_for():
+    plan = planned(profile="throughput", workload=Workload(isl=6000, osl=700, concurrency=700))
+
+    assert "128 requests" not in reason(plan, "max_batch_size")
+    assert "tokens a GPU" in reason(plan, "kv_cache_config.free_gpu_memory_fraction")
 
 
 def test_the_rows_of_an_expert_count_the_drafts():

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
+from flags import from_flags
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, make_plan
 from deepseek_triton_build.catalog.profiles import Workload, profiles
 from deepseek_triton_build.releases import RELEASES, load_release
-from deepseek_triton_build.releases.spelling import canonical, from_flags, spell
+from deepseek_triton_build.releases.spelling import canonical, spell
 
 GOLDEN = Path(__file__).with_name("golden")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from flags import from_flags
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_triton_build.data import load_yaml
 from deepseek_triton_build.errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.releases import READABLE_RELEASES, RELEASES, load_release
-from deepseek_triton_build.releases.spelling import MIXED, canonical, flag_name, from_flags, moved, spell
+from deepseek_triton_build.releases.spelling import MIXED, canonical, flag_name, moved, spell
 
 TABLE = load_yaml("deepseek_triton_build.releases", "spelling.yaml")
 OURS = load_release("1.2.1")

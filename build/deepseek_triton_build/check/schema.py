@@ -21,7 +21,15 @@ from deepseek_triton_build.check.codes import (
 )
 from deepseek_triton_build.check.document import Document
 from deepseek_triton_build.check.finding import Check, Finding
-from deepseek_triton_build.releases import Field, LlmClass, Release, spelling
+from deepseek_triton_build.releases import (
+    READABLE_RELEASES,
+    RELEASES,
+    Field,
+    LlmClass,
+    Release,
+    load_release,
+    spelling,
+)
 from deepseek_triton_build.setting_types import bounded_type
 from deepseek_triton_build.words import nearest, plain, shown, to_write
 
@@ -94,7 +102,7 @@ class _Walk:
         chosen, chooser = value.get(found.discriminator), f"{key}.{found.discriminator}"
         if not isinstance(chosen, str):
             expected = f"expected {found.discriminator}, which says what kind it is, found {shown(chosen)}"
-            self.add(WRONG_CHOICE, chooser, expected, to_write(chooser, next(iter(kinds))))
+            self.add(WRONG_CHOICE, chooser, expected, to_write({chooser: next(iter(kinds))}))
             return
         self.found.settings[chooser] = chosen
         if chosen not in kinds:
@@ -110,39 +118,62 @@ class _Walk:
 
     def absent(self, key: str, name: str, value: Any, classes: list[LlmClass]) -> None:
         """A key that the release is not known to have."""
-        moved = [(path, below, there) for path, below, there in self.moves(key, value) if there]
-        for path, below, there in moved:
-            message = f"{path} is not a key of TensorRT-LLM {self.release.version}, which has {there} instead"
-            self.add(MOVED_KEY, path, message, self.translation(path, below))
-        if not moved:
+        moves = list(self.moves(key, value))
+        if not any(there for _, _, there in moves):
             self.unknown(key, name, value, classes)
+            return
+        for path, below, there in moves:
+            if there:
+                message = f"{path} is not a key of TensorRT-LLM {self.release.version}, which has {there} instead"
+                self.add(MOVED_KEY, path, message, self.translation(path, self.lines_below(path, below, classes)))
+            else:
+                self.unknown(path, path, below, classes)
 
     def unknown(self, key: str, name: str, value: Any, classes: list[LlmClass]) -> None:
-        """A key that no release is known to have in this place."""
+        """A key that the release has nowhere. `name` is the whole `key` where its section is gone too."""
         prefix = key.removesuffix(name).rstrip(".")
         where = f"{prefix} of TensorRT-LLM" if prefix else "TensorRT-LLM"
         if "." in name and self.release.find_key(key) is not None:
             message = f"YAML takes {name} for one name, with dots in it"
-            self.add(WRONG_KEY, key, message, to_write(key, value))
+            self.add(WRONG_KEY, key, message, to_write({key: value}))
             return
-        near = nearest(name, [known for cls in classes for known in cls.fields])
-        fix = f"did you mean {near}{f', under {prefix}' if prefix else ''}?" if near else "remove it"
-        if not all(cls.complete for cls in classes):
+        is_settled = all(cls.complete for cls in classes)
+        fix = _found_elsewhere(key, is_settled) or _near_miss(name, prefix, classes)
+        if not is_settled:
             message = f"{name} is not known to be a key of {where} {self.release.version}"
-            self.add(UNKNOWN_KEY, key, message, fix if near else "look it up in the release's documentation")
+            self.add(UNKNOWN_KEY, key, message, fix or "look it up in the release's documentation")
         elif prefix and self.release.version in _IGNORE_IN_SECTIONS:
-            self.add(IGNORED_KEY, key, f"{name} is not a key of {where} {self.release.version}; it is ignored", fix)
+            message = f"{name} is not a key of {where} {self.release.version}; it is ignored"
+            self.add(IGNORED_KEY, key, message, fix or "remove it")
         else:
             message = f"{name} is not a key of {where} {self.release.version}; it would stop the load"
-            self.add(WRONG_KEY, key, message, fix)
+            self.add(WRONG_KEY, key, message, fix or "remove it")
 
-    def translation(self, key: str, value: Any) -> str:
-        """What to write instead of a key that moved."""
-        ours = spelling.canonical({key: value}, spelling.MIXED)
+    def lines_below(self, key: str, value: Any, classes: list[LlmClass]) -> dict[str, Any]:
+        """A key that moved or, where it is a section whose keys moved too, those of them that did."""
+        if not isinstance(value, dict):
+            return {key: {}} if key in self.spelled({key: value}) else {key: value}
+        below = {f"{key}.{plain(str(name))}": entry for name, entry in value.items()}
+        moved = {path: entry for path, entry in below.items() if spelling.moved(path, self.release.version)}
+        if not moved and key not in self.spelled({key: value}):
+            return {key: value}
+        for path, entry in below.items():
+            if path not in moved:
+                self.unknown(path, path, entry, classes)
+        flat: dict[str, Any] = {}
+        for path, entry in moved.items():
+            flat |= self.lines_below(path, entry, classes)
+        return flat or {key: {}}
+
+    def translation(self, key: str, moved: Mapping[str, Any]) -> str:
+        """What to write instead of what stands under `key` and moved."""
+        ours = spelling.canonical(moved, spelling.MIXED)
         self.found.meant |= ours
-        self.found.places |= dict.fromkeys(ours, key)
-        theirs = spelling.spell(ours, self.release.version)
-        return "; ".join(to_write(name, new) for name, new in theirs.items())
+        self.found.places |= {name: name if name in self.document.lines else key for name in ours}
+        return to_write(self.spelled(moved))
+
+    def spelled(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return spelling.spell(spelling.canonical(settings, spelling.MIXED), self.release.version)
 
     def moves(self, key: str, value: Any) -> Iterator[tuple[str, Any, str | None]]:
         """`key` or, where it is a section that is gone, the keys below it; each with its value and where it went."""
@@ -175,6 +206,21 @@ class _Walk:
         self.found.findings.append(
             check.finding(message, fix, file=self.document.file, line=self.document.line(key), key=key)
         )
+
+
+def _found_elsewhere(key: str, is_settled: bool) -> str | None:
+    """What to do about a key of another release, the oldest of those that repositories are made for, if one has it."""
+    versions = (*reversed(RELEASES), *(version for version in READABLE_RELEASES if version not in RELEASES))
+    version = next((version for version in versions if load_release(version).find_key(key) is not None), None)
+    if version is None:
+        return None
+    here = "remove it here" if is_settled else "look it up in this release's documentation"
+    return f"TensorRT-LLM {version} has it; {here}" + (", or use that release" if version in RELEASES else "")
+
+
+def _near_miss(name: str, prefix: str, classes: list[LlmClass]) -> str | None:
+    near = None if "." in name else nearest(name, [known for cls in classes for known in cls.fields])
+    return near and f"did you mean {near}{f', under {prefix}' if prefix else ''}?"
 
 
 def listed_keys(release: Release, found: Field, most: int = 4) -> str:

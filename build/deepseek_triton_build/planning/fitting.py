@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from deepseek_triton_build.catalog.profiles import NOTHING_SAID
 from deepseek_triton_build.errors import RefusedPlanError
 from deepseek_triton_build.memory import GIB, Budget, make_budget
 from deepseek_triton_build.planning.layout import (
@@ -17,10 +18,12 @@ from deepseek_triton_build.planning.sizes import (
     isl_of,
     least_tokens,
     num_tokens_for,
+    osl_of,
     round_up,
     wanted_sizes,
 )
 from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.releases.spelling import spell
 
 
 def choose_sizes(target: Target) -> tuple[Sizes, Budget]:
@@ -28,10 +31,14 @@ def choose_sizes(target: Target) -> tuple[Sizes, Budget]:
 
     :raises RefusedPlanError: when even the smallest do not fit.
     """
-    wanted = wanted_sizes(target, attention_dp=wants_attention_dp(target))
+    wanted = _with_the_best_iteration(target, wanted_sizes(target, attention_dp=wants_attention_dp(target)))
     if wanted.layout.attention_dp and wanted.moe_backend != WIDE_EP and not _fits(target, wanted):
-        reason = "attention DP is off: the weights it keeps on every GPU leave no room for a KV cache"
-        wanted = replace(wanted_sizes(target, attention_dp=False), shrunk=reason)
+        budget = make_plan_budget(target, wanted)
+        reason = (
+            f"off: the {budget.weights / GIB:.1f} GiB of weights that attention DP keeps on every GPU, and the "
+            "iterations of all ranks together, leave no room for a KV cache"
+        )
+        wanted = replace(wanted_sizes(target, attention_dp=False), attention_dp_reason=reason)
     wanted = _no_larger_than_the_cache(target, wanted)
     for sizes in _ever_smaller(wanted):
         budget = make_plan_budget(target, sizes)
@@ -45,16 +52,58 @@ def _fits(target: Target, sizes: Sizes) -> bool:
     return make_plan_budget(target, sizes).kv_tokens >= least_tokens(sizes)
 
 
+def _with_the_best_iteration(target: Target, wanted: Sizes) -> Sizes:
+    """Under attention DP the experts see the tokens of every rank at once. Where their activations crowd out the KV
+    cache, they take them in parts, or the iterations become smaller."""
+    if not wanted.layout.attention_dp or target.is_as_published:
+        return wanted
+    asked = target.request.workload.concurrency or wanted.max_concurrency
+    best, most = wanted, 0
+    for sizes in _smaller_iterations(target, wanted):
+        budget = make_plan_budget(target, sizes)
+        held = budget.concurrent_requests(isl_of(sizes.workload), osl_of(sizes.workload))
+        if held >= asked and budget.kv_tokens >= sizes.max_seq_len:
+            return sizes
+        if held > most * _WORTH_IT:
+            best, most = sizes, held
+    return best
+
+
+def _smaller_iterations(target: Target, wanted: Sizes) -> Iterator[Sizes]:
+    yield wanted
+    sizes = wanted
+    key = spell({"moe_config.max_num_tokens": 1}, target.release.version)
+    is_known = all(target.release.find_key(name) for name in key)
+    if is_known and sizes.moe_max_num_tokens is None and sizes.moe_backend != WIDE_EP:
+        sizes = replace(sizes, moe_max_num_tokens=max(sizes.max_num_tokens, OOM_NUM_TOKENS), as_published=False)
+        yield sizes
+    fewer = _fewer_tokens(sizes)
+    if fewer < sizes.max_num_tokens:
+        bound = None if sizes.moe_max_num_tokens is None else min(sizes.moe_max_num_tokens, fewer)
+        yield replace(sizes, max_num_tokens=fewer, moe_max_num_tokens=bound, as_published=False)
+
+
 def _no_larger_than_the_cache(target: Target, wanted: Sizes) -> Sizes:
-    """More requests at once than were published, but no more than the KV cache holds."""
-    if target.request.workload.concurrency is None or target.is_as_published:
+    """Other requests than the published ones, but no more at once than the KV cache holds."""
+    workload = target.request.workload
+    if workload == NOTHING_SAID or target.is_as_published:
         return wanted
-    alone = make_plan_budget(target, _with_batch(wanted, 1))
-    held = max(1, alone.kv_tokens // least_tokens(wanted))
-    if held >= wanted.max_batch_size:
+    sizes = wanted
+    for _ in range(_ROUNDS):
+        held = max(1, make_plan_budget(target, sizes).kv_tokens // least_tokens(sizes))
+        if held >= sizes.max_batch_size:
+            break
+        sizes = _with_batch(sizes, held)
+    if sizes.max_batch_size == wanted.max_batch_size:
         return wanted
-    reason = f"{wanted.max_batch_size:,} were asked for, and the KV cache holds no more"
-    return replace(_with_batch(wanted, held), shrunk=reason)
+    asked = "were asked for" if workload.concurrency else "were published"
+    return replace(sizes, shrunk=f"{wanted.max_concurrency:,} {asked}, and the KV cache holds no more of these lengths")
+
+
+_WORTH_IT = 1.25
+"""How many times the requests a smaller iteration has to hold, for it makes prompts slower."""
+_ROUNDS = 4
+"""A smaller batch has fewer graphs and smaller iterations, so the cache holds a little more; it settles at once."""
 
 
 def _with_batch(sizes: Sizes, max_batch_size: int) -> Sizes:
@@ -74,8 +123,7 @@ def _ever_smaller(wanted: Sizes) -> Iterator[Sizes]:
     """`wanted`, then with fewer tokens an iteration, then smaller batches, then shorter requests."""
     yield wanted
     sizes = wanted
-    least = num_tokens_for(isl_of(sizes.workload), 1, sizes.num_draft_tokens)
-    fewer = OOM_NUM_TOKENS if sizes.chunked_prefill else max(OOM_NUM_TOKENS, least)
+    fewer = _fewer_tokens(sizes)
     if fewer < sizes.max_num_tokens:
         sizes = replace(sizes, max_num_tokens=fewer, as_published=False, shrunk=_because(wanted, "max_num_tokens"))
         yield sizes
@@ -88,6 +136,12 @@ def _ever_smaller(wanted: Sizes) -> Iterator[Sizes]:
             sizes, max_seq_len=sizes.max_seq_len // 2, shrunk=_because(wanted, "the limits and max_seq_len")
         )
         yield sizes
+
+
+def _fewer_tokens(sizes: Sizes) -> int:
+    """The guide's way out of memory trouble, or what a whole prompt takes."""
+    whole = num_tokens_for(isl_of(sizes.workload), 1, sizes.num_draft_tokens)
+    return OOM_NUM_TOKENS if sizes.chunked_prefill else max(OOM_NUM_TOKENS, whole)
 
 
 def _because(wanted: Sizes, what: str) -> str:

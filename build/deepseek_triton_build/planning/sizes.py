@@ -61,6 +61,8 @@ class Sizes:
     expert_slots: int
     as_published: bool
     """Nothing had to be computed again."""
+    attention_dp_reason: str = ""
+    """Why it is not as it was wanted; empty when it is."""
     shrunk: str = ""
     """What was made smaller to fit, for the reader; empty when nothing was."""
 
@@ -86,7 +88,8 @@ def wanted_sizes(target: Target, *, attention_dp: bool) -> Sizes:
     """Before anything is made smaller."""
     recipe = target.recipe
     layout = choose_layout(target, attention_dp=attention_dp)
-    as_published = target.is_as_published and attention_dp == recipe.value("enable_attention_dp", False)
+    other_dp = attention_dp != recipe.value("enable_attention_dp", False)
+    as_published = target.is_as_published and not other_dp
     computed = target.request.workload != NOTHING_SAID and not as_published
     draft = _num_draft_tokens(target)
     workload = target.request.workload.filled_from(recipe.workload).filled_from(TYPICAL)
@@ -101,7 +104,7 @@ def wanted_sizes(target: Target, *, attention_dp: bool) -> Sizes:
         max_batch_size=batch,
         max_num_tokens=num_tokens,
         max_seq_len=_seq_len(target, workload),
-        graph_sizes=() if computed else tuple(recipe.value("cuda_graph_config.batch_sizes", ())),
+        graph_sizes=() if computed or other_dp else tuple(recipe.value("cuda_graph_config.batch_sizes", ())),
         graph_max_batch_size=_graph_max_batch_size(target, batch, computed=computed),
         chunked_prefill=chunked,
         kv_setting=kv_setting,
@@ -164,10 +167,12 @@ def _graph_max_batch_size(target: Target, max_batch_size: int, *, computed: bool
 
 
 def _kv_fraction(target: Target, max_num_tokens: int) -> float:
-    """The recipe's, unless it was cut for iterations much larger than there will be."""
+    """The recipe's, unless it was chosen for iterations of another size."""
     published = float(target.recipe.value("kv_cache_config.free_gpu_memory_fraction", KV_FRACTION))
-    was_cut = published < KV_FRACTION and 2 * max_num_tokens <= target.recipe.value("max_num_tokens", 0)
-    return KV_FRACTION if was_cut else published
+    theirs = target.recipe.value("max_num_tokens", max_num_tokens)
+    was_cut = published < KV_FRACTION and 2 * max_num_tokens <= theirs
+    was_raised = published > KV_FRACTION and max_num_tokens >= 2 * theirs
+    return KV_FRACTION if was_cut or was_raised else published
 
 
 def _moe_max_num_tokens(target: Target, layout: Layout, max_num_tokens: int, *, as_published: bool) -> int | None:
@@ -179,14 +184,14 @@ def _moe_max_num_tokens(target: Target, layout: Layout, max_num_tokens: int, *, 
 
 def _seq_len(target: Target, workload: Workload) -> int:
     longest = target.architecture.max_position_embeddings
-    needed = round_up(isl_of(workload) + _osl(workload), 256)
+    needed = round_up(isl_of(workload) + osl_of(workload), 256)
     if target.request.workload.isl is not None or target.request.workload.osl is not None:
         chosen = needed
     else:
         chosen = target.recipe.value("max_seq_len", max(MAX_SEQ_LEN, needed))
     if chosen > longest:
         raise RefusedPlanError(
-            f"{isl_of(workload):,} tokens in and {_osl(workload):,} out are more than {target.variant.name} reads: "
+            f"{isl_of(workload):,} tokens in and {osl_of(workload):,} out are more than {target.variant.name} reads: "
             f"{longest:,} (max_position_embeddings); use a smaller --isl or --osl"
         )
     return int(chosen)
@@ -210,12 +215,12 @@ def isl_of(workload: Workload) -> int:
     return workload.isl or TYPICAL.isl or 0
 
 
-def _osl(workload: Workload) -> int:
+def osl_of(workload: Workload) -> int:
     return workload.osl or TYPICAL.osl or 0
 
 
 def least_tokens(sizes: Sizes) -> int:
-    return isl_of(sizes.workload) + _osl(sizes.workload)
+    return isl_of(sizes.workload) + osl_of(sizes.workload)
 
 
 def round_up(value: int, multiple: int) -> int:

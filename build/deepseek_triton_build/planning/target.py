@@ -19,7 +19,7 @@ from deepseek_triton_build.catalog import (
     find_precision,
     find_variant,
 )
-from deepseek_triton_build.catalog.profiles import Profile, Recipe, Workload, find_profile
+from deepseek_triton_build.catalog.profiles import NOTHING_SAID, Profile, Recipe, Workload, find_profile
 from deepseek_triton_build.checkpoint_defaults import read_json_object
 from deepseek_triton_build.errors import RefusedPlanError
 from deepseek_triton_build.memory import GIB, GPU_COUNTS, Layout, minimum_gpus, weight_bytes_per_gpu, weights
@@ -184,16 +184,15 @@ def _size(
 ) -> tuple[int, Recipe]:
     """GPUs of one instance and the recipe for them."""
     fewest = _fewest(request, variant, architecture, checkpoint, gpu)
-    first = profile.recipe_for(gpu, checkpoint.precision, request.num_gpus, request.workload)
-    if first is None:
+    # How many GPUs is settled before what runs on them: no workload doubles the bill unasked.
+    usual = profile.recipe_for(gpu, checkpoint.precision, request.num_gpus, NOTHING_SAID)
+    if usual is None:
         raise RefusedPlanError(f"profile {profile.name} has nothing for {checkpoint.precision} on {gpu.name}")
-    num_gpus = request.num_gpus or max(fewest, first.num_gpus or 0)
+    num_gpus = request.num_gpus or max(fewest, usual.num_gpus or 0)
     _refuse_count(num_gpus, gpu)
     if num_gpus < fewest:
         raise RefusedPlanError(_too_few(num_gpus, fewest, variant, architecture, checkpoint, gpu))
-    recipe = profile.recipe_for(gpu, checkpoint.precision, num_gpus, request.workload)
-    assert recipe is not None  # there was one for another count, and the default holds for all
-    return num_gpus, recipe
+    return num_gpus, profile.recipe_for(gpu, checkpoint.precision, num_gpus, request.workload) or usual
 
 
 def _fewest(

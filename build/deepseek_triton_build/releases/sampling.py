@@ -31,5 +31,5 @@ def honoured_fields(release: Release, settings: Mapping[str, Any]) -> frozenset[
 
 def _holds(settings: Mapping[str, Any], key: str, value: Any) -> bool:
     if value == "any":
-        return any(name == key or name.startswith(f"{key}.") for name in settings)
+        return settings.get(key) is not None or any(name.startswith(f"{key}.") for name in settings)
     return bool(settings.get(key) == value)

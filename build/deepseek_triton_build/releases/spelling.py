@@ -75,15 +75,6 @@ def flag_name(program: str, canonical_key: str) -> str | None:
     return flags[0] if flags else None
 
 
-def from_flags(program: str, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Our settings for `flags` (`--tp_size` or `tp_size` -> value) of `program`; other flags stay as they are.
-
-    :raises UnknownNameError: for a program nobody knows.
-    """
-    ours = {flag: key for key, names in _flags(program).items() for flag in names}
-    return {ours.get(f"--{name.lstrip('-').replace('-', '_')}", name): value for name, value in flags.items()}
-
-
 @cache
 def _table() -> Mapping[str, Any]:
     table: Mapping[str, Any] = load_yaml("deepseek_triton_build.releases", "spelling.yaml")
@@ -112,7 +103,7 @@ def _flags(program: str) -> Mapping[str, list[str]]:
 def _spelled(key: str, value: Any, era: str) -> dict[str, Any]:
     flag = _table()["switches"].get(key, {}).get(era)
     if flag and not value:  # null is off, an empty section is on with its defaults
-        return {flag: value is not None}
+        return {flag: isinstance(value, Mapping)}
     if choice := _table()["choices"].get(key, {}).get(era, {}).get(value) if isinstance(value, str) else None:
         return dict(choice)
     theirs = _renamed(key, era)

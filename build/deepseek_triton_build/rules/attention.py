@@ -68,7 +68,8 @@ def _low_concurrency(d: Deployment) -> Iterator[Violation]:
     if not batch or batch * layout.attention_dp_size > LOW_CONCURRENCY:
         return
     requests = f"at most {batch * layout.attention_dp_size} requests at once"
-    if layout.attention_dp and layout.tensor_parallel_size > 1:
+    many_wait = (d.concurrency or 0) > LOW_CONCURRENCY  # for the KV cache, which attention DP makes the most of
+    if layout.attention_dp and layout.tensor_parallel_size > 1 and not many_wait:
         message, fix = (
             f"{requests}: attention DP makes each wait for one GPU's attention",
             "set enable_attention_dp: false",

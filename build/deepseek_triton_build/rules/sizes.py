@@ -104,7 +104,8 @@ def _held_requests(d: Deployment) -> Iterator[Violation]:
     if d.concurrency is None or d.held_requests is None or d.held_requests >= d.concurrency:
         return
     levers = ["more GPUs", "shorter requests"]
-    if not d.has_fp8_kv and d.supports(f"fp8_kv_mla_{d.gpu_architecture}"):
+    fp8_works = d.supports(f"fp8_kv_mla_{d.gpu_architecture}") and d.precision != "w4a8"
+    if not d.has_fp8_kv and fp8_works and not (d.is_sparse and d.gpu_architecture != "blackwell"):
         levers.insert(0, "--kv-cache-dtype fp8")
     if d.num_draft_tokens:
         levers.append("no MTP")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deepseek_triton_build.catalog.profiles import NOTHING_SAID
 from deepseek_triton_build.memory import Budget
 from deepseek_triton_build.planning.choices.decoding import output_settings, speculation_settings
 from deepseek_triton_build.planning.choices.limits import cuda_graph_settings, limit_settings, transfer_settings
@@ -37,6 +38,16 @@ _EXPLAINED_BY_KERNEL = ("kv_cache_config.dtype", "moe_config.backend")
 """What runs under these depends on the GPU and the batch, which a recipe's own line can't say."""
 _EXPLAINED_BY_LAYOUT = ("moe_expert_parallel_size", "enable_attention_dp", "max_batch_size", "max_num_tokens")
 """What a recipe's own line says of these holds on its own GPUs only."""
+_EXPLAINED_BY_WORKLOAD = (
+    "enable_attention_dp",
+    "max_batch_size",
+    "max_num_tokens",
+    "max_seq_len",
+    "enable_chunked_prefill",
+    "cuda_graph_config.max_batch_size",
+    "kv_cache_config.free_gpu_memory_fraction",
+)
+"""And of these for its own requests only."""
 
 
 def _kept(target: Target, sizes: Sizes, recipe: dict[str, Setting], computed: dict[str, Setting]) -> dict[str, Setting]:
@@ -44,8 +55,8 @@ def _kept(target: Target, sizes: Sizes, recipe: dict[str, Setting], computed: di
     again: tuple[str, ...] = _EXPLAINED_BY_KERNEL
     if not _has_the_recipes_layout(target, sizes):
         again += _EXPLAINED_BY_LAYOUT
-    if sizes.shrunk:
-        again += ("max_batch_size", "max_num_tokens")
+    if sizes.shrunk or (target.request.workload != NOTHING_SAID and not target.is_as_published):
+        again += _EXPLAINED_BY_WORKLOAD
     merged = dict(recipe)
     for key, setting in computed.items():
         if key not in recipe or recipe[key].value != setting.value or key in again:

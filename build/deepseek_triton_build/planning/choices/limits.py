@@ -12,7 +12,7 @@ from deepseek_triton_build.settings import Setting
 
 def limit_settings(target: Target, sizes: Sizes) -> Iterable[Setting]:
     per = " on each rank" if sizes.layout.attention_dp else ""
-    shrunk = f"; {sizes.shrunk}" if sizes.shrunk and not sizes.shrunk.startswith("attention DP") else ""
+    shrunk = f"; {sizes.shrunk}" if sizes.shrunk else ""
     yield Setting(
         key="max_batch_size",
         value=sizes.max_batch_size,

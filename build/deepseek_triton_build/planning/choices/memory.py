@@ -63,6 +63,13 @@ def _what(target: Target) -> str:
 
 def moe_settings(target: Target, sizes: Sizes) -> Iterable[Setting]:
     _, row = choose_moe_backend(target, sizes.layout)
+    if sizes.moe_max_num_tokens is not None:
+        yield Setting(
+            key="moe_config.max_num_tokens",
+            value=sizes.moe_max_num_tokens,
+            reason=f"the experts take the tokens of all {sizes.layout.attention_dp_size} ranks in parts of this size: "
+            "their activations would leave too little for the KV cache",
+        )
     yield Setting(
         key="moe_config.backend",
         value=sizes.moe_backend,

@@ -50,7 +50,7 @@ def parallelism_settings(target: Target, sizes: Sizes, budget: Budget) -> Iterab
     yield Setting(
         key="enable_attention_dp",
         value=layout.attention_dp,
-        reason=_attention_dp_reason(sizes),
+        reason=_attention_dp_reason(target, sizes),
         source="TensorRT-LLM 0.19 examples/deepseek_v3/README.md",
     )
 
@@ -75,12 +75,14 @@ def _pipeline_reason(target: Target, pp: int) -> str:
     return "no stages: one node's NVLink carries tensor parallelism"
 
 
-def _attention_dp_reason(sizes: Sizes) -> str:
-    if sizes.shrunk.startswith("attention DP"):
-        return sizes.shrunk
+def _attention_dp_reason(target: Target, sizes: Sizes) -> str:
+    if sizes.attention_dp_reason:
+        return sizes.attention_dp_reason
     if sizes.layout.attention_dp:
         return (
             f"each GPU attends to requests of its own: past {LOW_CONCURRENCY} at once the KV cache, which tensor "
             "parallelism would copy to every GPU, counts for more"
         )
+    if (target.request.workload.concurrency or 0) > LOW_CONCURRENCY:
+        return "off: all GPUs work on every request's attention, which shortens its step; throughput has it on"
     return f"off: up to {LOW_CONCURRENCY} requests at once, CUDA graphs without it are faster"

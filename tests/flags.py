@@ -1,0 +1,16 @@
+"""Command lines of TensorRT-LLM's programs, read back into settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deepseek_triton_build.data import load_yaml
+
+FLAGS: Mapping[str, Mapping[str, list[str]]] = load_yaml("deepseek_triton_build.releases", "spelling.yaml")["flags"]
+
+
+def from_flags(program: str, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Our settings for `flags` (`--tp_size` or `tp_size` -> value) of `program`; other flags stay as they are."""
+    ours = {flag: key for key, names in FLAGS[program].items() for flag in names}
+    return {ours.get(f"--{name.lstrip('-').replace('-', '_')}", name): value for name, value in flags.items()}
