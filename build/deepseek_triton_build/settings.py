@@ -7,12 +7,9 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One line of model.yaml."""
+class Explained:
+    """Something chosen, with the reason."""
 
-    key: str
-    """Dotted path, `kv_cache_config.dtype`."""
-    value: Any
     reason: str
     source: str = ""
     """The document the reason rests on; empty when it is arithmetic or the user's own choice."""
@@ -23,17 +20,20 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentVariable:
+class Setting(Explained):
+    """One line of model.yaml."""
+
+    key: str
+    """Dotted path, `kv_cache_config.dtype`."""
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentVariable(Explained):
     """One variable that the server is started with."""
 
     name: str
     value: str
-    reason: str
-    source: str = ""
-
-    @property
-    def comment(self) -> str:
-        return f"{self.reason} ({self.source})" if self.source else self.reason
 
 
 @dataclass(frozen=True, kw_only=True)
