@@ -124,6 +124,14 @@ def test_v32_needs_1_2() -> None:
     assert [version for version, entry in known.items() if entry] == ["1.2.1", "1.2.0"]
 
 
+def test_releases_are_older_by_number() -> None:
+    release = load_release("1.2.0")
+    assert release.is_before("1.10")
+    assert release.is_before("1.2.1")
+    assert not release.is_before("1.2")
+    assert not release.is_before("0.21.0")
+
+
 def test_an_unknown_release_names_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match=r"known so far: 1\.2\.1, "):
         load_release("1.2.2")

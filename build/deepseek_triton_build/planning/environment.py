@@ -36,8 +36,8 @@ def choose_environment(target: Target, sizes: Sizes) -> tuple[EnvironmentVariabl
 
 def _against_fragmentation(target: Target) -> Iterable[EnvironmentVariable]:
     """PyTorch renamed the variable between the containers of TensorRT-LLM 1.0 and 1.2; 1.1's takes one or the other."""
-    version = target.release.version
-    names = {"PYTORCH_CUDA_ALLOC_CONF": not version.startswith("1.2"), "PYTORCH_ALLOC_CONF": version >= "1.1"}
+    release = target.release
+    names = {"PYTORCH_CUDA_ALLOC_CONF": release.is_before("1.2"), "PYTORCH_ALLOC_CONF": not release.is_before("1.1")}
     for name in (name for name, is_read in names.items() if is_read):
         yield EnvironmentVariable(
             name=name,

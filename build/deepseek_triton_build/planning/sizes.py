@@ -127,7 +127,7 @@ def _chunked_prefill(
     target: Target, workload: Workload, max_batch_size: int, draft: int, *, attention_dp: bool
 ) -> bool:
     """Long prompts in pieces: where the recipe has it and the GPU, the model and the release can."""
-    if attention_dp and target.release.version < "1.1":  # NVIDIA/TensorRT-LLM#5267
+    if attention_dp and target.release.is_before("1.1"):  # NVIDIA/TensorRT-LLM#5267
         return False
     if target.architecture.is_sparse:
         # Off by the guide. Where a whole prompt makes an iteration that may crash (#9932), there is no choice.

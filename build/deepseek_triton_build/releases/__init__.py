@@ -100,6 +100,10 @@ class Release:
     features: Mapping[str, Feature] = field(repr=False)
     """By name; every record has the same ones."""
 
+    def is_before(self, version: str) -> bool:
+        """Older than `version`, by number: 1.9 is before 1.10."""
+        return _parts(self.version) < _parts(version)
+
     @property
     def has_samplers(self) -> bool:
         """Whether the record says which sampling fields work; those of releases that are only read do not."""
@@ -160,6 +164,11 @@ class Release:
                 break
             classes = [self.classes[below] for below in parent.sections]
         return all(llm_class.complete for llm_class in classes)
+
+
+@cache
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def load_release(version: str) -> Release:

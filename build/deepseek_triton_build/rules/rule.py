@@ -67,7 +67,7 @@ class Deployment:
 
     def is_before(self, version: str) -> bool:
         """The release is known and older than `version`."""
-        return self.release is not None and _parts(self.release.version) < _parts(version)
+        return self.release is not None and self.release.is_before(version)
 
     @property
     def gpu_architecture(self) -> str | None:
@@ -136,8 +136,3 @@ class Rule:
 def _default(key: str) -> Any:
     found = load_release(CANONICAL_RELEASE).find_key(key)
     return None if found is None else found.default
-
-
-@cache
-def _parts(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))

@@ -48,7 +48,7 @@ def _chunked_reason(target: Target, sizes: Sizes) -> str:
     longer = f"prompts of more than {sizes.max_num_tokens:,} tokens are refused"
     if target.architecture.is_sparse:
         return f"off, as the guide's known issues have it for V3.2-Exp; {longer}"
-    if sizes.layout.attention_dp and target.release.version < "1.1":
+    if sizes.layout.attention_dp and target.release.is_before("1.1"):
         return f"off: beside attention DP it hung before 1.1.0 (NVIDIA/TensorRT-LLM#5267); {longer}"
     if target.recipe.value("enable_chunked_prefill"):
         return f"off: TensorRT-LLM {target.release.version} has none for MLA on {target.gpu.name}; {longer}"
