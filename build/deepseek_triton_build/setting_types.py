@@ -48,6 +48,8 @@ BACKEND_SETTINGS: Mapping[str, str] = {
     "cancellation_check_period_ms": "int 1..60000",
     "stream_mode": "Literal[delta, cumulative]",
     "separate_reasoning": "bool",
+    "stream_interval": "int 1..2147483647 | None",
+    "stream_interval_ms": "int 1..2147483647 | None",
     "default_timeout_ms": "int 1..2147483647 | None",
     "max_inflight": "int 1..2147483647 | None",
     "max_inflight_tokens": "int 1..9223372036854775808 | None",

@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import json
 
 import numpy as np
@@ -45,6 +46,15 @@ def test_a_bare_prompt_takes_every_default():
     assert (call.cumulative, call.timeout_ms, call.separate_reasoning, call.returned) == (False, None, False, set())
     assert call.sampling == SamplingParams()
     assert call.sampling.greedy
+
+
+def test_sampling_params_are_the_same_however_they_are_made():
+    given = {"max_tokens": 5, "stop": ("END",)}
+    made = SamplingParams.of(given)
+
+    assert made == SamplingParams(**given)
+    assert dataclasses.replace(made, seed=1) == SamplingParams(**given, seed=1)
+    assert hash(made) == hash(SamplingParams(**given))
 
 
 def test_every_sampling_field_is_a_field_of_sampling_params():
@@ -311,6 +321,16 @@ def test_settings_of_the_model_hold_where_the_request_says_nothing():
     flags = {"timeout_ms": 7, "stream_mode": "delta", "separate_reasoning": False}
     call = parse(parameters=flags, **ours)
     assert (call.timeout_ms, call.cumulative, call.separate_reasoning) == (7, False, False)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [({}, (8, 100)), ({"stream_interval": 2}, (2, None)), ({"stream_interval_ms": 3}, (None, 3))],
+)
+def test_the_models_intervals_hold_where_the_request_gives_neither(parameters, expected):
+    call = parse(parameters=parameters, stream_interval=8, stream_interval_ms=100)
+
+    assert (call.stream_interval, call.stream_interval_ms) == expected
 
 
 @pytest.mark.parametrize(

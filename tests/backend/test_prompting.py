@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Step, group_by_sink
 from deepseek_backend.engines.prompting import check_prompt_length, prompt_token_ids, render_chat
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request import GenerateRequest, SamplingParams
+from deepseek_backend.request import GenerateRequest, SamplingParams, SharedTokenIds
 
 CHAT = [{"role": "user", "content": "Hi"}]
 
@@ -73,6 +74,31 @@ def encode(text: str, add_special_tokens: bool) -> list[int]:
 )
 def test_a_prompt_becomes_token_ids(given: GenerateRequest, expected: list[int]) -> None:
     assert list(prompt_token_ids(given, encode, 100)) == expected
+
+
+def test_a_prompt_with_several_answers_is_tokenised_once() -> None:
+    texts: list[str] = []
+
+    def encode_once(text: str, add_special_tokens: bool) -> list[int]:
+        texts.append(text)
+        return encode(text, add_special_tokens)
+
+    shared = SharedTokenIds()
+    answers = [replace(request("ab", add_special_tokens=False, seed=seed), shared_token_ids=shared) for seed in (1, 2)]
+
+    assert [prompt_token_ids(answer, encode_once, 100) for answer in answers] == [[97, 98], [97, 98]]
+    assert texts == ["ab"]
+
+
+def test_the_next_answer_tries_again_where_tokenising_failed() -> None:
+    def fail(text: str, add_special_tokens: bool) -> list[int]:
+        raise ValueError(text)
+
+    answer = replace(request("ab"), shared_token_ids=SharedTokenIds())
+
+    with pytest.raises(ValueError, match="ab"):
+        prompt_token_ids(answer, fail, 100)
+    assert prompt_token_ids(answer, encode, 100) == [0, 97, 98]
 
 
 def test_ids_are_checked_before_they_are_cut() -> None:

@@ -191,6 +191,49 @@ def test_truncation_makes_a_long_prompt_fit(start):
     assert len(sink.ids("a")) == 4
 
 
+def stamps_of(text):
+    assert len(text) % 16 == 0
+    parts = [text[at : at + 16] for at in range(0, len(text), 16)]
+    assert all(part[0] == " " and part[1:].isdecimal() for part in parts)
+    return [int(part) for part in parts]
+
+
+def test_stamps_are_when_each_token_was_made(start):
+    begun = time.monotonic_ns() // 1000
+    sink = generate(start(text="stamps"), request(max_tokens=300))
+    stamps = stamps_of(sink.text("a"))
+    moments = [begun, *stamps, time.monotonic_ns() // 1000]
+    assert moments == sorted(moments)
+    assert len(set(stamps)) == len(stamps) == 300
+
+
+def test_stamps_change_nothing_but_the_text(start):
+    babbled, stamped = (generate(start(text=text), request()) for text in ("babble", "stamps"))
+    assert stamped.ids("a") == babbled.ids("a")
+    assert stamped.text("a") != babbled.text("a")
+
+
+def test_tokens_of_one_iteration_have_the_same_stamp(start):
+    engine = start(preset="b200x8-r1-fp4-min-latency", pace="none", text="stamps")
+    sink = generate(engine, request(max_tokens=100))
+    stamps = [stamps_of(step.text) for step in sink.steps["a"]]
+    assert [len(of_step) for of_step in stamps] == [len(step.token_ids) for step in sink.steps["a"]]
+    assert all(len(set(of_step)) == 1 for of_step in stamps)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "ending"),
+    [
+        pytest.param({}, "", id="hidden"),
+        pytest.param({"skip_special_tokens": False}, VOCABULARY[EOS_ID], id="shown"),
+    ],
+)
+def test_the_end_token_is_no_stamp(start, sampling, ending):
+    text = text_of(start(text="stamps", eos_after=5), **sampling)
+    assert text.endswith(ending)
+    assert len(stamps_of(text.removesuffix(ending))) == 4
+
+
 # Thinking and chat
 
 
@@ -760,10 +803,10 @@ def test_a_fault_of_the_simulator_itself_answers_everyone_once(start, monkeypatc
             engine.submit(request(name, max_tokens=1 if name != "runs" else ENDLESS), sink)
         names.clear()
 
-    def fail(row, scheduler):
+    def fail(row, scheduler, stamp):
         if row.request.request_id == "fails":
             raise ZeroDivisionError
-        return next_step(row, scheduler)
+        return next_step(row, scheduler, stamp)
 
     next_step = Generation.next_step
     monkeypatch.setattr(Generation, "next_step", fail)
@@ -896,6 +939,7 @@ def test_every_preset_serves(start, name):
         pytest.param({"speed": 0}, "speed: expected a number above 0, got 0", id="speed zero"),
         pytest.param({"speed": float("nan")}, "speed: expected a number above 0, got nan", id="speed nan"),
         pytest.param({"speed": True}, "speed: expected a number above 0, got True", id="speed bool"),
+        pytest.param({"text": "lorem"}, "text: expected babble or stamps, got 'lorem'", id="text"),
         pytest.param({"max_batch_size": 0}, "max_batch_size: expected a whole number above 0, got 0", id="zero"),
         pytest.param({"max_num_tokens": 1.5}, "max_num_tokens: expected a whole number above 0", id="fraction"),
         pytest.param({"max_seq_len": 1}, "max_seq_len: expected a whole number above 1, got 1", id="max_seq_len"),

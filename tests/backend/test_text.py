@@ -25,6 +25,7 @@ def run(pieces, stops, **kwargs):
         (["one two"], ["two", "one"], "", "one"),
         (["xaab"], ["a", "aab"], "x", "a"),
         (["abcd"], ["abcd", "bc"], "a", "bc"),
+        (list("aabaaabaaac"), ["aabaaac"], "aaba", "aabaaac"),
     ],
 )
 def test_text_ends_before_the_first_stop_string(pieces, stops, text, matched):
@@ -47,7 +48,11 @@ def test_only_what_may_begin_a_stop_string_is_held_back():
     assert stop_filter.push("x") == "Ex"
 
 
-@given(st.lists(st.text("abc", max_size=3)), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
+PIECES = st.lists(st.text("abc", max_size=3) | st.text("ab", max_size=12))
+STOPS = st.lists(st.text("abc", min_size=1, max_size=4) | st.text("ab", min_size=1, max_size=8), max_size=3)
+
+
+@given(PIECES, STOPS)
 def test_splitting_the_text_makes_no_difference(pieces, stops):
     split, split_match = run(pieces, stops)
     whole, whole_match = run(["".join(pieces)], stops)
@@ -55,3 +60,25 @@ def test_splitting_the_text_makes_no_difference(pieces, stops):
     assert "".join(split) == "".join(whole)
     assert split_match == whole_match
     assert whole_match or "".join(whole) == "".join(pieces)
+
+
+@given(PIECES, STOPS)
+def test_no_more_is_held_back_than_may_begin_a_stop_string(pieces, stops):
+    shown, matched = run(pieces, stops)
+    text = "".join(pieces)
+    beginnings = {stop[:length] for stop in stops for length in range(1, len(stop))}
+    held = max((beginning for beginning in beginnings if text.endswith(beginning)), key=len, default="")
+
+    assert matched or shown[-1] == held
+
+
+@given(PIECES, STOPS)
+def test_the_stop_string_that_is_complete_first_ends_the_text(pieces, stops):
+    shown, matched = run(pieces, stops)
+    text = "".join(pieces)
+    ends = [end for end in range(len(text) + 1) if text[:end].endswith(tuple(stops))]
+
+    assert (matched is not None) == bool(ends)
+    if ends:
+        longest = max((stop for stop in stops if text[: ends[0]].endswith(stop)), key=len)
+        assert ("".join(shown), matched) == (text[: ends[0]].removesuffix(longest), longest)

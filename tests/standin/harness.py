@@ -78,6 +78,27 @@ class Harness:
     def run(self, prompt: str = "Why?", **kwargs: Any) -> list[Step]:
         return self.sink.result(self.submit(prompt, **kwargs))
 
+    @contextmanager
+    def held_loop(self) -> Iterator[None]:
+        """The engine's loop stands still in here, while TensorRT-LLM goes on."""
+        held, release = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            held.set()
+            release.wait(WAIT_S)
+
+        self.engine._loop.call(hold)
+        assert held.wait(WAIT_S)
+        try:
+            yield
+        finally:
+            release.set()
+
+    def waiting(self, request: GenerateRequest) -> Sequence[Any]:
+        """The responses to `request` that were not read."""
+        waiting: Sequence[Any] = self.engine._open[request.request_id].output._sequence.responses
+        return waiting
+
     def text(self, prompt: str = "Why?", **kwargs: Any) -> str:
         return "".join(step.text for step in self.run(prompt, **kwargs))
 

@@ -6,6 +6,7 @@ package `deepseek_backend` beside it.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -33,6 +34,13 @@ from deepseek_backend.watcher import Server
 
 logger = logging.getLogger("deepseek_backend")
 
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread that computes in Python may keep the others from it; Python's own 5 ms is what each response would
+wait while the engine's thread is busy, and there are two thousand of them a second. Measured with one busy thread: 188
+responses a second at 5 ms, 1,340 at 0.5, 3,000 at 0.1."""
+GC_THRESHOLDS = (50_000, 50, 50)
+"""New objects, and collections of the younger generation, that start a collection."""
+
 
 class TritonPythonModel:
     """One instance of the model. Triton calls every method from the stub's main thread."""
@@ -48,6 +56,7 @@ class TritonPythonModel:
         try:
             _check_numpy()
             started = time.monotonic()
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
             version_dir = Path(args["model_repository"]) / args["model_version"]
             config = load_config(version_dir / "model.yaml")
             model_config = json.loads(args["model_config"])
@@ -72,6 +81,7 @@ class TritonPythonModel:
             period_s=config.metrics_period_s,
         )
         self._publisher.start()
+        _spare_the_collector()
         logger.info("%s is ready after %.1f s", config.model, time.monotonic() - started)
 
     def execute(self, requests: list[Any]) -> None:
@@ -183,6 +193,17 @@ def _metric_labels(args: Mapping[str, str], model_config: Mapping[str, Any]) -> 
     if sum(group["count"] for group in model_config["instance_group"]) > 1:
         labels["model_instance"] = args["model_instance_name"]
     return labels
+
+
+def _spare_the_collector() -> None:
+    """Keep Python's garbage collector from walking over all that has been loaded, and from walking all the time.
+
+    Every token is an object or two, and 700 new ones start a collection unless told otherwise: a quarter of the
+    backend's time at 600,000 tokens a second. What has been loaded is there to stay.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _check_numpy() -> None:

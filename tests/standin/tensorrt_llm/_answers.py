@@ -34,15 +34,13 @@ def answer(prompt_token_ids: list[int], params: Any) -> Iterator[int]:
     text = " ".join(words[turn % len(words) :] + words[: turn % len(words)]) + " "
     for bad in [params.bad] if isinstance(params.bad, str) else params.bad or ():
         text = text.replace(bad, "")
+    first: list[int] = []
     if params.guided_decoding is not None:
-        yield from tokenizer.encode(_guided_text(params.guided_decoding), add_special_tokens=False)
-        yield EOS
+        first += [*tokenizer.encode(_guided_text(params.guided_decoding), add_special_tokens=False), EOS]
     if tokenizer.decode(prompt_token_ids[-40:]).rstrip().endswith("<think>"):
-        yield from tokenizer.encode(THOUGHT, add_special_tokens=False)
+        first += tokenizer.encode(THOUGHT, add_special_tokens=False)
     endless = itertools.cycle(tokenizer.encode(text, add_special_tokens=False))
-    yield from itertools.islice(endless, 40 + digest % 40)
-    yield EOS
-    yield from endless
+    return itertools.chain(first, itertools.islice(endless, 40 + digest % 40), [EOS], endless)
 
 
 def _guided_text(guide: Any) -> str:

@@ -6,6 +6,7 @@ Both hold back what ends inside a character. "HF", the default, is tokenizers' D
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -23,19 +24,32 @@ class Detokenizer:
         self.text = ""
         self._skip_special_tokens = params.skip_special_tokens
         self._flushes = stream_interval is None or BACKEND == "TRTLLM" or stream_interval >= STREAM_INTERVAL_THRESHOLD
-        self._pending: list[int] = []
+        self._pending: tuple[int, ...] = ()
 
     def add(self, token_ids: list[int], *, final: bool) -> str:
         """The text so far."""
-        for token_id in token_ids:
-            self._pending.append(token_id)
-            self._take(even_incomplete=False)
+        new, self._pending = _complete(self._pending, tuple(token_ids), self._skip_special_tokens)
+        self.text += new
         if final and self._flushes:
-            self._take(even_incomplete=True)
+            self.text += _decode(self._pending, self._skip_special_tokens)
+            self._pending = ()
         return self.text
 
-    def _take(self, *, even_incomplete: bool) -> None:
-        new = StandinTokenizer().decode(self._pending, self._skip_special_tokens)
-        if even_incomplete or not new.endswith(_INCOMPLETE):
-            self.text += new
-            self._pending = []
+
+@functools.lru_cache(maxsize=1 << 14)  # answers repeat their phrase, so that a response costs a look-up
+def _complete(
+    pending: tuple[int, ...], token_ids: tuple[int, ...], skip_special_tokens: bool
+) -> tuple[str, tuple[int, ...]]:
+    """The text that `token_ids` complete, and the tokens of the character that they don't."""
+    text = ""
+    for token_id in token_ids:
+        pending = (*pending, token_id)
+        new = _decode(pending, skip_special_tokens)
+        if not new.endswith(_INCOMPLETE):
+            text += new
+            pending = ()
+    return text, pending
+
+
+def _decode(token_ids: tuple[int, ...], skip_special_tokens: bool) -> str:
+    return StandinTokenizer().decode(token_ids, skip_special_tokens)

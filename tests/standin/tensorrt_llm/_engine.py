@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import collections
 import os
 import queue
 import threading
@@ -18,6 +20,7 @@ from tensorrt_llm.tokenizer import EOS
 
 TOKENS_PER_BLOCK = 32
 TOTAL_BLOCKS = 1000
+_POLL_S = 0.01
 
 
 class Response(NamedTuple):
@@ -38,13 +41,73 @@ class EngineDiedError(RuntimeError):
     """What a request gets when the engine goes."""
 
 
+class Responses:
+    """A request's responses on their way to the loop that reads them, as llmapi/utils.py's AsyncQueue has them: there
+    are as many as were put, and whoever waits is told once an iteration, of all requests together."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting: collections.deque[Response] = collections.deque()
+        self._event = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __getitem__(self, index: int) -> Response:
+        return self._waiting[index]
+
+    def put(self, response: Response) -> None:
+        """From the engine's thread, and tells nobody."""
+        self._waiting.append(response)
+
+    def notify(self) -> None:
+        """From the loop; they may have been read in the meantime."""
+        if self._waiting:
+            self._event.set()
+
+    async def get(self) -> Response:
+        """The next one; does not suspend while there is one."""
+        while not self._waiting:
+            await self._event.wait()
+        response = self._waiting.popleft()
+        if not self._waiting:
+            self._event.clear()
+        return response
+
+    def get_blocking(self, timeout: float | None) -> Response:
+        """:raises queue.Empty: after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._waiting:
+            if deadline is not None and time.monotonic() > deadline:
+                raise queue.Empty
+            time.sleep(_POLL_S)
+        return self._waiting.popleft()
+
+
+def notify_many(responses: Iterable[Responses]) -> None:
+    """Wake the loop once, for all of them. There is one loop, if it has not gone."""
+    queues = list(responses)
+    if queues and not queues[0].loop.is_closed():
+        queues[0].loop.call_soon_threadsafe(_notify, queues)
+
+
+def _notify(queues: list[Responses]) -> None:
+    for responses in queues:
+        responses.notify()
+
+
 class Sequence:
     """One request in the batch."""
 
-    def __init__(self, prompt_token_ids: list[int], params: Any, stream_interval: int | None, sampler: Sampler) -> None:
-        self.responses: queue.SimpleQueue[Response] = queue.SimpleQueue()
-        self.notify: Any = lambda: None
-        """Called after responses were put, from the engine's thread."""
+    def __init__(
+        self,
+        prompt_token_ids: list[int],
+        params: Any,
+        stream_interval: int | None,
+        sampler: Sampler,
+        responses: Responses,
+    ) -> None:
+        self.responses = responses
         self.aborted = threading.Event()
         self.kills = any(getattr(params, name) is not None for name in sampler.fatal)
         """Its first step ends everything that runs."""
@@ -54,18 +117,25 @@ class Sequence:
         self._stream_interval = stream_interval
         """None: one response at the end."""
         self._stops = set() if params.ignore_eos else set(params.stop_token_ids or ())
+        self._ends = self._stops if params.ignore_eos else self._stops | {EOS}
+        self._max_tokens: int = params.max_tokens
+        self._min_tokens: int = params.min_tokens or 0
         self._answer = answer(prompt_token_ids, params)
-        self._times = [timedelta(seconds=time.monotonic())] * 4
+        self._cached_tokens = (self.num_blocks - 1) * TOKENS_PER_BLOCK
+        self._times = [time.monotonic()] * 4
         self._num_tokens = 0
         self._unsent: list[int] = []
         self._unsent_logprobs: list[dict[int, Logprob]] = []
 
-    def step(self) -> bool:
+    def step(self, now: float) -> bool:
         """One more token. True when the sequence is over."""
         if self.aborted.is_set():
             self._respond("cancelled", None)
             return True
-        token = self._next_token()
+        token = next(self._answer)
+        if token in self._ends:
+            while self._num_tokens < self._min_tokens and (token == EOS or token in self._stops):
+                token = next(self._answer)
         if self._params.logprobs:
             self._unsent_logprobs.append(logprobs(token, self._params, self._sampler.logprobs["of"]))
         if token in self._stops:
@@ -75,37 +145,24 @@ class Sequence:
             return True
         self._unsent.append(token)
         self._num_tokens += 1
-        self._times[3] = timedelta(seconds=time.monotonic())
         if self._num_tokens == 1:
-            self._times[2] = self._times[3]
-        if token == EOS and not self._params.ignore_eos:
+            self._times[2] = now
+        self._times[3] = now
+        if token in self._ends:
             self._respond("stop", None)
             return True
-        if self._num_tokens >= self._params.max_tokens:
+        if self._num_tokens >= self._max_tokens:
             self._respond("length", None)
             return True
         if self._stream_interval and self._num_tokens % self._stream_interval == 0:
             self._respond(None, None)
         return False
 
-    def _next_token(self) -> int:
-        token = next(self._answer)
-        too_early = self._num_tokens < (self._params.min_tokens or 0)
-        while too_early and (token == EOS or token in self._stops):
-            token = next(self._answer)
-        return token
-
     def _respond(self, finish_reason: str | None, stop_reason: int | None) -> None:
         metrics = self._perf_metrics() if finish_reason and self._params.return_perf_metrics else None
+        unsent, unsent_logprobs = self._unsent, self._unsent_logprobs
         self.responses.put(
-            Response(
-                self._unsent,
-                self._unsent_logprobs,
-                finish_reason,
-                stop_reason,
-                cached_tokens=(self.num_blocks - 1) * TOKENS_PER_BLOCK,
-                perf_metrics=metrics,
-            )
+            Response(unsent, unsent_logprobs, finish_reason, stop_reason, None, self._cached_tokens, metrics)
         )
         self._unsent, self._unsent_logprobs = [], []
 
@@ -114,7 +171,9 @@ class Sequence:
         names = ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
         reused = self.num_blocks - 1
         return SimpleNamespace(
-            timing_metrics=SimpleNamespace(**dict(zip(names, self._times, strict=True))),
+            timing_metrics=SimpleNamespace(
+                **{name: timedelta(seconds=at) for name, at in zip(names, self._times, strict=True)}
+            ),
             kv_cache_metrics=SimpleNamespace(
                 num_total_allocated_blocks=self.num_blocks,
                 num_new_allocated_blocks=1,
@@ -134,13 +193,14 @@ class Sequence:
 class Engine:
     """`is_shutdown` is what LLM.generate_async asks before every request."""
 
-    def __init__(self, tokens_per_iteration: int, max_batch_size: int) -> None:
+    def __init__(self, tokens_per_iteration: int, max_batch_size: int, *, keeps_statistics: bool) -> None:
         self.mpi_futures: list[Future[None]] = [Future()]
         """The workers' main functions, which end when a worker does."""
         self.iterations: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.fault = ""
         """What every iteration fails with while it is set: the requests in the batch, and not the engine."""
         self._max_batch_size = max_batch_size
+        self._keeps_statistics = keeps_statistics
         self._waiting: list[Sequence] = []
         self._tokens_per_iteration = tokens_per_iteration
         rate = float(os.environ.get("STANDIN_TOKENS_PER_S", "0"))
@@ -164,11 +224,15 @@ class Engine:
 
     def _run(self) -> None:
         batch: list[Sequence] = []
+        due = 0.0
         while not self._stopped.is_set():
             self._waiting += self._arrivals(wait=not batch)
             batch = self._iterate(self._filled_up(batch))
             if batch and self._iteration_s:
-                self._stopped.wait(self._iteration_s)
+                due = max(due + self._iteration_s, time.monotonic())
+                self._stopped.wait(due - time.monotonic())
+            else:
+                time.sleep(0)  # the real one is another process: the loop must not wait for this thread's GIL
         rest = batch + self._waiting + self._arrivals(wait=False)
         self._end(rest, EngineDiedError("the executor was shut down"))
 
@@ -193,15 +257,15 @@ class Engine:
         if fault:
             self._end(batch, fault)
             return []
-        going_on = []
+        going_on, now = [], time.monotonic()
         for sequence in batch:
             if self._died():
                 return batch
-            if not any(sequence.step() for _ in range(self._tokens_per_iteration)):
+            if not any(sequence.step(now) for _ in range(self._tokens_per_iteration)):
                 going_on.append(sequence)
-        self.iterations.put(self._statistics(batch))
-        for sequence in batch:
-            sequence.notify()
+        if self._keeps_statistics:
+            self.iterations.put(self._statistics(batch))
+        notify_many(sequence.responses for sequence in batch)
         return going_on
 
     def _statistics(self, batch: list[Sequence]) -> dict[str, Any]:
@@ -222,7 +286,7 @@ class Engine:
     def _end(self, sequences: list[Sequence], error: Exception | str) -> None:
         for sequence in sequences:
             sequence.fail(error)
-            sequence.notify()
+        notify_many(sequence.responses for sequence in sequences)
 
     def _died(self) -> bool:
         if self._tokens_left < 0:

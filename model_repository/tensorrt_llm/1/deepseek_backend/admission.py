@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.errors import RequestError, UnavailableError
-from deepseek_backend.request import GenerateRequest
+from deepseek_backend.request import GenerateRequest, utf8_length
 
 BYTES_PER_TOKEN = 4
 """A prompt that the engine has not counted yet is taken for a token every four bytes, about what English text has."""
@@ -31,7 +31,7 @@ class Admission:
         :raises UnavailableError: E_OVERLOADED, with the numbers.
         :raises RequestError: where it would not fit alone.
         """
-        num_tokens = sum(_num_tokens(request) for request in requests)
+        num_tokens = sum(map(_num_tokens, requests))
         with self._lock:
             self._check("max_inflight", self._max_inflight, len(requests), self.inflight)
             self._check("max_inflight_tokens", self._max_inflight_tokens, num_tokens, self.inflight_tokens)
@@ -60,4 +60,4 @@ class Admission:
 
 def _num_tokens(request: GenerateRequest) -> int:
     ids = request.prompt_token_ids
-    return request.max_tokens + (len(request.prompt.encode()) // BYTES_PER_TOKEN if ids is None else len(ids))
+    return request.max_tokens + (utf8_length(request.prompt) // BYTES_PER_TOKEN if ids is None else len(ids))

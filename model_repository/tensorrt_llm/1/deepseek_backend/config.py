@@ -43,6 +43,11 @@ class BackendConfig:
     """How often each open request is asked whether its client has gone; less often beyond 400 open requests."""
     stream_mode: str = "delta"
     """What a stream's chunks carry where the request does not say: delta or cumulative."""
+    stream_interval: int | None = None
+    """Tokens that a stream's text may wait for, to leave together, where the request does not say. None: see the next.
+    TensorRT-LLM's own stream_interval is another one: an argument of the engine, at the top level."""
+    stream_interval_ms: int | None = None
+    """How long it may wait. With neither it leaves at once, and else with whichever comes first."""
     separate_reasoning: bool = False
     """Where the request does not say: the model's thinking goes to reasoning_output."""
     default_timeout_ms: int | None = None
@@ -141,6 +146,8 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "cancellation_check_period_ms": (_whole(1, 60_000), "a whole number of milliseconds from 1 to 60,000"),
     "stream_mode": (lambda value: value in STREAM_MODES, f"one of {', '.join(STREAM_MODES)}"),
+    "stream_interval": (_or_null(_whole(1, INT32_MAX)), "a whole number of tokens from 1, or null"),
+    "stream_interval_ms": (_or_null(_whole(1, INT32_MAX)), "a whole number of milliseconds from 1, or null"),
     "separate_reasoning": (lambda value: isinstance(value, bool), "true or false"),
     "default_timeout_ms": (_or_null(_whole(1, INT32_MAX)), "a whole number of milliseconds from 1, or null"),
     "max_inflight": (_or_null(_whole(1, INT32_MAX)), "a whole number from 1, or null"),

@@ -367,6 +367,21 @@ REQUEST_FIELDS: tuple[SamplingField, ...] = (
         "stream_mode of model.yaml.",
     ),
     SamplingField(
+        name="stream_interval",
+        dtype=Dtype.INT32,
+        low=1,
+        high=INT32_MAX,
+        meaning="Tokens that a stream's text may wait for, to leave together. The first does not wait; 1 is for none.",
+    ),
+    SamplingField(
+        name="stream_interval_ms",
+        dtype=Dtype.INT32,
+        low=1,
+        high=INT32_MAX,
+        meaning="How long a stream's text may wait for more. With both, whichever comes first; with neither given, as "
+        "model.yaml says.",
+    ),
+    SamplingField(
         name="timeout_ms",
         dtype=Dtype.INT32,
         low=1,

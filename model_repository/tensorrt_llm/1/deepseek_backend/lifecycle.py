@@ -4,27 +4,31 @@
       └──────────────END──────────────────^
 
 Everything that can end a request (the engine, a cancelled client, a stop, a failure) fixes its outcome; the first one
-wins and what comes later is dropped. Only the sender's thread sends: with `Exchange.deliver`, and with `give_up` the
-error after a response that could not be sent.
+wins and what comes later is dropped. Only the sender sends: with `Exchange.deliver`, and with `give_up` the error after
+a response that could not be sent.
 
-Threads: the engine's thread adds steps, any thread may end, the sender's thread delivers, the watcher asks whether the
-client has gone. `_lock` guards the state and the buffer and is never held while sending. `_reply_lock` is held around
-every use of the reply: asking a reply that has been closed whether it is cancelled crashes the server
+Threads: the intake adds steps, any thread may end, one of the sender's at a time delivers, the watcher asks whether the
+client has gone. `_lock` guards the state and the buffer and is never held while sending. `_reply_lock` is held
+around every use of the reply: asking a reply that has been closed whether it is cancelled crashes the server
 (triton-inference-server/server#8192).
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from deepseek_backend.engines.base import FinishReason, Step
 from deepseek_backend.errors import BackendError
 from deepseek_backend.request import Call, GenerateRequest
 from deepseek_backend.response import Outputs, counts_tokens, num_bytes, outputs
 from deepseek_backend.sequence import SequenceBuffer, SequenceChunk
+
+if TYPE_CHECKING:
+    from deepseek_backend.intake import Inflow
 
 LARGE_BYTES = 256 << 10
 """A container has 64 MiB of /dev/shm unless told otherwise."""
@@ -64,6 +68,32 @@ class StepEffect(Enum):
     SEND_AND_ABORT = auto()
 
 
+class Turn(Enum):
+    """How soon what waits should leave."""
+
+    NONE = auto()
+    """Nothing waits."""
+    HELD = auto()
+    """It may wait for more, until `Exchange.due_s`: the request asks for few chunks."""
+    RUNNING = auto()
+    URGENT = auto()
+    """The first text, or the end: somebody looks at an empty screen, or holds resources for nothing."""
+
+
+class Place(Enum):
+    """Where the sender has an exchange."""
+
+    IDLE = auto()
+    HELD = auto()
+    RUNNING = auto()
+    URGENT = auto()
+    SENDING = auto()
+
+    def __init__(self, number: int) -> None:
+        self.in_line = self.name not in ("IDLE", "HELD")
+        """It will be served without anybody's doing."""
+
+
 class Reply(Protocol):
     """How a request is answered. `model.py` implements it on Triton's response sender, tests on a list."""
 
@@ -96,8 +126,12 @@ class Exchange:
         """What admission has counted for it; the service's."""
         self.has_tokens = False
         """The first one has come; the service's, for its metrics."""
-        self.queued = False
-        """Waits in the sender's queue. Owned by the sender, under its lock."""
+        self.place = Place.IDLE
+        """The sender's, under its lock."""
+        self.inflows: Sequence[Inflow] = ()
+        """One for each sequence; the intake's."""
+        self.due_s = math.inf
+        """By time.monotonic(): how long what waits may be held back."""
         self._reply = reply
         self._lock = threading.Lock()
         self._reply_lock = threading.Lock()
@@ -107,6 +141,11 @@ class Exchange:
         """Sequences that the engine has not done with."""
         self._several = False
         """The answer has more than one sequence."""
+        self._may_be_cut = False
+        """What waits may leave in pieces: plain text does, where no other output has to stay with its part of it."""
+        self._has_sent = False
+        self._num_tokens_waiting = 0
+        """Since the last response."""
 
     def begin(self, call: Call, requests: Sequence[GenerateRequest]) -> bool:
         """Take the parsed call and what it asks of the engine. False: it has ended before it began."""
@@ -115,6 +154,7 @@ class Exchange:
                 return False
             self.call = call
             self._several = len(call.prompts) * call.num_choices > 1
+            self._may_be_cut = call.streaming and not (call.cumulative or call.returned or self._several)
             self.requests = tuple(requests)
             self._num_unsettled = len(requests)
             self.sequences = [SequenceBuffer(index, call, request.prompt) for index, request in enumerate(requests)]
@@ -145,8 +185,8 @@ class Exchange:
             return self._error.code.value
         return str(self.sequences[0].finish_reason) if self.sequences else "stop"
 
-    def add(self, index: int, step: Step) -> StepEffect:
-        """Take one engine step of a sequence."""
+    def add(self, index: int, step: Step, now: float = 0.0) -> StepEffect:
+        """Take one engine step of a sequence; `now` by time.monotonic()."""
         with self._lock:
             sequence = self.sequences[index]
             if sequence.settled or not self._advance(Event.TOKENS):
@@ -156,11 +196,12 @@ class Exchange:
                 self._end_locked(error=step.error)
                 return StepEffect.SEND
             sequence.add(step)
-            if sequence.settled:
+            self._count_waiting(len(step.token_ids), now)
+            if sequence.ended and sequence.settled:
                 self._num_unsettled -= 1
                 if not self._num_unsettled:
                     self._advance(Event.END)
-            send = self.ended or (self.call.streaming and sequence.has_news())
+            send = (self.call.streaming and sequence.has_news()) or self.ended
             if sequence.matched_stop and not had_ended and step.finish_reason is None:
                 return StepEffect.SEND_AND_ABORT if send else StepEffect.ABORT
             return StepEffect.SEND if send else StepEffect.NOTHING
@@ -170,11 +211,28 @@ class Exchange:
         with self._lock:
             return self._end_locked(finish_reason=finish_reason, error=error)
 
+    def turn(self, now: float) -> Turn:
+        """How soon it should be served. Without the lock: whoever changes something asks again afterwards."""
+        if self._state is State.CLOSED:
+            return Turn.NONE
+        if self._state is State.ENDED:
+            return Turn.RUNNING if self._has_sent and self._is_cut() else Turn.URGENT
+        if not self.call.streaming or not self._has_news():
+            return Turn.NONE
+        if not self._has_sent:
+            return Turn.URGENT
+        return Turn.HELD if self._may_wait(now) else Turn.RUNNING
+
     def deliver(self) -> bool:
-        """Send what is waiting. True when that was the final response. The sender's thread only."""
+        """Send what is waiting, or the next piece of it. True when that was the final response. The sender only."""
         with self._lock:
-            final, error = self._state is State.ENDED, self._error
-            chunks = [] if error is not None or self.closed else self._take_locked(final=final)
+            error = self._error
+            cut = self._is_cut()
+            final = self._state is State.ENDED and not cut
+            chunks = [] if error is not None or self.closed else self._take_locked(final=final, cut=cut)
+            self._has_sent = self._has_sent or bool(chunks)
+            if not cut:
+                self._num_tokens_waiting, self.due_s = 0, math.inf
         with self._reply_lock:
             if self.closed:
                 return False
@@ -229,6 +287,8 @@ class Exchange:
             self._reply.send(response, final=final)
 
     def _advance(self, event: Event) -> bool:
+        if event is Event.TOKENS and self._state is State.GENERATING:
+            return True  # as the table has it, and nearly always
         following = TRANSITIONS.get((self._state, event))
         if following is None:
             return False
@@ -245,8 +305,31 @@ class Exchange:
             sequence.end(finish_reason or "cancelled")
         return True
 
-    def _take_locked(self, *, final: bool) -> list[SequenceChunk]:
+    def _has_news(self) -> bool:
+        if len(self.sequences) == 1:  # nearly always
+            return self.sequences[0].has_news()
+        return any(sequence.has_news() for sequence in self.sequences)
+
+    def _is_cut(self) -> bool:
+        """The next response has a piece of what waits."""
+        return self._may_be_cut and self._error is None and not self.sequences[0].is_one_piece
+
+    def _count_waiting(self, num_tokens: int, now: float) -> None:
+        self._num_tokens_waiting += num_tokens
+        if self.due_s == math.inf and self.call.stream_interval_ms is not None:
+            self.due_s = now + self.call.stream_interval_ms / 1e3
+
+    def _may_wait(self, now: float) -> bool:
+        call = self.call
+        if call.stream_interval is None and call.stream_interval_ms is None:
+            return False
+        has_enough = call.stream_interval is not None and self._num_tokens_waiting >= call.stream_interval
+        return not has_enough and now < self.due_s
+
+    def _take_locked(self, *, final: bool, cut: bool) -> list[SequenceChunk]:
         """What the next response says."""
+        if cut:
+            return [self.sequences[0].take_piece()]
         if not final and not self.call.streaming:
             return []
         news = [sequence for sequence in self.sequences if sequence.has_news()]

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from deepseek_backend.chat import read_messages
@@ -34,12 +33,6 @@ from deepseek_backend.contract import (
 from deepseek_backend.request import Prompt
 from deepseek_backend.values import check_characters, check_value, shown
 
-_FLAGS = frozenset(t.name for t in INPUTS if t.dtype is Dtype.BOOL and not t.name.startswith("sampling_param_"))
-_TENSOR_FIELDS = {f.tensor.name: f for f in SAMPLING_FIELDS}
-_REQUEST_FIELDS = {f.name: f for f in REQUEST_FIELDS}
-_KNOWN_NAMES = sorted({t.name for t in INPUTS} | set(SAMPLING_BY_NAME) | {TIMEOUT_US.name})
-_INPUT_NAMES = frozenset(tensor.name for tensor in INPUTS)
-
 
 class Problems:
     """What is wrong with a request: the first few in full, and how many more there are.
@@ -48,6 +41,8 @@ class Problems:
     """
 
     MOST = 8
+
+    __slots__ = ("_found", "_num_more")
 
     def __init__(self) -> None:
         self._found: list[str] = []
@@ -60,16 +55,24 @@ class Problems:
         else:
             self._found.append(problem if isinstance(problem, str) else problem())
 
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
     def __str__(self) -> str:
-        """All of them in one line; empty where there are none."""
+        """All of them in one line."""
         return "; ".join(self._found) + (f"; and {self._num_more:,} more" if self._num_more else "")
 
 
 _PROMPTS = ("text_input", "messages", "input_ids")
+_GUIDE_ALIASES = ("structured_outputs", "guided_decoding")
+"""vLLM's names for an object with the guide in it, the present one and the one before."""
 
 
 class Reader:
-    """Collects values and problems from the three places a request may hold them."""
+    """Collects values and problems from the three places a request may hold them.
+
+    What is done with a name stands in two tables at the end of this file, for tensors and for request parameters.
+    """
 
     def __init__(self, config: BackendConfig) -> None:
         self.sampling: dict[str, Any] = {}
@@ -80,42 +83,39 @@ class Reader:
         """Unknown parameters, where they pass with a warning."""
         self._config = config
 
-    def read_sampling_json(self, array: npt.NDArray[Any] | None) -> None:
+    def read(self, inputs: Mapping[str, npt.NDArray[Any]], parameters: str) -> None:
+        """All values but the prompts and the chat template's arguments: where one comes twice, the later place wins."""
+        if "sampling_parameters" in inputs:
+            self._read_sampling_json(inputs["sampling_parameters"])
+        if parameters and parameters != "{}":  # what most requests have, and reading it takes a microsecond
+            self._read_parameters(json.loads(parameters))
+        for name, array in inputs.items():
+            entry = _TENSORS.get(name)
+            if entry is not None and (array.size or name in _LISTS):
+                read, what = entry
+                read(self, what, array)
+
+    def _read_sampling_json(self, array: npt.NDArray[Any]) -> None:
         document = self._json_object("sampling_parameters", _first(array))
-        for name, value in self._with_guides(document).items():
+        if any(alias in document for alias in _GUIDE_ALIASES):
+            document = self._with_guides(document)
+        for name, value in document.items():
             if value is None or (name == "logprobs" and value is False):  # how OpenAI's clients say "not"
                 continue
-            if name in SAMPLING_BY_NAME:
-                field = SAMPLING_BY_NAME[name]
-                self._set(self.sampling, field, _number(field, value))
+            field = SAMPLING_BY_NAME.get(name)
+            if field is not None:
+                self._field_parameter(field, value)
             else:
                 self.problems.add(partial(_unknown_field, name))
 
-    def read_parameters(self, parameters: str) -> None:
-        for name, value in (json.loads(parameters) if parameters else {}).items():
-            field = _TENSOR_FIELDS.get(name) or SAMPLING_BY_NAME.get(name)
-            if name in _FLAGS or name in _FLAG_ALIASES:
-                self._set_flag(_FLAG_ALIASES.get(name, name), value)
-            elif name in EXEMPT_PARAMETERS:
-                continue
-            elif name in _REQUEST_FIELDS or name == TIMEOUT_US.name:
-                self._set(self.settings, _REQUEST_FIELDS.get(name, TIMEOUT_US), value)
-            elif field is not None and (field.plain_name or name in _TENSOR_FIELDS):
-                self._set(self.sampling, field, _number(field, value))
-            else:
+    def _read_parameters(self, parameters: Mapping[str, Any]) -> None:
+        for name, value in parameters.items():
+            entry = _PARAMETERS.get(name)
+            if entry is not None:
+                read, what = entry
+                read(self, what, value)
+            elif name not in EXEMPT_PARAMETERS:
                 self._unknown(name)
-
-    def read_tensors(self, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
-        for name, array in inputs.items():
-            if not array.size:
-                if name in _TENSOR_FIELDS and _TENSOR_FIELDS[name].many:
-                    self.sampling[_TENSOR_FIELDS[name].name] = ()
-            elif name in _FLAGS:
-                self._set_flag(name, bool(array.flat[0]))
-            elif name in _TENSOR_FIELDS:
-                self._set(self.sampling, _TENSOR_FIELDS[name], array)
-            elif name in _REQUEST_FIELDS:
-                self._set(self.settings, _REQUEST_FIELDS[name], array)
 
     def read_prompts(self, inputs: Mapping[str, npt.NDArray[Any]]) -> tuple[Prompt, ...]:
         given = [name for name in _PROMPTS if name in inputs and inputs[name].size]
@@ -130,9 +130,9 @@ class Reader:
             self.problems.add(f"{given[0]}: expected at most {MAX_PROMPTS} prompts, got {array.size}")
             return ()
         read = self._text if given[0] == "text_input" else self._messages
-        return tuple(prompt for value in array.flat if (prompt := read(value)) is not None)
+        return tuple([prompt for value in array.flat if (prompt := read(value)) is not None])
 
-    def read_template_kwargs(self, array: npt.NDArray[Any] | None) -> Mapping[str, Any]:
+    def read_template_kwargs(self, array: npt.NDArray[Any]) -> Mapping[str, Any]:
         kwargs = self._json_object("chat_template_kwargs", _first(array))
         try:
             check_characters("chat_template_kwargs", kwargs)
@@ -140,13 +140,15 @@ class Reader:
             self.problems.add(str(error))
         return kwargs
 
-    def agreed(self, *names: str, default: bool) -> bool:
-        """The value of a flag that has several names."""
-        given = {name: value for name in names if (value := self.flags.get(name, self.sampling.get(name))) is not None}
-        if len(set(given.values())) > 1:
-            said = " and ".join(f"{name} {str(value).lower()}" for name, value in given.items())
-            self.problems.add(f"{names[0]}: expected one value, got {said}")
-        return bool(next(iter(given.values()), default))
+    def agreed(self, name: str, alias: str, *, default: bool) -> bool:
+        """The value of a flag that has two names; `name` may be a sampling field's."""
+        value, same = self.flags.get(name, self.sampling.get(name)), self.flags.get(alias)
+        if value is None:
+            return default if same is None else same
+        if same is not None and same != value:
+            said = f"{name} {str(value).lower()} and {alias} {str(same).lower()}"
+            self.problems.add(f"{name}: expected one value, got {said}")
+        return bool(value)
 
     def _token_ids(self, array: npt.NDArray[Any]) -> tuple[Prompt, ...]:
         if array.size > MAX_INPUT_IDS:
@@ -159,7 +161,7 @@ class Reader:
 
     def _text(self, value: bytes | str) -> Prompt | None:
         try:
-            text = _as_text(value)
+            text = _decoded(value)
         except UnicodeDecodeError as error:
             self.problems.add(f"text_input: {_not_utf8(error)}")
             return None
@@ -173,7 +175,7 @@ class Reader:
             self.problems.add(f"messages: expected at most {MAX_CHAT_BYTES:,} bytes, got {len(value):,}")
             return None
         try:
-            return Prompt(messages=read_messages(_as_text(value)))
+            return Prompt(messages=read_messages(_decoded(value)))
         except UnicodeDecodeError as error:
             self.problems.add(f"messages: {_not_utf8(error)}")
         except ValueError as error:
@@ -181,9 +183,9 @@ class Reader:
         return None
 
     def _with_guides(self, document: dict[str, Any]) -> dict[str, Any]:
-        """`document` with vLLM's structured_outputs (before that: guided_decoding) taken apart into the fields here."""
+        """`document` with vLLM's objects taken apart into the fields here."""
         fields = dict(document)
-        for alias in ("structured_outputs", "guided_decoding"):
+        for alias in _GUIDE_ALIASES:
             guides = self._json_object(alias, fields.pop(alias, None))
             for name, guide in guides.items():
                 if fields.setdefault(f"guided_{name}", guide) != guide:
@@ -205,17 +207,30 @@ class Reader:
             return {}
         return value
 
-    def _set(self, into: dict[str, Any], field: SamplingField, value: object) -> None:
+    def _field_tensor(self, field: SamplingField, array: npt.NDArray[Any]) -> None:
         try:
-            if isinstance(value, np.ndarray):
-                value = _python_value(field, value)
-            into[field.name] = check_value(field, value)
+            self._set(field, _python_value(field, array))
         except UnicodeDecodeError as error:
             self.problems.add(f"{field.name}: {_not_utf8(error)}")
+
+    def _field_parameter(self, field: SamplingField, value: object) -> None:
+        self._set(field, _number(field, value) if isinstance(value, str) else value)
+
+    def _setting_parameter(self, field: SamplingField, value: object) -> None:
+        """Unlike a sampling field it was never written as a string: no other server has it."""
+        self._set(field, value)
+
+    def _set(self, field: SamplingField, value: object) -> None:
+        into = self.settings if field.name in _SETTINGS else self.sampling
+        try:
+            into[field.name] = check_value(field, value)
         except ValueError as error:
             self.problems.add(str(error))
 
-    def _set_flag(self, name: str, value: object) -> None:
+    def _flag_tensor(self, name: str, array: npt.NDArray[Any]) -> None:
+        self.flags[name] = bool(array.item(0))
+
+    def _flag_parameter(self, name: str, value: object) -> None:
         if isinstance(value, bool):
             self.flags[name] = value
         else:
@@ -236,9 +251,9 @@ def _first(array: npt.NDArray[Any] | None) -> object:
     return None if array is None or not array.size else array.flat[0]
 
 
-def _number(field: SamplingField, value: object) -> object:
+def _number(field: SamplingField, value: str) -> object:
     """`value`; a number where a client of Triton's vLLM backend wrote it as a string."""
-    if not isinstance(value, str) or field.dtype in (Dtype.STRING, Dtype.BOOL) or len(value) > _NUMBER_LENGTH:
+    if field.dtype in (Dtype.STRING, Dtype.BOOL) or len(value) > _NUMBER_LENGTH:
         return value
     if field.dtype is Dtype.FP32:
         return float(value) if _DECIMAL.fullmatch(value) else value
@@ -251,18 +266,13 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def _python_value(field: SamplingField, array: npt.NDArray[Any]) -> object:
-    values = array.reshape(-1).tolist()
-    if field.dtype is Dtype.STRING:
-        values = [_as_text(value) for value in values]
-    return values if field.many else values[0]
+    return [_decoded(value) for value in array.reshape(-1).tolist()] if field.many else _decoded(array.item(0))
 
 
-def _as_text(value: bytes | str) -> str:
-    return value if isinstance(value, str) else value.decode("utf-8")
+def _decoded(value: Any) -> Any:
+    """Of a tensor of strings, which come as bytes; any other value as it is."""
+    return value.decode("utf-8") if isinstance(value, bytes) else value
 
-
-_FLAG_ALIASES = {"Streaming": "streaming"}
-"""Request parameters as upstream's llmapi_client.py spells them."""
 
 _NAME_LENGTH = 100
 """No name is longer, and the search for the nearest takes its time by the product of the lengths."""
@@ -296,3 +306,29 @@ def _nearest(name: str, known: Any) -> str:
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
     return f"expected UTF-8 text, got byte {error.object[error.start]:#04x} at {error.start}"
+
+
+_SETTINGS = {field.name: field for field in (*REQUEST_FIELDS, TIMEOUT_US)}
+_LISTS = frozenset(field.tensor.name for field in SAMPLING_FIELDS if field.many)
+"""Tensors that say something with no value in them: no list, whatever the model's default is."""
+_FLAGS = tuple(t.name for t in INPUTS if t.dtype is Dtype.BOOL and not t.name.startswith("sampling_param_"))
+_FLAG_ALIASES = {"Streaming": "streaming"}
+"""Request parameters as upstream's llmapi_client.py spells them."""
+_INPUT_NAMES = frozenset(tensor.name for tensor in INPUTS)
+_KNOWN_NAMES = sorted(_INPUT_NAMES | set(SAMPLING_BY_NAME) | {TIMEOUT_US.name})
+
+_Table = Mapping[str, tuple[Callable[[Reader, Any, Any], None], Any]]
+"""Name -> (what reads its value, the field or the flag that it is read for)."""
+
+_TENSORS: _Table = {
+    **{name: (Reader._flag_tensor, name) for name in _FLAGS},
+    **{field.tensor.name: (Reader._field_tensor, field) for field in SAMPLING_FIELDS},
+    **{field.name: (Reader._field_tensor, field) for field in REQUEST_FIELDS},
+}
+_PARAMETERS: _Table = {
+    **{field.name: (Reader._field_parameter, field) for field in SAMPLING_FIELDS if field.plain_name},
+    **{field.tensor.name: (Reader._field_parameter, field) for field in SAMPLING_FIELDS},
+    **{name: (Reader._setting_parameter, field) for name, field in _SETTINGS.items() if name not in EXEMPT_PARAMETERS},
+    **{name: (Reader._flag_parameter, name) for name in _FLAGS},
+    **{alias: (Reader._flag_parameter, name) for alias, name in _FLAG_ALIASES.items()},
+}

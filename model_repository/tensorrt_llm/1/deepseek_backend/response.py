@@ -34,6 +34,12 @@ def outputs(chunks: Sequence[SequenceChunk], call: Call, *, several: bool) -> Ou
     `several`: the request has more than one sequence.
     """
     result = [_output("text_output", [chunk.text.encode() for chunk in chunks])]
+    if (
+        len(chunks) == 1
+        and chunks[0].finish_reason is None
+        and not (several or call.separate_reasoning or call.returned)
+    ):
+        return result  # nearly every response
     ended = any(chunk.finish_reason is not None for chunk in chunks)
     if ended or "finish_reason" in call.returned:
         result.append(_output("finish_reason", [str(chunk.finish_reason).encode() for chunk in chunks]))

@@ -15,6 +15,10 @@ from deepseek_backend.text import StopStringFilter
 
 _FREE_CHARACTERS = 1 << 20
 """That a cumulative stream sends before it has to grow for the next chunk: about 700 tokens, one by one."""
+_PIECES = 5
+"""What waits of an answer leaves in so many chunks at least, however late: one lump at the end is no stream."""
+_SMALL_PIECE = 128
+"""Characters, about 32 tokens, that are one chunk in any case."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,7 +68,9 @@ class SequenceBuffer:
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._length = 0
-        """Characters so far; the next two are for cumulative streams."""
+        """Characters so far."""
+        self._length_waiting = 0
+        """Of those, the ones that no chunk has had. The next two are for cumulative streams."""
         self._length_sent = 0
         self._characters_sent = 0
         self._news = False
@@ -86,24 +92,20 @@ class SequenceBuffer:
 
     def add(self, step: Step) -> None:
         """Take one step; its error is the caller's."""
-        if self.ended:
+        if self.finish_reason is not None:
             self._take_metrics(step)
             return
-        self._write_echo()
-        chunk = self._chunk
+        if self._echo:
+            self._write_echo()
         self.num_input_tokens = step.num_input_tokens or self.num_input_tokens
         self.num_output_tokens += len(step.token_ids)
         self.num_cached_tokens = step.num_cached_tokens or self.num_cached_tokens
-        if "output_ids" in self._call.returned:
-            chunk.token_ids += step.token_ids
         if step.logprobs:
             self.cumulative_logprob += sum(token[0].logprob for token in step.logprobs)
-        if "logprobs" in self._call.returned:
-            chunk.logprobs += step.logprobs
-        if "prompt_logprobs" in self._call.returned:
-            chunk.prompt_logprobs += step.prompt_logprobs
+        if self._call.returned:
+            self._take_details(step)
         if step.perf_metrics is not None:
-            chunk.perf_metrics = step.perf_metrics
+            self._chunk.perf_metrics = step.perf_metrics
         if step.text:
             self._write(self._filter.push(step.text))
         if self._filter.matched is not None:
@@ -132,6 +134,20 @@ class SequenceBuffer:
             return False
         return self.ended or not self._call.cumulative or self._has_grown()
 
+    @property
+    def is_one_piece(self) -> bool:
+        """What waits is little enough for one chunk: `take_piece` would take all of it."""
+        return self._length_waiting <= _SMALL_PIECE or self._length_waiting <= self._piece_length
+
+    def take_piece(self) -> SequenceChunk:
+        """The beginning of what waits, its text alone; not for cumulative streams."""
+        reasoning, text, most = "".join(self._reasoning), "".join(self._text), self._piece_length
+        chunk = SequenceChunk(index=self.index, reasoning=reasoning[:most])
+        chunk.text = text[: most - len(chunk.reasoning)]
+        self._reasoning, self._text = [reasoning[len(chunk.reasoning) :]], [text[len(chunk.text) :]]
+        self._length_waiting -= len(chunk.reasoning) + len(chunk.text)
+        return chunk
+
     def take(self, *, counted: bool) -> SequenceChunk:
         """What is new, or in cumulative streams the text so far. `counted`: the response carries the token count."""
         chunk, self._chunk = self._chunk, SequenceChunk(index=self.index)
@@ -143,12 +159,18 @@ class SequenceBuffer:
         if counted:
             self._num_counted = self.num_output_tokens
         self._length_sent = self._length
+        self._length_waiting = 0
         self._characters_sent += self._length
         # Joined, so that a cumulative stream does not join all its pieces again for every chunk.
         self._text = [chunk.text] if self._call.cumulative and chunk.text else []
         self._reasoning = [chunk.reasoning] if self._call.cumulative and chunk.reasoning else []
         self._news = False
         return chunk
+
+    @property
+    def _piece_length(self) -> int:
+        num_left = _PIECES - (self._length > self._length_waiting)  # the first has left, by itself
+        return max(_SMALL_PIECE, -(-self._length // num_left))
 
     def _has_grown(self) -> bool:
         """A cumulative chunk is due: with each token at first, then with each sixteenth of the text.
@@ -162,6 +184,16 @@ class SequenceBuffer:
         if self._echo:
             self._keep("", self._echo)
             self._echo = ""
+
+    def _take_details(self, step: Step) -> None:
+        """What was asked for beside the text."""
+        chunk, returned = self._chunk, self._call.returned
+        if "output_ids" in returned:
+            chunk.token_ids += step.token_ids
+        if "logprobs" in returned:
+            chunk.logprobs += step.logprobs
+        if "prompt_logprobs" in returned:
+            chunk.prompt_logprobs += step.prompt_logprobs
 
     def _take_metrics(self, step: Step) -> None:
         """After a stop string: what the engine still says is not part of the answer, but its last step has these."""
@@ -182,5 +214,7 @@ class SequenceBuffer:
         if text:
             self._text.append(text)
         if reasoning or text:
-            self._length += len(reasoning) + len(text)
+            length = len(reasoning) + len(text)
+            self._length += length
+            self._length_waiting += length
             self._news = True

@@ -29,6 +29,7 @@ from deepseek_backend.errors import (
 )
 from deepseek_backend.expansion import expand
 from deepseek_backend.health import readiness
+from deepseek_backend.intake import Intake
 from deepseek_backend.lifecycle import Exchange, Reply, StepEffect
 from deepseek_backend.metrics import Metrics
 from deepseek_backend.parsing import contradictions, parse_call
@@ -58,8 +59,6 @@ class Service:
         self._lock = threading.Lock()
         self._open: dict[Exchange, None] = {}
         """From acceptance to the final response, in order of arrival. Guarded by _lock."""
-        self._sequences: dict[str, tuple[Exchange, int]] = {}
-        """Engine's request id -> exchange and the sequence's index in it."""
         self._draining = ""
         """Why nothing is accepted any more."""
         self._last_token_s = time.monotonic()
@@ -69,7 +68,8 @@ class Service:
         self._was_ready = True
         self._supported: dict[str, str] = {}
         self._admission = Admission(max_inflight=config.max_inflight, max_inflight_tokens=config.max_inflight_tokens)
-        self.sender = Sender(on_closed=self._forget, on_broken=self._give_up)
+        self._intake = Intake(self._take_step, self._refuse)
+        self.sender = Sender(self._intake, on_closed=self._forget, on_broken=self._give_up)
         self.watcher = Watcher(self, server or Server())
 
     def start(self) -> None:
@@ -161,32 +161,26 @@ class Service:
 
     def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
         """Take the steps of one engine iteration (the engine's sink)."""
-        now = time.monotonic()
-        dirty: list[Exchange] = []
-        for request, step in steps:
-            entry = self._sequences.get(request.request_id)
-            if entry is None:
-                continue
-            exchange, index = entry
-            try:
-                if self._take_step(exchange, index, request, step, now):
-                    dirty.append(exchange)
-            except Exception as error:  # of this request alone: the others of the iteration have their steps to get
-                logger.exception("request %r", exchange.client_id)
-                self._refuse(exchange, EngineError(f"a step could not be taken: {one_line(error)}"))
-        if dirty:
-            self.sender.notify(dirty)
+        if any(step.token_ids for _, step in steps):
+            self._last_token_s, self._starved = time.monotonic(), False
+        self._intake.put(steps)
+        if self._intake.is_full:
+            self.sender.notify(self._intake.collect())
+        else:
+            self.sender.wake()
+            if self._intake.is_behind:
+                time.sleep(_YIELD_S)
 
-    def _take_step(self, exchange: Exchange, index: int, request: GenerateRequest, step: Step, now: float) -> bool:
-        """True when there is something to send."""
-        effect = exchange.add(index, step)
+    def _take_step(self, exchange: Exchange, index: int, step: Step, now: float) -> bool:
+        """True when there may be something to send."""
+        effect = exchange.add(index, step, now)
         if step.token_ids:
             self._count_tokens(exchange, index, len(step.token_ids), now)
         if effect is StepEffect.NOTHING:
             return False
         if effect is not StepEffect.SEND:
             self._metrics.aborted("stop_string")
-            self._engine.abort(request.request_id)
+            self._engine.abort(exchange.requests[index].request_id)
         elif step.error is not None and len(exchange.requests) > 1:
             self._abort(exchange, "error")
         return effect is not StepEffect.ABORT
@@ -200,6 +194,8 @@ class Service:
         self, exchange: Exchange, *, cause: str, error: BackendError | None = None, timed_out: bool = False
     ) -> None:
         """End a request before the engine does: with the error, or with the text so far."""
+        self.sender.notify(self._intake.collect(wait=True))
+        self._intake.catch_up(exchange)
         ended = exchange.end(finish_reason="timeout" if timed_out else "cancelled", error=error)
         if ended:
             self._abort(exchange, cause)
@@ -270,7 +266,7 @@ class Service:
         exchange.deadline_s = _deadline_s(exchange.arrived_s, call.timeout_ms, timeout_us or call.timeout_us)
         with self._lock:
             if exchange in self._open:
-                self._sequences |= {request.request_id: (exchange, i) for i, request in enumerate(requests)}
+                self._intake.expect(exchange)
         for request in requests:
             if exchange.ended:
                 break
@@ -291,7 +287,6 @@ class Service:
         self.sender.notify([stopper])
 
     def _count_tokens(self, exchange: Exchange, index: int, num_tokens: int, now: float) -> None:
-        self._last_token_s, self._starved = now, False
         sequence = exchange.sequences[index]
         before, sequence.last_token_s = sequence.last_token_s, now
         self._metrics.tokens(num_tokens, None if before is None else now - before)
@@ -339,8 +334,7 @@ class Service:
             if exchange not in self._open:
                 return
             del self._open[exchange]
-            for request in exchange.requests:
-                self._sequences.pop(request.request_id, None)
+            self._intake.forget(exchange)
             # A run of requests that all time out without a token is one long wait; any other end is no sign of a hang.
             if not self._open and not (exchange.outcome == "timeout" and not exchange.has_tokens):
                 self._starved = False
@@ -362,6 +356,8 @@ class Service:
         )
 
 
+_YIELD_S = 1e-6
+"""About 60 microseconds in truth, the kernel's least. A sleep of 0 would be over before another thread is awake."""
 STOPPING = "the model is being stopped; send the request to another server"
 
 

@@ -8,6 +8,7 @@ beginning of a stop string.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopStringFilter:
@@ -17,7 +18,7 @@ class StopStringFilter:
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
-        self._stops = tuple(stops)
+        self._searches = tuple(map(_Search, stops))
         self._include_stop = include_stop
         self._held = ""
         self.matched: str | None = None
@@ -25,18 +26,26 @@ class StopStringFilter:
 
     def push(self, text: str) -> str:
         """What of the text may be shown now; nothing more once a stop string has matched."""
-        if not self._stops:
+        if not self._searches:
             return text
         if self.matched is not None:
             return ""
+        found: list[tuple[int, int, str]] = []
+        length = 0
+        for search in self._searches:
+            end = search.end_in(text)
+            if end is not None:
+                found.append((end, -len(search.stop), search.stop))
+            elif search.length > length:
+                length = search.length
         text = self._held + text
-        # The one that is complete first: the answer does not depend on how the text was cut into pieces.
-        found = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in self._stops if stop in text]
         if found:
-            _, start, self.matched = min(found)
+            # The one that is complete first: the answer does not depend on how the text was cut into pieces.
+            end, _, self.matched = min(found)
+            end += len(self._held)
             self._held = ""
-            return text[: start + len(self.matched)] if self._include_stop else text[:start]
-        shown = len(text) - self._longest_beginning(text)
+            return text[:end] if self._include_stop else text[: end - len(self.matched)]
+        shown = len(text) - length
         self._held = text[shown:]
         return text[:shown]
 
@@ -45,10 +54,45 @@ class StopStringFilter:
         held, self._held = self._held, ""
         return held
 
-    def _longest_beginning(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        longest = min(len(text), max(len(stop) for stop in self._stops) - 1)
-        for length in range(longest, 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0
+
+class _Search:
+    """For one stop string, after Knuth, Morris and Pratt: no character is looked at again with the next piece."""
+
+    __slots__ = ("length", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.length = 0
+        """Of the longest end of the text so far that begins the stop string."""
+
+    def end_in(self, text: str) -> int | None:
+        """Where in `text`, the next piece, the stop string is complete for the first time."""
+        stop, length, position = self.stop, self.length, 0
+        if len(text) >= len(stop):  # all but its end is for the interpreter's own search, which is much faster
+            start = (stop[:length] + text).find(stop)
+            if start >= 0:
+                return start - length + len(stop)
+            length, position = 0, len(text) - len(stop) + 1
+        while length < len(stop):
+            if not length:  # as nearly always: most of the text is passed over without a look at each character
+                position = text.find(stop[0], position)
+            if not 0 <= position < len(text):
+                self.length = length
+                return None
+            if text[position] == stop[length]:
+                position, length = position + 1, length + 1
+            else:
+                length = _borders(stop)[length - 1]
+        return position
+
+
+@lru_cache(maxsize=1024)
+def _borders(stop: str) -> Sequence[int]:
+    """For each beginning of `stop` the length of its longest end, short of all of it, that begins `stop` too."""
+    borders = [0]
+    for character in stop[1:]:
+        length = borders[-1]
+        while length and stop[length] != character:
+            length = borders[length - 1]
+        borders.append(length + (stop[length] == character))
+    return borders

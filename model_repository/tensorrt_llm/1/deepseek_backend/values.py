@@ -41,7 +41,7 @@ def check_characters(where: str, value: object) -> None:
     :raises ValueError: for a value of JSON that does, or is nested too deep to look.
     """
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         raise ValueError(f"{where}: expected whole characters, got {half!r}, half of a surrogate pair") from None

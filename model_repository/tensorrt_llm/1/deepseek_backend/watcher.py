@@ -18,7 +18,7 @@ from deepseek_backend.lifecycle import Exchange
 
 logger = logging.getLogger(__name__)
 
-MAX_CHECKS_PER_S = 4000
+MAX_CHECKS_PER_S = 2000
 """Asking Triton whether a client has gone is a message there and back: 0.2 core at 8,000 a second was measured."""
 MARGIN_S = 5.0
 """Of the exit timeout, left for the last responses to be sent and the engine to be stopped; half of a short one."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tensorrt_llm._detokenizer import Detokenizer
-from tensorrt_llm._engine import Engine, Sequence
+from tensorrt_llm._engine import Engine, Responses, Sequence
 from tensorrt_llm._record import RECORD, Sampler, is_met
 from tensorrt_llm.llmapi.llm_args import checked_llm_args, mtp_layers
 from tensorrt_llm.llmapi.result import GenerationResult, RequestError
@@ -46,7 +46,11 @@ class LLM:
             raise ValueError("the MPI session's world is not as large as the model's")
         self._tokenizer = None if self._llm_args["skip_tokenizer_init"] else StandinTokenizer()
         max_batch_size = self._llm_args["max_batch_size"] or _DEFAULT_MAX_BATCH_SIZE
-        self._executor: Engine | None = Engine(1 + mtp_layers(self._llm_args), max_batch_size)
+        self._executor: Engine | None = Engine(
+            1 + mtp_layers(self._llm_args),
+            max_batch_size,
+            keeps_statistics=bool(self._llm_args["enable_iter_perf_stats"]),
+        )
 
     @property
     def tokenizer(self) -> StandinTokenizer | None:
@@ -66,8 +70,8 @@ class LLM:
         inputs = given["inputs"]
         prompt, prompt_token_ids = self._tokenized(inputs, params)
         stream_interval = self._llm_args.get("stream_interval", 1) if given.get("streaming") else None
-        sequence = Sequence(prompt_token_ids, params, stream_interval, self._sampler)
-        output = RequestOutput(prompt, sequence, prompt_token_ids, self._detokenizer(params, stream_interval), loop)
+        sequence = Sequence(prompt_token_ids, params, stream_interval, self._sampler, Responses(loop))
+        output = RequestOutput(prompt, sequence, prompt_token_ids, self._detokenizer(params, stream_interval))
         limit = self._llm_args["max_seq_len"] or _DEFAULT_MAX_SEQ_LEN
         room = limit - len(prompt_token_ids)
         if room <= 0:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
 from tensorrt_llm._detokenizer import Detokenizer
 from tensorrt_llm._engine import Response, Sequence
 from tensorrt_llm._record import RECORD
+
+_COUNTS_CACHED_TOKENS = "cached_tokens" in RECORD["request_output"]["properties"]
+_HAS_PERF_METRICS = "request_perf_metrics" in RECORD["completion_output"]["fields"]
 
 
 class RequestError(RuntimeError):
@@ -46,7 +48,7 @@ class CompletionOutput:
         return self.logprobs[:0]
 
 
-if "request_perf_metrics" in RECORD["completion_output"]["fields"]:
+if _HAS_PERF_METRICS:
 
     @dataclass(slots=True)
     class CompletionOutput(CompletionOutput):  # type: ignore[no-redef]
@@ -61,19 +63,21 @@ class GenerationResult:
         sequence: Sequence,
         prompt_token_ids: list[int],
         detokenizer: Detokenizer | None,
-        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.prompt_token_ids = prompt_token_ids
-        self.outputs = [CompletionOutput(0)]
+        self._outputs = [CompletionOutput(0)]
         self.context_logits = None
-        if "cached_tokens" in RECORD["request_output"]["properties"]:
+        if _COUNTS_CACHED_TOKENS:
             self.cached_tokens = 0
         self._sequence = sequence
         self._detokenizer = detokenizer
         self._done = False
         self._aborted = False
-        self._wakeup = asyncio.Event()
-        sequence.notify = lambda: None if loop.is_closed() else loop.call_soon_threadsafe(self._wakeup.set)
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """Another list every time, as there."""
+        return self._outputs[:1]
 
     @property
     def finished(self) -> bool:
@@ -94,12 +98,12 @@ class GenerationResult:
 
     def result(self, timeout: float | None = None) -> GenerationResult:
         while not self._done:
-            self._handle(self._sequence.responses.get(timeout=timeout))
+            self._handle(self._sequence.responses.get_blocking(timeout))
         return self
 
     async def aresult(self) -> GenerationResult:
         while not self._done:
-            await self._next_response()
+            self._handle(await self._sequence.responses.get())
         return self
 
     def __aiter__(self) -> GenerationResult:
@@ -108,33 +112,29 @@ class GenerationResult:
     async def __anext__(self) -> GenerationResult:
         if self._done:
             raise StopAsyncIteration
-        await self._next_response()
+        self._handle(await self._sequence.responses.get())
         return self
 
-    async def _next_response(self) -> None:
-        while self._sequence.responses.empty():
-            self._wakeup.clear()
-            if self._sequence.responses.empty():
-                await self._wakeup.wait()
-        self._handle(self._sequence.responses.get())
-
     def _handle(self, response: Response) -> None:
-        finish_reason, output = response.finish_reason, self.outputs[0]
-        if response.error is not None:
+        token_ids, logprobs, finish_reason, stop_reason, error, cached_tokens, metrics = response
+        if error is not None:
             self._done = True
-            raise RequestError(response.error) if isinstance(response.error, str) else response.error
+            raise RequestError(error) if isinstance(error, str) else error
+        output = self._outputs[0]
         output._last_text_len, output._last_token_ids_len = len(output.text), len(output.token_ids)
         num_logprobs = len(output.logprobs)
-        output.token_ids += response.token_ids
-        output.logprobs += response.logprobs
+        output.token_ids += token_ids
+        output.logprobs += logprobs
         if self._detokenizer is not None:
-            output.text = self._detokenizer.add(list(response.token_ids), final=finish_reason is not None)
-        output.finish_reason, output.stop_reason = finish_reason, response.stop_reason
-        if hasattr(output, "request_perf_metrics"):
-            output.request_perf_metrics = response.perf_metrics
-        if hasattr(self, "cached_tokens"):
-            self.cached_tokens = response.cached_tokens
-        self._done = finish_reason is not None
+            output.text = self._detokenizer.add(token_ids, final=finish_reason is not None)
+        if _COUNTS_CACHED_TOKENS:
+            self.cached_tokens = cached_tokens
+        if finish_reason is None:
+            return
+        self._done = True
+        output.finish_reason, output.stop_reason = finish_reason, stop_reason
+        if _HAS_PERF_METRICS:
+            output.request_perf_metrics = metrics
         if finish_reason == "cancelled" and output.logprobs:
             output.logprobs.pop()  # an abort may come between a token and its logprobs
             assert not RECORD["completion_output"]["asserts_logprobs_of_cancelled"] or (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -68,7 +69,8 @@ def prompt_token_ids(
     """
     sampling = request.sampling
     if request.prompt_token_ids is None:
-        token_ids = encode(request.prompt, sampling.add_special_tokens is not False)
+        make = partial(encode, request.prompt, sampling.add_special_tokens is not False)
+        token_ids = make() if request.shared_token_ids is None else request.shared_token_ids.get(make)
     else:
         token_ids = request.prompt_token_ids
         _check_ids(token_ids, vocab_size)

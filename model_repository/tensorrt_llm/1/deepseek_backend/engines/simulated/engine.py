@@ -30,7 +30,7 @@ from deepseek_backend.engines.base import (
 )
 from deepseek_backend.engines.simulated import chat_form
 from deepseek_backend.engines.simulated.babble import BOS
-from deepseek_backend.engines.simulated.generation import Generation, begin
+from deepseek_backend.engines.simulated.generation import Generation, begin, stamp
 from deepseek_backend.engines.simulated.options import SimulatedOptions, parse_options
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
@@ -212,7 +212,8 @@ class SimulatedEngine:
         self._pass_time(loads)
         rows = cast("list[Generation]", moved)
         self._generated_tokens += sum([row.generated - row.delivered for row in rows])
-        steps = [(row, row.next_step(self._scheduler)) for row in rows]
+        text = stamp() if self._options.stamped else ""
+        steps = [(row, row.next_step(self._scheduler, text)) for row in rows]
         for row in [row for row in rows if row.generated == row.length]:  # not before every step has been made
             del self._open[row.request.request_id]
         _send(steps)

@@ -37,14 +37,16 @@ class Generation(Row):
     first_decode: int = 0
     """Number of the iteration after the first token's."""
 
-    def next_step(self, scheduler: Scheduler) -> Step:
-        """The tokens that have not been delivered."""
+    def next_step(self, scheduler: Scheduler, stamp: str) -> Step:
+        """The tokens that have not been delivered; a `stamp` that is not empty is the text of each."""
         first, end = self.delivered, self.generated
         self.delivered = end
         if end == self.length:
-            step = self._last_step(first)
+            step = self._last_step(first, stamp)
         else:
             token_ids, text = self.script.read(first, end)
+            if stamp:
+                text = stamp * (end - first)
             step = Step(text, token_ids, None, None, self.num_input_tokens)
         if self.wants_details:
             self._add_details(step, first, scheduler)
@@ -56,9 +58,9 @@ class Generation(Row):
             step.perf_metrics = self._perf_metrics(scheduler)
         return step
 
-    def _last_step(self, first: int) -> Step:
+    def _last_step(self, first: int, stamp: str) -> Step:
         """The step with the tokens from `first` to the end; the token that stops it is counted and seldom shown."""
-        token_ids, text = self.script.read(first, self.length)
+        token_ids, text = self._read(first, self.length, stamp)
         if self.finish_reason == "stop":
             sampling = self.request.sampling
             if self.stop_reason is None:
@@ -66,8 +68,12 @@ class Generation(Row):
             else:
                 stop_id, shown = self.stop_reason, bool(sampling.include_stop_str_in_output)
             token_ids = (*token_ids[:-1], stop_id)
-            text = self.script.read(first, self.length - 1)[1] + (VOCABULARY[stop_id] if shown else "")
+            text = self._read(first, self.length - 1, stamp)[1] + (VOCABULARY[stop_id] if shown else "")
         return Step(text, token_ids, self.finish_reason, self.stop_reason, self.num_input_tokens)
+
+    def _read(self, first: int, end: int, stamp: str) -> tuple[tuple[int, ...], str]:
+        token_ids, text = self.script.read(first, end)
+        return token_ids, stamp * (end - first) if stamp else text
 
     def _add_details(self, step: Step, first: int, scheduler: Scheduler) -> None:
         sampling = self.request.sampling
@@ -100,6 +106,12 @@ class Generation(Row):
             total_accepted_draft_tokens=num_accepted,
             total_draft_tokens=num_drafted,
         )
+
+
+def stamp() -> str:
+    """This moment as a token's text: a space and microseconds of the monotonic clock, which all processes of a machine
+    share, in 15 digits."""
+    return f" {time.monotonic_ns() // 1000:015d}"
 
 
 def begin(request: GenerateRequest, sink: StepSink, *, max_seq_len: int, eos_after: int | None) -> Generation:

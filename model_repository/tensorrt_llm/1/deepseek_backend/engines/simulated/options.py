@@ -26,6 +26,8 @@ class SimulatedOptions:
     """Sleep until the modelled time; otherwise run flat out."""
     speed: float
     """Times as fast as modelled: 2.0 halves every duration."""
+    stamped: bool
+    """The text of a token is the moment it was made (`generation.stamp`), and no babble."""
     eos_after: int | None
     """The end token comes after so many tokens of a request. None: every request runs to its max_tokens."""
     load_seconds: float
@@ -76,6 +78,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "pace": (lambda value: value in ("real", "none"), "real or none"),
     "speed": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    "text": (lambda value: value in ("babble", "stamps"), "babble or stamps"),
     "max_batch_size": _COUNT,
     "max_num_tokens": _COUNT,
     "max_seq_len": (lambda value: _is_count(value) and value >= 2, "a whole number above 1"),
@@ -111,6 +114,7 @@ def parse_options(given: Mapping[str, Any]) -> SimulatedOptions:
         max_seq_len=min(max_seq_len, limits.num_blocks * limits.tokens_per_block),
         paced=given.get("pace", "real" if preset else "none") == "real",
         speed=float(given.get("speed", 1.0)),
+        stamped=given.get("text", "babble") == "stamps",
         eos_after=given.get("eos_after"),
         load_seconds=float(given.get("load_seconds", 0.0)),
         fail_load=given.get("fail_load", False),

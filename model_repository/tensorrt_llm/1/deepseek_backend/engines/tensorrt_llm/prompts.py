@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepseek_backend.chat import Messages
@@ -42,6 +42,10 @@ class PromptTokenizer:
         if text is None:
             text = self._texts[token_id] = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
         return text
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """All of them together; U+FFFD stands for a character whose last bytes are missing."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))

@@ -1,0 +1,217 @@
+"""What is read of TensorRT-LLM's outputs becomes steps: one for all that was waiting, in order, with one end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from standin.harness import WAIT_S, Harness, MakeEngine
+
+from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.tensorrt_llm import engine as engine_module
+from deepseek_backend.engines.tensorrt_llm.increments import Increments
+from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
+from deepseek_backend.errors import EngineError
+from deepseek_backend.request import GenerateRequest, SamplingParams
+
+ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
+
+
+@pytest.fixture
+def slow(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    """An engine whose requests run for a minute."""
+    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
+    return make_engine()
+
+
+@pytest.fixture
+def reference(make_engine: MakeEngine) -> list[int]:
+    """The tokens that every ENDLESS request is answered with, from the first on."""
+    return tokens(make_engine().run(max_tokens=500, ignore_eos=True))
+
+
+def tokens(steps: list[Step]) -> list[int]:
+    return [token_id for step in steps for token_id in step.token_ids]
+
+
+def begun(harness: Harness, **sampling: Any) -> GenerateRequest:
+    request = harness.submit(**{**ENDLESS, **sampling})
+    harness.sink.wait_for(lambda: bool(harness.sink.steps_of(request)))
+    return request
+
+
+def await_waiting(harness: Harness, request: GenerateRequest, count: int) -> None:
+    wait_until(lambda: len(harness.waiting(request)) >= count)
+
+
+def await_last(harness: Harness, request: GenerateRequest, is_last: Callable[[Any], bool]) -> None:
+    await_waiting(harness, request, 1)
+    wait_until(lambda: is_last(harness.waiting(request)[-1]))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "the responses waited for did not come"
+        time.sleep(0.005)
+
+
+def test_responses_that_waited_are_one_step(reference: list[int], slow: Harness) -> None:
+    request = begun(slow)
+    with slow.held_loop():
+        await_waiting(slow, request, 4)
+    slow.sink.wait_for(lambda: any(len(step.token_ids) >= 4 for step in slow.sink.steps_of(request)))
+    steps = slow.sink.steps_of(request)
+    assert tokens(steps) == reference[: len(tokens(steps))]
+
+
+def test_the_last_step_has_what_waited_before_it(reference: list[int], slow: Harness) -> None:
+    request = begun(slow, max_tokens=100)
+    with slow.held_loop():
+        await_last(slow, request, lambda response: response.finish_reason is not None)
+        num_waiting = len(slow.waiting(request))
+    steps = slow.sink.result(request)
+    assert len(steps[-1].token_ids) >= num_waiting
+    assert tokens(steps) == reference[:100]
+    assert [step.finish_reason for step in steps if step.finish_reason] == ["length"]
+
+
+def test_logprobs_belong_to_their_tokens_when_several_waited(slow: Harness) -> None:
+    request = begun(slow, logprobs=1)
+    with slow.held_loop():
+        await_waiting(slow, request, 4)
+    slow.sink.wait_for(lambda: any(len(step.token_ids) >= 4 for step in slow.sink.steps_of(request)))
+    for step in slow.sink.steps_of(request):
+        assert [entry[0].token_id for entry in step.logprobs] == list(step.token_ids)
+
+
+def test_an_abort_behind_waiting_responses_loses_none(reference: list[int], slow: Harness) -> None:
+    request = begun(slow)
+    num_tokens = len(tokens(slow.sink.steps_of(request)))
+    with slow.held_loop():
+        await_waiting(slow, request, 4)
+        slow.engine.abort(request.request_id)
+    steps = slow.sink.result(request)
+    assert len(tokens(steps)) >= num_tokens + 4
+    assert tokens(steps) == reference[: len(tokens(steps))]
+    assert [step.finish_reason for step in steps if step.finish_reason or step.error] == ["cancelled"]
+
+
+def test_what_waited_before_a_fault_comes_before_it(reference: list[int], slow: Harness) -> None:
+    request = begun(slow)
+    with slow.held_loop():
+        num_tokens = len(tokens(slow.sink.steps_of(request)))
+        await_waiting(slow, request, 4)
+        slow.engine._llm._executor.fault = "an assertion failed"
+        await_last(slow, request, lambda response: response.error is not None)
+    steps = slow.sink.result(request)
+    assert [bool(step.error) for step in steps] == [False] * (len(steps) - 1) + [True]
+    assert not steps[-1].token_ids
+    assert len(tokens(steps)) >= num_tokens + 4
+    assert tokens(steps) == reference[: len(tokens(steps))]
+
+
+def test_nothing_comes_after_the_end(slow: Harness) -> None:
+    request = begun(slow)
+    entry = slow.engine._open[request.request_id]
+
+    def end_and_read_on() -> None:
+        slow.engine._fail("it died")
+        entry.output.outputs[0].token_ids.append(5)
+        slow.engine._has_moved(entry)
+
+    slow.engine._loop.call(end_and_read_on)
+    slow.sink.result(request)
+    with slow.held_loop():  # by now the flush has been
+        steps = slow.sink.steps_of(request)
+    assert [bool(step.error) for step in steps] == [False] * (len(steps) - 1) + [True]
+
+
+def test_steps_of_several_requests_leave_in_one_call(slow: Harness) -> None:
+    requests = [slow.submit(**ENDLESS) for _ in range(8)]
+    slow.sink.wait_for(lambda: all(slow.sink.steps_of(request) for request in requests))
+    with slow.held_loop():
+        num_calls = len(slow.sink.calls)
+        for request in requests:
+            await_waiting(slow, request, 2)  # the loop has been told of all of the first iteration's
+    everyone = {request.request_id for request in requests}
+    slow.sink.wait_for(lambda: len(slow.sink.calls) > num_calls + 1)
+    together = [{request.request_id for request, _ in call} for call in slow.sink.calls[num_calls:][:2]]
+    assert everyone in together, "what was read before the loop stood still may have left first"
+
+
+def test_a_long_turn_delivers_in_its_midst(slow: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "MAX_TURN_S", -1.0)
+    requests = [slow.submit(**ENDLESS) for _ in range(4)]
+    slow.sink.wait_for(lambda: all(len(slow.sink.steps_of(request)) > 1 for request in requests))
+    assert {len(call) for call in slow.sink.calls} == {1}
+
+
+def test_the_standin_wakes_the_loop_once_for_all(slow: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As TensorRT-LLM's proxy does: what is measured on the stand-in would be another thing otherwise."""
+    requests = [slow.submit(**ENDLESS) for _ in range(8)]
+    slow.sink.wait_for(lambda: all(slow.sink.steps_of(request) for request in requests))
+    told: list[int] = []
+    notify = engine_of_standin()._notify
+    monkeypatch.setattr(engine_of_standin(), "_notify", lambda queues: told.append(len(queues)) or notify(queues))
+    num_calls = len(slow.sink.calls)
+    slow.sink.wait_for(lambda: len(slow.sink.calls) > num_calls + 3)
+    assert set(told) == {8}
+
+
+def engine_of_standin() -> Any:
+    import tensorrt_llm._engine
+
+    return tensorrt_llm._engine
+
+
+# Logprobs that an abort has cut short
+
+
+@dataclass
+class Output:
+    """As much of a RequestOutput and its one CompletionOutput as is read."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+
+    @property
+    def outputs(self) -> list[Output]:
+        return [self]
+
+
+def with_two_tokens_and_one_logprob(finish_reason: str | None) -> tuple[Output, Increments]:
+    tokenizer = PromptTokenizer(SimpleNamespace(decode=lambda token_ids, **_: "".join(map(chr, token_ids))))
+    request = GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(logprobs=0), max_tokens=9)
+    output = Output("ab", [97, 98], [{97: SimpleNamespace(logprob=-1.0, rank=1)}], finish_reason)
+    return output, Increments(request, output, tokenizer)
+
+
+@pytest.mark.parametrize(("finish_reason", "cut_short"), [(None, True), ("cancelled", False), ("cancelled", True)])
+def test_after_an_abort_tokens_without_logprobs_are_left_out(finish_reason: str | None, cut_short: bool) -> None:
+    _, increments = with_two_tokens_and_one_logprob(finish_reason)
+    step = increments.take(cut_short=cut_short)
+    assert list(step.token_ids) == [97]
+    assert [entry[0].token_id for entry in step.logprobs] == [97]
+    assert increments.num_tokens_sent == 1
+
+
+@pytest.mark.parametrize(("finish_reason", "cut_short"), [(None, False), ("stop", False), ("length", True)])
+def test_otherwise_they_are_a_fault(finish_reason: str | None, cut_short: bool) -> None:
+    _, increments = with_two_tokens_and_one_logprob(finish_reason)
+    with pytest.raises(EngineError, match="do not belong"):
+        increments.take(cut_short=cut_short)
+
+
+def test_a_token_left_out_comes_with_its_logprob() -> None:
+    output, increments = with_two_tokens_and_one_logprob(None)
+    increments.take(cut_short=True)
+    output.logprobs.append({98: SimpleNamespace(logprob=-2.0, rank=1)})
+    assert list(increments.take(cut_short=True).token_ids) == [98]

@@ -1,0 +1,116 @@
+"""Many streams at once on a real tritonserver: what reaches the clients, how late, and what it costs.
+
+    python tests/bench/streams.py [--case NAME ...] [--system NAME ...] [--rounds N] [--peer MODEL] [--output FOLDER]
+
+Clients are processes of their own that are ready before the clock starts, and do as little as they can for a response.
+The engine writes into every token's text when it was made, so that a client sees each token's lag, and that all came,
+in order. Systems, one after the other in every round:
+
+    ours                the backend on the simulated engine
+    minimal-delta       a decoupled model of a page (minimal/) on the same engine: a response a token, from one thread
+    minimal-cumulative  the same with the whole text so far in each response
+    engine              the simulated engine consumed in its own process: no server, no client
+    trtllm-1, -10       the backend on the stand-in for TensorRT-LLM, with LLM argument stream_interval 1 or 10
+    peer                --peer on the same stand-in: a model folder with config.pbtxt and a 1/model.py that uses the LLM
+                        API; it takes text_input, streaming and sampling_param_max_tokens, and answers text_output, each
+                        response with the new text or with all so far
+
+Prints each run, then the medians of each case with the targets. Exits with 1 when one of those is not met. Run by hand
+from the repository's root, with nothing else on the machine.
+
+Raw samples: CASE/SYSTEM-ROUND/N.npz of each client (times in microseconds of CLOCK_MONOTONIC: opened_us, ended_us,
+outcome, num_chunks and num_stamps of each stream; chunk_us, chunk_tokens of each response; stamp_us, stamp_arrival_us
+of each token), tritonserver.log beside them, and runs.json with the measures of every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench._served import default_folder
+from bench.streams_load import table
+from bench.streams_load.cases import CASES, PEER, Case
+from bench.streams_load.driving import run
+from bench.streams_load.measures import Measures, medians, undelivered
+from bench.streams_load.serving import SYSTEMS
+
+Runs = dict[str, list[Measures]]
+"""System -> its runs."""
+
+
+def _parse_arguments() -> argparse.Namespace:
+    cases = "\n".join(f"  {case.name:18} {case.title}: {', '.join(case.systems)}" for case in CASES.values())
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=f"cases:\n{cases}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--case", action="append", choices=CASES, metavar="NAME", help="again for more (default: all)")
+    parser.add_argument(
+        "--system", action="append", choices=SYSTEMS, metavar="NAME", help="again for more (default: the case's)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of every case (default: 3)")
+    parser.add_argument("--clients", type=int, default=2, metavar="N", help="client processes (default: 2)")
+    parser.add_argument("--peer", type=Path, metavar="MODEL", help="folder of the peer's model")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="a new one (default: one in ~/.cache)")
+    arguments = parser.parse_args()
+    arguments.output = arguments.output or default_folder("streams")
+    arguments.output.mkdir(parents=True)
+    return arguments
+
+
+def _systems(case: Case, arguments: argparse.Namespace) -> list[str]:
+    return [
+        system
+        for system in case.systems
+        if (system != PEER or arguments.peer) and (not arguments.system or system in arguments.system)
+    ]
+
+
+def _run_round(number: int, arguments: argparse.Namespace, found: dict[str, Runs]) -> None:
+    for case in map(CASES.__getitem__, arguments.case or CASES):
+        print(f"\nround {number}, {case.name}: {case.title}\n{table.head()}", flush=True)
+        for system in _systems(case, arguments):
+            folder = arguments.output / case.name / f"{system}-{number}"
+            measures = run(system, case, folder, num_clients=arguments.clients, peer=arguments.peer)
+            found.setdefault(case.name, {}).setdefault(system, []).append(measures)
+            print(table.row(system, measures), flush=True)
+            if measures.undelivered > 0:
+                print("\n".join(undelivered(sorted(folder.glob("*.npz")))), flush=True)
+        (arguments.output / "runs.json").write_text(json.dumps(found, default=asdict, indent=1))
+
+
+def _print_medians(found: dict[str, Runs]) -> bool:
+    """Whether all targets are met."""
+    all_met = True
+    for name, runs in found.items():
+        measured = {system: medians(of_system) for system, of_system in runs.items()}
+        print(f"\n{name}: {CASES[name].title}\n{table.head()}")
+        for system, measures in measured.items():
+            print(table.row(system, measures))
+        for line, met in table.verdicts(CASES[name], measured):
+            print(f"  {line}")
+            all_met &= met
+    return all_met
+
+
+def main() -> int:
+    arguments = _parse_arguments()
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores; {arguments.clients} client processes;", end=" ")
+    print(f"raw samples in {arguments.output}\n{table.LEGEND}", flush=True)
+    found: dict[str, Runs] = {}
+    for number in range(1, arguments.rounds + 1):
+        _run_round(number, arguments, found)
+    print(f"\n\nmedians of {arguments.rounds} rounds")
+    return 0 if _print_medians(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""What the bench runs: loads, the systems that carry them, and the targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+Protocol: TypeAlias = Literal["gRPC", "HTTP"]
+
+OURS = "ours"
+DELTA = "minimal-delta"
+CUMULATIVE = "minimal-cumulative"
+ENGINE = "engine"
+"""The simulated engine alone, consumed in its own process."""
+TRTLLM_1, TRTLLM_10 = "trtllm-1", "trtllm-10"
+"""Ours on the stand-in for TensorRT-LLM, with the LLM argument stream_interval."""
+PEER = "peer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What one system's median must keep to."""
+
+    system: str
+    measure: str
+    """A field of measures.Measures."""
+    at_least: float | None = None
+    at_most: float | None = None
+    versus: str = ""
+    """The system whose median the measure is divided by; none: the measure itself counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One load."""
+
+    name: str
+    num_streams: int
+    num_tokens: int
+    """Of each stream."""
+    systems: tuple[str, ...]
+    protocol: Protocol = "gRPC"
+    rate: float | None = None
+    """Tokens a second of each stream; None: flat out."""
+    open_s: float = 0.0
+    """The streams are opened evenly over so long."""
+    targets: tuple[Target, ...] = ()
+
+    @property
+    def ideal_s(self) -> float | None:
+        """From the first request to the last token, if nothing ever waited."""
+        return self.open_s + self.num_tokens / self.rate if self.rate else None
+
+    @property
+    def title(self) -> str:
+        pace = f"{self.rate:g} tokens/s each" if self.rate else "flat out"
+        opened = f", opened over {self.open_s:g} s" if self.open_s else ""
+        return f"{self.num_streams:,} x {self.num_tokens:,} tokens, {pace}{opened}, {self.protocol}"
+
+
+_MINIMAL = (OURS, CUMULATIVE, DELTA)
+_TRTLLM = (TRTLLM_1, TRTLLM_10, PEER)
+
+_ALL_THERE = Target(system=OURS, measure="undelivered", at_most=0)
+_BESIDE_MINIMAL = (
+    _ALL_THERE,
+    Target(system=OURS, measure="tokens_per_s", at_least=20, versus=CUMULATIVE),
+    Target(system=OURS, measure="chunks_min", at_least=5),
+    Target(system=OURS, measure="ttft_ms", at_most=0.1, versus=CUMULATIVE),
+)
+_LONG = (
+    _ALL_THERE,
+    Target(system=OURS, measure="tokens_per_s", at_least=80_000),
+    Target(system=OURS, measure="tokens_per_s", at_least=0.5, versus=ENGINE),
+)
+_BESIDE_PEER = (
+    Target(system=TRTLLM_1, measure="undelivered", at_most=0),
+    Target(system=TRTLLM_10, measure="undelivered", at_most=0),
+    Target(system=TRTLLM_1, measure="tokens_per_s", at_least=5, versus=PEER),
+    Target(system=TRTLLM_10, measure="tokens_per_s", at_least=5, versus=PEER),
+)
+_BESIDE_IDEAL_1024 = (
+    _ALL_THERE,
+    Target(system=OURS, measure="over_ideal", at_most=1.03),
+    Target(system=OURS, measure="lag_ms", at_most=250),
+    Target(system=OURS, measure="lag_p99_ms", at_most=1000),
+)
+_BESIDE_IDEAL_7168 = (
+    _ALL_THERE,
+    Target(system=OURS, measure="over_ideal", at_most=1.05),
+    Target(system=OURS, measure="lag_p99_ms", at_most=3000),
+)
+_AT_ONCE = (_ALL_THERE, Target(system=OURS, measure="lag_ms", at_most=2))
+
+
+def _over_http(case: Case) -> Case:
+    return replace(case, name=f"{case.name}-http", protocol="HTTP")
+
+
+def _through_trtllm(case: Case) -> Case:
+    return replace(case, name=f"{case.name}-trtllm", systems=_TRTLLM, targets=_BESIDE_PEER)
+
+
+_FLAT_200 = Case(name="flat-200", num_streams=256, num_tokens=200, systems=_MINIMAL, targets=_BESIDE_MINIMAL)
+_FLAT_2000 = Case(name="flat-2000", num_streams=256, num_tokens=2000, systems=(OURS, ENGINE), targets=_LONG)
+_PACED_1024 = Case(
+    name="paced-1024", num_streams=1024, num_tokens=200, rate=20, open_s=2, systems=(OURS,), targets=_BESIDE_IDEAL_1024
+)
+_PACED_7168 = Case(
+    name="paced-7168",
+    num_streams=7168,
+    num_tokens=300,
+    rate=6.02,
+    open_s=10,
+    systems=(OURS,),
+    targets=_BESIDE_IDEAL_7168,
+)
+_ONE = Case(name="one", num_streams=1, num_tokens=500, rate=100, systems=(OURS, DELTA), targets=_AT_ONCE)
+
+_ALL = (
+    *(_FLAT_200, _over_http(_FLAT_200), _through_trtllm(_FLAT_200)),
+    *(_FLAT_2000, _over_http(_FLAT_2000), _through_trtllm(_FLAT_2000)),
+    *(_PACED_1024, _over_http(_PACED_1024), _PACED_7168),
+    *(_ONE, _over_http(_ONE)),
+)
+CASES = {case.name: case for case in _ALL}
