@@ -721,6 +721,31 @@ def test_cached_tokens_are_the_engines_own_count(trtllm_server: ServerProcess, w
     assert ask(trtllm_server, way, greedy("x" * 70)).answer().num_cached_tokens == 64
 
 
+# --- How many chunks a stream has ---
+
+
+@every_stream
+@servers("tiny", "trtllm", "simulated")
+def test_a_stream_has_as_few_chunks_as_it_asks_for(server: ServerProcess, way: Way) -> None:
+    body = greedy(max_tokens=40)
+
+    fewer = ask(server, way, {**body, "stream_interval": 16})
+
+    assert 2 <= len(fewer.chunks) <= 4  # the first token, one at 17 and one at 33, the end
+    assert fewer.answer() == ask(server, way, body).answer()
+
+
+@every_stream
+@servers("tiny", "trtllm", "simulated")
+def test_the_longest_wait_makes_fewer_chunks_of_it_too(server: ServerProcess, way: Way) -> None:
+    body = greedy(max_tokens=40)
+
+    patient = ask(server, way, {**body, "stream_interval_ms": 600_000})
+
+    assert len(patient.chunks) == 2
+    assert patient.answer() == ask(server, way, body).answer()
+
+
 # --- What ends a request early ---
 
 

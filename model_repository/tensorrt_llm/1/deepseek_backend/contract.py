@@ -19,6 +19,10 @@ response only, so a stream is asked of /generate_stream. `stream_mode` "cumulati
 chunk instead, as upstream's llmapi model does. Only text is cumulative then: ids, logprobs and `num_output_tokens` stay
 increments.
 
+How many chunks there are is left to the load: what has not left when more comes leaves with it, so an idle server sends
+each token by itself. `stream_interval` and `stream_interval_ms` ask for fewer chunks; the first text and the end wait
+for neither.
+
 Several sequences
 -----------------
 N prompts with `n` answers each are N * n sequences, prompt by prompt. Every output then has a value for each sequence

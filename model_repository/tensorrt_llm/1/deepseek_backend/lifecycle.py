@@ -142,7 +142,10 @@ class Exchange:
         self._several = False
         """The answer has more than one sequence."""
         self._may_be_cut = False
-        """What waits may leave in pieces: plain text does, where no other output has to stay with its part of it."""
+        """What waits may leave in pieces: plain text does, where no other output has to stay with its part of it, and
+        nobody asked for few chunks."""
+        self._may_wait = False
+        """The request, or model.yaml for it, asks for few chunks."""
         self._has_sent = False
         self._num_tokens_waiting = 0
         """Since the last response."""
@@ -154,7 +157,10 @@ class Exchange:
                 return False
             self.call = call
             self._several = len(call.prompts) * call.num_choices > 1
-            self._may_be_cut = call.streaming and not (call.cumulative or call.returned or self._several)
+            self._may_wait = call.stream_interval is not None or call.stream_interval_ms is not None
+            self._may_be_cut = call.streaming and not (
+                call.cumulative or call.returned or self._several or self._may_wait
+            )
             self.requests = tuple(requests)
             self._num_unsettled = len(requests)
             self.sequences = [SequenceBuffer(index, call, request.prompt) for index, request in enumerate(requests)]
@@ -221,7 +227,7 @@ class Exchange:
             return Turn.NONE
         if not self._has_sent:
             return Turn.URGENT
-        return Turn.HELD if self._may_wait(now) else Turn.RUNNING
+        return Turn.HELD if self._is_held(now) else Turn.RUNNING
 
     def deliver(self) -> bool:
         """Send what is waiting, or the next piece of it. True when that was the final response. The sender only."""
@@ -319,12 +325,11 @@ class Exchange:
         if self.due_s == math.inf and self.call.stream_interval_ms is not None:
             self.due_s = now + self.call.stream_interval_ms / 1e3
 
-    def _may_wait(self, now: float) -> bool:
-        call = self.call
-        if call.stream_interval is None and call.stream_interval_ms is None:
+    def _is_held(self, now: float) -> bool:
+        if not self._may_wait or now >= self.due_s:
             return False
-        has_enough = call.stream_interval is not None and self._num_tokens_waiting >= call.stream_interval
-        return not has_enough and now < self.due_s
+        interval = self.call.stream_interval
+        return interval is None or self._num_tokens_waiting < interval
 
     def _take_locked(self, *, final: bool, cut: bool) -> list[SequenceChunk]:
         """What the next response says."""
