@@ -49,7 +49,7 @@ BACKEND_SETTINGS: Mapping[str, str] = {
     "stream_mode": "Literal[delta, cumulative]",
     "separate_reasoning": "bool",
     "stream_interval": "int 1..2147483647 | None",
-    "stream_interval_ms": "int 1..2147483647 | None",
+    "stream_interval_ms": "int 1..60000 | None",
     "default_timeout_ms": "int 1..2147483647 | None",
     "max_inflight": "int 1..2147483647 | None",
     "max_inflight_tokens": "int 1..9223372036854775808 | None",

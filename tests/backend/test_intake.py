@@ -19,7 +19,7 @@ def opened(intake, name="r", *, begun=True, **sampling):
     call = Call(prompts=(Prompt(text="p"),), streaming=True, sampling=SamplingParams(**sampling))
     exchange.begin(call, [GenerateRequest(request_id=name, prompt="p", sampling=call.sampling, max_tokens=9)])
     intake.expect(exchange)
-    exchange.inflows[0].has_begun = exchange.has_tokens = begun
+    exchange.inflows[0].taken_s, exchange.has_tokens = float(begun), begun
     return exchange, exchange.requests[0]
 
 
@@ -44,6 +44,9 @@ def test_the_iterations_of_a_sequence_are_taken_as_one_step():
         intake.put([(first, token(text)), (second, token(text.upper()))])
 
     assert intake.collect() == [one, two]
+    assert taken == []
+    intake.catch_up(one)
+    intake.catch_up(two)
     assert taken == [("one", 0, "abc", 3), ("two", 0, "ABC", 3)]
     assert not intake.pending
     assert intake.collect() == []
@@ -56,12 +59,26 @@ def test_the_first_step_stays_by_itself_for_its_time_is_measured():
     for text in "abc":
         intake.put([(request, token(text))])
     intake.collect()
-    intake.put([(request, token("d"))])
+    intake.put([(request, token("d", finish_reason="length"))])
     intake.collect()
 
     assert [text for text, _ in times] == ["a", "bc", "d"]
     assert times == sorted(times, key=lambda entry: entry[1])
     assert times[0][1] < times[1][1]
+
+
+def test_steps_that_are_looked_at_together_share_the_time_between_them():
+    times = []
+    intake = Intake(lambda exchange, index, step, at_s: times.append(at_s) or True, fail=None)
+    exchange, request = opened(intake, begun=False, stop=("END",))
+    for text in "abcde":
+        intake.put([(request, token(text))])
+    (inflow,) = exchange.inflows
+    intake._sort_in()
+    inflow.first_s, inflow.last_s = 10.0, 12.0
+    intake.catch_up(exchange)
+
+    assert times == [10.0, 10.5, 11.0, 11.5, 12.0]
 
 
 def test_with_a_stop_string_every_step_is_taken_by_itself():
@@ -92,7 +109,9 @@ def test_a_step_that_can_not_be_taken_fails_its_request_and_not_the_engine():
     (one, request), (two, second) = opened(intake, "one"), opened(intake, "two")
     intake.put([(request, token("a")), (second, token("b"))])
 
-    assert intake.collect() == []
+    intake.collect()
+    intake.catch_up(one)
+    intake.catch_up(two)
     assert [exchange for exchange, _ in failed] == [one, two]
     assert all(isinstance(error, EngineError) and "IndexError" in str(error) for _, error in failed)
 
@@ -140,7 +159,7 @@ def test_while_it_waits_for_its_turn_a_stream_is_left_alone():
         intake.put([(request, token(text))])
         assert intake.collect() == []
     assert taken == []
-    assert intake.catch_up(exchange)
+    intake.catch_up(exchange)
 
     exchange.place = Place.SENDING
     intake.put([(request, token("c"))])
@@ -148,7 +167,8 @@ def test_while_it_waits_for_its_turn_a_stream_is_left_alone():
     intake.put([(request, token("d", finish_reason="length"))])
     assert intake.collect() == [exchange]
     assert [text for _, _, text, _ in taken] == ["ab", "cd"]
-    assert not intake.catch_up(exchange)
+    intake.catch_up(exchange)
+    assert len(taken) == 2
 
 
 def test_what_waits_for_a_turn_is_bounded():

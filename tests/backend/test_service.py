@@ -1,7 +1,10 @@
 import contextlib
+import gc
 import json
+import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +125,55 @@ def test_stop_ends_the_request_of_the_same_id_and_answers_both(service, engine):
     assert running.text == "so far"
     assert wait(stopper).text == ""
     assert engine.aborted == [engine.requests[0].request_id]
+
+
+def test_an_end_that_somebody_else_took_from_the_intake_is_answered(engine):
+    """The watcher ends a request while a thread of the sender has its last step in its hands."""
+    service = Service(configured(), engine)
+    service.load()
+    reply = send(service)
+    finish(engine, engine.requests[0], "x")
+    assert service._intake._sort_in()
+    service.end_early(service.snapshot()[0], cause="deadline", timed_out=True)
+    while service.sender.deliver_next():
+        pass
+
+    assert reply.last["finish_reason"] == "stop"
+    assert not service.num_open
+
+
+def test_requests_that_are_over_do_not_wait_for_the_garbage_collector(engine):
+    service = Service(configured(), engine)
+    service.load()
+    send(service, stream=True)
+    exchange = weakref.ref(service.snapshot()[0])
+    finish(engine, engine.requests.pop(), "x")
+    gc.disable()
+    try:
+        while service.sender.deliver_next():
+            pass
+        assert exchange() is None
+    finally:
+        gc.enable()
+
+
+def test_deadlines_near_the_end_leave_no_request_unanswered(engine):
+    """Threads of the sender and the watcher take the last steps of the same requests."""
+    switch_interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with serving(engine, {"cancellation_check_period_ms": 1}) as service:
+            for _ in range(40):
+                replies = [send(service, stream=number % 2 == 0, timeout_ms=3) for number in range(20)]
+                requests, engine.requests[:] = list(engine.requests), []
+                threading.Event().wait(0.002)
+                for request in requests:
+                    finish(engine, request, "x")
+                for reply in replies:
+                    assert wait(reply).finals == 1
+            assert settled(service)
+    finally:
+        sys.setswitchinterval(switch_interval)
 
 
 def test_stop_without_an_id_is_refused(service):

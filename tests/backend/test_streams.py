@@ -4,6 +4,7 @@ import itertools
 import math
 import threading
 import time
+import weakref
 
 import pytest
 from fakes import ListReply
@@ -17,13 +18,15 @@ from deepseek_backend.streams import NUM_THREADS, URGENT_IN_A_ROW, Sender
 
 
 class NoSource:
+    """Exchanges here have no inflows: their steps are added by the test."""
+
     pending = False
 
     def collect(self):
         return []
 
     def catch_up(self, exchange):
-        return False
+        """There is nothing."""
 
 
 class Line:
@@ -35,21 +38,26 @@ class Line:
         self.broken = []
         self.sender = Sender(NoSource(), on_closed=self.closed.append, on_broken=self.broken.append)
 
-    def open(self, name, *, started=False, **call):
+    def open(self, name, *, started=False, prompts=1, **call):
         """A stream; with `started` its first text has been sent."""
         reply = NotingReply(name, self.served)
         exchange = Exchange(reply, client_id=name)
-        asked = Call(prompts=(Prompt(text="p"),), streaming=True, **call)
-        request = GenerateRequest(request_id=name, prompt="p", sampling=asked.sampling, max_tokens=9)
-        exchange.begin(asked, [request])
+        asked = Call(prompts=(Prompt(text="p"),) * prompts, streaming=True, **call)
+        exchange.begin(
+            asked,
+            [
+                GenerateRequest(request_id=f"{name}-{number}", prompt="p", sampling=asked.sampling, max_tokens=9)
+                for number in range(prompts)
+            ],
+        )
         if started:
             self.give(exchange, "0")
             self.serve_all()
             self.served.clear()
         return exchange
 
-    def give(self, exchange, text, *, now=0.0, **step):
-        exchange.add(0, Step(text=text, token_ids=[1], **step), now)
+    def give(self, exchange, text, *, now=0.0, index=0, **step):
+        exchange.add(index, Step(text=text, token_ids=[1], **step), now)
         self.sender.notify([exchange])
 
     def serve_all(self):
@@ -137,6 +145,48 @@ def test_few_chunks_are_sent_where_few_are_asked_for(line):
     line.serve_all()
 
     assert [text for _, text in line.served] == ["a", "bcd", "efg", "hi"]
+
+
+def test_an_answer_that_is_over_waits_for_none_of_the_others(line):
+    exchange = line.open("two", prompts=2, stream_interval=1000)
+    for index in range(2):
+        line.give(exchange, "a", index=index)
+        line.serve_all()
+    line.give(exchange, "b", index=1)
+    line.serve_all()
+    assert [text for _, text in line.served] == ["a"]
+    line.give(exchange, "END", finish_reason="stop")
+    line.serve_all()
+
+    assert [text for _, text in line.served] == ["a", ["END", "ab"]]
+
+
+def test_new_streams_take_nothing_from_what_those_under_way_may_send(line, monkeypatch):
+    under_way = line.open("under way", started=True)
+    monkeypatch.setattr(streams, "RESPONSES_PER_S", 1e-6)
+    for number in range(3):
+        line.give(line.open(f"new {number}"), "a")
+        line.serve_all()
+    line.give(under_way, "b")
+    line.serve_all()
+
+    assert line.served[-1] == ("under way", "b")
+
+
+def test_a_stream_that_is_over_is_not_kept_for_as_long_as_it_might_have_waited(line):
+    exchange = line.open("over", stream_interval=2, stream_interval_ms=60_000)
+    for text in "abcde":
+        line.give(exchange, text, now=time.monotonic())
+        line.serve_all()
+    line.give(exchange, "f", finish_reason="stop")
+    line.serve_all()
+    assert exchange.closed
+    assert len(line.sender._held) <= 1
+
+    gone = weakref.ref(exchange)
+    line.closed.clear()
+    del exchange
+    assert gone() is None
 
 
 def test_text_waits_no_longer_than_it_may(line, monkeypatch):

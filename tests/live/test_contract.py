@@ -740,7 +740,7 @@ def test_a_stream_has_as_few_chunks_as_it_asks_for(server: ServerProcess, way: W
 def test_the_longest_wait_makes_fewer_chunks_of_it_too(server: ServerProcess, way: Way) -> None:
     body = greedy(max_tokens=40)
 
-    patient = ask(server, way, {**body, "stream_interval_ms": 600_000})
+    patient = ask(server, way, {**body, "stream_interval_ms": 60_000})
 
     assert len(patient.chunks) == 2
     assert patient.answer() == ask(server, way, body).answer()

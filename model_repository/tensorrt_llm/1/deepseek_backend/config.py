@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from deepseek_backend.contract import INT32_MAX, SAMPLING_BY_NAME
+from deepseek_backend.contract import INT32_MAX, MAX_STREAM_INTERVAL_MS, SAMPLING_BY_NAME
 from deepseek_backend.errors import ConfigError
 from deepseek_backend.values import check_value, shown
 
@@ -40,7 +40,7 @@ class BackendConfig:
     ignored_parameters: tuple[str, ...] = ()
     """Shell-style patterns of request parameters to pass over, for headers that a proxy forwards."""
     cancellation_check_period_ms: int = 100
-    """How often each open request is asked whether its client has gone; less often beyond 400 open requests."""
+    """How often each open request is asked whether its client has gone; less often beyond 200 open requests."""
     stream_mode: str = "delta"
     """What a stream's chunks carry where the request does not say: delta or cumulative."""
     stream_interval: int | None = None
@@ -147,7 +147,10 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "cancellation_check_period_ms": (_whole(1, 60_000), "a whole number of milliseconds from 1 to 60,000"),
     "stream_mode": (lambda value: value in STREAM_MODES, f"one of {', '.join(STREAM_MODES)}"),
     "stream_interval": (_or_null(_whole(1, INT32_MAX)), "a whole number of tokens from 1, or null"),
-    "stream_interval_ms": (_or_null(_whole(1, INT32_MAX)), "a whole number of milliseconds from 1, or null"),
+    "stream_interval_ms": (
+        _or_null(_whole(1, MAX_STREAM_INTERVAL_MS)),
+        f"a whole number of milliseconds from 1 to {MAX_STREAM_INTERVAL_MS:,}, or null",
+    ),
     "separate_reasoning": (lambda value: isinstance(value, bool), "true or false"),
     "default_timeout_ms": (_or_null(_whole(1, INT32_MAX)), "a whole number of milliseconds from 1, or null"),
     "max_inflight": (_or_null(_whole(1, INT32_MAX)), "a whole number from 1, or null"),

@@ -146,6 +146,7 @@ class SamplingField:
 
 
 INT32_MAX = 2**31 - 1
+MAX_STREAM_INTERVAL_MS = 60_000
 MAX_SEQUENCES = 64
 """Most answers to one prompt."""
 MAX_PROMPTS = 256
@@ -381,7 +382,7 @@ REQUEST_FIELDS: tuple[SamplingField, ...] = (
         name="stream_interval_ms",
         dtype=Dtype.INT32,
         low=1,
-        high=INT32_MAX,
+        high=MAX_STREAM_INTERVAL_MS,
         meaning="How long a stream's text may wait for more. With both, whichever comes first; with neither given, as "
         "model.yaml says.",
     ),

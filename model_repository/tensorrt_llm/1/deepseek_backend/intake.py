@@ -2,8 +2,8 @@
 
 An engine leaves its steps here and goes on. The sender's threads sort them in, and look at them when the stream's turn
 has come: what several iterations made of one sequence is joined before it goes through the split of thinking and into a
-response, so that the work for a token falls with the load. Ends, first tokens and answers that a stop string may end
-are looked at as they come.
+response, so that the work for a token falls with the load. Ends, first tokens, answers that a stop string may end and
+streams that ask for few chunks are looked at as they come.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ TakeStep: TypeAlias = Callable[[Exchange, int, Step, float], bool]
 """Gives the exchange a step of its sequence, at a time.monotonic(); true when there may be something to send."""
 
 NUM_BEHIND = 8
-"""Iterations. Who should take them can't get at Python's lock, and an engine that computes in Python has it."""
+"""Iterations that wait where the sender's threads can't get at Python's lock, for an engine that computes in Python."""
 MAX_ITERATIONS = 256
 """More than that may not wait: an engine so far ahead of everybody takes them itself."""
-MAX_STEPS = 64
+MAX_STEPS = 32
 """Of one sequence that may wait for its stream's turn, or for the end of an answer that is no stream."""
 
 
@@ -50,8 +50,8 @@ class Inflow:
     """By time.monotonic(): when its first step came."""
     last_s: float = 0.0
     """And its last one so far."""
-    has_begun: bool = False
-    """Its first step has been taken."""
+    taken_s: float = 0.0
+    """When the last one came that has been taken; 0 while there is none."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while steps are taken, for their order."""
 
@@ -59,14 +59,16 @@ class Inflow:
         """What waits, joined where that changes nothing, and when it came. The first step stays by itself."""
         steps = self.steps[:]
         del self.steps[: len(steps)]  # what came meanwhile stays
-        if len(steps) == 1:
-            self.has_begun = True
-            return [(self.last_s, steps[0])]
-        if self.is_watched:  # a step that comes after the stop string must not count
-            return [(self.last_s, step) for step in steps]
-        first = [] if self.has_begun else steps[:1]
-        self.has_begun = self.has_begun or bool(first)
-        return [(self.first_s, step) for step in first] + [(self.last_s, step) for step in joined(steps[len(first) :])]
+        first = [] if self.taken_s else steps[:1]
+        taken = [(self.first_s, step) for step in first]
+        rest, since_s = steps[len(first) :], self.taken_s or self.first_s
+        if not self.is_watched:  # or a step that comes after the stop string would count
+            rest = joined(rest)
+        share = (self.last_s - since_s) / len(rest) if rest else 0.0
+        taken += [(since_s + number * share, step) for number, step in enumerate(rest, start=1)]
+        if taken:
+            self.taken_s = taken[-1][0]
+        return taken
 
     @property
     def is_due(self) -> bool:
@@ -77,7 +79,7 @@ class Inflow:
         last = waiting[0]
         if last.finish_reason is not None or last.error is not None or self.is_watched or not exchange.has_tokens:
             return True
-        return len(self.steps) >= MAX_STEPS or (exchange.call.streaming and not exchange.place.in_line)
+        return len(self.steps) >= MAX_STEPS or (exchange.may_wait and not exchange.place.in_line)
 
 
 class Intake:
@@ -110,6 +112,7 @@ class Intake:
         for request in exchange.requests:
             for table in (self._inflows, self._unbegun, self._appends):
                 table.pop(request, None)
+        exchange.inflows = ()  # they point back; no request is to wait for the garbage collector
 
     def put(self, steps: Steps) -> None:
         """Leave the steps of one iteration."""
@@ -117,7 +120,8 @@ class Intake:
 
     @property
     def pending(self) -> bool:
-        return bool(self._iterations)
+        """There is something to collect, and nobody is at it."""
+        return bool(self._iterations) and not self._collecting.locked()
 
     @property
     def is_behind(self) -> bool:
@@ -139,15 +143,25 @@ class Intake:
             moved = self._sort_in()
         finally:
             self._collecting.release()
-        return [inflow.exchange for inflow in moved if inflow.is_due and self._give(inflow)]
+        return [inflow.exchange for inflow in moved if self._has_news(inflow)]
 
-    def catch_up(self, exchange: Exchange) -> bool:
-        """Take the steps that wait for its turn. True when there may be something to send."""
-        news = False
+    def catch_up(self, exchange: Exchange) -> None:
+        """Take the steps that wait for its turn."""
         for inflow in exchange.inflows:
             if inflow.steps:
-                news = self._give(inflow) or news
-        return news
+                self._give(inflow)
+
+    def settle(self, exchange: Exchange) -> None:
+        """Take everything that has been made of it so far, also what another thread is about to take."""
+        for inflow in exchange.inflows:
+            self._give(inflow)
+
+    def _has_news(self, inflow: Inflow) -> bool:
+        """There may be something to send of what has been sorted in."""
+        if inflow.is_due:
+            return self._give(inflow)
+        exchange = inflow.exchange
+        return exchange.call.streaming and not exchange.may_wait and not exchange.place.in_line
 
     def _sort_in(self) -> list[Inflow]:
         """The iterations to their sequences; those that moved."""
@@ -155,14 +169,14 @@ class Intake:
         appends, came_s = self._appends, 0.0
         for _ in range(len(self._iterations)):
             came_s, steps = self._iterations.popleft()
+            if self._unbegun:
+                self._note_first(steps, came_s)
             for request, step in steps:
                 try:
                     appends[request](step)
                 except KeyError:  # it is over
                     continue
                 moved[request] = None
-            if self._unbegun:
-                self._note_first(steps, came_s)
         inflows = [inflow for request in moved if (inflow := self._inflows.get(request)) is not None]
         for inflow in inflows:
             inflow.last_s = came_s
@@ -171,7 +185,7 @@ class Intake:
     def _note_first(self, steps: Steps, came_s: float) -> None:
         for request, _ in steps:
             if inflow := self._unbegun.pop(request, None):
-                inflow.first_s = came_s
+                inflow.first_s = inflow.last_s = came_s
 
     def _give(self, inflow: Inflow) -> bool:
         exchange = inflow.exchange

@@ -125,9 +125,11 @@ class Exchange:
         self.num_tokens = 0
         """What admission has counted for it; the service's."""
         self.has_tokens = False
-        """The first one has come; the service's, for its metrics."""
+        """The first one has come; the service's."""
         self.place = Place.IDLE
-        """The sender's, under its lock."""
+        """The sender's; what it reads and decides by is under its lock."""
+        self.is_listed = False
+        """Among those that the sender holds back, or has held back; the sender's, under its lock."""
         self.inflows: Sequence[Inflow] = ()
         """One for each sequence; the intake's."""
         self.due_s = math.inf
@@ -144,7 +146,7 @@ class Exchange:
         self._may_be_cut = False
         """What waits may leave in pieces: plain text does, where no other output has to stay with its part of it, and
         nobody asked for few chunks."""
-        self._may_wait = False
+        self.may_wait = False
         """The request, or model.yaml for it, asks for few chunks."""
         self._has_sent = False
         self._num_tokens_waiting = 0
@@ -157,9 +159,9 @@ class Exchange:
                 return False
             self.call = call
             self._several = len(call.prompts) * call.num_choices > 1
-            self._may_wait = call.stream_interval is not None or call.stream_interval_ms is not None
+            self.may_wait = call.stream_interval is not None or call.stream_interval_ms is not None
             self._may_be_cut = call.streaming and not (
-                call.cumulative or call.returned or self._several or self._may_wait
+                call.cumulative or call.returned or self._several or self.may_wait
             )
             self.requests = tuple(requests)
             self._num_unsettled = len(requests)
@@ -201,8 +203,10 @@ class Exchange:
             if step.error is not None and not had_ended:
                 self._end_locked(error=step.error)
                 return StepEffect.SEND
+            self._count_waiting(len(step.token_ids), now)  # first: by its due time the sender judges what is new
             sequence.add(step)
-            self._count_waiting(len(step.token_ids), now)
+            if sequence.ended and not had_ended:
+                self.due_s = now
             if sequence.ended and sequence.settled:
                 self._num_unsettled -= 1
                 if not self._num_unsettled:
@@ -223,8 +227,10 @@ class Exchange:
             return Turn.NONE
         if self._state is State.ENDED:
             return Turn.RUNNING if self._has_sent and self._is_cut() else Turn.URGENT
-        if not self.call.streaming or not self._has_news():
+        if not self.call.streaming:
             return Turn.NONE
+        if not self._has_news():
+            return Turn.RUNNING if self._has_steps() else Turn.NONE
         if not self._has_sent:
             return Turn.URGENT
         return Turn.HELD if self._is_held(now) else Turn.RUNNING
@@ -311,6 +317,12 @@ class Exchange:
             sequence.end(finish_reason or "cancelled")
         return True
 
+    def _has_steps(self) -> bool:
+        """Some wait to be looked at."""
+        if len(self.inflows) == 1:
+            return bool(self.inflows[0].steps)
+        return any(inflow.steps for inflow in self.inflows)
+
     def _has_news(self) -> bool:
         if len(self.sequences) == 1:  # nearly always
             return self.sequences[0].has_news()
@@ -326,7 +338,7 @@ class Exchange:
             self.due_s = now + self.call.stream_interval_ms / 1e3
 
     def _is_held(self, now: float) -> bool:
-        if not self._may_wait or now >= self.due_s:
+        if not self.may_wait or now >= self.due_s:
             return False
         interval = self.call.stream_interval
         return interval is None or self._num_tokens_waiting < interval

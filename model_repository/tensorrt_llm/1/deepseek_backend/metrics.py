@@ -84,7 +84,9 @@ ABORTS = _counter(
 )
 PROMPT_TOKENS = _counter("prompt_tokens_total", "Prompt tokens, counted when a request ends.")
 CACHED_TOKENS = _counter("cached_prompt_tokens_total", "Of the prompt tokens, those found in the KV cache.")
-GENERATED_TOKENS = _counter("generated_tokens_total", "Tokens generated, counted as they come.")
+GENERATED_TOKENS = _counter(
+    "generated_tokens_total", "Tokens generated, counted as they are looked at: under load up to 32 at once."
+)
 DRAFT_TOKENS = _counter("draft_tokens_proposed_total", "Tokens that speculative decoding proposed.")
 ACCEPTED_DRAFT_TOKENS = _counter("draft_tokens_accepted_total", "Of the proposed tokens, those that were kept.")
 
@@ -110,7 +112,7 @@ FIRST_TOKEN = _histogram(
 )
 INTER_TOKEN = _histogram(
     "inter_token_latency_seconds",
-    "Between a sequence's tokens; of tokens that came together, each has its share.",
+    "Between a sequence's tokens; of tokens that were taken together, each has its share.",
     (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 5),
     per_token=True,
 )
@@ -178,7 +180,7 @@ def bound_text(bound: float) -> str:
 
 
 class Metrics:
-    """Counts in this process. Thread-safe, with one exception: see `tokens`."""
+    """Counts in this process. Thread-safe."""
 
     def __init__(self, info: Mapping[str, str] | None = None) -> None:
         """`info`: label of INFO -> value."""
@@ -208,23 +210,22 @@ class Metrics:
             self._add(REFUSED, 1, code.value)
 
     def first_token(self, seconds: float) -> None:
-        """Since arrival. The engine's thread."""
+        """Since arrival."""
         with self._lock:
             self._histograms[FIRST_TOKEN].observe(seconds)
 
     def tokens(self, num_tokens: int, seconds: float | None) -> None:
         """A sequence had `num_tokens` more, `seconds` after those before; None: its first ones.
 
-        Called for each sequence of each engine step; 0.11 microseconds, which a lock would double. It needs none: an
-        engine delivers one step at a time, and that is the one writer of these numbers. A publication in the middle
-        reads what the next one sets right.
+        Called for the steps of a sequence that are taken together: at low load, each.
         """
-        if seconds is None:
-            self._num_first_tokens += num_tokens
-            return
-        index = bisect_left(_TOKEN_BOUNDS, seconds / num_tokens)
-        self._token_counts[index] += num_tokens
-        self._token_sums[index] += seconds
+        with self._lock:
+            if seconds is None:
+                self._num_first_tokens += num_tokens
+                return
+            index = bisect_left(_TOKEN_BOUNDS, seconds / num_tokens)
+            self._token_counts[index] += num_tokens
+            self._token_sums[index] += seconds
 
     def ended(
         self, outcome: str, seconds: float, *, num_input_tokens: int, num_output_tokens: int, num_cached_tokens: int

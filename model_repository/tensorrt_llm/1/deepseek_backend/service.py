@@ -195,11 +195,13 @@ class Service:
     ) -> None:
         """End a request before the engine does: with the error, or with the text so far."""
         self.sender.notify(self._intake.collect(wait=True))
-        self._intake.catch_up(exchange)
+        self._intake.settle(exchange)
         ended = exchange.end(finish_reason="timeout" if timed_out else "cancelled", error=error)
         if ended:
             self._abort(exchange, cause)
-            self.sender.notify([exchange])
+        self.sender.notify(
+            [exchange]
+        )  # also of what the engine had ended: this thread may have been the one to take it
 
     def drain(self, reason: str) -> None:
         """Refuse what comes from now on."""
@@ -291,8 +293,10 @@ class Service:
         before, sequence.last_token_s = sequence.last_token_s, now
         self._metrics.tokens(num_tokens, None if before is None else now - before)
         if not exchange.has_tokens:
-            exchange.has_tokens = True
-            self._metrics.first_token(now - exchange.arrived_s)
+            with self._lock:  # of several sequences one has the first
+                is_first, exchange.has_tokens = not exchange.has_tokens, True
+            if is_first:
+                self._metrics.first_token(now - exchange.arrived_s)
 
     def _check_defaults(self) -> None:
         """:raises ConfigError: for a default that the engine would not honour."""

@@ -1,8 +1,8 @@
 """The sender: the threads that carry what engines made to the clients.
 
-Engines never wait for it. What one request gained since its last response leaves together in the next one, so chunks
-grow with the load and an idle server sends each token by itself, the moment it is made. Triton takes responses faster
-than a slow client does and keeps them, so such a client costs the text of its stream, once.
+Engines never wait for it. What one request gained since its last response leaves together in the next one (a lot in
+pieces, `sequence`), so chunks grow with the load and an idle server sends each token by itself, the moment it is made.
+Triton takes responses faster than a slow client does and keeps them, so such a client costs the text of its stream.
 
 The order is by age: the stream whose text has waited longest goes next. First texts and ends go before all others, but
 for one of those in URGENT_IN_A_ROW. Streams that are under way share RESPONSES_PER_S: past that, more and smaller
@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Protocol
+from weakref import ref
 
 from deepseek_backend.errors import EngineError, one_line
 from deepseek_backend.lifecycle import Exchange, Place, Turn
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 NUM_THREADS = 2
 """A response is a message to the server and its answer, which one thread waits for: two send 1.7 times as many."""
 RESPONSES_PER_S = 10_000
-"""Of streams under way, all together."""
+"""Of streams under way, all together. First texts and ends come on top."""
 URGENT_IN_A_ROW = 8
 _BURST_S = 0.05
 """Of the allowance that a lull has saved up."""
@@ -48,8 +49,8 @@ class Source(Protocol):
     def collect(self) -> list[Exchange]:
         """Sort it in; the exchanges that may have something to send now. Safe from any thread."""
 
-    def catch_up(self, exchange: Exchange) -> bool:
-        """Give it what has waited for its turn. True when there may be something to send."""
+    def catch_up(self, exchange: Exchange) -> None:
+        """Give it what has waited for its turn."""
 
 
 class Sender:
@@ -66,8 +67,9 @@ class Sender:
         # All below under its lock. An exchange that has moved on may leave an entry behind, which is passed over.
         self._urgent: deque[Exchange] = deque()
         self._running: deque[Exchange] = deque()
-        self._held: list[tuple[float, int, Exchange]] = []
-        """A heap by when they are due."""
+        self._held: list[tuple[float, int, ref[Exchange]]] = []
+        """A heap by when they are due, with one entry of an exchange, whether or not it is still held. Weak: a request
+        that is over is not kept for as long as its text might have waited."""
         self._numbers = count()
         self._num_urgent_in_a_row = 0
         self._allowed_s = 0.0
@@ -170,8 +172,9 @@ class Sender:
             self._running.append(exchange)
         elif turn is Turn.HELD and exchange.place is Place.IDLE:
             exchange.place = Place.HELD
-            if exchange.due_s < math.inf:
-                heapq.heappush(self._held, (exchange.due_s, next(self._numbers), exchange))
+            if exchange.due_s < math.inf and not exchange.is_listed:
+                exchange.is_listed = True
+                heapq.heappush(self._held, (exchange.due_s, next(self._numbers), ref(exchange)))
 
     def _pick(self, now: float) -> Exchange | None:
         """The next to be served, taken out of its queue."""
@@ -183,8 +186,11 @@ class Sender:
             queue = self._running
         if not queue:
             return None
-        self._num_urgent_in_a_row = self._num_urgent_in_a_row + 1 if queue is self._urgent else 0
-        self._allowed_s = max(self._allowed_s, now - _BURST_S) + 1 / RESPONSES_PER_S
+        if queue is self._urgent:
+            self._num_urgent_in_a_row += 1
+        else:
+            self._num_urgent_in_a_row = 0
+            self._allowed_s = max(self._allowed_s, now - _BURST_S) + 1 / RESPONSES_PER_S
         exchange = queue.popleft()
         exchange.place = Place.SENDING
         return exchange
@@ -192,9 +198,13 @@ class Sender:
     def _let_go(self, now: float) -> None:
         """Into the queues with what has been held back long enough."""
         while self._held and (self._held[0][0] <= now or self._stopping):
-            due_s, _, exchange = heapq.heappop(self._held)
+            exchange = heapq.heappop(self._held)[2]()
+            if exchange is None:
+                continue
+            exchange.is_listed = False
             if exchange.place is Place.HELD:
-                self._put(exchange, max(now, due_s))
+                exchange.place = Place.IDLE
+                self._put(exchange, math.inf if self._stopping else now)
 
     def _deliver(self, exchange: Exchange) -> None:
         try:
@@ -209,8 +219,10 @@ class Sender:
         if closed:
             self._on_closed(exchange)
             return
+        # In this order: what others left for this thread because it was here they had left before it says it is gone.
         exchange.place = Place.IDLE
-        self._source.catch_up(exchange)  # what was left for this thread because it was here
+        if exchange.may_wait:
+            self._source.catch_up(exchange)  # how much there is decides whether it is due
         now = time.monotonic()
         if exchange.turn(now) is not Turn.NONE:
             with self._wakeup:

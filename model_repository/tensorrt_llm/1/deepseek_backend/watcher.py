@@ -19,7 +19,8 @@ from deepseek_backend.lifecycle import Exchange
 logger = logging.getLogger(__name__)
 
 MAX_CHECKS_PER_S = 2000
-"""Asking Triton whether a client has gone is a message there and back: 0.2 core at 8,000 a second was measured."""
+"""Asking Triton whether a client has gone is a message there and back, and a turn at Python's lock: about 25
+microseconds of processor, 0.05 core at this rate. 7,000 open streams are asked every 3.5 s."""
 MARGIN_S = 5.0
 """Of the exit timeout, left for the last responses to be sent and the engine to be stopped; half of a short one."""
 
