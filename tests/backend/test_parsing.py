@@ -314,6 +314,12 @@ def test_settings_come_as_tensors_or_parameters():
     assert (call.timeout_ms, call.priority, call.cumulative) == (500, 3, True)
 
 
+@pytest.mark.parametrize("name", ["timeout_ms", "stream_interval", "stream_interval_ms"])
+def test_a_settings_number_is_not_read_out_of_a_string(name):
+    assert getattr(parse(parameters={name: 5}), name) == 5
+    assert str(refusal(parameters={name: "5"})) == f"{name}: expected a whole number, got '5'"
+
+
 def test_settings_of_the_model_hold_where_the_request_says_nothing():
     ours = {"default_timeout_ms": 9, "stream_mode": "cumulative", "separate_reasoning": True}
 

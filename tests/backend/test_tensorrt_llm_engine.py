@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import threading
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from standin.harness import WAIT_S, MakeEngine, Sink, guided_llm_args
+from standin.harness import WAIT_S, Harness, MakeEngine, Sink, guided_llm_args
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
+from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, complete_text, sampling_params
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
@@ -28,10 +30,24 @@ MTP = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
 MTP_SAMPLING = {**MTP, "allow_advanced_sampling": True}
 
 
+def run_with_one_iteration_first(harness: Harness, monkeypatch: pytest.MonkeyPatch, **sampling: Any) -> list[Step]:
+    """The first step is the first iteration's: there is no other before it is delivered."""
+    sequence_class = importlib.import_module("tensorrt_llm._engine").Sequence
+    iterate = sequence_class.step
+
+    def step(sequence: Any, *args: Any) -> bool:
+        if sequence._num_tokens:
+            harness.sink.wait_for(lambda: bool(harness.sink.calls))
+        is_over: bool = iterate(sequence, *args)
+        return is_over
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sequence_class, "step", step)
+        return harness.run(**sampling)
+
+
 def test_a_stream_adds_up_to_the_whole_answer(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "1000")
-    streamed = make_engine().run()
-    monkeypatch.delenv("STANDIN_TOKENS_PER_S")
+    streamed = run_with_one_iteration_first(make_engine(), monkeypatch)
     whole = make_engine(stream_interval=10_000).run()
     assert len(whole) == 1
     assert len(streamed) > 1
@@ -217,10 +233,13 @@ def test_a_refusal_says_why(make_engine: MakeEngine, llm_args: dict[str, Any], f
     assert reason in make_engine(**llm_args).engine.capabilities.unsupported[field]
 
 
-def test_mtp_gives_several_tokens_a_step(make_engine: MakeEngine) -> None:
-    steps = make_engine(speculative_config=MTP, stream_interval=3).run(max_tokens=30, ignore_eos=True)
-    assert sum(len(step.token_ids) for step in steps) == 30
-    assert not any(len(step.token_ids) % 3 for step in steps)
+@pytest.mark.parametrize(("llm_args", "num_tokens"), [({}, 1), ({"speculative_config": MTP}, 3)], ids=["no", "MTP"])
+def test_mtp_gives_several_tokens_an_iteration(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, llm_args: dict[str, Any], num_tokens: int
+) -> None:
+    steps = run_with_one_iteration_first(make_engine(**llm_args), monkeypatch, max_tokens=29, ignore_eos=True)
+    assert len(steps[0].token_ids) == num_tokens
+    assert sum(len(step.token_ids) for step in steps) == 29
 
 
 def test_an_aborted_request_ends_as_cancelled_with_what_it_had(

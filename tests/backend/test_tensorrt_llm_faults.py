@@ -132,6 +132,53 @@ def test_a_gpu_that_has_failed_is_not_tried_again(slow_engine: MakeEngine) -> No
     assert "illegal memory access" in health.reason
 
 
+def test_faults_with_tokens_between_end_nothing(slow_engine: MakeEngine) -> None:
+    harness = slow_engine()
+    for _ in range(2 * MAX_FAULTS_IN_A_ROW):
+        (request,) = running(harness)
+        harness.engine._llm._executor.fault = "an assertion failed"
+        assert isinstance(harness.sink.result(request)[-1].error, EngineError)
+        harness.engine._llm._executor.fault = ""
+        assert harness.engine.health().alive
+
+
+def test_a_request_that_goes_on_after_a_fault_has_the_next(slow_engine: MakeEngine) -> None:
+    harness = slow_engine()
+    survivor, victim = running(harness, 2)
+    harness.engine._open[victim.request_id].output._sequence.fail("an assertion failed")
+    harness.sink.result(victim)
+    num_steps = len(harness.sink.steps_of(survivor))
+    harness.sink.wait_for(lambda: len(harness.sink.steps_of(survivor)) > num_steps)
+    harness.engine._llm._executor.fault = "an assertion failed"
+    harness.sink.result(survivor)
+    for _ in range(MAX_FAULTS_IN_A_ROW - 1):
+        assert harness.engine.health().alive
+        harness.run()
+    assert not harness.engine.health().alive
+
+
+@pytest.mark.parametrize("found_by", ["flush", "reader"])
+def test_a_failure_that_can_not_be_judged_ends_its_request_alone(
+    slow_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, found_by: str
+) -> None:
+    harness = slow_engine()
+    request, *others = running(harness, 3)
+    entry = harness.engine._open[request.request_id]
+    monkeypatch.setattr(engine_module, "cause_of_death", lambda llm: 1 / 0)
+    if found_by == "flush":
+        monkeypatch.setattr(entry.increments, "take", lambda **_: 1 / 0)
+    else:
+        monkeypatch.setattr(entry.output._detokenizer, "add", lambda *_, **__: 1 / 0)
+    error = harness.sink.result(request)[-1].error
+    assert isinstance(error, EngineError)
+    assert "ZeroDivisionError" in str(error)
+    num_steps = {other.request_id: len(harness.sink.steps_of(other)) for other in others}
+    harness.sink.wait_for(
+        lambda: all(len(harness.sink.steps_of(other)) > num_steps[other.request_id] for other in others)
+    )
+    assert entry.output.aborted()
+
+
 @pytest.mark.parametrize(
     ("events", "dead"),
     [
@@ -172,6 +219,14 @@ def test_no_guide_ends_the_server(make_engine: MakeEngine, message: str, kind: t
     for _ in range(2 * MAX_FAULTS_IN_A_ROW):
         assert isinstance(harness.run(guided_regex="(")[-1].error, kind)
     assert harness.engine.health().alive
+
+
+def test_a_guide_is_no_excuse_after_the_first_token(slow_engine: MakeEngine) -> None:
+    harness = slow_engine(guided_decoding_backend="xgrammar")
+    (request,) = running(harness, guided_regex="a+")
+    harness.engine._llm._executor.fault = "CUDA error: an illegal memory access was encountered"
+    harness.sink.result(request)
+    assert not harness.engine.health().alive
 
 
 @pytest.mark.parametrize("broken", ["SamplingParams", "generate_async"])

@@ -210,6 +210,56 @@ def test_otherwise_they_are_a_fault(finish_reason: str | None, cut_short: bool) 
         increments.take(cut_short=cut_short)
 
 
+def test_an_abort_between_a_token_and_its_logprob_is_no_fault(slow: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "ABORT_TIMEOUT_S", 0.2)
+    request = begun(slow, logprobs=1)
+    entry = slow.engine._open[request.request_id]
+
+    def read_a_token_and_abort() -> None:
+        entry.task.cancel()  # nothing is read after it
+        entry.output.outputs[0].token_ids.append(5)
+        slow.engine._abort(request.request_id)
+        slow.engine._has_moved(entry)
+
+    slow.engine._loop.call(read_a_token_and_abort)
+    steps = slow.sink.result(request)
+    assert [step.error for step in steps] == [None] * len(steps)
+    assert steps[-1].finish_reason == "cancelled"
+
+
+def test_a_death_between_a_token_and_its_logprob_is_what_is_said(slow: Harness) -> None:
+    request = begun(slow, logprobs=1)
+    entry = slow.engine._open[request.request_id]
+
+    def read_a_token_and_die() -> None:
+        entry.output.outputs[0].token_ids.append(5)
+        slow.engine._has_moved(entry)
+        slow.engine._fail("it died")
+
+    slow.engine._loop.call(read_a_token_and_die)
+    assert str(slow.sink.result(request)[-1].error) == "it died"
+
+
+def test_a_request_that_was_read_wrong_is_not_read_on(slow: Harness) -> None:
+    request = begun(slow, logprobs=1)
+    entry = slow.engine._open[request.request_id]
+
+    open_then: list[str] = []
+
+    def read_a_token_alone() -> None:
+        entry.output.outputs[0].token_ids.append(5)
+        slow.engine._has_moved(entry)
+        slow.engine._flush()
+        open_then.extend(slow.engine._open)
+
+    slow.engine._loop.call(read_a_token_alone)
+    assert "do not belong" in str(slow.sink.result(request)[-1].error)
+    assert open_then == []
+    with slow.held_loop():  # a turn after it was cancelled
+        assert entry.task.cancelled()
+    assert entry.output.aborted()
+
+
 def test_a_token_left_out_comes_with_its_logprob() -> None:
     output, increments = with_two_tokens_and_one_logprob(None)
     increments.take(cut_short=True)

@@ -25,6 +25,9 @@ def run(pieces, stops, **kwargs):
         (["one two"], ["two", "one"], "", "one"),
         (["xaab"], ["a", "aab"], "x", "a"),
         (["abcd"], ["abcd", "bc"], "a", "bc"),
+        (["xab"], ["b", "ab"], "x", "ab"),
+        (["xab"], ["ab", "b"], "x", "ab"),
+        (list("xab"), ["b", "ab"], "x", "ab"),
         (list("aabaaabaaac"), ["aabaaac"], "aaba", "aabaaac"),
     ],
 )

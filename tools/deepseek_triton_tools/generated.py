@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from deepseek_triton_build import PlanRequest, make_plan, repository_files
@@ -24,7 +26,17 @@ def generated_files() -> dict[Path, bytes]:
     return files
 
 
-if __name__ == "__main__":
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m deepseek_triton_tools.generated",
+        description="Write config.pbtxt, the embedded model.yaml, docs/contract.md and docs/rules.md again.",
+        allow_abbrev=False,
+    )
+    parser.parse_args(argv)
     for path, text in generated_files().items():
         path.write_bytes(text)
         print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -115,7 +115,7 @@ class Sequence:
         self._params = params
         self._sampler = sampler
         self._stream_interval = stream_interval
-        """None: one response at the end."""
+        """In iterations. None: one response at the end."""
         self._stops = set() if params.ignore_eos else set(params.stop_token_ids or ())
         self._ends = self._stops if params.ignore_eos else self._stops | {EOS}
         self._max_tokens: int = params.max_tokens
@@ -124,14 +124,25 @@ class Sequence:
         self._cached_tokens = (self.num_blocks - 1) * TOKENS_PER_BLOCK
         self._times = [time.monotonic()] * 4
         self._num_tokens = 0
+        self._num_iterations = 0
         self._unsent: list[int] = []
         self._unsent_logprobs: list[dict[int, Logprob]] = []
 
-    def step(self, now: float) -> bool:
-        """One more token. True when the sequence is over."""
+    def step(self, now: float, num_tokens: int) -> bool:
+        """One iteration's tokens, in one response. True when the sequence is over."""
         if self.aborted.is_set():
             self._respond("cancelled", None)
             return True
+        for _ in range(num_tokens):
+            if self._add_token(now):
+                return True
+        self._num_iterations += 1
+        if self._stream_interval and self._num_iterations % self._stream_interval == 0:
+            self._respond(None, None)
+        return False
+
+    def _add_token(self, now: float) -> bool:
+        """True, and the last response is made, when the sequence is over."""
         token = next(self._answer)
         if token in self._ends:
             while self._num_tokens < self._min_tokens and (token == EOS or token in self._stops):
@@ -154,8 +165,6 @@ class Sequence:
         if self._num_tokens >= self._max_tokens:
             self._respond("length", None)
             return True
-        if self._stream_interval and self._num_tokens % self._stream_interval == 0:
-            self._respond(None, None)
         return False
 
     def _respond(self, finish_reason: str | None, stop_reason: int | None) -> None:
@@ -261,7 +270,7 @@ class Engine:
         for sequence in batch:
             if self._died():
                 return batch
-            if not any(sequence.step(now) for _ in range(self._tokens_per_iteration)):
+            if not sequence.step(now, self._tokens_per_iteration):
                 going_on.append(sequence)
         if self._keeps_statistics:
             self.iterations.put(self._statistics(batch))
