@@ -22,6 +22,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
 
 from deepseek_backend.contract import INPUTS, Dtype
+from deepseek_backend.errors import one_line
 
 MODEL = "tensorrt_llm"
 PATIENCE_S = 120.0
@@ -133,6 +134,11 @@ def error_code(message: str) -> str:
     return found[1] if found else "an error without code"
 
 
+def why_lost(error: Exception) -> str:
+    """In one line, cut: gRPC's errors have all that its core knew."""
+    return one_line(error)[:300]
+
+
 async def ask(connection: Connection, request: Request, *, on_first: Callable[[], object] | None = None) -> Answer:
     """Send the request and read its answer, or leave it as it says. `on_first` runs after the first response."""
     answer = Answer(kind=request.kind, protocol=connection.protocol, streaming=request.streaming)
@@ -144,7 +150,7 @@ async def ask(connection: Connection, request: Request, *, on_first: Callable[[]
     except asyncio.TimeoutError:
         answer.outcome = LEFT if leaves else TOO_LATE
     except (httpx.TransportError, grpc.aio.AioRpcError) as error:
-        answer.outcome, answer.detail = LOST, " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        answer.outcome, answer.detail = LOST, why_lost(error)
     answer.ended_s = time.monotonic()
     return answer
 
@@ -221,7 +227,7 @@ class Grpc:
     async def responses(self, request: Request) -> AsyncGenerator[Response, None]:
         call = self._stub.ModelStreamInfer()
         try:
-            await call.write(_message(request))
+            await call.write(_call_message(request))
             await call.done_writing()
             async for response in call:
                 yield _from_message(response)
@@ -262,12 +268,19 @@ _DTYPES = {
 _INPUT_DTYPES = {tensor.name: tensor.dtype for tensor in INPUTS}
 
 
-def _message(request: Request) -> Any:
-    message = service_pb2.ModelInferRequest(model_name=MODEL, id=request.request_id)
+def _call_message(request: Request) -> Any:
+    message = infer_message(MODEL, request.fields)
+    message.id = request.request_id
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     if request.timeout_us:
         message.parameters["timeout"].int64_param = request.timeout_us
-    for name, value in request.fields.items():
+    return message
+
+
+def infer_message(model: str, fields: Fields) -> Any:
+    """A ModelInferRequest with nothing but these."""
+    message = service_pb2.ModelInferRequest(model_name=model)
+    for name, value in fields.items():
         if name in _INPUT_DTYPES:
             _add_tensor(message, name, value if isinstance(value, list) else [value])
         else:

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from standin.harness import engines
 
 from deepseek_backend.engines.base import Step
+from deepseek_backend.errors import BackendError
 from deepseek_backend.request import GenerateRequest, SamplingParams
 
 PROMPT = "Prove that the square root of two is irrational, in one paragraph."
@@ -65,6 +66,8 @@ class CountingSink:
         self.num_tokens = 0
         self.num_steps = 0
         self.firsts: dict[str, float] = {}
+        self.error: BackendError | None = None
+        """The last one, of a request that failed."""
         self.done = threading.Event()
         self._open = num_requests
 
@@ -74,7 +77,8 @@ class CountingSink:
             self.num_tokens += len(step.token_ids)
             self.num_steps += 1
             self.firsts.setdefault(request.request_id, now)
-            if step.finish_reason is not None:
+            self.error = step.error or self.error
+            if step.finish_reason is not None or step.error is not None:
                 self._open -= 1
         if self._open == 0:
             self.done.set()
@@ -92,6 +96,8 @@ def run_engine(load: Load, folder: Path) -> Run:
                 sink,
             )
         sink.done.wait()
+        if sink.error is not None:
+            raise sink.error
         return Run(
             num_tokens=sink.num_tokens,
             num_steps=sink.num_steps,
@@ -145,7 +151,7 @@ async def _read_all(llm: Any, llmapi: Any, load: Load) -> Run:
     )
 
 
-SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.001
 """As model.py has it."""
 READERS: dict[str, Callable[[Load, Path], Run]] = {"reader": run_reader, "engine": run_engine}
 

@@ -2,9 +2,9 @@
 
     python tests/bench/path.py [--rounds N] [--streams N]
 
-Run by hand from the repository's root; prints each unit's median over the rounds, and the least. The engine is a script
-and the replies drop what they get, so that what is left is the backend's own. All of it is CPU time: of the calling
-thread for accepting, of the whole process for the rest.
+Run by hand from the repository's root; prints, for each kind of request, each unit's median over the rounds, and the
+least. The engine is a script and the replies drop what they get, so that what is left is the backend's own. All of it
+is CPU time: of the calling thread for accepting, of the whole process for the rest.
 """
 
 from __future__ import annotations
@@ -152,11 +152,11 @@ class Route:
         """(unit, CPU seconds of one), measured one after the other."""
         self._service.start()
         for name, inputs, parameters in REQUESTS:
-            yield f"accept: {name}", self._accept(inputs, parameters)
-            yield "one token, one by one", self._one_by_one()
-            yield f"one token, {TOGETHER} of a stream together", self._together()
-            yield "one response, of steps that wait", self._response()
-            yield "final response, with its step", self._end()
+            yield f"{name}: accept", self._accept(inputs, parameters)
+            yield f"{name}: one token, one by one", self._one_by_one()
+            yield f"{name}: one token, {TOGETHER} of a stream together", self._together()
+            yield f"{name}: one response, of steps that wait", self._response()
+            yield f"{name}: final response, with its step", self._end()
         self._service.stop()
 
     def _accept(self, inputs: Inputs, parameters: str) -> float:
@@ -216,9 +216,9 @@ def main() -> None:
         for unit, taken in Route(arguments.streams).units():
             seconds.setdefault(unit, []).append(taken)
     print(f"Python {platform.python_version()}, {platform.machine()}; {arguments.streams} streams")
-    print(f"{'microseconds of CPU':40} median   least")
+    print(f"{'microseconds of CPU':56} median   least")
     for unit, taken_each in seconds.items():
-        print(f"{unit:40} {statistics.median(taken_each) * 1e6:6.1f}  {min(taken_each) * 1e6:6.1f}")
+        print(f"{unit:56} {statistics.median(taken_each) * 1e6:6.1f}  {min(taken_each) * 1e6:6.1f}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
-from bench.streams_load import table
-from bench.streams_load.cases import CASES, Case, Target
+from bench import streams
+from bench.streams_load import serving, table
+from bench.streams_load.cases import CASES, ENGINE, Case, Target
+from bench.streams_load.driving import run
 from bench.streams_load.measures import Measures, Used, measure, medians
 from bench.streams_load.reading import (
     LOST,
@@ -22,6 +25,9 @@ from bench.streams_load.reading import (
 )
 from bench.streams_load.serving import SYSTEMS
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
+
+from deepseek_backend.engines.base import Step
+from deepseek_backend.errors import EngineError
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -116,6 +122,7 @@ def test_whether_texts_are_cumulative(texts, cumulative):
 def test_stamps():
     assert read_stamps(stamps(5, 123456789012345)).tolist() == [5, 123456789012345]
     assert read_stamps(stamps(5, 7)[:-1]).tolist() == [5]
+    assert read_stamps(stamps(5, 7)[:17]).tolist() == [5]
     assert read_stamps("").tolist() == []
 
 
@@ -127,6 +134,10 @@ def test_stamps():
         pytest.param(stamps(5)[1:] + " ", id="moved"),
         pytest.param(stamps(5)[:-1] + "x", id="no digit"),
         pytest.param(stamps(5)[:-1] + "\N{SUPERSCRIPT TWO}", id="no ASCII"),
+        pytest.param(stamps(5) + "0", id="a cut one without its space"),
+        pytest.param(stamps(5) + " 00 ", id="a cut one with something behind"),
+        pytest.param(stamps(500) + stamps(7)[:-1], id="a cut one out of order"),
+        pytest.param(stamps(5) + " \N{SUPERSCRIPT TWO}", id="a cut one that is no ASCII"),
     ],
 )
 def test_texts_that_are_no_stamps(text):
@@ -174,10 +185,26 @@ def test_streams_that_were_not_delivered(messages, lost, outcome, monkeypatch):
     assert sample_of(made, num_tokens=2, chars_per_token=16).outcome == outcome
 
 
+@pytest.mark.parametrize(
+    ("texts", "outcome"),
+    [
+        pytest.param([stamps(1), stamps(1, 2)], OK, id="more and more"),
+        pytest.param([stamps(1), stamps(1), stamps(1, 2), ""], OK, id="some without news"),
+        pytest.param([stamps(1), stamps(2, 3)], WRONG, id="another text"),
+        pytest.param([stamps(1), stamps(2)], WRONG, id="an increment"),
+        pytest.param([stamps(1, 2), stamps(1)], WRONG, id="less again"),
+    ],
+)
+def test_a_whole_text_begins_with_the_one_before(texts, outcome, monkeypatch):
+    arrivals = [(10, grpc_message(text)) for text in texts]
+    made = record(*arrivals, cumulative=True, monkeypatch=monkeypatch)
+    assert sample_of(made, num_tokens=2, chars_per_token=16).outcome == outcome
+
+
 # Measures
 
 
-def save(path, opened_us, chunk_us, chunk_tokens, outcome=0):
+def save(path, opened_us, chunk_us, chunk_tokens, outcome=0, more_stamps_us=()):
     np.savez(
         path,
         outcome=np.array([outcome]),
@@ -185,11 +212,11 @@ def save(path, opened_us, chunk_us, chunk_tokens, outcome=0):
         opened_us=np.array([opened_us]),
         ended_us=np.array([chunk_us[-1]]),
         num_chunks=np.array([len(chunk_us)]),
-        num_stamps=np.array([1]),
+        num_stamps=np.array([1 + len(more_stamps_us)]),
         chunk_us=np.array(chunk_us),
         chunk_tokens=np.array(chunk_tokens),
-        stamp_us=np.array([chunk_us[0] - 3000]),
-        stamp_arrival_us=np.array([chunk_us[0]]),
+        stamp_us=np.array([chunk_us[0] - 3000, *more_stamps_us]),
+        stamp_arrival_us=np.array([chunk_us[0], *(stamp_us + 3000 for stamp_us in more_stamps_us)]),
     )
     return path
 
@@ -197,7 +224,7 @@ def save(path, opened_us, chunk_us, chunk_tokens, outcome=0):
 def test_measures_of_all_clients_together(tmp_path):
     samples = [
         save(tmp_path / "0.npz", 0, [10_000, 500_000], [1, 99]),
-        save(tmp_path / "1.npz", 100_000, [130_000, 200_000, 1_000_000], [1, 1, 98], outcome=1),
+        save(tmp_path / "1.npz", 100_000, [130_000, 200_000, 1_000_000], [1, 1, 98], 1, more_stamps_us=[900_000]),
     ]
     mib = {"rss": 20.0, "anon": 10.0}
     used = Used(stub_cpu_s=0.2, server_cpu_s=0.4, client_cpu_s=0.6, stub_mib=mib, server_mib=mib)
@@ -209,6 +236,7 @@ def test_measures_of_all_clients_together(tmp_path):
     assert measures.ttft_ms == pytest.approx(20)
     assert measures.lag_ms == pytest.approx(3)
     assert (measures.chunks_min, measures.chunks_median) == (2, 2.5)
+    assert measures.live == 1  # of none and two
     assert (measures.stub_cpu, measures.client_cpu) == (pytest.approx(1000), pytest.approx(3000))
     assert measures.undelivered == 1
 
@@ -219,19 +247,38 @@ def test_medians():
     assert math.isnan(medians(runs).lag_ms)
 
 
+def test_a_round_that_delivers_all_makes_up_for_none():
+    assert medians([Measures(undelivered=number) for number in (0, 3, 0)]).undelivered == 3
+
+
 # The table
 
 
-def test_targets_are_told_of_where_both_systems_ran():
-    beside = Target(system="ours", measure="tokens_per_s", at_least=20, versus="other")
-    alone = Target(system="ours", measure="lag_ms", at_most=2)
-    case = Case(name="x", num_streams=1, num_tokens=1, systems=(), targets=(beside, alone))
+BESIDE = Target(system="ours", measure="tokens_per_s", at_least=20, versus="other")
+ALONE = Target(system="ours", measure="lag_ms", at_most=2)
+COMPARED = Case(name="x", num_streams=1, num_tokens=1, systems=(), targets=(BESIDE, ALONE))
+
+
+def test_targets_with_their_verdicts():
     ours, other = Measures(tokens_per_s=100, lag_ms=2.5), Measures(tokens_per_s=4)
-    assert table.verdicts(case, {"ours": ours, "other": other}) == [
+    assert table.verdicts(COMPARED, {"ours": ours, "other": other}) == [
         ("ours: tokens_per_s / other's is 25, target at least 20: met", True),
         ("ours: lag_ms is 2.5, target at most 2: NOT MET", False),
     ]
-    assert [met for _, met in table.verdicts(case, {"ours": ours})] == [False]
+
+
+def test_a_target_of_a_system_that_did_not_run_is_not_measured():
+    assert table.verdicts(COMPARED, {"ours": Measures(lag_ms=1)}) == [
+        ("ours: tokens_per_s / other's, target at least 20: not measured", None),
+        ("ours: lag_ms is 1, target at most 2: met", True),
+    ]
+    assert [met for _, met in table.verdicts(COMPARED, {"other": Measures()})] == [None, None]
+
+
+def test_who_did_not_deliver_is_nobody_to_compare_with():
+    measured = {"ours": Measures(tokens_per_s=100), "other": Measures(tokens_per_s=4, undelivered=1)}
+    line, met = table.verdicts(COMPARED, measured)[0]
+    assert (line.partition(": NOT MET")[2], met) == (", for other did not deliver all", False)
 
 
 def test_a_measure_that_is_not_there_meets_no_target():
@@ -252,3 +299,66 @@ def test_cases_name_what_there_is(case):
     assert {target.versus for target in case.targets if target.versus} <= set(case.systems)
     assert {target.measure for target in case.targets} <= set(vars(Measures()))
     assert all((target.at_least is None) is not (target.at_most is None) for target in case.targets)
+
+
+# The script
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        pytest.param(["--rounds", "0"], "--rounds is to be at least 1", id="no rounds"),
+        pytest.param(["--clients", "0"], "--clients is to be at least 1", id="no clients"),
+        pytest.param(["--system", "peer-10"], "--system peer-10 takes --peer", id="no peer"),
+        pytest.param(["--peer", "nowhere"], "--peer nowhere has no config.pbtxt", id="peer that is no model"),
+        pytest.param(
+            ["--case", "one", "--case", "flat-2000", "--system", "engine"],
+            "no --system given is one of the systems of: one",
+            id="case without a system",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_line(arguments, problem, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["streams.py", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        streams.main()
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {problem}\n")
+
+
+@pytest.mark.parametrize(
+    ("system", "lag_ms", "code"),
+    [
+        pytest.param("ours", 1, 0, id="met"),
+        pytest.param("ours", 3, 1, id="not met"),
+        pytest.param("minimal-delta", 1, 1, id="none measured"),
+    ],
+)
+def test_the_exit_code(system, lag_ms, code, monkeypatch, tmp_path):
+    output = str(tmp_path / "output")
+    monkeypatch.setattr(sys, "argv", ["streams.py", "--case", "one", "--system", system, "--output", output])
+    monkeypatch.setattr(streams, "run", lambda *_, **__: Measures(lag_ms=lag_ms, undelivered=0))
+    assert streams.main() == code
+
+
+def test_a_child_that_dies_is_told_of(tmp_path, capfd):
+    case = Case(name="x", num_streams=1, num_tokens=1, systems=(), rate=-1)
+    with pytest.raises(SystemExit, match="a child process failed"):
+        run(ENGINE, case, tmp_path / "run", num_clients=1, peer=None)
+    assert "ConfigError" in capfd.readouterr().err
+
+
+def test_an_engine_that_fails_is_told_of(monkeypatch):
+    class FailingEngine:
+        def __init__(self, config): ...
+
+        def start(self): ...
+
+        def stop(self): ...
+
+        def submit(self, request, sink):
+            sink.on_steps([(request, Step(error=EngineError("no room")))])
+
+    monkeypatch.setattr(serving, "SimulatedEngine", FailingEngine)
+    with pytest.raises(EngineError, match="no room"):
+        serving.consume_engine(CASES["flat-2000"], None)

@@ -14,7 +14,9 @@ ENGINE = "engine"
 """The simulated engine alone, consumed in its own process."""
 TRTLLM_1, TRTLLM_10 = "trtllm-1", "trtllm-10"
 """Ours on the stand-in for TensorRT-LLM, with the LLM argument stream_interval."""
-PEER = "peer"
+PEER, PEER_10 = "peer", "peer-10"
+PEERS = (PEER, PEER_10)
+"""A model of others on the stand-in, with stream_interval 1 and 10."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class Case:
 
 
 _MINIMAL = (OURS, CUMULATIVE, DELTA)
-_TRTLLM = (TRTLLM_1, TRTLLM_10, PEER)
+_TRTLLM = (TRTLLM_1, PEER, TRTLLM_10, PEER_10)
 
 _ALL_THERE = Target(system=OURS, measure="undelivered", at_most=0)
 _BESIDE_MINIMAL = (
@@ -78,6 +80,7 @@ _BESIDE_PEER = (
     Target(system=TRTLLM_10, measure="undelivered", at_most=0),
     Target(system=TRTLLM_1, measure="tokens_per_s", at_least=5, versus=PEER),
     Target(system=TRTLLM_10, measure="tokens_per_s", at_least=5, versus=PEER),
+    Target(system=TRTLLM_10, measure="tokens_per_s", at_least=1, versus=PEER_10),
 )
 _BESIDE_IDEAL_1024 = (
     _ALL_THERE,

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
+from bench._load import Fields, infer_message, why_lost
 from bench.streams_load.reading import (
     OUTCOMES,
     Decoder,
@@ -27,10 +28,10 @@ from bench.streams_load.reading import (
     is_cumulative,
     sample_of,
 )
-from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 _INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
-_WARM_UP_TOKENS = 8
+_WARM_UP_TOKENS = 24
+"""Several responses, also where one has ten."""
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
@@ -53,6 +54,10 @@ class Share:
     """From the start; a stream that has not ended then is lost."""
     samples: Path
 
+    def fields(self, num_tokens: int) -> Fields:
+        """Of one request."""
+        return {"text_input": self.prompt, "streaming": True, "sampling_param_max_tokens": num_tokens}
+
 
 class Connection(Protocol):
     """One protocol to one server."""
@@ -70,7 +75,11 @@ class Connection(Protocol):
 
 
 def client_process(share: Share, parent: Any) -> None:
-    """`parent` is a pipe: ready, the agreed start by time.monotonic_ns(), CPU seconds at the end, samples written."""
+    """`parent` is a pipe, with a word each way by turns.
+
+    Ready; the agreed start by time.monotonic_ns(). CPU seconds when the streams have ended; those of all clients have.
+    Samples written.
+    """
     asyncio.run(_run(share, parent))
 
 
@@ -97,6 +106,7 @@ async def _run(share: Share, parent: Any) -> None:
     await asyncio.gather(*streams, return_exceptions=True)
     parent.send(time.process_time() - begun_cpu_s)
     await connection.close()
+    parent.recv()  # reading takes the processor, which others may still need to receive
     read = partial(sample_of, num_tokens=share.num_tokens, chars_per_token=share.chars_per_token)
     _save(share.samples, [read(record) for record in records])
     parent.send("saved")
@@ -121,7 +131,7 @@ async def _stream(connection: Connection, request: bytes, record: Record, due_s:
     except asyncio.CancelledError:
         record.lost = "no end"
     except (OSError, grpc.aio.AioRpcError) as error:
-        record.lost = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        record.lost = why_lost(error)
     record.ended_ns = time.monotonic_ns()
 
 
@@ -129,23 +139,14 @@ class GrpcConnection:
     make_decoder = GrpcDecoder
 
     def __init__(self, share: Share) -> None:
-        self._model = share.model
-        self._prompt = share.prompt
+        self._share = share
         options = [("grpc.max_receive_message_length", -1)]
         self._channel = grpc.aio.insecure_channel(f"{share.host}:{share.port}", options=options)
         # One request and then no more: on the wire the same as a stream of one, and one batch of work less.
         self._call = self._channel.unary_stream(_INFER)
 
     def request(self, num_tokens: int) -> bytes:
-        message = ModelInferRequest(model_name=self._model)
-        prompt = self._prompt.encode()
-        for name, datatype, raw in (
-            ("text_input", "BYTES", len(prompt).to_bytes(4, "little") + prompt),
-            ("streaming", "BOOL", b"\1"),
-            ("sampling_param_max_tokens", "INT32", num_tokens.to_bytes(4, "little")),
-        ):
-            message.inputs.add(name=name, datatype=datatype, shape=[1])
-            message.raw_input_contents.append(raw)
+        message = infer_message(self._share.model, self._share.fields(num_tokens))
         serialized: bytes = message.SerializeToString()
         return serialized
 
@@ -162,20 +163,18 @@ class HttpConnection:
     make_decoder = HttpDecoder
 
     def __init__(self, share: Share) -> None:
-        self._host = share.host
-        self._port = share.port
-        self._path = f"/v2/models/{share.model}/generate_stream"
-        self._prompt = share.prompt
+        self._share = share
 
     def request(self, num_tokens: int) -> bytes:
-        fields = {"text_input": self._prompt, "streaming": True, "sampling_param_max_tokens": num_tokens}
-        body = json.dumps(fields).encode()
-        head = f"POST {self._path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: {len(body)}\r\n"
+        path = f"/v2/models/{self._share.model}/generate_stream"
+        body = json.dumps(self._share.fields(num_tokens)).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: {self._share.host}\r\nContent-Length: {len(body)}\r\n"
         return head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + body
 
     async def stream(self, request: bytes, record: Record) -> None:
         loop = asyncio.get_running_loop()
-        transport, protocol = await loop.create_connection(partial(_Answer, request, record), self._host, self._port)
+        make_answer = partial(_Answer, request, record)
+        transport, protocol = await loop.create_connection(make_answer, self._share.host, self._share.port)
         try:
             await protocol.ended
         finally:

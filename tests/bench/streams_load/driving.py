@@ -8,10 +8,10 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,8 @@ def run(system: str, case: Case, folder: Path, *, num_clients: int, peer: Path |
 
 
 def _run_engine(case: Case) -> Measures:
-    here, there = _spawn.Pipe()
-    process = _spawn.Process(target=consume_engine, args=(case, there), daemon=True)
-    process.start()
-    try:
-        tokens_per_s, total_s = _receive(here, _PATIENCE_S)
-    finally:
-        process.kill()
-        process.join()
+    with _children(consume_engine, [case]) as pipes:
+        ((tokens_per_s, total_s),) = _receive(pipes, _PATIENCE_S)
     return Measures(tokens_per_s=tokens_per_s, total_s=total_s)
 
 
@@ -60,17 +54,15 @@ def _drive(system: str, case: Case, server: ServerProcess, folder: Path, num_cli
     step = min(num_clients, case.num_streams)
     shares = [_share(system, case, server, folder, first, step) for first in range(step)]
     used = {"stub": _Process(stub_pid(server)), "server": _Process(_pid(server))}
-    with _clients(shares) as pipes, _watching(list(used.values())):
-        for pipe in pipes:
-            _receive(pipe, _START_UP_S)
+    with _children(client_process, shares) as pipes, _watching(list(used.values())):
+        _receive(pipes, _START_UP_S)
         before = {name: process.cpu_s() for name, process in used.items()}
         start_ns = time.monotonic_ns() + int(_AGREED_S * 1e9)
-        for pipe in pipes:
-            pipe.send(start_ns)
-        client_cpu_s = sum(_receive(pipe, shares[0].patience_s + _START_UP_S) for pipe in pipes)
+        _send(pipes, start_ns)
+        client_cpu_s = sum(_receive(pipes, shares[0].patience_s + _START_UP_S))
         after = {name: process.cpu_s() for name, process in used.items()}
-        for pipe in pipes:
-            _receive(pipe, _START_UP_S)
+        _send(pipes, "all have ended")
+        _receive(pipes, _START_UP_S)
     return measure(
         case,
         [share.samples for share in shares],
@@ -109,14 +101,14 @@ def _pid(server: ServerProcess) -> int:
 
 
 @contextmanager
-def _clients(shares: Sequence[Share]) -> Iterator[list[Connection]]:
-    """The client processes' pipes. Those that still run at the end are ended."""
+def _children(target: Callable[[Any, Any], None], arguments: Sequence[Any]) -> Iterator[list[Connection]]:
+    """The pipes of processes, one for each argument of `target`. Those that still run at the end are ended."""
     pipes: list[Connection] = []
     processes = []
     try:
-        for share in shares:
+        for argument in arguments:
             here, there = _spawn.Pipe()
-            process = _spawn.Process(target=client_process, args=(share, there), daemon=True)
+            process = _spawn.Process(target=target, args=(argument, there), daemon=True)
             process.start()
             there.close()  # or nobody would hear of its end
             pipes.append(here)
@@ -128,13 +120,28 @@ def _clients(shares: Sequence[Share]) -> Iterator[list[Connection]]:
             process.join()
 
 
-def _receive(pipe: Connection, within_s: float) -> Any:
-    try:
-        if pipe.poll(within_s):
-            return pipe.recv()
-    except EOFError:
-        raise SystemExit("a client process failed: what it said is above") from None
-    raise SystemExit(f"a client process said nothing for {within_s:.0f} s")
+def _send(pipes: Sequence[Connection], word: Any) -> None:
+    for pipe in pipes:
+        pipe.send(word)
+
+
+def _receive(pipes: Sequence[Connection], within_s: float) -> list[Any]:
+    """A word of each, in whatever order they come; one that ends instead is told of at once."""
+    words: list[Any] = []
+    waiting = list(pipes)
+    deadline = time.monotonic() + within_s
+    while waiting:
+        ready = wait(waiting, max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise SystemExit(f"a child process said nothing for {within_s:.0f} s")
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            try:
+                words.append(pipe.recv())
+            except (EOFError, ConnectionResetError):
+                raise SystemExit("a child process failed: what it said is above") from None
+            waiting.remove(pipe)
+    return words
 
 
 @dataclass

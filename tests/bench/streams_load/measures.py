@@ -30,7 +30,7 @@ class Used:
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """Of one run, or the medians of several. Numbers only."""
+    """Of one run, or the medians of several and the most undelivered. Numbers only."""
 
     tokens_per_s: float = NONE
     """Delivered, from the first request to the last token."""
@@ -45,7 +45,10 @@ class Measures:
     lag_p99_ms: float = NONE
     lag_max_ms: float = NONE
     chunks_min: float = NONE
+    """Responses with text, of the stream with the fewest."""
     chunks_median: float = NONE
+    live: float = NONE
+    """Those of a stream that came before its last token was made; median over streams."""
     stub_cpu: float = NONE
     """CPU time, this and the next two: microseconds a token, which is milliseconds for a thousand."""
     server_cpu: float = NONE
@@ -77,6 +80,7 @@ def measure(case: Case, samples: Sequence[Path], used: Used) -> Measures:
         lag_max_ms=_percentile(lag, 100),
         chunks_min=float(arrays["num_chunks"].min()),
         chunks_median=float(np.median(arrays["num_chunks"])),
+        live=float(np.median(_live_chunks(arrays))),
         stub_cpu=used.stub_cpu_s * per_token,
         server_cpu=used.server_cpu_s * per_token,
         client_cpu=used.client_cpu_s * per_token,
@@ -100,8 +104,10 @@ def undelivered(samples: Sequence[Path]) -> list[str]:
 
 
 def medians(runs: Sequence[Measures]) -> Measures:
+    """Of undelivered streams the most: a round without any makes up for none."""
     names = [field.name for field in fields(Measures)]
-    return Measures(**{name: float(np.median([getattr(run, name) for run in runs])) for name in names})
+    found = {name: float(np.median([getattr(run, name) for run in runs])) for name in names}
+    return Measures(**found | {"undelivered": float(np.max([run.undelivered for run in runs]))})
 
 
 def _load(samples: Sequence[Path]) -> dict[str, npt.NDArray[Any]]:
@@ -116,6 +122,16 @@ def _first_chunks(arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.floa
     some = arrays["num_chunks"] > 0
     first: npt.NDArray[np.float64] = arrays["chunk_us"][(ends - arrays["num_chunks"])[some]] - arrays["opened_us"][some]
     return first
+
+
+def _live_chunks(arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
+    """For each stream, how many chunks came before its last stamp; none where it has no stamp."""
+    last_us = np.zeros(len(arrays["num_stamps"]), dtype=np.int64)
+    some = arrays["num_stamps"] > 0
+    last_us[some] = arrays["stamp_us"][np.cumsum(arrays["num_stamps"])[some] - 1]
+    streams = np.repeat(np.arange(len(last_us)), arrays["num_chunks"])
+    in_time = (arrays["chunk_us"] < last_us[streams]).astype(np.float64)
+    return np.bincount(streams, weights=in_time, minlength=len(last_us)).astype(np.float64)
 
 
 def _percentile(values: npt.NDArray[Any], percent: float) -> float:

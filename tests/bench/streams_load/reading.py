@@ -96,10 +96,12 @@ class Record:
         self.ended_ns = 0
         self.lost = ""
         """Why the connection or the call ended, where it wasn't the server's answer."""
+        self.rewritten = False
+        """A whole text did not begin with the one before it."""
         self._decoder = make_decoder()
         self._pieces: list[tuple[int, bytes]] = []
         self._chunks: list[tuple[int, Chunk]] = []
-        self._num_chars = 0
+        self._text = ""
         self.arrived = self._read if cumulative else self._keep
 
     def _keep(self, data: bytes) -> None:
@@ -108,8 +110,10 @@ class Record:
     def _read(self, data: bytes) -> None:
         now = monotonic_ns()
         for text, error in self._decoder.feed(data):
-            self._chunks.append((now, Chunk(text[self._num_chars :], error)))
-            self._num_chars = max(self._num_chars, len(text))
+            self._chunks.append((now, Chunk(text[len(self._text) :], error)))
+            if text:  # what ends a stream may have none
+                self.rewritten |= not text.startswith(self._text)
+                self._text = text
 
     def chunks(self) -> list[tuple[int, Chunk]]:
         """All of it; to be called once, at the end."""
@@ -151,7 +155,7 @@ def sample_of(record: Record, *, num_tokens: int, chars_per_token: int) -> Strea
         outcome = LOST
     elif error:
         outcome = REFUSED
-    elif stamps is None or num_chars.sum() > num_tokens * chars_per_token:
+    elif record.rewritten or stamps is None or num_chars.sum() > num_tokens * chars_per_token:
         outcome = WRONG
     elif num_chars.sum() < num_tokens * chars_per_token:
         outcome = SHORT
@@ -175,12 +179,14 @@ def read_stamps(text: str) -> npt.NDArray[np.int64] | None:
 
     Two tokens of a stream never have the same one, so that as many of them as there should be, in order, are all.
     """
-    whole = text[: len(text) // STAMP_CHARS * STAMP_CHARS]
-    if not whole.isascii():
+    if not text.isascii():
         return None
-    table = np.frombuffer(whole.encode(), dtype=np.uint8).reshape(-1, STAMP_CHARS)
+    num_whole, num_of_cut = divmod(len(text), STAMP_CHARS)
+    if num_of_cut:
+        text += "9" * (STAMP_CHARS - num_of_cut)  # the highest that it could have become: in order, too
+    table = np.frombuffer(text.encode(), dtype=np.uint8).reshape(-1, STAMP_CHARS)
     digits = table[:, 1:].astype(np.int64) - ord("0")
     if (table[:, 0] != ord(" ")).any() or (digits < 0).any() or (digits > 9).any():
         return None
     stamps: npt.NDArray[np.int64] = digits @ (10 ** np.arange(STAMP_CHARS - 2, -1, -1, dtype=np.int64))
-    return stamps if (np.diff(stamps) > 0).all() else None
+    return stamps[:num_whole] if (np.diff(stamps) > 0).all() else None

@@ -12,17 +12,20 @@ from typing import Any
 
 import yaml
 from bench._served import repository
-from bench.streams_load.cases import CUMULATIVE, DELTA, ENGINE, OURS, PEER, TRTLLM_1, TRTLLM_10, Case
+from bench.streams_load.cases import CUMULATIVE, DELTA, ENGINE, OURS, PEER, PEER_10, PEERS, TRTLLM_1, TRTLLM_10, Case
 from servers import STANDIN
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.simulated import SimulatedEngine
 from deepseek_backend.engines.simulated.engine import NEUTRAL_STEP_S
+from deepseek_backend.errors import BackendError
 from deepseek_backend.request import GenerateRequest, SamplingParams
 from deepseek_triton_build.source import model_repository
 
-SYSTEMS = (OURS, DELTA, CUMULATIVE, ENGINE, TRTLLM_1, TRTLLM_10, PEER)
+SYSTEMS = (OURS, DELTA, CUMULATIVE, ENGINE, TRTLLM_1, TRTLLM_10, PEER, PEER_10)
+_STREAM_INTERVALS = {TRTLLM_1: 1, TRTLLM_10: 10, PEER: 1, PEER_10: 10}
+"""Of the systems on the stand-in."""
 PROMPT = "Prove that the square root of two is irrational, in one paragraph."
 
 _MINIMAL = Path(__file__).parents[1] / "minimal"
@@ -73,7 +76,7 @@ def engine_options(case: Case) -> dict[str, Any]:
 
 def chars_per_token(system: str) -> int:
     """The stand-in's tokens are bytes, the simulated engine's whole stamps."""
-    return 1 if system in (TRTLLM_1, TRTLLM_10, PEER) else 16
+    return 1 if system in _STREAM_INTERVALS else 16
 
 
 def make_repository(system: str, case: Case, folder: Path, peer: Path | None) -> Path:
@@ -82,11 +85,12 @@ def make_repository(system: str, case: Case, folder: Path, peer: Path | None) ->
         return repository(folder, "simulated", engine_options=engine_options(case))
     if system in (DELTA, CUMULATIVE):
         return _minimal(folder, case, "delta" if system == DELTA else "cumulative")
-    if system == PEER:
+    stream_interval = _STREAM_INTERVALS[system]
+    if system in PEERS:
         assert peer is not None
-        return _peer(folder, case, peer)
+        return _peer(folder, case, peer, stream_interval)
     made = repository(folder, "trtllm")
-    _prepare(made / "tensorrt_llm", case, stream_interval=1 if system == TRTLLM_1 else 10)
+    _prepare(made / "tensorrt_llm", case, stream_interval)
     return made
 
 
@@ -102,7 +106,7 @@ def _minimal(folder: Path, case: Case, text: str) -> Path:
     return folder
 
 
-def _peer(folder: Path, case: Case, peer: Path) -> Path:
+def _peer(folder: Path, case: Case, peer: Path, stream_interval: int) -> Path:
     model = folder / peer.name
     shutil.copytree(peer, model, ignore=_IGNORED)
     shutil.copytree(STANDIN, model / "1/tensorrt_llm", ignore=_IGNORED)
@@ -112,7 +116,7 @@ def _peer(folder: Path, case: Case, peer: Path) -> Path:
         ours = repository(folder.with_name("for-release"), "trtllm")
         shutil.copy(ours / "tensorrt_llm/1/release.yaml", release)
     _let_ignored(release)
-    _prepare(model, case, stream_interval=1)
+    _prepare(model, case, stream_interval)
     return folder
 
 
@@ -123,7 +127,7 @@ def _let_ignored(release: Path) -> None:
     release.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
 
 
-def _prepare(model: Path, case: Case, *, stream_interval: int) -> None:
+def _prepare(model: Path, case: Case, stream_interval: int) -> None:
     """The stand-in answers with stamps, in batches with room for all; its arguments are where upstream has them too."""
     answers = model / "1/tensorrt_llm/_answers.py"
     answers.write_text(answers.read_text(encoding="utf-8") + _STAMPED, encoding="utf-8")
@@ -139,6 +143,8 @@ class _Collecting:
     def __init__(self, num_requests: int) -> None:
         self.texts: dict[str, list[str]] = {str(number): [] for number in range(num_requests)}
         self.num_tokens = 0
+        self.error: BackendError | None = None
+        """The last one, of a request that failed."""
         self.done = threading.Event()
         self._open = num_requests
 
@@ -146,7 +152,8 @@ class _Collecting:
         for request, step in steps:
             self.texts[request.request_id].append(step.text)
             self.num_tokens += len(step.token_ids)
-            if step.finish_reason is not None:
+            self.error = step.error or self.error
+            if step.finish_reason is not None or step.error is not None:
                 self._open -= 1
         if not self._open:
             self.done.set()
@@ -169,5 +176,7 @@ def consume_engine(case: Case, results: Any) -> None:
     num_chars = sum(len("".join(texts)) for texts in sink.texts.values())
     seconds = time.perf_counter() - begun
     engine.stop()
+    if sink.error is not None:
+        raise sink.error
     assert num_chars == sink.num_tokens * chars_per_token(ENGINE)
     results.send((sink.num_tokens / seconds, seconds))

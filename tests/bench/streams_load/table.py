@@ -19,6 +19,7 @@ _COLUMNS = (
     ("max", "lag_max_ms", ",.1f"),
     ("chunks", "chunks_median", ",.0f"),
     ("least", "chunks_min", ",.0f"),
+    ("live", "live", ",.0f"),
     ("stub us", "stub_cpu", ",.1f"),
     ("server", "server_cpu", ",.1f"),
     ("clients", "client_cpu", ",.1f"),
@@ -29,8 +30,9 @@ _COLUMNS = (
     ("undelivered", "undelivered", ",.0f"),
 )
 LEGEND = (
-    "lag: from a token's making to its arrival; stub us, server, clients: CPU time a token; MiB: most resident memory, "
-    "and what of it is neither file nor shared"
+    "lag: from a token's making to its arrival; chunks: responses with text of a stream, and the least of them; live: "
+    "those that came before its last token was made; stub us, server, clients: CPU time a token; MiB: most resident "
+    "memory, and what of it is neither file nor shared"
 )
 
 
@@ -51,24 +53,28 @@ def _width(title: str) -> int:
     return max(7, len(title))
 
 
-def verdicts(case: Case, measured: Mapping[str, Measures]) -> Sequence[tuple[str, bool]]:
-    """A line for each target that these systems can tell of, and whether it is met."""
-    found = []
-    for target in case.targets:
-        if target.system in measured and (not target.versus or target.versus in measured):
-            found.append(_verdict(target, measured))
-    return found
+def verdicts(case: Case, measured: Mapping[str, Measures]) -> Sequence[tuple[str, bool | None]]:
+    """A line for each target, and whether it is met; None where a system that it takes did not run."""
+    return [_verdict(target, measured) for target in case.targets]
 
 
-def _verdict(target: Target, measured: Mapping[str, Measures]) -> tuple[str, bool]:
+def _verdict(target: Target, measured: Mapping[str, Measures]) -> tuple[str, bool | None]:
+    what = f"{target.system}: {target.measure}" + (f" / {target.versus}'s" if target.versus else "")
+    wanted = f"at most {target.at_most:,g}" if target.at_least is None else f"at least {target.at_least:,g}"
+    if target.system not in measured or (target.versus and target.versus not in measured):
+        return f"{what}, target {wanted}: not measured", None
     number = getattr(measured[target.system], target.measure)
-    what = f"{target.system}: {target.measure}"
     if target.versus:
         number /= getattr(measured[target.versus], target.measure)
-        what += f" / {target.versus}'s"
+    line = f"{what} is {number:,.4g}, target {wanted}"
+    if target.versus and measured[target.versus].undelivered > 0:
+        return f"{line}: NOT MET, for {target.versus} did not deliver all", False
+    met = _is_met(target, number)
+    return f"{line}: {'met' if met else 'NOT MET'}", met
+
+
+def _is_met(target: Target, number: float) -> bool:
     if target.at_least is not None:
-        wanted, met = f"at least {target.at_least:,g}", number >= target.at_least
-    else:
-        assert target.at_most is not None
-        wanted, met = f"at most {target.at_most:,g}", number <= target.at_most
-    return f"{what} is {number:,.4g}, target {wanted}: {'met' if met else 'NOT MET'}", met
+        return number >= target.at_least
+    assert target.at_most is not None
+    return number <= target.at_most
