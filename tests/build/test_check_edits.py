@@ -9,6 +9,9 @@ from checked import CONFIG, MODEL_YAML, OPTIONS, edited, only, serious, write
 
 from deepseek_triton_build.check import CheckOptions, check_repository
 
+GROUP = CONFIG[: CONFIG.index("KIND_CPU")].count("\n") + 1
+"""Line of the instance group in config.pbtxt, which grows with the contract."""
+
 MODEL_YAML_EDITS = [
     pytest.param(
         "tensor_parallel_size: 8", "tensor_parallel_sizes: 8", "S011", 3, "tensor_parallel_size", id="unknown"
@@ -122,9 +125,9 @@ MODEL_YAML_EDITS = [
     pytest.param("  decoupled: true", "  decoupled: false", "T002", 14, "write true", id="not decoupled"),
     pytest.param("  decoupled: true", "  decoupled: false", "C006", 7, "decoupled: false", id="decoupled differs"),
     pytest.param("  max_batch_size: 0", "  max_batch_size: 8", "C006", 5, "max_batch_size: 8", id="batch size differs"),
-    pytest.param("tensor_parallel_size: 8", "tensor_parallel_size: 16", "T013", 159, "give it 16", id="too few GPUs"),
+    pytest.param("tensor_parallel_size: 8", "tensor_parallel_size: 16", "T013", GROUP, "give it 16", id="too few GPUs"),
     pytest.param(
-        "tensor_parallel_size: 8", "tensor_parallel_size: 4", "T014", 159, "tensor_parallel_size", id="idle GPUs"
+        "tensor_parallel_size: 8", "tensor_parallel_size: 4", "T014", GROUP, "tensor_parallel_size", id="idle GPUs"
     ),
 ]
 
@@ -184,7 +187,7 @@ CONFIG_EDITS = [
     pytest.param(
         '"input_ids", data_type: TYPE_INT32', '"input_ids", data_type: 99', "C003", 11, "its name", id="no data type"
     ),
-    pytest.param("KIND_CPU", "99", "C003", 159, "its name", id="no kind"),
+    pytest.param("KIND_CPU", "99", "C003", GROUP, "its name", id="no kind"),
     pytest.param(
         'name: "tensorrt_llm"\nbackend',
         'instance_group { name: "x" kind: KIND_CPU }\nname: "other"\nbackend',
@@ -194,12 +197,12 @@ CONFIG_EDITS = [
         id="another name, after one within",
     ),
     pytest.param("# Generated", "\ufeff# Generated", "C003", 1, "remove the byte order mark", id="a byte order mark"),
-    pytest.param("KIND_CPU", "KIND_GPU", "T015", 159, "KIND_CPU", id="a GPU kind"),
+    pytest.param("KIND_CPU", "KIND_GPU", "T015", GROUP, "KIND_CPU", id="a GPU kind"),
     pytest.param(
         "instance_group [ { count: 1, kind: KIND_CPU } ]", "", "T015", None, "KIND_CPU", id="no instance group"
     ),
-    pytest.param("count: 1", "count: 2", "T011", 159, "gpu_device_ids", id="several instances without GPUs"),
-    pytest.param("count: 1", "count: 2", "T011", 159, "or count: 1 for one instance", id="or one instance"),
+    pytest.param("count: 1", "count: 2", "T011", GROUP, "gpu_device_ids", id="several instances without GPUs"),
+    pytest.param("count: 1", "count: 2", "T011", GROUP, "or count: 1 for one instance", id="or one instance"),
 ]
 
 
@@ -252,7 +255,7 @@ def test_all_problems_are_reported_at_once_by_file_and_line(tmp_path: Path) -> N
     report = check_repository(tmp_path, OPTIONS)
 
     found = [(finding.file.rpartition("/")[2], finding.line, finding.code) for finding in serious(report)]
-    assert found == [("model.yaml", 2, "S011"), ("model.yaml", 8, "S014"), ("config.pbtxt", 159, "T015")]
+    assert found == [("model.yaml", 2, "S011"), ("model.yaml", 8, "S014"), ("config.pbtxt", GROUP, "T015")]
     assert report.has_errors
 
 
