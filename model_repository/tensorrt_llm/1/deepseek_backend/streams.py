@@ -9,9 +9,9 @@ for one of those in URGENT_IN_A_ROW. Streams that are under way share RESPONSES_
 chunks say nothing sooner. They take the processor from whoever makes the tokens and from Triton's front end, which
 queues what it can't pass on in time.
 
-Cost, as processor time of the whole path from `Service.on_steps` to the reply (tests/bench/path.py): 20 microseconds for
-a token that leaves by itself, most of it the response; 1.7 for each of 20 that leave together; 22 for a final response.
-Triton's own part of sending comes on top, some 20 microseconds in this process.
+Cost, as processor time of the whole path from `Service.on_steps` to the reply (tests/bench/path.py): 20 microseconds
+for a token that leaves by itself, most of it the response; 1.7 for each of 20 that leave together; 22 for a final
+response. Triton's own part of sending comes on top, some 20 microseconds in this process.
 """
 
 from __future__ import annotations
