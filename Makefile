@@ -26,7 +26,7 @@ lint: $(INSTALLED)  ## ruff: rules and formatting
 types: $(INSTALLED)  ## mypy, strict
 	@$(BIN)/mypy
 
-generated: $(INSTALLED)  ## write config.pbtxt, the embedded model.yaml and docs/contract.md again
+generated: $(INSTALLED)  ## write config.pbtxt, the embedded model.yaml, docs/contract.md and docs/rules.md again
 	@$(BIN)/python -m deepseek_triton_tools.generated
 
 check: lint types test  ## lint, types and test

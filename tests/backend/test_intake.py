@@ -33,6 +33,17 @@ def recording(**kwargs):
     return Intake(take, fail=kwargs.get("fail")), taken
 
 
+def timed():
+    """An intake, and the text and time of each step it gives."""
+    times = []
+
+    def take(exchange, index, step, at_s):
+        times.append((step.text, at_s))
+        return True
+
+    return Intake(take, fail=None), times
+
+
 def token(text, **kwargs):
     return Step(text=text, token_ids=[1], **kwargs)
 
@@ -53,8 +64,7 @@ def test_the_iterations_of_a_sequence_are_taken_as_one_step():
 
 
 def test_the_first_step_stays_by_itself_for_its_time_is_measured():
-    times = []
-    intake = Intake(lambda exchange, index, step, at_s: times.append((step.text, at_s)) or True, fail=None)
+    intake, times = timed()
     _, request = opened(intake, begun=False)
     for text in "abc":
         intake.put([(request, token(text))])
@@ -68,8 +78,7 @@ def test_the_first_step_stays_by_itself_for_its_time_is_measured():
 
 
 def test_steps_that_are_looked_at_together_share_the_time_between_them():
-    times = []
-    intake = Intake(lambda exchange, index, step, at_s: times.append(at_s) or True, fail=None)
+    intake, times = timed()
     exchange, request = opened(intake, begun=False, stop=("END",))
     for text in "abcde":
         intake.put([(request, token(text))])
@@ -78,7 +87,7 @@ def test_steps_that_are_looked_at_together_share_the_time_between_them():
     inflow.first_s, inflow.last_s = 10.0, 12.0
     intake.catch_up(exchange)
 
-    assert times == [10.0, 10.5, 11.0, 11.5, 12.0]
+    assert times == [("a", 10.0), ("b", 10.5), ("c", 11.0), ("d", 11.5), ("e", 12.0)]
 
 
 def test_with_a_stop_string_every_step_is_taken_by_itself():
