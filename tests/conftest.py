@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
+from corners import corner, corners_loop
 from hypothesis import HealthCheck, settings
+
+__all__ = ["corner", "corners_loop"]
 
 # Shared machines stall for seconds: neither a slow example nor a slow draw says anything about the code.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import yaml
+
+from deepseek_triton_client import Client, Retries, ServerUnavailable
 from deepseek_triton_tools.server_process import ServerProcess
 
 STANDIN = Path(__file__).resolve().parent / "standin" / "tensorrt_llm"
@@ -20,3 +24,24 @@ def build(folder: Path, *argv: str) -> Path:
 
 def url(server: ServerProcess, scheme: str) -> str:
     return f"{scheme}://127.0.0.1:{server.http_port if scheme == 'http' else server.grpc_port}"
+
+
+def change_yaml(path: Path, **ours: object) -> None:
+    """Sets the backend's own settings in a model.yaml."""
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    document["triton_config"] |= ours
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+
+def dying_repository(folder: Path, **ours: object) -> Path:
+    """The twin, told how to die."""
+    repository = build(folder, "tiny", "--engine", "simulated")
+    change_yaml(repository / "tensorrt_llm/1/model.yaml", **ours)
+    return repository
+
+
+def see_it_die(server: ServerProcess) -> None:
+    once = Retries(attempts=1)  # the server may be gone by the next
+    with Client(url(server, "grpc"), retries=once) as client, pytest.raises(ServerUnavailable) as caught:
+        client.generate("the one that sees it happen", max_tokens=100)
+    assert caught.value.code == "E_UNAVAILABLE"

@@ -1,4 +1,4 @@
-"""A client for DeepSeek on Triton, as deepseek-triton serves it.
+"""A client for DeepSeek on Triton, as deepseek-triton serves it, and for the models that others serve there.
 
     from deepseek_triton_client import Client
 
@@ -8,11 +8,16 @@
             for chunk in stream:
                 print(chunk, end="", flush=True)
 
-HTTP needs httpx only; `grpc://` URLs need the extra: pip install deepseek-triton[grpc].
+AsyncClient is the same for asyncio. `grpc://` URLs need the extra: pip install deepseek-triton[grpc].
 """
 
-from deepseek_triton_client._client import Client
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deepseek_triton_client._client import Client, Stream
 from deepseek_triton_client._errors import (
+    AccessDenied,
     Cancelled,
     DeadlineExceeded,
     DeepseekTritonError,
@@ -23,27 +28,60 @@ from deepseek_triton_client._errors import (
     ServerError,
     ServerUnavailable,
 )
-from deepseek_triton_client._models import Chunk, Completion, ModelMetadata, TensorMetadata
+from deepseek_triton_client._metrics import Metrics, Sample
+from deepseek_triton_client._models import (
+    Answer,
+    Chunk,
+    Completion,
+    Logprob,
+    ModelMetadata,
+    PerfMetrics,
+    Readiness,
+    TensorMetadata,
+)
 from deepseek_triton_client._sampling import SamplingParams
-from deepseek_triton_client._stream import Stream
-from deepseek_triton_client._timeouts import Timeouts
+from deepseek_triton_client._settings import Connection, Retries, Timeouts, Tls
+
+if TYPE_CHECKING:
+    from deepseek_triton_client._async_client import AsyncClient, AsyncStream
 
 __all__ = [
+    "AccessDenied",
+    "Answer",
+    "AsyncClient",
+    "AsyncStream",
     "Cancelled",
     "Chunk",
     "Client",
     "Completion",
+    "Connection",
     "DeadlineExceeded",
     "DeepseekTritonError",
     "InvalidRequest",
+    "Logprob",
+    "Metrics",
     "ModelMetadata",
     "ModelNotFound",
     "Overloaded",
+    "PerfMetrics",
     "ProtocolError",
+    "Readiness",
+    "Retries",
+    "Sample",
     "SamplingParams",
     "ServerError",
     "ServerUnavailable",
     "Stream",
     "TensorMetadata",
     "Timeouts",
+    "Tls",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The asynchronous half, when it is first asked for: importing asyncio costs more than all the rest here."""
+    if name in ("AsyncClient", "AsyncStream"):
+        from deepseek_triton_client import _async_client
+
+        return getattr(_async_client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,123 +1,333 @@
-"""The client: one model on one server."""
+"""The blocking client, and what both clients share."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import time
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Literal, overload
 
-from deepseek_triton_client._errors import DeadlineExceeded, InvalidRequest, ServerUnavailable, belonging_to
-from deepseek_triton_client._http import HttpTransport
-from deepseek_triton_client._models import Completion, ModelMetadata
+from deepseek_triton_client._blocking import BlockingRuntime, run
+from deepseek_triton_client._calls import Calls
+from deepseek_triton_client._errors import DeepseekTritonError, InvalidRequest
+from deepseek_triton_client._exchange import Exchange
+from deepseek_triton_client._metrics import Metrics
+from deepseek_triton_client._models import Chunk, Completion, ModelMetadata, Readiness
+from deepseek_triton_client._request import Messages, Prompt, Request, conversing, listed, prompted
+from deepseek_triton_client._runtime import Runtime
 from deepseek_triton_client._sampling import SamplingParams
-from deepseek_triton_client._stream import Stream
-from deepseek_triton_client._timeouts import Timeouts
-from deepseek_triton_client._transport import Transport
-from deepseek_triton_client._wire import GenerateRequest
+from deepseek_triton_client._settings import (
+    Balance,
+    Connection,
+    Endpoint,
+    Retries,
+    Settings,
+    StreamMode,
+    Timeouts,
+    Tls,
+    setting_problems,
+)
 
-_POLL_INTERVAL_S = 1.0
-
-_DEFAULT_PORTS = {"http": 8000, "grpc": 8001}
-
-_NOT_RETURNED = ("logprobs", "prompt_logprobs", "return_perf_metrics")
-"""Sampling fields that ask for outputs which are not read."""
+BatchItem = Prompt | Mapping[str, Any]
+"""A prompt, or a request by the names of the arguments: {"prompt" or "messages": ..., "max_tokens": ..., ...}."""
 
 
-class Client:
-    """Generates text with one model of one Triton server.
+class BaseClient:
+    """What does not wait: the settings, and requests made of arguments."""
 
-    `url` is "http://host:port" or "grpc://host:port"; "host:port" is HTTP, and a missing port is Triton's own. An empty
-    `model_version` leaves the choice to the server. Nothing is sent before the first call. Threads may share a client.
+    _batch_kinds: tuple[type, ...] = (Iterable,)
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        *,
+        model_name: str = "tensorrt_llm",
+        model_version: str = "",
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+        balance: Balance = "failover",
+        tls: Tls | None = None,
+        token: str | Callable[[], str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        connection: Connection | None = None,
+        stream_mode: StreamMode | None = None,
+        metrics_url: str | None = None,
+    ) -> None:
+        self._settings = Settings(
+            endpoints=Endpoint.parse_all(url),
+            model_name=model_name,
+            model_version=model_version,
+            timeouts=Timeouts() if timeouts is None else timeouts,
+            retries=Retries() if retries is None else retries,
+            balance=balance,
+            tls=Tls() if tls is None else tls,
+            token=token,
+            headers={} if headers is None else headers,
+            connection=Connection() if connection is None else connection,
+            stream_mode=stream_mode,
+            metrics_url=metrics_url,
+        )
+        self._whole_answer_timeouts = self._settings.timeouts.for_whole_answers()
+        self._open_calls: Calls | None = Calls(self._settings, self._runtime())
+
+    @property
+    def url(self) -> str:
+        """Of the first server."""
+        return str(self._settings.endpoints[0])
+
+    @property
+    def model_name(self) -> str:
+        return self._settings.model_name
+
+    def __repr__(self) -> str:
+        urls = ", ".join(repr(str(endpoint)) for endpoint in self._settings.endpoints)
+        return f"{type(self).__name__}({urls}, model_name={self.model_name!r})"
+
+    def _runtime(self) -> Runtime:
+        raise NotImplementedError
+
+    @property
+    def _calls(self) -> Calls:
+        if self._open_calls is None:
+            raise RuntimeError("the client is closed")
+        return self._open_calls
+
+    def _prompted(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        fields: Mapping[str, Any],
+        *,
+        streaming: bool,
+        timeouts: Timeouts | None = None,
+        request_id: str | None = None,
+    ) -> Request:
+        return prompted(
+            prompt,
+            params=_merged(params, fields),
+            timeouts=self._limits(timeouts, streaming=streaming),
+            streaming=streaming,
+            request_id=request_id,
+        )
+
+    def _conversing(
+        self,
+        messages: Messages,
+        params: SamplingParams | None,
+        fields: Mapping[str, Any],
+        *,
+        streaming: bool,
+        timeouts: Timeouts | None = None,
+        request_id: str | None = None,
+    ) -> Request:
+        return conversing(
+            messages,
+            params=_merged(params, fields),
+            timeouts=self._limits(timeouts, streaming=streaming),
+            streaming=streaming,
+            request_id=request_id,
+        )
+
+    def _batch(
+        self,
+        requests: Iterable[BatchItem] | AsyncIterable[BatchItem],
+        params: SamplingParams | None,
+        fields: Mapping[str, Any],
+        timeouts: Timeouts | None,
+        concurrency: int,
+    ) -> Callable[[BatchItem], Request]:
+        """What makes a request of each of `requests`. Raises InvalidRequest for what is wrong with all of them."""
+        if isinstance(requests, (str, bytes, Mapping)) or not isinstance(requests, self._batch_kinds):
+            raise InvalidRequest(f"requests: expected several, in a list or the like, got {type(requests).__name__}")
+        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+            raise InvalidRequest(f"concurrency: expected an integer of at least 1, got {concurrency!r}")
+        shared = _merged(params, fields)
+        limits = self._limits(timeouts, streaming=False)
+        return lambda item: _listed(item, shared, limits)
+
+    def _limits(self, timeouts: Timeouts | None, *, streaming: bool) -> Timeouts:
+        if timeouts is None:
+            return self._settings.timeouts if streaming else self._whole_answer_timeouts
+        for problem in setting_problems("timeouts", timeouts):
+            raise InvalidRequest(problem)
+        return timeouts if streaming else timeouts.for_whole_answers()
+
+
+_NO_PARAMS = SamplingParams()
+
+
+def _merged(params: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
+    """Raises InvalidRequest."""
+    if params is None:
+        params = _NO_PARAMS
+    elif not isinstance(params, SamplingParams):
+        given = type(params).__name__
+        raise InvalidRequest(f"params: expected SamplingParams, got {given}; give fields by name: **{{...}}")
+    return params.merged(fields)
+
+
+def _listed(item: BatchItem, params: SamplingParams, timeouts: Timeouts) -> Request:
+    """One of a batch. Raises InvalidRequest."""
+    if not isinstance(item, Mapping):
+        return prompted(item, params=params, timeouts=timeouts, streaming=False, request_id=None)
+    kind, content, request_id, own = listed(item)
+    make: Callable[..., Request] = conversing if kind == "messages" else prompted
+    return make(content, params=params.merged(own), timeouts=timeouts, streaming=False, request_id=request_id)
+
+
+class Client(BaseClient):
+    """Generates text with one model of one or several Triton servers, and blocks while it does.
+
+    `url` is "http://host:port", "grpc://host:port", https:// or grpcs://; "host:port" is HTTP, and a missing port is
+    Triton's own. Of several, `balance` "failover" takes the first that is there, "round_robin" each in turn. An empty
+    `model_version` leaves the choice to the server. `token` is sent as a bearer token; a function is asked for it each
+    time. `stream_mode` says how a foreign model streams, where it can't be recognised. `metrics_url` is
+    "http://host:8002/metrics" unless given. Nothing is sent before the first call. Threads may share a client.
 
     Every method raises errors of this package's tree (`DeepseekTritonError`) and no other library's; a closed client
     raises RuntimeError.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        model_name: str = "tensorrt_llm",
-        model_version: str = "",
-        timeouts: Timeouts | None = None,
-    ) -> None:
-        self.url = url
-        self.model_name = model_name
-        self._timeouts = timeouts or Timeouts()
-        self._scheme = _split_url(url)[0]
-        self._open_transport: Transport | None = _transport(url, model_name, model_version, self._timeouts)
-
     def generate(
         self,
-        prompt: str,
-        sampling: SamplingParams | None = None,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
         timeouts: Timeouts | None = None,
         **fields: Any,
     ) -> Completion:
-        """The whole answer at once.
+        """The whole answer at once, to a text or to token ids.
 
-        `fields` are sampling fields by name and win over those of `sampling`. `timeouts` replaces the client's for this
-        request; of them, `connect` and `total` apply.
+        `fields` are fields of SamplingParams by name and win over those of `params`. `timeouts` replaces the client's
+        for this request; of them, `connect` and `total` apply. An interrupt cancels the request on the server.
         """
-        limits = dataclasses.replace(timeouts or self._timeouts, first_token=None, between_tokens=None)
-        given = _sampling(sampling, fields, scheme=self._scheme, streaming=False)
-        request = _request(prompt, given, request_id, limits, streaming=False)
-        with self._open(request) as stream:
-            return stream.completion()
+        request = self._prompted(prompt, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
+        return run(self._calls.generate(request))
 
     def stream(
         self,
-        prompt: str,
-        sampling: SamplingParams | None = None,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
         timeouts: Timeouts | None = None,
         **fields: Any,
-    ) -> AbstractContextManager[Stream]:
+    ) -> Stream:
         """The answer as it comes: `with client.stream(...) as stream:`, then iterate.
 
-        The request is sent on entering the block; leaving it early cancels the request. Arguments are those of
-        `generate`, and all of `timeouts` applies.
+        Entering the block sends the request and returns with the first response; leaving it early cancels the request
+        on the server. Arguments are those of `generate`, and all of `timeouts` applies.
         """
-        given = _sampling(sampling, fields, scheme=self._scheme, streaming=True)
-        return self._open(_request(prompt, given, request_id, timeouts or self._timeouts, streaming=True))
+        request = self._prompted(prompt, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
+        return Stream(self._calls, request)
+
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeouts: Timeouts | None = None,
+        **fields: Any,
+    ) -> Completion:
+        """The model's answer to a conversation, rendered with the checkpoint's own chat template.
+
+        The thinking comes apart, in `Completion.reasoning`, unless `separate_reasoning` is False.
+        `chat_template_kwargs={"thinking": True}` switches it on where the model can do both. Else as `generate`.
+        """
+        request = self._conversing(messages, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
+        return run(self._calls.generate(request))
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeouts: Timeouts | None = None,
+        **fields: Any,
+    ) -> Stream:
+        """`chat` as it comes; see `stream`."""
+        request = self._conversing(messages, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
+        return Stream(self._calls, request)
+
+    @overload
+    def generate_many(
+        self,
+        requests: Iterable[BatchItem],
+        *,
+        concurrency: int = ...,
+        params: SamplingParams | None = ...,
+        timeouts: Timeouts | None = ...,
+        return_errors: Literal[False] = ...,
+        **fields: Any,
+    ) -> Generator[Completion, None, None]: ...
+    @overload
+    def generate_many(
+        self,
+        requests: Iterable[BatchItem],
+        *,
+        concurrency: int = ...,
+        params: SamplingParams | None = ...,
+        timeouts: Timeouts | None = ...,
+        return_errors: bool,
+        **fields: Any,
+    ) -> Generator[Completion | DeepseekTritonError, None, None]: ...
+    def generate_many(
+        self,
+        requests: Iterable[BatchItem],
+        *,
+        concurrency: int = 16,
+        params: SamplingParams | None = None,
+        timeouts: Timeouts | None = None,
+        return_errors: bool = False,
+        **fields: Any,
+    ) -> Generator[Any, None, None]:
+        """The answers to many requests, in their order, at most `concurrency` of them under way at a time.
+
+        A request is a prompt or a mapping of `generate`'s arguments (`chat`'s with "messages"), which win over those
+        given here. Both sides are lazy: requests are read as answers leave. The first error ends it all; with
+        `return_errors` it takes its answer's place instead. Leaving the loop cancels what is under way.
+        """
+        from deepseek_triton_client._background import in_background  # here, because it needs asyncio
+
+        _ = self._calls  # a closed client says so at once
+        make = self._batch(requests, params, fields, timeouts, concurrency)
+        return in_background(self._settings, requests, make, concurrency=concurrency, return_errors=return_errors)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends the running request of this id, whoever sent it; it then ends with finish_reason "cancelled".
+
+        Raises InvalidRequest where no server has it.
+        """
+        run(self._calls.cancel(request_id))
 
     def ready(self) -> bool:
-        """Whether the model can serve now. False also where the server can't be reached or does not answer in time."""
-        try:
-            return self._transport.is_ready()
-        except (ServerUnavailable, DeadlineExceeded):
-            return False
+        """Whether a server can answer now. False also where none can be reached or answers in time."""
+        return run(self._calls.ready())
 
-    def wait_until_ready(self, timeout_s: float | None) -> None:
-        """Asks `ready` once a second; None waits for ever. Raises DeadlineExceeded.
+    def wait_until_ready(
+        self, timeout_s: float | None = None, on_progress: Callable[[Readiness], None] | None = None
+    ) -> None:
+        """Asks once a second until a server is ready; None waits for ever. Raises DeadlineExceeded.
 
-        A cold DeepSeek takes from minutes to an hour to load.
+        A cold DeepSeek takes from minutes to an hour to load. `on_progress` gets each answer.
         """
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while not self.ready():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise DeadlineExceeded(f"model {self.model_name!r} at {self.url} is not ready after {timeout_s} s")
-            time.sleep(min(left, _POLL_INTERVAL_S))
+        run(self._calls.wait_until_ready(timeout_s, on_progress))
 
     def metadata(self) -> ModelMetadata:
         """What Triton says the model is. Raises ModelNotFound where there is none."""
-        return self._transport.metadata()
+        return run(self._calls.metadata())
+
+    def metrics(self) -> Metrics:
+        """What the server's /metrics says, of `metrics_url` or of port 8002 of the first server."""
+        return run(self._calls.metrics())
 
     def close(self) -> None:
         """Closes the connections; streams still open break. May be called again."""
-        if self._open_transport is not None:
-            self._open_transport.close()
-            self._open_transport = None
+        if self._open_calls is not None:
+            calls, self._open_calls = self._open_calls, None
+            run(calls.close())
 
     def __enter__(self) -> Client:
         return self
@@ -127,79 +337,79 @@ class Client:
     ) -> None:
         self.close()
 
+    def _runtime(self) -> Runtime:
+        return BlockingRuntime()
+
+
+class BaseStream:
+    """What does not wait: who the stream is, and what it has brought so far."""
+
+    def __init__(self, calls: Calls, request: Request) -> None:
+        self._calls = calls
+        self._request = request
+        self._exchange: Exchange | None = None
+
     @property
-    def _transport(self) -> Transport:
-        if self._open_transport is None:
-            raise RuntimeError("the client is closed")
-        return self._open_transport
+    def request_id(self) -> str:
+        return self._request.request_id
 
-    @contextmanager
-    def _open(self, request: GenerateRequest) -> Iterator[Stream]:
-        started = time.monotonic()
-        with belonging_to(request.request_id):
-            responses = self._transport.open(request)
-        with closing(Stream(request, responses, started=started)) as stream:
-            yield stream
+    @property
+    def url(self) -> str:
+        """Of the server that answers."""
+        return self._opened().url
 
+    @property
+    def text(self) -> str:
+        """All of it so far; of the first answer, where there are several."""
+        return self._opened().text()
 
-def _sampling(
-    sampling: SamplingParams | None, fields: Mapping[str, Any], *, scheme: str, streaming: bool
-) -> SamplingParams:
-    """What is sent. Raises InvalidRequest for what the server might do, but this client could not return."""
-    given = (sampling or SamplingParams()).merged(fields)
-    for name in _NOT_RETURNED:
-        if getattr(given, name) is not None:
-            raise InvalidRequest(
-                f"{name}: expected nothing, for this client does not return them yet; ask /generate for them"
-            )
-    if given.n is not None and given.n > 1:
-        raise InvalidRequest(
-            f"n: expected 1, for one answer of a request is read, got {given.n}; send it {given.n} times"
-        )
-    if given.best_of is not None and given.best_of > 1:
-        if streaming:
-            raise InvalidRequest(
-                "best_of: expected 1 in a stream, for the best is known at the end; use generate() over grpc://"
-            )
-        if scheme == "http":
-            raise InvalidRequest("best_of: expected 1 over http, where this client streams underneath; use grpc://")
-    # Not left to the server: its default may be several answers, of which this client could read none.
-    return given.merged({"n": 1}) if given.n is None else given
+    @property
+    def reasoning(self) -> str:
+        """The thinking so far; of the first answer, where there are several."""
+        return self._opened().reasoning()
+
+    def _opened(self) -> Exchange:
+        if self._exchange is None:
+            raise RuntimeError("the stream is not open: enter its `with` block first")
+        return self._exchange
+
+    def _unopened(self) -> Request:
+        if self._exchange is not None:
+            raise RuntimeError("a stream can be entered only once")
+        return self._request
 
 
-def _request(
-    prompt: str, sampling: SamplingParams, request_id: str | None, timeouts: Timeouts, *, streaming: bool
-) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=uuid.uuid4().hex if request_id is None else request_id,
-        prompt=prompt,
-        sampling=sampling,
-        streaming=streaming,
-        timeouts=timeouts,
-    )
+class Stream(BaseStream):
+    """One answer as it comes. Iterate for chunks, once and from one thread; `completion()` reads what is left.
 
+    Any error of the package can come between two chunks; it ends the stream.
+    """
 
-def _transport(url: str, model_name: str, model_version: str, timeouts: Timeouts) -> Transport:
-    scheme, address, path = _split_url(url)
-    if scheme == "http":
-        return HttpTransport(
-            f"http://{address}{path}", model_name=model_name, model_version=model_version, timeouts=timeouts
-        )
-    from deepseek_triton_client._grpc import GrpcTransport  # here, because it needs the grpc extra
+    def __enter__(self) -> Stream:
+        self._exchange = run(self._calls.open(self._unopened()))
+        return self
 
-    return GrpcTransport(address, model_name=model_name, model_version=model_version, timeouts=timeouts)
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
 
-def _split_url(url: str) -> tuple[str, str, str]:
-    """Scheme, "host:port" and path. Raises InvalidRequest."""
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        port = parts.port
-    except ValueError as exc:
-        raise InvalidRequest(f"url: {exc}, got {url!r}") from exc
-    path = parts.path.rstrip("/")
-    unexpected = parts.query or parts.fragment or (path and parts.scheme != "http")
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or unexpected:
-        raise InvalidRequest(f"url: expected http://host:port or grpc://host:port, got {url!r}")
-    address = parts.netloc if port is not None else f"{parts.netloc.rstrip(':')}:{_DEFAULT_PORTS[parts.scheme]}"
-    return parts.scheme, address, path
+    def __next__(self) -> Chunk:
+        chunk = run(self._opened().next())
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def completion(self) -> Completion:
+        """The whole answer, chunks already taken included. Raises what reading it raises."""
+        for _ in self:
+            pass
+        return self._opened().completion()
+
+    def close(self) -> None:
+        """Cancels the request unless it has ended. May be called again."""
+        if self._exchange is not None:
+            run(self._exchange.close())

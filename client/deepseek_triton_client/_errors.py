@@ -3,6 +3,7 @@
     DeepseekTritonError
     ├── InvalidRequest        the request is wrong; the same one will be refused again
     │   └── ModelNotFound     Triton has no such model or version, or has not loaded it yet
+    ├── AccessDenied          the token or certificate is missing, wrong or not enough
     ├── Overloaded            the server is at its limits; try later, or another server
     ├── ServerUnavailable     unreachable, not ready, stopping, or the connection was lost
     ├── Cancelled             ended before its time, by the caller or by the server
@@ -18,21 +19,31 @@ one, and the status only where there isn't.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
 class DeepseekTritonError(Exception):
     """The root: catching it catches everything that can happen to a request."""
 
-    def __init__(self, message: str, *, code: str | None = None, request_id: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        request_id: str | None = None,
+        url: str | None = None,
+        unprocessed: bool = False,
+    ) -> None:
         super().__init__(message)
         self.message = message
-        """What happened, without the code."""
+        """What happened, without the code; in the server's words where the server said it."""
         self.code = code
         """The backend's code, such as "E_OVERLOADED"; None where the error is Triton's, the network's or our own."""
         self.request_id = request_id
         """None where the error does not belong to one request."""
+        self.url = url
+        """Of the server that was asked; None where the error came before any was."""
+        self.unprocessed = unprocessed
+        """Nothing was generated for the request, so sending it again, here or elsewhere, is safe."""
 
     def __str__(self) -> str:
         return f"[{self.code}] {self.message}" if self.code else self.message
@@ -44,6 +55,10 @@ class InvalidRequest(DeepseekTritonError):
 
 class ModelNotFound(InvalidRequest):
     """Triton has no model of this name and version, or has not loaded it yet."""
+
+
+class AccessDenied(DeepseekTritonError):
+    """The server, or what stands before it, wants another token or certificate."""
 
 
 class Overloaded(DeepseekTritonError):
@@ -80,27 +95,22 @@ BY_CODE: dict[str, type[DeepseekTritonError]] = {
     "E_INTERNAL": ServerError,
 }
 
+_REFUSALS = frozenset({"E_OVERLOADED", "E_UNAVAILABLE"})
+"""What the backend answers when another server, or the same one later, should have the request."""
+
 _CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)
 
 # Triton's own words for a missing model. On a gRPC stream they come without any status.
 _UNKNOWN_MODEL = "Request for unknown model"
 
 
-def error_from_server(text: str, *, otherwise: type[DeepseekTritonError]) -> DeepseekTritonError:
-    """The error for a message of the server; of type `otherwise` where the message itself does not say which."""
+def error_from_server(
+    text: str, *, otherwise: type[DeepseekTritonError], unprocessed: bool = False
+) -> DeepseekTritonError:
+    """The error for a message of the server; `otherwise` and `unprocessed` where the message itself does not say."""
     coded = _CODED.match(text)
     if coded:
         code, message = coded.groups()
-        return BY_CODE.get(code, otherwise)(message, code=code)
+        return BY_CODE.get(code, otherwise)(message, code=code, unprocessed=code in _REFUSALS)
     kind = ModelNotFound if text.startswith(_UNKNOWN_MODEL) else otherwise
-    return kind(text)
-
-
-@contextmanager
-def belonging_to(request_id: str) -> Iterator[None]:
-    """Errors raised inside learn which request they belong to."""
-    try:
-        yield
-    except DeepseekTritonError as exc:
-        exc.request_id = request_id
-        raise
+    return kind(text, unprocessed=unprocessed)

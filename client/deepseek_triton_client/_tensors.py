@@ -18,15 +18,30 @@ from deepseek_triton_client._errors import InvalidRequest, ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One input of a request. Its shape is `[num_elements]`."""
+    """One input of a request."""
 
     name: str
     datatype: str
     num_elements: int
     data: bytes
+    shape: tuple[int, ...]
 
 
-_FORMATS = {"BOOL": "<?", "INT32": "<i", "UINT64": "<Q", "FP32": "<f"}
+_FORMATS = {
+    "BOOL": "?",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "FP16": "e",
+    "FP32": "f",
+    "FP64": "d",
+}
+_SIZES = {datatype: struct.calcsize(f"<{code}") for datatype, code in _FORMATS.items()}
 _LENGTH = struct.Struct("<I")
 
 
@@ -34,20 +49,33 @@ def encode(datatype: str, elements: Sequence[Any]) -> bytes:
     if datatype == "BYTES":
         texts = [element.encode() for element in elements]
         return b"".join(_LENGTH.pack(len(text)) + text for text in texts)
-    return b"".join(struct.pack(_FORMATS[datatype], element) for element in elements)
+    return struct.pack(f"<{len(elements)}{_FORMATS[datatype]}", *elements)
 
 
-def decode_one(datatype: str, data: bytes) -> Any:
-    """The only element of a tensor. Raises ProtocolError where `data` is anything else."""
+def decode(name: str, datatype: str, data: bytes) -> list[Any] | None:
+    """The elements of a tensor; None for a datatype that is not known here. Raises ProtocolError, naming `name`."""
     try:
-        if datatype != "BYTES":
-            return struct.unpack(_FORMATS[datatype], data)[0]
-        (length,) = _LENGTH.unpack_from(data)
-        if len(data) != _LENGTH.size + length:
-            raise ValueError(f"an element of {length} bytes was announced")
-        return data[_LENGTH.size :].decode()
-    except (KeyError, ValueError, struct.error) as exc:
-        raise ProtocolError(f"expected one {datatype} element, got {data[:64]!r} ({exc})") from exc
+        if datatype == "BYTES":
+            return _texts(data)
+        if datatype not in _FORMATS:
+            return None
+        return list(struct.unpack(f"<{len(data) // _SIZES[datatype]}{_FORMATS[datatype]}", data))
+    except (ValueError, struct.error) as exc:
+        raise ProtocolError(f"{name}: expected {datatype} elements, got {data[:64]!r} ({exc})") from exc
+
+
+def _texts(data: bytes) -> list[str]:
+    """Raises ValueError or struct.error."""
+    size, start, texts = len(data), 0, []
+    while start < size:
+        (length,) = _LENGTH.unpack_from(data, start)
+        start += 4
+        end = start + length
+        if end > size:
+            raise ValueError(f"an element of {length} bytes was announced, and {size - start} came")
+        texts.append(str(data[start:end], "utf-8"))
+        start = end
+    return texts
 
 
 def checked(name: str, datatype: str, value: Any) -> Any:
@@ -56,7 +84,7 @@ def checked(name: str, datatype: str, value: Any) -> Any:
         element = _CONVERSIONS[datatype](value)
         encode(datatype, [element])
     except (TypeError, ValueError, OverflowError, struct.error) as exc:
-        raise InvalidRequest(f"{name}: expected a value that fits {datatype}, got {value!r}") from exc
+        raise InvalidRequest(f"{name}: expected a value that fits {datatype}, got {value!r:.200}") from exc
     return element
 
 
@@ -67,9 +95,11 @@ def _text(value: Any) -> str:
 
 
 def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
+    if isinstance(value, bool):
+        return value
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        return bool(value)  # numpy's, which is no subclass, and numpy may not be there to be asked
+    raise TypeError
 
 
 def _integer(value: Any) -> int:

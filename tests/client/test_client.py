@@ -1,105 +1,241 @@
-"""What the client does whatever carries it."""
+"""What the client does before it asks a server anything, in all four corners."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+from corners import Corner
 
-from deepseek_triton_client import Client, DeadlineExceeded, InvalidRequest, SamplingParams
-from deepseek_triton_client import _client as client_module
-from deepseek_triton_client._client import _split_url
-
-
-@pytest.mark.parametrize(
-    ("url", "parts"),
-    [
-        ("http://host:1234", ("http", "host:1234", "")),
-        ("http://host", ("http", "host:8000", "")),
-        ("http://host/", ("http", "host:8000", "")),
-        ("http://host/triton/", ("http", "host:8000", "/triton")),
-        ("host:1234", ("http", "host:1234", "")),
-        ("host", ("http", "host:8000", "")),
-        ("grpc://host", ("grpc", "host:8001", "")),
-        ("grpc://[::1]:9", ("grpc", "[::1]:9", "")),
-        ("http://[::1]", ("http", "[::1]:8000", "")),
-    ],
+from deepseek_triton_client import (
+    AsyncClient,
+    Client,
+    DeadlineExceeded,
+    InvalidRequest,
+    Readiness,
+    SamplingParams,
+    Timeouts,
 )
-def test_urls(url, parts):
-    assert _split_url(url) == parts
+from deepseek_triton_client import _calls as calls_module
+
+VERBS = ("generate", "stream", "chat", "stream_chat")
+SECRET = "hf-very-secret"
 
 
-@pytest.mark.parametrize(
-    "url", ["", "ftp://host", "http://", "http://host:port", "http://host:99999", "grpc://host/path", "http://host?a=b"]
-)
-def test_urls_that_are_wrong(url):
-    with pytest.raises(InvalidRequest, match="url"):
-        Client(url)
+@pytest.fixture
+def nowhere(corner: Corner) -> str:
+    """Nobody listens there, and nobody is to be asked."""
+    return f"{corner.scheme}://127.0.0.1:1"
 
 
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_creating_a_client_connects_nowhere(scheme):
-    with Client(f"{scheme}://127.0.0.1:1"):
+def test_creating_a_client_connects_nowhere(corner: Corner, nowhere: str) -> None:
+    with corner.client(nowhere) as client:
+        assert (client.url, client.model_name) == (nowhere, "tensorrt_llm")
+
+
+DEEP: list[Any] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+
+WRONG: dict[str, tuple[Any, dict[str, Any], str, tuple[str, ...]]] = {
+    "misspelt": ("hi", {"temprature": 0.5}, r"unknown field 'temprature'; did you mean 'temperature'\?", VERBS),
+    "somebody else's name": ("hi", {"max_new_tokens": 5}, "use max_tokens", VERBS),
+    "the wire's name": ("hi", {"sampling_param_top_p": 0.5}, "use top_p", VERBS),
+    "the wire's business": ("hi", {"streaming": True}, "use stream", VERBS),
+    "a wrong type": ("hi", {"max_tokens": "many"}, "max_tokens: ", VERBS),
+    "two at once": ("hi", {"max_tokens": "many", "temprature": 1}, "temprature.*max_tokens", VERBS),
+    "a list": ("hi", {"stop_token_ids": [1.5]}, "stop_token_ids: ", VERBS),
+    "a request id": ("hi", {"request_id": 7}, "request_id", VERBS),
+    "an empty request id": ("hi", {"request_id": ""}, "request_id", VERBS),
+    "no prompt": (None, {}, "prompt: expected a text or a list of token ids", VERBS[:2]),
+    "a number": (7, {}, "prompt: expected a text or a list of token ids", VERBS[:2]),
+    "bytes": (b"hi", {}, "prompt: expected a text or a list of token ids", VERBS[:2]),
+    "no ids": ([], {}, "prompt: expected at least one token id", VERBS[:2]),
+    "an id that is none": ([1, "two"], {}, "prompt: ", VERBS[:2]),
+    "half a character": ("\ud800", {}, "prompt: ", VERBS[:2]),
+    "no messages": ([], {}, "messages: expected at least one message", VERBS[2:]),
+    "one message": ({"role": "user", "content": "hi"}, {}, "messages: expected a text or a list", VERBS[2:]),
+    "no role": ([{"content": "hi"}], {}, r"messages\[0\]: expected", VERBS[2:]),
+    "no number": ([{"role": "user", "content": float("nan")}], {}, "messages: expected what JSON can hold", VERBS[2:]),
+    "a deep one": ([{"role": "user", "content": DEEP}], {}, "messages: expected what JSON can hold", VERBS[2:]),
+    "only deep": (DEEP, {}, r"messages\[0\]: expected", VERBS[2:]),
+    "params in a dict": ("hi", {"params": {"max_tokens": 1}}, r"params: .*got dict; give fields by name: \*\*", VERBS),
+    "no params": ("hi", {"params": {}}, "params: expected SamplingParams, got dict", VERBS),
+    "seconds": ("hi", {"timeouts": 5}, r"timeouts: .*Timeouts\(total=5\), got 5", VERBS),
+    "no seconds": ("hi", {"timeouts": 0}, r"timeouts: .*, got 0", VERBS),
+    "what JSON has not": ([{"role": "user", "content": {1j}}], {}, "messages: expected what JSON can hold", VERBS[2:]),
+}
+
+
+@pytest.mark.parametrize(("name", "verb"), [(name, verb) for name, wrong in WRONG.items() for verb in wrong[3]])
+def test_what_is_wrong_is_refused_before_anything_is_sent(corner: Corner, nowhere: str, name: str, verb: str) -> None:
+    content, fields, expected, _verbs = WRONG[name]
+    with corner.client(nowhere) as client, pytest.raises(InvalidRequest, match=expected) as caught:
+        getattr(client, verb)(content, **fields)
+
+    assert (caught.value.code, caught.value.url, caught.value.unprocessed) == (None, None, False)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_fields_win_over_params(corner: Corner, nowhere: str, verb: str) -> None:
+    """Seen by what is refused: the wrong one of `params` has been replaced where the message has the other's."""
+    with corner.client(nowhere) as client, pytest.raises(InvalidRequest, match="got 'new'"):
+        getattr(client, verb)("hi", SamplingParams(max_tokens=1), max_tokens="new")
+
+
+def test_a_closed_client_says_so(corner: Corner, nowhere: str) -> None:
+    client = corner.client(nowhere)
+    with client:
         pass
-
-
-@pytest.mark.parametrize("verb", ["generate", "stream"])
-def test_a_wrong_field_is_refused_before_anything_is_sent(verb):
-    with Client("http://127.0.0.1:1") as client:
-        with pytest.raises(InvalidRequest, match="did you mean 'temperature'"):
-            getattr(client, verb)("hi", temprature=0.5)
-        with pytest.raises(InvalidRequest, match="max_tokens"):
-            getattr(client, verb)("hi", max_tokens="many")
-
-
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-@pytest.mark.parametrize("verb", ["generate", "stream"])
-@pytest.mark.parametrize("field", [{"logprobs": 0}, {"prompt_logprobs": 2}, {"return_perf_metrics": True}])
-def test_what_is_not_returned_is_refused_before_anything_is_sent(scheme, verb, field):
-    (name,) = field
-    with Client(f"{scheme}://127.0.0.1:1") as client, pytest.raises(InvalidRequest) as caught:
-        getattr(client, verb)("hi", SamplingParams(**field))
-    expected = "expected nothing, for this client does not return them yet; ask /generate for them"
-    assert str(caught.value) == f"{name}: {expected}"
-
-
-@pytest.mark.parametrize(
-    ("scheme", "verb", "why"),
-    [
-        ("http", "generate", "expected 1 over http, where this client streams underneath; use grpc://"),
-        ("http", "stream", "expected 1 in a stream, for the best is known at the end; use generate() over grpc://"),
-        ("grpc", "stream", "expected 1 in a stream, for the best is known at the end; use generate() over grpc://"),
-    ],
-)
-def test_best_of_is_refused_where_the_answer_is_streamed(scheme, verb, why):
-    with Client(f"{scheme}://127.0.0.1:1") as client, pytest.raises(InvalidRequest) as caught:
-        getattr(client, verb)("hi", temperature=0.8, best_of=2)
-    assert str(caught.value) == f"best_of: {why}"
-
-
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-@pytest.mark.parametrize("verb", ["generate", "stream"])
-def test_more_than_one_answer_is_refused(scheme, verb):
-    with Client(f"{scheme}://127.0.0.1:1") as client, pytest.raises(InvalidRequest, match="n: expected 1"):
-        getattr(client, verb)("hi", n=2)
-
-
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_a_closed_client_says_so(scheme):
-    client = Client(f"{scheme}://127.0.0.1:1")
     client.close()
-    client.close()
-    for use in (client.ready, client.metadata, lambda: client.generate("hi")):
-        with pytest.raises(RuntimeError, match="closed"):
+    uses = [lambda verb=verb: getattr(client, verb)("hi") for verb in VERBS]
+    uses += [client.ready, client.metadata, client.metrics, client.wait_until_ready, lambda: client.cancel("job-1")]
+    uses += [lambda: list(client.generate_many(["hi"]))]
+    for use in uses:
+        with pytest.raises(RuntimeError, match="the client is closed"):
             use()
 
 
-def test_waiting_until_ready(http_server, monkeypatch):
-    monkeypatch.setattr(client_module, "_POLL_INTERVAL_S", 0.0)
-    http_server.script(*[http_server.body(400, b"")] * 3, http_server.body(200, b""))
-    with Client(http_server.url) as client:
-        client.wait_until_ready(None)
-    assert len(http_server.requests) == 4
+@pytest.mark.parametrize("verb", ["stream", "stream_chat"])
+def test_a_stream_is_entered_first(corner: Corner, nowhere: str, verb: str) -> None:
+    with corner.client(nowhere) as client:
+        stream = getattr(client, verb)("hi", request_id="job-1")
+        assert stream.request_id == "job-1"
+        for use in (lambda: next(stream), lambda: stream.completion(), lambda: stream.text, lambda: stream.url):
+            with pytest.raises(RuntimeError, match="not open"):
+                use()
+        stream.close()
 
 
-def test_waiting_has_an_end(http_server):
-    http_server.script(http_server.body(400, b""))
-    with Client(http_server.url) as client, pytest.raises(DeadlineExceeded, match="not ready after 0 s"):
-        client.wait_until_ready(0)
-    assert len(http_server.requests) == 1
+@pytest.mark.parametrize("verb", ["stream", "stream_chat"])
+def test_every_request_has_an_id_of_its_own(corner: Corner, nowhere: str, verb: str) -> None:
+    with corner.client(nowhere) as client:
+        assert len({getattr(client, verb)("hi").request_id for _ in range(3)}) == 3
+
+
+WRONG_BATCHES: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a text": ("hi", {}, "requests: expected several, in a list or the like, got str"),
+    "one request": ({"prompt": "hi"}, {}, "requests: expected several, in a list or the like, got dict"),
+    "nothing": (None, {}, "requests: expected several, in a list or the like, got NoneType"),
+    "none at a time": (["hi"], {"concurrency": 0}, "concurrency: expected an integer of at least 1, got 0"),
+    "half at a time": (["hi"], {"concurrency": 0.5}, "concurrency: expected"),
+    "true at a time": (["hi"], {"concurrency": True}, "concurrency: expected"),
+    "misspelt": (["hi"], {"temprature": 1}, "unknown field 'temprature'"),
+    "a wrong type": (["hi"], {"max_tokens": "many"}, "max_tokens: "),
+    "params in a dict": (["hi"], {"params": {"max_tokens": 1}}, "params: expected SamplingParams, got dict"),
+    "seconds": (["hi"], {"timeouts": 5}, "timeouts: expected Timeouts"),
+}
+
+
+@pytest.mark.parametrize("return_errors", [False, True])
+@pytest.mark.parametrize("name", WRONG_BATCHES)
+def test_a_batch_that_is_wrong_is_refused_at_the_call(
+    corner: Corner, nowhere: str, name: str, return_errors: bool
+) -> None:
+    requests, fields, expected = WRONG_BATCHES[name]
+    with corner.client(nowhere) as client, pytest.raises(InvalidRequest, match=expected):
+        client.generate_many(requests, return_errors=return_errors, **fields)
+
+
+def test_the_blocking_client_takes_no_asynchronous_requests() -> None:
+    async def questions() -> AsyncIterator[str]:
+        yield "hi"
+
+    with Client("http://127.0.0.1:1") as client, pytest.raises(InvalidRequest, match="requests: expected"):
+        client.generate_many(questions())  # type: ignore[call-overload]
+
+
+def test_a_request_of_a_batch_wins_over_what_all_have(nowhere: str) -> None:
+    """And can take it back."""
+    with Client(nowhere) as client:
+        make = client._batch([], SamplingParams(top_k=1, seed=1), {"seed": 2, "n": 2}, Timeouts(total=5), 1)
+        request = make({"messages": "hi", "request_id": "job-1", "seed": 3, "n": None})
+        assert (request.request_id, request.is_chat) == ("job-1", True)
+        assert request.params == SamplingParams(top_k=1, seed=3)
+        assert make("hi").params == SamplingParams(top_k=1, seed=2, n=2)
+        assert request.timeouts == make("hi").timeouts == Timeouts(total=5)
+
+
+def test_a_whole_answer_has_no_limits_of_tokens(nowhere: str) -> None:
+    """Neither the client's nor the request's own."""
+    limits = Timeouts(connect=1, first_token=2, between_tokens=3, total=4)
+    whole = Timeouts(connect=1, total=4)
+    with Client(nowhere, timeouts=limits) as client, Client(nowhere) as other:
+        for made in (client._prompted("hi", None, {}, streaming=each) for each in (True, False)):
+            assert made.timeouts == (limits if made.streaming else whole)
+        for each in (True, False):
+            made = other._conversing("hi", None, {}, streaming=each, timeouts=limits)
+            assert made.timeouts == (limits if each else whole)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "ftp://host", "http://host:port", "grpc://host/path", "http://u:p@host", [], None, 7, [7], b"host"]
+)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_urls_that_are_none(kind: Any, url: Any) -> None:
+    with pytest.raises(InvalidRequest, match="url"):
+        kind(url)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model_name": ""},
+        {"model_name": "\ud800"},
+        {"balance": "random"},
+        {"stream_mode": "both"},
+        {"headers": {"a b": "c"}},
+        {"headers": []},
+        {"token": "a\n"},
+        {"token": ""},
+        {"timeouts": 0},
+        {"retries": 0},
+        {"tls": False},
+        {"connection": {}},
+        {"metrics_url": ""},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_settings_that_are_wrong(kind: Any, wrong: dict[str, Any]) -> None:
+    for url in ("http://host", "grpc://host"):
+        with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+            kind(url, **wrong)
+
+
+def test_neither_token_nor_headers_are_shown(corner: Corner, nowhere: str) -> None:
+    with corner.client(nowhere, token=SECRET, headers={"x-api-key": SECRET}) as client:
+        shown = repr(client)
+    assert nowhere in shown
+    assert SECRET not in shown
+
+
+def test_a_token_is_asked_for_each_time(corner: Corner, nowhere: str) -> None:
+    """And one that can't be sent is refused without being quoted."""
+    asked = []
+
+    def token() -> str:
+        asked.append(1)
+        return f"{SECRET}\n"
+
+    with corner.client(nowhere, token=token, timeouts=Timeouts(connect=1)) as client:
+        for number in (1, 2):
+            with pytest.raises(InvalidRequest, match="token") as caught:
+                client.generate("hi")
+            assert len(asked) == number
+            assert SECRET not in str(caught.value)
+
+
+def test_waiting_asks_again_until_it_is_ready(corner: Corner, nowhere: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(calls_module, "_POLL_INTERVAL_S", 0.01)
+    told: list[Readiness] = []
+    with (
+        corner.client(nowhere) as client,
+        pytest.raises(DeadlineExceeded, match=r"not ready after 1 s: .* is unreachable"),
+    ):
+        client.wait_until_ready(1, told.append)
+
+    assert len(told) > 1
+    assert {readiness.url for readiness in told} == {nowhere}
+    assert {readiness.state for readiness in told} == {"unreachable"}

@@ -1,25 +1,19 @@
-"""Every error of the libraries below becomes one of ours."""
+"""The tree of errors, and which of them the server's words stand for."""
 
+import copy
 import pickle
 
-import grpc
-import httpx
 import pytest
 
 from deepseek_triton_client import (
-    Cancelled,
-    DeadlineExceeded,
     DeepseekTritonError,
     InvalidRequest,
     ModelNotFound,
     Overloaded,
-    ProtocolError,
     ServerError,
     ServerUnavailable,
 )
 from deepseek_triton_client import _errors as errors
-from deepseek_triton_client._grpc import BY_STATUS_CODE
-from deepseek_triton_client._http import HTTPX_ERRORS, error_from_httpx, error_from_status
 
 
 def tree(root):
@@ -28,63 +22,23 @@ def tree(root):
         yield from tree(child)
 
 
-EXPORTED_BY_HTTPX = [
-    getattr(httpx, name)
-    for name in httpx.__all__
-    if isinstance(getattr(httpx, name), type) and issubclass(getattr(httpx, name), Exception)
-]
+@pytest.mark.parametrize(("code", "kind"), list(errors.BY_CODE.items()))
+@pytest.mark.parametrize("otherwise", [InvalidRequest, ServerError])
+def test_the_code_decides_before_the_status(code, kind, otherwise):
+    error = errors.error_from_server(f"[{code}] what happened", otherwise=otherwise)
+    assert type(error) is kind
+    assert (error.code, error.message, str(error)) == (code, "what happened", f"[{code}] what happened")
 
 
-@pytest.mark.parametrize("kind", EXPORTED_BY_HTTPX)
-def test_every_exception_of_httpx_is_mapped(kind):
-    assert issubclass(kind, tuple(HTTPX_ERRORS))
-    assert issubclass(error_from_httpx(kind.__new__(kind)), DeepseekTritonError)
+@pytest.mark.parametrize("code", list(errors.BY_CODE))
+def test_only_refusals_are_surely_unprocessed(code):
+    error = errors.error_from_server(f"[{code}] what", otherwise=ServerError, unprocessed=True)
+    assert error.unprocessed is (code in ("E_OVERLOADED", "E_UNAVAILABLE"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "ours"),
-    [
-        (httpx.ConnectError, ServerUnavailable),
-        (httpx.ConnectTimeout, ServerUnavailable),
-        (httpx.ReadTimeout, DeadlineExceeded),
-        (httpx.ReadError, ServerUnavailable),
-        (httpx.LocalProtocolError, InvalidRequest),
-        (httpx.RemoteProtocolError, ProtocolError),
-        (httpx.DecodingError, ProtocolError),
-    ],
-)
-def test_the_nearest_class_decides(kind, ours):
-    assert error_from_httpx(kind("what")) is ours
-
-
-def test_every_status_of_grpc_is_mapped():
-    assert set(BY_STATUS_CODE) == set(grpc.StatusCode)
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (302, ProtocolError),
-        (400, InvalidRequest),
-        (403, InvalidRequest),
-        (404, ModelNotFound),
-        (429, Overloaded),
-        (499, Cancelled),
-        (500, ServerError),
-        (501, ServerError),
-        (502, ServerUnavailable),
-        (503, ServerUnavailable),
-        (504, DeadlineExceeded),
-    ],
-)
-def test_statuses_of_http(status, kind):
-    assert error_from_status(status) is kind
-
-
-def test_the_code_decides_before_the_status():
-    error = errors.error_from_server("[E_OVERLOADED] full", otherwise=InvalidRequest)
-    assert isinstance(error, Overloaded)
-    assert (error.code, error.message, str(error)) == ("E_OVERLOADED", "full", "[E_OVERLOADED] full")
+def test_a_code_that_is_not_known_keeps_its_name():
+    error = errors.error_from_server("[E_NEW] what", otherwise=ServerUnavailable)
+    assert (type(error), error.code) == (ServerUnavailable, "E_NEW")
 
 
 def test_a_code_counts_at_the_beginning_only():
@@ -94,16 +48,22 @@ def test_a_code_counts_at_the_beginning_only():
     assert error.code is None
 
 
+def test_without_a_code_the_status_decides():
+    error = errors.error_from_server("no", otherwise=Overloaded, unprocessed=True)
+    assert (type(error), error.code, error.unprocessed) == (Overloaded, None, True)
+
+
 def test_an_unknown_model_is_known_by_its_words():
     error = errors.error_from_server("Request for unknown model: 'x' is not found", otherwise=ServerError)
     assert isinstance(error, ModelNotFound)
 
 
-def test_errors_survive_pickling():
+@pytest.mark.parametrize("kind", list(tree(DeepseekTritonError)))
+def test_errors_survive_pickling_and_copying(kind):
     """They cross process borders in test runners and pools."""
-    error = Overloaded("full", code="E_OVERLOADED", request_id="r1")
-    copy = pickle.loads(pickle.dumps(error))
-    assert (type(copy), vars(copy), str(copy)) == (Overloaded, vars(error), str(error))
+    error = kind("full", code="E_OVERLOADED", request_id="r1", url="http://h:8000", unprocessed=True)
+    for same in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert (type(same), vars(same), str(same)) == (kind, vars(error), "[E_OVERLOADED] full")
 
 
 def test_the_drawn_tree_is_the_real_one():

@@ -1,218 +1,876 @@
-"""The client over gRPC, against a scripted servicer in a real grpc server."""
+"""The gRPC transport, blocking and with asyncio, against scripted servers on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+import struct
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import grpc
 import pytest
+import trustme
+from grpc_server import GrpcServer, Proxy, RawServer
 from tritonclient.grpc import service_pb2 as pb
 
-from deepseek_triton_client import (
+from deepseek_triton_client import _blocking, _errors, _grpc_asyncio, _grpc_blocking
+from deepseek_triton_client._errors import (
+    AccessDenied,
     Cancelled,
-    Client,
     DeepseekTritonError,
     InvalidRequest,
-    ModelMetadata,
     ModelNotFound,
     Overloaded,
     ProtocolError,
     ServerError,
     ServerUnavailable,
-    TensorMetadata,
 )
+from deepseek_triton_client._grpc import asyncio_transport, blocking_transport
+from deepseek_triton_client._grpc_errors import BY_STATUS_CODE
+from deepseek_triton_client._models import TensorMetadata
+from deepseek_triton_client._settings import Connection, Endpoint, Settings, Timeouts, Tls
+from deepseek_triton_client._transports import Input
 
-COUNTS = {"num_input_tokens": 3, "num_output_tokens": 2}
+INPUTS = [
+    Input("text_input", "BYTES", ["hé"]),
+    Input("streaming", "BOOL", [True]),
+    Input("sampling_param_max_tokens", "INT32", [7]),
+    Input("sampling_param_stop", "BYTES", ["a", "b"], batched=True),
+]
+WAIT_S = 30
+FRAME_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+
+
+class Blocking:
+    """Runs `body(transport)`."""
+
+    def run(self, url, body, **settings):
+        return _blocking.run(self._whole(blocking_transport, url, body, settings))
+
+    def after(self, event, callback):
+        """Calls `callback` when `event` is set; from another thread, as a watchdog does."""
+        threading.Thread(target=lambda: (event.wait(WAIT_S), callback())).start()
+
+    async def sleep(self, event):
+        assert event.wait(WAIT_S)
+
+    @staticmethod
+    async def _whole(make, url, body, settings):
+        endpoint = Endpoint.parse(url)
+        transport = make(endpoint, Settings(endpoints=(endpoint,), **{"model_name": "tensorrt_llm"} | settings))
+        try:
+            return await body(transport)
+        finally:
+            await transport.close()
+
+
+class Asyncio(Blocking):
+    def run(self, url, body, **settings):
+        return asyncio.run(self._whole(asyncio_transport, url, body, settings))
+
+    def after(self, event, callback):
+        """From the loop's own thread, as a watchdog does."""
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=lambda: (event.wait(WAIT_S), loop.call_soon_threadsafe(callback))).start()
+
+    async def sleep(self, event):
+        assert await asyncio.to_thread(event.wait, WAIT_S)
+
+
+@pytest.fixture(params=[Blocking, Asyncio])
+def face(request):
+    return request.param()
 
 
 @pytest.fixture
-def client(grpc_server):
-    with Client(grpc_server.url) as client:
-        yield client
+def proxy(grpc_server):
+    with Proxy(grpc_server.port) as proxy:
+        yield proxy
 
 
-@pytest.fixture
-def last(grpc_server):
-    return grpc_server.response(final=True, text_output="好", finish_reason="stop", **COUNTS)
+def opened(transport, connect_s=10.0):
+    return transport.open("r1", INPUTS, connect_s=connect_s)
 
 
-def test_stream(grpc_server, client, last):
-    grpc_server.script(grpc_server.responses(grpc_server.response(text_output="你"), last))
-    with client.stream("hi", request_id="r1", max_tokens=7, stop=["é"]) as stream:
-        assert [chunk.text for chunk in stream] == ["你", "好"]
-        completion = stream.completion()
-    assert (completion.text, completion.finish_reason, completion.stop_reason) == ("你好", "stop", None)
-    assert (completion.num_input_tokens, completion.num_output_tokens) == (3, 2)
+async def everything(transport, connect_s=10.0):
+    stream = opened(transport, connect_s)
+    try:
+        return await rest(stream)
+    finally:
+        await stream.close()
+
+
+async def rest(stream):
+    found = []
+    while (outputs := await stream.receive()) is not None:
+        found.append(outputs)
+    return found
+
+
+def failing(face, url, body=everything, **settings):
+    with pytest.raises(DeepseekTritonError) as caught:
+        face.run(url, body, **settings)
+    return caught.value
+
+
+# --- requests and responses ---
+
+
+def test_what_is_sent(grpc_server, face):
+    grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a")))
+    face.run(grpc_server.url, everything, model_version="2")
     (sent,) = grpc_server.requests
-    assert (sent.model_name, sent.model_version, sent.id) == ("tensorrt_llm", "", "r1")
+    assert (sent.model_name, sent.model_version, sent.id) == ("tensorrt_llm", "2", "r1")
     assert sent.parameters["triton_enable_empty_final_response"].bool_param
-    inputs = {each.name: (each.datatype, list(each.shape)) for each in sent.inputs}
-    assert inputs == {
-        "text_input": ("BYTES", [1]),
-        "streaming": ("BOOL", [1]),
-        "stream_mode": ("BYTES", [1]),
-        "sampling_param_max_tokens": ("INT32", [1]),
-        "sampling_param_stop": ("BYTES", [1]),
-        "sampling_param_n": ("INT32", [1]),
-    }
-    contents = dict(zip((each.name for each in sent.inputs), sent.raw_input_contents, strict=True))
-    assert contents == {
-        "text_input": b"\2\0\0\0hi",
-        "streaming": b"\1",
-        "stream_mode": b"\5\0\0\0delta",
-        "sampling_param_max_tokens": b"\7\0\0\0",
-        "sampling_param_stop": b"\2\0\0\0\xc3\xa9",
-        "sampling_param_n": b"\1\0\0\0",
-    }
+    assert [(each.name, each.datatype, list(each.shape)) for each in sent.inputs] == [
+        ("text_input", "BYTES", [1]),
+        ("streaming", "BOOL", [1]),
+        ("sampling_param_max_tokens", "INT32", [1]),
+        ("sampling_param_stop", "BYTES", [1, 2]),
+    ]
+    assert list(sent.raw_input_contents) == [
+        b"\3\0\0\0h\xc3\xa9",
+        b"\1",
+        b"\7\0\0\0",
+        b"\1\0\0\0a\1\0\0\0b",
+    ]
 
 
-def test_generate(grpc_server, client, last):
-    grpc_server.script(grpc_server.responses(last))
-    completion = client.generate("hi")
-    assert (completion.text, completion.time_to_first_token_s) == ("好", None)
-    assert grpc_server.requests[0].raw_input_contents[1] == b"\0"
+def test_responses(grpc_server, face):
+    grpc_server.script(
+        grpc_server.responses(
+            grpc_server.response(text_output="你"),
+            grpc_server.response(text_output="好", finish_reason="stop", num_output_tokens=2),
+        )
+    )
+    assert face.run(grpc_server.url, everything) == [
+        {"text_output": "你"},
+        {"text_output": "好", "finish_reason": "stop", "num_output_tokens": 2},
+    ]
 
 
-def test_best_of_goes_to_the_server_where_the_answer_is_not_streamed(grpc_server, client, last):
-    grpc_server.script(grpc_server.responses(last))
-    client.generate("hi", temperature=0.8, best_of=3)
-    (sent,) = grpc_server.requests
-    contents = dict(zip((each.name for each in sent.inputs), sent.raw_input_contents, strict=True))
-    assert contents["sampling_param_best_of"] == b"\3\0\0\0"
+def test_an_empty_final_response_is_left_out(grpc_server, face):
+    grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a"), grpc_server.response(final=True)))
+    assert face.run(grpc_server.url, everything) == [{"text_output": "a"}]
 
 
-def test_an_empty_final_response_is_no_chunk(grpc_server, client):
-    only = grpc_server.response(text_output="a", finish_reason="length", **COUNTS)
-    grpc_server.script(grpc_server.responses(only, grpc_server.response(final=True)))
-    with client.stream("hi") as stream:
-        assert [chunk.finish_reason for chunk in stream] == ["length"]
+def test_nothing_is_sent_before_the_first_receive(grpc_server, face):
+    async def body(transport):
+        await opened(transport).close()
+
+    face.run(grpc_server.url, body)
+    assert grpc_server.metadata == []
 
 
-def test_a_request_that_ends_is_not_cancelled(grpc_server, client, last):
+def test_a_stream_that_ended_stays_so(grpc_server, face):
+    async def body(transport):
+        stream = opened(transport)
+        await rest(stream)
+        assert await stream.receive() is None
+        await stream.close()
+        await stream.close()
+
+    grpc_server.script(grpc_server.responses())
+    face.run(grpc_server.url, body)
+
+
+def test_a_request_that_ends_is_not_cancelled(grpc_server, face):
     ended = []
 
     def answer(request, context):
-        yield last
-        assert grpc_server.release.wait(30)
+        yield grpc_server.response(text_output="a")
+        assert grpc_server.release.wait(WAIT_S)
         ended.append(context.is_active())
 
-    grpc_server.script(answer)
-    with client.stream("hi") as stream:
-        next(stream)
+    async def body(transport):
+        stream = opened(transport)
+        await stream.receive()
         grpc_server.release.set()
-        assert list(stream) == []
+        assert await stream.receive() is None
+        await stream.close()
+
+    grpc_server.script(answer)
+    face.run(grpc_server.url, body)
     assert ended == [True]
 
 
-def test_leaving_the_block_early_is_seen_by_the_server(grpc_server, client):
-    def endless(request, context):
-        yield grpc_server.response(text_output="a")
-        assert grpc_server.gone.wait(30)
+def test_many_streams_at_once(grpc_server, face):
+    """On one connection, each with its own answer."""
 
-    grpc_server.script(endless)
-    with client.stream("hi", request_id="r1") as stream:
-        assert next(stream).text == "a"
-        assert not grpc_server.gone.is_set()
-    assert grpc_server.gone.wait(30)
-    with pytest.raises(Cancelled) as caught:
-        next(stream)
-    assert caught.value.request_id == "r1"
+    def answer(request, context):
+        yield grpc_server.response(text_output=request.id)
+
+    async def one(transport, number):
+        stream = transport.open(str(number), INPUTS, connect_s=10.0)
+        found = await rest(stream)
+        await stream.close()
+        return found
+
+    async def body(transport):
+        if isinstance(face, Asyncio):
+            return await asyncio.gather(*(one(transport, number) for number in range(20)))
+        found = [None] * 20
+
+        def thread(number):
+            found[number] = _blocking.run(one(transport, number))
+
+        threads = [threading.Thread(target=thread, args=(number,)) for number in range(20)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        return found
+
+    grpc_server.script(*[answer] * 20)
+    assert face.run(grpc_server.url, body) == [[{"text_output": str(number)}] for number in range(20)]
+
+
+# --- errors the server sends ---
 
 
 @pytest.mark.parametrize(
-    ("message", "kind", "code"),
+    ("message", "kind", "code", "unprocessed"),
     [
-        ("[E_PROMPT_TOO_LONG] 9 > 8", InvalidRequest, "E_PROMPT_TOO_LONG"),
-        ("[E_OVERLOADED] full", Overloaded, "E_OVERLOADED"),
-        ("Request for unknown model: 'x' is not found", ModelNotFound, None),
-        ("what", ServerError, None),
+        ("[E_PROMPT_TOO_LONG] 9 > 8", InvalidRequest, "E_PROMPT_TOO_LONG", False),
+        ("[E_OVERLOADED] full", Overloaded, "E_OVERLOADED", True),
+        ("[E_UNAVAILABLE] stopping", ServerUnavailable, "E_UNAVAILABLE", True),
+        ("Request for unknown model: 'x' is not found", ModelNotFound, None, False),
+        ("what", ServerError, None, False),
     ],
 )
-def test_error_messages_in_the_stream(grpc_server, client, message, kind, code):
-    grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a"), grpc_server.error(message)))
-    with client.stream("hi", request_id="r1") as stream:
-        assert next(stream).text == "a"
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_an_error_in_the_stream_is_its_end(grpc_server, face, message, kind, code, unprocessed, num_before):
+    async def body(transport):
+        stream = opened(transport)
+        for _ in range(num_before):
+            await stream.receive()
         with pytest.raises(DeepseekTritonError) as caught:
-            next(stream)
-    assert type(caught.value) is kind
-    assert (caught.value.code, caught.value.request_id, str(caught.value)) == (code, "r1", message)
+            await stream.receive()
+        assert await stream.receive() is None
+        await stream.close()
+        return caught.value
+
+    answers = [grpc_server.response(text_output="a")] * num_before
+    grpc_server.script(grpc_server.responses(*answers, grpc_server.error(message)))
+    error = face.run(grpc_server.url, body)
+    assert (type(error), error.code, str(error)) == (kind, code, message)
+    assert error.unprocessed is (unprocessed and not num_before)
+
+
+def test_every_status_is_mapped():
+    assert set(BY_STATUS_CODE) == set(grpc.StatusCode)
+
+
+@pytest.mark.parametrize("status", [each for each in grpc.StatusCode if each is not grpc.StatusCode.OK])
+def test_a_status_becomes_an_error_of_this_package(grpc_server, face, status):
+    grpc_server.script(lambda request, context: context.abort(status, "what"))
+    error = failing(face, grpc_server.url)
+    assert type(error) is BY_STATUS_CODE[status]
+    assert type(error).__module__ == _errors.__name__
+    assert str(error) == "what"
+    assert error.unprocessed is (status is grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 @pytest.mark.parametrize(
-    ("status", "details", "kind"),
+    ("status", "details", "kind", "text", "unprocessed"),
     [
-        (grpc.StatusCode.UNAVAILABLE, "stopping", ServerUnavailable),
-        (grpc.StatusCode.UNAVAILABLE, "[E_OVERLOADED] full", Overloaded),
-        (grpc.StatusCode.NOT_FOUND, "what", ModelNotFound),
-        (grpc.StatusCode.CANCELLED, "what", Cancelled),
-        (grpc.StatusCode.INTERNAL, "", ServerError),
+        (grpc.StatusCode.UNAVAILABLE, "[E_OVERLOADED] full", Overloaded, "[E_OVERLOADED] full", True),
+        (grpc.StatusCode.INTERNAL, "", ServerError, "INTERNAL", False),
+        (grpc.StatusCode.UNAUTHENTICATED, "no token", AccessDenied, "no token", False),
+        (grpc.StatusCode.PERMISSION_DENIED, "not you", AccessDenied, "not you", False),
     ],
 )
-def test_statuses(grpc_server, client, status, details, kind):
+def test_statuses_with_more_to_say(grpc_server, face, status, details, kind, text, unprocessed):
     grpc_server.script(lambda request, context: context.abort(status, details))
-    with pytest.raises(DeepseekTritonError) as caught:
-        client.generate("hi", request_id="r1")
-    assert type(caught.value) is kind
-    assert caught.value.request_id == "r1"
-    assert str(caught.value) == details or status.name
+    error = failing(face, grpc_server.url)
+    assert (type(error), str(error), error.unprocessed) == (kind, text, unprocessed)
 
 
-def test_an_end_without_finish_reason(grpc_server, client):
-    grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a"), grpc_server.response(final=True)))
-    with pytest.raises(ProtocolError, match="finish_reason"):
-        client.generate("hi")
+def test_a_refusal_after_the_first_response_is_not_unprocessed(grpc_server, face):
+    def answer(request, context):
+        yield grpc_server.response(text_output="a")
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
+    grpc_server.script(answer)
+    error = failing(face, grpc_server.url)
+    assert (type(error), error.unprocessed) == (Overloaded, False)
 
 
-def test_outputs_without_their_contents(grpc_server, client):
+def test_outputs_without_their_contents(grpc_server, face):
     broken = grpc_server.response(text_output="a")
     broken.infer_response.ClearField("raw_output_contents")
     grpc_server.script(grpc_server.responses(broken))
-    with pytest.raises(ProtocolError, match="raw contents"):
-        client.generate("hi")
+    error = failing(face, grpc_server.url)
+    assert type(error) is ProtocolError
+    assert "raw contents" in str(error)
 
 
-def test_another_service(http_server):
+def test_what_is_no_message_of_triton(face):
+    handler = grpc.stream_stream_rpc_method_handler(lambda requests, context: iter([b"\xff\xff"]))
+    methods = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ModelStreamInfer": handler})
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((methods,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        error = failing(face, f"grpc://127.0.0.1:{port}")
+    finally:
+        server.stop(None).wait()
+    assert type(error) is ProtocolError
+    assert "ModelStreamInferResponse" in str(error)
+
+
+# --- sizes ---
+
+
+def test_a_response_over_the_limit(grpc_server, face):
+    grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a" * 2000)))
+    error = failing(face, grpc_server.url, connection=Connection(max_message_bytes=1000))
+    assert type(error) is ProtocolError
+    assert "connection.max_message_bytes" in str(error)
+    assert not error.unprocessed
+
+
+def test_responses_of_megabytes_are_within_the_default(grpc_server, face):
+    grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a" * 5_000_000)))
+    (outputs,) = face.run(grpc_server.url, everything)
+    assert len(outputs["text_output"]) == 5_000_000
+
+
+def test_a_request_over_the_servers_limit(grpc_server, face):
+    async def body(transport):
+        stream = transport.open("r1", [Input("text_input", "BYTES", ["a" * 9_000_000])], connect_s=10.0)
+        await stream.receive()
+
+    assert type(failing(face, grpc_server.url, body)) is InvalidRequest
+
+
+# --- the end of connections ---
+
+
+def test_a_connection_lost_in_the_middle(grpc_server, proxy, face):
+    async def body(transport):
+        stream = opened(transport)
+        await stream.receive()
+        proxy.cut()
+        await rest(stream)
+
+    grpc_server.script(grpc_server.silence(grpc_server.response(text_output="a")))
+    error = failing(face, f"grpc://127.0.0.1:{proxy.port}", body)
+    assert (type(error), error.unprocessed) == (ServerUnavailable, False)
+
+
+def test_a_connection_lost_before_the_first_response(grpc_server, proxy, face):
+    """The server had the request, and may have worked on it."""
+
+    async def body(transport):
+        face.after(grpc_server.asked, proxy.cut)
+        await everything(transport)
+
+    grpc_server.script(grpc_server.silence())
+    error = failing(face, f"grpc://127.0.0.1:{proxy.port}", body)
+    assert (type(error), error.unprocessed) == (ServerUnavailable, False)
+
+
+def test_a_server_that_comes_back_is_found(grpc_server, proxy, face):
+    async def body(transport):
+        await everything(transport)
+        proxy.cut()
+        while True:
+            try:
+                return await everything(transport)
+            except ServerUnavailable:
+                pass
+
+    grpc_server.script(*[grpc_server.responses(grpc_server.response(text_output="a"))] * 2)
+    assert face.run(f"grpc://127.0.0.1:{proxy.port}", body) == [{"text_output": "a"}]
+
+
+def refused_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("connect_s", [10.0, None])
+@pytest.mark.parametrize("address", ["refused", "no.such.host.invalid:8001"])
+def test_nobody_there(face, address, connect_s):
+    url = f"grpc://127.0.0.1:{refused_port()}" if address == "refused" else f"grpc://{address}"
+    error = failing(face, url, lambda transport: everything(transport, connect_s))
+    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
+
+
+@pytest.fixture
+def blackhole():
+    """A port where nothing answers, not even TCP: its queue of connections is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+def test_connecting_is_limited(face, blackhole):
+    error = failing(face, f"grpc://127.0.0.1:{blackhole}", lambda transport: everything(transport, 0.2))
+    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
+    assert str(error) == "no connection within 0.2 s"
+
+
+def test_connecting_is_limited_where_something_listens(face):
+    with RawServer(lambda connection: connection.recv(1 << 16)) as server:
+        error = failing(face, f"grpc://127.0.0.1:{server.port}", lambda transport: everything(transport, 0.2))
+    assert (str(error), error.unprocessed) == ("no connection within 0.2 s", True)
+
+
+def test_gRPC_gives_up_by_itself_where_the_request_has_no_limit(face, blackhole):
+    error = failing(
+        face,
+        f"grpc://127.0.0.1:{blackhole}",
+        lambda transport: everything(transport, None),
+        timeouts=Timeouts(connect=0.1),
+    )
+    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
+
+
+def test_an_interrupt_while_connecting(face, blackhole):
+    async def body(transport):
+        stream = opened(transport, 600.0)
+        begun = threading.Event()
+        face.after(begun, stream.interrupt)
+        begin = stream._begun
+        stream._begun = lambda call: (begin(call), begun.set())[0]
+        await stream.receive()
+
+    assert type(failing(face, f"grpc://127.0.0.1:{blackhole}", body)) is Cancelled
+
+
+def test_another_service(http_server, face):
     """The HTTP port, taken for the gRPC one."""
-    with Client(http_server.url.replace("http://", "grpc://")) as client, pytest.raises(ServerUnavailable):
-        client.generate("hi")
+    error = failing(face, http_server.url.replace("http://", "grpc://"))
+    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
 
-def test_nobody_listens(grpc_server):
-    grpc_server.stop()
-    with Client(grpc_server.url) as client:
-        with pytest.raises(ServerUnavailable):
-            client.generate("hi")
-        assert client.ready() is False
-        with pytest.raises(ServerUnavailable):
-            client.metadata()
+def frame(kind, flags, stream, payload):
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
-def test_closing_the_client_ends_its_streams(grpc_server):
-    def endless(request, context):
-        yield grpc_server.response(text_output="a")
-        assert grpc_server.gone.wait(30)
+def until_request(connection):
+    """Opens HTTP/2 and reads to the end of the request's header frame and data."""
+    connection.sendall(FRAME_SETTINGS)
+    received = b""
+    while b"ModelStreamInfer" not in received:
+        data = connection.recv(1 << 16)
+        if not data:
+            raise OSError
+        received += data
 
-    grpc_server.script(endless)
-    client = Client(grpc_server.url)
-    with client.stream("hi") as stream:
-        next(stream)
-        client.close()
+
+def status_503(connection):
+    until_request(connection)
+    connection.sendall(frame(1, 5, 1, b"\x08\x03503"))
+    connection.recv(1 << 16)
+
+
+def goaway(connection):
+    """Of a server that had the request; the connection ends after it."""
+    until_request(connection)
+    connection.sendall(frame(7, 0, 0, struct.pack(">II", 1, 0)))
+    connection.shutdown(socket.SHUT_RDWR)
+
+
+def closed(connection):
+    until_request(connection)
+    connection.shutdown(socket.SHUT_RDWR)
+
+
+def reset_stream(connection):
+    until_request(connection)
+    connection.sendall(frame(3, 0, 1, struct.pack(">I", 11)))
+    connection.recv(1 << 16)
+
+
+@pytest.mark.parametrize(
+    ("behave", "kind", "unprocessed"),
+    [
+        (status_503, ServerUnavailable, True),
+        (goaway, ServerUnavailable, False),
+        (closed, ServerUnavailable, False),
+        (reset_stream, Overloaded, False),
+    ],
+)
+def test_only_a_request_that_surely_was_not_worked_on_is_unprocessed(face, behave, kind, unprocessed):
+    with RawServer(behave) as server:
+        error = failing(face, f"grpc://127.0.0.1:{server.port}", lambda transport: everything(transport, None))
+    assert (type(error), error.unprocessed) == (kind, unprocessed)
+
+
+# --- cancelling ---
+
+
+def test_an_interrupt_before_the_first_response(grpc_server, face):
+    async def body(transport):
+        stream = opened(transport)
+        face.after(grpc_server.asked, stream.interrupt)
+        await stream.receive()
+
+    grpc_server.script(grpc_server.silence())
+    assert type(failing(face, grpc_server.url, body)) is Cancelled
+    assert grpc_server.gone.wait(WAIT_S)
+
+
+def test_an_interrupt_in_the_middle(grpc_server, face):
+    async def body(transport):
+        stream = opened(transport)
+        await stream.receive()
+        face.after(grpc_server.asked, stream.interrupt)
+        await stream.receive()
+
+    grpc_server.script(grpc_server.silence(grpc_server.response(text_output="a")))
+    assert type(failing(face, grpc_server.url, body)) is Cancelled
+    assert grpc_server.gone.wait(WAIT_S)
+
+
+def test_an_interrupt_before_anything_was_sent(grpc_server, face):
+    async def body(transport):
+        stream = opened(transport)
+        stream.interrupt()
+        await stream.receive()
+
+    assert type(failing(face, grpc_server.url, body)) is Cancelled
+    assert grpc_server.requests == []
+
+
+def test_closing_cancels(grpc_server, face):
+    async def body(transport):
+        stream = opened(transport)
+        await stream.receive()
+        assert not grpc_server.gone.is_set()
+        await stream.close()
+        await face.sleep(grpc_server.gone)
+
+    grpc_server.script(grpc_server.silence(grpc_server.response(text_output="a")))
+    face.run(grpc_server.url, body)
+
+
+def until_gone(grpc_server, *responses):
+    """Answers these and goes on until the client goes. The future: whether it did."""
+    left = Future()
+
+    def answer(request, context):
+        context.add_callback(lambda: left.done() or left.set_result(True))
+        yield from responses
+        if not grpc_server.gone.wait(WAIT_S):
+            left.set_result(False)
+
+    grpc_server.script(answer)
+    return left
+
+
+def test_a_stream_that_is_forgotten_is_cancelled(grpc_server, face):
+    left = until_gone(grpc_server, grpc_server.response(text_output="a"))
+
+    async def body(transport):
+        stream = opened(transport)
+        await stream.receive()
+        del stream
+        gc.collect()
+        assert await asyncio.to_thread(left.result) if isinstance(face, Asyncio) else left.result()
+
+    face.run(grpc_server.url, body)
+
+
+def test_a_stream_that_is_forgotten_after_its_loop(grpc_server):
+    left = until_gone(grpc_server, grpc_server.response(text_output="a"))
+    endpoint = Endpoint.parse(grpc_server.url)
+    transport = asyncio_transport(endpoint, Settings(endpoints=(endpoint,), model_name="tensorrt_llm"))
+    stream = opened(transport)
+    asyncio.run(stream.receive())
+    del stream, transport
+    gc.collect()
+    assert left.result(WAIT_S)
+
+
+@pytest.mark.parametrize("read_on", [True, False])
+def test_an_end_that_is_announced_and_does_not_come(grpc_server, face, read_on):
+    left = until_gone(grpc_server, grpc_server.response(text_output="a", final=True))
+
+    async def body(transport):
+        stream = opened(transport)
+        assert await stream.receive() == {"text_output": "a"}
+        if read_on:
+            assert await stream.receive() is None
+        await stream.close()
+
+    face.run(grpc_server.url, body)
+    assert left.result(WAIT_S)
+
+
+def test_an_end_that_is_announced_and_does_not_come_after_an_error(grpc_server, face):
+    left = until_gone(grpc_server, grpc_server.error("what"))
+    assert type(failing(face, grpc_server.url)) is ServerError
+    assert left.result(WAIT_S)
+
+
+def test_responses_after_the_final_one_are_left_out(grpc_server, face):
+    final = grpc_server.response(text_output="a", final=True)
+    left = until_gone(grpc_server, final, grpc_server.response(text_output="b"))
+    assert face.run(grpc_server.url, everything) == [{"text_output": "a"}]
+    assert left.result(WAIT_S)
+
+
+def test_an_interrupt_while_the_end_is_waited_for(grpc_server, face, monkeypatch):
+    for module in (_grpc_blocking, _grpc_asyncio):
+        monkeypatch.setattr(module, "END_S", 2.0 * WAIT_S)
+    left = until_gone(grpc_server, grpc_server.response(text_output="a", final=True))
+
+    async def body(transport):
+        stream = opened(transport)
+        await stream.receive()
+        face.after(grpc_server.asked, stream.interrupt)
+        assert await stream.receive() is None
+        await stream.close()
+
+    face.run(grpc_server.url, body)
+    assert left.result(WAIT_S)
+
+
+def test_a_task_that_is_cancelled_while_it_waits_for_the_end(grpc_server, monkeypatch):
+    monkeypatch.setattr(_grpc_asyncio, "END_S", 2.0 * WAIT_S)
+    left = until_gone(grpc_server, grpc_server.response(text_output="a", final=True))
+
+    async def body(transport):
+        stream = opened(transport)
+        await stream.receive()
+        task = asyncio.ensure_future(stream.close())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(left.result)
+
+    Asyncio().run(grpc_server.url, body)
+
+
+def test_closing_the_transport_ends_its_streams(grpc_server, face):
+    async def body(transport):
+        stream = opened(transport)
+        await stream.receive()
+        await transport.close()
         with pytest.raises(Cancelled):
-            next(stream)
+            await stream.receive()
+        with pytest.raises(Cancelled, match="closed"):
+            await everything(transport)
+
+    grpc_server.script(grpc_server.silence(grpc_server.response(text_output="a")))
+    face.run(grpc_server.url, body)
+    assert grpc_server.gone.wait(WAIT_S)
 
 
-def test_ready(grpc_server, client):
-    assert client.ready() is True
-    grpc_server.ready = False
-    assert client.ready() is False
-    assert grpc_server.requests[0].name == "tensorrt_llm"
+def test_a_cancelled_task_stays_cancelled_and_cancels_the_request(grpc_server):
+    async def body(transport):
+        stream = opened(transport)
+        await stream.receive()
+        task = asyncio.ensure_future(stream.receive())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(grpc_server.gone.wait, WAIT_S)
+
+    grpc_server.script(grpc_server.silence(grpc_server.response(text_output="a")))
+    Asyncio().run(grpc_server.url, body)
 
 
-def test_metadata(grpc_server, client):
-    answer = pb.ModelMetadataResponse(name="m", versions=["1"], platform="python")
-    answer.inputs.add(name="text_input", datatype="BYTES", shape=[-1])
-    grpc_server.script(lambda request, context: answer)
-    inputs = (TensorMetadata("text_input", "BYTES", (-1,)),)
-    assert client.metadata() == ModelMetadata("m", ("1",), "python", inputs, ())
+@pytest.mark.skipif(not hasattr(asyncio.Task, "cancelling"), reason="Python 3.10 can't tell the two apart")
+def test_a_task_that_is_cancelled_while_its_stream_is_interrupted_stays_cancelled(grpc_server):
+    async def body(transport):
+        stream = opened(transport)
+        await stream.receive()
+        task = asyncio.ensure_future(stream.receive())
+        await asyncio.sleep(0)
+        stream.interrupt()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    grpc_server.script(grpc_server.silence(grpc_server.response(text_output="a")))
+    Asyncio().run(grpc_server.url, body)
 
 
-def test_metadata_of_an_unknown_model(grpc_server, client):
-    grpc_server.script(lambda request, context: context.abort(grpc.StatusCode.NOT_FOUND, "Request for unknown model"))
-    with pytest.raises(ModelNotFound):
-        client.metadata()
+# --- headers and TLS ---
+
+
+def test_headers_and_token_go_with_every_call(grpc_server, face):
+    tokens = iter(["one", "two", "three"])
+
+    async def body(transport):
+        await transport.server_ready(10.0)
+        await everything(transport)
+
+    grpc_server.script(grpc_server.responses())
+    face.run(grpc_server.url, body, headers={"X-Team": "red"}, token=lambda: next(tokens))
+    assert [(each["x-team"], each["authorization"]) for each in grpc_server.metadata] == [
+        ("red", "Bearer one"),
+        ("red", "Bearer two"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["trace-bin", "Trace-Bin", "a~b", "é"])
+def test_headers_that_gRPC_can_not_send(face, name):
+    async def body(transport):
+        raise AssertionError
+
+    error = failing(face, "grpc://127.0.0.1:1", body, headers={name: "x"})
+    assert type(error) is InvalidRequest
+    assert name in str(error)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    client = authority.issue_cert("client@example.org")
+    client.private_key_and_cert_chain_pem.write_to_path(folder / "client.pem")
+    client.private_key_pem.write_to_path(folder / "client.key")
+    for number, blob in enumerate(client.cert_chain_pems):
+        blob.write_to_path(folder / "client.crt", append=number > 0)
+    (folder / "garbage.pem").write_text("garbage")
+    return authority, folder
+
+
+@pytest.fixture
+def secure(authority):
+    """Starts a server with a certificate for localhost."""
+    servers = []
+
+    def start(*, mutual=False):
+        certificate = authority[0].issue_cert("localhost")
+        pair = (certificate.private_key_pem.bytes(), b"".join(each.bytes() for each in certificate.cert_chain_pems))
+        root = authority[0].cert_pem.bytes() if mutual else None
+        servers.append(GrpcServer(grpc.ssl_server_credentials([pair], root, mutual)))
+        servers[-1].script(servers[-1].responses(servers[-1].response(text_output="a")))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def test_tls(secure, authority, face):
+    tls = Tls(ca=authority[1] / "ca.pem")
+    assert face.run(secure().url, everything, tls=tls) == [{"text_output": "a"}]
+
+
+@pytest.mark.parametrize("files", [("client.crt", "client.key"), ("client.pem", None)])
+def test_a_certificate_of_the_client(secure, authority, face, files):
+    folder = authority[1]
+    certificate, key = folder / files[0], None if files[1] is None else folder / files[1]
+    tls = Tls(ca=folder / "ca.pem", certificate=certificate, key=key)
+    assert face.run(secure(mutual=True).url, everything, tls=tls) == [{"text_output": "a"}]
+
+
+def test_a_server_that_nobody_vouches_for(secure, face):
+    error = failing(face, secure().url)
+    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
+
+
+def test_a_missing_certificate_of_the_client(secure, authority, face):
+    error = failing(face, secure(mutual=True).url, tls=Tls(ca=authority[1] / "ca.pem"))
+    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{"ca": "garbage.pem"}, {"certificate": "garbage.pem"}, {"certificate": "client.crt", "key": "garbage.pem"}],
+)
+def test_files_that_are_no_certificates(authority, face, names):
+    async def body(transport):
+        raise AssertionError
+
+    tls = Tls(**{field: authority[1] / name for field, name in names.items()})
+    error = failing(face, "grpcs://localhost:1", body, tls=tls)
+    assert type(error) is InvalidRequest
+    assert "garbage.pem" in str(error)
+
+
+# --- what is asked besides ---
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_ready(grpc_server, face, is_ready):
+    async def body(transport):
+        return await transport.server_ready(10.0), await transport.model_ready(10.0)
+
+    grpc_server.ready = is_ready
+    assert face.run(grpc_server.url, body, model_version="3") == (is_ready, is_ready)
+    assert (grpc_server.requests[0].name, grpc_server.requests[0].version) == ("tensorrt_llm", "3")
+
+
+def test_metadata(grpc_server, face):
+    grpc_server.model = pb.ModelMetadataResponse(name="m", versions=["1"], platform="python")
+    grpc_server.model.inputs.add(name="text_input", datatype="BYTES", shape=[-1])
+    metadata = face.run(grpc_server.url, lambda transport: transport.metadata(10.0))
+    assert (metadata.name, metadata.versions, metadata.platform) == ("m", ("1",), "python")
+    assert (metadata.inputs, metadata.outputs) == ((TensorMetadata("text_input", "BYTES", (-1,)),), ())
+
+
+def test_metadata_of_an_unknown_model(grpc_server, face):
+    grpc_server.answers["ModelMetadata"] = lambda request, context: context.abort(
+        grpc.StatusCode.NOT_FOUND, "Request for unknown model"
+    )
+    assert type(failing(face, grpc_server.url, lambda transport: transport.metadata(10.0))) is ModelNotFound
+
+
+@pytest.mark.parametrize("method", ["server_ready", "model_ready", "metadata"])
+def test_asking_a_server_that_is_not_there(face, method):
+    url = f"grpc://127.0.0.1:{refused_port()}"
+    error = failing(face, url, lambda transport: getattr(transport, method)(10.0))
+    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
+
+
+def test_asking_a_server_that_does_not_answer(grpc_server, face):
+    async def body(transport):
+        await transport.server_ready(10.0)
+        await transport.metadata(0.2)
+
+    grpc_server.answers["ModelMetadata"] = lambda request, context: grpc_server.release.wait(WAIT_S)
+    error = failing(face, grpc_server.url, body)
+    assert (type(error), str(error), error.unprocessed) == (ServerUnavailable, "no answer within 0.2 s", True)
+
+
+def test_a_server_that_is_not_asked_whether_it_lives_once_it_has_answered(grpc_server, face):
+    asked = []
+    grpc_server.answers["ServerLive"] = lambda request, context: asked.append(1) or pb.ServerLiveResponse(live=True)
+
+    async def body(transport):
+        await transport.metadata(10.0)
+        await everything(transport)
+
+    grpc_server.script(grpc_server.responses())
+    face.run(grpc_server.url, body)
+    assert asked == []
+
+
+def test_a_server_that_refuses_to_say_whether_it_lives_is_asked_all_the_same(grpc_server, face):
+    grpc_server.answers["ServerLive"] = lambda request, context: context.abort(grpc.StatusCode.UNIMPLEMENTED, "no")
+    grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a")))
+    assert face.run(grpc_server.url, everything) == [{"text_output": "a"}]
+
+
+def test_metrics_come_over_http(grpc_server, http_server, face):
+    http_server.script(http_server.body(200, b"nv_inference_count 1\n", "text/plain"))
+    text = face.run(grpc_server.url, lambda transport: transport.metrics(f"{http_server.url}/metrics", 10.0))
+    assert text == "nv_inference_count 1\n"
+
+
+def test_proxies_of_the_environment_are_not_used(grpc_server, face, monkeypatch):
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{refused_port()}")
+    grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a")))
+    assert face.run(grpc_server.url, everything) == [{"text_output": "a"}]

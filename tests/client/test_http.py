@@ -1,275 +1,766 @@
-"""The client over HTTP, against a scripted server on a real socket."""
+"""The HTTP transport, blocking and in asyncio, against a scripted server on a real socket."""
 
+from __future__ import annotations
+
+import asyncio
+import builtins
+import gc
 import json
+import logging
+import socket
+import ssl
+import time
+import warnings
+from contextlib import suppress
 
+import h11
 import pytest
+import trustme
+from drivers import DRIVERS
+from http_server import HttpServer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from deepseek_triton_client import (
+from deepseek_triton_client._errors import (
+    AccessDenied,
     Cancelled,
-    Client,
     DeepseekTritonError,
     InvalidRequest,
-    ModelMetadata,
     ModelNotFound,
     Overloaded,
     ProtocolError,
-    SamplingParams,
     ServerError,
     ServerUnavailable,
-    TensorMetadata,
 )
+from deepseek_triton_client._http_errors import EXCHANGE_ERRORS, exchange_error
+from deepseek_triton_client._models import ModelMetadata, TensorMetadata
+from deepseek_triton_client._settings import Connection, Tls
+from deepseek_triton_client._transports import Input
 
-FIRST = {"id": "r1", "model_name": "tensorrt_llm", "model_version": "1", "text_output": "你"}
-LAST = {
-    "text_output": "好",
-    "finish_reason": "stop",
-    "stop_reason": "END",
-    "num_input_tokens": 3,
-    "num_output_tokens": 2,
-}
+FIRST = {"id": "r1", "model_name": "tensorrt_llm", "text_output": "你🙂"}
+LAST = {"text_output": "好", "finish_reason": "stop", "num_output_tokens": 2}
+INPUTS = [Input("text_input", "BYTES", ["hi"]), Input("sampling_param_stop", "BYTES", ["a", "b"])]
+SECRET = "hf-very-secret"
+
+
+@pytest.fixture(params=DRIVERS)
+def driver(request):
+    driver = DRIVERS[request.param]()
+    yield driver
+    driver.close()
 
 
 @pytest.fixture
-def client(http_server):
-    with Client(http_server.url) as client:
-        yield client
+def transport(driver, http_server):
+    return driver.transport(http_server.url)
 
 
-def test_stream(http_server, client):
+def opened(transport):
+    return transport.open("r1", INPUTS, connect_s=10)
+
+
+async def read_all(stream):
+    responses = []
+    try:
+        while (outputs := await stream.receive()) is not None:
+            responses.append(outputs)
+    finally:
+        await stream.close()
+    return responses
+
+
+async def ask(transport):
+    return await read_all(opened(transport))
+
+
+def event(payload):
+    return b"data: " + json.dumps(payload, ensure_ascii=False).encode() + b"\n\n"
+
+
+# What is sent, and what comes of it.
+
+
+def test_a_stream_of_responses(http_server, driver, transport):
     http_server.script(http_server.events(FIRST, LAST))
-    with client.stream("hi", SamplingParams(top_k=5), request_id="r1", stop=["a", "b"], max_tokens=7) as stream:
-        chunks = list(stream)
-        completion = stream.completion()
-    assert [chunk.text for chunk in chunks] == ["你", "好"]
-    assert [chunk.finish_reason for chunk in chunks] == [None, "stop"]
-    assert str(completion) == "你好"
-    assert (completion.finish_reason, completion.stop_reason, completion.request_id) == ("stop", "END", "r1")
-    assert (completion.num_input_tokens, completion.num_output_tokens) == (3, 2)
-    assert completion.time_to_first_token_s is not None
-    assert 0 < completion.time_to_first_token_s <= completion.total_s
-    sent = {
-        "id": "r1",
-        "text_input": "hi",
-        "streaming": True,
-        "stream_mode": "delta",
-        "sampling_param_max_tokens": 7,
-        "sampling_param_top_k": 5,
-        "sampling_param_stop": ["a", "b"],
-        "sampling_param_n": 1,
+    assert driver.run(ask(transport)) == [FIRST, LAST]
+    body = {"id": "r1", "text_input": "hi", "sampling_param_stop": ["a", "b"]}
+    assert http_server.requests == [("POST", "/v2/models/tensorrt_llm/generate_stream", body)]
+    (headers,) = http_server.headers
+    assert headers.pop("content-length").isdigit()
+    assert headers == {
+        "host": http_server.url.removeprefix("http://"),
+        "user-agent": "deepseek-triton-client",
+        "content-type": "application/json",
+        "accept": "text/event-stream",
+        "accept-encoding": "identity",
     }
-    assert http_server.requests == [("POST", "/v2/models/tensorrt_llm/generate_stream", sent)]
 
 
-def test_generate_streams_underneath_so_that_leaving_is_noticed(http_server, client):
+def test_nothing_is_sent_before_the_first_receive(http_server, driver, transport):
+    stream = opened(transport)
+    driver.run(stream.close())
+    assert http_server.num_connections == 0
+
+
+def test_odd_names_a_version_and_a_prefix_are_in_the_path(http_server, driver):
     http_server.script(http_server.events(LAST))
-    completion = client.generate("hi", max_tokens=7)
-    assert (completion.text, completion.time_to_first_token_s) == ("好", None)
-    ((_, path, body),) = http_server.requests
-    assert path.endswith("/generate_stream")
-    assert body["streaming"] is True
-    assert body["id"] == completion.request_id
+    transport = driver.transport(http_server.url + "/through a/proxy/", model_name="a/b c", model_version="2")
+    driver.run(ask(transport))
+    assert http_server.requests[0][1] == "/through%20a/proxy/v2/models/a%2Fb%20c/versions/2/generate_stream"
 
 
-def test_usage_is_summed_over_the_responses_that_carry_it(http_server, client):
-    counted = [{"text_output": "a", "num_output_tokens": n} for n in (1, 4)]
-    http_server.script(http_server.events(counted[0], FIRST, counted[1], LAST))
-    with client.stream("hi") as stream:
-        assert stream.completion().num_output_tokens == 7
+def test_the_users_headers_and_a_token_that_changes(http_server, driver):
+    http_server.script(*[http_server.events(LAST)] * 2)
+    tokens = iter(["one", "two"])
+    headers = {"X-Tenant": "blue", "Host": "models.example", "User-Agent": "mine"}
+    transport = driver.transport(http_server.url, token=lambda: next(tokens), headers=headers)
+    for token in ("one", "two"):
+        driver.run(ask(transport))
+        sent = http_server.headers[-1]
+        assert sent["authorization"] == f"Bearer {token}"
+        assert (sent["x-tenant"], sent["host"], sent["user-agent"]) == ("blue", "models.example", "mine")
 
 
-def test_model_version_and_odd_names_are_in_the_path(http_server):
-    http_server.script(http_server.events(LAST))
-    with Client(http_server.url + "/proxied/", model_name="a/b c", model_version="2") as client:
-        client.generate("hi")
-    assert http_server.requests[0][1] == "/proxied/v2/models/a%2Fb%20c/versions/2/generate_stream"
+@pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding", "Accept-Encoding"])
+def test_headers_that_are_not_the_users_to_set(driver, name):
+    with pytest.raises(InvalidRequest, match=name):
+        driver.transport("http://127.0.0.1:1", headers={name: "1"})
 
 
-def test_pieces_cut_inside_characters_and_lines(http_server, client):
-    body = b"".join(b"data: " + json.dumps(e, ensure_ascii=False).encode() + b"\r\n\r\n" for e in (FIRST, LAST))
-    http_server.script(http_server.pieces(*(body[i : i + 1] for i in range(len(body)))))
-    with client.stream("hi") as stream:
-        assert [chunk.text for chunk in stream] == ["你", "好"]
+@pytest.mark.parametrize("host", ["ü." + "x" * 70, "x" * 70, "a..b"])
+def test_a_host_that_is_none(driver, host):
+    with pytest.raises(InvalidRequest, match=f"url: '{host}'"):
+        driver.transport(f"http://{host}")
 
 
-def test_one_connection_serves_many_requests(http_server, client):
-    http_server.script(*[http_server.events(FIRST, LAST)] * 3)
-    for _ in range(3):
-        client.generate("hi")
-    assert http_server.num_connections == 1
+@pytest.mark.parametrize("url", ["http://[::1]:8000", "http://BÜCHER.example"])
+def test_hosts_as_they_are_named_to_the_server(driver, url):
+    names = {"http://[::1]:8000": b"[::1]:8000", "http://BÜCHER.example": b"xn--bcher-kva.example:8000"}
+    transport = driver.transport(url)
+    assert dict(transport.headers(transport._server))[b"host"] == names[url]
 
 
-def test_leaving_the_block_early_is_seen_by_the_server(http_server, client):
-    def endless(handler):
-        http_server.start(handler)
-        http_server.send(handler, b'data: {"text_output": "a"}\n\n')
-        http_server.silence(handler)
+@pytest.mark.parametrize("kind", DRIVERS)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.integers(0, 150)))
+def test_bytes_cut_anywhere_give_the_same_responses(http_server, kind, cuts):
+    body = event(FIRST) + event({"text_output": "日本語"}) + event(LAST).replace(b"\n", b"\r\n")
+    ends = sorted({min(cut, len(body)) for cut in cuts} | {len(body)})
+    pieces = [body[a:b] for a, b in zip([0, *ends], ends, strict=False) if a < b]
+    http_server.script(http_server.pieces(*pieces))
+    driver = DRIVERS[kind]()
+    try:
+        assert driver.run(ask(driver.transport(http_server.url))) == [FIRST, {"text_output": "日本語"}, LAST]
+    finally:
+        driver.close()
 
-    http_server.script(endless)
-    with client.stream("hi", request_id="r1") as stream:
-        assert next(stream).text == "a"
-    assert http_server.gone.wait(30)
-    with pytest.raises(Cancelled) as caught:
-        next(stream)
-    assert caught.value.request_id == "r1"
+
+def test_a_large_request_and_a_large_response(http_server, driver, transport):
+    text = "你好" * 500_000
+    http_server.script(http_server.events({"text_output": text}))
+    stream = transport.open("r1", [Input("text_input", "BYTES", [text])], connect_s=10)
+    assert driver.run(read_all(stream)) == [{"text_output": text}]
+    assert http_server.requests[0][2]["text_input"] == text
 
 
-def test_a_stream_that_has_ended_can_be_summed_up_after_the_block(http_server, client):
-    http_server.script(http_server.events(FIRST, LAST))
-    with client.stream("hi") as stream:
-        next(stream)
-        next(stream)
-    assert stream.completion().text == "你好"
+def test_a_reader_that_is_slower_than_the_server_gets_everything(http_server, driver, transport):
+    """The answer is far more than what waits on its way."""
+    payload = {"text_output": "x" * 2**18}
+    http_server.script(http_server.events(*[payload] * 100))
+
+    async def read_slowly():
+        stream = opened(transport)
+        num_read = 0
+        while await stream.receive() is not None:
+            num_read += 1
+            if driver.is_asyncio:
+                await asyncio.sleep(0.001)
+        await stream.close()
+        return num_read
+
+    assert driver.run(read_slowly()) == 100
+
+
+def test_many_events_in_one_piece_come_one_by_one(http_server, driver, transport):
+    http_server.script(http_server.pieces(b"".join(event({"n": n}) for n in range(1000))))
+    assert driver.run(ask(transport)) == [{"n": n} for n in range(1000)]
+
+
+# Errors in the answer.
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "kind", "code"),
+    ("status", "message", "kind", "code", "unprocessed"),
     [
-        pytest.param(400, "[E_INVALID_ARGUMENT] top_p", InvalidRequest, "E_INVALID_ARGUMENT", id="ours"),
-        pytest.param(400, "[E_OVERLOADED] full", Overloaded, "E_OVERLOADED", id="the-code-wins"),
-        pytest.param(400, "parameter 'a' has invalid type", InvalidRequest, None, id="tritons-own"),
-        pytest.param(404, "Request for unknown model: 'x' is not found", ModelNotFound, None, id="unknown-model"),
-        pytest.param(503, "[E_UNAVAILABLE] draining", ServerUnavailable, "E_UNAVAILABLE", id="draining"),
-        pytest.param(499, "[E_CANCELLED] by stop", Cancelled, "E_CANCELLED", id="cancelled"),
-        pytest.param(500, "what", ServerError, None, id="500"),
+        pytest.param(400, "[E_INVALID_ARGUMENT] top_p", InvalidRequest, "E_INVALID_ARGUMENT", False, id="ours"),
+        pytest.param(400, "[E_OVERLOADED] full", Overloaded, "E_OVERLOADED", True, id="the-code-wins"),
+        pytest.param(503, "[E_CANCELLED] by stop", Cancelled, "E_CANCELLED", False, id="over-503-too"),
+        pytest.param(400, "parameter 'a' has invalid type", InvalidRequest, None, False, id="tritons-own"),
+        pytest.param(400, "Request for unknown model: 'x'", ModelNotFound, None, False, id="unknown-model"),
+        pytest.param(503, "[E_UNAVAILABLE] draining", ServerUnavailable, "E_UNAVAILABLE", True, id="draining"),
+        pytest.param(401, "who?", AccessDenied, None, False, id="401"),
+        pytest.param(403, "no", AccessDenied, None, False, id="403"),
+        pytest.param(404, "what", ModelNotFound, None, False, id="404"),
+        pytest.param(408, "slow", ServerUnavailable, None, False, id="408"),
+        pytest.param(413, "large", InvalidRequest, None, False, id="413"),
+        pytest.param(429, "many", Overloaded, None, True, id="429"),
+        pytest.param(499, "left", Cancelled, None, False, id="499"),
+        pytest.param(500, "what", ServerError, None, False, id="500"),
+        pytest.param(502, "gone", ServerUnavailable, None, False, id="502"),
+        pytest.param(503, "full", ServerUnavailable, None, True, id="503"),
+        pytest.param(504, "late", ServerUnavailable, None, False, id="504"),
+        pytest.param(204, "", ProtocolError, None, False, id="204"),
     ],
 )
 @pytest.mark.parametrize("as_event", [False, True])
-def test_error_statuses(http_server, client, status, message, kind, code, as_event):
+def test_error_statuses(http_server, driver, transport, status, message, kind, code, unprocessed, as_event):
     """Triton sends a model's early errors as one event, its own as plain JSON."""
     payload = {"error": message}
-    http_server.script(
-        http_server.events(payload, status=status)
-        if as_event
-        else http_server.body(status, json.dumps(payload).encode())
-    )
+    if status == 204:
+        http_server.script(http_server.raw(b"HTTP/1.1 204 No Content\r\n\r\n"))
+    elif as_event:
+        http_server.script(http_server.events(payload, status=status))
+    else:
+        http_server.script(http_server.body(status, json.dumps(payload).encode()))
     with pytest.raises(DeepseekTritonError) as caught:
-        client.generate("hi", request_id="r1")
-    assert type(caught.value) is kind
-    assert (caught.value.code, caught.value.request_id) == (code, "r1")
-    assert str(caught.value) == message
+        driver.run(ask(transport))
+    assert (type(caught.value), caught.value.code) == (kind, code)
+    assert caught.value.unprocessed is unprocessed
+    assert status == 204 or str(caught.value) == message
 
 
-def test_an_error_page_of_something_in_between(http_server, client):
-    http_server.script(http_server.body(502, b"<html>Bad Gateway</html>", "text/html"))
-    with pytest.raises(ServerUnavailable, match=r"HTTP 502: '<html>Bad Gateway"):
-        client.generate("hi")
+def test_an_error_page_of_something_in_between(http_server, driver, transport):
+    page = b"<html>Bad Gateway " + b"x" * 10**6
+    http_server.script(http_server.body(502, page, "text/html"))
+    with pytest.raises(ServerUnavailable, match=r"^HTTP 502: '<html>Bad Gateway x+'$") as caught:
+        driver.run(ask(transport))
+    assert len(str(caught.value)) < 300
 
 
-def test_an_error_event_inside_a_200_raises_after_the_chunks_before_it(http_server, client):
+def test_an_error_page_without_an_end_is_not_read_for_ever(http_server, driver, transport):
+    def endless(handler):
+        http_server.start(handler, 502, "text/html")
+        http_server.send(handler, b"x" * 2**17)
+        http_server.silence(handler)
+
+    http_server.script(endless)
+    with pytest.raises(ServerUnavailable, match="HTTP 502: 'xxx"):
+        driver.run(ask(transport))
+    assert http_server.gone.wait(30)
+
+
+def test_an_error_page_that_breaks_off_is_still_the_status(http_server, driver, transport):
+    http_server.script(http_server.raw(b"HTTP/1.1 503 Busy\r\nContent-Length: 100\r\n\r\nsorry"))
+    with pytest.raises(ServerUnavailable, match="503: 'sorry'") as caught:
+        driver.run(ask(transport))
+    assert caught.value.unprocessed
+
+
+@pytest.mark.parametrize("location", [f"https://login.example/?token={SECRET}", "/elsewhere", "http://[broken"])
+def test_redirects_are_not_followed_and_show_the_host_at_most(http_server, driver, transport, location):
+    http_server.script(http_server.body(302, b"", Location=location))
+    with pytest.raises(ProtocolError, match="HTTP 302: a redirect") as caught:
+        driver.run(ask(transport))
+    assert ("to login.example," in str(caught.value)) is ("login" in location)
+    assert SECRET not in str(caught.value)
+
+
+def test_an_error_event_inside_a_200_comes_after_the_responses_before_it(http_server, driver, transport):
     http_server.script(http_server.events(FIRST, {"error": "[E_UNAVAILABLE] engine died"}))
-    with client.stream("hi", request_id="r1") as stream:
-        assert next(stream).text == "你"
-        with pytest.raises(ServerUnavailable, match="engine died") as caught:
-            next(stream)
-    assert caught.value.request_id == "r1"
+    stream = opened(transport)
+    assert driver.run(stream.receive()) == FIRST
+    with pytest.raises(ServerUnavailable, match="engine died"):
+        driver.run(stream.receive())
+    driver.run(stream.close())
 
 
-def test_a_reset_in_the_middle(http_server, client):
+@pytest.mark.parametrize("rest", [b"data: {", event(LAST)[:-1]])
+def test_half_an_event_at_the_end_of_the_body(http_server, driver, transport, rest):
+    http_server.script(http_server.pieces(event(FIRST), rest))
+    stream = opened(transport)
+    assert driver.run(stream.receive()) == FIRST
+    with pytest.raises(ProtocolError, match="in the middle of an event"):
+        driver.run(stream.receive())
+    driver.run(stream.close())
+
+
+@pytest.mark.parametrize("content_type", ["text/html", "application/json", ""])
+def test_what_is_not_a_stream_of_events(http_server, driver, transport, content_type):
+    http_server.script(http_server.body(200, b"{}", content_type))
+    with pytest.raises(ProtocolError, match=f"got '{content_type}'"):
+        driver.run(ask(transport))
+
+
+def test_events_that_are_not_json(http_server, driver, transport):
+    http_server.script(http_server.pieces(b"data: hello\n\n"))
+    with pytest.raises(ProtocolError, match="hello"):
+        driver.run(ask(transport))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(b"\0\0\x12\x04 is what a gRPC port says\r\n\r\n", id="grpc"),
+        pytest.param(b"SSH-2.0-OpenSSH_9.6\r\n\r\n", id="ssh"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n" + b"x-page: " + b"y" * 200_000 + b"\r\n\r\n", id="large-headers"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            id="no-chunk",
+        ),
+    ],
+)
+def test_what_is_not_http(http_server, driver, transport, answer):
+    http_server.script(http_server.raw(answer))
+    with pytest.raises(ProtocolError, match="POST http://127"):
+        driver.run(ask(transport))
+
+
+def test_an_event_that_is_too_large(http_server, driver):
+    transport = driver.transport(http_server.url, connection=Connection(max_message_bytes=1000))
+    http_server.script(http_server.pieces(b"data: ", b"x" * 900, b"x" * 900))
+    stream = opened(transport)
+    with pytest.raises(ProtocolError, match="max_message_bytes, 1000"):
+        driver.run(stream.receive())
+    driver.run(stream.close())
+
+
+# Connections that don't come about, break off and are broken off.
+
+
+def test_nobody_listens(http_server, driver, transport):
+    http_server.stop()
+    with pytest.raises(ServerUnavailable, match=f"^{http_server.url}: can't connect: .*refused|Connect call") as caught:
+        driver.run(ask(transport))
+    assert caught.value.unprocessed
+
+
+def test_a_name_that_is_not_known(driver):
+    transport = driver.transport("http://no-such-host.invalid")
+    with pytest.raises(ServerUnavailable, match=r"no-such-host\.invalid:8000: can't connect") as caught:
+        driver.run(ask(transport))
+    assert caught.value.unprocessed
+
+
+@pytest.fixture
+def full_queue():
+    """The address of a server whose queue has no room: connecting to it takes for ever."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        waiting = []
+        for _ in range(4):  # Linux takes one more than it was told, and drops the rest silently
+            each = socket.socket()
+            each.setblocking(False)
+            each.connect_ex(listening.getsockname())
+            waiting.append(each)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        for each in waiting:
+            each.close()
+
+
+def test_connecting_takes_too_long(driver, full_queue):
+    stream = driver.transport(full_queue).open("r1", INPUTS, connect_s=0.05)
+    with pytest.raises(ServerUnavailable, match=r"no connection within 0\.05 s") as caught:
+        driver.run(read_all(stream))
+    assert caught.value.unprocessed
+
+
+def test_interrupted_while_connecting(driver, full_queue):
+    stream = driver.transport(full_queue).open("r1", INPUTS, connect_s=0.5)
+    reading = driver.start(read_all(stream))
+    stream.interrupt()
+    with pytest.raises(Cancelled):
+        reading.result(30)
+
+
+def test_interrupted_before_it_begins(http_server, driver, transport):
+    stream = opened(transport)
+    stream.interrupt()
+    with pytest.raises(Cancelled):
+        driver.run(read_all(stream))
+    assert http_server.requests == []
+
+
+def test_interrupted_while_the_headers_are_awaited(http_server, driver, transport):
+    http_server.script(http_server.silence)
+    stream = opened(transport)
+    reading = driver.start(read_all(stream))
+    assert http_server.asked.wait(30)
+    stream.interrupt()
+    with pytest.raises(Cancelled) as caught:
+        reading.result(30)
+    assert not caught.value.unprocessed
+    assert http_server.gone.wait(30)
+
+
+def test_interrupted_in_the_middle_of_the_body(http_server, driver, transport):
+    http_server.script(http_server.endless(FIRST), http_server.events(LAST))
+    stream = opened(transport)
+    assert driver.run(stream.receive()) == FIRST
+    reading = driver.start(stream.receive())
+    stream.interrupt()
+    with pytest.raises(Cancelled):
+        reading.result(30)
+    stream.interrupt()
+    driver.run(stream.close())
+    stream.interrupt()
+    assert http_server.gone.wait(30)
+    assert driver.run(ask(transport)) == [LAST]
+
+
+def test_closing_the_transport_ends_what_is_under_way(http_server, driver, transport):
+    http_server.script(http_server.silence)
+    stream = opened(transport)
+    reading = driver.start(read_all(stream))
+    while not http_server.requests:
+        time.sleep(0.001)
+    driver.run(transport.close())
+    with pytest.raises(Cancelled, match="the client was closed"):
+        reading.result(30)
+    assert http_server.gone.wait(30)
+
+
+def test_a_stream_that_was_dropped_is_left(http_server, driver, transport):
+    http_server.script(http_server.endless({"text_output": "a"}))
+    stream = opened(transport)
+    driver.run(stream.receive())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # which says the same
+        del stream
+        gc.collect()
+        assert http_server.gone.wait(30)
+
+
+def test_a_connection_interrupted_at_its_end_serves_no_other_request(http_server, driver, transport):
+    http_server.script(*[http_server.events(LAST)] * 2)
+    stream = opened(transport)
+    assert driver.run(stream.receive()) == LAST
+    assert driver.run(stream.receive()) is None
+    stream.interrupt()
+    driver.run(stream.close())
+    assert driver.run(ask(transport)) == [LAST]
+    assert http_server.num_connections == 2
+
+
+def test_a_reset_in_the_middle(http_server, driver, transport):
     def broken(handler):
         http_server.start(handler)
-        http_server.send(handler, b'data: {"text_output": "a"}\n\n')
+        http_server.send(handler, event(FIRST))
         assert http_server.release.wait(30)
         http_server.reset(handler)
 
     http_server.script(broken)
-    with client.stream("hi") as stream:
-        next(stream)
-        http_server.release.set()
-        with pytest.raises(ServerUnavailable):
-            next(stream)
+    stream = opened(transport)
+    assert driver.run(stream.receive()) == FIRST
+    http_server.release.set()
+    with pytest.raises(ServerUnavailable, match="POST http://127") as caught:
+        driver.run(stream.receive())
+    assert not caught.value.unprocessed
+    driver.run(stream.close())
 
 
-def test_a_body_that_is_cut_off(http_server, client):
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\nContent-"])
+def test_a_server_that_hangs_up_without_an_answer(http_server, driver, transport, sent):
+    http_server.script(http_server.raw(sent))
+    with pytest.raises(ServerUnavailable, match="closed it before the end") as caught:
+        driver.run(ask(transport))
+    assert not caught.value.unprocessed
+
+
+def test_a_body_that_is_cut_off(http_server, driver, transport):
     def broken(handler):
         http_server.start(handler)
-        http_server.send(handler, b'data: {"text_output": "a"}\n\n')
+        http_server.send(handler, event(FIRST))
         handler.close_connection = True
 
     http_server.script(broken)
-    with client.stream("hi") as stream, pytest.raises(ServerUnavailable, match="closed connection"):
-        list(stream)
+    stream = opened(transport)
+    assert driver.run(stream.receive()) == FIRST
+    with pytest.raises(ServerUnavailable, match="closed it before the end"):
+        driver.run(stream.receive())
+    driver.run(stream.close())
 
 
-def test_a_server_that_hangs_up_without_an_answer(http_server, client):
-    def hang_up(handler):
-        handler.close_connection = True
-
-    http_server.script(hang_up)
-    with pytest.raises(ServerUnavailable, match="disconnected"):
-        client.generate("hi")
-
-
-@pytest.mark.parametrize("events", [[], [FIRST]])
-def test_an_end_without_finish_reason(http_server, client, events):
-    http_server.script(http_server.events(*events))
-    with client.stream("hi") as stream, pytest.raises(ProtocolError, match="finish_reason"):
-        list(stream)
+def test_closing_before_the_end_is_seen_by_the_server(http_server, driver, transport):
+    http_server.script(http_server.endless(FIRST))
+    stream = opened(transport)
+    assert driver.run(stream.receive()) == FIRST
+    driver.run(stream.close())
+    assert http_server.gone.wait(30)
+    driver.run(stream.close())
 
 
-def test_a_final_response_without_counts(http_server, client):
-    http_server.script(http_server.events({"text_output": "a", "finish_reason": "stop"}))
-    with pytest.raises(ProtocolError, match="token counts"):
-        client.generate("hi")
+def test_a_cancelled_task_is_seen_by_the_server(http_server):
+    http_server.script(http_server.silence)
+    driver = DRIVERS["asyncio"]()
+    try:
+        reading = driver.start(read_all(opened(driver.transport(http_server.url))))
+        assert http_server.asked.wait(30)
+        reading.cancel()
+        assert http_server.gone.wait(30)
+    finally:
+        driver.close()
 
 
-def test_what_is_not_http(http_server, client):
-    def garbage(handler):
-        handler.wfile.write(b"\0\0\x12\x04 is what a gRPC port says\r\n\r\n")
-        handler.close_connection = True
-
-    http_server.script(garbage)
-    with pytest.raises(ProtocolError):
-        client.generate("hi")
-
-
-def test_what_is_not_events(http_server, client):
-    http_server.script(http_server.body(200, b"<html>hello</html>", "text/html"))
-    with pytest.raises(ProtocolError, match="text/html"):
-        client.generate("hi")
-
-
-def test_events_that_are_not_json(http_server, client):
-    http_server.script(http_server.pieces(b"data: hello\n\n"))
-    with pytest.raises(ProtocolError, match="hello") as caught:
-        client.generate("hi", request_id="r1")
-    assert caught.value.request_id == "r1"
+def test_an_early_answer_to_a_request_that_is_not_read(driver):
+    """A proxy refuses a large body and hangs up while it is still being sent."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        transport = driver.transport(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        stream = transport.open("r1", [Input("text_input", "BYTES", ["x" * 10**7])], connect_s=10)
+        reading = driver.start(read_all(stream))
+        accepted, _ = listening.accept()
+        with accepted:
+            accepted.recv(1000)
+            accepted.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+            accepted.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):  # the client leaves as soon as it knows
+                while accepted.recv(2**20):
+                    pass
+        with pytest.raises(InvalidRequest, match="HTTP 413"):
+            reading.result(30)
 
 
-def test_nobody_listens(http_server):
-    http_server.stop()
-    with Client(http_server.url) as client:
-        with pytest.raises(ServerUnavailable, match=http_server.url):
-            client.generate("hi")
-        assert client.ready() is False
+def test_an_answer_is_not_lost_when_the_rest_of_the_request_is_reset():
+    driver = DRIVERS["blocking"]()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        transport = driver.transport(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        stream = transport.open("r1", [Input("text_input", "BYTES", ["x" * 10**7])], connect_s=10)
+        reading = driver.start(read_all(stream))
+        accepted, _ = listening.accept()
+        with accepted:
+            accepted.recv(1000)
+            accepted.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+        with pytest.raises(InvalidRequest, match="HTTP 413"):
+            reading.result(30)
+    driver.close()
 
 
-def test_ready(http_server, client):
-    http_server.script(http_server.body(400, b"not ready"), http_server.body(200, b""))
-    assert [client.ready(), client.ready()] == [False, True]
-    assert http_server.requests[0][:2] == ("GET", "/v2/models/tensorrt_llm/ready")
+def test_every_exception_of_sockets_and_h11_becomes_one_of_ours():
+    kinds = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, OSError)]
+    kinds += [ssl.SSLError, ssl.SSLEOFError, socket.gaierror]
+    h11s = [kind for kind in vars(h11).values() if isinstance(kind, type) and issubclass(kind, h11.ProtocolError)]
+    assert len(kinds) > 15
+    assert len(h11s) == 3
+    for kind in (*kinds, h11.RemoteProtocolError, h11.LocalProtocolError):
+        assert issubclass(kind, EXCHANGE_ERRORS)
+        assert isinstance(exchange_error(kind("x"), "POST http://a:1/b", 1.0), DeepseekTritonError)
 
 
-def test_metadata(http_server, client):
-    body = {
-        "name": "tensorrt_llm",
-        "versions": ["1"],
-        "platform": "python",
-        "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [-1]}],
-        "outputs": [],
-    }
+def test_a_header_that_can_not_be_sent_is_not_quoted():
+    error = exchange_error(h11.LocalProtocolError(f"Illegal header value b'{SECRET}'"), "POST http://a:1/b", None)
+    assert type(error) is InvalidRequest
+    assert SECRET not in str(error)
+
+
+# What is not streamed.
+
+
+@pytest.mark.parametrize(("method", "path"), [("server_ready", "/v2/health/ready"), ("model_ready", "MODEL/ready")])
+def test_ready(http_server, driver, transport, method, path):
+    http_server.script(*(http_server.body(status, b"") for status in (400, 503, 200)))
+    assert [driver.run(getattr(transport, method)(10)) for _ in range(3)] == [False, False, True]
+    assert http_server.requests[0][:2] == ("GET", path.replace("MODEL", "/v2/models/tensorrt_llm"))
+
+
+@pytest.mark.parametrize("status", [401, 302])
+def test_ready_does_not_hide_what_waiting_will_not_mend(http_server, driver, transport, status):
+    http_server.script(http_server.body(status, b""))
+    with pytest.raises((AccessDenied, ProtocolError)):
+        driver.run(transport.server_ready(10))
+
+
+def test_metadata(http_server, driver, transport):
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [-1]}
+    body = {"name": "tensorrt_llm", "versions": ["1"], "platform": "python", "inputs": [tensor], "outputs": []}
     http_server.script(http_server.body(200, json.dumps(body).encode()))
     inputs = (TensorMetadata("text_input", "BYTES", (-1,)),)
-    assert client.metadata() == ModelMetadata("tensorrt_llm", ("1",), "python", inputs, ())
+    assert driver.run(transport.metadata(10)) == ModelMetadata("tensorrt_llm", ("1",), "python", inputs, ())
+    assert http_server.requests == [("GET", "/v2/models/tensorrt_llm", None)]
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"name": "m", "platform": "p", "inputs": [1], "outputs": []}'])
-def test_metadata_that_is_none(http_server, client, body):
+def test_metadata_that_is_none(http_server, driver, transport, body):
     http_server.script(http_server.body(200, body))
     with pytest.raises(ProtocolError):
-        client.metadata()
+        driver.run(transport.metadata(10))
 
 
-def test_metadata_of_an_unknown_model(http_server, client):
-    http_server.script(http_server.body(404, b'{"error": "Request for unknown model: \'x\' is not found"}'))
-    with pytest.raises(ModelNotFound):
-        client.metadata()
+def test_a_question_that_is_not_answered_in_time_can_be_asked_again(http_server, driver, transport):
+    http_server.script(http_server.silence)
+    with pytest.raises(ServerUnavailable, match=r"no answer within 0\.05 s") as caught:
+        driver.run(transport.metadata(0.05))
+    assert caught.value.unprocessed
+    assert http_server.gone.wait(30)
+
+
+def test_an_answer_that_is_too_large(http_server, driver):
+    transport = driver.transport(http_server.url, connection=Connection(max_message_bytes=1000))
+    http_server.script(http_server.body(200, b" " * 1001))
+    with pytest.raises(ProtocolError, match="max_message_bytes, 1000"):
+        driver.run(transport.metadata(10))
+
+
+def test_metrics_of_the_same_host_get_the_token(http_server, driver):
+    http_server.script(http_server.body(200, "a 1 # 你\n".encode(), "text/plain"))
+    transport = driver.transport("http://127.0.0.1:1", token=SECRET, headers={"x-tenant": "blue"})
+    assert driver.run(transport.metrics(f"{http_server.url}/metrics?a=b", 10)) == "a 1 # 你\n"
+    assert http_server.requests == [("GET", "/metrics?a=b", None)]
+    assert (http_server.headers[0]["authorization"], http_server.headers[0]["x-tenant"]) == (f"Bearer {SECRET}", "blue")
+
+
+@pytest.mark.parametrize("own", ["http://localhost:1", "https://127.0.0.1:1"])
+def test_metrics_elsewhere_or_without_tls_get_no_token(http_server, driver, own):
+    http_server.script(http_server.body(200, b""))
+    transport = driver.transport(own, token=SECRET, headers={"x-tenant": "blue"})
+    driver.run(transport.metrics(f"{http_server.url}/metrics", 10))
+    assert {"authorization", "x-tenant"}.isdisjoint(http_server.headers[0])
+
+
+@pytest.mark.parametrize("url", ["ftp://a/", "a:8002", "http://", "http://a:99999/", f"http://me:{SECRET}@a/"])
+def test_metrics_at_what_is_no_address(driver, url):
+    with pytest.raises(InvalidRequest, match="metrics_url") as caught:
+        driver.run(driver.transport("http://127.0.0.1:1").metrics(url, 10))
+    assert SECRET not in str(caught.value)
+
+
+# TLS.
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def pem(authority, tmp_path_factory):
+    """PEM files: "ca", "other_ca", "client" (certificate and key in one), "certificate", "key", "garbage"."""
+    folder = tmp_path_factory.mktemp("pem")
+    client = authority.issue_cert("client@example.org")
+    files = {
+        "ca": authority.cert_pem.bytes(),
+        "other_ca": trustme.CA().cert_pem.bytes(),
+        "client": client.private_key_and_cert_chain_pem.bytes(),
+        "certificate": client.cert_chain_pems[0].bytes(),
+        "key": client.private_key_pem.bytes(),
+        "garbage": b"not PEM",
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return {name: folder / name for name in files}
+
+
+@pytest.fixture(params=["", "mtls"])
+def tls_server(request, authority):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    if request.param:
+        authority.configure_trust(context)
+        context.verify_mode = ssl.CERT_REQUIRED
+    server = HttpServer(context)
+    yield server
+    server.stop()
+
+
+only_mtls = pytest.mark.parametrize("tls_server", ["mtls"], indirect=True)
+without_mtls = pytest.mark.parametrize("tls_server", [""], indirect=True)
+
+
+@pytest.mark.parametrize("parts", [("client",), ("certificate", "key")])
+def test_tls_with_the_right_certificates(tls_server, driver, pem, parts):
+    tls_server.script(tls_server.events(FIRST, LAST), tls_server.events(LAST))
+    files = [pem[part] for part in parts]
+    tls = Tls(ca=pem["ca"], certificate=files[0], key=files[1] if len(files) > 1 else None)
+    transport = driver.transport(tls_server.url, tls=tls)
+    assert driver.run(ask(transport)) == [FIRST, LAST]
+    assert driver.run(ask(transport)) == [LAST]
+    assert tls_server.num_connections == 1
+
+
+@only_mtls
+def test_a_server_that_wants_a_certificate_refuses_who_has_none(tls_server, driver, pem):
+    transport = driver.transport(tls_server.url, tls=Tls(ca=pem["ca"]))
+    # In asyncio the write that fails may come before the alert that says why.
+    with pytest.raises((AccessDenied, ServerUnavailable)) as caught:
+        driver.run(ask(transport))
+    assert isinstance(caught.value, ServerUnavailable) or "certificate" in str(caught.value)
+    assert tls_server.requests == []
+
+
+@without_mtls
+@pytest.mark.parametrize("tls", [{}, {"ca": "other_ca"}])
+def test_a_server_of_an_authority_that_is_not_trusted(tls_server, driver, pem, tls):
+    transport = driver.transport(tls_server.url, tls=Tls(**{name: pem[file] for name, file in tls.items()}))
+    with pytest.raises(ServerUnavailable, match="certificate can't be trusted") as caught:
+        driver.run(ask(transport))
+    assert caught.value.unprocessed
+    assert tls_server.requests == []
+
+
+@without_mtls
+def test_a_certificate_of_another_name(tls_server, driver, pem):
+    transport = driver.transport(tls_server.url.replace("127.0.0.1", "localhost"), tls=Tls(ca=pem["ca"]))
+    with pytest.raises(ServerUnavailable, match="localhost"):
+        driver.run(ask(transport))
+
+
+@without_mtls
+def test_verifying_can_be_turned_off(tls_server, driver):
+    tls_server.script(tls_server.events(LAST))
+    assert driver.run(ask(driver.transport(tls_server.url, tls=Tls(verify=False)))) == [LAST]
+
+
+@without_mtls
+def test_interrupted_behind_tls(tls_server, driver, pem):
+    tls_server.script(tls_server.endless(FIRST))
+    stream = opened(driver.transport(tls_server.url, tls=Tls(ca=pem["ca"])))
+    assert driver.run(stream.receive()) == FIRST
+    reading = driver.start(stream.receive())
+    stream.interrupt()
+    with pytest.raises(Cancelled):
+        reading.result(30)
+    driver.run(stream.close())
+
+
+def test_tls_to_a_port_without(http_server, driver):
+    transport = driver.transport(http_server.url.replace("http:", "https:"))
+    with pytest.raises(ServerUnavailable, match="TLS handshake failed") as caught:
+        driver.run(ask(transport))
+    assert caught.value.unprocessed
+
+
+@pytest.mark.parametrize(
+    ("given_files", "named"),
+    [
+        ({"ca": "garbage"}, r"tls\.ca: .*garbage"),
+        ({"certificate": "garbage"}, r"tls\.certificate: .*garbage"),
+        ({"certificate": "certificate"}, r"tls\.certificate: .*certificate"),
+        ({"certificate": "certificate", "key": "garbage"}, r"tls\.key .*garbage"),
+    ],
+)
+def test_files_that_are_not_what_they_should_be(driver, pem, given_files, named):
+    transport = driver.transport("https://127.0.0.1:1", tls=Tls(**{name: pem[f] for name, f in given_files.items()}))
+    with pytest.raises(InvalidRequest, match=named):
+        driver.run(ask(transport))
+
+
+# Secrets.
+
+
+@pytest.mark.parametrize("answer", ["events", "refused", "cut off"])
+def test_a_token_shows_in_no_log_no_repr_and_no_error(http_server, driver, caplog, answer):
+    scripts = {
+        "events": http_server.events(LAST),
+        "refused": http_server.body(401, b"no"),
+        "cut off": http_server.raw(b""),
+    }
+    http_server.script(scripts[answer])
+    transport = driver.transport(http_server.url, token=SECRET, headers={"x-key": SECRET})
+    stream = opened(transport)
+    shown = [repr(transport), repr(stream)]
+    with caplog.at_level(logging.DEBUG):
+        try:
+            driver.run(read_all(stream))
+        except DeepseekTritonError as exc:
+            shown += [str(exc), repr(exc), repr(exc.__cause__), repr(vars(exc))]
+    assert http_server.headers[0]["x-key"] == SECRET
+    assert SECRET not in "".join([*shown, caplog.text])

@@ -1,35 +1,155 @@
-"""The package's face: its names, and what importing it costs."""
+"""The package's face: its names, that both clients have the same, and what importing it costs."""
 
+import copy
+import dataclasses
+import inspect
+import pickle
 import subprocess
 import sys
 
-import deepseek_triton_client
+import pytest
+
+import deepseek_triton_client as package
+from deepseek_triton_client import (
+    Answer,
+    AsyncClient,
+    AsyncStream,
+    Chunk,
+    Client,
+    Completion,
+    Connection,
+    Logprob,
+    Metrics,
+    ModelMetadata,
+    PerfMetrics,
+    Readiness,
+    Retries,
+    Sample,
+    SamplingParams,
+    Stream,
+    TensorMetadata,
+    Timeouts,
+    Tls,
+)
 
 PUBLIC = [
+    "AccessDenied",
+    "Answer",
+    "AsyncClient",
+    "AsyncStream",
     "Cancelled",
     "Chunk",
     "Client",
     "Completion",
+    "Connection",
     "DeadlineExceeded",
     "DeepseekTritonError",
     "InvalidRequest",
+    "Logprob",
+    "Metrics",
     "ModelMetadata",
     "ModelNotFound",
     "Overloaded",
+    "PerfMetrics",
     "ProtocolError",
+    "Readiness",
+    "Retries",
+    "Sample",
     "SamplingParams",
     "ServerError",
     "ServerUnavailable",
     "Stream",
     "TensorMetadata",
     "Timeouts",
+    "Tls",
 ]
 
 
 def test_public_names():
-    assert deepseek_triton_client.__all__ == PUBLIC
-    public = [name for name in vars(deepseek_triton_client) if not name.startswith("_")]
-    assert sorted(public) == PUBLIC
+    assert package.__all__ == PUBLIC
+    assert all(hasattr(package, name) for name in PUBLIC)
+    public = {name for name in vars(package) if not name.startswith("_")}
+    assert public - {"TYPE_CHECKING", "Any", "annotations"} <= set(PUBLIC)
+
+
+def test_a_name_that_there_is_not():
+    with pytest.raises(AttributeError, match="no attribute 'Clientt'"):
+        _ = package.Clientt
+
+
+def methods(kind):
+    return {
+        name: member
+        for name, member in inspect.getmembers(kind, callable)
+        if not name.startswith("_") or name == "__init__"
+    }
+
+
+@pytest.mark.parametrize(("blocking", "asynchronous"), [(Client, AsyncClient), (Stream, AsyncStream)])
+def test_both_have_the_same_methods_with_the_same_parameters(blocking, asynchronous):
+    assert methods(blocking).keys() == methods(asynchronous).keys()
+    for name, method in methods(blocking).items():
+        parameters = [
+            [(each.name, each.kind, each.default) for each in inspect.signature(one).parameters.values()]
+            for one in (method, methods(asynchronous)[name])
+        ]
+        assert parameters[0] == parameters[1], name
+
+
+@pytest.mark.parametrize(("blocking", "asynchronous"), [(Client, AsyncClient), (Stream, AsyncStream)])
+def test_both_have_the_same_properties(blocking, asynchronous):
+    found = [
+        {name for name, value in inspect.getmembers(kind) if isinstance(value, property) and name[0] != "_"}
+        for kind in (blocking, asynchronous)
+    ]
+    assert found[0] == found[1] != set()
+
+
+def test_the_four_verbs_take_the_same():
+    """But for what comes first: a prompt or messages."""
+    verbs = [inspect.signature(getattr(Client, name)) for name in ("generate", "stream", "chat", "stream_chat")]
+    shared = [[(each.name, each.default) for each in list(verb.parameters.values())[2:]] for verb in verbs]
+    assert shared == shared[:1] * 4
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient, Stream, AsyncStream])
+def test_every_method_says_what_it_does(kind):
+    documented = {name for name, method in methods(kind).items() if name == "__init__" or inspect.getdoc(method)}
+    assert documented == methods(kind).keys()
+
+
+ANSWER = Answer(text="t", logprobs=((Logprob(3, -0.5, 1, "t"),),))
+RECORDS = [
+    ANSWER,
+    Chunk("t", output_ids=(3,)),
+    Completion(
+        answers=(ANSWER,),
+        num_input_tokens=1,
+        num_output_tokens=1,
+        num_cached_tokens=0,
+        perf_metrics=PerfMetrics(arrival_time_ns=5),
+        request_id="r",
+        url="http://h:8000",
+        time_to_first_token_s=0.1,
+        total_s=0.2,
+    ),
+    Connection(),
+    Metrics((Sample("ready", {"model": "m"}, 1.0),), "ready 1\n"),
+    ModelMetadata("m", ("1",), "python", (TensorMetadata("text_input", "BYTES", (-1,)),), ()),
+    Readiness("http://h:8000", "ready", 0.5),
+    Retries(),
+    SamplingParams(max_tokens=5, stop=["a", "b"]),
+    Timeouts(total=5.0),
+    Tls(),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_records_can_be_pickled_and_copied_and_not_changed(record):
+    for same in (pickle.loads(pickle.dumps(record)), copy.copy(record), copy.deepcopy(record)):
+        assert same == record
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(record, dataclasses.fields(record)[0].name, None)
 
 
 def python(code: str) -> str:
@@ -38,20 +158,22 @@ def python(code: str) -> str:
 
 
 def test_importing_the_client_imports_no_heavy_package():
-    heavy = {"grpc", "numpy", "tritonclient", "google.protobuf", "yaml"}
+    """Nor asyncio, before the asynchronous half is asked for."""
+    heavy = {"grpc", "numpy", "tritonclient", "google.protobuf", "yaml", "rich"}
     loaded = python("import sys, deepseek_triton_client; print(*sys.modules)").split()
-    assert "httpx" in loaded
     assert heavy.isdisjoint(loaded)
+    assert "asyncio" not in loaded
 
 
 def test_grpc_without_its_extra_says_what_to_install():
     code = """
 import sys
 sys.modules["tritonclient"] = None  # what an import finds where it is not installed
-from deepseek_triton_client import Client
-try:
-    Client("grpc://localhost")
-except ImportError as exc:
-    print(exc)
+from deepseek_triton_client import AsyncClient, Client
+for kind in (Client, AsyncClient):
+    try:
+        kind("grpc://localhost")
+    except ImportError as exc:
+        print(exc)
 """
-    assert "pip install deepseek-triton[grpc]" in python(code)
+    assert python(code).count("pip install deepseek-triton[grpc]") == 2

@@ -1,9 +1,18 @@
 """SamplingParams: what is refused here, and what is left to the server."""
 
+import copy
+import dataclasses
+import json
+import pickle
+
 import numpy as np
 import pytest
 
 from deepseek_triton_client import InvalidRequest, SamplingParams
+
+
+def given(params):
+    return {field.name: value for field, value in params.given()}
 
 
 @pytest.mark.parametrize(
@@ -13,8 +22,9 @@ from deepseek_triton_client import InvalidRequest, SamplingParams
         ("max_tokens", 1.5),
         ("max_tokens", "5"),
         ("max_tokens", True),
-        ("seed", -1),
+        ("seed", -(2**63) - 1),
         ("seed", 2**64),
+        ("seed", True),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
         ("temperature", 1e39),
@@ -22,23 +32,39 @@ from deepseek_triton_client import InvalidRequest, SamplingParams
         ("temperature", "0.5"),
         ("temperature", True),
         ("ignore_eos", 1),
+        ("ignore_eos", np.int64(1)),
         ("stop", 5),
         ("stop", [5]),
         ("stop", b"bytes"),
         ("stop", ["\ud800"]),
+        ("stop", {"END": 1}),
         ("stop_token_ids", 5),
         ("stop_token_ids", ["5"]),
         ("stop_token_ids", [2**31]),
+        ("guided_json", ["a"]),
+        ("guided_json", {"a": {1, 2}}),
+        ("guided_json", {"a": float("nan")}),
+        ("guided_regex", {"a": 1}),
+        ("chat_template_kwargs", True),
+        ("priority", 0.5),
+        ("return_logprobs", 1),
     ],
 )
 def test_what_cannot_be_sent_is_refused_by_name(name, value):
-    with pytest.raises(InvalidRequest, match=name):
+    with pytest.raises(InvalidRequest, match=f"^{name}: "):
         SamplingParams(**{name: value})
 
 
-@pytest.mark.parametrize("fields", [{"temperature": -3.0}, {"top_p": 9.0}, {"max_tokens": -1}])
+def test_every_problem_is_told_at_once():
+    with pytest.raises(InvalidRequest, match=r"unknown field 'max_token'.*; max_tokens: .*; timeout_ms: .*; stop: "):
+        SamplingParams().merged({"max_tokens": "5", "timeout_ms": 0.5, "max_token": 5, "stop": 3})
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": -3.0}, {"top_p": 9.0}, {"max_tokens": -1}, {"n": 0}, {"stream_interval_ms": 10**9}]
+)
 def test_ranges_are_left_to_the_server(fields):
-    assert {field.name: value for field, value in SamplingParams(**fields).given()} == fields
+    assert given(SamplingParams(**fields)) == fields
 
 
 def test_values_become_plain_python():
@@ -46,19 +72,36 @@ def test_values_become_plain_python():
         max_tokens=np.int64(5),  # type: ignore[arg-type]
         temperature=np.float32(0.5),  # type: ignore[arg-type]
         top_p=1,
+        ignore_eos=np.bool_(True),  # type: ignore[arg-type]
         stop="END",
         stop_token_ids=range(2),
+        return_output_ids=True,
     )
-    assert (
-        repr(params) == "SamplingParams(max_tokens=5, temperature=0.5, top_p=1.0, stop=('END',), stop_token_ids=(0, 1))"
+    assert repr(params) == (
+        "SamplingParams(max_tokens=5, temperature=0.5, top_p=1.0, ignore_eos=True, stop=('END',), "
+        "stop_token_ids=(0, 1), return_output_ids=True)"
     )
-    assert hash(params) == hash(
-        SamplingParams(max_tokens=5, temperature=0.5, top_p=1, stop=["END"], stop_token_ids=[0, 1])
-    )
+    assert {type(value) for value in given(params).values()} == {int, float, bool, tuple}
+    same = {"max_tokens": 5, "temperature": 0.5, "top_p": 1, "ignore_eos": True, "stop": ["END"]}
+    assert hash(params) == hash(SamplingParams(**same, stop_token_ids=[0, 1], return_output_ids=True))
+
+
+@pytest.mark.parametrize("name", ["guided_json", "guided_structural_tag", "chat_template_kwargs"])
+def test_a_mapping_stands_for_its_json(name):
+    document = {"title": "天", "type": "object"}
+    assert json.loads(given(SamplingParams(**{name: document}))[name]) == document
+    text = json.dumps(document)
+    assert given(SamplingParams(**{name: text})) == {name: text}
+
+
+@pytest.mark.parametrize(("seed", "sent"), [(-1, 2**64 - 1), (-(2**63), 2**63), (0, 0), (2**64 - 1, 2**64 - 1)])
+def test_a_negative_seed_counts_from_2_to_the_64_down(seed, sent):
+    assert SamplingParams(seed=seed).seed == sent
+    assert SamplingParams(seed=sent).merged({}).seed == sent
 
 
 def test_an_empty_list_is_not_sent():
-    assert SamplingParams(stop=[]) == SamplingParams()
+    assert SamplingParams(stop=[], bad=(), stop_token_ids=[]) == SamplingParams()
 
 
 def test_merged_fields_win_and_none_takes_back():
@@ -66,8 +109,46 @@ def test_merged_fields_win_and_none_takes_back():
     assert params.merged({"temperature": 0.7, "seed": None}) == SamplingParams(temperature=0.7, top_k=3)
 
 
+def test_merged_params_are_like_any_others():
+    params = SamplingParams(top_k=3).merged({"max_tokens": np.int64(5), "stop": []})
+    same = SamplingParams(top_k=3, max_tokens=5)
+    assert (params, hash(params), given(params)) == (same, hash(same), given(same))
+    assert repr(params) == "SamplingParams(top_k=3, max_tokens=5)"
+    assert (params.stop, params.seed) == (None, None)
+    assert dataclasses.replace(params, top_k=None) == SamplingParams(max_tokens=5)
+    assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == same
+
+
+def test_merging_leaves_the_params_as_they_are():
+    params = SamplingParams(top_k=3)
+    params.merged({"top_k": 4, "seed": 1})
+    assert params == SamplingParams(top_k=3)
+
+
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(InvalidRequest, match=r"'max_token'; did you mean 'max_tokens'\?"):
         SamplingParams().merged({"max_token": 5})
     with pytest.raises(InvalidRequest, match="'zzz'; known are max_tokens, temperature"):
         SamplingParams().merged({"zzz": 5})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("max_new_tokens", "use max_tokens"),
+        ("request_output_len", "use max_tokens"),
+        ("stop_words", "use stop"),
+        ("bad_words", "use bad"),
+        ("random_seed", "use seed"),
+        ("sampling_param_top_k", "use top_k"),
+        ("timeout", r"use timeouts=Timeouts\(total=...\)"),
+        ("timeout_s", r"use timeouts=Timeouts\(total=...\)"),
+        ("stream", r"use stream\(\)"),
+        ("streaming", r"use stream\(\)"),
+        ("messages", r"use chat\(\)"),
+        ("sampling_parameters", "give its fields by name"),
+    ],
+)
+def test_the_name_of_another_api_is_refused_with_ours(name, hint):
+    with pytest.raises(InvalidRequest, match=f"unknown field '{name}': {hint}"):
+        SamplingParams().merged({name: 5})

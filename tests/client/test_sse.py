@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepseek_triton_client._errors import ProtocolError
 from deepseek_triton_client._sse import SseDecoder
 
 
-def decoded(*chunks: bytes) -> list[bytes]:
-    decoder = SseDecoder()
+def decoded(*chunks: bytes, max_bytes: int | None = None) -> list[bytes]:
+    decoder = SseDecoder(max_bytes)
     return [event for chunk in chunks for event in decoder.feed(chunk)]
 
 
@@ -47,6 +48,12 @@ def test_an_event_is_there_as_soon_as_its_blank_line_is():
     assert decoder.feed(b"\ndata: c\n\n") == [b"c"]
 
 
+@pytest.mark.parametrize("before", [b"data: a\n", b"data: a\r", b"da", b"data: a"])
+def test_whole_events_after_the_beginning_of_one(before):
+    after = b"data: b\n\ndata: c\n\n"
+    assert decoded(before, after) == decoded(*(bytes([byte]) for byte in before + after))
+
+
 line_ends = st.sampled_from([b"\n", b"\r", b"\r\n"])
 lines = st.one_of(
     st.just(b""),
@@ -68,3 +75,44 @@ def test_any_cut_gives_the_same_events(body, cuts):
 def test_what_was_put_into_events_comes_out(events, end):
     body = b"".join(b"".join(b"data: " + line.encode() + end for line in event) + end for event in events)
     assert decoded(body) == ["\n".join(event).encode() for event in events]
+
+
+@pytest.mark.parametrize(
+    ("body", "pending"),
+    [
+        pytest.param(b"", False, id="nothing"),
+        pytest.param(b"data: a\n\n", False, id="a-whole-event"),
+        pytest.param(b"data: a\n\n: note\n", False, id="a-comment"),
+        pytest.param(b"data: a\n\nda", True, id="half-a-line"),
+        pytest.param(b"data: a\n\ndata: b\n", True, id="no-blank-line"),
+    ],
+)
+def test_what_is_pending(body, pending):
+    decoder = SseDecoder()
+    decoder.feed(body)
+    assert decoder.pending is pending
+
+
+@given(bodies, st.lists(st.integers(0, 200)))
+def test_nothing_is_pending_after_a_blank_line(body, cuts):
+    decoder = SseDecoder()
+    for byte in body + b"\n\n":
+        decoder.feed(bytes([byte]))
+    assert not decoder.pending
+
+
+@pytest.mark.parametrize("event", [b"data: " + b"x" * 100, b"data: x\n" * 20, b"data\n" * 30, b": " + b"x" * 100])
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_an_event_that_is_too_large(event, step):
+    body = b"data: " + b"y" * 90 + b"\n\n" + event
+    pieces = (body[start : start + step] for start in range(0, len(body), step))
+    with pytest.raises(ProtocolError, match=r"connection\.max_message_bytes, 100"):
+        decoded(*pieces, max_bytes=100)
+
+
+@pytest.mark.parametrize("step", [1, 7, 100_000])
+def test_many_events_of_the_largest_size_are_none_too_large(step):
+    line = b"data: " + b"x" * 94
+    body = (line + b"\n\n" + b": a comment\n" + line + b"\r\r") * 20
+    pieces = (body[start : start + step] for start in range(0, len(body), step))
+    assert decoded(*pieces, max_bytes=100) == [b"x" * 94] * 40

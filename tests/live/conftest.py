@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from servers import STANDIN, build, url
+from servers import STANDIN, build, change_yaml, dying_repository, see_it_die, url
 
 from deepseek_triton_build.source import model_repository
 from deepseek_triton_client import Client
@@ -15,11 +17,23 @@ from deepseek_triton_tools.server_process import ServerProcess
 
 SCHEMES = ("http", "grpc")
 
+_NOTICES_S = 0.5
+"""A server that is told to exit in the moment in which a client goes can crash: docs/tritonserver.md."""
+
+
+@contextmanager
+def serving(repository: Path) -> Iterator[ServerProcess]:
+    """Whatever the tests do to it, the server ends as it should."""
+    with ServerProcess.serving(repository) as server:
+        yield server
+        time.sleep(_NOTICES_S)
+    assert server.returncode == 0, "\n".join(server.log_tail[-20:])
+
 
 @pytest.fixture(scope="session")
 def tiny_server() -> Iterator[ServerProcess]:
     """The transformers engine on the demo checkpoint: model_repository/ as it is checked out."""
-    with ServerProcess.serving(model_repository()) as server:
+    with serving(model_repository()) as server:
         yield server
 
 
@@ -28,7 +42,43 @@ def simulated_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
     """The digital twin of a batch-1 deployment: one request at a time, about 158 tokens a second."""
     preset = "h200x8-r1-fp8-min-latency"
     folder = tmp_path_factory.mktemp("simulated") / "repository"
-    with ServerProcess.serving(build(folder, "tiny", "--engine", "simulated", "--preset", preset)) as server:
+    with serving(build(folder, "tiny", "--engine", "simulated", "--preset", preset)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def small_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The twin with room for one request, whose metrics are those of a moment ago; it takes a second to load.
+
+    Version 2 streams cumulatively, and model "other" is the same again.
+    """
+    preset = "h200x8-r1-fp8-min-latency"
+    folder = tmp_path_factory.mktemp("small") / "repository"
+    model = build(folder, "tiny", "--engine", "simulated", "--preset", preset) / "tensorrt_llm"
+    config = model / "config.pbtxt"
+    config.write_text(f"{config.read_text()}version_policy {{ all {{}} }}\n")
+    change_yaml(model / "1/model.yaml", metrics_period_s=0.1)
+    shutil.copytree(model / "1", model / "2")
+    shutil.copytree(model, folder / "other")
+    (folder / "other/config.pbtxt").write_text(config.read_text().replace('"tensorrt_llm"', '"other"'))
+    change_yaml(model / "1/model.yaml", max_inflight=1)
+    change_yaml(model / "2/model.yaml", stream_mode="cumulative")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_server(small_repository: Path) -> Iterator[ServerProcess]:
+    with serving(small_repository) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def dead_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The twin after its engine has died, which stays and is not ready."""
+    folder = tmp_path_factory.mktemp("dying") / "repository"
+    repository = dying_repository(folder, engine_options={"fail_after": 20}, on_fatal="unready")
+    with serving(repository) as server:
+        see_it_die(server)
         yield server
 
 
@@ -47,7 +97,7 @@ def trtllm_server(trtllm_repository: Path) -> Iterator[ServerProcess]:
     """The production path on the strict stand-in for TensorRT-LLM."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STANDIN_TOKENS_PER_S", "500")  # otherwise all of an answer may leave in one response
-        with ServerProcess.serving(trtllm_repository) as server:
+        with serving(trtllm_repository) as server:
             yield server
 
 

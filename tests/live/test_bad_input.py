@@ -7,8 +7,6 @@ import pytest
 from servers import url
 from wire import WAYS, WHOLE, Sent, ask, exchange, strings
 
-from deepseek_triton_client import Client, InvalidRequest, ModelNotFound
-
 LONG = "word " * 20_000
 
 
@@ -257,16 +255,3 @@ def test_what_triton_itself_refuses_is_an_error_too(http, content, expected):
 
 def test_an_unknown_model_is_a_404(http):
     assert http.post("/gpt/generate", json={"text_input": "x"}).status_code == 404
-
-
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_the_client_raises_typed_errors(tiny_server, scheme):
-    with Client(url(tiny_server, scheme)) as client, pytest.raises(InvalidRequest) as caught:
-        client.generate("x", max_tokens=-1, request_id="job-1")
-    assert (caught.value.code, caught.value.request_id) == ("E_INVALID_ARGUMENT", "job-1")
-
-    with Client(url(tiny_server, scheme)) as client, pytest.raises(InvalidRequest, match="E_PROMPT_TOO_LONG"):
-        client.generate(LONG)
-
-    with Client(url(tiny_server, scheme), model_name="gpt") as client, pytest.raises(ModelNotFound):
-        client.generate("x")

@@ -3,10 +3,9 @@
 import threading
 
 import pytest
-import yaml
-from servers import build, url
+from corners import FACES, SCHEMES, Corner
+from servers import build, change_yaml
 
-from deepseek_triton_client import Client
 from deepseek_triton_tools.server_process import ServerProcess
 
 LONG_ANSWER = 4000  # about 25 s of the twin's pace
@@ -16,30 +15,28 @@ LONG_ANSWER = 4000  # about 25 s of the twin's pace
 def draining_repository(tmp_path):
     preset = "h200x8-r1-fp8-max-throughput"
     repository = build(tmp_path / "repository", "tiny", "--engine", "simulated", "--preset", preset)
-    path = repository / "tensorrt_llm/1/model.yaml"
-    document = yaml.safe_load(path.read_text())
-    document["triton_config"]["drain_s"] = 1
-    path.write_text(yaml.safe_dump(document))
+    change_yaml(repository / "tensorrt_llm/1/model.yaml", drain_s=1)
     return repository
 
 
 class Answers:
-    """A request of each kind, answered in the background."""
+    """A request of each kind from each corner, answered in the background."""
 
-    def __init__(self, server):
+    def __init__(self, server, loop):
         self.finish_reasons = []
         self.texts = []
         self.began = threading.Semaphore(0)
         self._threads = [
-            threading.Thread(target=self._ask, args=(url(server, scheme), streamed))
-            for scheme in ("http", "grpc")
+            threading.Thread(target=self._ask, args=(Corner(scheme, face, loop), server, streamed))
+            for scheme in SCHEMES
+            for face in FACES
             for streamed in (True, False)
         ]
 
     def __enter__(self):
         for thread in self._threads:
             thread.start()
-        for _ in range(2):
+        for _ in range(4):
             assert self.began.acquire(timeout=30)
         return self
 
@@ -47,8 +44,8 @@ class Answers:
         for thread in self._threads:
             thread.join(60)
 
-    def _ask(self, address, streamed):
-        with Client(address) as client:
+    def _ask(self, corner, server, streamed):
+        with corner.client(server) as client:
             if streamed:
                 self._stream(client)
                 return
@@ -69,12 +66,12 @@ class Answers:
         self.finish_reasons.append(finish_reason)
 
 
-def test_open_requests_get_their_text_so_far_and_the_server_ends_with_0(draining_repository):
+def test_open_requests_get_their_text_so_far_and_the_server_ends_with_0(draining_repository, corners_loop):
     with ServerProcess.serving(draining_repository) as server:
-        with Answers(server) as answers:
+        with Answers(server, corners_loop) as answers:
             server.request_stop()
         code = server.wait()
 
-    assert answers.finish_reasons == ["cancelled"] * 4
+    assert answers.finish_reasons == ["cancelled"] * 8
     assert all(answers.texts)
     assert code == 0

@@ -5,50 +5,26 @@ Then the server ends, with a code that makes a supervisor start it again, or sta
 
 import httpx
 import pytest
-import yaml
-from servers import build, url
+from servers import dying_repository, see_it_die
 
-from deepseek_triton_client import Client, ServerUnavailable
+from deepseek_triton_client import Retries, ServerUnavailable
 from deepseek_triton_tools.errors import ServerFailedError
 from deepseek_triton_tools.server_process import ServerProcess
 
 FATAL_EXIT_CODE = 137
 
 
-def dying_repository(folder, **ours):
-    """The twin, told how to die."""
-    repository = build(folder / "repository", "tiny", "--engine", "simulated")
-    path = repository / "tensorrt_llm/1/model.yaml"
-    document = yaml.safe_load(path.read_text())
-    document["triton_config"] |= ours
-    path.write_text(yaml.safe_dump(document))
-    return repository
-
-
-def see_it_die(server):
-    with Client(url(server, "grpc")) as client, pytest.raises(ServerUnavailable) as caught:
-        client.generate("the one that sees it happen", max_tokens=100)
-    assert caught.value.code == "E_UNAVAILABLE"
-
-
-@pytest.fixture(scope="module")
-def dead_server(tmp_path_factory):
-    ours = {"engine_options": {"fail_after": 20}, "on_fatal": "unready"}
-    with ServerProcess.serving(dying_repository(tmp_path_factory.mktemp("dying"), **ours)) as server:
-        see_it_die(server)
-        yield server
-
-
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_later_requests_are_refused_with_the_code(dead_server, scheme):
-    with Client(url(dead_server, scheme)) as client, pytest.raises(ServerUnavailable) as caught:
-        client.generate("too late")
-    assert caught.value.code == "E_UNAVAILABLE"
+def test_later_requests_are_refused_with_the_code(corner, dead_server):
+    with corner.client(dead_server, retries=Retries(attempts=2, initial_s=0.01)) as client:
+        for ask in (client.generate, client.chat):
+            with pytest.raises(ServerUnavailable) as caught:
+                ask("too late")
+            assert caught.value.code == "E_UNAVAILABLE"
 
 
 def test_plain_http_has_the_code_in_the_message(dead_server):
     """Not in the status: this tritonserver answers 400 where newer ones may answer 503."""
-    address = f"{url(dead_server, 'http')}/v2/models/tensorrt_llm/generate"
+    address = f"{dead_server.http_url}/v2/models/tensorrt_llm/generate"
     answer = httpx.post(address, json={"text_input": "too late"}, timeout=60)
 
     assert answer.status_code in (400, 503)
@@ -58,7 +34,7 @@ def test_plain_http_has_the_code_in_the_message(dead_server):
 @pytest.mark.parametrize("option", ["fail_after", "crash_after"])
 def test_on_fatal_exit_ends_the_server_with_a_code_that_is_not_0(tmp_path, option):
     """crash_after: the engine answers nobody, so the backend has to."""
-    repository = dying_repository(tmp_path, engine_options={option: 20}, fatal_grace_s=0)
+    repository = dying_repository(tmp_path / "repository", engine_options={option: 20}, fatal_grace_s=0)
     server = ServerProcess.serving(repository)
     with server:
         see_it_die(server)

@@ -26,7 +26,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy():
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
-    for verb in ("demo", "variants", "plan", "build", "check", "serve", "generate"):
+    for verb in ("demo", "variants", "plan", "build", "check", "serve", "generate", "chat"):
         assert verb in printed
     assert printed.splitlines()[-1] == "[]"
 
@@ -97,7 +97,7 @@ def test_help_lists_the_names_there_are(verb, capsys):
         assert name in names
 
 
-@pytest.mark.parametrize("verb", ["demo", "variants", "plan", "build", "check", "serve", "generate"])
+@pytest.mark.parametrize("verb", ["demo", "variants", "plan", "build", "check", "serve", "generate", "chat"])
 def test_every_verb_has_examples_that_parse(verb, capsys):
     with pytest.raises(SystemExit):
         main([verb, "--help"])

@@ -4,9 +4,11 @@ import subprocess
 import sys
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from deepseek_triton_build.source import model_repository
 
@@ -55,34 +57,117 @@ def test_the_wheel_holds_nothing_else(wheel):
     }  # fmt: skip
 
 
+class Environment:
+    """A fresh one with the wheel and what its metadata asks for, and nothing else.
+
+    The dependencies are those of this environment, linked: what is tested is the wheel, not the network.
+    """
+
+    def __init__(self, folder, wheel, *extras):
+        venv.create(folder)
+        self.bin = folder / "bin"
+        (site,) = folder.glob("lib/python*/site-packages")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(site)
+            (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        self.distributions = _needed(metadata.Distribution.at(site / name).requires, extras)
+        for distribution in map(metadata.distribution, self.distributions):
+            for top in {file.parts[0] for file in distribution.files if file.parts[0] != ".."} - {"__pycache__"}:
+                (site / top).symlink_to(distribution.locate_file(top))
+
+    def run(self, *argv, **options):
+        """The command line; nothing of this environment is on the path."""
+        command = [self.bin / "python", "-I", "-m", "deepseek_triton_tools.cli", *argv]
+        return subprocess.run(command, capture_output=True, text=True, env={"PATH": ""}, **options)
+
+    def python(self, program):
+        command = [self.bin / "python", "-I", "-c", program]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _needed(requirements, extras):
+    """The names of the distributions, with all that they need in turn."""
+    found = set()
+    for requirement in map(Requirement, requirements):
+        marked = requirement.marker
+        if marked is None or any(marked.evaluate({"extra": extra}) for extra in (*extras, "")):
+            found.add(requirement.name)
+            found |= _needed(metadata.requires(requirement.name) or [], requirement.extras)
+    return found
+
+
+@pytest.fixture(scope="module")
+def base(wheel, tmp_path_factory):
+    return Environment(tmp_path_factory.mktemp("base") / "venv", wheel)
+
+
+def test_a_base_install_pulls_only_what_carries_http(base):
+    assert base.distributions == {"certifi", "h11"}
+
+
+def test_a_base_install_has_both_clients_and_both_verbs(base, model_server):
+    program = "from deepseek_triton_client import AsyncClient, Client; print(Client('localhost'), AsyncClient.__name__)"
+    assert base.python(program) == "Client('http://localhost:8000', model_name='tensorrt_llm') AsyncClient\n"
+
+    for verb in ("generate", "chat"):
+        assert base.run(verb, "--help").stdout.startswith(f"usage: deepseek-triton {verb} ")
+    assert base.run("generate", "hi", "--url", model_server.url).stdout == "HI\n"
+    assert base.run("chat", "--url", model_server.url, input="hi\n").stdout == "HI\n"
+    many = base.run("generate", "--input", "-", "--output", "-", "--url", model_server.url, input='"hi"\n')
+    assert '"text": "HI"' in many.stdout
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["demo"],
+        ["variants"],
+        ["plan", "deepseek-r1"],
+        ["build", "tiny", "--output", "x"],
+        ["check", "."],
+        ["serve", "."],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_a_base_install_says_what_other_verbs_need(base, argv, tmp_path):
+    done = base.run(*argv, cwd=tmp_path)
+
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert line.startswith(f"deepseek-triton {argv[0]}: ")
+    assert line.endswith("; pip install 'deepseek-triton[tools]'")
+    helped = base.run(argv[0], "--help")
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert "examples:" in helped.stdout
+
+
+def test_grpc_without_its_extra_is_one_line(base):
+    done = base.run("generate", "hi", "--url", "grpc://localhost")
+
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert "deepseek-triton[grpc]" in line
+
+
+def test_importing_the_client_imports_nothing_heavy():
+    program = "import sys, deepseek_triton_client; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    imported = set(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.split())
+
+    assert "deepseek_triton_client" in imported
+    assert imported.isdisjoint({"asyncio", "grpc", "numpy", "tritonclient", "google", "yaml", "rich", "httpx", "anyio"})
+
+
 def test_a_fresh_environment_generates_a_repository_from_the_wheel(wheel, tmp_path):
-    # The dependencies come from this environment's site-packages: what is tested is the wheel, not the network.
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", wheel], check=True
-    )
-    site = subprocess.run(
-        [python, "-c", "import site; print(site.getsitepackages()[0])"], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    here = next(path for path in sys.path if path.endswith("site-packages"))
-    for package in (
-        "yaml",
-        "rich",
-        "httpx",
-        "httpcore",
-        "h11",
-        "anyio",
-        "idna",
-        "certifi",
-        "pygments",
-        "markdown_it",
-        "mdurl",
-    ):
-        (Path(site) / package).symlink_to(Path(here) / package)
+    environment = Environment(tmp_path / "venv", wheel, "tools")
 
-    command = [tmp_path / "venv" / "bin" / "deepseek-triton", "build", "tiny", "--output", tmp_path / "repo"]
-    subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, env={"PATH": ""})
+    done = environment.run("build", "tiny", "--output", tmp_path / "repo", cwd=tmp_path)
 
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "repo/tensorrt_llm/1/deepseek_backend/contract.py").is_file()
     assert not list((tmp_path / "repo").rglob("__pycache__"))
+
+
+def test_the_wheel_installs_the_command(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+        assert "deepseek-triton = deepseek_triton_tools.cli:main" in archive.read(name).decode()

@@ -18,7 +18,12 @@ class VerbParser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         text = super().format_help()
-        return text if self.names is None else f"{text}\n{self.names()}"
+        if self.names is None:
+            return text
+        try:
+            return f"{text}\n{self.names()}"
+        except ModuleNotFoundError:
+            return f"{text}\nwith the names, and all else it needs: pip install 'deepseek-triton[tools]'\n"
 
 
 Verbs: TypeAlias = "argparse._SubParsersAction[VerbParser]"

@@ -28,6 +28,8 @@ from deepseek_triton_tools.arguments import (
     positive,
     seconds,
 )
+from deepseek_triton_tools.client_options import add_client_options
+from deepseek_triton_tools.sampling_options import add_sampling_options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,26 +68,41 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _advice(error: Exception) -> str:
-    """What to look at when nobody answers at an address."""
+    """What to look at when nobody answers at an address, or something is not installed."""
     from deepseek_triton_client import ServerUnavailable
 
     if isinstance(error, ServerUnavailable) and error.code is None:
         return "; is the server running and ready there (http:// is port 8000, grpc:// 8001)?"
-    return ""
+    return "; pip install 'deepseek-triton[tools]'" if _needs_tools(error) else ""
 
 
 def _expected_error(error: Exception) -> int | None:
     """The exit code for an error that explains itself; None for a bug, whose traceback is wanted."""
-    from deepseek_triton_build import BuildError, UnknownNameError
     from deepseek_triton_client import DeepseekTritonError
     from deepseek_triton_tools.errors import ToolError
 
-    if isinstance(error, UnknownNameError):
-        return 2
     if isinstance(error, ToolError):
         return error.exit_code
-    needs_extra = isinstance(error, ImportError) and "deepseek-triton[" in str(error)
-    return 1 if needs_extra or isinstance(error, (BuildError, DeepseekTritonError)) else None
+    if isinstance(error, DeepseekTritonError) or _needs_tools(error):
+        return 1
+    if isinstance(error, ImportError) and "deepseek-triton[" in str(error):
+        return 1
+    return _code_of_build_error(error)
+
+
+def _needs_tools(error: Exception) -> bool:
+    """What is missing is what the extra `tools` brings."""
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in {"httpx", "rich", "yaml"}
+
+
+def _code_of_build_error(error: Exception) -> int | None:
+    if "deepseek_triton_build" not in sys.modules:  # it needs the extra `tools`
+        return None
+    from deepseek_triton_build import BuildError, UnknownNameError
+
+    if isinstance(error, UnknownNameError):
+        return 2
+    return 1 if isinstance(error, BuildError) else None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(verbs)
     _add_serve(verbs)
     _add_generate(verbs)
+    _add_chat(verbs)
     return parser
 
 
@@ -220,24 +238,57 @@ def _add_generate(verbs: Verbs) -> None:
         verbs,
         "generate",
         _generate,
-        "send one prompt to a server and show the answer as it comes",
+        "send a prompt to a server and show the answer as it comes, or a file of prompts",
         'deepseek-triton generate "The capital of France is" --max-tokens 64\n'
-        '  deepseek-triton generate "Hello" --url grpc://localhost:8001 --temperature 0.8 --top-p 0.95 --json',
+        '  deepseek-triton generate --chat "Why is the sky blue?" --system "One sentence." --usage\n'
+        '  deepseek-triton generate "Hello" --url grpc://localhost:8001 --temperature 0.8 --top-p 0.95 --json\n'
+        "  deepseek-triton generate --input prompts.jsonl --output answers.jsonl --concurrency 32 --max-tokens 256",
     )
-    verb.add_argument("prompt", help="the prompt; - reads it from standard input")
-    verb.add_argument(
-        "--url", default="http://localhost:8000", help="http:// or grpc:// address (default: %(default)s)"
-    )
-    verb.add_argument("--model", default="tensorrt_llm", help="the model's name on the server (default: %(default)s)")
-    verb.add_argument("--max-tokens", type=int, help="most tokens to generate (default: the model's)")
-    verb.add_argument("--temperature", type=float, help="0 is greedy")
-    verb.add_argument("--top-p", type=float)
-    verb.add_argument("--top-k", type=int)
-    verb.add_argument("--seed", type=int, help="makes sampling repeatable")
-    verb.add_argument("--stop", action="append", metavar="TEXT", help="a string that ends the text; may be repeated")
+    verb.usage = "%(prog)s [PROMPT] [options]"
+    verb.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads it from standard input")
+    verb.add_argument("--file", type=Path, metavar="FILE", help="read the prompt from a file instead")
+    verb.add_argument("--messages", type=Path, metavar="FILE", help="a conversation instead: JSON, {role, content}s")
+    verb.add_argument("--chat", action="store_true", help="send the prompt as a message, by the model's chat template")
+    verb.add_argument("--system", metavar="TEXT", help="what the model is told first; implies --chat")
     verb.add_argument("--no-stream", action="store_true", help="wait for the whole text")
-    verb.add_argument("--timeout", type=float, metavar="S", help="give up after this many seconds")
-    verb.add_argument("--json", action="store_true", help="one JSON object with text, usage and the total time")
+    verb.add_argument("--hide-reasoning", action="store_true", help="show the answer without the thinking")
+    verb.add_argument("-v", "--usage", action="store_true", help="tokens and times on standard error")
+    verb.add_argument("--json", action="store_true", help="one JSON object with text, usage, times and details")
+    _add_batch_options(verb)
+    add_client_options(verb)
+    add_sampling_options(verb)
+
+
+def _add_batch_options(verb: VerbParser) -> None:
+    batch = verb.add_argument_group(
+        "many prompts",
+        'A line of the input is a JSON string, or an object with "prompt" or "messages" and, where wanted,\n'
+        '"id", "request_id" and sampling fields. A line of the output is an object with the id and the text, or\n'
+        'an "error".',
+    )
+    batch.add_argument("--input", type=Path, metavar="FILE", help="JSON Lines; - is standard input")
+    batch.add_argument("--output", type=Path, metavar="FILE", help="JSON Lines in the same order; - is standard output")
+    batch.add_argument("--concurrency", type=positive, metavar="N", help="requests at once (default: 16)")
+    batch.add_argument("--resume", action="store_true", help="go on where --output ends")
+    batch.add_argument("--overwrite", action="store_true", help="begin --output anew")
+    batch.add_argument("--max-failures", type=positive, metavar="N", help="stop when so many rows have failed")
+
+
+def _add_chat(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "chat",
+        _chat,
+        "talk to a model at the terminal",
+        "deepseek-triton chat --url http://localhost:8000 --temperature 0.6\n"
+        '  deepseek-triton chat --system "Answer in French." --load talk.json',
+    )
+    verb.usage = "%(prog)s [options]"
+    verb.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    verb.add_argument("--load", type=Path, metavar="FILE", help="go on with a conversation that /save wrote")
+    verb.add_argument("--hide-reasoning", action="store_true", help="show the answers without the thinking")
+    add_client_options(verb)
+    add_sampling_options(verb)
 
 
 def _demo(args: argparse.Namespace) -> int:
@@ -300,17 +351,13 @@ def _serve(args: argparse.Namespace) -> int:
 def _generate(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.generate import generate
 
-    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
-    fields = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    return generate(
-        prompt=sys.stdin.read() if args.prompt == "-" else args.prompt,
-        url=args.url,
-        model=args.model,
-        fields=fields,
-        stream=not args.no_stream,
-        timeout_s=args.timeout,
-        as_json=args.json,
-    )
+    return generate(args)
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.chat import chat
+
+    return chat(args)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from deepseek_triton_build.source import version_dir
 from deepseek_triton_client import Client, Completion
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.errors import ToolError
+from deepseek_triton_tools.records import tokens_per_s
 from deepseek_triton_tools.server_process import ServerProcess
 
 PROMPTS = (
@@ -130,7 +131,7 @@ def _table(rows: list[_Row], engine: str, preset: str | None, checkpoint: str) -
             row.protocol,
             f"{(done.time_to_first_token_s or 0) * 1000:.0f} ms",
             str(done.num_output_tokens),
-            f"{done.num_output_tokens / done.total_s:.0f}",
+            f"{tokens_per_s(done) or 0:.0f}",
             done.finish_reason,
         )
     return table

@@ -1,0 +1,188 @@
+"""The asynchronous client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import Any, Literal, overload
+
+from deepseek_triton_client._asyncio import AsyncioRuntime
+from deepseek_triton_client._batch import in_order
+from deepseek_triton_client._client import BaseClient, BaseStream, BatchItem
+from deepseek_triton_client._errors import DeepseekTritonError
+from deepseek_triton_client._metrics import Metrics
+from deepseek_triton_client._models import Chunk, Completion, ModelMetadata, Readiness
+from deepseek_triton_client._request import Messages, Prompt
+from deepseek_triton_client._runtime import Runtime
+from deepseek_triton_client._sampling import SamplingParams
+from deepseek_triton_client._settings import Timeouts
+
+
+class AsyncClient(BaseClient):
+    """`Client` for asyncio: the same arguments, results and errors. Of one event loop; its tasks may share it.
+
+    Cancelling a task that waits here cancels its request on the server.
+    """
+
+    _batch_kinds = (Iterable, AsyncIterable)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeouts: Timeouts | None = None,
+        **fields: Any,
+    ) -> Completion:
+        """See `Client.generate`."""
+        request = self._prompted(prompt, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
+        return await self._calls.generate(request)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeouts: Timeouts | None = None,
+        **fields: Any,
+    ) -> AsyncStream:
+        """`async with client.stream(...) as stream:`, then `async for`. See `Client.stream`."""
+        request = self._prompted(prompt, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
+        return AsyncStream(self._calls, request)
+
+    async def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeouts: Timeouts | None = None,
+        **fields: Any,
+    ) -> Completion:
+        """See `Client.chat`."""
+        request = self._conversing(messages, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
+        return await self._calls.generate(request)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeouts: Timeouts | None = None,
+        **fields: Any,
+    ) -> AsyncStream:
+        """See `Client.stream_chat`."""
+        request = self._conversing(messages, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
+        return AsyncStream(self._calls, request)
+
+    @overload
+    def generate_many(
+        self,
+        requests: Iterable[BatchItem] | AsyncIterable[BatchItem],
+        *,
+        concurrency: int = ...,
+        params: SamplingParams | None = ...,
+        timeouts: Timeouts | None = ...,
+        return_errors: Literal[False] = ...,
+        **fields: Any,
+    ) -> AsyncGenerator[Completion, None]: ...
+    @overload
+    def generate_many(
+        self,
+        requests: Iterable[BatchItem] | AsyncIterable[BatchItem],
+        *,
+        concurrency: int = ...,
+        params: SamplingParams | None = ...,
+        timeouts: Timeouts | None = ...,
+        return_errors: bool,
+        **fields: Any,
+    ) -> AsyncGenerator[Completion | DeepseekTritonError, None]: ...
+    def generate_many(
+        self,
+        requests: Iterable[BatchItem] | AsyncIterable[BatchItem],
+        *,
+        concurrency: int = 16,
+        params: SamplingParams | None = None,
+        timeouts: Timeouts | None = None,
+        return_errors: bool = False,
+        **fields: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """See `Client.generate_many`. To leave the loop early, wrap it in contextlib.aclosing."""
+        calls = self._calls
+        make = self._batch(requests, params, fields, timeouts, concurrency)
+        return in_order(calls, requests, make, concurrency=concurrency, return_errors=return_errors)
+
+    async def cancel(self, request_id: str) -> None:
+        """See `Client.cancel`."""
+        await self._calls.cancel(request_id)
+
+    async def ready(self) -> bool:
+        """See `Client.ready`."""
+        return await self._calls.ready()
+
+    async def wait_until_ready(
+        self, timeout_s: float | None = None, on_progress: Callable[[Readiness], None] | None = None
+    ) -> None:
+        """See `Client.wait_until_ready`."""
+        await self._calls.wait_until_ready(timeout_s, on_progress)
+
+    async def metadata(self) -> ModelMetadata:
+        """See `Client.metadata`."""
+        return await self._calls.metadata()
+
+    async def metrics(self) -> Metrics:
+        """See `Client.metrics`."""
+        return await self._calls.metrics()
+
+    async def close(self) -> None:
+        """Closes the connections; streams still open break. May be called again."""
+        if self._open_calls is not None:
+            calls, self._open_calls = self._open_calls, None
+            await calls.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _runtime(self) -> Runtime:
+        return AsyncioRuntime()
+
+
+class AsyncStream(BaseStream):
+    """One answer as it comes, for `async for`; see `Stream`."""
+
+    async def __aenter__(self) -> AsyncStream:
+        self._exchange = await self._calls.open(self._unopened())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        chunk = await self._opened().next()
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def completion(self) -> Completion:
+        """The whole answer, chunks already taken included. Raises what reading it raises."""
+        async for _ in self:
+            pass
+        return self._opened().completion()
+
+    async def close(self) -> None:
+        """Cancels the request unless it has ended. May be called again."""
+        if self._exchange is not None:
+            await self._exchange.close()

@@ -1,0 +1,153 @@
+"""Sockets for HTTP over asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from contextlib import suppress
+from typing import Any, cast
+
+_READ_AHEAD_BYTES = 2**18
+"""So much of a response waits here for its reader before the socket does."""
+
+
+class AsyncioSocket(asyncio.Protocol):
+    """See `Socket`. With `tls` None it is plain TCP. Of the running loop.
+
+    Not a StreamReader: that doesn't tell whether something has come that nobody asked for, and an idle connection on
+    which it has, such as a proxy's 408, must not take the next request.
+    """
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        self._address = host, port
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._received: list[bytes] = []
+        self._num_received = 0
+        self._reading_paused = False
+        self._writing_paused = False
+        self._ended = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._interrupted = False
+
+    async def connect(self, timeout_s: float | None) -> None:
+        host, port = self._address
+        name = None if self._tls is None else host
+        opening = self._loop.create_connection(lambda: self, host, port, ssl=self._tls, server_hostname=name)
+        try:
+            await _within(opening, timeout_s)
+            if self._interrupted:
+                raise ConnectionAbortedError("interrupted")
+        except BaseException:
+            self._abort()
+            raise
+
+    async def write(self, data: bytes, timeout_s: float | None) -> None:
+        """A connection that is closed meanwhile is left to `read` to find: there may be an answer on it already."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+        while self._writing_paused and not self._ended:
+            await self._wait(timeout_s)
+
+    async def read(self, timeout_s: float | None) -> bytes:
+        while not self._received:
+            if self._error is not None:
+                raise ConnectionResetError(str(self._error)) from self._error
+            if self._ended:
+                return b""
+            await self._wait(timeout_s)
+        data = self._received[0] if len(self._received) == 1 else b"".join(self._received)
+        self._received = []
+        self._num_received = 0
+        if self._reading_paused and self._transport is not None:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        return data
+
+    @property
+    def is_quiet(self) -> bool:
+        if self._interrupted or self._ended or self._loop is not asyncio.get_running_loop():
+            return False
+        return not self._received
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        with suppress(RuntimeError):  # the loop has ended, and nothing waits any more
+            self._loop.call_soon_threadsafe(self._abort)
+
+    async def close(self) -> None:
+        self._abort()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def data_received(self, data: bytes) -> None:
+        self._received.append(data)
+        self._num_received += len(data)
+        if self._num_received > _READ_AHEAD_BYTES and self._transport is not None and not self._reading_paused:
+            self._transport.pause_reading()
+            self._reading_paused = True
+        self._wake()
+
+    def eof_received(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None  # it is of no more use, and some of its methods fail now
+        self._ended = True
+        self._error = exc
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._wake()
+
+    def _abort(self) -> None:
+        """Closes without a farewell: the end of a TLS session would wait for a peer that may be gone."""
+        if self._transport is not None:
+            with suppress(RuntimeError):  # the loop has ended, and took the connection with it
+                self._transport.abort()
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await _within(self._waiter, timeout_s)
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+async def _within(waiting: Any, timeout_s: float | None) -> Any:
+    """Raises TimeoutError. Without a limit there is no task and no timer.
+
+    Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with the result.
+    """
+    if timeout_s is None:
+        return await waiting
+    task = asyncio.ensure_future(waiting)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # also where nobody is left to hear of it
+    if not done:
+        raise TimeoutError(f"not within {timeout_s:g} s")
+    return task.result()

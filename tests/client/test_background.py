@@ -1,0 +1,97 @@
+"""Batches of the blocking client: what their threads do when things go wrong around them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import pytest
+from contract_metadata import METADATA
+
+from deepseek_triton_client import Client
+from deepseek_triton_client._background import _the_loop
+
+LAST = {"text_output": "a", "finish_reason": "stop", "num_input_tokens": 1, "num_output_tokens": 1}
+
+
+def metadata(http_server):
+    return http_server.body(200, json.dumps({**asdict(METADATA), "name": "tensorrt_llm"}).encode())
+
+
+@pytest.fixture
+def client(http_server):
+    with Client(http_server.url) as client:
+        yield client
+
+
+def threads(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+def test_leaving_does_not_wait_for_an_iterable_that_blocks(http_server, client):
+    http_server.script(metadata(http_server), http_server.events(LAST))
+    prompts: queue.Queue[str | None] = queue.Queue()
+    prompts.put("a")
+
+    for completion in client.generate_many(iter(prompts.get, None)):
+        assert completion.text == "a"
+        break
+
+    prompts.put(None)
+    for thread in threads("deepseek-triton-requests"):
+        thread.join(30)
+    assert threads("deepseek-triton-requests") == []
+
+
+def test_an_iterable_that_fails_fails_the_batch(http_server, client):
+    def prompts() -> Iterator[str]:
+        yield "a"
+        raise LookupError("the table is gone")
+
+    http_server.script(metadata(http_server), http_server.events(LAST))
+    answers = client.generate_many(prompts(), concurrency=1)
+    with pytest.raises(LookupError, match="the table is gone"):
+        list(answers)
+
+
+def test_one_thread_serves_all_batches(http_server, client):
+    http_server.script(*[metadata(http_server), http_server.events(LAST)] * 3)
+    for _ in range(3):
+        assert [each.text for each in client.generate_many(["x"])] == ["a"]
+    assert len(threads("deepseek-triton-batches")) == 1
+
+
+def test_the_collector_may_end_a_batch_on_the_batches_own_thread(http_server, client):
+    http_server.script(metadata(http_server), http_server.events(LAST))
+    answers = client.generate_many(["x", "y"], concurrency=1)
+    next(answers)
+    ring = [answers]
+    ring.append(ring)
+    collected = threading.Event()
+
+    def collect() -> None:
+        gc.collect()
+        collected.set()
+
+    gc.disable()
+    try:
+        del answers, ring
+        _the_loop().call_soon_threadsafe(collect)
+        assert collected.wait(30)
+    finally:
+        gc.enable()
+
+
+def test_a_forked_process_has_a_loop_of_its_own(http_server, client):
+    http_server.script(*[metadata(http_server), http_server.events(LAST)] * 2)
+    list(client.generate_many(["x"]))
+    pid = os.fork()
+    if pid == 0:
+        texts = [each.text for each in client.generate_many(["x"])]
+        os._exit(0 if texts == ["a"] else 1)
+    assert os.waitpid(pid, 0)[1] == 0

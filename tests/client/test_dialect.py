@@ -1,0 +1,336 @@
+"""Which inputs each kind of model gets, and how its streams are understood."""
+
+import json
+
+import pytest
+
+from deepseek_triton_client import (
+    Chunk,
+    InvalidRequest,
+    ModelMetadata,
+    ProtocolError,
+    SamplingParams,
+    ServerError,
+    TensorMetadata,
+    Timeouts,
+)
+from deepseek_triton_client._dialect import Dialect
+from deepseek_triton_client._request import conversing, prompted
+
+ONE, ANY = (1,), (-1,)
+OUTPUTS = {"text_output": ("BYTES", ANY), "finish_reason": ("BYTES", ANY)}
+
+DEEPSEEK = {
+    "text_input": ("BYTES", ANY),
+    "input_ids": ("INT32", ANY),
+    "messages": ("BYTES", ANY),
+    "streaming": ("BOOL", ONE),
+    "stream": ("BOOL", ONE),
+    "stop": ("BOOL", ONE),
+    "sampling_parameters": ("BYTES", ONE),
+    "stream_mode": ("BYTES", ONE),
+    "stream_interval": ("INT32", ONE),
+    "stream_interval_ms": ("INT32", ONE),
+    "separate_reasoning": ("BOOL", ONE),
+    "return_finish_reason": ("BOOL", ONE),
+    "return_num_input_tokens": ("BOOL", ONE),
+    "sampling_param_exclude_input_from_output": ("BOOL", ONE),
+    "sampling_param_max_tokens": ("INT32", ONE),
+    "sampling_param_stop": ("BYTES", ANY),
+    "sampling_param_n": ("INT32", ONE),
+    "sampling_param_best_of": ("INT32", ONE),
+}
+LLMAPI = {
+    "text_input": ("BYTES", ANY),
+    "streaming": ("BOOL", ONE),
+    "sampling_param_max_tokens": ("INT32", ONE),
+    "sampling_param_temperature": ("FP32", ONE),
+    "sampling_param_stop": ("BYTES", ANY),
+    "sampling_param_best_of": ("INT32", ONE),
+    "sampling_param_exclude_input_from_output": ("BOOL", ONE),
+    "return_finish_reason": ("BOOL", ONE),
+    "return_stop_reason": ("BOOL", ONE),
+    "stop": ("BOOL", ONE),
+}
+VLLM = {
+    "text_input": ("BYTES", ONE),
+    "stream": ("BOOL", ONE),
+    "sampling_parameters": ("BYTES", ONE),
+    "exclude_input_in_output": ("BOOL", ONE),
+    "return_finish_reason": ("BOOL", ONE),
+    "return_cumulative_logprob": ("BOOL", ONE),
+    "return_logprobs": ("BOOL", ONE),
+    "return_num_input_tokens": ("BOOL", ONE),
+    "return_num_output_tokens": ("BOOL", ONE),
+}
+ENSEMBLE = {
+    "text_input": ("BYTES", (-1, 1)),
+    "max_tokens": ("INT32", (-1, 1)),
+    "stop_words": ("BYTES", (-1, -1)),
+    "bad_words": ("BYTES", (-1, -1)),
+    "temperature": ("FP32", (-1, 1)),
+    "stop": ("BOOL", (-1, 1)),
+    "stream": ("BOOL", (-1, 1)),
+}
+MODELS = {"deepseek": DEEPSEEK, "llmapi": LLMAPI, "vllm": VLLM, "plain": ENSEMBLE}
+
+
+def dialect(inputs, *more_outputs, stream_mode=None):
+    outputs = OUTPUTS | dict.fromkeys(more_outputs, ("INT32", ANY))
+    tensors = [tuple(TensorMetadata(name, *how) for name, how in each.items()) for each in (inputs, outputs)]
+    return Dialect(ModelMetadata("x", ("1",), "python", *tensors), stream_mode)
+
+
+def asked(prompt="hi", *, streaming=True, **fields):
+    params = SamplingParams().merged(fields)
+    return prompted(prompt, params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
+
+
+def chat(*, streaming=True, **fields):
+    params = SamplingParams().merged(fields)
+    return conversing("hi", params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
+
+
+def sent(spoken, request, *, streamed=None):
+    """Input -> its value, as /generate has it."""
+    inputs = spoken.inputs(request, streamed=request.streaming if streamed is None else streamed)
+    values = {each.name: each.values[0] if len(each.values) == 1 else list(each.values) for each in inputs}
+    assert len(values) == len(inputs)
+    return values
+
+
+def chunks(spoken, request, *responses):
+    reader = spoken.reader(request)
+    return [chunk for response in responses for chunk in reader.chunks(response)] + reader.end()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_each_kind_is_told_by_its_inputs(kind):
+    assert dialect(MODELS[kind]).kind == kind
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        pytest.param({}, id="no-inputs"),
+        pytest.param({"prompt": ("BYTES", ONE)}, id="another-name"),
+        pytest.param({"text_input": ("INT32", ONE)}, id="another-type"),
+        pytest.param({"text_input": ("BYTES", (-1, -1, -1))}, id="three-dimensions"),
+    ],
+)
+def test_a_model_that_is_no_text_generator_is_refused(inputs):
+    with pytest.raises(ProtocolError, match="model 'x': expected an input text_input"):
+        dialect(inputs)
+
+
+def test_ours_is_always_asked_for_increments_and_one_answer():
+    spoken = dialect(DEEPSEEK, stream_mode="cumulative")
+    ask = {"text_input": "hi", "streaming": True, "stream_mode": "delta", "sampling_param_n": 1}
+    assert sent(spoken, asked()) == ask
+    assert sent(spoken, asked(streaming=False)) == ask | {"streaming": False}
+    stream = [{"text_output": "a"}, {"text_output": "ab", "finish_reason": "stop"}]
+    assert chunks(spoken, asked(), *stream) == [Chunk("a"), Chunk("ab", finish_reason="stop")]
+
+
+def test_ours_takes_token_ids_and_conversations():
+    assert sent(dialect(DEEPSEEK), asked([1, 2]))["input_ids"] == [1, 2]
+    values = sent(dialect(DEEPSEEK), chat())
+    assert json.loads(values["messages"]) == [{"role": "user", "content": "hi"}]
+    assert "text_input" not in values
+    assert values["separate_reasoning"] is True
+    assert sent(dialect(DEEPSEEK), chat(separate_reasoning=False))["separate_reasoning"] is False
+    without = {name: how for name, how in DEEPSEEK.items() if name != "separate_reasoning"}
+    assert "separate_reasoning" not in sent(dialect(without), chat())
+
+
+def test_an_answer_streamed_unasked_comes_in_few_chunks():
+    spoken = dialect(DEEPSEEK)
+    unasked = sent(spoken, asked(streaming=False), streamed=True)
+    assert (unasked["streaming"], unasked["stream_interval_ms"]) == (True, 500)
+    own = sent(spoken, asked(streaming=False, stream_interval_ms=9), streamed=True)
+    assert own["stream_interval_ms"] == 9
+    own = sent(spoken, asked(streaming=False, stream_interval=9), streamed=True)
+    assert (own["stream_interval"], own.get("stream_interval_ms")) == (9, None)
+    assert "stream_interval_ms" not in sent(spoken, asked())
+
+
+def test_the_best_of_several_is_not_streamed():
+    spoken = dialect(DEEPSEEK, "sequence_index")
+    values = sent(spoken, asked(streaming=False, best_of=3), streamed=True)
+    assert (values["streaming"], values.get("stream_interval_ms")) == (False, None)
+    with pytest.raises(InvalidRequest, match=r"best_of: .*use generate\(\)"):
+        sent(spoken, asked(best_of=3))
+    assert sent(spoken, asked(best_of=3, n=3))["streaming"] is True
+
+
+def test_everything_that_a_model_has_no_input_for_is_named_at_once():
+    with pytest.raises(
+        InvalidRequest, match=r"model 'x' \(llmapi\) has no input for input_ids, min_p, logprobs: leave"
+    ):
+        sent(dialect(LLMAPI), asked([1, 2], min_p=0.5, logprobs=1, temperature=1))
+    with pytest.raises(InvalidRequest, match=r"for messages, best_of: .*, or serve the model with deepseek-triton$"):
+        sent(dialect(VLLM), chat(best_of=2))
+    with pytest.raises(
+        InvalidRequest, match=r"\(deepseek\) has no input for min_p: leave that out, or update the server"
+    ):
+        sent(dialect(DEEPSEEK), asked(min_p=0.5))
+
+
+def test_what_asks_for_nothing_needs_no_input():
+    fields = {"n": 1, "min_p": 0, "return_logprobs": False, "skip_special_tokens": True, "priority": 0}
+    assert sent(dialect(LLMAPI), asked(**fields)) == sent(dialect(LLMAPI), asked())
+
+
+def test_llmapi_is_asked_for_the_outcome_and_not_for_the_prompt():
+    values = sent(dialect(LLMAPI), asked(temperature=0.5, stop=["a", "b"]))
+    assert values == {
+        "text_input": "hi",
+        "streaming": True,
+        "return_finish_reason": True,
+        "return_stop_reason": True,
+        "sampling_param_exclude_input_from_output": True,
+        "sampling_param_temperature": 0.5,
+        "sampling_param_stop": ["a", "b"],
+    }
+    values = sent(dialect(LLMAPI), asked(exclude_input_from_output=False))
+    assert values["sampling_param_exclude_input_from_output"] is False
+
+
+@pytest.mark.parametrize("inputs", [LLMAPI, ENSEMBLE])
+def test_others_may_refuse_streams_so_a_whole_answer_is_not_streamed(inputs):
+    values = sent(dialect(inputs), asked(streaming=False), streamed=True)
+    assert values.get("streaming", values.get("stream")) is False
+
+
+def test_vllm_takes_one_json_object():
+    fields = {"max_tokens": 5, "top_k": 0, "bad": ["x"], "stop": "END", "seed": 3, "guided_json": {"type": "object"}}
+    values = sent(dialect(VLLM), asked(**fields, logprobs=2))
+    parameters = json.loads(values.pop("sampling_parameters"))
+    guides = json.loads(parameters.pop("structured_outputs"))
+    assert json.loads(guides["json"]) == {"type": "object"}
+    assert parameters == {"max_tokens": 5, "top_k": -1, "bad_words": ["x"], "stop": ["END"], "seed": 3, "logprobs": 2}
+    flags = ("finish_reason", "num_input_tokens", "num_output_tokens", "logprobs")
+    assert values == {"text_input": "hi", "stream": True, "exclude_input_in_output": True} | {
+        f"return_{flag}": True for flag in flags
+    }
+
+
+@pytest.mark.parametrize("flag", ["return_logprobs", "return_cumulative_logprob"])
+def test_vllm_has_to_compute_what_it_returns(flag):
+    values = sent(dialect(VLLM), asked(**{flag: True}))
+    assert values[flag] is True
+    assert json.loads(values["sampling_parameters"]) == {"logprobs": 0}
+
+
+def test_vllm_puts_the_prompt_before_whole_answers_only():
+    values = sent(dialect(VLLM), asked(streaming=False, exclude_input_from_output=False), streamed=True)
+    assert (values["stream"], values["exclude_input_in_output"]) == (False, False)
+    with pytest.raises(InvalidRequest, match="exclude_input_from_output: model 'x'"):
+        sent(dialect(VLLM), asked(exclude_input_from_output=False))
+    assert sent(dialect(VLLM), asked(streaming=False), streamed=True)["stream"] is True
+
+
+def test_several_answers_are_streamed_only_where_chunks_say_whose_they_are():
+    with pytest.raises(InvalidRequest, match="n: model 'x'"):
+        sent(dialect(VLLM), asked(n=2))
+    assert sent(dialect(VLLM), asked(n=2, streaming=False), streamed=True)["stream"] is False
+    plain = {"text_input": ("BYTES", ONE), "n": ("INT32", ONE), "streaming": ("BOOL", ONE)}
+    with pytest.raises(InvalidRequest, match="n: model 'x'"):
+        sent(dialect(plain), asked(n=2))
+    assert sent(dialect(plain, "sequence_index"), asked(n=2))["n"] == 2
+
+
+def test_a_count_that_may_be_that_of_all_so_far_is_not_asked_of_streams():
+    plain = {"text_input": ("BYTES", ONE), "return_num_output_tokens": ("BOOL", ONE)}
+    assert sent(dialect(plain), asked(streaming=False))["return_num_output_tokens"] is True
+    assert "return_num_output_tokens" not in sent(dialect(plain), asked())
+    assert sent(dialect(plain), asked(return_num_output_tokens=True))["return_num_output_tokens"] is True
+
+
+def test_a_batch_dimension_is_one():
+    spoken = dialect(ENSEMBLE)
+    inputs = spoken.inputs(asked(max_tokens=5, stop=["a", "b"], bad="c", temperature=0), streamed=True)
+    assert {each.name: (each.datatype, each.shape, tuple(each.values)) for each in inputs} == {
+        "text_input": ("BYTES", (1, 1), ("hi",)),
+        "stream": ("BOOL", (1, 1), (True,)),
+        "max_tokens": ("INT32", (1, 1), (5,)),
+        "stop_words": ("BYTES", (1, 2), ("a", "b")),
+        "bad_words": ("BYTES", (1, 1), ("c",)),
+        "temperature": ("FP32", (1, 1), (0.0,)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "fits"),
+    [
+        ("INT32", ONE, True),
+        ("INT32", ANY, True),
+        ("INT64", ONE, True),
+        ("INT16", ONE, False),
+        ("FP32", ONE, False),
+        ("BYTES", ONE, False),
+        ("INT32", (2,), False),
+        ("INT32", (-1, 1), False),
+        ("INT32", (), False),
+    ],
+)
+def test_an_input_takes_a_field_whose_type_and_shape_fit(datatype, shape, fits):
+    spoken = dialect({"text_input": ("BYTES", ONE), "max_tokens": (datatype, shape)})
+    if fits:
+        (_, tensor) = spoken.inputs(asked(max_tokens=5), streamed=True)
+        assert (tensor.name, tensor.datatype, tuple(tensor.values)) == ("max_tokens", datatype, (5,))
+    else:
+        with pytest.raises(InvalidRequest, match="no input for max_tokens"):
+            spoken.inputs(asked(max_tokens=5), streamed=True)
+
+
+def test_a_running_request_is_ended_by_the_flag():
+    (flag,) = dialect(DEEPSEEK).stop_inputs()
+    assert (flag.name, flag.datatype, tuple(flag.values)) == ("stop", "BOOL", (True,))
+    assert {each.name: each.shape for each in dialect(LLMAPI).stop_inputs()} == {"text_input": (1,), "stop": (1,)}
+    assert {each.name: each.shape for each in dialect(ENSEMBLE).stop_inputs()} == {"text_input": (1, 1), "stop": (1, 1)}
+    with pytest.raises(InvalidRequest, match=r"model 'x' \(vllm\) has no input that ends a request"):
+        dialect(VLLM).stop_inputs()
+
+
+def test_llmapi_says_with_an_error_that_a_request_was_ended():
+    said = ServerError("Request cancelled by client")
+    assert dialect(LLMAPI).is_stopped(said)
+    assert not dialect(LLMAPI).is_stopped(ServerError("A request id must be provided"))
+    assert not dialect(DEEPSEEK).is_stopped(said)
+
+
+SO_FAR = [{"text_output": "a"}, {"text_output": "ab"}, {"text_output": "abc"}]
+NEW = [{"text_output": "a"}, {"text_output": "b"}, {"text_output": "c"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stream_mode", "responses"),
+    [
+        ("llmapi", None, SO_FAR),
+        ("llmapi", None, NEW),
+        ("llmapi", "cumulative", SO_FAR),
+        ("llmapi", "delta", NEW),
+        ("vllm", None, NEW),
+        ("vllm", "cumulative", SO_FAR),
+        ("plain", None, SO_FAR),
+        ("plain", None, NEW),
+        ("plain", "delta", NEW),
+    ],
+)
+def test_streams_become_increments(kind, stream_mode, responses):
+    spoken = dialect(MODELS[kind], stream_mode=stream_mode)
+    assert chunks(spoken, asked(), *responses) == [Chunk("a"), Chunk("b"), Chunk("c")]
+
+
+def test_what_the_caller_says_of_the_stream_decides():
+    texts = [{"text_output": "a"}, {"text_output": "ab"}]
+    assert chunks(dialect(LLMAPI, stream_mode="delta"), asked(), *texts) == [Chunk("a"), Chunk("ab")]
+    with pytest.raises(ProtocolError, match='stream_mode="delta"'):
+        chunks(dialect(LLMAPI, stream_mode="cumulative"), asked(), *NEW)
+
+
+def test_only_ours_has_to_say_how_an_answer_ended():
+    assert chunks(dialect(ENSEMBLE), asked(), {"text_output": "a"}) == [Chunk("a")]
+    with pytest.raises(ProtocolError, match="finish_reason"):
+        chunks(dialect(DEEPSEEK), asked(), {"text_output": "a"})

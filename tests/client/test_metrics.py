@@ -1,0 +1,97 @@
+"""Prometheus's text format, read."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_triton_client._errors import ProtocolError
+from deepseek_triton_client._metrics import Metrics, Sample
+
+TRITON = """\
+# HELP nv_inference_request_success Number of successful inference requests, all batch sizes
+# TYPE nv_inference_request_success counter
+nv_inference_request_success{model="tensorrt_llm",version="1"} 5.000000
+nv_inference_request_success{model="tensorrt_llm",version="2"} 2
+nv_inference_request_success{model="other",version="1"} 1
+
+nv_cpu_utilization 0.25
+"""
+
+
+def test_the_metrics_of_a_server():
+    metrics = Metrics.parse(TRITON)
+    assert metrics.text == TRITON
+    assert len(metrics.samples) == 4
+    name = "nv_inference_request_success"
+    assert metrics.samples[0] == Sample(name, {"model": "tensorrt_llm", "version": "1"}, 5.0)
+    assert metrics.value(name) == 8
+    assert metrics.value(name, model="tensorrt_llm") == 7
+    assert metrics.value(name, version="1", model="tensorrt_llm") == 5
+    assert metrics.value("nv_cpu_utilization") == 0.25
+
+
+def test_a_label_may_be_called_name():
+    assert Metrics.parse('a{name="b"} 1').value("a", name="b") == 1
+
+
+def test_what_is_not_there_is_a_key_error_with_what_is_near():
+    metrics = Metrics.parse(TRITON)
+    with pytest.raises(KeyError, match="near: nv_cpu_utilization"):
+        metrics.value("nv_cpu_utilisation")
+    with pytest.raises(KeyError, match=r"no metric xyz'$|no metric xyz\"$"):
+        metrics.value("xyz")
+    with pytest.raises(KeyError, match="'model': 'x'"):
+        metrics.value("nv_inference_request_success", model="x")
+
+
+@pytest.mark.parametrize(
+    ("line", "labels", "value"),
+    [
+        ("a 1", {}, 1),
+        ("a 1 1395066363000", {}, 1),
+        ("a{} 1 -5", {}, 1),
+        ("  a\t1.5e-3  ", {}, 0.0015),
+        ("a 1\r", {}, 1),
+        ("a +Inf", {}, math.inf),
+        ("a -Inf", {}, -math.inf),
+        ('a{b="c"}1', {"b": "c"}, 1),
+        ('a { b = "c" , } 1', {"b": "c"}, 1),
+        ('a{b="",c="}"} 1', {"b": "", "c": "}"}, 1),
+        ('a{b="x,y=\\"z\\""} 1', {"b": 'x,y="z"'}, 1),
+        (r'a{b="C:\\n\n"} 1', {"b": "C:\\n\n"}, 1),
+        ('a{b="你 #"} 1', {"b": "你 #"}, 1),
+    ],
+)
+def test_lines(line, labels, value):
+    assert Metrics.parse(line).samples == (Sample("a", labels, value),)
+
+
+def test_not_a_number():
+    assert math.isnan(Metrics.parse("a NaN").value("a"))
+
+
+def test_no_metrics_at_all():
+    assert Metrics.parse("").samples == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["<html>", "a", "a b", "a 1 2 3", "a 1 x", '1a{b="c"} 1', 'a{b="c" 1', "a{b=c} 1", 'a{b="c"d="e"} 1', "a{,} 1"],
+)
+def test_what_is_none(line):
+    with pytest.raises(ProtocolError, match="line 2"):
+        Metrics.parse(f"ok 1\n{line}\n")
+
+
+names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]*", fullmatch=True)
+
+
+@given(st.dictionaries(names, st.text()), st.floats(allow_nan=False))
+def test_any_labels_come_back(labels, value):
+    def escaped(text):
+        return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+    written = ",".join(f'{name}="{escaped(text)}"' for name, text in labels.items())
+    assert Metrics.parse(f"m{{{written}}} {value!r}").samples == (Sample("m", labels, value),)

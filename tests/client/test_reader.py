@@ -1,0 +1,194 @@
+"""Responses as chunks."""
+
+import json
+
+import pytest
+
+from deepseek_triton_client import Chunk, ProtocolError
+from deepseek_triton_client._increments import Cumulative, Deltas
+from deepseek_triton_client._models import Logprob, PerfMetrics
+from deepseek_triton_client._reader import Reader
+
+COUNTS = {"num_input_tokens": 3, "num_output_tokens": 2, "num_cached_tokens": 1}
+
+
+def ours(num_answers=1):
+    return Reader(num_answers, Deltas, says_end=True)
+
+
+def others(num_answers=1, increments=Deltas):
+    return Reader(num_answers, increments, says_end=False)
+
+
+def test_a_text_alone_is_a_chunk():
+    reader = ours()
+    assert reader.chunks({"model_name": "m", "model_version": "1", "text_output": "你好"}) == [Chunk("你好")]
+    assert not reader.finished
+
+
+def test_the_last_chunk_has_the_outcome_and_the_usage():
+    reader = ours()
+    outputs = {"text_output": "", "finish_reason": "stop", "stop_reason": "END", **COUNTS, "of_a_newer_server": [1, 2]}
+    assert reader.chunks(outputs) == [Chunk("", finish_reason="stop", stop_reason="END", **COUNTS)]
+    assert reader.finished
+    assert reader.end() == []
+
+
+def test_the_word_none_is_none():
+    reader = ours()
+    assert reader.chunks({"text_output": "a", "finish_reason": "None", "stop_reason": "None"}) == [Chunk("a")]
+    assert not reader.finished
+
+
+def test_a_response_that_says_nothing_is_no_chunk():
+    reader = ours()
+    assert reader.chunks({"text_output": ""}) == []
+    assert reader.chunks({"text_output": "", "finish_reason": "None"}) == []
+    assert reader.chunks({}) == []
+    assert reader.chunks({"text_output": [], "finish_reason": []}) == []
+    assert reader.chunks({"text_output": "", "num_output_tokens": 1}) == [Chunk("", num_output_tokens=1)]
+
+
+def test_several_answers_are_told_apart():
+    reader = ours(3)
+    outputs = {
+        "text_output": ["c", "a"],
+        "finish_reason": ["None", "length"],
+        "num_output_tokens": [2, 1],
+        "sequence_index": [2, 0],
+        "output_ids": [7, 8, 9],
+        "reasoning_output": ["hm", ""],
+    }
+    third, first = reader.chunks(outputs)
+    assert third == Chunk("c", 2, reasoning="hm", num_output_tokens=2, output_ids=(7, 8))
+    assert first == Chunk("a", 0, finish_reason="length", num_output_tokens=1, output_ids=(9,))
+    assert not reader.finished
+    end = {"text_output": ["b", "d"], "finish_reason": ["stop", "stop"], "sequence_index": [1, 2]}
+    assert [chunk.index for chunk in reader.chunks(end)] == [1, 2]
+    assert reader.finished
+
+
+def test_several_answers_without_an_index_are_in_order():
+    reader = others(2)
+    outputs = {"text_output": ["a", "b"], "finish_reason": ["stop", "abort"], "num_input_tokens": 3}
+    assert reader.chunks(outputs) == [
+        Chunk("a", 0, finish_reason="stop", num_input_tokens=3),
+        Chunk("b", 1, finish_reason="cancelled", num_input_tokens=3),
+    ]
+    assert reader.finished
+
+
+def test_one_value_where_there_is_a_list():
+    """/generate's JSON strips the brackets of a list of one."""
+    (chunk,) = ours().chunks({"text_output": "a", "output_ids": 7, "num_output_tokens": 1})
+    assert chunk.output_ids == (7,)
+    (chunk,) = ours().chunks({"text_output": "a", "output_ids": []})
+    assert chunk == Chunk("a")
+
+
+def test_log_probabilities():
+    token = {"7": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}, "9": {"logprob": -9999.0}}
+    read = (Logprob(7, -0.5, 1, "a"), Logprob(9, -9999.0, None, None))
+    outputs = {"logprobs": json.dumps([token]), "prompt_logprobs": json.dumps([None, token])}
+    (chunk,) = ours().chunks({"text_output": "a", "cumulative_logprob": -0.5, **outputs})
+    assert chunk == Chunk("a", logprobs=(read,), prompt_logprobs=(None, read), cumulative_logprob=-0.5)
+    assert ours().chunks({"text_output": "a", "logprobs": "null"}) == [Chunk("a")]
+
+
+def test_performance_metrics_belong_to_the_answer_that_was_measured():
+    outputs = {"text_output": ["a", "b"], "arrival_time_ns": [0, 5], "kv_cache_hit_rate": [0.0, 0.5]}
+    assert [chunk.perf_metrics for chunk in others(2).chunks(outputs)] == [
+        None,
+        PerfMetrics(arrival_time_ns=5, kv_cache_hit_rate=0.5),
+    ]
+
+
+def test_numbers_that_come_as_text():
+    outputs = {"text_output": "a", "cumulative_logprob": "-1.5", "arrival_time_ns": "5", "acceptance_rate": "0.25"}
+    metrics = PerfMetrics(arrival_time_ns=5, acceptance_rate=0.25)
+    assert others().chunks(outputs) == [Chunk("a", cumulative_logprob=-1.5, perf_metrics=metrics)]
+    assert others().chunks({"text_output": "a", "cumulative_logprob": "None"}) == [Chunk("a")]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "named"),
+    [
+        pytest.param({"id": "r1"}, "text_output", id="no-text"),
+        pytest.param({"finish_reason": "stop"}, "text_output", id="an-end-without-a-text"),
+        pytest.param({"text_output": 1}, "text_output", id="a-number-for-a-text"),
+        pytest.param({"text_output": ["a", "b"]}, "expected 1 answers", id="more-answers-than-asked-for"),
+        pytest.param({"text_output": "a", "sequence_index": 1}, "expected 1 answers", id="an-index-too-high"),
+        pytest.param({"text_output": "a", "sequence_index": -1}, "expected 1 answers", id="an-index-below-0"),
+        pytest.param({"text_output": "a", "sequence_index": True}, "sequence_index", id="a-truth-value-for-an-index"),
+        pytest.param({"text_output": "a", "finish_reason": 1}, "finish_reason", id="a-number-for-a-reason"),
+        pytest.param({"text_output": "a", "finish_reason": ["stop", "stop"]}, "finish_reason", id="two-reasons"),
+        pytest.param({"text_output": "a", "num_output_tokens": "three"}, "num_output_tokens", id="a-word-for-a-count"),
+        pytest.param({"text_output": "a", "num_output_tokens": 1.5}, "num_output_tokens", id="a-fraction"),
+        pytest.param({"text_output": "a", "num_output_tokens": "9" * 5000}, "num_output_tokens", id="digits"),
+        pytest.param({"text_output": "a", "cumulative_logprob": "x"}, "cumulative_logprob", id="no-number"),
+        pytest.param({"text_output": "a", "cumulative_logprob": None}, "cumulative_logprob", id="null"),
+        pytest.param({"text_output": "a", "output_ids": ["x"]}, "output_ids", id="no-id"),
+        pytest.param({"text_output": "a", "logprobs": "[{"}, "logprobs", id="half-a-JSON"),
+        pytest.param({"text_output": "a", "logprobs": "[1]"}, "logprobs", id="a-number-for-a-token"),
+        pytest.param({"text_output": "a", "logprobs": '[{"7": {}}]'}, "logprobs", id="an-entry-without-a-logprob"),
+        pytest.param({"text_output": "a", "arrival_time_ns": [1, 2]}, "arrival_time_ns", id="two-times"),
+    ],
+)
+def test_what_is_no_response(outputs, named):
+    with pytest.raises(ProtocolError, match=named):
+        ours().chunks(outputs)
+
+
+def test_ids_that_no_count_tells_apart_are_refused():
+    with pytest.raises(ProtocolError, match="output_ids: expected 2, as many as num_output_tokens says, got 3"):
+        ours(2).chunks({"text_output": ["a", "b"], "num_output_tokens": [1, 1], "output_ids": [1, 2, 3]})
+
+
+def test_a_stream_of_ours_that_ends_without_a_reason_is_broken():
+    reader = ours()
+    with pytest.raises(ProtocolError, match="without a finish_reason"):
+        reader.end()
+    reader.chunks({"text_output": "a"})
+    with pytest.raises(ProtocolError, match="without a finish_reason"):
+        reader.end()
+
+
+def test_a_stream_of_ours_is_broken_while_one_answer_has_no_end():
+    reader = ours(2)
+    reader.chunks({"text_output": "a", "sequence_index": 1, "finish_reason": "stop"})
+    with pytest.raises(ProtocolError, match="without a finish_reason"):
+        reader.end()
+
+
+def test_of_others_the_end_of_the_stream_is_the_end():
+    reader = others()
+    reader.chunks({"text_output": "a"})
+    assert reader.end() == []
+    assert not reader.finished
+
+
+def test_of_others_too_every_answer_has_to_come():
+    with pytest.raises(ProtocolError, match="expected 1 answers, and 0 came"):
+        others().end()
+    reader = others(3)
+    reader.chunks({"text_output": "a"})
+    with pytest.raises(ProtocolError, match="expected 3 answers, and 1 came"):
+        reader.end()
+
+
+def test_each_answer_is_cumulative_for_itself():
+    reader = others(2, Cumulative)
+    reader.chunks({"text_output": ["a", "x"]})
+    second = reader.chunks({"text_output": ["ab\ufffd", "xy\ufffd"], "finish_reason": ["None", "stop"]})
+    assert second == [Chunk("b", 0), Chunk("y\ufffd", 1, finish_reason="stop")]
+    assert reader.chunks({"text_output": "abc", "sequence_index": 0}) == [Chunk("c")]
+    reader.chunks({"text_output": "abc\ufffd", "sequence_index": 0})
+    assert reader.end() == [Chunk("\ufffd")]
+
+
+def test_what_an_answer_held_back_before_it_ended_with_less_is_not_its_text():
+    reader = others(2, Cumulative)
+    reader.chunks({"text_output": ["a\ufffd", "x\ufffd"]})
+    end = {"text_output": "", "sequence_index": 0, "finish_reason": "stop"}
+    assert reader.chunks(end) == [Chunk("", 0, finish_reason="stop")]
+    assert reader.end() == [Chunk("\ufffd", 1)]

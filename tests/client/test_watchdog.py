@@ -1,0 +1,353 @@
+"""Who holds a request to its limits: the thread's one and the loop's one, behind the same few calls."""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import pytest
+
+from deepseek_triton_client._runtime import Deadlines
+from deepseek_triton_client._watchdog import NO_WATCHDOG, LoopWatchdog, ThreadWatchdog
+
+LONG_S = 1000.0
+WAIT_S = 30
+
+
+class Face:
+    """A watchdog that has `interrupt` noted, and a way to wait meanwhile."""
+
+    def __init__(self) -> None:
+        self.num_interrupts = 0
+        self._interrupted = threading.Event()
+
+    def run(self, body):
+        asyncio.run(body(self))
+
+    def watchdog(self, *, first_token=None, end=None, between_tokens_s=None):
+        now = time.monotonic()
+        moments = [None if each is None else now + each for each in (first_token, end)]
+        return self._make(Deadlines(*moments, between_tokens_s))
+
+    def _interrupt(self) -> None:
+        self.num_interrupts += 1
+        self._interrupted.set()
+
+    def _make(self, deadlines):
+        return ThreadWatchdog(deadlines, self._interrupt)
+
+    async def interrupted(self):
+        assert self._interrupted.wait(WAIT_S)
+
+    async def sleep(self, seconds):
+        time.sleep(seconds)
+
+
+class LoopFace(Face):
+    def _make(self, deadlines):
+        return LoopWatchdog(deadlines, self._interrupt, asyncio.get_running_loop())
+
+    async def interrupted(self):
+        async def seen():
+            while not self.num_interrupts:
+                await asyncio.sleep(0.001)
+
+        await asyncio.wait_for(seen(), WAIT_S)
+
+    async def sleep(self, seconds):
+        await asyncio.sleep(seconds)
+
+
+@pytest.fixture(params=[Face, LoopFace])
+def face(request):
+    return request.param()
+
+
+@pytest.mark.parametrize(
+    ("limits", "expired"),
+    [
+        ({"first_token": 0.01}, "first_token"),
+        ({"end": 0.01}, "total"),
+        ({"first_token": 0.01, "end": LONG_S}, "first_token"),
+        ({"first_token": LONG_S, "end": 0.01}, "total"),
+        ({"first_token": -1}, "first_token"),
+    ],
+)
+def test_the_tightest_limit_interrupts(face, limits, expired):
+    async def body(face):
+        watchdog = face.watchdog(**limits)
+        watchdog.expect(first=True)
+        await face.interrupted()
+        assert watchdog.expired == expired
+        watchdog.stop()
+
+    face.run(body)
+
+
+def test_a_limit_that_comes_nearer_is_noticed(face):
+    """It sleeps towards the first token's far limit when the near one for the second is set."""
+
+    async def body(face):
+        watchdog = face.watchdog(first_token=LONG_S, between_tokens_s=0.01)
+        watchdog.expect(first=True)
+        watchdog.relax()
+        watchdog.expect(first=False)
+        await face.interrupted()
+        assert watchdog.expired == "between_tokens"
+        watchdog.stop()
+
+    face.run(body)
+
+
+def test_a_limit_that_moved_on_is_still_held_to(face):
+    """It wakes at the old limit, finds a later one, and sleeps on to that."""
+
+    async def body(face):
+        watchdog = face.watchdog(first_token=0.1, between_tokens_s=0.3)
+        watchdog.expect(first=True)
+        watchdog.relax()
+        watchdog.expect(first=False)
+        await face.interrupted()
+        assert watchdog.expired == "between_tokens"
+        watchdog.stop()
+
+    face.run(body)
+
+
+def test_a_wait_after_a_pause_is_held_to_its_limit(face):
+    """The limit of the wait before has run out unnoticed, while the caller was busy."""
+
+    async def body(face):
+        watchdog = face.watchdog(between_tokens_s=0.1)
+        watchdog.expect(first=False)
+        watchdog.relax()
+        await face.sleep(0.15)
+        assert watchdog.expired is None
+        watchdog.expect(first=False)
+        await face.interrupted()
+        watchdog.stop()
+
+    face.run(body)
+
+
+def test_time_between_waits_is_the_callers_own(face):
+    async def body(face):
+        watchdog = face.watchdog(between_tokens_s=0.1)
+        watchdog.expect(first=False)
+        watchdog.relax()
+        await face.sleep(0.15)
+        watchdog.stop()
+        assert (watchdog.expired, face.num_interrupts) == (None, 0)
+
+    face.run(body)
+
+
+def test_the_end_counts_also_between_waits(face):
+    async def body(face):
+        watchdog = face.watchdog(between_tokens_s=LONG_S, end=0.02)
+        watchdog.expect(first=False)
+        watchdog.relax()
+        await face.interrupted()
+        assert watchdog.expired == "total"
+        watchdog.stop()
+
+    face.run(body)
+
+
+def test_it_interrupts_once(face):
+    async def body(face):
+        watchdog = face.watchdog(first_token=0.01, between_tokens_s=0.01)
+        watchdog.expect(first=True)
+        await face.interrupted()
+        watchdog.relax()
+        watchdog.expect(first=False)
+        await face.sleep(0.03)
+        watchdog.stop()
+        assert (watchdog.expired, face.num_interrupts) == ("first_token", 1)
+
+    face.run(body)
+
+
+def test_no_interrupt_after_stop(face):
+    async def body(face):
+        watchdog = face.watchdog(first_token=0.1)
+        watchdog.expect(first=True)
+        watchdog.stop()
+        watchdog.stop()
+        watchdog.expect(first=True)
+        await face.sleep(0.15)
+        assert (watchdog.expired, face.num_interrupts) == (None, 0)
+
+    face.run(body)
+
+
+def test_most_tokens_do_not_touch_the_loops_timers():
+    async def body():
+        loop = asyncio.get_running_loop()
+        num_timers = 0
+        call_at = loop.call_at
+
+        def counting(*arguments, **keywords):
+            nonlocal num_timers
+            num_timers += 1
+            return call_at(*arguments, **keywords)
+
+        loop.call_at = counting
+        watchdog = LoopWatchdog(Deadlines(None, None, LONG_S), lambda: None, loop)
+        for _ in range(1000):
+            watchdog.expect(first=False)
+            watchdog.relax()
+        watchdog.stop()
+        assert num_timers == 1
+
+    asyncio.run(body())
+
+
+def test_a_token_that_came_while_the_loop_was_blocked_came_in_time():
+    async def body():
+        loop = asyncio.get_running_loop()
+        ours, servers = socket.socketpair()
+        with ours, servers:
+            ours.setblocking(False)
+            watchdog = LoopWatchdog(Deadlines(None, None, 0.05), lambda: None, loop)
+            watchdog.expect(first=False)
+            arrived = asyncio.ensure_future(loop.sock_recv(ours, 10))
+            await asyncio.sleep(0)
+            servers.send(b"token")
+            time.sleep(0.1)
+            await arrived
+            watchdog.relax()
+            await asyncio.sleep(0.05)
+            watchdog.stop()
+            assert watchdog.expired is None
+
+    asyncio.run(body())
+
+
+def test_stop_waits_for_an_interrupt_that_is_under_way():
+    begun, may_end, order = threading.Event(), threading.Event(), []
+
+    def interrupt():
+        begun.set()
+        assert may_end.wait(WAIT_S)
+        order.append("interrupted")
+
+    def stop():
+        watchdog.stop()
+        order.append("stopped")
+
+    watchdog = ThreadWatchdog(Deadlines(time.monotonic(), None, None), interrupt)
+    watchdog.expect(first=True)
+    assert begun.wait(WAIT_S)
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    stopping.join(0.05)
+    may_end.set()
+    stopping.join(WAIT_S)
+    assert order == ["interrupted", "stopped"]
+
+
+def test_no_interrupt_after_stop_wherever_the_limit_runs_out():
+    late = []
+    for number in range(300):
+        stopped = threading.Event()
+        end = time.monotonic() + number * 1e-6
+        watchdog = ThreadWatchdog(Deadlines(None, end, None), lambda stopped=stopped: late.append(stopped.is_set()))
+        watchdog.expect(first=True)
+        time.sleep(number * 0.5e-6)
+        watchdog.stop()
+        stopped.set()
+    assert True not in late
+
+
+def test_one_thread_watches_over_all_requests():
+    face = Face()
+    first = face.watchdog(first_token=0)
+    first.expect(first=True)
+    asyncio.run(face.interrupted())
+    num_threads = _thread._count()
+    watchdogs = [face.watchdog(end=LONG_S) for _ in range(100)]
+    for watchdog in watchdogs:
+        watchdog.expect(first=True)
+    assert _thread._count() <= num_threads
+    for watchdog in [first, *watchdogs]:
+        watchdog.stop()
+
+
+def test_the_nearest_of_many_limits_interrupts():
+    faces = [Face() for _ in range(3)]
+    watchdogs = [face.watchdog(end=end) for face, end in zip(faces, (LONG_S, 0.05, 1e300), strict=True)]
+    for watchdog in watchdogs:
+        watchdog.expect(first=True)
+    asyncio.run(faces[1].interrupted())
+    for watchdog in watchdogs:
+        watchdog.stop()
+    assert [face.num_interrupts for face in faces] == [0, 1, 0]
+
+
+def test_a_watchdog_nobody_holds_is_gone():
+    """Else a stream that was dropped would go on."""
+    watchdog = Face().watchdog(between_tokens_s=LONG_S)
+    watchdog.expect(first=True)
+    watchdog.relax()
+    dropped = weakref.ref(watchdog)
+    del watchdog
+    end = time.monotonic() + WAIT_S
+    while dropped() is not None and time.monotonic() < end:  # the sentry may be looking at it just now
+        time.sleep(0.001)
+    assert dropped() is None
+
+
+def test_an_interrupt_that_fails_takes_nobody_elses_watchdog(monkeypatch):
+    told = threading.Event()
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: told.set())
+
+    def fail():
+        raise OSError("not the contract")
+
+    broken = ThreadWatchdog(Deadlines(time.monotonic(), None, None), fail)
+    broken.expect(first=True)
+    assert told.wait(WAIT_S)
+    face = Face()
+    watchdog = face.watchdog(first_token=0.01)
+    watchdog.expect(first=True)
+    asyncio.run(face.interrupted())
+    watchdog.stop()
+
+
+def test_a_forked_process_has_a_watchdog_too():
+    code = """
+import os, threading, time
+from deepseek_triton_client._runtime import Deadlines
+from deepseek_triton_client._watchdog import ThreadWatchdog
+
+def bites():
+    bitten = threading.Event()
+    watchdog = ThreadWatchdog(Deadlines(time.monotonic(), None, None), bitten.set)
+    watchdog.expect(first=True)
+    done = bitten.wait(20)
+    watchdog.stop()
+    return done
+
+assert bites()
+child = os.fork()
+if not child:
+    os._exit(0 if bites() else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
+    subprocess.run(command, check=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+def test_without_limits_nothing_happens():
+    NO_WATCHDOG.expect(first=True)
+    NO_WATCHDOG.relax()
+    NO_WATCHDOG.stop()
+    assert NO_WATCHDOG.expired is None

@@ -1,0 +1,293 @@
+"""What the client puts on either wire is what the backend reads, and the other way round, in one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from contract_metadata import METADATA
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
+
+from deepseek_backend import contract
+from deepseek_backend.config import parse_config
+from deepseek_backend.contract import Dtype, SamplingField
+from deepseek_backend.engines import base
+from deepseek_backend.parsing import parse_call
+from deepseek_backend.request import Call
+from deepseek_backend.request import SamplingParams as BackendParams
+from deepseek_backend.response import Outputs, outputs
+from deepseek_backend.sequence import SequenceChunk
+from deepseek_triton_client import Chunk, Logprob, PerfMetrics, SamplingParams, Timeouts
+from deepseek_triton_client._dialect import Dialect
+from deepseek_triton_client._request import conversing, prompted
+from deepseek_triton_client._transports import Input
+from deepseek_triton_client._transports import Outputs as Read
+from deepseek_triton_client._wire import decode_json, decode_tensors, encode_json, encode_tensors
+
+NUMPY = {
+    Dtype.STRING: np.object_,
+    Dtype.BOOL: np.bool_,
+    Dtype.INT32: np.int32,
+    Dtype.UINT64: np.uint64,
+    Dtype.FP32: np.float32,
+}
+DTYPES = {tensor.name: NUMPY[tensor.dtype] for tensor in contract.INPUTS}
+CONFIG = parse_config({"model": "m", "triton_config": {}}, version_dir=Path())
+SUPPORTED = {field.name: "" for field in contract.SAMPLING_FIELDS} | {"priority": ""}
+
+Sent = tuple[dict[str, Any], dict[str, Any]]
+"""Arrays by the name of their input, and the request's parameters, as Triton hands them to the model."""
+
+
+def over_json(inputs: Sequence[Input]) -> Sent:
+    body = json.loads(encode_json("r1", inputs))
+    assert body.pop("id") == "r1"
+    arrays = {}
+    for name in [name for name in body if name in DTYPES]:
+        values = body.pop(name)
+        values = values if isinstance(values, list) else [values]
+        arrays[name] = np.array([v.encode() if isinstance(v, str) else v for v in values], dtype=DTYPES[name])
+    return arrays, body
+
+
+def over_tensors(inputs: Sequence[Input]) -> Sent:
+    arrays = {}
+    for tensor in encode_tensors(inputs):
+        texts = tensor.datatype == "BYTES"
+        array = deserialize_bytes_tensor(tensor.data) if texts else np.frombuffer(tensor.data, DTYPES[tensor.name])
+        arrays[tensor.name] = array.reshape(tensor.shape)
+    return arrays, {}
+
+
+def json_response(response: Outputs) -> Read:
+    """As the server writes it: an output of one value without its brackets."""
+    document: dict[str, Any] = {"model_name": "tensorrt_llm", "model_version": "1"}
+    for name, array in response:
+        values = [value.decode() if isinstance(value, bytes) else value for value in array.tolist()]
+        document[name] = values[0] if len(values) == 1 else values
+    return decode_json(json.dumps(document).encode())
+
+
+def tensor_response(response: Outputs) -> Read:
+    return decode_tensors((name, *_contents(array)) for name, array in response)
+
+
+def _contents(array: Any) -> tuple[str, bytes]:
+    if array.dtype == np.object_:
+        return "BYTES", serialize_byte_tensor(array).item() if array.size else b""
+    return {"i4": "INT32", "i8": "INT64", "f4": "FP32"}[array.dtype.str[1:]], array.tobytes()
+
+
+WIRES = pytest.mark.parametrize("wire", [over_json, over_tensors])
+RESPONSES = pytest.mark.parametrize("wire", [json_response, tensor_response])
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+documents = st.dictionaries(texts, st.integers(0, 9) | texts, max_size=3)
+
+
+def value(field: SamplingField) -> st.SearchStrategy[Any]:
+    """In range."""
+    if field.dtype is Dtype.BOOL:
+        return st.booleans()
+    if field.dtype is Dtype.STRING:
+        one = documents if field.json else texts
+    elif field.dtype is Dtype.FP32:
+        # Of six digits, which the nearest FP32 gives back.
+        one = st.integers(round(field.low * 10_000), round(field.high * 10_000)).map(lambda drawn: drawn / 10_000)
+    else:
+        one = st.integers(int(field.low or 0), int(field.high or 2**31 - 1))
+    return st.lists(one, min_size=1, max_size=3) if field.many else one
+
+
+AT_ODDS = ("min_tokens", "best_of", "n", *(field.name for field in contract.SAMPLING_FIELDS if field.guided))
+"""With others, or one another: they are drawn one by one."""
+
+fields = st.fixed_dictionaries(
+    {}, optional={f.name: value(f) for f in contract.SAMPLING_FIELDS if f.name not in AT_ODDS}
+)
+
+
+def parsed(wire: Callable[[Sequence[Input]], Sent], request: Any, *, streamed: bool) -> Call:
+    arrays, parameters = wire(Dialect(METADATA).inputs(request, streamed=streamed))
+    return parse_call(arrays, json.dumps(parameters), CONFIG, SUPPORTED)
+
+
+def asked(prompt: Any = "hi", *, streaming: bool = True, **given_fields: Any) -> Any:
+    params = SamplingParams().merged(given_fields)
+    return prompted(prompt, params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
+
+
+def expected(given_fields: Mapping[str, Any]) -> BackendParams:
+    """As the backend holds them."""
+    found: dict[str, Any] = {"n": 1}
+    for name, given_value in given_fields.items():
+        held = tuple(given_value) if isinstance(given_value, list) else given_value
+        held = json.dumps(held, ensure_ascii=False) if isinstance(held, dict) else held
+        found[name] = held % 2**64 if name == "seed" else held
+    return BackendParams(**found)
+
+
+@WIRES
+@given(given_fields=fields)
+def test_fields_arrive_as_they_were_given(wire, given_fields):
+    call = parsed(wire, asked(**given_fields), streamed=True)
+    assert call.sampling == expected(given_fields)
+    assert call.returned == {name for name in ("logprobs", "prompt_logprobs") if name in given_fields}
+
+
+@WIRES
+@pytest.mark.parametrize("name", AT_ODDS)
+@given(data=st.data())
+def test_fields_at_odds_with_others_arrive_alone(wire, name, data):
+    given_fields = {name: data.draw(value(contract.SAMPLING_BY_NAME[name])), "temperature": 1.0}
+    given_fields["max_tokens"] = 2**31 - 1
+    call = parsed(wire, asked(streaming=False, **given_fields), streamed=False)
+    assert getattr(call.sampling, name) == getattr(expected(given_fields), name)
+
+
+@WIRES
+@given(prompt=texts, streaming=st.booleans())
+def test_a_prompt_arrives(wire, prompt, streaming):
+    call = parsed(wire, asked(prompt, streaming=streaming), streamed=streaming)
+    assert [each.text for each in call.prompts] == [prompt]
+    assert (call.streaming, call.cumulative, call.num_sequences_per_prompt) == (streaming, False, 1)
+
+
+@WIRES
+@given(ids=st.lists(st.integers(0, 2**31 - 1), min_size=1))
+def test_token_ids_arrive(wire, ids):
+    (prompt,) = parsed(wire, asked(ids), streamed=True).prompts
+    assert prompt.token_ids == tuple(ids)
+
+
+@WIRES
+@given(content=texts, kwargs=documents)
+def test_a_conversation_arrives(wire, content, kwargs):
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": content}]
+    params = SamplingParams(chat_template_kwargs=kwargs)
+    request = conversing(messages, params=params, timeouts=Timeouts(), streaming=True, request_id="r1")
+    call = parsed(wire, request, streamed=True)
+    assert [each.messages for each in call.prompts] == [messages]
+    assert call.chat_template_kwargs == kwargs
+    assert call.separate_reasoning
+
+
+@WIRES
+def test_what_concerns_the_whole_request_arrives(wire):
+    returned = ("cumulative_logprob", "logprobs", "output_ids", "num_input_tokens", "num_output_tokens")
+    settings = {"stream_interval": 3, "stream_interval_ms": 40, "timeout_ms": 500, "priority": -2}
+    flags = {f"return_{name}": True for name in returned} | {"separate_reasoning": True}
+    call = parsed(wire, asked(**settings, **flags), streamed=True)
+    assert {name: getattr(call, name) for name in settings} == settings
+    assert call.separate_reasoning
+    assert call.returned == set(returned)
+
+
+@WIRES
+def test_a_whole_answer_that_is_streamed_unasked_says_how_seldom(wire):
+    call = parsed(wire, asked(streaming=False), streamed=True)
+    assert (call.streaming, call.stream_interval, call.stream_interval_ms) == (True, None, 500)
+    call = parsed(wire, asked(streaming=False, temperature=1, best_of=3), streamed=True)
+    assert (call.streaming, call.num_sequences_per_prompt) == (False, 3)
+
+
+@WIRES
+def test_a_request_is_ended_by_its_id(wire):
+    arrays, parameters = wire(Dialect(METADATA).stop_inputs())
+    assert parse_call(arrays, json.dumps(parameters), CONFIG, SUPPORTED).stop
+
+
+EVERYTHING = Call(
+    separate_reasoning=True,
+    returned=frozenset(
+        {"num_input_tokens", "num_output_tokens", "output_ids", "logprobs", "prompt_logprobs", "cumulative_logprob"}
+    ),
+    sampling=BackendParams(return_perf_metrics=True, logprobs=1),
+)
+FLOAT = st.floats(-100, 0, width=32)
+logprob = st.builds(base.Logprob, st.integers(0, 2**31 - 1), FLOAT, rank=st.integers(1, 9), text=texts)
+place = st.lists(logprob, min_size=1, max_size=3, unique_by=lambda entry: entry.token_id)
+
+
+def sequence_chunks(*, everything: bool) -> st.SearchStrategy[list[SequenceChunk]]:
+    """What one response says: of one sequence, or of some of four."""
+    counts = st.integers(0, 2**31 - 1)
+    one = st.builds(
+        SequenceChunk,
+        index=st.integers(0, 3),
+        text=st.text(),
+        reasoning=st.text() if everything else st.just(""),
+        num_input_tokens=counts,
+        num_cached_tokens=counts,
+        finish_reason=st.sampled_from([None, "stop", "length", "cancelled", "timeout"]),
+        stop_reason=st.none() | texts.filter(lambda text: text != "None"),
+        token_ids=st.lists(counts, max_size=3),
+        logprobs=st.lists(place, max_size=2),
+        prompt_logprobs=st.lists(st.none() | place, max_size=2),
+        cumulative_logprob=FLOAT,
+        perf_metrics=st.builds(base.PerfMetrics, arrival_time_ns=st.integers(1, 2**62)),
+    )
+    return st.lists(one, min_size=1, max_size=4, unique_by=lambda chunk: chunk.index).map(counted)
+
+
+def counted(chunks: list[SequenceChunk]) -> list[SequenceChunk]:
+    for chunk in chunks:
+        chunk.num_output_tokens = len(chunk.token_ids)
+    return chunks
+
+
+def read(tokens: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(
+        None if token is None else tuple(Logprob(e.token_id, e.logprob, e.rank, e.text) for e in token)
+        for token in tokens
+    )
+
+
+def as_chunk(said: SequenceChunk) -> Chunk:
+    metrics = {tensor.name: getattr(said.perf_metrics, tensor.name) for tensor in contract.PERF_OUTPUTS}
+    return Chunk(
+        said.text,
+        said.index,
+        reasoning=said.reasoning,
+        finish_reason=said.finish_reason,
+        stop_reason=None if said.stop_reason is None else str(said.stop_reason),
+        num_input_tokens=said.num_input_tokens,
+        num_output_tokens=said.num_output_tokens,
+        output_ids=tuple(said.token_ids),
+        cumulative_logprob=said.cumulative_logprob,
+        logprobs=read(said.logprobs),
+        prompt_logprobs=read(said.prompt_logprobs),
+        perf_metrics=PerfMetrics(**metrics),
+    )
+
+
+@RESPONSES
+@given(said=sequence_chunks(everything=True))
+def test_everything_a_response_says_is_read(wire, said):
+    reader = Dialect(METADATA).reader(asked(n=4, temperature=1))
+    ended = any(chunk.finish_reason for chunk in said)
+    wanted = [as_chunk(chunk) for chunk in said]
+    got = reader.chunks(wire(outputs(said, EVERYTHING, several=True)))
+    assert [chunk.num_cached_tokens for chunk in got] == [s.num_cached_tokens if ended else None for s in said]
+    assert [replace(chunk, num_cached_tokens=None) for chunk in got] == wanted
+    assert reader.finished == (sum(chunk.finish_reason is not None for chunk in said) == 4)
+
+
+@RESPONSES
+@given(pieces=st.lists(st.text(), min_size=1), reason=st.sampled_from(["stop", "length", "cancelled", "timeout"]))
+def test_a_stream_is_read(wire, pieces, reason):
+    reader = Dialect(METADATA).reader(asked())
+    said = [SequenceChunk(index=0, text=piece, num_output_tokens=1) for piece in pieces]
+    said[-1].finish_reason, said[-1].num_input_tokens = reason, 3
+    chunks = [chunk for each in said for chunk in reader.chunks(wire(outputs([each], Call(), several=False)))]
+    assert "".join(chunk.text for chunk in chunks) == "".join(pieces)
+    assert (chunks[-1].finish_reason, chunks[-1].num_input_tokens, chunks[-1].num_output_tokens) == (reason, 3, 1)
+    assert reader.finished
+    assert reader.end() == []

@@ -1,0 +1,163 @@
+"""The client's four corners, blocking and asynchronous, over HTTP and gRPC, behind one surface that blocks.
+
+Nothing is decided here: what is tested through it is the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytest
+from servers import url
+
+from deepseek_triton_client import AsyncClient, AsyncStream, Client, Completion
+from deepseek_triton_tools.server_process import ServerProcess
+
+T = TypeVar("T")
+
+FACES = ("sync", "async")
+SCHEMES = ("http", "grpc")
+
+_PATIENCE_S = 120
+"""More than anything here takes, so that what hangs fails."""
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="corners")
+
+    def __enter__(self) -> Loop:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self._loop.shutdown_asyncgens())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """To cancel the future is to cancel the task."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.start(coroutine).result(_PATIENCE_S)
+
+
+@dataclass(frozen=True)
+class Corner:
+    """One way to use the package."""
+
+    scheme: str
+    face: str
+    loop: Loop
+
+    def __str__(self) -> str:
+        return f"{self.scheme} {self.face}"
+
+    def url(self, server: ServerProcess) -> str:
+        return url(server, self.scheme)
+
+    def client(self, server: ServerProcess | str | Iterable[str], **settings: Any) -> Any:
+        """A `Client`, or what looks like one; use it in a `with`. `server` may be URLs too."""
+        urls = self.url(server) if isinstance(server, ServerProcess) else server
+        urls = urls if isinstance(urls, str) else tuple(urls)
+        if self.face == "sync":
+            return Client(urls, **settings)
+        return Driven(AsyncClient(urls, **settings), self.loop)
+
+
+class Driven:
+    """An AsyncClient whose methods block."""
+
+    def __init__(self, client: AsyncClient, loop: Loop) -> None:
+        self.client = client
+        self._loop = loop
+
+    def __enter__(self) -> Driven:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._loop.run(self.client.__aexit__(*exc))
+
+    def __repr__(self) -> str:
+        return repr(self.client)
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self.client, name)
+        if not asyncio.iscoroutinefunction(attribute):
+            return attribute
+        return lambda *args, **kwargs: self._loop.run(attribute(*args, **kwargs))
+
+    def stream(self, *args: Any, **kwargs: Any) -> DrivenStream:
+        return DrivenStream(self.client.stream(*args, **kwargs), self._loop)
+
+    def stream_chat(self, *args: Any, **kwargs: Any) -> DrivenStream:
+        return DrivenStream(self.client.stream_chat(*args, **kwargs), self._loop)
+
+    def generate_many(self, *args: Any, **kwargs: Any) -> Iterator[Completion]:
+        answers = self.client.generate_many(*args, **kwargs)
+        return self._blocking(answers)
+
+    def _blocking(self, answers: Any) -> Iterator[Completion]:
+        try:
+            while (answer := self._loop.run(_next(answers))) is not _END:
+                yield answer
+        finally:
+            self._loop.run(answers.aclose())
+
+
+class DrivenStream:
+    """An AsyncStream whose methods block."""
+
+    def __init__(self, stream: AsyncStream, loop: Loop) -> None:
+        self._stream = stream
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._stream, name)
+        if not asyncio.iscoroutinefunction(attribute):
+            return attribute
+        return lambda: self._loop.run(attribute())
+
+    def __enter__(self) -> DrivenStream:
+        self._loop.run(self._stream.__aenter__())
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._loop.run(self._stream.__aexit__(*exc))
+
+    def __iter__(self) -> DrivenStream:
+        return self
+
+    def __next__(self) -> Any:
+        chunk = self._loop.run(_next(self._stream))
+        if chunk is _END:
+            raise StopIteration
+        return chunk
+
+
+_END = object()
+
+
+async def _next(iterator: Any) -> Any:
+    return await anext(iterator, _END)
+
+
+@pytest.fixture(scope="session")
+def corners_loop() -> Iterator[Loop]:
+    with Loop() as loop:
+        yield loop
+
+
+@pytest.fixture(params=[(scheme, face) for scheme in SCHEMES for face in FACES], ids=" ".join)
+def corner(request: pytest.FixtureRequest, corners_loop: Loop) -> Corner:
+    return Corner(*request.param, corners_loop)

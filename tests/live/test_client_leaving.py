@@ -1,0 +1,265 @@
+"""However a caller goes away, the server hears of it, stops working for him and counts a cancelled request."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from corners import Corner
+from scraping import published, value
+from wire import LONG_ANSWER
+
+from deepseek_triton_client import DeadlineExceeded, DeepseekTritonError, Timeouts
+from deepseek_triton_tools.server_process import ServerProcess
+
+LONG: dict[str, Any] = {"max_tokens": LONG_ANSWER, "ignore_eos": True}
+
+
+@contextlib.contextmanager
+def one_is_cancelled(server: ServerProcess) -> Iterator[None]:
+    """In the block or at once afterwards: the request would take 25 s, and be counted as finished by its length."""
+    before = _cancelled(published(server, _idle))
+    yield
+    published(server, lambda series: _cancelled(series) == before + 1 and _idle(series))
+
+
+def _idle(series: Any) -> bool:
+    return value(series, "inflight_sequences") == 0
+
+
+def _busy(series: Any) -> bool:
+    return value(series, "inflight_sequences") == 1
+
+
+def _cancelled(series: Any) -> float:
+    return value(series, "requests_finished_total", outcome="E_CANCELLED")
+
+
+@pytest.fixture
+def client(corner: Corner, small_server: ServerProcess) -> Iterator[Any]:
+    """The client stays open: what ends a request is not its closing."""
+    with corner.client(small_server, model_version="1") as opened:
+        yield opened
+
+
+def leave_at_once(client: Any) -> None:
+    with client.stream("x", **LONG):
+        pass
+
+
+def leave_after_a_chunk(client: Any) -> None:
+    with client.stream_chat("x", **LONG) as stream:
+        next(iter(stream))
+
+
+def break_out(client: Any) -> None:
+    with client.stream("x", **LONG) as stream:
+        for number, _ in enumerate(stream):
+            if number == 3:
+                break
+
+
+def close_the_stream(client: Any) -> None:
+    with client.stream("x", **LONG) as stream:
+        next(iter(stream))
+        stream.close()
+        with pytest.raises(DeepseekTritonError, match="closed before its end"):
+            list(stream)
+
+
+def fail_in_the_block(client: Any) -> None:
+    with contextlib.suppress(ZeroDivisionError), client.stream("x", **LONG) as stream:
+        next(iter(stream))
+        raise ZeroDivisionError
+
+
+def run_out_of_time_whole(client: Any) -> None:
+    with pytest.raises(DeadlineExceeded, match="total of"):
+        client.generate("x", timeouts=Timeouts(total=0.3), **LONG)
+
+
+def run_out_of_time_in_a_chat(client: Any) -> None:
+    with pytest.raises(DeadlineExceeded, match="total of"):
+        client.chat("x", timeouts=Timeouts(total=0.3), **LONG)
+
+
+def run_out_of_time_in_a_stream(client: Any) -> None:
+    with client.stream("x", timeouts=Timeouts(total=0.3), **LONG) as stream:
+        with pytest.raises(DeadlineExceeded, match="total of"):
+            stream.completion()
+        assert stream.text
+
+
+def run_out_of_time_between_tokens(client: Any) -> None:
+    fields = {**LONG, "stream_interval_ms": 700, "timeouts": Timeouts(between_tokens=0.1)}
+    with client.stream("x", **fields) as stream, pytest.raises(DeadlineExceeded, match="between_tokens of"):
+        stream.completion()
+
+
+def leave_many(client: Any) -> None:
+    answers = client.generate_many([{"prompt": "x", **LONG}, "y"], concurrency=1, timeouts=Timeouts(total=0.4))
+    with pytest.raises(DeadlineExceeded):
+        next(answers)
+
+
+WAYS: list[Callable[[Any], None]] = [
+    leave_at_once,
+    leave_after_a_chunk,
+    break_out,
+    close_the_stream,
+    fail_in_the_block,
+    run_out_of_time_whole,
+    run_out_of_time_in_a_chat,
+    run_out_of_time_in_a_stream,
+    run_out_of_time_between_tokens,
+    leave_many,
+]
+
+
+@pytest.mark.parametrize("leave", WAYS, ids=lambda way: way.__name__)
+def test_the_server_stops_for_whom_has_left(
+    small_server: ServerProcess, client: Any, leave: Callable[[Any], None]
+) -> None:
+    with one_is_cancelled(small_server):
+        leave(client)
+
+    assert client.generate("next", max_tokens=2).num_output_tokens == 2
+
+
+def test_a_closed_client_leaves_its_streams(corner: Corner, small_server: ServerProcess) -> None:
+    with (
+        one_is_cancelled(small_server),
+        corner.client(small_server, model_version="1") as client,
+        client.stream("x", **LONG) as stream,
+    ):
+        next(iter(stream))
+        client.close()
+        with pytest.raises(DeepseekTritonError):
+            stream.completion()
+
+
+@pytest.mark.parametrize("corner", [("http", "async"), ("grpc", "async")], ids=" ".join, indirect=True)
+@pytest.mark.parametrize("verb", ["generate", "stream", "chat", "stream_chat", "generate_many"])
+def test_a_cancelled_task_is_a_cancelled_request(corner: Corner, small_server: ServerProcess, verb: str) -> None:
+    with corner.client(small_server, model_version="1") as driven:
+        with one_is_cancelled(small_server):
+            task = corner.loop.start(_ask(driven.client, verb))
+            published(small_server, _busy)
+            task.cancel()
+        assert task.cancelled()
+        assert driven.generate("next", max_tokens=2).num_output_tokens == 2
+
+
+async def _ask(client: Any, verb: str) -> None:
+    if verb == "generate_many":
+        async with contextlib.aclosing(client.generate_many([{"prompt": "x", **LONG}])) as answers:
+            async for _ in answers:
+                pass
+    elif verb.startswith("stream"):
+        async with getattr(client, verb)("x", **LONG) as stream:
+            async for _ in stream:
+                pass
+    else:
+        await getattr(client, verb)("x", **LONG)
+
+
+def test_leaving_a_loop_over_many_cancels_what_is_under_way(corner: Corner, simulated_server: ServerProcess) -> None:
+    """One answer has come, one request runs and two wait for the one place: the next to ask has it at once."""
+    requests = [{"prompt": "short", "max_tokens": 2}, *[{"prompt": "long", **LONG}] * 3]
+    with corner.client(simulated_server) as client:
+        answers = client.generate_many(requests, concurrency=4)
+        assert next(answers).num_output_tokens == 2
+        answers.close()
+
+        assert client.generate("next", max_tokens=2, timeouts=Timeouts(total=15)).num_output_tokens == 2
+
+
+# --- An interrupt, in a process of its own ---
+
+CHILD = """
+import asyncio, sys
+from deepseek_triton_client import AsyncClient, Client
+
+url, face = sys.argv[1:]
+asked = dict(prompt="x", max_tokens=4000, ignore_eos=True)
+
+def generate(client):
+    client.generate(**asked)
+
+def stream(client):
+    with client.stream(**asked) as stream:
+        for chunk in stream:
+            pass
+
+def many(client):
+    list(client.generate_many([asked]))
+
+async def generate_async():
+    await AsyncClient(url, model_version="1").generate(**asked)
+
+async def stream_async():
+    async with AsyncClient(url, model_version="1").stream(**asked) as stream:
+        async for chunk in stream:
+            pass
+
+async def many_async():
+    async for answer in AsyncClient(url, model_version="1").generate_many([asked]):
+        pass
+
+client = Client(url, model_version="1")
+ways = (generate, stream, many) if face == "sync" else (generate_async, stream_async, many_async)
+for way in ways:
+    sys.stdin.readline()
+    try:
+        way(client) if face == "sync" else asyncio.run(way())
+        print("not interrupted", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_an_interrupt_cancels(corner: Corner, small_server: ServerProcess) -> None:
+    """The process lives on, and so does its client: that the server hears of it is the interrupt's doing."""
+    arguments = [sys.executable, "-c", CHILD, corner.url(small_server), corner.face]
+    with subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin
+        assert child.stdout
+        for _ in range(3):
+            with one_is_cancelled(small_server):
+                child.stdin.write("go on\n")
+                child.stdin.flush()
+                published(small_server, _busy)
+                child.send_signal(signal.SIGINT)
+                assert child.stdout.readline() == "interrupted\n"
+        _, noise = child.communicate(timeout=30)
+
+    assert (child.returncode, noise) == (0, "")
+
+
+# --- Leaving is not always cancelling ---
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_stream_left_at_its_last_chunk_has_ended(request: pytest.FixtureRequest, scheme: str) -> None:
+    """Nothing is cancelled in the moment of the last response, which can leave Triton unable to exit."""
+    server: ServerProcess = request.getfixturevalue("small_server")
+    before = _cancelled(published(server, _idle))
+    corner = Corner(scheme, "sync", request.getfixturevalue("corners_loop"))
+    with corner.client(server, model_version="1") as client:
+        for _ in range(100):
+            with client.stream("x", max_tokens=1, ignore_eos=True) as stream:
+                for chunk in stream:
+                    if chunk.finish_reason:
+                        break
+    time.sleep(0.2)
+
+    assert _cancelled(published(server, _idle)) == before

@@ -1,0 +1,222 @@
+"""Several servers, models and versions, and what a client learns of them, in all four corners."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corners import FACES, SCHEMES, Corner, Loop
+from servers import build, change_yaml
+from wire import LONG_ANSWER, PROMPT
+
+from deepseek_triton_client import DeadlineExceeded, ModelMetadata, Readiness, Retries, ServerUnavailable
+from deepseek_triton_tools.server_process import ServeOptions, ServerProcess
+
+NOBODY = {"http": "http://127.0.0.1:1", "grpc": "grpc://127.0.0.1:1"}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
+
+
+def call(client: Any, verb: str, **fields: Any) -> Any:
+    if not verb.startswith("stream"):
+        return getattr(client, verb)(PROMPT, **GREEDY, **fields)
+    with getattr(client, verb)(PROMPT, **GREEDY, **fields) as stream:
+        return stream.completion()
+
+
+@pytest.mark.parametrize("verb", ["generate", "stream", "chat", "stream_chat"])
+def test_failover_takes_the_first_that_is_well(
+    corner: Corner, dead_server: ServerProcess, tiny_server: ServerProcess, trtllm_server: ServerProcess, verb: str
+) -> None:
+    urls = [NOBODY[corner.scheme], *map(corner.url, (dead_server, tiny_server, trtllm_server))]
+
+    with corner.client(urls, retries=Retries(attempts=1)) as client:
+        assert [call(client, verb).url for _ in range(3)] == [corner.url(tiny_server)] * 3
+        assert client.metadata().name == "tensorrt_llm"
+        assert client.ready() is True
+
+
+def test_when_all_are_away_the_last_error_comes_out(corner: Corner, dead_server: ServerProcess) -> None:
+    urls = [NOBODY[corner.scheme], corner.url(dead_server)]
+
+    with (
+        corner.client(urls, retries=Retries(attempts=2, initial_s=0.01)) as client,
+        pytest.raises(ServerUnavailable) as caught,
+    ):
+        call(client, "generate", request_id="job-1")
+
+    assert caught.value.url in urls
+    assert caught.value.request_id == "job-1"
+
+
+def test_round_robin_takes_each_in_turn(
+    corner: Corner, tiny_server: ServerProcess, trtllm_server: ServerProcess
+) -> None:
+    urls = [corner.url(tiny_server), corner.url(trtllm_server)]
+
+    with corner.client(urls, balance="round_robin") as client:
+        assert [call(client, "generate").url for _ in range(4)] == urls * 2
+        many = client.generate_many([PROMPT] * 6, concurrency=2, **GREEDY)
+        assert sorted(completion.url for completion in many) == sorted(urls * 3)
+
+
+def test_round_robin_passes_over_who_is_away(corner: Corner, tiny_server: ServerProcess) -> None:
+    urls = [NOBODY[corner.scheme], corner.url(tiny_server)]
+
+    with corner.client(urls, balance="round_robin") as client:
+        assert {call(client, "generate").url for _ in range(4)} == {corner.url(tiny_server)}
+
+
+def test_both_protocols_in_one_client(corner: Corner, tiny_server: ServerProcess) -> None:
+    urls = [tiny_server.http_url, f"grpc://127.0.0.1:{tiny_server.grpc_port}"]
+
+    with corner.client(urls, balance="round_robin") as client:
+        first, second = call(client, "generate"), call(client, "stream")
+
+    assert [first.url, second.url] == urls
+    assert first.text == second.text
+
+
+def test_a_request_is_cancelled_on_whichever_server_it_runs(
+    corner: Corner, tiny_server: ServerProcess, simulated_server: ServerProcess
+) -> None:
+    with (
+        corner.client(simulated_server) as client,
+        corner.client([corner.url(tiny_server), corner.url(simulated_server)]) as stopper,
+        client.stream("x", max_tokens=LONG_ANSWER, ignore_eos=True, request_id="job-3") as stream,
+    ):
+        stopper.cancel("job-3")
+        assert stream.completion().finish_reason == "cancelled"
+
+
+# --- Models and versions ---
+
+
+def test_another_model_and_another_version(corner: Corner, small_server: ServerProcess) -> None:
+    """Version 2 streams cumulatively by itself: chunks are increments all the same."""
+    texts = []
+    for settings in ({"model_version": "1"}, {"model_version": "2"}, {"model_name": "other"}):
+        with corner.client(small_server, **settings) as client:
+            with client.stream(PROMPT, max_tokens=12) as stream:
+                texts.append("".join(map(str, stream)))
+            assert client.generate(PROMPT, max_tokens=12).text == texts[-1]
+            assert client.metadata().name == settings.get("model_name", "tensorrt_llm")
+
+    assert texts[0]
+    assert texts == texts[:1] * 3
+
+
+def test_metadata_is_the_same_in_every_corner(corner: Corner, tiny_server: ServerProcess) -> None:
+    with corner.client(tiny_server) as client:
+        metadata: ModelMetadata = client.metadata()
+
+    assert (metadata.name, metadata.versions, metadata.platform) == ("tensorrt_llm", ("1",), "python")
+    with Corner("http", "sync", corner.loop).client(tiny_server) as reference:
+        assert metadata == reference.metadata()
+    assert {"text_input", "sampling_param_max_tokens"} <= {tensor.name for tensor in metadata.inputs}
+
+
+def test_metrics_of_the_server(corner: Corner, tiny_server: ServerProcess) -> None:
+    with corner.client(tiny_server, metrics_url=tiny_server.metrics_url) as client:
+        metrics = client.metrics()
+
+    assert metrics.value("deepseek_triton_ready", model="tensorrt_llm") == 1
+    with pytest.raises(KeyError):
+        metrics.value("deepseek_triton_nothing")
+
+
+def test_metrics_that_nobody_serves(corner: Corner, tiny_server: ServerProcess) -> None:
+    with (
+        corner.client(tiny_server, metrics_url="http://127.0.0.1:1/metrics") as client,
+        pytest.raises(ServerUnavailable),
+    ):
+        client.metrics()
+
+
+# --- Waiting ---
+
+
+@pytest.fixture(scope="module")
+def waited(tmp_path_factory: pytest.TempPathFactory, corners_loop: Loop) -> dict[str, list[Readiness]]:
+    """What each corner was told while a server loaded that takes its time, all four waiting from before its start."""
+    told: dict[str, list[Readiness]] = {}
+    repository = build(tmp_path_factory.mktemp("slow") / "repository", "tiny", "--engine", "simulated")
+    change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"load_seconds": 1.5})
+    free: dict[str, Any] = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
+
+    def wait(corner: Corner) -> None:
+        with corner.client(server) as client:
+            client.wait_until_ready(60, told.setdefault(str(corner), []).append)
+            assert client.ready() is True
+            assert call(client, "generate").num_output_tokens == 4
+
+    with ServerProcess(ServeOptions(repository=repository, **free)) as server:
+        server.start()
+        corners = [Corner(scheme, face, corners_loop) for scheme in SCHEMES for face in FACES]
+        threads = [threading.Thread(target=wait, args=(corner,)) for corner in corners]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return told
+
+
+def test_waiting_from_before_the_server_is_there(corner: Corner, waited: dict[str, list[Readiness]]) -> None:
+    *before, last = waited[str(corner)]
+
+    assert before
+    assert {readiness.state for readiness in before} <= {"unreachable", "starting", "loading"}
+    assert before[0].state == "unreachable"
+    assert last.state == "ready"
+    moments = [readiness.waited_s for readiness in (*before, last)]
+    assert moments == sorted(moments)
+
+
+def test_a_model_that_never_comes(corner: Corner, tiny_server: ServerProcess) -> None:
+    told: list[Readiness] = []
+    with (
+        corner.client(tiny_server, model_name="gpt") as client,
+        pytest.raises(DeadlineExceeded, match=r"model 'gpt' is not ready after 0\.1 s: .* is loading"),
+    ):
+        client.wait_until_ready(0.1, told.append)
+
+    assert {readiness.state for readiness in told} == {"loading"}
+
+
+def test_waiting_for_one_of_several(corner: Corner, tiny_server: ServerProcess) -> None:
+    told: list[Readiness] = []
+    with corner.client([NOBODY[corner.scheme], corner.url(tiny_server)]) as client:
+        client.wait_until_ready(10, told.append)
+
+    assert [readiness.state for readiness in told] == ["unreachable", "ready"]
+
+
+# --- A server that is told to exit ---
+
+
+def test_a_draining_server_hands_new_requests_to_the_next(
+    tmp_path: Path, tiny_server: ServerProcess, corners_loop: Loop
+) -> None:
+    """Whether they have a connection from before or not. One stream, of 25 s, holds the server's exit up."""
+    preset = "h200x8-r1-fp8-min-latency"
+    repository = build(tmp_path / "repository", "tiny", "--engine", "simulated", "--preset", preset)
+    change_yaml(repository / "tensorrt_llm/1/model.yaml", drain_s=4)
+    corners = [Corner(scheme, face, corners_loop) for scheme in SCHEMES for face in FACES]
+    with ServerProcess.serving(repository) as draining:
+        clients = [corner.client([corner.url(draining), corner.url(tiny_server)]) for corner in corners]
+        assert [call(client, "generate").url for client in clients] == [corner.url(draining) for corner in corners]
+        holder = Corner("grpc", "sync", corners_loop).client(draining)
+        with holder, holder.stream("x", max_tokens=LONG_ANSWER, ignore_eos=True) as stream:
+            next(stream)
+            draining.request_stop()
+            for corner, client in zip(corners, clients, strict=True):
+                answered = ""
+                while answered != corner.url(tiny_server):  # the backend looks for the exit every now and then
+                    answered = call(client, "generate").url
+                assert {call(client, "stream").url for _ in range(2)} == {corner.url(tiny_server)}
+                client.close()
+                with corner.client([corner.url(draining), corner.url(tiny_server)]) as newcomer:
+                    assert call(newcomer, "generate").url == corner.url(tiny_server)
+            assert stream.completion().finish_reason == "cancelled"
+        assert draining.wait() == 0

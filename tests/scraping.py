@@ -1,0 +1,52 @@
+"""The backend's numbers on a real tritonserver's /metrics, read without the client."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import httpx
+
+from deepseek_backend.metrics import FAMILIES, PREFIX
+from deepseek_triton_tools.server_process import ServerProcess
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+MODEL = {"model": "tensorrt_llm", "version": "1"}
+LAST = f"{FAMILIES[-1].name.removeprefix(PREFIX)}_count"
+"""What is written last of a publication."""
+
+
+def scrape(server: ServerProcess) -> Series:
+    """Every series of ours: (name without prefix, labels) -> number."""
+    text = httpx.get(server.metrics_url).text
+    lines = re.findall(rf"^{PREFIX}(\w+)\{{(.*)\}} (\S+)$", text, re.MULTILINE)
+    return {
+        (name, frozenset(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels))): float(value)
+        for name, labels, value in lines
+    }
+
+
+def value(series: Series, name: str, **labels: str) -> float:
+    return series[name, frozenset({**MODEL, **labels}.items())]
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.1)
+
+
+def published(server: ServerProcess, holds: Callable[[Series], bool]) -> Series:
+    """What is there once `holds`; publication is once a second, and not in one piece."""
+    found: Series = {}
+
+    def look() -> bool:
+        found.clear()
+        found.update(scrape(server))
+        return (LAST, frozenset(MODEL.items())) in found and holds(found)
+
+    wait_for(look)
+    return found

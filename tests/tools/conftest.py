@@ -1,0 +1,15 @@
+"""Shared by the tests of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from model_server import ModelServer
+
+
+@pytest.fixture
+def model_server() -> Iterator[ModelServer]:
+    server = ModelServer()
+    yield server
+    server.stop()

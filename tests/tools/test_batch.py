@@ -1,0 +1,412 @@
+"""`deepseek-triton generate --input`: order, what is on disk when it ends early, going on, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from model_server import WAIT, Refusal, echo
+from terminal_session import CTRL_C, Terminal
+
+from deepseek_triton_tools import progress
+from deepseek_triton_tools.cli import main
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(model_server, capsys, folder):
+    """`generate --input in.jsonl --output out.jsonl *argv` on these lines -> exit code, stdout, stderr."""
+
+    def generate(lines, *argv):
+        if lines is not None:
+            write(lines)
+        files = ["--input", "in.jsonl", "--output", "out.jsonl"]
+        code = main(["generate", "--url", model_server.url, *files, *argv])
+        return code, *capsys.readouterr()
+
+    return generate
+
+
+def write(lines):
+    with open("in.jsonl", "w") as file:
+        file.writelines(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+
+
+def rows(name="out.jsonl"):
+    with open(name, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def texts(name="out.jsonl"):
+    return [row.get("text", row.get("error", {}).get("code")) for row in rows(name)]
+
+
+def failing(*prompts, code="E_INTERNAL"):
+    """Answers all but these."""
+
+    def answer(body):
+        if body["text_input"] in prompts:
+            raise Refusal(500, f"[{code}] no")
+        yield from echo(body)
+
+    return answer
+
+
+# --- rows ---
+
+
+def test_answers_are_in_the_order_of_the_input(run, model_server):
+    prompts = [f"prompt {number}" for number in range(60)]
+    code, out, err = run([json.dumps(prompt) for prompt in prompts], "--concurrency", "5", "--max-tokens", "9")
+
+    assert (code, out) == (0, "")
+    assert err.startswith("60 of 60 rows done; 120 tokens in ")
+    assert texts() == [prompt.upper() for prompt in prompts]
+    assert model_server.most_at_once <= 5
+    assert {body["sampling_param_max_tokens"] for body in model_server.bodies} == {9}
+
+
+def test_a_row_says_what_it_is_and_its_own_fields_win(run, model_server):
+    run(
+        [
+            '"plain"',
+            {"prompt": "named", "id": 7, "temperature": 0.5},
+            "",
+            {"prompt": "requested", "request_id": "r-1"},
+            {"messages": [{"role": "user", "content": "said"}], "id": "x"},
+        ],
+        "--temperature",
+        "1",
+    )
+
+    assert [(row["id"], row["text"]) for row in rows()] == [
+        (1, "PLAIN"), (7, "NAMED"), ("r-1", "REQUESTED"), ("x", "SAID"),
+    ]  # fmt: skip
+    by_text = {body.get("text_input", "said"): body for body in model_server.bodies}
+    assert by_text["requested"]["id"] == "r-1"
+    assert by_text["named"]["sampling_param_temperature"] == 0.5
+    assert by_text["said"]["sampling_param_temperature"] == 1
+    row = rows()[0]
+    assert (row["finish_reason"], row["num_input_tokens"], row["num_output_tokens"]) == ("stop", 3, 2)
+    assert row["total_s"] > 0
+
+
+def test_prompts_can_be_sent_as_chats(run, model_server):
+    run(['"hi"', {"messages": "there"}], "--system", "Be brief.")
+
+    sent = sorted(json.loads(body["messages"])[1]["content"] for body in model_server.bodies)
+    assert sent == ["hi", "there"]
+    assert {json.loads(body["messages"])[0]["content"] for body in model_server.bodies} == {"Be brief."}
+
+
+def test_every_wrong_row_is_named_before_anything_is_sent(run, model_server, folder):
+    wrong = {
+        "{": "not JSON",
+        "[1]": 'expected a text or an object with "prompt" or "messages", got [1]',
+        "{}": 'expected one of "prompt" and "messages", got nothing',
+        '{"prompt": "a", "messages": "b"}': "got 'prompt', 'messages'",
+        '{"prompt": 5}': "prompt: expected a text or token ids, got 5",
+        '{"prompt": []}': "prompt: expected a text or token ids, got []",
+        '{"prompt": [true]}': "prompt: expected",
+        '{"prompt": "a", "max_token": 5}': "unknown field 'max_token'; did you mean 'max_tokens'?",
+        '{"prompt": "a", "temperature": "hot", "top_k": 1.5}': "temperature: expected",
+        '{"prompt": "a", "temperature": NaN}': "NaN is no number",
+        '{"prompt": "\\ud800"}': "not JSON",
+        '{"prompt": "a", "id": [1]}': "id: expected a text or a whole number, got [1]",
+        '{"prompt": "a", "request_id": 5}': "request_id: expected a text",
+        '{"messages": [{"role": 5}]}': "messages[0]: expected",
+    }
+    code, _, err = run(['"right"', *wrong, '"right"'])
+
+    *lines, last = err.splitlines()
+    assert code == 1
+    assert last.endswith(f"{len(wrong)} of {len(wrong) + 2} rows of in.jsonl are wrong; nothing was sent")
+    for number, (line, expected) in enumerate(zip(lines, wrong.values(), strict=True), start=2):
+        assert line.startswith(f"in.jsonl line {number}: ")
+        assert expected in line
+    assert model_server.bodies == []
+    assert not (folder / "out.jsonl").exists()
+
+
+def test_a_failed_row_is_a_row_and_the_others_go_on(run, model_server):
+    model_server.answer = failing("b")
+    code, _, err = run(['"a"', '"b"', '"c"'])
+
+    assert code == 1
+    assert "3 of 3 rows done, 1 failed; 4 tokens" in err
+    failed = rows()[1]
+    assert failed["error"] == {"type": "ServerError", "code": "E_INTERNAL", "message": "no"}
+    assert "text" not in failed
+    assert texts() == ["A", "E_INTERNAL", "C"]
+
+
+def test_so_many_failures_end_it(run, model_server):
+    model_server.answer = failing("b", "c")
+    code, _, err = run([f'"{prompt}"' for prompt in "abcdef"], "--max-failures", "2", "--concurrency", "1")
+
+    assert code == 1
+    assert "3 of 6 rows done, 2 failed" in err
+    assert "the same command with --resume goes on" in err
+    assert texts() == ["A", "E_INTERNAL", "E_INTERNAL"]
+
+
+def test_a_server_that_is_not_there_fails_the_whole_and_no_row(folder, capsys):
+    write(['"a"', '"b"'])
+    argv = ["--input", "in.jsonl", "--output", "out.jsonl", "--url", "http://127.0.0.1:9", "--retries", "0"]
+
+    assert main(["generate", *argv]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("deepseek-triton generate: http://127.0.0.1:9: can't connect")
+    assert not (folder / "out.jsonl").exists()
+
+
+def test_a_token_that_is_refused_fails_the_whole_too(run, model_server, folder):
+    def refuse(_):
+        raise Refusal(401, "who are you?")
+        yield
+
+    model_server.answer = refuse
+    code, _, err = run(['"a"', '"b"'])
+
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert not (folder / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("option", ["--overwrite", "--resume"])
+def test_earlier_answers_stay_until_there_are_others(run, model_server, folder, option):
+    model_server.answer = failing("b")
+    run(['"a"', '"b"'])
+    before = (folder / "out.jsonl").read_bytes()
+
+    model_server.answer = failing("a", "b", code="E_UNAVAILABLE")
+    assert run(None, option, "--retries", "0")[0] == 1
+    assert (folder / "out.jsonl").read_bytes() == before
+    model_server.answer = echo
+    assert run(None, option)[0] == 0
+    assert texts() == ["A", "B"]
+
+
+def test_no_rows_are_no_answers(run, folder):
+    (folder / "out.jsonl").write_text("something else")
+
+    assert run([], "--overwrite")[:2] == (0, "")
+    assert (folder / "out.jsonl").read_bytes() == b""
+
+
+# --- files ---
+
+
+def test_standard_input_and_output_will_do(model_server):
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "generate", "--url", model_server.url]
+    command += ["--input", "-", "--output", "-"]
+    done = subprocess.run(command, input='"grüß"\n"b"'.encode(), stdout=subprocess.PIPE, check=True)
+
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["GRÜSS", "B"]
+
+
+def test_a_reader_that_leaves_ends_it(model_server, folder):
+    write([f'"{number}"' for number in range(2000)])
+    command = " ".join(start(model_server, "--output", "-", "--concurrency", "1"))
+    done = subprocess.run(["sh", "-c", f"{command} | head -1"], capture_output=True, text=True)
+
+    assert json.loads(done.stdout)["text"] == "0"
+    assert "Traceback" not in done.stderr
+    assert len(model_server.bodies) < 2000
+
+
+def test_a_named_pipe_is_an_input(run, folder, model_server):
+    os.mkfifo("in.jsonl")
+    with subprocess.Popen(["sh", "-c", """printf '"a"\\n"b"\\n' > in.jsonl"""]):
+        assert run(None)[0] == 0
+    assert texts() == ["A", "B"]
+
+
+def test_an_output_that_is_there_is_kept_unless_said_otherwise(run, model_server):
+    run(['"a"'])
+    code, _, err = run(['"b"'])
+
+    assert code == 2
+    assert "out.jsonl is there already: --resume goes on where it ends, --overwrite begins anew" in err
+    assert texts() == ["A"]
+    assert run(['"b"'], "--overwrite")[0] == 0
+    assert texts() == ["B"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--input", "in.jsonl"], "--input needs --output"),
+        (["--input", "in.jsonl", "--output", "in.jsonl", "--overwrite"], "are the same file"),
+        (["--input", "in.jsonl", "--output", "x", "--resume", "--overwrite"], "not both"),
+        (["--input", "in.jsonl", "--output", "-", "--resume"], "--resume needs an --output that can be read again"),
+        (["--input", "nowhere", "--output", "x"], "nowhere can't be read: No such file"),
+        (["--input", "in.jsonl", "--output", "no/where"], "no/where can't be written: No such file"),
+        (["--input", "in.jsonl", "--output", "x", "--json"], "--json: not with --input"),
+    ],
+)
+def test_files_that_can_not_be_used_are_said(model_server, folder, capsys, argv, expected):
+    write(['"a"'])
+
+    assert main(["generate", "--url", model_server.url, *argv]) in (1, 2)
+    assert expected in capsys.readouterr().err
+    assert model_server.bodies == []
+    assert (folder / "in.jsonl").read_text() == '"a"\n'
+
+
+def test_a_full_disk_is_one_line(model_server, folder, capsys):
+    write(['"a"'])
+
+    assert main(["generate", "--url", model_server.url, "--input", "in.jsonl", "--output", "/dev/full"]) == 1
+    assert "/dev/full can't be written: No space left on device\n" in capsys.readouterr().err
+
+
+# --- going on ---
+
+
+LINES = [f'"{prompt}"' for prompt in "abcdef"]
+
+
+def test_resume_goes_on_where_the_output_ends(run, model_server, folder):
+    run(LINES)
+    whole = (folder / "out.jsonl").read_bytes()
+    for kept in (0, 1, 4, 6):
+        lines = whole.splitlines(keepends=True)
+        # What a kill leaves: some rows, and a part of one.
+        (folder / "out.jsonl").write_bytes(b"".join(lines[:kept]) + (lines[kept][:-1] if kept < 6 else b""))
+        model_server.bodies.clear()
+        code, _, err = run(LINES, "--resume")
+
+        assert code == 0
+        assert f"6 of 6 rows done{f' ({kept} by an earlier run)' if kept else ''};" in err
+        assert sorted(body["text_input"] for body in model_server.bodies) == list("abcdef")[kept:]
+        assert texts() == list("ABCDEF")
+
+
+def test_resume_without_an_output_begins(run):
+    assert run(LINES, "--resume")[0] == 0
+    assert texts() == list("ABCDEF")
+
+
+def test_resume_asks_again_what_failed_at_the_end(run, model_server):
+    model_server.answer = failing("b", "e", "f")
+    assert run(LINES)[0] == 1
+    model_server.answer = echo
+    model_server.bodies.clear()
+
+    assert run(LINES, "--resume")[0] == 0
+    assert sorted(body["text_input"] for body in model_server.bodies) == ["e", "f"]
+    assert texts() == ["A", "E_INTERNAL", "C", "D", "E", "F"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            ['"a"', '"x"', '"c"'],
+            "line 2 answers row 2, and the input has another row 2 there: give another --output, or --overwrite",
+        ),
+        (['"a"'], "out.jsonl line 2 answers row 2, and the input ends before"),
+        (['{"prompt": "a", "id": "mine"}'], "out.jsonl line 1 answers row 1, and the input has another row 'mine'"),
+    ],
+)
+def test_resume_refuses_answers_to_something_else(run, model_server, folder, lines, expected):
+    run(['"a"', '"b"'])
+    before = (folder / "out.jsonl").read_bytes()
+    model_server.bodies.clear()
+    code, _, err = run(lines, "--resume")
+
+    assert code == 1
+    assert expected in err
+    assert (folder / "out.jsonl").read_bytes() == before
+    assert model_server.bodies == []
+
+
+def test_resume_refuses_a_file_of_something_else(run, model_server, folder):
+    (folder / "out.jsonl").write_text("dear diary\n")
+
+    assert "out.jsonl line 1 is no answer of a batch" in run(LINES, "--resume")[2]
+    assert (folder / "out.jsonl").read_text() == "dear diary\n"
+
+
+def stopping_at(prompt):
+    def answer(body):
+        if body["text_input"] == prompt:
+            yield WAIT
+        yield from echo(body)
+
+    return answer
+
+
+def start(model_server, *argv):
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "generate", "--url", model_server.url]
+    return [*command, "--input", "in.jsonl", "--output", "out.jsonl", *argv]
+
+
+def test_what_is_done_is_on_disk_when_it_is_killed(model_server, folder, run):
+    write(LINES)
+    model_server.answer = stopping_at("d")
+    with subprocess.Popen(start(model_server, "--concurrency", "1"), stderr=subprocess.PIPE) as process:
+        assert model_server.waiting.wait(30)
+        process.kill()
+        process.wait()
+    assert texts() == ["A", "B", "C"]
+
+    model_server.release.set()
+    assert run(LINES, "--resume")[0] == 0
+    assert texts() == list("ABCDEF")
+
+
+def test_two_runs_do_not_write_one_output(model_server, folder, run):
+    write(LINES)
+    model_server.answer = stopping_at("d")
+    with subprocess.Popen(start(model_server)) as process:
+        assert model_server.waiting.wait(30)
+        said = run(LINES, "--resume", "--timeout", "5")[2]
+        model_server.release.set()
+        assert process.wait(30) == 0
+    assert "out.jsonl is being written by another run" in said
+    assert texts() == list("ABCDEF")
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(model_server, folder):
+    write(LINES)
+    model_server.answer = stopping_at("d")
+    files = ["--input", "in.jsonl", "--output", "out.jsonl", "--concurrency", "1"]
+    with Terminal("generate", "--url", model_server.url, *files) as terminal:
+        assert model_server.waiting.wait(30)
+        terminal.type(CTRL_C)
+        terminal.read_until("stopped: 3 of 6 rows done")
+        terminal.read_until("the same command with --resume goes on in out.jsonl")
+        assert terminal.exit_code() == 130
+
+    assert model_server.gone.wait(30)
+    assert texts() == ["A", "B", "C"]
+
+
+# --- progress ---
+
+
+def test_a_terminal_sees_how_far_it_is(model_server, folder):
+    write(LINES)
+    with Terminal("generate", "--url", model_server.url, "--input", "in.jsonl", "--output", "out.jsonl") as terminal:
+        terminal.read_until("0/6 done, 0 failed, 0 tokens/s")
+        assert terminal.exit_code() == 0
+
+    assert terminal.seen.endswith("tokens/s\r\n")
+    assert "\r\x1b[K6 of 6 rows done; 12 tokens in " in terminal.seen
+
+
+def test_elsewhere_a_line_now_and_then_says_it(run, monkeypatch):
+    monkeypatch.setattr(progress, "_PLAIN_S", 0.0)
+    lines = run(LINES)[2].splitlines()
+
+    assert [line.partition(",")[0] for line in lines[:6]] == [f"{number}/6 done" for number in range(1, 7)]
+    assert " left" in lines[0]
+    assert " left" not in lines[5]
+    assert "\x1b" not in "".join(lines)

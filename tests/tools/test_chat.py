@@ -1,0 +1,341 @@
+"""`deepseek-triton chat`: at a real terminal, in a pipe, and the conversation by itself."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from model_server import END, WAIT, Refusal, echo
+from terminal_session import CTRL_C, CTRL_D, Terminal
+
+from deepseek_triton_client import SamplingParams
+from deepseek_triton_tools.conversation import Conversation
+from deepseek_triton_tools.errors import ToolError
+
+PROMPT = "> "
+
+
+@pytest.fixture
+def chat(model_server, tmp_path):
+    """At a terminal, where the first prompt has come."""
+    opened = []
+
+    def start(*argv):
+        opened.append(Terminal("chat", "--url", model_server.url, *argv, XDG_STATE_HOME=str(tmp_path / "state")))
+        opened[-1].read_until(PROMPT)
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.__exit__(None, None, None)
+
+
+@pytest.fixture
+def pipe(model_server):
+    """The same in a pipe: lines -> exit code, stdout, stderr."""
+
+    def run(*lines, argv=()):
+        command = [sys.executable, "-m", "deepseek_triton_tools.cli", "chat", "--url", model_server.url, *argv]
+        text = "".join(f"{line}\n" for line in lines)
+        done = subprocess.run(command, input=text.encode(), capture_output=True)
+        return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+    return run
+
+
+def say(terminal, text):
+    """What is shown between the line and the next prompt."""
+    terminal.type(f"{text}\r")
+    terminal.read_until("\n")
+    return terminal.read_until(f"\n\x1b[?2004h{PROMPT}")
+
+
+def conversation_of(body):
+    return [(message["role"], message["content"]) for message in json.loads(body["messages"])]
+
+
+# --- at a terminal ---
+
+
+def test_a_conversation_goes_on_with_what_was_said(chat, model_server):
+    terminal = chat("--system", "Be brief.", "--temperature", "0.5")
+
+    assert "HELLO" in say(terminal, "hello")
+    assert "[2 tokens, " in say(terminal, "again")
+    terminal.type(CTRL_D)
+    assert terminal.exit_code() == 0
+
+    assert conversation_of(model_server.bodies[1]) == [
+        ("system", "Be brief."), ("user", "hello"), ("assistant", "HELLO"), ("user", "again"),
+    ]  # fmt: skip
+    assert model_server.bodies[1]["sampling_param_temperature"] == 0.5
+
+
+def test_thinking_is_dimmed_and_not_sent_back(chat, model_server):
+    terminal = chat()
+    model_server.answer = lambda _: iter([
+        {"text_output": "", "reasoning_output": "hm \x1b[2J"},
+        {"text_output": "\n\nyes \x9b2J", "reasoning_output": "", **END, "num_output_tokens": 3},
+    ])  # fmt: skip
+    shown = say(terminal, "why?")
+    assert "\x1b[2mhm \\x1b[2J\x1b[0m\r\n\r\nyes \\x9b2J\r\n" in shown
+    model_server.answer = echo
+    say(terminal, "so?")
+
+    assert conversation_of(model_server.bodies[1])[1] == ("assistant", "\n\nyes \x9b2J")
+
+
+def half_and_wait(_):
+    yield {"text_output": "half"}
+    yield WAIT
+
+
+def test_ctrl_c_stops_the_answer_on_the_server_and_keeps_what_came(chat, model_server, tmp_path):
+    model_server.answer = half_and_wait
+    terminal = chat()
+    terminal.type("go on\r")
+    terminal.read_until("half")
+    terminal.type(CTRL_C)
+    terminal.read_until("[stopped]")
+    terminal.read_until(PROMPT)
+    assert model_server.gone.wait(30)
+
+    model_server.answer = echo
+    say(terminal, "more")
+    say(terminal, f"/save {tmp_path}/talk.json")
+    sent = json.loads(model_server.bodies[1]["messages"])
+    assert sent[1] == {"role": "assistant", "content": "half"}
+    saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert saved[1] == {"role": "assistant", "content": "half", "interrupted": True}
+    assert "interrupted" not in saved[3]
+
+
+def test_ctrl_c_before_the_first_word_leaves_the_conversation_as_it_was(chat, model_server):
+    model_server.answer = lambda _: iter([WAIT])
+    terminal = chat()
+    terminal.type("slow\r")
+    assert model_server.waiting.wait(30)
+    terminal.type(CTRL_C)
+    terminal.read_until("[stopped]")
+    terminal.read_until(PROMPT)
+    assert model_server.gone.wait(30)
+
+    model_server.answer = echo
+    assert "SLOW" in say(terminal, "/retry")
+    assert conversation_of(model_server.bodies[1]) == [("user", "slow")]
+
+
+def test_ctrl_c_at_the_prompt_drops_the_line(chat, model_server):
+    terminal = chat()
+    terminal.type("not this")
+    terminal.read_until("not this")  # its echo: readline is waiting, and not on its way there
+    terminal.type(CTRL_C)
+    terminal.read_until(f"\n\x1b[?2004h{PROMPT}")
+    say(terminal, "this")
+
+    assert conversation_of(model_server.bodies[0]) == [("user", "this")]
+
+
+def test_several_lines_are_one_turn_when_pasted_or_continued(chat, model_server):
+    terminal = chat()
+    terminal.type("\x1b[200~one\ntwo\x1b[201~\r")
+    terminal.read_until("TWO")
+    terminal.read_until(PROMPT)
+    terminal.type("three\\\rfour\r")
+    terminal.read_until("FOUR")
+
+    assert conversation_of(model_server.bodies[0]) == [("user", "one\ntwo")]
+    assert conversation_of(model_server.bodies[1])[-1] == ("user", "three\nfour")
+
+
+def test_an_error_is_one_line_and_the_chat_goes_on(chat, model_server):
+    def full(_):
+        raise Refusal(400, "[E_OVERLOADED] later")
+        yield
+
+    terminal = chat("--retries", "0")
+    say(terminal, "first")
+    model_server.answer = full
+    shown = say(terminal, "second")
+    assert "deepseek-triton chat: [E_OVERLOADED] later" in shown
+    model_server.answer = echo
+    assert "SECOND" in say(terminal, "/retry")
+
+    expected = [("user", "first"), ("assistant", "FIRST"), ("user", "second")]
+    assert conversation_of(model_server.bodies[2]) == expected
+
+
+def test_a_connection_that_breaks_is_one_line_and_no_answer(chat, model_server):
+    def breaks(_):
+        yield {"text_output": "half"}
+        raise ConnectionResetError("the server has gone")
+
+    terminal = chat("--retries", "0")
+    say(terminal, "first")
+    model_server.answer = breaks
+    *_, half, error = say(terminal, "second").splitlines()
+    assert half == "half"
+    assert error.startswith("deepseek-triton chat: ")
+    model_server.answer = echo
+    say(terminal, "third")
+
+    assert [content for _, content in conversation_of(model_server.bodies[2])] == ["first", "FIRST", "third"]
+
+
+def test_the_history_is_there_the_next_time_and_private(chat, tmp_path):
+    terminal = chat()
+    say(terminal, "remember me")
+    terminal.type(CTRL_D)
+    terminal.exit_code()
+    history = tmp_path / "state/deepseek-triton/chat_history"
+    assert history.stat().st_mode & 0o777 == 0o600
+    assert "remember me" in history.read_text()
+
+    terminal = chat()
+    terminal.type("\x1b[A\r")  # the arrow up
+    terminal.read_until("REMEMBER ME")
+
+
+def test_a_terminal_is_left_as_it_was(chat):
+    terminal = chat()
+    terminal.type("/quit\r")
+
+    assert terminal.exit_code() == 0
+    assert terminal.seen.rpartition("\x1b[?2004")[2].startswith("l")
+
+
+# --- commands ---
+
+
+def test_commands_change_what_is_sent(pipe, model_server):
+    lines = ["/system Be brief.", "/params temperature=0.5", "/params stop=x", "/thinking on", "hi", "/params stop="]
+    assert pipe(*lines, "/system -", "/thinking off", "there") == (0, "HI\nTHERE\n", "")
+
+    first, second = model_server.bodies
+    assert conversation_of(first) == [("system", "Be brief."), ("user", "hi")]
+    assert (first["sampling_param_temperature"], first["sampling_param_stop"]) == (0.5, "x")
+    assert json.loads(first["chat_template_kwargs"]) == {"thinking": True}
+    assert conversation_of(second) == [("user", "hi"), ("assistant", "HI"), ("user", "there")]
+    assert "sampling_param_stop" not in second
+    assert json.loads(second["chat_template_kwargs"]) == {"thinking": False}
+
+
+def test_thinking_leaves_the_templates_other_arguments(pipe, model_server):
+    pipe("/thinking on", "hi", argv=["--chat-template-kwargs", '{"tools": []}'])
+
+    assert json.loads(model_server.bodies[0]["chat_template_kwargs"]) == {"tools": [], "thinking": True}
+
+
+def test_turns_can_be_taken_back_and_asked_again(pipe, model_server):
+    pipe("a", "b", "/undo", "c", "/retry", "/clear", "d")
+
+    assert [[content for _, content in conversation_of(body)] for body in model_server.bodies] == [
+        ["a"], ["a", "A", "b"], ["a", "A", "c"], ["a", "A", "c"], ["d"],
+    ]  # fmt: skip
+
+
+def test_two_slashes_are_text(pipe, model_server):
+    assert pipe("//help") == (0, "/HELP\n", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("/hepl", "no command /hepl; did you mean /help?"),
+        ("/retry", "there is nothing to ask again"),
+        ("/undo", "there is nothing to take back"),
+        ("/thinking maybe", "expected /thinking on or /thinking off"),
+        ("/params temprature=1", "unknown field 'temprature'; did you mean 'temperature'?"),
+        ("/params temperature=hot", "temperature: expected a number"),
+        ("/params n=2", "a chat has one answer to each turn"),
+        ("/save", "expected /save FILE"),
+        ("/save no/where", "no/where can't be written: No such file"),
+        ("/load nowhere", "nowhere can't be read: No such file"),
+    ],
+)
+def test_a_command_that_is_wrong_is_one_line(pipe, line, expected):
+    code, out, err = pipe(line, "still here")
+
+    assert (code, out) == (1, "STILL HERE\n")
+    (said,) = err.splitlines()
+    assert said.startswith(f"deepseek-triton chat: {expected}")
+
+
+def test_a_conversation_is_saved_and_loaded(pipe, model_server, tmp_path):
+    path = tmp_path / "talk.json"
+    pipe("/system Be brief.", "/params stop=x", "hi", f"/save {path}")
+
+    assert json.loads(path.read_text()) == {
+        "model": "tensorrt_llm",
+        "params": {"stop": ["x"]},
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "HI"},
+        ],
+    }
+    assert pipe("there", argv=["--load", str(path), "--temperature", "0.5"])[1] == "THERE\n"
+    assert pipe(f"/load {path}", "there")[1] == "THERE\n"
+    for body in model_server.bodies[1:]:
+        assert [content for _, content in conversation_of(body)] == ["Be brief.", "hi", "HI", "there"]
+        assert body["sampling_param_stop"] == "x"
+    assert model_server.bodies[1]["sampling_param_temperature"] == 0.5
+    assert [each.name for each in tmp_path.iterdir()] == ["talk.json"]
+
+
+def test_a_file_that_can_not_be_written_stays_as_it_was(tmp_path):
+    conversation = Conversation(SamplingParams())
+    (tmp_path / "folder").mkdir()
+
+    with pytest.raises(ToolError, match="can't be written"):
+        conversation.save(tmp_path / "folder", model="m")
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{", "is not JSON"),
+        ("[]", 'expected an object with "messages"'),
+        ('{"messages": [{"content": "a"}]}', "messages[0]: expected"),
+        ('{"messages": [{"role": "user", "content": 5}]}', "expected a text as each one's content"),
+        ('{"messages": [], "params": 5}', "params: expected an object, got 5"),
+        ('{"messages": [], "params": {"temprature": 1}}', "did you mean 'temperature'?"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(tmp_path, content, expected):
+    (tmp_path / "talk.json").write_text(content)
+
+    with pytest.raises(ToolError) as caught:
+        Conversation.loaded(tmp_path / "talk.json")
+    assert expected in str(caught.value)
+
+
+# --- in a pipe ---
+
+
+def test_a_pipe_gets_answers_and_nothing_else(pipe, model_server):
+    assert pipe("one", "", "two", "/params") == (0, "ONE\nTWO\n", "")
+
+
+def test_a_failed_turn_is_said_at_the_end_by_the_code(pipe, model_server):
+    def first_fails(body):
+        if len(model_server.bodies) == 1:
+            raise Refusal(500, "[E_INTERNAL] no")
+        yield from echo(body)
+
+    model_server.answer = first_fails
+    assert pipe("one", "two") == (1, "TWO\n", "deepseek-triton chat: [E_INTERNAL] no\n")
+    assert conversation_of(model_server.bodies[1]) == [("user", "two")]
+
+
+def test_a_retry_that_fails_keeps_the_answer_there_is(pipe, model_server):
+    def second_fails(body):
+        if len(model_server.bodies) == 2:
+            raise Refusal(500, "[E_INTERNAL] no")
+        yield from echo(body)
+
+    model_server.answer = second_fails
+    pipe("one", "/retry", "two")
+
+    assert conversation_of(model_server.bodies[2]) == [("user", "one"), ("assistant", "ONE"), ("user", "two")]

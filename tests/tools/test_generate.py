@@ -1,0 +1,347 @@
+"""`deepseek-triton generate` against a server on a real socket: what is sent, what is shown, how it ends."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from model_server import END, WAIT, Refusal, saying
+from terminal_session import CTRL_C, Terminal
+
+from deepseek_triton_tools.cli import main
+
+
+@pytest.fixture
+def run(model_server, capsys):
+    """`generate *argv` -> exit code, stdout, stderr."""
+
+    def generate(*argv):
+        code = main(["generate", "--url", model_server.url, *argv])
+        return code, *capsys.readouterr()
+
+    return generate
+
+
+def give_input(monkeypatch, content):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+# --- what is asked ---
+
+
+@pytest.mark.parametrize("argv", [[], ["-"], ["--file", "-"]])
+def test_a_piped_prompt_is_sent_as_it_is(run, model_server, monkeypatch, argv):
+    give_input(monkeypatch, "grüß\n".encode())
+
+    assert run(*argv) == (0, "GRÜSS\n\n", "")
+    assert model_server.bodies[0]["text_input"] == "grüß\n"
+
+
+def test_a_prompt_can_be_a_file(run, model_server, tmp_path):
+    (tmp_path / "prompt.txt").write_text("a long one")
+
+    assert run("--file", str(tmp_path / "prompt.txt"))[0] == 0
+    assert model_server.bodies[0]["text_input"] == "a long one"
+
+
+def test_a_prompt_on_the_command_line_leaves_standard_input_alone(run, model_server, monkeypatch):
+    give_input(monkeypatch, b"not this")
+
+    assert run("this")[1] == "THIS\n"
+
+
+def test_without_a_prompt_at_a_terminal_it_says_what_to_give():
+    with Terminal("generate") as terminal:
+        terminal.read_until("give a prompt, --file FILE, --messages FILE or --input FILE, or pipe one in")
+        assert terminal.exit_code() == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["hi", "--file", "x"], "give one of PROMPT and --file"),
+        (["hi", "--input", "x"], "PROMPT: not with --input"),
+        (["hi", "--output", "x"], "--output: only with --input"),
+        (["--file", "nowhere"], "nowhere can't be read: No such file"),
+        (["hi", "--timeout", "nan"], "expected a number of seconds above 0, got 'nan'"),
+        (["hi", "--token-file", "nowhere"], "the token can't be read from nowhere: No such file"),
+        (["hi", "--key", "nowhere"], "tls.key"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_sent(run, model_server, capsys, argv, expected):
+    try:
+        code, out, err = run(*argv)
+    except SystemExit as exit:
+        code, out, err = exit.code, *capsys.readouterr()
+
+    assert code in (1, 2)
+    assert out == ""
+    assert expected in err
+    assert model_server.bodies == []
+
+
+def test_a_file_that_is_not_text_is_refused(run, tmp_path):
+    (tmp_path / "binary").write_bytes(b"ab\xff")
+
+    assert "is not UTF-8: invalid start byte at byte 2" in run("--file", str(tmp_path / "binary"))[2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--chat"], [{"role": "user", "content": "hi"}]),
+        (["--system", "Be brief."], [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]),
+    ],
+)
+def test_a_chat_sends_the_prompt_as_a_message(run, model_server, argv, expected):
+    assert run("hi", *argv)[1] == "HI\n"
+    assert json.loads(model_server.bodies[0]["messages"]) == expected
+    assert "text_input" not in model_server.bodies[0]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["none of its own", "one of its own"])
+def test_a_conversation_keeps_its_own_system_message(run, model_server, tmp_path, own):
+    messages = [{"role": "system", "content": "Own."}] * own + [{"role": "user", "content": "hi"}]
+    (tmp_path / "messages.json").write_text(json.dumps(messages))
+
+    run("--messages", str(tmp_path / "messages.json"), "--system", "Given.")
+
+    sent = json.loads(model_server.bodies[0]["messages"])
+    assert [message["content"] for message in sent] == ["Own." if own else "Given.", "hi"]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{", "is not JSON"),
+        ("{}", "messages: expected a list of messages, got {}"),
+        ('[{"role": 1}]', "messages[0]: expected"),
+    ],
+)
+def test_a_conversation_that_is_none_is_refused(run, model_server, tmp_path, content, expected):
+    (tmp_path / "messages.json").write_text(content)
+
+    code, _, err = run("--messages", str(tmp_path / "messages.json"))
+
+    assert (code, model_server.bodies) == (1, [])
+    assert expected in err
+
+
+# --- the server ---
+
+
+def test_a_server_that_is_not_there_is_passed_over(model_server):
+    assert main(["generate", "hi", "--url", "http://127.0.0.1:9", "--url", model_server.url]) == 0
+    assert len(model_server.bodies) == 1
+
+
+def test_the_token_comes_from_the_environment_or_a_file(run, model_server, monkeypatch, tmp_path):
+    monkeypatch.setenv("DEEPSEEK_TRITON_TOKEN", "of-the-environment")
+    run("hi")
+    (tmp_path / "token").write_text("of-the-file\n")
+    run("hi", "--token-file", str(tmp_path / "token"))
+
+    sent = [headers["authorization"] for headers in model_server.headers]
+    assert sent == ["Bearer of-the-environment", "Bearer of-the-file"]
+
+
+@pytest.mark.parametrize(("retries", "asked"), [("0", 1), ("1", 2)])
+def test_a_refusal_is_tried_again_so_often(run, model_server, retries, asked):
+    def full(_):
+        raise Refusal(400, "[E_OVERLOADED] 4 requests wait already")
+        yield
+
+    model_server.answer = full
+    code, _, err = run("hi", "--retries", retries)
+
+    assert code == 1
+    assert err == "deepseek-triton generate: [E_OVERLOADED] 4 requests wait already\n"
+    assert len(model_server.bodies) == asked
+
+
+def test_each_time_limit_reaches_the_client(run, model_server):
+    def stalls(_):
+        yield {"text_output": "a"}
+        yield WAIT
+
+    model_server.answer = stalls
+    for option, name in (("--timeout", "total"), ("--token-timeout", "between_tokens")):
+        code, out, err = run("hi", option, "0.3")
+        assert (code, out) == (1, "a\n")
+        assert f"timeouts.{name}" in err
+
+
+# --- what is shown ---
+
+
+def test_the_text_is_shown_as_it_comes(model_server):
+    def answer(_):
+        yield {"text_output": "one "}
+        yield WAIT
+        yield {"text_output": "two", **END, "num_output_tokens": 2}
+
+    model_server.answer = answer
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "generate", "hi", "--url", model_server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert os.read(process.stdout.fileno(), 100) == b"one "
+        model_server.release.set()
+        assert process.stdout.read() == b"two\n"
+
+
+def think(_):
+    yield {"text_output": "", "reasoning_output": "hm \x1b[31m"}
+    yield {"text_output": "\n\n", "reasoning_output": ""}
+    yield {"text_output": "yes\t\x1b[2J\nok", "reasoning_output": "", **END, "num_output_tokens": 3}
+
+
+def test_in_a_pipe_thinking_and_text_are_plain_and_apart(run, model_server):
+    model_server.answer = think
+
+    assert run("--chat", "hi")[1] == "hm \x1b[31m\n\nyes\t\x1b[2J\nok\n"
+    assert run("--chat", "hi", "--hide-reasoning")[1] == "yes\t\x1b[2J\nok\n"
+
+
+def test_a_terminal_shows_thinking_dimmed_and_obeys_nothing_of_the_model(model_server):
+    model_server.answer = think
+    with Terminal("generate", "--chat", "hi", "--url", model_server.url) as terminal:
+        assert terminal.exit_code() == 0
+
+    assert terminal.seen == "\x1b[2mhm \\x1b[31m\x1b[0m\r\n\r\nyes\t\\x1b[2J\r\nok\r\n"
+
+
+def test_styles_can_be_switched_off(model_server):
+    model_server.answer = think
+    with Terminal("generate", "--chat", "hi", "--url", model_server.url, NO_COLOR="1") as terminal:
+        terminal.exit_code()
+
+    assert "\x1b" not in terminal.seen
+
+
+def test_several_answers_are_told_apart(run, model_server):
+    def two(_):
+        both = {"finish_reason": ["stop", "length"], "sequence_index": [0, 1], "num_output_tokens": [1, 2]}
+        yield {"text_output": ["one", "two"], "num_input_tokens": [3, 3], **both}
+
+    model_server.answer = two
+    expected = "--- answer 1 of 2 ---\none\n--- answer 2 of 2 ---\ntwo\n"
+    assert run("hi", "--n", "2", "--temperature", "1")[1] == expected
+    answers = json.loads(run("hi", "--n", "2", "--json")[1])["answers"]
+    assert [(answer["text"], answer["finish_reason"]) for answer in answers] == [("one", "stop"), ("two", "length")]
+
+
+def test_the_best_of_several_is_not_asked_as_a_stream(run, model_server):
+    assert run("hi", "--best-of", "3", "--temperature", "1")[0] == 0
+    assert model_server.bodies[0]["streaming"] is False
+
+
+def test_json_has_everything_and_no_nan(run, model_server):
+    def answer(_):
+        yield {"text_output": "a", "output_ids": 5, "cumulative_logprob": -0.5}
+        token = {"6": {"logprob": float("-inf"), "rank": 1, "decoded_token": "b"}}
+        yield {
+            "text_output": "b",
+            **END,
+            "num_output_tokens": 2,
+            "output_ids": 6,
+            "logprobs": json.dumps([token]).replace("-Infinity", "-1e999"),
+        }
+
+    model_server.answer = answer
+    out = run("hi", "--json", "--logprobs", "0", "--return-output-ids")[1]
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    record = json.loads(out, parse_constant=refuse)
+    assert record["text"] == "ab"
+    assert (record["finish_reason"], record["stop_reason"]) == ("stop", None)
+    assert (record["num_input_tokens"], record["num_output_tokens"], record["num_cached_tokens"]) == (3, 2, 0)
+    assert 0 < record["time_to_first_token_s"] <= record["total_s"]
+    assert record["output_ids"] == [5, 6]
+    assert record["logprobs"][-1] == [{"token_id": 6, "logprob": None, "rank": 1, "text": "b"}]
+    assert record["url"] == model_server.url
+    assert record["request_id"] == model_server.bodies[0]["id"]
+
+
+@pytest.mark.parametrize("option", ["-v", "--usage"])
+def test_usage_is_one_line_on_stderr(run, model_server, option):
+    model_server.answer = saying("a", "b")
+    _, out, err = run("hi", option)
+
+    assert out == "ab\n"
+    assert err.startswith("3 tokens in, 2 out, first after ")
+    assert err.endswith(f"; stop; {model_server.bodies[0]['id']} on {model_server.url}\n")
+
+
+def test_an_incomplete_answer_is_said_to_be(run, model_server):
+    model_server.answer = saying("so far", finish_reason="timeout")
+
+    assert run("hi") == (0, "so far\n", "deepseek-triton generate: the answer is not complete: timeout\n")
+
+
+def test_an_error_in_the_middle_leaves_the_text_and_gets_its_own_line(run, model_server):
+    def breaks(_):
+        yield {"text_output": "half"}
+        yield {"error": "[E_INTERNAL] out of memory"}
+
+    model_server.answer = breaks
+    assert run("hi") == (1, "half\n", "deepseek-triton generate: [E_INTERNAL] out of memory\n")
+
+
+def half_and_wait(_):
+    yield {"text_output": "half"}
+    yield WAIT
+
+
+def test_ctrl_c_cancels_on_the_server_and_keeps_the_text(model_server):
+    model_server.answer = half_and_wait
+    with Terminal("generate", "hi", "--url", model_server.url) as terminal:
+        terminal.read_until("half")
+        terminal.type(CTRL_C)
+        assert terminal.exit_code() == 130
+
+    assert model_server.gone.wait(30)
+    assert terminal.seen == "half^C\r\n"
+
+
+def test_ctrl_c_before_the_first_token_cancels_too(model_server):
+    model_server.answer = lambda _: iter([WAIT])
+    with Terminal("generate", "hi", "--url", model_server.url, "--json") as terminal:
+        assert model_server.waiting.wait(30)
+        terminal.type(CTRL_C)
+        assert terminal.exit_code() == 130
+    assert model_server.gone.wait(30)
+
+
+def test_a_reader_that_leaves_cancels(model_server):
+    many = threading.Event()
+
+    def goes_on(_):
+        yield {"text_output": "half"}
+        many.wait(30)
+        yield {"text_output": "more"}
+        yield {"text_output": "more"}
+        yield WAIT
+
+    model_server.answer = goes_on
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "generate", "hi", "--url", model_server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert os.read(process.stdout.fileno(), 100) == b"half"
+        process.stdout.close()
+        many.set()
+        assert (process.wait(30), process.stderr.read()) == (0, b"")
+    assert model_server.gone.wait(30)
+
+
+def test_a_signal_to_stop_is_no_traceback(model_server):
+    model_server.answer = half_and_wait
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "generate", "hi", "--url", model_server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert os.read(process.stdout.fileno(), 100) == b"half"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read() == b""

@@ -1,0 +1,118 @@
+"""Every sampling field is an option, in `generate` and in `chat`, and reaches the wire."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from deepseek_backend import contract
+from deepseek_triton_client import SamplingParams
+from deepseek_triton_tools.cli import _parser, main
+from deepseek_triton_tools.errors import ToolError
+from deepseek_triton_tools.sampling_options import assigned, sampling_fields
+
+FIELDS = {field.name: field.metadata for field in dataclasses.fields(SamplingParams)}
+RANGES = {each.name: each for each in (*contract.SAMPLING_FIELDS, *contract.REQUEST_FIELDS)}
+UNLIMITED = {contract.INT32_MAX, -contract.INT32_MAX}
+
+
+def example(name):
+    """What is typed for a field, and what is sent then."""
+    metadata = FIELDS[name]
+    option = f"--{name.replace('_', '-')}"
+    if metadata["many"]:
+        values = ["a b", "-c"] if metadata["datatype"] == "BYTES" else [5, 6]
+        return [f"{option}={value}" for value in values], values
+    if metadata["datatype"] == "BOOL":
+        return [option], True
+    values = {"FP32": ("0.5", 0.5), "BYTES": ('{"a": 1}', '{"a": 1}')}
+    typed, sent = values.get(metadata["datatype"], ("2", 2))
+    return [option, typed], sent
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_is_an_option(name, model_server):
+    argv, expected = example(name)
+
+    main(["generate", "--chat", "hi", "--url", model_server.url, "--no-stream", *argv])
+
+    (body,) = model_server.bodies
+    prefix = "" if FIELDS[name]["plain"] else "sampling_param_"
+    assert body[f"{prefix}{name}"] == expected
+
+
+@pytest.mark.parametrize("name", [name for name, metadata in FIELDS.items() if metadata["datatype"] == "BOOL"])
+def test_a_flag_can_be_denied(name):
+    args = _parser().parse_args(["generate", "hi", f"--no-{name.replace('_', '-')}"])
+
+    assert sampling_fields(args) == {name: False}
+
+
+def test_what_is_not_given_is_not_sent():
+    assert sampling_fields(_parser().parse_args(["generate", "hi"])) == {}
+    assert sampling_fields(_parser().parse_args(["chat", "--temperature", "0"])) == {"temperature": 0.0}
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat"])
+def test_help_has_each_option_with_its_range(verb, capsys):
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    printed = capsys.readouterr().out
+
+    for name in FIELDS:
+        (text,) = re.findall(rf"\n  --{name.replace('_', '-')}[ ,]((?:.|\n(?!  -))*)", printed)
+        text = " ".join(text.split())
+        limits = RANGES.get(name)
+        for limit in (limits.low, limits.high) if limits else ():
+            if limit is not None and limit not in UNLIMITED:
+                spelt = {-(2**63): "-2^63", 2**64 - 1: "2^64 - 1"}.get(limit, f"{limit:,}")
+                assert spelt in text, name
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("temperature=0.5", ("temperature", 0.5)),
+        ("max-tokens = 7", ("max_tokens", 7)),
+        ("ignore_eos=on", ("ignore_eos", True)),
+        ("ignore_eos=false", ("ignore_eos", False)),
+        ('stop=["a", "b"]', ("stop", ["a", "b"])),
+        ("stop=a, b", ("stop", "a, b")),
+        ("stop_token_ids=[1]", ("stop_token_ids", [1])),
+        ("guided_regex=[0-9]+=", ("guided_regex", "[0-9]+=")),
+        ("seed=", ("seed", None)),
+        ("nonsense=1", ("nonsense", "1")),
+    ],
+)
+def test_a_field_can_be_assigned(typed, expected):
+    assert assigned(typed) == expected
+
+
+@pytest.mark.parametrize("typed", ["temperature", "temperature=warm", "stop=[a"])
+def test_an_assignment_that_is_none_is_refused(typed):
+    with pytest.raises(ToolError, match="expected"):
+        assigned(typed)
+
+
+def test_the_limits_are_given_in_seconds(model_server, monkeypatch):
+    """All four, as the client is made with them."""
+    from deepseek_triton_tools import client_options
+
+    made = []
+    monkeypatch.setattr(client_options, "Client", lambda url, **settings: made.append((url, settings)))
+    argv = ["--timeout", "4", "--first-token-timeout", "3", "--token-timeout", "2", "--connect-timeout", "1"]
+    args = _parser().parse_args(["chat", *argv, "--retries", "5", "--model", "m", "--model-version", "2"])
+    client_options.client_of(args)
+
+    ((url, settings),) = made
+    timeouts = settings["timeouts"]
+    assert (timeouts.total, timeouts.first_token, timeouts.between_tokens, timeouts.connect) == (4, 3, 2, 1)
+    assert settings["retries"].attempts == 6
+    assert (url, settings["model_name"], settings["model_version"]) == ("http://localhost:8000", "m", "2")
+
+
+def test_json_that_is_sent_stays_json(model_server):
+    argv = ["--chat-template-kwargs", '{"thinking": true}']
+    assert main(["generate", "--chat", "hi", "--url", model_server.url, *argv]) == 0
+    assert json.loads(model_server.bodies[0]["chat_template_kwargs"]) == {"thinking": True}
