@@ -15,6 +15,7 @@ TOKENS_PER_S = 40
 
 OURS_GRPC, OURS_HTTP = "AsyncClient grpc", "AsyncClient http"
 OURS_GRPC_SYNC, OURS_HTTP_SYNC = "Client grpc", "Client http"
+OURS = (OURS_GRPC, OURS_HTTP, OURS_GRPC_SYNC, OURS_HTTP_SYNC)
 RAW_GRPC, RAW_GRPC_SYNC = "tritonclient.grpc.aio", "tritonclient.grpc"
 RAW_HTTP, RAW_HTTP_SYNC = "httpx.AsyncClient", "httpx.Client"
 TRITON_HTTP = "tritonclient.http infer"

@@ -26,8 +26,12 @@ _PATIENCE_S = 300.0
 _spawn = multiprocessing.get_context("spawn")
 
 
+class ContenderFailed(Exception):
+    """Its process ended without a sample, or took too long."""
+
+
 def run(contender: str, case: Case, server: ServerProcess) -> Sample:
-    """In a process of its own."""
+    """In a process of its own. Raises ContenderFailed."""
     asked = Asked(
         verb=case.verb,
         model=case.model,
@@ -53,11 +57,11 @@ def run(contender: str, case: Case, server: ServerProcess) -> Sample:
 
 def _word(pipe: Connection, contender: str) -> Any:
     if not pipe.poll(_PATIENCE_S):
-        raise SystemExit(f"{contender}: nothing for {_PATIENCE_S:.0f} s")
+        raise ContenderFailed(f"{contender}: nothing for {_PATIENCE_S:.0f} s")
     try:
         return pipe.recv()
     except (EOFError, ConnectionResetError):
-        raise SystemExit(f"{contender} failed: what it said is above") from None
+        raise ContenderFailed(f"{contender} failed: what it said is above") from None
 
 
 def _child(contender: str, asked: Asked, case: Case, parent: Connection) -> None:
