@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -31,7 +32,7 @@ BatchItem = Prompt | Mapping[str, Any]
 """A prompt, or a request by the names of the arguments: {"prompt" or "messages": ..., "max_tokens": ..., ...}."""
 
 
-class BaseClient:
+class BaseClient(ABC):
     """What does not wait: the settings, and requests made of arguments."""
 
     _batch_kinds: tuple[type, ...] = (Iterable,)
@@ -82,8 +83,8 @@ class BaseClient:
         urls = ", ".join(repr(str(endpoint)) for endpoint in self._settings.endpoints)
         return f"{type(self).__name__}({urls}, model_name={self.model_name!r})"
 
-    def _runtime(self) -> Runtime:
-        raise NotImplementedError
+    @abstractmethod
+    def _runtime(self) -> Runtime: ...
 
     @property
     def _calls(self) -> Calls:
