@@ -59,9 +59,32 @@ BACKEND_SETTINGS: Mapping[str, str] = {
     "drain_s": "int 0..86400 | None",
     "metrics_period_s": "float 0.1..3600",
     "engine_options": "dict",
+    "warmup": "dict | None",
 }
 """Key -> type. The backend's own table is in its config.py, which is not imported here; a test holds the two
 together."""
+
+WARMUP_SETTINGS: Mapping[str, str] = {
+    "shapes": "list[list[int]]",
+    "max_tokens": "int 1..2147483647",
+    "max_rounds": "int 1..1000",
+    "max_s": "float 1..86400",
+}
+"""The same for what stands under triton_config.warmup, where `shapes` has to be."""
+_LARGEST_SHAPE = 2**31 - 1
+_SHAPES = "a list of pairs [requests, prompt tokens] of whole numbers from 1"
+
+
+def warmup_problem(name: str, value: Any) -> str | None:
+    """Why the backend would refuse `value` for warmup's `name`: "expected ..., found ..."; None: it takes it."""
+    if name == "shapes":
+        is_right = type_strings.fits(value, WARMUP_SETTINGS[name]) and all(
+            len(shape) == 2 and all(1 <= number <= _LARGEST_SHAPE for number in shape) for shape in value
+        )
+        return None if value and is_right else f"expected {_SHAPES}, found {shown(value)}"
+    if type_strings.fits(value, WARMUP_SETTINGS[name]):
+        return None
+    return f"expected {type_strings.in_words(WARMUP_SETTINGS[name])}, found {shown(value)}"
 
 
 def sampling_problem(name: str, value: Any) -> str | None:

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_build.check import CheckOptions, Report, check_repository
-from deepseek_triton_build.check.checkpoint import check_weights
 from deepseek_triton_build.check.safetensors import HeaderError, read_header
+from deepseek_triton_build.check.weights import check_weights
 from deepseek_triton_build.errors import CheckpointError
 
 SHARDS = {
@@ -104,7 +104,13 @@ DAMAGE = [
     pytest.param(
         lambda w: (w / SECOND).write_bytes((w / SECOND).read_bytes() + b"x"), "W010", SECOND, "too long", id="too long"
     ),
-    pytest.param(lambda w: cut(w / SECOND, 40), "W009", SECOND, "byte 0", id="broken off within the header"),
+    pytest.param(
+        lambda w: cut(w / SECOND, 40),
+        "W009",
+        SECOND,
+        "ends at byte 40, within its header",
+        id="broken off within the header",
+    ),
     pytest.param(lambda w: cut(w / SECOND, 5), "W009", SECOND, "byte 5", id="broken off within the length"),
     pytest.param(lambda w: cut(w / SECOND, 0), "W009", SECOND, "byte 0", id="empty"),
     pytest.param(
@@ -464,9 +470,12 @@ def test_advice_names_the_option_that_there_is(tmp_path: Path) -> None:
 def test_the_header_says_what_is_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content := safetensors({"a": 3, "b": 5}, {"format": "pt"}))
 
-    header = read_header(tmp_path / "x")
+    with (tmp_path / "x").open("rb") as file:
+        header = read_header(file)
 
-    assert (header.tensors, header.length, header.found) == ({"a", "b"}, len(content), len(content))
+    start = len(content) - 8
+    assert header.tensors == {"a": (start, start + 3), "b": (start + 3, start + 8)}
+    assert (header.length, header.found) == (len(content), len(content))
 
 
 def test_only_the_headers_are_read(tmp_path: Path) -> None:
@@ -487,8 +496,8 @@ def test_no_bytes_end_in_another_exception(
 ) -> None:
     path = tmp_path_factory.mktemp("header") / "x"
     path.write_bytes(prefix + content)
-    with suppress(HeaderError):
-        assert read_header(path).found == len(prefix + content)
+    with path.open("rb") as file, suppress(HeaderError):
+        assert read_header(file).found == len(prefix + content)
 
 
 JSON = st.recursive(

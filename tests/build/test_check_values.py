@@ -18,7 +18,7 @@ from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.check.document import read_yaml
 from deepseek_triton_build.check.schema import check_schema
 from deepseek_triton_build.releases import READABLE_RELEASES, load_release
-from deepseek_triton_build.setting_types import BACKEND_SETTINGS, sampling_problem
+from deepseek_triton_build.setting_types import BACKEND_SETTINGS, WARMUP_SETTINGS, sampling_problem, warmup_problem
 from deepseek_triton_build.type_strings import fits
 
 VALUES: list[Any] = [None, True, False, 0, 1, -1, 0.05, 1.5, 300, 10**12, 2**70, "", "x", "5", [], ["a"], [1], {}]
@@ -47,7 +47,10 @@ def backend_takes(settings: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("key", BACKEND_SETTINGS)
 def test_triton_config_is_judged_as_the_backend_does(key: str) -> None:
     for value in [*VALUES, *CHOICES]:
-        assert fits(value, BACKEND_SETTINGS[key]) == backend_takes({key: value}), value
+        if key == "warmup" and value == {}:  # a section that lacks something, which check finds by itself
+            assert not backend_takes({key: value})
+        else:
+            assert fits(value, BACKEND_SETTINGS[key]) == backend_takes({key: value}), value
 
 
 def test_triton_config_has_the_backends_keys() -> None:
@@ -55,6 +58,27 @@ def test_triton_config_has_the_backends_keys() -> None:
         parse_config({"model": "m", "triton_config": {"nope": 1}}, version_dir=Path())
 
     assert str(raised.value).partition("known: ")[2].split(", ") == sorted(BACKEND_SETTINGS)
+
+
+SHAPES: list[Any] = [
+    [[1, 64]], [[1, 64], [2, 8]], [[1]], [[1, 2, 3]], [[0, 1]], [[1, -1]], [[True, 1]], [[1.0, 1]], [["1", 1]],
+    [[2**31 - 1, 1]], [[2**31, 1]], [1, 64], [[]], [[1, 64], 5], {"1": 64},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WARMUP_SETTINGS)
+def test_a_warmup_is_judged_as_the_backend_does(name: str) -> None:
+    for value in [*VALUES, *SHAPES, 0.99, 1000, 1001, 86_400, 86_400.5, float("nan"), float("inf")]:
+        problem = warmup_problem(name, value)
+        taken = backend_takes({"warmup": {"shapes": [[1, 1]], name: value}})
+        assert (problem is None) == taken, (value, problem)
+
+
+def test_a_warmup_has_the_backends_keys() -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_config({"model": "m", "triton_config": {"warmup": {"nope": 1, "shapes": [[1, 1]]}}}, version_dir=Path())
+
+    assert str(raised.value).partition("known: ")[2].split(", ") == list(WARMUP_SETTINGS)
 
 
 SAMPLING_VALUES: list[Any] = [

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,6 +33,8 @@ def test_the_repository_loads_and_answers(release, changes, tmp_path):
     write_repository(repository_files(plan, version="0"), tmp_path / "repository")
     version_dir = tmp_path / "repository/tensorrt_llm/1"
     config = load_config(version_dir / "model.yaml")
+    warmup = replace(config.warmup, shapes=config.warmup.shapes[:2])  # all of them take the stand-in a minute
+    config = replace(config, warmup=warmup)
     reply = ListReply()
 
     with standin(version_dir / "release.yaml"):

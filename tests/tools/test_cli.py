@@ -26,7 +26,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy():
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
-    for verb in ("demo", "variants", "plan", "build", "check", "serve", "generate", "chat"):
+    for verb in ("demo", "variants", "plan", "build", "check", "warm", "serve", "generate", "chat"):
         assert verb in printed
     assert printed.splitlines()[-1] == "[]"
 

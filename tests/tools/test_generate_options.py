@@ -100,7 +100,7 @@ def test_the_limits_are_given_in_seconds(model_server, monkeypatch):
     from deepseek_triton_tools import client_options
 
     made = []
-    monkeypatch.setattr(client_options, "Client", lambda url, **settings: made.append((url, settings)))
+    monkeypatch.setattr("deepseek_triton_client.Client", lambda url, **settings: made.append((url, settings)))
     argv = ["--timeout", "4", "--first-token-timeout", "3", "--token-timeout", "2", "--connect-timeout", "1"]
     args = _parser().parse_args(["chat", *argv, "--retries", "5", "--model", "m", "--model-version", "2"])
     client_options.client_of(args)

@@ -125,6 +125,7 @@ def test_a_base_install_has_both_clients_and_both_verbs(base, model_server):
         ["plan", "deepseek-r1"],
         ["build", "tiny", "--output", "x"],
         ["check", "."],
+        ["warm", "."],
         ["serve", "."],
     ],
     ids=lambda argv: argv[0],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -159,3 +160,59 @@ def port(text: str) -> int | str:
     if text.isdigit() and 0 < int(text) < 65536:
         return int(text)
     raise argparse.ArgumentTypeError(f"expected a number from 1 to 65535 or auto, got {text!r}")
+
+
+def duration(text: str) -> float:
+    """Seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return seconds
+
+
+def size(text: str) -> int:
+    """Bytes: "64GiB" and "64G" are binary, as in du; "64GB" is decimal; a number by itself counts bytes."""
+    match = re.fullmatch(r"(\d*\.?\d+) ?([a-z]*)", text.strip(), re.IGNORECASE)
+    unit = match and _SIZES.get(match[2].lower())
+    if match and unit and (num_bytes := int(float(match[1]) * unit)) > 0:
+        return num_bytes
+    raise argparse.ArgumentTypeError(
+        "expected a size such as 64GiB (2^30 bytes each), 500GB (10^9), 1.5T (binary) or a number of bytes, "
+        f"got {text!r}"
+    )
+
+
+_PREFIXES = "kmgtp"
+_SIZES: Mapping[str, int] = {
+    "": 1,
+    "b": 1,
+    **{f"{prefix}{end}": 1024**n for n, prefix in enumerate(_PREFIXES, 1) for end in ("", "ib")},
+    **{f"{prefix}b": 1000**n for n, prefix in enumerate(_PREFIXES, 1)},
+}
+
+
+def share(text: str) -> tuple[int, int]:
+    """ "2/8": this process's number from 1, and how many there are."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match and 1 <= int(match[1]) <= int(match[2]):
+        return int(match[1]), int(match[2])
+    raise argparse.ArgumentTypeError(f"expected K/N, such as 2/8 with K from 1 to N, got {text!r}")
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """ "1,8,64"."""
+    try:
+        return tuple(positive(part.strip()) for part in text.split(","))
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"expected whole numbers from 1, separated by commas, got {text!r}") from None
+
+
+def hold_mode(text: str) -> str:
+    if text in ("auto", "lock", "watch"):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"expected --hold by itself, or =auto, =lock or =watch right after it, got {text!r}"
+    )

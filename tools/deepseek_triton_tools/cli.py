@@ -1,7 +1,7 @@
 """The `deepseek-triton` command line: the parser, and the one place where errors become a line and an exit code.
 
 Exit codes: 0 done; 1 it failed or was refused (`check`: it found errors); 2 the command line or a name in it was
-refused; 130 interrupted. `serve` passes on tritonserver's own.
+refused; 130 interrupted. `serve` passes on tritonserver's own; `warm` has more (docs/warm.md).
 
 Each verb's module is imported when the verb runs, so that `--help` costs nothing.
 """
@@ -24,11 +24,16 @@ from deepseek_triton_tools.arguments import (
     add_plan_options,
     add_tritonserver,
     add_verb,
+    duration,
+    hold_mode,
+    numbers,
     port,
     positive,
     seconds,
+    share,
+    size,
 )
-from deepseek_triton_tools.client_options import add_client_options
+from deepseek_triton_tools.client_options import add_client_options, add_server_options
 from deepseek_triton_tools.sampling_options import add_sampling_options
 
 
@@ -118,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(verbs)
     _add_build(verbs)
     _add_check(verbs)
+    _add_warm(verbs)
     _add_serve(verbs)
     _add_generate(verbs)
     _add_chat(verbs)
@@ -207,6 +213,105 @@ def _add_check(verbs: Verbs) -> None:
     verb.add_argument("--model", type=Path, metavar="PATH", help="where the checkpoint it names is on this machine")
     verb.add_argument("--strict", action="store_true", help="a checkpoint that is not on this machine is an error")
     add_json(verb)
+
+
+def _add_warm(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "warm",
+        _warm,
+        "bring a checkpoint into the page cache before the engine reads it; warm a server before its first user",
+        "deepseek-triton warm /models/DeepSeek-R1 --report\n"
+        "  deepseek-triton warm model_repository --then model_repository/start.sh\n"
+        "  deepseek-triton warm deepseek-ai/DeepSeek-R1 --share $((SLURM_LOCALID + 1))/$SLURM_NTASKS_PER_NODE\n"
+        "  deepseek-triton warm /models/DeepSeek-R1 --hold=lock --ready-file /run/weights-are-warm\n"
+        "  deepseek-triton warm --server http://localhost:8000 model_repository\n"
+        "  deepseek-triton warm model_repository --form systemd > warm.service\n\n"
+        "exit codes: 0 all of it is in the page cache; 1 a file is missing, damaged or unreadable, or the server\n"
+        "failed; 2 the command line; 3 only a part fits or stayed; 4 the storage stalled; 130 and 143 by SIGINT and\n"
+        "SIGTERM. docs/warm.md has more.",
+    )
+    verb.usage = "%(prog)s CHECKPOINT... [options] [--then COMMAND...]"
+    verb.add_argument(
+        "checkpoints",
+        nargs="*",
+        metavar="CHECKPOINT",
+        help="a folder, a Hugging Face name in the local cache, or a model repository, whose model.yaml is followed",
+    )
+    verb.add_argument("--json", action="store_true", help="one JSON document instead, at the end (docs/warm.md)")
+    verb.add_argument("-v", "--verbose", action="store_true", help="every file, not only those with trouble")
+    _add_warm_actions(verb)
+    _add_warm_options(verb)
+    _add_warm_server(verb)
+
+
+def _add_warm_actions(verb: VerbParser) -> None:
+    actions = verb.add_argument_group("instead of warming files")
+    actions.add_argument("--report", action="store_true", help="say what there is, what fits, and how it would be read")
+    actions.add_argument("--evict", action="store_true", help="drop the files from the page cache, to measure cold")
+    actions.add_argument(
+        "--form",
+        choices=("init-container", "systemd", "slurm-prolog"),
+        help="print a form of deployment with the numbers of the model repository or checkpoint",
+    )
+    actions.add_argument(
+        "--rate", type=size, metavar="SIZE", help="for --form: bytes a second of the storage (default: assumed, slow)"
+    )
+
+
+def _add_warm_options(verb: VerbParser) -> None:
+    node = verb.add_argument_group(
+        "limits, of the whole node however many processes share the work",
+        "SIZE is 64GiB or 64G (2^30 each), 500GB (10^9), 1.5T or a number of bytes.",
+    )
+    node.add_argument("--share", type=share, metavar="K/N", help="do one of N shares, K from 1 (default: 1/1)")
+    node.add_argument("--jobs", type=positive, metavar="N", help="windows read at once (default: by file system)")
+    node.add_argument(
+        "--budget",
+        type=size,
+        metavar="SIZE",
+        help="of weights in memory (default: 0.9 of what machine and cgroup leave)",
+    )
+    node.add_argument("--rate-limit", type=size, metavar="SIZE", help="bytes a second (default: none)")
+    files = verb.add_argument_group("warming files")
+    files.add_argument("--verify", action="store_true", help="compare checksums, where the checkpoint has them")
+    files.add_argument(
+        "--hold",
+        nargs="?",
+        const="auto",
+        type=hold_mode,
+        metavar="MODE",
+        help="keep them there until told to stop: --hold=lock locks them, --hold=watch warms again what was evicted, "
+        "--hold locks if allowed, else watches",
+    )
+    files.add_argument("--stall", type=duration, metavar="S", help="name a file that gave no byte for S (default: 30)")
+    files.add_argument("--give-up", type=duration, metavar="S", help="end when no file gave one for S (default: never)")
+    files.add_argument(
+        "--ready-file", type=Path, metavar="FILE", help="is there while they are warm; for probes, also with --server"
+    )
+    files.add_argument(
+        "--then",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="last: what to run when they are warm, as far as they fit (exit codes 0 and 3)",
+    )
+
+
+def _add_warm_server(verb: VerbParser) -> None:
+    server = verb.add_argument_group(
+        "warming a server",
+        "Waits until it is ready and sends requests until their times are steady; CHECKPOINT is its model repository,\n"
+        "which says the shapes.",
+    )
+    server.add_argument("--server", metavar="URL", help="http://, https://, grpc:// or grpcs:// address")
+    add_server_options(server)
+    server.add_argument("--batch-sizes", type=numbers, metavar="N,N", help="requests at once, instead")
+    server.add_argument("--input-lengths", type=numbers, metavar="N,N", help="tokens of a prompt, instead")
+    server.add_argument("--max-tokens", type=positive, metavar="N", help="tokens of an answer (default: 16)")
+    server.add_argument("--wait", type=duration, metavar="S", help="for the server to be ready (default: 7200)")
+    server.add_argument("--limit", type=duration, metavar="S", help="for the requests (default: 600)")
+    server.add_argument("--log", type=Path, metavar="FILE", help="the server's log, to say how its load goes on")
+    server.add_argument("--metrics-url", metavar="URL", help="its metrics (default: port 8002, of one on 8000 or 8001)")
 
 
 def _add_serve(verbs: Verbs) -> None:
@@ -327,6 +432,12 @@ def _check(args: argparse.Namespace) -> int:
         release=args.trtllm, gpu=args.gpu, num_gpus=args.gpus, model_root=args.model, strict=args.strict
     )
     return check(args.repository, options, as_json=args.json)
+
+
+def _warm(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.warm import run_warm
+
+    return run_warm(args)
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -6,16 +6,20 @@ import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_client import Client, Retries, Timeouts, Tls
-from deepseek_triton_tools.arguments import VerbParser, number
+from deepseek_triton_tools.arguments import VerbParser, duration, number
 from deepseek_triton_tools.errors import ToolError
+
+if TYPE_CHECKING:  # the options are part of every --help, the client is not
+    from deepseek_triton_client import Client
 
 _DEFAULT_URL = "http://localhost:8000"
 _TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
 
 
 def add_client_options(verb: VerbParser) -> None:
+    """What `client_of` reads."""
     server = verb.add_argument_group("server")
     server.add_argument(
         "--url",
@@ -24,6 +28,22 @@ def add_client_options(verb: VerbParser) -> None:
         help=f"http://, https://, grpc:// or grpcs:// address (default: {_DEFAULT_URL}); may be repeated: the first "
         "that answers is asked",
     )
+    add_server_options(server)
+    server.add_argument(
+        "--retries",
+        type=number,
+        metavar="N",
+        help="how often to ask again when full or unreachable (default: 3); only before the first token",
+    )
+    limits = verb.add_argument_group("time limits, in seconds")
+    limits.add_argument("--timeout", type=duration, metavar="S", help="for the whole answer (default: none)")
+    limits.add_argument("--first-token-timeout", type=duration, metavar="S", help="default: none")
+    limits.add_argument("--token-timeout", type=duration, metavar="S", help="for each later token (default: none)")
+    limits.add_argument("--connect-timeout", type=duration, metavar="S", help="default: 10")
+
+
+def add_server_options(server: argparse._ArgumentGroup) -> None:
+    """What `client_settings` reads."""
     server.add_argument(
         "--model", default="tensorrt_llm", metavar="NAME", help="the model's name on the server (default: %(default)s)"
     )
@@ -37,21 +57,12 @@ def add_client_options(verb: VerbParser) -> None:
     server.add_argument("--ca", type=Path, metavar="FILE", help="who may vouch for the server, as PEM")
     server.add_argument("--cert", type=Path, metavar="FILE", help="this client's own certificate, as PEM")
     server.add_argument("--key", type=Path, metavar="FILE", help="of --cert, if it is not in the same file")
-    server.add_argument(
-        "--retries",
-        type=number,
-        metavar="N",
-        help="how often to ask again when full or unreachable (default: 3); only before the first token",
-    )
-    limits = verb.add_argument_group("time limits, in seconds")
-    limits.add_argument("--timeout", type=_duration, metavar="S", help="for the whole answer (default: none)")
-    limits.add_argument("--first-token-timeout", type=_duration, metavar="S", help="default: none")
-    limits.add_argument("--token-timeout", type=_duration, metavar="S", help="for each later token (default: none)")
-    limits.add_argument("--connect-timeout", type=_duration, metavar="S", help="default: 10")
 
 
 def client_of(args: argparse.Namespace) -> Client:
     """:raises ToolError: when the token can't be read."""
+    from deepseek_triton_client import Client, Retries, Timeouts
+
     limits = {
         "total": args.timeout,
         "first_token": args.first_token_timeout,
@@ -60,13 +71,25 @@ def client_of(args: argparse.Namespace) -> Client:
     }
     return Client(
         args.url or _DEFAULT_URL,
-        model_name=args.model,
-        model_version=args.model_version,
+        **client_settings(args),
         timeouts=Timeouts(**{name: limit for name, limit in limits.items() if limit is not None}),
         retries=Retries() if args.retries is None else Retries(attempts=args.retries + 1),
-        tls=Tls(ca=args.ca, certificate=args.cert, key=args.key),
-        token=_token(args.token_file),
     )
+
+
+def client_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Which model of a server, and who asks: arguments of Client and AsyncClient.
+
+    :raises ToolError: when the token can't be read.
+    """
+    from deepseek_triton_client import Tls
+
+    return {
+        "model_name": args.model,
+        "model_version": args.model_version,
+        "tls": Tls(ca=args.ca, certificate=args.cert, key=args.key),
+        "token": _token(args.token_file),
+    }
 
 
 def _token(path: Path | None) -> str | Callable[[], str] | None:
@@ -86,13 +109,3 @@ def _token(path: Path | None) -> str | Callable[[], str] | None:
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else "it is not text"
-
-
-def _duration(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
-    return seconds

@@ -3,6 +3,8 @@
 ToolError                     `exit_code` is what the command line returns
 ├── RepositoryError           the folder is no model repository
 ├── InstallationError         this machine lacks something that has to be installed
+├── CheckpointError           no checkpoint is where it was looked for
+├── LockError                 files can't be kept in memory in the way that was asked for
 ├── PortError                 a port is taken, or can't be listened on
 └── ServerFailedError         tritonserver ended, or can't become ready; exit_code is its own
 """
@@ -24,6 +26,14 @@ class RepositoryError(ToolError):
 
 class InstallationError(ToolError):
     """This machine lacks something that has to be installed."""
+
+
+class CheckpointError(ToolError):
+    """No checkpoint is where it was looked for, or it can't be looked at."""
+
+
+class LockError(ToolError):
+    """Files can't be kept in memory in the way that was asked for."""
 
 
 class PortError(ToolError):

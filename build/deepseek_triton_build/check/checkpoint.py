@@ -1,35 +1,20 @@
-"""A checkpoint's folder: what model it is of, how it is quantized, and whether its weights are all there."""
+"""What a checkpoint says of itself: what model it is of, and how it is quantized."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.catalog import Architecture, Precision, architectures
-from deepseek_triton_build.check.codes import (
-    BROKEN,
-    BROKEN_SHARD,
-    MISSING_SHARD,
-    MISSING_TENSORS,
-    NO_WEIGHTS,
-    STRAY_SHARD,
-    UNKNOWN_ARCHITECTURE,
-    UNREADABLE,
-    WRONG_LENGTH,
-)
+from deepseek_triton_build.check.codes import UNKNOWN_ARCHITECTURE
 from deepseek_triton_build.check.document import read_json
-from deepseek_triton_build.check.files import NotAFileError, is_inside
 from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_build.check.safetensors import Header, HeaderError, read_header
-from deepseek_triton_build.words import listed, plain, shown
+from deepseek_triton_build.words import shown
 
-INDEX = "model.safetensors.index.json"
 QUANT_CONFIG = "hf_quant_config.json"
-_NUMBERED = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 
 _TOOLS = ("modelopt", "compressed-tensors")
 """quant_method of checkpoints whose precision is said elsewhere."""
@@ -99,113 +84,6 @@ def read_facts(folder: Path, label: str) -> tuple[CheckpointFacts, list[Finding]
         is_whole=not findings,
     )
     return facts, findings
-
-
-def check_weights(folder: Path, label: str) -> Iterator[Finding]:
-    """Every shard is there and whole. Reads the index and the shards' headers."""
-    present = _weight_files(folder)
-    if not os.path.exists(folder / INDEX):
-        yield from _check_unlisted(folder, label, present)
-        return
-    index, findings = read_json(folder / INDEX, f"{label}/{INDEX}")
-    yield from findings
-    if index is None:
-        return
-    wanted = _shards(index)
-    if wanted is None:
-        message = "expected weight_map, a mapping of tensor to shard"
-        yield BROKEN.finding(message, "download it again", file=f"{label}/{INDEX}")
-        return
-    outside = [shard for shard in wanted if not is_inside(shard)]
-    if outside:
-        message = f"expected names of files in the folder, found {listed(outside)}"
-        yield BROKEN.finding(message, "download it again", file=f"{label}/{INDEX}")
-    inside = wanted.keys() - set(outside)
-    missing = [shard for shard in inside if not os.path.exists(folder / shard)]
-    if missing:
-        message = f"{len(missing)} of {len(wanted)} shards are missing: {listed(missing)}"
-        yield MISSING_SHARD.finding(message, "download them again", file=f"{label}/{INDEX}")
-    for shard in sorted(inside - set(missing)):
-        yield from _check_shard(folder / shard, f"{label}/{shard}", wanted[shard])
-    if not wanted:
-        message = f"{INDEX} names no tensor"
-        yield NO_WEIGHTS.finding(message, "download the checkpoint again", file=f"{label}/{INDEX}")
-    for shard in sorted(present - wanted.keys()):
-        fix = "move it out of the folder, or download the index again"
-        yield STRAY_SHARD.finding("the index has no such shard", fix, file=f"{label}/{shard}")
-
-
-def _check_unlisted(folder: Path, label: str, present: set[str]) -> Iterator[Finding]:
-    """A folder without an index: one file, or several that number themselves."""
-    if not present:
-        message = f"{plain(label)} has neither {INDEX} nor a *.safetensors file"
-        yield NO_WEIGHTS.finding(message, "download the checkpoint again", file=label)
-    missing = _unnumbered(present)
-    if missing:
-        message = f"{len(missing)} shards are missing, by the names of the others: {listed(missing)}"
-        yield MISSING_SHARD.finding(message, "download them again", file=label)
-    for shard in sorted(present):
-        yield from _check_shard(folder / shard, f"{label}/{shard}", None)
-
-
-def _check_shard(path: Path, file: str, wanted: frozenset[str] | None) -> Iterator[Finding]:
-    """
-    :param wanted: the tensors that the index has in it; None without an index: some.
-    """
-    fix = "download it again"
-    try:
-        header = read_header(path)
-    except NotAFileError:
-        yield BROKEN_SHARD.finding("expected a file, found something else", fix, file=file)
-    except OSError as error:
-        yield UNREADABLE.finding(f"can't be read: {error.strerror}", "let it be read, or download it again", file=file)
-    except HeaderError as error:
-        yield BROKEN_SHARD.finding(str(error), fix, file=file)
-    else:
-        yield from _check_header(header, file, wanted)
-
-
-def _check_header(header: Header, file: str, wanted: frozenset[str] | None) -> Iterator[Finding]:
-    if header.found != header.length:
-        what = "truncated" if header.found < header.length else "too long"
-        message = f"{what}: {header.found:,} bytes, where its header says {header.length:,}"
-        yield WRONG_LENGTH.finding(message, "download it again", file=file)
-    if wanted is None and not header.tensors:
-        yield NO_WEIGHTS.finding("it holds no tensor", "download it again", file=file)
-    if absent := (wanted or frozenset()) - header.tensors:
-        message = f"{len(absent)} tensors that the index has in it are not: {listed(absent)}"
-        yield MISSING_TENSORS.finding(message, "download it and the index again", file=file)
-
-
-def _shards(index: Mapping[str, Any]) -> dict[str, frozenset[str]] | None:
-    """Shard -> its tensors, by the index."""
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        return None
-    shards: dict[str, set[str]] = {}
-    for tensor, shard in weight_map.items():
-        shards.setdefault(shard, set()).add(tensor)
-    return {shard: frozenset(tensors) for shard, tensors in shards.items()}
-
-
-def _weight_files(folder: Path) -> set[str]:
-    """What the engine loads of the folder (weight_loader.py leaves out the consolidated ones)."""
-    try:
-        names = os.listdir(folder)
-    except OSError:  # reported by what can't be read in it
-        return set()
-    return {name for name in names if name.endswith(".safetensors") and "consolidated" not in name}
-
-
-def _unnumbered(present: set[str]) -> list[str]:
-    """Shards that are not there, by the numbers in the names of those that are."""
-    missing: set[str] = set()
-    for name in present:
-        if match := _NUMBERED.search(name):
-            digits, total = match[1], int(match[2])
-            names = (f"{name[: match.start(1)]}{n:0{len(digits)}}{name[match.end(1) :]}" for n in range(1, total + 1))
-            missing.update(other for other in names if total <= 10_000 and other not in present)
-    return sorted(missing)
 
 
 def _class_name(config: Mapping[str, Any]) -> str | None:

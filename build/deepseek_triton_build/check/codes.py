@@ -360,6 +360,13 @@ STRAY_SHARD = Check(
     why="TensorRT-LLM loads all that are in the folder, whatever the index says.",
     source="TensorRT-LLM, weight_loader.py",
 )
+UNLISTED_TENSORS = Check(
+    code="W013",
+    severity="warning",
+    title="Every tensor of a shard is in the index, under that shard",
+    why="The shard and the index are of two checkpoints; of a tensor that two shards hold, the last one read counts.",
+    source="TensorRT-LLM, weight_loader.py",
+)
 
 CHECKS = tuple(sorted((value for value in globals().values() if isinstance(value, Check)), key=lambda c: c.code))
 """All of them, by code."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.checkpoint import CheckpointFacts, check_weights, read_facts
+from deepseek_triton_build.check.checkpoint import CheckpointFacts, read_facts
 from deepseek_triton_build.check.codes import MODEL_MISSING, WEIGHTS_TOO_LARGE
 from deepseek_triton_build.check.deployment import check_deployment, make_deployment
 from deepseek_triton_build.check.document import Document, read_yaml
@@ -35,6 +35,7 @@ from deepseek_triton_build.check.pbtxt import NAME as CONFIG
 from deepseek_triton_build.check.pbtxt import check_config, read_config
 from deepseek_triton_build.check.schema import TRITON_SECTION, UPSTREAM_KEYS, Arguments, check_schema
 from deepseek_triton_build.check.triton_config import check_triton_config, triton_settings
+from deepseek_triton_build.check.weights import check_weights
 from deepseek_triton_build.releases import Release
 from deepseek_triton_build.rules.rule import Deployment, Violation
 

@@ -12,10 +12,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-from deepseek_triton_build.check.files import open_file
+from typing import Any, BinaryIO
 
 MAX_HEADER_BYTES = 100_000_000
 """A real header has some hundred kilobytes; a larger number is no length."""
@@ -38,45 +35,66 @@ _BITS: Mapping[str, int] = {
 
 @dataclass(frozen=True)
 class Header:
-    tensors: frozenset[str]
+    tensors: Mapping[str, tuple[int, int]]
+    """Tensor -> the bytes of the file where it begins and ends, in their order."""
     length: int
     """Bytes that the file has by its header."""
     found: int
     """Bytes that it has."""
+
+    def tensors_beyond(self, end: int) -> list[str]:
+        """Those that a file of `end` bytes has not, or not wholly."""
+        return [name for name, (_, last) in self.tensors.items() if last > end]
 
 
 class HeaderError(Exception):
     """The header can't be read: what is wrong, and at which byte."""
 
 
-def read_header(path: Path) -> Header:
-    """:raises HeaderError: when it isn't one.
+class PointerError(HeaderError):
+    """It is what Git LFS has in a file's place."""
+
+
+def read_header(file: BinaryIO) -> Header:
+    """Of a file that was just opened.
+
+    :raises HeaderError: when it isn't one.
     :raises OSError: when the file can't be read.
     """
-    with open_file(path) as file:
-        found = os.fstat(file.fileno()).st_size
-        prefix = file.read(_PREFIX)
-        if len(prefix) < _PREFIX:
-            raise HeaderError(f"it ends at byte {len(prefix)}, within the {_PREFIX} bytes of the header's length")
-        length = int.from_bytes(prefix, "little")
-        if length > min(found - _PREFIX, MAX_HEADER_BYTES):
-            raise HeaderError(_too_long(prefix + file.read(len(_LFS) - _PREFIX), length, found))
-        content = file.read(length)
-    tensors = _parse(content)
-    spans = sorted((*_span(name, entry), name) for name, entry in tensors.items() if name != _METADATA)
+    prefix = file.read(_PREFIX)
+    if len(prefix) < _PREFIX:
+        raise HeaderError(
+            f"truncated: it ends at byte {len(prefix)}, within the {_PREFIX} bytes of the header's length"
+        )
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        raise _no_length(prefix + file.read(len(_LFS) - _PREFIX), length)
+    if length == 0:
+        raise HeaderError("byte 0 says that the header has 0 bytes: nothing was written there, or the disk was full")
+    content = file.read(length)
+    if len(content) < length:
+        at = f"byte {_PREFIX + len(content):,}"
+        raise HeaderError(
+            f"truncated: it ends at {at}, within its header, which by byte 0 ends at {_PREFIX + length:,}"
+        )
+    found = max(os.fstat(file.fileno()).st_size, _PREFIX + length)  # it had that many a moment ago
+    entries = _parse(content)
+    spans = sorted((*_span(name, entry), name) for name, entry in entries.items() if name != _METADATA)
     end = 0
     for begin, next_end, name in spans:
         if begin != end:
             what = "overlaps the tensor before it" if begin < end else f"leaves {begin - end:,} bytes before it unused"
             raise HeaderError(f"the header at byte {_PREFIX} says that {name[:60]!r} {what}")
         end = next_end
-    return Header(frozenset(tensors.keys() - {_METADATA}), _PREFIX + length + end, found)
+    start = _PREFIX + length
+    tensors = {name: (start + begin, start + end) for begin, end, name in spans}
+    return Header(tensors, start + end, found)
 
 
-def _too_long(start: bytes, length: int, found: int) -> str:
+def _no_length(start: bytes, length: int) -> HeaderError:
     if start == _LFS:
-        return "it is a Git LFS pointer, not the file it points to (byte 0)"
-    return f"byte 0 says that the header has {length:,} bytes, of a file of {found:,}"
+        return PointerError("it is a Git LFS pointer, not the file it points to (byte 0)")
+    return HeaderError(f"byte 0 says that the header has {length:,} bytes, and none has over {MAX_HEADER_BYTES:,}")
 
 
 def _parse(content: bytes) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from deepseek_triton_build.check.codes import WRONG_SETTING, WRONG_SETTING_VALUE
 from deepseek_triton_build.check.document import Document
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.schema import TRITON_SECTION
-from deepseek_triton_build.setting_types import BACKEND_SETTINGS, sampling_problem
+from deepseek_triton_build.setting_types import BACKEND_SETTINGS, WARMUP_SETTINGS, sampling_problem, warmup_problem
 from deepseek_triton_build.source import contract
 from deepseek_triton_build.words import nearest, plain, shown
 
@@ -37,6 +37,7 @@ def check_triton_config(document: Document, *, is_ours: bool) -> Iterator[Findin
             yield _unknown(document, f"{TRITON_SECTION}.{plain(str(key))}", "the backend", nearest(key, settings))
     if is_ours:
         yield from _check_sampling(document, (section or {}).get("default_sampling"))
+        yield from _check_warmup(document, (section or {}).get("warmup"))
 
 
 def triton_settings(document: Document) -> Mapping[str, Any]:
@@ -61,6 +62,18 @@ def _check_sampling(document: Document, given: Any) -> Iterator[Finding]:
             yield _unknown(document, dotted, "the sampling fields", nearest(name, known))
         elif problem := sampling_problem(name, value):
             yield _wrong_value(document, dotted, problem, "write one, or leave it out")
+
+
+def _check_warmup(document: Document, given: Any) -> Iterator[Finding]:
+    dotted = f"{TRITON_SECTION}.warmup"
+    for name, value in given.items() if isinstance(given, dict) else ():
+        key = f"{dotted}.{plain(str(name))}"
+        if name not in WARMUP_SETTINGS:
+            yield _unknown(document, key, "the warm-up", nearest(name, WARMUP_SETTINGS))
+        elif problem := warmup_problem(name, value):
+            yield _wrong_value(document, key, problem, "write one, or leave it out")
+    if isinstance(given, dict) and "shapes" not in given:
+        yield _wrong_value(document, dotted, "expected shapes, found none", "write shapes: [[1, 64]], or warmup: null")
 
 
 def _unknown(document: Document, dotted: str, of: str, near: str | None) -> Finding:

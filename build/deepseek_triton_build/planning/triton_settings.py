@@ -14,23 +14,55 @@ from deepseek_triton_build.planning.sizes import Sizes
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.releases.sampling import honoured_fields, sampler_of
 from deepseek_triton_build.settings import Omission, Setting
+from deepseek_triton_build.warmup import shapes_of
+
+_WARMUP = "triton_config.warmup"
+WARMUP_MAX_S = 300
+"""Beside a load of many minutes it is little, and what the first users don't wait."""
 
 
 def triton_settings(
     target: Target, sizes: Sizes, budget: Budget, llm: tuple[Setting, ...], own: Mapping[str, Any]
 ) -> tuple[tuple[Setting, ...], list[Omission]]:
     """What stands under triton_config, and the sampling advice that this release's sampler would ignore."""
-    sampling, ignored = _default_sampling(target, {setting.key: setting.value for setting in llm})
+    llm_args = {setting.key: setting.value for setting in llm}
+    sampling, ignored = _default_sampling(target, llm_args)
     rows = [
         Setting(key="triton_config.engine", value="tensorrt_llm", reason=ENGINE_REASONS["tensorrt_llm"]),
         *transaction_settings(),
         _default_max_tokens(target, sizes, budget),
         *sampling,
+        *(_warmup(llm_args) if "triton" in target.profile.formats else ()),
     ]
     merged = {row.key: row for row in rows}
     for key, value in own.items():
+        if key.partition(".")[2].partition(".")[0] == "warmup":
+            merged = {other: row for other, row in merged.items() if not _replaces(key, other)}
         merged[key] = Setting(key=key, value=value, reason="set by hand")
     return tuple(merged.values()), ignored
+
+
+def _replaces(key: str, other: str) -> bool:
+    """They can't both be written: one is the other's section, or the same."""
+    return f"{other}.".startswith(f"{key}.") or f"{key}.".startswith(f"{other}.")
+
+
+def _warmup(llm_args: Mapping[str, Any]) -> list[Setting]:
+    """What the engine is given before the model is ready."""
+    return [
+        Setting(
+            key=f"{_WARMUP}.shapes",
+            value=[list(shape) for shape in shapes_of(llm_args)],
+            reason="before the model is ready, requests at once and prompt tokens of each, from one to max_batch_size, "
+            "the CUDA graphs' sizes and max_num_tokens: so that no user waits for kernels to be compiled and tuned; "
+            f"`--set {_WARMUP}=null` leaves it out",
+        ),
+        Setting(
+            key=f"{_WARMUP}.max_s",
+            value=WARMUP_MAX_S,
+            reason="seconds; what is not warm by then is left to the first users, and the model is ready",
+        ),
+    ]
 
 
 def _default_max_tokens(target: Target, sizes: Sizes, budget: Budget) -> Setting:

@@ -10,7 +10,13 @@ from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.releases import Release
 from deepseek_triton_build.releases.sampling import honoured_fields, sampler_of
 from deepseek_triton_build.releases.spelling import canonical, spell
-from deepseek_triton_build.setting_types import BACKEND_SETTINGS, bounded_type, sampling_problem
+from deepseek_triton_build.setting_types import (
+    BACKEND_SETTINGS,
+    WARMUP_SETTINGS,
+    bounded_type,
+    sampling_problem,
+    warmup_problem,
+)
 from deepseek_triton_build.settings import Omission, Setting
 from deepseek_triton_build.source import contract
 from deepseek_triton_build.type_strings import fits, in_words
@@ -122,7 +128,7 @@ def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[S
     merged = {setting.key: setting for setting in chosen}
     triton = {}
     for key, given in target.request.overrides:
-        value = list(given) if isinstance(given, tuple) else given
+        value = _listed(given)
         if key.startswith(_TRITON):
             _refuse_backend_setting(key.removeprefix(_TRITON), value)
             triton[key] = value
@@ -136,6 +142,11 @@ def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[S
     # A section is written in one piece: what is new in it goes where it is.
     sections = list(dict.fromkeys(key.partition(".")[0] for key in merged))
     return tuple(sorted(merged.values(), key=lambda setting: sections.index(setting.key.partition(".")[0]))), triton
+
+
+def _listed(value: Any) -> Any:
+    """A request has tuples for lists, as they can be hashed."""
+    return [_listed(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _refuse_nameless_sections(release: Release, written: Mapping[str, Setting]) -> None:
@@ -181,12 +192,15 @@ def _refuse_backend_setting(key: str, value: Any) -> None:
     known: Mapping[str, Any] = BACKEND_SETTINGS
     if section == "default_sampling" and name:
         section, known = name, contract().SAMPLING_BY_NAME
+    elif section == "warmup" and name:
+        section, known = name, WARMUP_SETTINGS
     if section not in known:
         near = nearest(section, known)
         hint = f"; did you mean {near}?" if near else "; docs/configuration.md has those there are"
         raise RefusedPlanError(f"{_TRITON}{key} is not a setting of the backend{hint}")
     if known is not BACKEND_SETTINGS:
-        if problem := sampling_problem(section, value):
+        judge = warmup_problem if known is WARMUP_SETTINGS else sampling_problem
+        if problem := judge(section, value):
             raise RefusedPlanError(f"{_TRITON}{key}: {problem}")
     elif not name:
         _refuse_misfit(f"{_TRITON}{key}", value, BACKEND_SETTINGS[section])

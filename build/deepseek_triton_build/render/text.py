@@ -64,9 +64,25 @@ def _entry(name: str, value: Any, indent: str) -> Iterator[str]:
     if len(line) <= WIDTH or not isinstance(value, list | tuple | dict):
         yield line
         return
+    if isinstance(value, list | tuple) and all(isinstance(item, list | tuple) for item in value):
+        yield f"{indent}{name}:"
+        yield from _wrapped(value, indent + "  ")
+        return
     block = yaml.safe_dump(_plain(value), default_flow_style=False, sort_keys=False, width=math.inf)
     yield f"{indent}{name}:"
     yield from textwrap.indent(block, indent + "  ").splitlines()
+
+
+def _wrapped(items: Iterable[Any], indent: str) -> Iterator[str]:
+    """A list of lists in flow style, as many on a line as fit."""
+    line = f"{indent}["
+    for number, item in enumerate(map(flow, items)):
+        if number and len(f"{line}, {item}") >= WIDTH:
+            yield f"{line},"
+            line = f"{indent} {item}"
+        else:
+            line += f", {item}" if number else item
+    yield f"{line}]"
 
 
 def flow(value: Any) -> str:

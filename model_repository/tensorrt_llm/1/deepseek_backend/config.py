@@ -22,6 +22,20 @@ ENGINE_NAMES = ("tensorrt_llm", "transformers", "simulated")
 
 
 @dataclass(frozen=True, kw_only=True)
+class WarmupConfig:
+    """What the engine is given before the model is ready (`warmup`)."""
+
+    shapes: tuple[tuple[int, int], ...]
+    """Requests at once and the prompt tokens of each, in the order they are sent."""
+    max_tokens: int = 8
+    """Tokens of each answer."""
+    max_rounds: int = 5
+    """Of one shape, if it does not become steady before."""
+    max_s: float = 300
+    """For all of it; what is not warm by then stays so."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BackendConfig:
     """Everything under `triton_config`, and the LLM arguments beside it."""
 
@@ -67,6 +81,8 @@ class BackendConfig:
     """When tritonserver is told to exit: how long open requests may go on. None: --exit-timeout-secs less five."""
     metrics_period_s: float = 1.0
     """How often the metrics on Triton's /metrics are brought up to date."""
+    warmup: WarmupConfig | None = None
+    """Requests of the backend's own between the load and READY. None: the first users are the first."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the engine itself; each engine checks its own."""
     llm_args: Mapping[str, Any] = field(default_factory=dict)
@@ -117,6 +133,8 @@ def parse_config(document: Mapping[str, Any], *, version_dir: Path) -> BackendCo
     values["default_sampling"] = {
         name: check_value(SAMPLING_BY_NAME[name], value) for name, value in ours.get("default_sampling", {}).items()
     }
+    if (warmup := ours.get("warmup")) is not None:
+        values["warmup"] = WarmupConfig(**{**warmup, "shapes": tuple(map(tuple, warmup["shapes"]))})
     llm_args = {key: value for key, value in document.items() if key != "triton_config"}
     return BackendConfig(**values, llm_args=llm_args, version_dir=version_dir)
 
@@ -161,8 +179,27 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "drain_s": (_or_null(_whole(0, 86_400)), "a whole number of seconds from 0 to 86,400, or null"),
     "metrics_period_s": (_between(0.1, 3600), "a number of seconds from 0.1 to 3,600"),
     "engine_options": (lambda value: isinstance(value, dict), "a mapping"),
+    "warmup": (_or_null(lambda value: isinstance(value, dict)), "a mapping, or null"),
 }
 """Key -> (what holds for a value, what was expected in words)."""
+
+
+def _are_shapes(value: Any) -> bool:
+    count = _whole(1, INT32_MAX)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(shape, list) and len(shape) == 2 and all(map(count, shape)) for shape in value)
+    )
+
+
+_WARMUP_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "shapes": (_are_shapes, "a list of pairs [requests, prompt tokens] of whole numbers from 1"),
+    "max_tokens": (_whole(1, INT32_MAX), "a whole number from 1"),
+    "max_rounds": (_whole(1, 1000), "a whole number from 1 to 1,000"),
+    "max_s": (_between(1, 86_400), "a number of seconds from 1 to 86,400"),
+}
+"""The same for what stands under warmup."""
 
 
 def _problems(key: str, value: Any) -> list[str]:
@@ -171,7 +208,22 @@ def _problems(key: str, value: Any) -> list[str]:
     holds, expected = _CHECKS[key]
     if not holds(value):
         return [f"triton_config.{key}: expected {expected}, got {shown(value)}"]
-    return _sampling_problems(value) if key == "default_sampling" else []
+    if key == "default_sampling":
+        return _sampling_problems(value)
+    return _warmup_problems(value) if key == "warmup" and value is not None else []
+
+
+def _warmup_problems(given: Mapping[str, Any]) -> list[str]:
+    problems = [] if "shapes" in given else ["triton_config.warmup.shapes: expected a list of pairs, got nothing"]
+    for name, value in given.items():
+        if name not in _WARMUP_CHECKS:
+            known = ", ".join(_WARMUP_CHECKS)
+            problems.append(f"triton_config.warmup.{name}: unknown key{_nearest(name, _WARMUP_CHECKS)}; known: {known}")
+            continue
+        holds, expected = _WARMUP_CHECKS[name]
+        if not holds(value):
+            problems.append(f"triton_config.warmup.{name}: expected {expected}, got {shown(value)}")
+    return problems
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -36,6 +36,7 @@ from deepseek_backend.parsing import contradictions, parse_call
 from deepseek_backend.request import Call, GenerateRequest
 from deepseek_backend.streams import Sender
 from deepseek_backend.values import shown
+from deepseek_backend.warmup import warm_up
 from deepseek_backend.watcher import Server, Watcher
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,8 @@ class Service:
         self._admission = Admission(max_inflight=config.max_inflight, max_inflight_tokens=config.max_inflight_tokens)
         self._intake = Intake(self._take_step, self._refuse)
         self.sender = Sender(self._intake, on_closed=self._forget, on_broken=self._give_up)
-        self.watcher = Watcher(self, server or Server())
+        self._server = server or Server()
+        self.watcher = Watcher(self, self._server)
 
     def start(self) -> None:
         """Load the engine and begin to serve; raises what `load` raises."""
@@ -79,22 +81,23 @@ class Service:
         self.watcher.start()
 
     def load(self) -> None:
-        """Load the engine. Requests are taken from now on and answered once the threads run.
+        """Load the engine and warm it up. Requests are taken from now on and answered once the threads run.
 
-        :raises EngineError: when the engine can't be loaded.
+        :raises EngineError: when the engine can't be loaded, or does not survive its first requests.
         :raises ConfigError: when the engine can't do what the configuration asks for.
         """
         try:
             self._engine.start()
             self._supported = _supported_fields(self._engine)
             self._check_defaults()
+            warming_s = self._warm_up()
         except BaseException:
             self._engine.stop()
             raise
         unsupported = {name: why for name, why in self._supported.items() if why}
         for name, why in unsupported.items():
             logger.warning("requests that ask for %s are refused: %s", name, why)
-        self._metrics.loaded(self._engine.load_seconds, unsupported)
+        self._metrics.loaded({**self._engine.load_seconds, **warming_s}, unsupported)
 
     @property
     def num_open(self) -> int:
@@ -297,6 +300,14 @@ class Service:
                 is_first, exchange.has_tokens = not exchange.has_tokens, True
             if is_first:
                 self._metrics.first_token(now - exchange.arrived_s)
+
+    def _warm_up(self) -> dict[str, float]:
+        """As phases of the load."""
+        config = self.config
+        if config.warmup is None:
+            return {}
+        sampling, is_exiting = config.default_sampling, self._server.is_exiting
+        return {"warmup": warm_up(self._engine, config.warmup, default_sampling=sampling, is_exiting=is_exiting)}
 
     def _check_defaults(self) -> None:
         """:raises ConfigError: for a default that the engine would not honour."""

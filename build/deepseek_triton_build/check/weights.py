@@ -1,0 +1,231 @@
+"""The weight files of a checkpoint's folder: which of them the engine reads, and whether all are there and whole."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build.check.codes import (
+    BROKEN,
+    BROKEN_SHARD,
+    MISSING_SHARD,
+    MISSING_TENSORS,
+    NO_WEIGHTS,
+    STRAY_SHARD,
+    UNLISTED_TENSORS,
+    UNREADABLE,
+    WRONG_LENGTH,
+)
+from deepseek_triton_build.check.document import read_json
+from deepseek_triton_build.check.files import NotAFileError, is_inside, open_file
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.safetensors import Header, HeaderError, PointerError, read_header
+from deepseek_triton_build.words import listed, plain
+
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+"""The file of a checkpoint that has one alone."""
+_NUMBERED = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
+_AGAIN = "download it again"
+
+
+def files_read(folder: Path, *, only_indexed: bool = False) -> list[str]:
+    """The names of the weight files in `folder` that the engine reads, sorted.
+
+    :param only_indexed: it reads what the index names, as transformers does, and not all that is there, as TensorRT-LLM
+        does.
+    :raises OSError: when the folder can't be listed, or nothing in it be opened.
+    """
+    present = _present(folder)
+    if not only_indexed:
+        return sorted(present)
+    if WEIGHTS in present:  # transformers asks for it first
+        return [WEIGHTS]
+    index, _ = read_json(folder / INDEX, INDEX)
+    shards = None if index is None else _shards(index)
+    return sorted(present if shards is None else filter(is_inside, shards))
+
+
+def check_weights(folder: Path, label: str, *, only_indexed: bool = False) -> Iterator[Finding]:
+    """Every file that the engine reads is there and whole. Reads the index and the files' headers, no weights.
+
+    :param label: what findings call the folder.
+    :param only_indexed: see `files_read`.
+    """
+    return _Look(folder, label).at_all(only_indexed)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One look at a folder."""
+
+    folder: Path
+    label: str
+
+    def at_all(self, only_indexed: bool) -> Iterator[Finding]:
+        try:
+            present = _present(self.folder)
+        except OSError as error:
+            message, fix = f"{plain(self.label)} can't be looked into: {error.strerror}", "let it be read and searched"
+            yield UNREADABLE.finding(message, fix, file=self.label)
+            return
+        if only_indexed and WEIGHTS in present:  # transformers asks for it first
+            yield from self.without_index({WEIGHTS})
+        elif _is_absent(self.folder / INDEX):
+            yield from self.without_index(present)
+        else:
+            yield from self.with_index(present, only_indexed)
+
+    def with_index(self, present: set[str], only_indexed: bool) -> Iterator[Finding]:
+        file = f"{self.label}/{INDEX}"
+        index, findings = read_json(self.folder / INDEX, file)
+        shards = None if index is None else _shards(index)
+        if index is not None and shards is None:
+            message = "expected weight_map, a mapping of tensor to shard"
+            findings.append(BROKEN.finding(message, _AGAIN, file=file))
+        yield from findings
+        if shards is None:
+            yield from self.at_each(present)
+            return
+        if not shards:
+            yield NO_WEIGHTS.finding(f"{INDEX} names no tensor", "download the checkpoint again", file=file)
+        yield from self.at_shards(shards, file)
+        for name in () if only_indexed else sorted(present - shards.keys()):
+            yield from self.at_stray(name)
+
+    def at_shards(self, shards: Mapping[str, Collection[str]], index_file: str) -> Iterator[Finding]:
+        outside = [name for name in shards if not is_inside(name)]
+        if outside:
+            message = f"expected names of files in the folder, found {listed(outside)}"
+            yield BROKEN.finding(message, _AGAIN, file=index_file)
+        missing = [name for name in shards.keys() - set(outside) if _is_absent(self.folder / name)]
+        if missing:
+            message = f"{len(missing)} of {len(shards)} shards are missing: {listed(missing)}"
+            yield MISSING_SHARD.finding(message, "download them again", file=index_file)
+        everywhere = frozenset(tensor for tensors in shards.values() for tensor in tensors)
+        for name in sorted(shards.keys() - set(outside) - set(missing)):
+            header, findings = self.at_file(name)
+            yield from findings
+            if header is not None:
+                yield from _compare(header, frozenset(shards[name]), everywhere, f"{self.label}/{name}")
+
+    def at_stray(self, name: str) -> Iterator[Finding]:
+        header, findings = self.at_file(name)
+        reads = "" if header is None else f"; TensorRT-LLM reads its {header.found:,} bytes all the same"
+        fix = "move it out of the folder, or download the index again"
+        yield STRAY_SHARD.finding(f"the index has no such shard{reads}", fix, file=f"{self.label}/{name}")
+        yield from findings
+
+    def without_index(self, present: set[str]) -> Iterator[Finding]:
+        """One file, or several that number themselves."""
+        if not present:
+            message = f"{plain(self.label)} has neither {INDEX} nor a *.safetensors file"
+            yield NO_WEIGHTS.finding(message, "download the checkpoint again", file=self.label)
+        missing = _unnumbered(present)
+        if missing:
+            message = f"{len(missing)} shards are missing, by the names of the others: {listed(missing)}"
+            yield MISSING_SHARD.finding(message, "download them again", file=self.label)
+        yield from self.at_each(present)
+
+    def at_each(self, names: set[str]) -> Iterator[Finding]:
+        """Files of which no index says what is in them."""
+        for name in sorted(names):
+            header, findings = self.at_file(name)
+            yield from findings
+            if header is not None and not header.tensors:
+                yield NO_WEIGHTS.finding("it holds no tensor", _AGAIN, file=f"{self.label}/{name}")
+
+    def at_file(self, name: str) -> tuple[Header | None, list[Finding]]:
+        """Whether the file is whole, by itself."""
+        file = f"{self.label}/{name}"
+        try:
+            with open_file(self.folder / name) as opened:
+                header = read_header(opened)
+        except NotAFileError:
+            return None, [BROKEN_SHARD.finding("expected a file, found something else", _AGAIN, file=file)]
+        except FileNotFoundError:
+            message = "it is missing: a link to nothing, or it went away meanwhile"
+            return None, [MISSING_SHARD.finding(message, _AGAIN, file=file)]
+        except OSError as error:
+            fix = "let it be read, or download it again"
+            return None, [UNREADABLE.finding(f"can't be read: {error.strerror}", fix, file=file)]
+        except PointerError as error:
+            return None, [BROKEN_SHARD.finding(str(error), "fetch it: git lfs pull", file=file)]
+        except HeaderError as error:
+            return None, [BROKEN_SHARD.finding(str(error), _AGAIN, file=file)]
+        if header.found != header.length:
+            return header, [WRONG_LENGTH.finding(_wrong_length(header), _AGAIN, file=file)]
+        return header, []
+
+
+def _present(folder: Path) -> set[str]:
+    """What TensorRT-LLM loads of `folder` (weight_loader.py leaves out the consolidated ones).
+
+    :raises OSError: as files_read.
+    """
+    os.stat(os.path.join(folder, os.curdir))  # listing a folder and opening what is in it are two permissions
+    return {name for name in os.listdir(folder) if name.endswith(".safetensors") and "consolidated" not in name}
+
+
+def _wrong_length(header: Header) -> str:
+    if header.found > header.length:
+        return f"too long: {header.found:,} bytes, where by its header it ends at byte {header.length:,}"
+    cut = header.tensors_beyond(header.found)
+    begin, end = header.tensors[cut[0]]
+    message = f"truncated: it ends at byte {header.found:,}, where its header says {header.length:,}; tensors cut: "
+    return f"{message}{len(cut)}, the first {plain(cut[0])}, bytes {begin:,} to {end:,}"
+
+
+def _compare(header: Header, wanted: frozenset[str], everywhere: frozenset[str], file: str) -> Iterator[Finding]:
+    """A shard's header and the index.
+
+    :param wanted: the tensors that the index has in the shard; `everywhere`: in any.
+    """
+    found = header.tensors.keys()
+    if absent := wanted - found:
+        message = f"{len(absent)} of {len(wanted)} tensors that the index has in it are not: {listed(absent)}"
+        yield MISSING_TENSORS.finding(message, "download it and the index again", file=file)
+    others = (
+        (found - everywhere, "are not in the index"),
+        ((found - wanted) & everywhere, "the index has in another shard"),
+    )
+    if unlisted := [(tensors, what) for tensors, what in others if tensors]:
+        parts = [f"{len(tensors)} of its {len(found)} tensors {what}: {listed(tensors)}" for tensors, what in unlisted]
+        yield UNLISTED_TENSORS.finding("; ".join(parts), "download it and the index again", file=file)
+
+
+def _is_absent(path: Path) -> bool:
+    """It is not there; a file that can't be looked at is."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file can have the name
+        return True
+    except OSError:  # reading it will say why
+        return False
+    return False
+
+
+def _shards(index: Mapping[str, Any]) -> dict[str, set[str]] | None:
+    """Shard -> its tensors, by the index."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        return None
+    shards: dict[str, set[str]] = {}
+    for tensor, shard in weight_map.items():
+        shards.setdefault(shard, set()).add(tensor)
+    return shards
+
+
+def _unnumbered(present: set[str]) -> list[str]:
+    """Shards that are not there, by the numbers in the names of those that are."""
+    missing: set[str] = set()
+    for name in present:
+        if match := _NUMBERED.search(name):
+            digits, total = match[1], int(match[2])
+            names = (f"{name[: match.start(1)]}{n:0{len(digits)}}{name[match.end(1) :]}" for n in range(1, total + 1))
+            missing.update(other for other in names if total <= 10_000 and other not in present)
+    return sorted(missing)

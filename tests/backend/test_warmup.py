@@ -1,0 +1,417 @@
+"""The warm-up between load and READY: what it sends, when it goes on, what it survives and what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from pathlib import Path
+
+import pytest
+from fakes import ScriptedEngine
+
+from deepseek_backend import warmup
+from deepseek_backend.config import WarmupConfig, parse_config
+from deepseek_backend.engines import create_engine
+from deepseek_backend.engines.base import Capabilities, EngineHealth, Step
+from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
+from deepseek_backend.metrics import LOAD_SECONDS, Kind, Metrics
+from deepseek_backend.service import Service
+from deepseek_backend.watcher import Server
+
+CHECKOUT = Path(__file__).parents[2] / "model_repository/tensorrt_llm/1"
+
+
+class Clock:
+    """What the warm-up takes for the time."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(warmup, "time", clock)
+    monkeypatch.setattr(warmup, "LOOK_S", 0.001)
+    monkeypatch.setattr(warmup, "ABORT_S", 0.001)
+    return clock
+
+
+class SteppingEngine(ScriptedEngine):
+    """An iteration is when its health is asked: what has come by then ends together, `seconds` of the clock later."""
+
+    def __init__(self, clock, *seconds, vocabulary=200_000, max_seq_len=100_000):
+        super().__init__()
+        self.seconds = [*seconds] or [0.0]
+        """Of each iteration; the last one holds for the rest."""
+        self.batches = []
+        """What ended together."""
+        self.died = ""
+        self._clock = clock
+        self._vocabulary = vocabulary
+        self._max_seq_len = max_seq_len
+        self._waiting = []
+
+    @property
+    def capabilities(self):
+        return Capabilities(sampling_fields=super().capabilities.sampling_fields, max_seq_len=self._max_seq_len)
+
+    def submit(self, request, sink):
+        self._waiting.append((request, sink))
+
+    def health(self):
+        if self.died:
+            self._clock.now += 100
+        elif self._waiting:
+            self._iterate()
+        return EngineHealth(alive=not self.died, reason=self.died)
+
+    def fault(self, request):
+        """The error that `request` ends with, or None."""
+
+    def _iterate(self):
+        waiting, self._waiting = self._waiting, []
+        self.batches.append([request for request, _ in waiting])
+        self._clock.now += self.seconds[min(len(self.batches), len(self.seconds)) - 1]
+        for request, sink in waiting:
+            if max(request.prompt_token_ids) >= self._vocabulary:
+                step = Step(error=RequestError("input_ids: expected token ids from 0 to 299, got 5000"))
+            else:
+                error = self.fault(request)
+                step = Step(error=error) if error else Step(token_ids=[1], finish_reason="length")
+            sink.on_steps([(request, Step(token_ids=[1])), (request, step)])
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.INFO, "deepseek_backend.warmup")
+    return caplog
+
+
+def warm(engine, *shapes, is_exiting=lambda: False, default_sampling=None, **settings):
+    config = WarmupConfig(shapes=shapes, **settings)
+    try:
+        return warmup.warm_up(engine, config, default_sampling=default_sampling or {}, is_exiting=is_exiting)
+    finally:
+        engine.stop()
+
+
+def sizes(engine):
+    return [[len(request.prompt_token_ids) for request in batch] for batch in engine.batches]
+
+
+def sent(engine):
+    return [request for batch in engine.batches for request in batch]
+
+
+def test_a_shapes_requests_are_sent_at_once_and_again_until_two_rounds_are_alike(clock, log):
+    engine = SteppingEngine(clock, 3.0, 0.5, 0.46)
+    warm(engine, (3, 20))
+
+    assert sizes(engine) == [[20, 20, 20]] * 3
+    assert (
+        "warm-up 1 of 1: 3 requests of 20 tokens: first 3.000 s, steady 0.460 s after 3 rounds; "
+        "the first user is spared 2.540 s"
+    ) in log.messages
+    assert "warm-up: 1 of 1 shapes in 4.0 s, of which first users are spared 2.5 s" in log.messages
+
+
+@pytest.mark.parametrize(
+    ("rounds", "steady"),
+    [([1.0], False), ([1.0, 0.91], True), ([1.0, 0.89], False), ([0.89, 1.0], False), ([5.0, 1.0, 1.0], True),
+     ([0.001, 0.004], True)],
+)  # fmt: skip
+def test_a_tenth_of_a_round_or_a_few_milliseconds_are_chance(clock, log, rounds, steady):
+    engine = SteppingEngine(clock, *rounds)
+    warm(engine, (1, 5), max_rounds=len(rounds))
+
+    assert ("not steady" not in log.text) == steady
+
+
+def test_a_shape_that_never_becomes_steady_is_left_after_max_rounds(clock, log):
+    engine = SteppingEngine(clock, 1.0, 2.0, 4.0, 8.0)
+    warm(engine, (1, 5), max_rounds=4)
+
+    assert len(engine.batches) == 4
+    assert "not steady, 8.000 s after 4 rounds; the first user is spared 0.000 s" in log.text
+
+
+def test_the_seconds_of_all_of_it_are_returned(clock):
+    assert warm(SteppingEngine(clock, 2.0), (1, 5), (2, 5), max_rounds=1) == 4.0
+
+
+def test_no_two_prompts_are_alike_and_all_are_ordinary_tokens(clock):
+    engine = SteppingEngine(clock)
+    warm(engine, (4, 100), (4, 100))
+
+    prompts = [request.prompt_token_ids for request in sent(engine)]
+    assert len(set(prompts)) == len(prompts) == 16
+    assert {token for prompt in prompts for token in prompt} <= set(range(3, 128_000))
+    assert len({request.request_id for request in sent(engine)}) == len(prompts)
+
+
+def test_a_smaller_vocabulary_is_noticed_and_kept_to(clock, log):
+    engine = SteppingEngine(clock, vocabulary=300)
+    warm(engine, (2, 50), (1, 50))
+
+    assert sizes(engine) == [[50, 50]] * 3 + [[50]] * 2
+    assert "warm-up: 2 of 2 shapes" in log.text
+    assert "failed" not in log.text
+
+
+def test_answers_have_their_whole_length_and_the_users_sampling(clock):
+    engine = SteppingEngine(clock)
+    sampling = {"temperature": 0.6, "top_p": 0.95, "min_p": 0.1, "stop": ("x",)}  # a script does not have min_p
+    warm(engine, (1, 5), max_tokens=7, default_sampling=sampling)
+
+    request = sent(engine)[0]
+    assert request.max_tokens == 7
+    assert request.sampling.ignore_eos is True
+    assert (request.sampling.temperature, request.sampling.top_p) == (0.6, 0.95)
+    assert (request.sampling.min_p, request.sampling.stop, request.sampling.min_tokens) == (None, (), None)
+
+
+def test_an_engine_without_ignore_eos_is_asked_for_min_tokens(clock):
+    class Plain(SteppingEngine):
+        @property
+        def capabilities(self):
+            return Capabilities(sampling_fields=frozenset({"min_tokens"}), max_seq_len=100)
+
+    engine = Plain(clock)
+    warm(engine, (1, 5), default_sampling={"temperature": 0.6})
+
+    sampling = sent(engine)[0].sampling
+    assert (sampling.ignore_eos, sampling.min_tokens, sampling.temperature) == (None, 8, None)
+
+
+def test_a_prompt_longer_than_the_engine_takes_is_left_out(clock, log):
+    engine = SteppingEngine(clock, max_seq_len=64)
+    warm(engine, (1, 64), (1, 63))
+
+    assert sizes(engine) == [[63], [63]]
+    assert "warm-up: left out 1 request of 64 tokens: max_seq_len is 64" in log.messages
+
+
+def test_a_shape_that_fails_is_a_warning_and_the_next_goes_on(clock, log):
+    class Faulty(SteppingEngine):
+        def fault(self, request):
+            return EngineError("out of memory") if len(request.prompt_token_ids) == 9 else None
+
+    engine = Faulty(clock)
+    warm(engine, (2, 9), (1, 5))
+
+    assert sizes(engine) == [[9, 9], [5], [5]]
+    assert "warm-up: 2 requests of 9 tokens failed, and users' may: out of memory" in log.messages
+    assert "warm-up: 1 of 2 shapes" in log.text
+
+
+def test_an_engine_that_raises_fails_the_shape_alone(clock, log):
+    class Raising(SteppingEngine):
+        def submit(self, request, sink):
+            if request.request_id == "warmup-2":
+                raise ZeroDivisionError("no such luck")
+            super().submit(request, sink)
+
+    engine = Raising(clock)
+    warm(engine, (2, 9), (1, 5))
+
+    assert "2 requests of 9 tokens failed, and users' may: ZeroDivisionError: no such luck" in log.text
+    assert sorted(engine.aborted) == ["warmup-1", "warmup-2"]
+    assert sizes(engine)[-1] == [5]
+
+
+def test_an_engine_that_dies_is_an_error_with_the_cause(clock):
+    class Dying(SteppingEngine):
+        def fault(self, request):
+            self.died = "a worker has ended"
+            return UnavailableError(self.died)
+
+    engine = Dying(clock)
+    with pytest.raises(EngineError, match="died while it was warmed up: a worker has ended"):
+        warm(engine, (1, 5), (1, 6))
+
+    assert sizes(engine) == [[5]]
+
+
+class DeafEngine(ScriptedEngine):
+    """Never answers, nor lets go; its clock goes on."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self._clock = clock
+
+    def health(self):
+        self._clock.now += 1
+        return super().health()
+
+
+def test_an_engine_that_dies_without_a_word_is_noticed(clock):
+    class Silent(DeafEngine):
+        def health(self):
+            super().health()
+            return EngineHealth(alive=not self.requests, reason="gone")
+
+    with pytest.raises(EngineError, match="gone"):
+        warm(Silent(clock), (1, 5))
+
+
+def test_max_s_ends_it_also_when_the_engine_hangs(clock, log):
+    engine = DeafEngine(clock)
+    warm(engine, (2, 5), (1, 6), max_s=10)
+
+    assert len(engine.requests) == 2
+    assert sorted(engine.aborted) == ["warmup-1", "warmup-2"]
+    assert "warm-up: the engine does not let go of 2 requests" in log.messages
+    assert "warm-up: 0 of 2 shapes" in log.text
+    assert "ended after max_s, 10 s" in log.text
+
+
+def test_max_s_ends_it_between_rounds_too(clock, log):
+    engine = SteppingEngine(clock, 3.0)
+    warm(engine, (1, 5), (1, 6), (1, 7), max_s=10)
+
+    assert sizes(engine) == [[5], [5], [6], [6]]
+    assert "warm-up: 1 of 3 shapes" in log.text
+    assert "ended after max_s" in log.text
+
+
+def test_a_server_that_exits_ends_it(clock, log):
+    looks = itertools.count()
+    engine = DeafEngine(clock)
+    warm(engine, (1, 5), (1, 6), is_exiting=lambda: next(looks) > 2)
+
+    assert engine.aborted == ["warmup-1"]
+    assert len(engine.requests) == 1
+    assert "the server is exiting" in log.text
+
+
+def configured(engine="simulated", options=None, model="m", **warming):
+    ours = {"engine": engine, "engine_options": options or {}, "warmup": {"shapes": [[1, 8], [3, 8]], **warming}}
+    return parse_config({"model": model, "triton_config": ours}, version_dir=CHECKOUT)
+
+
+@contextlib.contextmanager
+def loaded(config, engine=None, **kwargs):
+    service = Service(config, engine or create_engine(config), **kwargs)
+    service.load()
+    service.sender.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "model"),
+    [("simulated", {}, "m"), ("transformers", {"num_threads": 1, "device": "cpu"}, "tiny")],
+)
+def test_every_engine_can_be_warmed_with_nothing_left_of_it(engine, options, model, log):
+    metrics = Metrics()
+    with loaded(configured(engine, options, model), metrics=metrics) as service:
+        counters = {sample.name: sample.value for sample in metrics.samples() if sample.kind is Kind.COUNTER}
+        stats = service._engine.stats()
+
+        assert set(counters.values()) == {0}
+        assert all(sum(histogram.counts) == 0 for histogram in metrics.histograms())
+        assert (service.num_open, service.inflight) == (0, (0, 0))
+        assert (stats.num_running, stats.num_waiting) == (0, 0)
+        assert service.is_ready()
+    assert "warm-up: 2 of 2 shapes" in log.text
+
+
+def test_the_stand_in_for_tensorrt_llm_is_warmed_too(make_engine, log):
+    harness = make_engine()
+    warm_config = WarmupConfig(shapes=((1, 8), (5, 300)))
+    warmup.warm_up(harness.engine, warm_config, default_sampling={"temperature": 0.6}, is_exiting=lambda: False)
+
+    assert "warm-up: 2 of 2 shapes" in log.text
+    assert harness.engine.stats().num_running == 0
+
+
+def test_the_load_has_a_phase_for_it():
+    metrics = Metrics()
+    with loaded(configured(), metrics=metrics):
+        phases = {s.labels["phase"]: s.value for s in metrics.samples() if s.name == LOAD_SECONDS.name}
+
+    assert list(phases) == ["load", "warmup"]
+    assert phases["warmup"] > 0
+
+
+def test_without_a_warmup_nothing_is_sent_and_there_is_no_phase():
+    metrics, engine = Metrics(), ScriptedEngine()
+    config = parse_config({"model": "m", "triton_config": {"warmup": None}}, version_dir=Path())
+    with loaded(config, engine, metrics=metrics):
+        phases = {s.labels["phase"] for s in metrics.samples() if s.name == LOAD_SECONDS.name}
+
+    assert engine.requests == []
+    assert phases == {"script"}
+
+
+@pytest.mark.parametrize("option", ["fail_after", "crash_after"])
+def test_an_engine_that_does_not_survive_it_fails_the_load_and_is_stopped(option, monkeypatch):
+    monkeypatch.setattr(warmup, "ABORT_S", 0.05)
+    config = configured(options={option: 3})
+    engine = create_engine(config)
+
+    with pytest.raises(EngineError, match=f"died while it was warmed up: .*engine_options.{option}"):
+        Service(config, engine).load()
+    assert not engine.health().alive
+
+
+def test_an_engine_that_hangs_in_it_is_loaded_all_the_same(monkeypatch, log):
+    monkeypatch.setattr(warmup, "ABORT_S", 0.05)
+    with loaded(configured(options={"hang_after": 3}, max_s=1)) as service:
+        assert service.num_open == 0
+    assert "ended after max_s" in log.text
+
+
+def test_the_servers_exit_reaches_it(log):
+    with loaded(configured(), server=Server(is_exiting=lambda: True)) as service:
+        assert service.num_open == 0
+    assert "the server is exiting" in log.text
+
+
+def problems_of(given):
+    with pytest.raises(ConfigError) as raised:
+        parse_config({"model": "m", "triton_config": {"warmup": given, "hang_s": 0}}, version_dir=Path())
+    return [problem for problem in raised.value.problems if "warmup" in problem], len(raised.value.problems)
+
+
+def test_every_problem_of_the_section_is_reported_at_once():
+    found, count = problems_of({"shapes": [[1, 0]], "max_tokens": 0, "max_rounds": "x", "max_s": 0, "max_ms": 5})
+
+    assert [problem.partition(": ")[0].removeprefix("triton_config.warmup.") for problem in found] == [
+        "shapes",
+        "max_tokens",
+        "max_rounds",
+        "max_s",
+        "max_ms",
+    ]
+    assert "did you mean max_s?" in found[-1]
+    assert count == len(found) + 1
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        pytest.param({}, "warmup.shapes: expected a list of pairs, got nothing", id="no shapes"),
+        pytest.param({"shapes": []}, "expected a list of pairs [requests, prompt tokens]", id="none"),
+        pytest.param({"shapes": [[1]]}, "expected a list of pairs", id="half a pair"),
+        pytest.param({"shapes": [[True, 5]]}, "expected a list of pairs", id="true"),
+        pytest.param([[1, 5]], "warmup: expected a mapping, or null, got [[1, 5]]", id="a list"),
+    ],
+)
+def test_what_is_no_warmup_is_refused(given, problem):
+    (found,), _ = problems_of(given)
+
+    assert problem in found
+
+
+def test_what_is_not_said_has_its_default():
+    config = parse_config({"model": "m", "triton_config": {"warmup": {"shapes": [[2, 9]]}}}, version_dir=Path())
+
+    assert config.warmup == WarmupConfig(shapes=((2, 9),), max_tokens=8, max_rounds=5, max_s=300)

@@ -1,0 +1,322 @@
+"""A folder's weight files: cut at every byte, against their index in both directions, and out of reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.weights import INDEX, check_weights, files_read
+
+NOBODY = 65534
+SIZES = {"b": 40, "a": 24, "empty": 0, "c": 8}
+SHARD = "model-00001-of-00001.safetensors"
+
+
+def shard(sizes: dict[str, int]) -> bytes:
+    header, end = {}, 0
+    for name, size in sizes.items():
+        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(range(end))
+
+
+def write_index(folder: Path, weight_map: dict[str, Any]) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+def look(folder: Path, **options: Any) -> list[Finding]:
+    return list(check_weights(folder, str(folder), **options))
+
+
+def only(findings: list[Finding]) -> Finding:
+    assert len(findings) == 1, findings
+    return findings[0]
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that other users can reach, as pytest's are not."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be somebody else")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+# Cut off
+
+
+CONTENT = shard(SIZES)
+HEADER_END = 8 + int.from_bytes(CONTENT[:8], "little")
+SPANS = {"b": (0, 40), "a": (40, 64), "c": (64, 72)}
+
+
+def expected(size: int) -> tuple[str, str]:
+    """The code, and what the message has to say of a file of so many bytes."""
+    if size < 8:
+        return "W009", f"truncated: it ends at byte {size}, within the 8 bytes of the header's length"
+    if size < HEADER_END:
+        end = f"within its header, which by byte 0 ends at {HEADER_END}"
+        return "W009", f"truncated: it ends at byte {size}, {end}"
+    if size > len(CONTENT):
+        return "W010", f"too long: {size} bytes, where by its header it ends at byte {len(CONTENT)}"
+    begin, end = next(span for span in SPANS.values() if size < HEADER_END + span[1])
+    name = next(name for name, span in SPANS.items() if span == (begin, end))
+    num_cut = len([span for span in SPANS.values() if size < HEADER_END + span[1]])
+    num_cut += size < HEADER_END + 64  # the empty one, which lies before c
+    at = f"bytes {HEADER_END + begin} to {HEADER_END + end}"
+    message = f"truncated: it ends at byte {size}, where its header says {len(CONTENT)}; tensors cut: "
+    return "W010", f"{message}{num_cut}, the first {name}, {at}"
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_file_cut_at_any_byte_is_one_finding_with_the_byte(tmp_path: Path, has_index: bool) -> None:
+    if has_index:
+        write_index(tmp_path, dict.fromkeys(SIZES, SHARD))
+    for size in [*range(len(CONTENT)), len(CONTENT) + 1]:
+        (tmp_path / SHARD).write_bytes((CONTENT + b"x")[:size])
+
+        finding = only(look(tmp_path))
+
+        code, message = expected(size)
+        assert (finding.code, finding.message, finding.file) == (code, message, str(tmp_path / SHARD))
+
+
+def test_a_whole_file_is_none(tmp_path: Path) -> None:
+    (tmp_path / SHARD).write_bytes(CONTENT)
+    write_index(tmp_path, dict.fromkeys(SIZES, SHARD))
+
+    assert look(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"<!DOCTYPE html>", "byte 0 says that the header has 5,789,751,444,030,890,300 bytes"),
+        (struct.pack("<Q", 100_000_001), "byte 0 says that the header has 100,000,001 bytes"),
+        (struct.pack("<Q", 5) + b"{'a':", "the header is not JSON at byte 9"),
+        (bytes(100), "byte 0 says that the header has 0 bytes: nothing was written there"),
+    ],
+)
+def test_what_is_no_header_is_said_with_its_byte(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / SHARD).write_bytes(content)
+
+    finding = only(look(tmp_path))
+
+    assert finding.code == "W009"
+    assert words in finding.message
+
+
+def test_a_git_lfs_pointer_is_told_how_to_be_fetched(tmp_path: Path) -> None:
+    (tmp_path / SHARD).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n")
+
+    finding = only(look(tmp_path))
+
+    assert "Git LFS pointer" in finding.message
+    assert "git lfs pull" in finding.fix
+
+
+# The index and the headers
+
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """Two shards, and an index that is right."""
+    (tmp_path / FIRST).write_bytes(shard({"a": 8, "b": 8}))
+    (tmp_path / SECOND).write_bytes(shard({"c": 8, "d": 8}))
+    write_index(tmp_path, {"a": FIRST, "b": FIRST, "c": SECOND, "d": SECOND})
+    return tmp_path
+
+
+def test_a_tensor_that_a_shard_lacks(pair: Path) -> None:
+    write_index(pair, {"a": FIRST, "b": FIRST, "x": FIRST, "c": SECOND, "d": SECOND})
+
+    finding = only(look(pair))
+
+    assert (finding.code, finding.severity, finding.file) == ("W011", "error", str(pair / FIRST))
+    assert finding.message == "1 of 3 tensors that the index has in it are not: x"
+
+
+def test_a_tensor_that_the_index_lacks(pair: Path) -> None:
+    write_index(pair, {"a": FIRST, "c": SECOND, "d": SECOND})
+
+    finding = only(look(pair))
+
+    assert (finding.code, finding.severity, finding.file) == ("W013", "warning", str(pair / FIRST))
+    assert finding.message == "1 of its 2 tensors are not in the index: b"
+
+
+def test_a_tensor_in_another_shard_than_the_index_says(pair: Path) -> None:
+    write_index(pair, {"a": FIRST, "b": SECOND, "c": SECOND, "d": SECOND})
+
+    by_code = {finding.code: finding for finding in look(pair)}
+
+    assert (by_code["W013"].file, by_code["W011"].file) == (str(pair / FIRST), str(pair / SECOND))
+    assert by_code["W013"].message == "1 of its 2 tensors the index has in another shard: b"
+
+
+def test_a_file_that_the_index_names_and_that_is_missing(pair: Path) -> None:
+    (pair / SECOND).unlink()
+
+    finding = only(look(pair))
+
+    assert finding.code == "W008"
+    assert SECOND in finding.message
+
+
+def test_a_file_that_the_index_does_not_name_is_said_with_what_it_costs(pair: Path) -> None:
+    (pair / "extra.safetensors").write_bytes(content := shard({"e": 8}))
+
+    finding = only(look(pair))
+
+    assert finding.code == "W012"
+    assert f"TensorRT-LLM reads its {len(content)} bytes all the same" in finding.message
+    assert files_read(pair) == ["extra.safetensors", FIRST, SECOND]
+
+
+def test_a_file_that_the_index_does_not_name_is_checked_too_for_it_is_read(pair: Path) -> None:
+    (pair / "extra.safetensors").write_bytes(shard({"e": 8})[:-1])
+
+    assert {finding.code for finding in look(pair)} == {"W012", "W010"}
+
+
+def test_an_engine_that_goes_by_the_index_does_not_read_the_others(pair: Path) -> None:
+    (pair / "extra.safetensors").write_bytes(b"")
+
+    assert look(pair, only_indexed=True) == []
+    assert files_read(pair, only_indexed=True) == [FIRST, SECOND]
+
+
+def test_an_engine_that_goes_by_the_index_takes_a_single_file_first(pair: Path) -> None:
+    (pair / "model.safetensors").write_bytes(shard({"e": 8}))
+
+    (pair / FIRST).write_bytes(b"")
+
+    assert look(pair, only_indexed=True) == []
+    assert files_read(pair, only_indexed=True) == ["model.safetensors"]
+
+
+def test_consolidated_files_are_not_read(pair: Path) -> None:
+    (pair / "consolidated.safetensors").write_bytes(shard({"e": 8}))
+    (pair / "consolidated-00001-of-2.safetensors").write_bytes(b"")
+
+    assert look(pair) == []
+    assert files_read(pair) == [FIRST, SECOND]
+
+
+def test_what_is_in_another_folder_is_checked_and_not_read(pair: Path) -> None:
+    (pair / "sub").mkdir()
+    (pair / "sub" / "x.safetensors").write_bytes(b"")
+    write_index(pair, {"a": FIRST, "b": FIRST, "c": SECOND, "d": SECOND, "x": "sub/x.safetensors"})
+
+    assert only(look(pair)).file == str(pair / "sub/x.safetensors")
+    assert files_read(pair) == [FIRST, SECOND]
+    assert files_read(pair, only_indexed=True) == [FIRST, SECOND, "sub/x.safetensors"]
+
+
+def test_with_a_broken_index_the_files_are_looked_at_all_the_same(pair: Path) -> None:
+    (pair / INDEX).write_text("{")
+    (pair / FIRST).write_bytes(b"")
+
+    assert [finding.code for finding in look(pair)] == ["S002", "W009"]
+    assert files_read(pair, only_indexed=True) == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize("name", ["x\0.safetensors", "\ud800", "x" * 300], ids=["NUL", "surrogate", "too long"])
+def test_a_name_that_no_file_can_have_is_a_finding(pair: Path, name: str) -> None:
+    write_index(pair, {"a": FIRST, "b": FIRST, "c": SECOND, "d": SECOND, "x": name})
+
+    assert only(look(pair)).severity == "error"
+
+
+# Out of reach
+
+
+def test_a_file_that_may_not_be_read_is_named_and_the_rest_goes_on(open_folder: Path) -> None:
+    for name in (FIRST, SECOND):
+        (open_folder / name).write_bytes(shard({name: 8}))
+    (open_folder / FIRST).chmod(0o600)
+    with as_nobody():
+        findings = look(open_folder)
+
+    finding = only(findings)
+    assert (finding.code, finding.file) == ("S001", str(open_folder / FIRST))
+    assert "Permission denied" in finding.message
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o744, 0o711], ids=["nothing", "listed alone", "opened alone"])
+def test_a_folder_out_of_reach_is_one_finding_and_nothing_is_called_missing(open_folder: Path, mode: int) -> None:
+    for name in (FIRST, SECOND):
+        (open_folder / name).write_bytes(shard({name: 8}))
+    write_index(open_folder, {name: name for name in (FIRST, SECOND)})
+    open_folder.chmod(mode)
+    with as_nobody():
+        findings = look(open_folder)
+    open_folder.chmod(0o755)
+
+    assert only(findings).code == "S001"
+    assert "can't be looked into: Permission denied" in only(findings).message
+
+
+def test_a_link_to_what_is_out_of_reach_is_not_called_missing(open_folder: Path) -> None:
+    """As in a cache whose blobs are of somebody else."""
+    (open_folder / "blobs").mkdir()
+    (open_folder / "blobs" / "x").write_bytes(shard({"a": 8}))
+    (open_folder / "snapshot").mkdir()
+    (open_folder / "snapshot" / SHARD).symlink_to("../blobs/x")
+    write_index(open_folder / "snapshot", {"a": SHARD})
+    (open_folder / "blobs").chmod(0o700)
+    with as_nobody():
+        findings = look(open_folder / "snapshot")
+
+    assert only(findings).code == "S001"
+    assert "Permission denied" in only(findings).message
+
+
+def test_a_file_that_goes_away_meanwhile_is_missing(tmp_path: Path) -> None:
+    """As a link to nothing, which is listed too."""
+    (tmp_path / SHARD).symlink_to("gone")
+
+    finding = only(look(tmp_path))
+
+    assert (finding.code, finding.file) == ("W008", str(tmp_path / SHARD))
+
+
+def test_storage_that_does_not_give_the_bytes_is_named(tmp_path: Path) -> None:
+    """/proc/self/mem is a file that opens, and whose first byte can't be read."""
+    (tmp_path / SHARD).symlink_to("/proc/self/mem")
+
+    finding = only(look(tmp_path))
+
+    assert (finding.code, finding.file) == ("S001", str(tmp_path / SHARD))
+    assert "can't be read: Input/output error" in finding.message
+
+
+@pytest.mark.parametrize("mode", [0o744, 0o711])
+def test_the_files_of_a_folder_out_of_reach_are_not_none(open_folder: Path, mode: int) -> None:
+    (open_folder / FIRST).write_bytes(b"")
+    open_folder.chmod(mode)
+    with as_nobody(), pytest.raises(PermissionError):
+        files_read(open_folder)

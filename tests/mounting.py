@@ -1,0 +1,81 @@
+"""Mounts and other users for tests, where this machine lets them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NOBODY = 65534
+
+
+@contextlib.contextmanager
+def mounted(*arguments: str | Path, on: Path) -> Iterator[Path]:
+    """`mount arguments on`, for as long as the block lasts; skips the test where that is not allowed."""
+    on.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(["mount", *map(str, arguments), str(on)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"mount {' '.join(map(str, arguments))}: {done.stderr.strip()}")
+    try:
+        yield on
+    finally:
+        subprocess.run(["umount", str(on)], check=True)
+
+
+@contextlib.contextmanager
+def overlay(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """The lower folder of an overlay, and the overlay."""
+    for name in ("lower", "upper", "work"):
+        (folder / name).mkdir()
+    layers = f"lowerdir={folder / 'lower'},upperdir={folder / 'upper'},workdir={folder / 'work'}"
+    with mounted("-t", "overlay", "overlay", "-o", layers, on=folder / "overlay") as merged:
+        yield folder / "lower", merged
+
+
+@contextlib.contextmanager
+def loop_image(image: Path, on: Path, *, make: str, size: int = 2**25) -> Iterator[Path]:
+    """A new file system in a file, mounted."""
+    with image.open("wb") as file:
+        file.truncate(size)
+    try:
+        subprocess.run([make, "-q", str(image)], check=True, capture_output=True)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"{make}: {error}")
+    with mounted("-o", "loop", image, on=on) as folder:
+        yield folder
+
+
+def as_nobody(ask: Callable[[], Any], *, prepare: Callable[[], None] | None = None) -> Any:
+    """What `ask` returns, as JSON has it, in a child process of a user who owns nothing."""
+    if os.geteuid():
+        pytest.skip("only root becomes another user")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        _answer(ask, prepare, writing)
+    os.close(writing)
+    with open(reading) as file:
+        answer = file.read()
+    os.waitpid(child, 0)
+    return json.loads(answer)
+
+
+def _answer(ask: Callable[[], Any], prepare: Callable[[], None] | None, writing: int) -> None:
+    try:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        if prepare:
+            prepare()
+        os.write(writing, json.dumps(ask()).encode())
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)

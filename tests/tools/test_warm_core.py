@@ -1,0 +1,380 @@
+"""Surveying and warming real files on a real disk, and what goes wrong while it lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepseek_triton_tools.warming import Progress, Share, Survey, WarmOptions, WarmResult, examine, take_survey, warm
+from deepseek_triton_tools.warming.pace import Pace
+from deepseek_triton_tools.warming.reading import BUFFER
+from deepseek_triton_tools.warming.residency import evict, resident_bytes
+from deepseek_triton_tools.warming.transfer import SEGMENT, Transfer
+
+SIZE = 3 * BUFFER + 4097
+"""Of a file: some buffers, and a part of a page."""
+NAMES = tuple(f"model-0000{number}-of-00004.safetensors" for number in range(1, 5))
+
+
+def write_shard(path: Path, size: int = SIZE) -> None:
+    """A sound shard of one tensor with random bytes."""
+    padding = 256 - 8
+    header = b'{"t": {"dtype": "U8", "shape": [%d], "data_offsets": [0, %d]}}' % (size - 256, size - 256)
+    header = header.ljust(padding)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header + os.urandom(size - 256))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder of four cold shards."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for name in NAMES:
+        write_shard(folder / name)
+    chill(folder)
+    return folder
+
+
+def chill(folder: Path) -> None:
+    for path in folder.glob("*.safetensors"):
+        if evict(path):
+            pytest.skip("nothing can be evicted here: the files lie in memory")
+
+
+def resident(folder: Path) -> int:
+    return sum(resident_bytes(path) or 0 for path in folder.glob("*.safetensors"))
+
+
+def survey_of(folder: Path, **options: Any) -> Survey:
+    return take_survey([str(folder)], WarmOptions(**options))
+
+
+def warmed(folder: Path, **options: Any) -> WarmResult:
+    return warm(survey_of(folder, **options))
+
+
+def messages(result: WarmResult) -> list[str]:
+    return [problem.message for problem in result.progress.problems]
+
+
+def test_cold_files_are_resident_afterwards(checkpoint: Path) -> None:
+    assert resident(checkpoint) == 0
+    result = warmed(checkpoint)
+    assert result.exit_code == 0
+    assert result.resident == resident(checkpoint) == 4 * SIZE
+    assert result.progress.done == result.progress.total == 4 * SIZE
+    assert result.progress.found == 0
+    assert result.progress.num_files_done == result.progress.num_files == 4
+
+
+def test_what_is_resident_is_found_and_not_read_again(checkpoint: Path) -> None:
+    warmed(checkpoint)
+    evict(checkpoint / NAMES[1])
+    result = warmed(checkpoint)
+    assert result.progress.found == 3 * SIZE
+    assert result.resident == 4 * SIZE
+
+
+@pytest.mark.parametrize("method", ["sendfile", "read"])
+@pytest.mark.parametrize("read_ahead", [0, 2 * BUFFER])
+def test_every_way_of_reading_brings_all_in(checkpoint: Path, method: str, read_ahead: int) -> None:
+    survey = survey_of(checkpoint)
+    files = []
+    for each in survey.files:
+        system = each.file_system
+        reading = replace(system.reading, method=method, read_ahead=read_ahead)
+        files.append(replace(each, file_system=replace(system, reading=reading, read_ahead_kb=128)))
+    result = warm(replace(survey, files=tuple(files)))
+    assert (result.exit_code, result.resident) == (0, 4 * SIZE)
+
+
+def test_a_file_longer_than_a_segment_is_shared_by_threads_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as file:  # a hole, for its blocks are not the point
+        header = b'{"t": {"dtype": "U8", "shape": [%d], "data_offsets": [0, %d]}}'
+        length = 2 * SEGMENT + 5
+        file.write((248).to_bytes(8, "little") + (header % (length - 256, length - 256)).ljust(248))
+        file.truncate(length)
+    result = warmed(tmp_path, jobs=3)
+    assert (result.exit_code, result.progress.done, result.resident) == (0, length, length)
+
+
+def test_an_empty_checkpoint_folder_is_refused(tmp_path: Path) -> None:
+    from deepseek_triton_tools.errors import CheckpointError
+
+    with pytest.raises(CheckpointError, match="safetensors"):
+        survey_of(tmp_path)
+
+
+def test_what_does_not_fit_is_left_out_and_counted(checkpoint: Path) -> None:
+    survey = survey_of(checkpoint, budget=2 * SIZE + 1)
+    assert survey.lacking == 2 * SIZE - 1
+    assert [each.file.path.name for each in survey.chosen] == list(NAMES[:2])
+    result = warm(survey)
+    assert (result.exit_code, result.resident) == (3, 2 * SIZE)
+    assert [resident_bytes(checkpoint / name) == SIZE for name in NAMES] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("jobs", "count"), [(4, 1), (4, 3), (2, 4), (1, 4)])
+def test_shares_are_all_files_once_and_no_more_threads_than_the_node_has(
+    checkpoint: Path, jobs: int, count: int
+) -> None:
+    surveys = [survey_of(checkpoint, jobs=jobs, share=Share(index, count)) for index in range(1, count + 1)]
+    chosen = sorted(each.file.path.name for survey in surveys for each in survey.chosen)
+    assert chosen == list(NAMES)
+    assert sum(survey.jobs for survey in surveys) == jobs
+    assert all(survey.chosen == () for survey in surveys if not survey.jobs)
+    assert [warm(survey).exit_code for survey in surveys] == [0] * count
+    assert resident(checkpoint) == 4 * SIZE
+
+
+def test_shares_divide_the_budget(checkpoint: Path) -> None:
+    surveys = [survey_of(checkpoint, jobs=2, budget=2 * SIZE, share=Share(index, 2)) for index in (1, 2)]
+    assert [len(survey.chosen) for survey in surveys] == [1, 1]
+
+
+def test_a_damaged_shard_fails_with_its_byte_and_the_others_are_warmed(checkpoint: Path) -> None:
+    os.truncate(checkpoint / NAMES[2], SIZE - 1)
+    result = warmed(checkpoint)
+    [message] = messages(result)
+    assert f"ends at byte {SIZE - 1:,}" in message
+    assert result.exit_code == 1
+    assert [resident_bytes(checkpoint / name) for name in NAMES if name != NAMES[2]] == [SIZE] * 3
+    assert {each.file.path.name: each.fate for each in result.survey.files}[NAMES[2]] == "damaged"
+
+
+def test_what_examining_finds_damaged_is_not_read(checkpoint: Path) -> None:
+    os.truncate(checkpoint / NAMES[2], SIZE - 1)
+    survey = examine(survey_of(checkpoint))
+    assert survey.is_damaged
+    assert [each.file.path.name for each in survey.chosen] == [NAMES[0], NAMES[1], NAMES[3]]
+
+
+def test_a_file_that_is_cut_after_the_survey_fails_with_its_byte(checkpoint: Path) -> None:
+    survey = survey_of(checkpoint)
+    os.truncate(checkpoint / NAMES[0], BUFFER + 1)
+    result = warm(survey)
+    [message] = messages(result)
+    assert f"ends at byte {BUFFER + 1:,}" in message
+    assert (result.exit_code, result.progress.num_files_done) == (1, 3)
+
+
+def test_a_file_that_is_cut_after_its_header_was_seen_fails_with_its_byte(checkpoint: Path) -> None:
+    survey = survey_of(checkpoint)
+    os.truncate(checkpoint / NAMES[0], BUFFER + 1)
+    transfer = Transfer(survey.chosen, jobs=1, rate_limit=None, checksums={})
+    transfer.start()
+    transfer.ended.wait()
+    problems = [file.problem.message for file in transfer.files if file.problem]
+    assert problems == [f"ends at byte {BUFFER + 1:,}, and had {SIZE:,} bytes when the warm-up began"]
+
+
+def test_a_file_that_vanishes_after_the_survey_is_reported_and_the_rest_goes_on(checkpoint: Path) -> None:
+    survey = survey_of(checkpoint)
+    (checkpoint / NAMES[3]).unlink()
+    result = warm(survey)
+    assert len({problem.path for problem in result.progress.problems}) == len(messages(result)) > 0
+    assert (result.exit_code, result.progress.num_files_done) == (1, 3)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(checkpoint: Path) -> None:
+    survey = survey_of(checkpoint)
+    (checkpoint / NAMES[3]).unlink()
+    os.mkfifo(checkpoint / NAMES[3])
+    result = warm(survey)
+    assert len(messages(result)) == 1
+    assert result.exit_code == 1
+
+
+def test_a_file_that_is_written_to_meanwhile_is_reported(checkpoint: Path) -> None:
+    transfer = Transfer(survey_of(checkpoint).chosen, jobs=4, rate_limit=2 * SIZE, checksums={})
+    last = transfer.files[3]
+    transfer.start()
+    while last.status is None:  # it is open, and its turn comes in more than a second
+        time.sleep(0.01)
+    with last.path.open("ab") as file:
+        file.write(b"more")
+    transfer.ended.wait()
+    assert [file.problem.message for file in transfer.files if file.problem] == [
+        f"changed while it was read: {SIZE:,} bytes, then {SIZE + 4:,}"
+    ]
+
+
+def test_a_wrong_checksum_names_both(checkpoint: Path) -> None:
+    right = hashlib.sha256((checkpoint / NAMES[0]).read_bytes()).hexdigest()
+    lines = [f"{right}  {NAMES[0]}", f"{'0' * 64}  {NAMES[1]}"]
+    (checkpoint / "SHA256SUMS").write_text("\n".join(lines) + "\n")
+    computed = hashlib.sha256((checkpoint / NAMES[1]).read_bytes()).hexdigest()
+    chill(checkpoint)
+    result = warmed(checkpoint, verify=True)
+    assert [problem.path.name for problem in result.progress.problems] == [NAMES[1]]
+    assert computed in messages(result)[0]
+    assert "0" * 64 in messages(result)[0]
+    assert result.exit_code == 1
+    assert resident(checkpoint) == 4 * SIZE
+
+
+def test_stop_ends_it_with_what_was_done(checkpoint: Path) -> None:
+    stop = threading.Event()
+    result = warm(survey_of(checkpoint, rate_limit=SIZE // 32), observe=lambda progress: stop.set(), stop=stop)
+    assert result.was_stopped
+    assert result.progress.done < 4 * SIZE
+    assert result.exit_code == 3
+
+
+def test_an_error_of_the_observer_ends_the_threads(checkpoint: Path) -> None:
+    def fail(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        warm(survey_of(checkpoint, rate_limit=SIZE // 32), observe=fail)
+    for thread in threading.enumerate():
+        if thread.name.startswith("warm-"):
+            thread.join()
+
+
+def test_progress_only_grows_and_ends_complete(checkpoint: Path) -> None:
+    seen: list[Progress] = []
+    warm(survey_of(checkpoint, rate_limit=8 * SIZE), observe=seen.append)
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+    assert seen[-1].done == seen[-1].total
+    assert seen[-1].eta_s in (0, None)
+
+
+def test_a_pace_is_no_stall(checkpoint: Path) -> None:
+    seen: list[Progress] = []
+    warm(survey_of(checkpoint, rate_limit=SIZE, stall_s=0.6), observe=seen.append)
+    assert all(not progress.stalls for progress in seen)
+
+
+class _Waits(threading.Event):
+    """Keeps what was waited for, and does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout or 0.0)
+        return False
+
+
+def test_a_pace_spaces_what_is_read() -> None:
+    waits, pace = _Waits(), Pace(1e-3)
+    for _ in range(4):
+        pace.wait(1000, waits)  # a thousand bytes at a thousandth of one a second
+    assert [round(seconds / 1e6, 3) for seconds in waits.seconds] == [0, 1, 2, 3]
+
+
+def test_without_a_limit_nothing_waits() -> None:
+    waits = _Waits()
+    Pace(None).wait(10**12, waits)
+    assert not waits.seconds
+
+
+@pytest.fixture
+def frozen_disk(checkpoint: Path) -> Iterator[Path]:
+    """A cgroup whose processes get a byte a second from the checkpoint's disk: storage that does not answer."""
+    cgroup = Path(f"/sys/fs/cgroup/blkio/deepseek-triton-test-{os.getpid()}")
+    number = os.stat(checkpoint).st_dev
+    limit = cgroup / "blkio.throttle.read_bps_device"
+    try:
+        cgroup.mkdir()
+        limit.write_text(f"{os.major(number)}:{os.minor(number)} 1")
+    except OSError as error:
+        with contextlib.suppress(OSError):  # it was not made
+            cgroup.rmdir()
+        pytest.skip(f"no blkio cgroup of version 1 can be made here: {error.strerror}")
+    yield cgroup
+    limit.write_text(f"{os.major(number)}:{os.minor(number)} 0")
+    cgroup.rmdir()
+
+
+_STALLED = """
+import sys
+from pathlib import Path
+from deepseek_triton_tools.warming import WarmOptions, take_survey, warm
+survey = take_survey([sys.argv[1]], WarmOptions(jobs=2, stall_s=0.5, give_up_s=2.5))
+Path(sys.argv[2], "cgroup.procs").write_text("0")
+stalls = {}
+result = warm(survey, observe=lambda progress: stalls.update({s.path.name: s for s in progress.stalls}))
+for name, stall in sorted(stalls.items()):
+    print(name, stall.offset, stall.mount, stall.waits_in)
+print(result.gave_up, result.exit_code)
+"""
+
+
+def test_storage_that_does_not_answer_is_named_and_given_up(checkpoint: Path, frozen_disk: Path) -> None:
+    command = [sys.executable, "-c", _STALLED, str(checkpoint), str(frozen_disk)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    *stalls, last = done.stdout.splitlines()
+    assert last == "True 4", done.stderr
+    assert [line.split()[:2] for line in stalls] == [[NAMES[0], "0"], [NAMES[1], "0"]]
+
+
+_AS_NOBODY = """
+import os, sys
+from deepseek_triton_tools.warming import take_survey, warm
+from deepseek_triton_tools.warming.warming import Progress
+survey = take_survey([sys.argv[1]])
+os.setgid(65534); os.setuid(65534)
+result = warm(survey)
+for problem in result.progress.problems:
+    print(problem.path.name, problem.message, "|", problem.fix)
+print(result.exit_code, result.progress.num_files_done)
+"""
+
+
+def test_a_file_that_may_not_be_read_is_reported_and_the_rest_goes_on(checkpoint: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to become somebody who may not read")
+    for folder in [checkpoint, *checkpoint.parents][:4]:
+        folder.chmod(folder.stat().st_mode | 0o055)
+    (checkpoint / NAMES[1]).chmod(0o600)
+    command = [sys.executable, "-c", _AS_NOBODY, str(checkpoint)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    problem, last = done.stdout.splitlines()
+    assert problem.startswith(f"{NAMES[1]} can't be read"), done.stderr
+    assert "Permission denied |" in problem
+    assert last == "1 3"
+
+
+def test_a_transfer_of_nothing_has_ended() -> None:
+    transfer = Transfer([], jobs=4, rate_limit=None, checksums={})
+    transfer.start()
+    assert transfer.ended.is_set()
+
+
+def names(files: Sequence[Any]) -> list[str]:
+    return [each.file.path.name for each in files]
+
+
+def test_two_sources_of_one_checkpoint_are_warmed_once(checkpoint: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(checkpoint)
+    survey = take_survey([str(checkpoint), str(link)])
+    assert names(survey.files) == list(NAMES)
+
+
+def test_what_is_dropped_while_it_lasts_is_brought_in_again(checkpoint: Path) -> None:
+    def drop(progress: Progress) -> None:
+        if not progress.again and progress.num_files_done:
+            evict(checkpoint / NAMES[0])
+
+    result = warm(survey_of(checkpoint, jobs=1, rate_limit=4 * SIZE), observe=drop)
+    assert result.progress.again == SIZE
+    assert (result.exit_code, result.resident) == (0, 4 * SIZE)

@@ -1,0 +1,305 @@
+"""What `warm` says of a survey and of a result: what fits, what would make it fit, and how far it is."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bench.synthetic_checkpoint import make_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_triton_tools import arguments
+from deepseek_triton_tools.sizes import about, part_of, sized
+from deepseek_triton_tools.tables import plain_lines
+from deepseek_triton_tools.warming import Stall, WarmOptions, report, take_survey, warm
+from deepseek_triton_tools.warming.document import SCHEMA, result_document, survey_document
+from deepseek_triton_tools.warming.host_memory import CgroupMemory, HostMemory
+from deepseek_triton_tools.warming.progress import ProgressView, progress_line, stall_line
+from deepseek_triton_tools.warming.residency import evict
+from deepseek_triton_tools.warming.survey import BUDGET_SHARE
+from deepseek_triton_tools.warming.transfer import Problem
+from deepseek_triton_tools.warming.warming import Progress
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("R1") / "R1"
+    make_checkpoint(folder, size=2 * 10**6)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def survey(folder):
+    """Of a machine with 1 TiB, in no cgroup."""
+    found = take_survey([str(folder)])
+    return in_memory(found, HostMemory(total=2**40, available=1000 * GIB, cgroups=()))
+
+
+def in_memory(survey, memory):
+    return replace(survey, memory=memory, budget=int(memory.headroom * BUDGET_SHARE))
+
+
+def enlarged(survey, num_bytes):
+    """As if the first file had so many bytes more."""
+    first = survey.files[0]
+    file = replace(first.file, size=first.file.size + num_bytes)
+    checkpoint = replace(survey.checkpoints[0], files=(file, *survey.checkpoints[0].files[1:]))
+    return replace(survey, files=(replace(first, file=file), *survey.files[1:]), checkpoints=(checkpoint,))
+
+
+def cgroup(limit, usage=0, file_cache=0):
+    return CgroupMemory(path="/kubepods/pod1", version=2, limit=limit, usage=usage, file_cache=file_cache)
+
+
+def text(survey, **options):
+    return "\n".join(
+        line
+        for table in report.tables(survey, **options)
+        for line in (table.title, *plain_lines([table.headings, *table.rows]))
+    )
+
+
+# What is known before a byte is read
+
+
+def test_the_report_says_what_is_where_and_how_it_would_be_read(survey, folder):
+    shown = text(survey)
+
+    assert f"{folder}  4       {sized(survey.size)}" in shown
+    system = survey.files[0].file_system
+    assert system.mount.type in shown
+    assert system.mount.mount_point in shown
+    assert system.reading.reason in shown
+    assert "available  1.0 TiB" in shown
+    assert "decided by MemAvailable" in shown
+    assert "engine's prefetch  yes" in shown
+    assert "Files" not in shown
+
+
+def test_files_are_rows_where_asked_for_or_where_something_is_wrong(survey):
+    name = survey.files[1].file.path.name
+    assert name in text(survey, verbose=True)
+
+    damaged = (survey.files[0], replace(survey.files[1], fate="damaged"), *survey.files[2:])
+    shown = text(replace(survey, files=damaged))
+    assert name in shown
+    assert "damaged: left out" in shown
+    assert survey.files[0].file.path.name not in shown
+
+
+def test_residency_that_the_kernel_keeps_to_itself_is_unknown(survey):
+    files = tuple(replace(each, resident=None, asked_by=None) for each in survey.files)
+    unknown = replace(survey, files=files)
+
+    assert "resident           unknown" in text(unknown)
+    document = survey_document(unknown, action="report", exit_code=0)
+    assert (document["resident_bytes"], document["residency_by"]) == (None, [])
+    assert "resident: unknown" in "\n".join(report.preamble(unknown))
+
+
+def test_the_cgroup_that_decides_is_named_with_the_limit_that_would_do(survey):
+    large = enlarged(survey, 640 * GIB)
+    tight = in_memory(large, HostMemory(total=2**40, available=1000 * GIB, cgroups=(cgroup(100 * GIB, 30 * GIB),)))
+
+    shown = text(tight)
+    assert "fits               no" in shown
+    assert "decided by the memory limit of the cgroup /kubepods/pod1" in shown
+    assert "a memory limit of 742GiB for the cgroup /kubepods/pod1 (100GiB)" in shown
+    assert "though the cgroup can't hold it" in shown
+    assert "it does not fit" in "\n".join(report.preamble(tight))
+
+
+@given(
+    size=st.integers(1, 700 * GIB),
+    available=st.integers(0, 800 * GIB),
+    limit=st.none() | st.integers(1, 800 * GIB),
+    usage=st.integers(0, 100 * GIB),
+)
+def test_with_what_would_do_it_fits(survey, size, available, limit, usage):
+    cgroups = () if limit is None else (cgroup(limit, usage),)
+    tight = in_memory(enlarged(survey, size), HostMemory(total=2**40, available=available, cgroups=cgroups))
+    if not tight.lacking:
+        return
+    ways = report.remedies(tight)
+    assert ways.startswith("what would do: ")
+    *_, memory = [tight.memory, *given_by(ways, tight.memory)]
+    budget = asked(ways, "--budget ")
+
+    assert (budget or int(memory.headroom * BUDGET_SHARE)) >= tight.size
+    assert tight.size <= memory.headroom
+
+
+def asked(ways, before, after=None):
+    """The size between two words."""
+    if before not in ways:
+        return None
+    return arguments.size(ways.partition(before)[2].split(" ")[0])
+
+
+def given_by(ways, memory):
+    limit = asked(ways, "a memory limit of ")
+    if limit:
+        memory = replace(memory, cgroups=tuple(replace(each, limit=limit) for each in memory.cgroups))
+        yield memory
+    if "more available memory" in ways:
+        more = arguments.size(ways.removesuffix(" more available memory").split(" ")[-1])
+        yield replace(memory, available=memory.available + more)
+
+
+def test_a_budget_that_was_asked_for_is_what_is_raised(survey):
+    tight = replace(survey, budget=10, options=WarmOptions(budget=10))
+
+    assert asked(report.remedies(tight), "--budget ") >= survey.size
+    assert "cgroup" not in report.remedies(tight)
+
+
+@pytest.mark.parametrize(("more", "answer"), [(-1, "yes"), (0, "no")])
+def test_the_engine_reads_ahead_below_nine_tenths_of_what_is_available(survey, more, answer):
+    large = enlarged(survey, 900 * GIB + more - survey.size)
+
+    [row] = [line for line in text(large).splitlines() if line.startswith("engine's prefetch")]
+    assert row.split()[2] == answer
+
+
+def test_the_document_of_a_survey(survey, folder):
+    document = json.loads(json.dumps(survey_document(survey, action="report", exit_code=0), allow_nan=False))
+
+    assert (document["schema"], document["action"], document["ok"]) == (SCHEMA, "report", True)
+    [checkpoint] = document["checkpoints"]
+    assert (checkpoint["folder"], checkpoint["num_files"]) == (str(folder), 4)
+    [system] = document["file_systems"]
+    assert system["mount_point"] == survey.files[0].file_system.mount.mount_point
+    assert system["reading"]["method"] in ("sendfile", "read")
+    assert document["memory"]["decided_by"] == "MemAvailable"
+    assert (document["fits"], document["remedies"], document["files"]) == (True, None, [])
+    assert document["size_bytes"] == document["chosen_bytes"] == survey.size
+    assert len(survey_document(survey, action="report", exit_code=0, verbose=True)["files"]) == 4
+
+
+# How it went
+
+
+def test_the_summary_and_the_document_of_a_result(folder):
+    result = warm(take_survey([str(folder)]))
+
+    assert report.summary(result).startswith(f"warm: {part_of(result.survey.size, result.survey.size)} done in ")
+    assert not list(report.warnings(result))
+    assert not report.files_now(result, verbose=False)
+    assert [each.resident for each in report.files_now(result, verbose=True)] == [
+        each.file.size for each in result.survey.files
+    ]
+    document = json.loads(json.dumps(result_document(result, exit_code=0), allow_nan=False))
+    assert document["result"]["resident_bytes"] == document["result"]["done_bytes"] == document["size_bytes"]
+    read = document["result"]["read_bytes"] - document["result"]["read_again_bytes"]
+    assert read + document["result"]["found_bytes"] == document["size_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "verdict"),
+    [
+        (WarmOptions(), {"was_stopped": True}, "stopped: "),
+        (WarmOptions(), {"gave_up": True}, "given up: the storage stalled: "),
+        (WarmOptions(), {"resident": 0}, "partly warm: not all of it stayed: "),
+        (WarmOptions(budget=10**6), {}, "partly warm: not all of it fits: "),
+    ],
+)
+def test_the_summary_says_how_it_ended(folder, options, changes, verdict):
+    result = replace(warm(take_survey([str(folder)], options)), **changes)
+
+    assert report.summary(result).startswith(verdict)
+    assert bool(list(report.warnings(result))) == ("stayed" in verdict)
+
+
+def test_files_that_did_not_stay_are_rows(folder):
+    result = replace(warm(take_survey([str(folder)])), resident=0)
+    path = result.survey.files[2].file.path
+    evict(path)
+
+    assert [each.file.path for each in report.files_now(result, verbose=False)] == [path]
+    assert not report.files_now(replace(result, was_stopped=True), verbose=False)
+
+
+# How far it is
+
+
+def progress(**changes):
+    values = {
+        "total": 642 * GIB,
+        "done": 171 * GIB,
+        "found": 0,
+        "again": 0,
+        "resident": 173 * GIB,
+        "num_files": 163,
+        "num_files_done": 41,
+        "elapsed_s": 80.0,
+        "rate": 2.1 * GIB,
+        "eta_s": 224.0,
+        "stalls": (),
+        "problems": (),
+    }
+    return Progress(**values | changes)
+
+
+def stall(**changes):
+    values = {"path": Path("/m/model-00041.safetensors"), "offset": 1234567, "waited_s": 42.0}
+    return Stall(**values | {"waits_in": "nfs_wait", "mount": "nfs4 server:/export on /m"} | changes)
+
+
+def test_the_line_of_progress():
+    line = "shards 41/163, 171 of 642 GiB, 2.1 GiB/s, 4 min left, 27% resident"
+
+    assert progress_line(progress()) == line
+    assert progress_line(progress(again=3 * GIB)) == f"{line}, 3.0 GiB read again"
+    assert progress_line(progress(eta_s=None, resident=None)) == "shards 41/163, 171 of 642 GiB, 2.1 GiB/s"
+
+
+def test_a_stall_names_file_byte_mount_and_how_long():
+    assert stall_line(stall()) == (
+        "/m/model-00041.safetensors: not a byte for 42 s, at byte 1,234,567; on nfs4 server:/export on /m; "
+        "the kernel waits in nfs_wait"
+    )
+
+
+def test_a_stall_is_said_again_when_it_has_doubled_and_when_it_is_over(capsys):
+    view = ProgressView()
+    for waited_s in (31.0, 40.0, 61.0, 63.0):
+        view(progress(stalls=(stall(waited_s=waited_s),)))
+    view(progress())
+    view(progress())
+
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(", at")[0].rpartition(" for ")[2] for line in lines[:2]] == ["31 s", "63 s"]
+    assert lines[2:] == ["/m/model-00041.safetensors: goes on"]
+
+
+def test_a_problem_is_said_once_whenever_it_comes(capsys):
+    first, second = (Problem(path=Path(name), message="ends at byte 7", fix="download it again") for name in "ab")
+    view = ProgressView()
+    view(progress(problems=(second,)))
+    view(progress(problems=(first, second)))
+
+    lines = [f"{name}: ends at byte 7; download it again" for name in "ba"]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "shown"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.0 KiB"),
+        (2**20, "1.0 MiB"),
+        (2.5 * GIB, "2.5 GiB"),
+        (641.3 * GIB, "641 GiB"),
+    ],
+)
+def test_sizes(num_bytes, shown):
+    assert sized(num_bytes) == shown
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.04, "0.0 s"), (42, "42 s"), (224, "4 min"), (3900, "1 h 5 min")])
+def test_times(seconds, shown):
+    assert about(seconds) == shown

@@ -1,0 +1,686 @@
+"""`deepseek-triton warm --server`: against a scripted server, which says what it is cold or full for."""
+
+import functools
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from contract_metadata import METADATA
+from model_server import END, WAIT, Refusal
+
+from deepseek_triton_client import AsyncClient, ModelMetadata, Readiness, TensorMetadata
+from deepseek_triton_tools import server_rounds, server_shapes
+from deepseek_triton_tools.errors import RepositoryError, ServerFailedError, ToolError
+from deepseek_triton_tools.server_rounds import Asking, Round, ShapeResult, is_steady
+from deepseek_triton_tools.server_shapes import Shape, planned_shapes
+from deepseek_triton_tools.server_waiting import LogFollower, Waiting
+from deepseek_triton_tools.server_warmth import duration
+from deepseek_triton_tools.status_line import StatusLine
+from deepseek_triton_tools.warm_server import ServerWarmOptions, warm_server
+
+FAILED = """\
+E1121 12:42:09.142789 49 model_lifecycle.cc:642] "failed to load 'tensorrt_llm' version 1: Internal: no GPU"
+"""
+
+PROGRAM = """\
+import functools, resource, sys
+from pathlib import Path
+from deepseek_triton_client import AsyncClient
+from deepseek_triton_tools.warm_server import ServerWarmOptions, warm_server
+
+url, ready_file, num_requests, max_files = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+if max_files:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+client = functools.partial(AsyncClient, url)
+sys.exit(warm_server(ServerWarmOptions(
+    client=client, batch_sizes=(num_requests,), input_lengths=(8,), max_tokens=4, ready_file=ready_file
+)))
+"""
+
+
+@pytest.fixture
+def run(model_server, capsys):
+    """Warms the scripted server -> the exit code and what it printed as JSON."""
+
+    def warm(*, url=model_server.url, batch_sizes=(1,), input_lengths=(8,), limit_s=60, **options):
+        code = warm_server(
+            ServerWarmOptions(
+                client=functools.partial(AsyncClient, url),
+                batch_sizes=batch_sizes,
+                input_lengths=input_lengths,
+                limit_s=limit_s,
+                as_json=True,
+                **options,
+            )
+        )
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, err=err, document=json.loads(out))
+
+    return warm
+
+
+@pytest.fixture
+def child(model_server, tmp_path):
+    """The same in a process of its own."""
+
+    def start(num_requests=1, max_files=0):
+        argv = [model_server.url, str(tmp_path / "ready"), str(num_requests), str(max_files)]
+        return subprocess.Popen([sys.executable, "-c", PROGRAM, *argv], stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+def length(body):
+    return len(body["input_ids"])
+
+
+def tokens(pause_s=0.0):
+    for _ in range(3):
+        yield {"text_output": "a"}
+        time.sleep(pause_s)
+    yield {"text_output": "a", **END, "num_output_tokens": 4}
+
+
+def warm(body):
+    yield from tokens(0.002)
+
+
+def statuses(done):
+    return [shape["status"] for shape in done.document["shapes"]]
+
+
+# --- rounds ---
+
+
+def test_rounds_go_on_until_a_cold_server_is_steady(model_server, run, tmp_path):
+    seen = Counter()
+
+    def cold(body):
+        seen[length(body)] += 1
+        if seen[length(body)] <= 2:  # of two at once: the first round
+            time.sleep(0.7)
+        yield from tokens(0.002)
+
+    model_server.answer = cold
+    done = run(batch_sizes=(2,), input_lengths=(8, 16), ready_file=tmp_path / "ready")
+
+    assert done.code == 0
+    assert statuses(done) == ["steady", "steady"]
+    for shape in done.document["shapes"]:
+        assert len(shape["rounds"]) >= 3
+        assert {each["num_requests"] for each in shape["rounds"]} == {2}
+        assert shape["rounds"][0]["ttft_s"] > shape["rounds"][-1]["ttft_s"]
+        assert shape["spared_s"] > 0
+    spared = done.document["spared"]
+    assert spared["total_s"] == sum(shape["spared_s"] for shape in done.document["shapes"])
+    assert spared["worst_s"] == max(shape["spared_s"] for shape in done.document["shapes"])
+    assert json.loads((tmp_path / "ready").read_text()) == done.document
+    assert (tmp_path / "ready").stat().st_mode & 0o777 == 0o644
+    assert os.listdir(tmp_path) == ["ready"]
+
+
+def test_never_more_are_open_than_a_shape_has_and_no_prompt_comes_twice(model_server, run):
+    model_server.answer = warm
+    run(batch_sizes=(1, 4), input_lengths=(8, 33), max_tokens=5)
+
+    assert model_server.most_at_once == 4
+    assert {length(body) for body in model_server.bodies} == {8, 33}
+    prompts = [tuple(body["input_ids"]) for body in model_server.bodies]
+    assert len(set(prompts)) == len(prompts) >= 20
+    for body in model_server.bodies:
+        assert body["sampling_param_max_tokens"] == 5
+        assert body["sampling_param_ignore_eos"] is True
+        assert body["stream_interval"] == 1
+
+
+def test_a_server_that_never_gets_steady_is_given_up_after_max_rounds(model_server, run, tmp_path):
+    times = iter((0.9, 0.0) * 3)
+
+    def uneven(body):
+        time.sleep(next(times))
+        yield from tokens()
+
+    model_server.answer = uneven
+    done = run(max_rounds=4, ready_file=tmp_path / "ready")
+
+    assert done.code == 3
+    assert statuses(done) == ["not steady"]
+    assert len(done.document["shapes"][0]["rounds"]) == 4
+    assert done.document["ok"] is False
+    assert json.loads((tmp_path / "ready").read_text())["ok"] is False
+    assert "1 x 8 prompt tokens: not steady: its last rounds still differ, after 4" in done.err
+
+
+def test_at_the_limit_what_is_open_is_cancelled_and_the_rest_is_not_begun(model_server, run):
+    def stuck(body):
+        if length(body) == 16:
+            yield {"text_output": "a"}
+            yield WAIT
+        yield from tokens()
+
+    model_server.answer = stuck
+    done = run(input_lengths=(8, 16, 32), limit_s=1.5)
+
+    assert done.code == 3
+    assert statuses(done) == ["steady", "not reached", "not reached"]
+    assert model_server.gone.wait(10)
+    assert not any(length(body) == 32 for body in model_server.bodies)
+
+
+def test_words_are_sent_where_a_model_takes_no_token_ids():
+    def asking(*inputs):
+        metadata = ModelMetadata(
+            "m", ("1",), "python", tuple(TensorMetadata(name, "BYTES", (1,)) for name in inputs), ()
+        )
+        return Asking.of(metadata, 7)
+
+    vllm = asking("text_input", "stream", "sampling_parameters")
+    assert vllm.fields == {"max_tokens": 7, "ignore_eos": True}
+    assert vllm.otherwise.fields == {"max_tokens": 7}
+    assert len(vllm.prompt(50).split()) == 50
+    assert vllm.prompt(50) != vllm.prompt(50)
+    assert asking("text_input", "streaming", "sampling_param_max_tokens").fields == {"max_tokens": 7}
+    assert len(Asking.of(METADATA, 7).prompt(50)) == 50
+
+
+def test_a_small_vocabulary_gets_ids_that_it_has(model_server, run):
+    def of_a_byte(body):
+        if max(body["input_ids"]) > 258:
+            raise Refusal(400, "[E_INVALID_ARGUMENT] input_ids: expected token ids from 0 to 258")
+        yield from tokens(0.002)
+
+    model_server.answer = of_a_byte
+    done = run(batch_sizes=(2,), input_lengths=(64, 32), limit_s=1e9)
+
+    assert done.code == 0
+    assert statuses(done) == ["steady", "steady"]
+    assert sum(max(body["input_ids"]) > 258 for body in model_server.bodies) == 2  # the first round alone
+
+
+ROUND = Round(num_requests=4, num_refused=0, ttft_s=1.0, step_s=0.1, answer_s=2.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({}, True, id="same"),
+        pytest.param({"ttft_s": 1.09, "step_s": 0.109, "answer_s": 2.7}, True, id="within a tenth"),
+        pytest.param({"ttft_s": 1.12}, False, id="first token"),
+        pytest.param({"ttft_s": 0.89}, False, id="first token sooner"),
+        pytest.param({"step_s": 0.112}, False, id="step"),
+        pytest.param({"step_s": None}, False, id="no steps"),
+        pytest.param({"answer_s": 5.5}, False, id="stall in the middle of an answer"),
+        pytest.param({"num_refused": 1}, False, id="refused"),
+        pytest.param({"num_requests": 3}, False, id="fewer"),
+    ],
+)
+def test_two_rounds_are_steady_when_no_time_differs_by_a_tenth(changes, expected):
+    other = Round(**{**vars(ROUND), **changes})
+
+    assert is_steady([ROUND, other]) is expected
+    assert is_steady([other, ROUND]) is expected
+    assert not is_steady([ROUND])
+    assert is_steady([other, ROUND, ROUND])
+
+
+def test_what_nobody_notices_is_steady_and_spares_nobody_anything():
+    quick = Round(num_requests=1, num_refused=0, ttft_s=0.002, step_s=0.0002, answer_s=0.004)
+    slower = Round(num_requests=1, num_refused=0, ttft_s=0.009, step_s=0.0009, answer_s=0.015)
+    assert is_steady([quick, slower])
+    assert ShapeResult(shape=Shape(1, 8), status="steady", rounds=(slower, quick)).spared_s == 0
+
+
+def test_rounds_of_fewer_requests_are_compared_with_their_like():
+    def result(*rounds):
+        return ShapeResult(shape=Shape(4, 8), status="steady", rounds=rounds)
+
+    cold = Round(**{**vars(ROUND), "answer_s": 10.0})
+    fewer = Round(**{**vars(ROUND), "num_requests": 2})
+    assert result(cold, ROUND, ROUND).spared_s == 7.5
+    assert result(cold, fewer, fewer).spared_s == 0
+    assert result(ROUND, cold).spared_s == 0  # slower in the end
+    assert result().spared_s == 0
+
+
+# --- refusals ---
+
+
+def test_a_shape_that_is_too_long_is_left_out_with_a_line(model_server, run):
+    def short_ones(body):
+        if length(body) > 10:
+            raise Refusal(400, "[E_PROMPT_TOO_LONG] 16 tokens do not fit")
+        yield from tokens()
+
+    model_server.answer = short_ones
+    done = run(batch_sizes=(2,), input_lengths=(16, 8))
+
+    assert done.code == 0
+    assert statuses(done) == ["left out", "steady"]
+    assert "2 x 16 prompt tokens: left out: [E_PROMPT_TOO_LONG] 16 tokens do not fit" in done.err
+    assert sum(length(body) == 16 for body in model_server.bodies) == 2  # not asked again
+
+
+def test_a_server_that_takes_no_shape_at_all_is_not_warm(model_server, run, tmp_path):
+    def nothing(body):
+        raise Refusal(400, "[E_INVALID_ARGUMENT] no")
+        yield
+
+    model_server.answer = nothing
+    with pytest.raises(ToolError, match=r"takes none of the shapes; 1 x 8 prompt tokens: .E_INVALID_ARGUMENT. no"):
+        run(ready_file=tmp_path / "ready")
+    assert not (tmp_path / "ready").exists()
+
+
+@pytest.fixture
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(server_rounds, "_FIRST_PAUSE_S", 0.01)
+
+
+def test_a_full_server_is_asked_for_less_and_no_more_for_later_shapes(model_server, run, short_pauses):
+    room = threading.Semaphore(2)
+    refused = threading.Event()
+    asked_at_first = threading.Barrier(4)
+    first_round = iter([True] * 4)
+
+    def two_at_once(body):
+        is_first = next(first_round, False)
+        if is_first:
+            asked_at_first.wait(30)
+        if not room.acquire(blocking=False):
+            refused.set()
+            raise Refusal(503, "[E_OVERLOADED] max_inflight is 2")
+        try:
+            if is_first:  # so that two are refused, however slow the machine is
+                refused.wait(30)
+                time.sleep(0.2)
+            yield from tokens()
+        finally:
+            room.release()
+
+    model_server.answer = two_at_once
+    done = run(batch_sizes=(4, 2, 8), input_lengths=(8,))
+
+    assert done.code == 0
+    assert statuses(done) == ["steady", "left out", "left out"]
+    first, *others = done.document["shapes"]
+    assert (first["rounds"][0]["num_requests"], first["rounds"][0]["num_refused"]) == (2, 2)
+    assert {each["num_requests"] for each in first["rounds"]} == {2}
+    assert first["rounds"][-1]["num_refused"] == 0
+    reason = "the server did not take more than 2 at once, and so many have been sent"
+    assert [other["reason"] for other in others] == [reason, reason]
+    assert f"8 x 8 prompt tokens: left out: {reason}" in done.err
+    assert model_server.most_at_once == 4
+
+
+def test_a_server_that_stays_full_leaves_a_shape_out_and_is_let_alone(model_server, run, short_pauses):
+    def full_for_long_ones(body):
+        if length(body) == 16:
+            raise Refusal(503, "[E_OVERLOADED] max_inflight_tokens is 20")
+        yield from tokens()
+
+    model_server.answer = full_for_long_ones
+    done = run(batch_sizes=(3,), input_lengths=(16, 8))
+
+    assert done.code == 0
+    assert statuses(done) == ["left out", "steady"]
+    assert "max_inflight_tokens is 20" in done.document["shapes"][0]["reason"]
+    # Three in the first round, and then one at a time.
+    assert sum(length(body) == 16 for body in model_server.bodies) == 3 + server_rounds._FULL_ROUNDS - 1
+
+
+def test_a_server_that_is_full_all_the_time_is_not_steady_but_has_not_failed(model_server, run, short_pauses):
+    def full(body):
+        raise Refusal(503, "[E_OVERLOADED] max_inflight is 1")
+        yield
+
+    model_server.answer = full
+    done = run(batch_sizes=(1, 2))
+
+    assert done.code == 3
+    assert statuses(done) == ["left out", "left out"]
+
+
+# --- failures ---
+
+
+@pytest.mark.parametrize("code", ["E_UNAVAILABLE", "E_INTERNAL"])
+def test_a_server_that_dies_in_the_middle_is_a_failure_and_nobody_is_told_ready(model_server, run, tmp_path, code):
+    def dying(body):
+        if len(model_server.bodies) > 3:
+            raise Refusal(500, f"[{code}] the engine is gone")
+        yield from tokens()
+
+    (tmp_path / "ready").write_text("of an earlier run")
+    model_server.answer = dying
+    with pytest.raises(ServerFailedError, match=r"the server failed at 1 x 16 prompt tokens: .*the engine is gone"):
+        run(input_lengths=(8, 16, 32), max_rounds=3, ready_file=tmp_path / "ready")
+    assert not (tmp_path / "ready").exists()
+
+
+def test_a_server_that_is_stopping_is_a_failure(model_server, run):
+    def ended(body):
+        yield {"text_output": "a"}
+        yield {"text_output": "", **END, "finish_reason": "cancelled", "num_output_tokens": 1}
+
+    model_server.answer = ended
+    with pytest.raises(ServerFailedError, match="it is stopping"):
+        run()
+
+
+def test_a_server_that_is_not_there_is_a_failure_after_the_wait(run, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        (tmp_path / "ready").touch()
+        with pytest.raises(ServerFailedError, match=r"is not ready after 0.3 s: .* is unreachable"):
+            run(url=url, wait_s=0.3, ready_file=tmp_path / "ready")
+    assert not (tmp_path / "ready").exists()
+
+
+def test_a_log_that_says_why_it_fails_ends_the_wait(run, tmp_path):
+    log = tmp_path / "log"
+    log.write_text('I1121 12:42:07.749106 49 model_lifecycle.cc:472] "loading: tensorrt_llm:1"\n')
+
+    def fail():
+        with log.open("a") as file:
+            file.write(FAILED)
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        writer = threading.Timer(0.5, fail)
+        writer.start()
+        with pytest.raises(ServerFailedError, match="can't become ready: model 'tensorrt_llm' failed to load: no GPU"):
+            run(url=f"http://127.0.0.1:{taken.getsockname()[1]}", log=log)  # two hours
+        writer.join()
+
+
+def test_an_unexpected_error_is_raised_and_ends_the_others(model_server, run):
+    model_server.answer = warm
+    token = iter(["a"] * 4)  # for the questions before the first request
+
+    def broken():
+        found = next(token, None)
+        if found is None:
+            raise ToolError("the token can't be read")
+        return found
+
+    client = functools.partial(AsyncClient, model_server.url, token=broken)
+    with pytest.raises(ToolError, match="the token can't be read"):
+        warm_server(ServerWarmOptions(client=client, batch_sizes=(4,), input_lengths=(8,)))
+
+
+# --- the ready file ---
+
+
+def test_a_ready_file_where_none_can_be_is_said_before_anything_is_sent(model_server, run, tmp_path):
+    with pytest.raises(ToolError, match="expected a folder that can be written to") as caught:
+        run(ready_file=tmp_path / "none" / "ready")
+    assert caught.value.exit_code == 2
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ToolError, match="can't be removed"):
+        run(ready_file=tmp_path / "folder")
+    assert model_server.bodies == []
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_cancels_what_is_open(model_server, child, tmp_path, signum, code):
+    def stuck(body):
+        yield {"text_output": "a"}
+        yield WAIT
+
+    (tmp_path / "ready").touch()
+    model_server.answer = stuck
+    with child() as process:
+        assert model_server.waiting.wait(60)
+        assert not (tmp_path / "ready").exists()
+        process.send_signal(signum)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "interrupted: what was open is cancelled" in err
+    assert "Traceback" not in err
+    assert model_server.gone.wait(10)
+    assert not (tmp_path / "ready").exists()
+
+
+def test_more_requests_at_once_than_files_may_be_open_are_no_problem(model_server, child):
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 256:
+        pytest.skip("the hard limit on open files is below 256")
+    together = threading.Barrier(16)
+
+    def all_at_once(body):
+        together.wait(30)
+        yield from tokens()
+
+    model_server.answer = all_at_once
+    with child(16, max_files=16) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode in (0, 3), err
+    assert model_server.most_at_once == 16
+
+
+# --- shapes ---
+
+
+def write_yaml(folder, document, version="1", model="tensorrt_llm"):
+    path = folder / model / version / "model.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+    return folder
+
+
+def pairs(planned):
+    return [(shape.num_requests, shape.num_input_tokens) for shape in planned.shapes]
+
+
+def test_shapes_are_those_of_the_highest_versions_warm_up(tmp_path):
+    write_yaml(tmp_path, {"triton_config": {"warmup": {"shapes": [[1, 1]]}}}, version="9")
+    write_yaml(tmp_path, {"triton_config": {"warmup": {"shapes": [[1, 64], [8, 512]]}}}, version="10")
+
+    planned = planned_shapes("tensorrt_llm", repository=tmp_path)
+    assert pairs(planned) == [(1, 64), (8, 512)]
+    assert "10/model.yaml" in planned.source
+
+
+@pytest.mark.parametrize("ours", [None, {}, {"engine": "tensorrt_llm", "warmup": None}])
+def test_without_a_warm_up_shapes_follow_from_the_llm_arguments(tmp_path, ours):
+    from deepseek_triton_build.warmup import shapes_of
+
+    llm_args = {"model": "m", "max_batch_size": 8, "max_num_tokens": 1024, "max_input_len": 512, "max_seq_len": 1024}
+    write_yaml(tmp_path, {**llm_args, "triton_config": ours})
+
+    assert pairs(planned_shapes("tensorrt_llm", repository=tmp_path)) == list(shapes_of(llm_args))
+
+
+def test_other_engines_and_unknown_servers_get_modest_shapes_and_are_told_so(tmp_path):
+    write_yaml(tmp_path, {"model": "tiny", "triton_config": {"engine": "simulated"}})
+
+    for planned in (planned_shapes("tensorrt_llm", repository=tmp_path), planned_shapes("tensorrt_llm")):
+        assert max(pairs(planned)) == (max(server_shapes.MODEST_BATCH_SIZES), max(server_shapes.MODEST_INPUT_LENGTHS))
+        assert "a modest choice, because" in planned.source
+
+
+def test_what_is_given_goes_before_what_the_repository_says(tmp_path):
+    write_yaml(tmp_path, {"triton_config": {"warmup": {"shapes": [[1, 64], [8, 512], [2, 64]]}}})
+    given = functools.partial(planned_shapes, "tensorrt_llm", repository=tmp_path)
+
+    assert pairs(given(batch_sizes=(3,))) == [(3, 64), (3, 512)]
+    assert pairs(given(input_lengths=(7,))) == [(1, 7), (2, 7), (8, 7)]
+    assert pairs(given(batch_sizes=(3, 4), input_lengths=(7, 9))) == [(3, 7), (4, 7), (3, 9), (4, 9)]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        pytest.param("[1, 2]", "expected a mapping of LLM arguments, got list", id="list"),
+        pytest.param("a: [", "can't be read", id="not YAML"),
+        pytest.param(
+            {"triton_config": {"warmup": {"shapes": [[1, 64], [0, 64], [1], "x", [True, 2]]}}},
+            r"expected pairs .* got \[0, 64\], \[1\], 'x'",
+            id="shapes",
+        ),
+    ],
+)
+def test_a_model_yaml_that_is_none_is_refused(tmp_path, document, expected):
+    write_yaml(tmp_path, document)
+    with pytest.raises(RepositoryError, match=expected):
+        planned_shapes("tensorrt_llm", repository=tmp_path)
+
+
+def test_a_repository_without_the_model_is_refused(tmp_path):
+    write_yaml(tmp_path, {}, model="other")
+    with pytest.raises(RepositoryError, match=r"tensorrt_llm/VERSION/model.yaml, found none"):
+        planned_shapes("tensorrt_llm", repository=tmp_path)
+
+
+# --- waiting ---
+
+LOG = """\
+I1121 12:42:07.747691 4989 pinned_memory_manager.cc:277] "Pinned memory pool is created at '0x7f' with size 268435456"
+I1121 12:42:07.749106 4989 model_lifecycle.cc:472] "loading: tensorrt_llm:1"
+deepseek_backend INFO: loading /models/r1 on the tensorrt_llm engine
+[12/20/2025-04:20:19] [TRT-LLM] [I] Prefetching 641.30GB checkpoint files.
+[12/20/2025-04:20:21] [TRT-LLM] [I] Use 63.32 GB for model weights.
+Loading safetensors weights in parallel: 100%|###| 15/15 [00:00<00:00, 81.92it/s]
+Loading weights:  50%|###  | 400/801 [00:23<00:23, 17.29it/s]\rLoading weights: 100%|#####| 801/801 [00:46<00:00]
+[TensorRT-LLM][INFO] [MemUsageChange] Allocated 0.56 GiB for max tokens in paged KV cache (8224).
+[12/20/2025-04:21:10] [TRT-LLM] [I] [Autotuner] Autotuning process starts ...
+[12/20/2025-04:21:37] [TRT-LLM] [I] Creating CUDA graph instances for 11 batch sizes.
+I1121 12:42:09.142789 4989 model_lifecycle.cc:839] "successfully loaded 'tensorrt_llm'"
+"""
+
+
+def test_the_phases_of_a_load_are_read_from_its_log(tmp_path):
+    path = tmp_path / "log"
+    path.touch()
+    log = LogFollower(path)
+    phases = []
+    with path.open("a") as file:
+        for line in LOG.splitlines(keepends=True):
+            file.write(line)
+            file.flush()
+            log.read()
+            phases.append(log.phase)
+
+    assert list(dict.fromkeys(phases)) == [
+        "starting",
+        "loading",
+        "prefetching the checkpoint",
+        "loading weights",
+        "allocating the KV cache",
+        "autotuning",
+        "capturing CUDA graphs",
+        "opening its ports",
+    ]
+    assert log.last_message == "successfully loaded 'tensorrt_llm'"
+
+
+def test_the_phase_does_not_depend_on_where_the_pieces_of_a_log_end(tmp_path):
+    path = tmp_path / "log"
+    data = LOG.encode() * 3
+    log = LogFollower(path)
+    assert not log.is_there
+    pieces = random.Random(0)
+    with path.open("ab", buffering=0) as file:
+        while data:
+            size = pieces.randint(1, 90)
+            file.write(data[:size])
+            data = data[size:]
+            log.read()
+    assert log.lines == [line for line in (LOG * 3).replace("\r", "\n").splitlines() if line]
+
+
+def test_a_log_that_is_there_already_tells_the_phase_but_not_an_old_failure(tmp_path):
+    path = tmp_path / "log"
+    path.write_text(FAILED + LOG)
+    log = LogFollower(path)
+    log.read()
+    assert log.phase == "opening its ports"
+    assert log.failure("tensorrt_llm") == ""
+
+
+def test_a_log_that_begins_anew_is_read_from_its_start(tmp_path):
+    path = tmp_path / "log"
+    path.write_text(LOG)
+    log = LogFollower(path)
+    path.write_text('I1121 12:42:07.747691 4989 pinned_memory_manager.cc:277] "again"\n')
+    log.read()
+    assert (log.phase, log.last_message) == ("starting", "again")
+    path.rename(tmp_path / "log.1")
+    path.write_text("deepseek_backend INFO: loading it\n" + "x" * 200)
+    log.read()
+    assert log.phase == "loading"
+
+
+def test_a_wait_is_told_in_phases(tmp_path, capsys):
+    path = tmp_path / "log"
+    log = LogFollower(path)
+    waiting = Waiting("tensorrt_llm", StatusLine(1000.0), log)
+    waiting.see(Readiness("http://a:1", "unreachable", 0.0))
+    waiting.see(Readiness("http://a:1", "unreachable", 1.0))
+    path.write_text(LOG.partition("[TensorRT-LLM]")[0])
+    waiting.see(Readiness("http://a:1", "unreachable", 75.0))
+    waiting.see(Readiness("http://a:1", "ready", 80.0))
+
+    assert list(waiting.seconds) == ["unreachable", "loading weights"]
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"waiting for http://a:1, 0:00:00: unreachable (there is no log {path})"
+    assert second.startswith("waiting for http://a:1, 0:01:15: loading weights  Loading weights: 100%")
+
+
+def test_a_server_that_is_ready_at_once_was_waited_for_in_no_phase():
+    waiting = Waiting("tensorrt_llm", StatusLine(1000.0))
+    waiting.see(Readiness("http://a:1", "ready", 0.0))
+    assert waiting.seconds == {}
+
+
+# --- for people ---
+
+
+def test_the_table_says_what_was_found_and_what_was_left_out(model_server, capsys):
+    def short_ones(body):
+        if length(body) > 10:
+            raise Refusal(400, "[E_PROMPT_TOO_LONG] too long")
+        yield from tokens(0.002)
+
+    model_server.answer = short_ones
+    client = functools.partial(AsyncClient, model_server.url)
+    assert warm_server(ServerWarmOptions(client=client, batch_sizes=(2,), input_lengths=(8, 1600))) == 0
+
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0][:5] == ["tensorrt_llm", "on", model_server.url, "was", "ready"]
+    [short] = [row for row in rows if row[:2] == ["2", "8"]]
+    [long] = [row for row in rows if row[:2] == ["2", "1,600"]]
+    assert short[-1] == "steady"
+    assert long[2:] == ["0", "-", "-", "-", "-", "-", "left", "out"]
+    assert "2 x 1,600: left out: [E_PROMPT_TOO_LONG] too long" in out
+    assert out.splitlines()[-1].startswith("steady after ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.0, "0.0 ms"),
+        (0.0083, "8.3 ms"),
+        (0.12, "120 ms"),
+        (2.54, "2.5 s"),
+        (0.00996, "10 ms"),
+        (0.9996, "1.0 s"),
+        (59.96, "1:00 min"),
+        (200, "3:20 min"),
+        (3605, "1:00:05 h"),
+    ],
+)
+def test_durations_have_their_unit(seconds, expected):
+    assert duration(seconds) == expected

@@ -1,0 +1,72 @@
+"""Dropping files from the page cache, and why some of their pages stay."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepseek_triton_tools.sizes import sized
+from deepseek_triton_tools.warming.residency import evict
+from deepseek_triton_tools.warming.survey import Survey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evicted:
+    """What became of one file."""
+
+    path: Path
+    left: int | None
+    """Bytes that are still there; None: unknown."""
+    reason: str = ""
+    """Why something stayed; for people."""
+
+
+def evict_all(survey: Survey) -> tuple[Evicted, ...]:
+    """Drop every file of the survey, whatever its share or state."""
+    done = {each.file.path: _evict(each.file.path) for each in survey.files}
+    stayed = [path for path, evicted in done.items() if evicted.left]
+    users = _users(stayed) if stayed else {}
+    return tuple(_explained(evicted, users.get(evicted.path, [])) for evicted in done.values())
+
+
+def _evict(path: Path) -> Evicted:
+    try:
+        return Evicted(path=path, left=evict(path))
+    except OSError as error:
+        return Evicted(path=path, left=None, reason=f"can't be opened: {error.strerror}")
+
+
+def _explained(evicted: Evicted, users: list[str]) -> Evicted:
+    if not evicted.left:
+        return evicted
+    by = f"mapped by {', '.join(users)}" if users else "mapped or locked by somebody, or not written back yet"
+    return Evicted(path=evicted.path, left=evicted.left, reason=f"{sized(evicted.left)} stayed: {by}")
+
+
+def _users(paths: list[Path]) -> Mapping[Path, list[str]]:
+    """The processes that have one of the files mapped, as far as this user may see them."""
+    by_name = {str(path.resolve()): path for path in paths}
+    users: dict[Path, list[str]] = {}
+    for pid, name, maps in _processes():
+        for path in {by_name[mapped] for mapped in _mapped(maps) if mapped in by_name}:
+            users.setdefault(path, []).append(f"{name} ({pid})")
+    return users
+
+
+def _processes() -> Iterator[tuple[str, str, str]]:
+    """Number, name and /proc/<pid>/maps of each."""
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            yield pid, Path("/proc", pid, "comm").read_text().strip(), Path("/proc", pid, "maps").read_text()
+        except OSError:  # it has ended, or is somebody else's
+            continue
+
+
+def _mapped(maps: str) -> Iterator[str]:
+    """The names of the sixth column; proc(5)."""
+    for line in maps.splitlines():
+        columns = line.split(maxsplit=5)
+        if len(columns) == 6:
+            yield columns[5]

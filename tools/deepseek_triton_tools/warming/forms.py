@@ -1,0 +1,214 @@
+"""`warm --form`: an init container, a systemd unit, a Slurm prolog, with the numbers of what is served.
+
+The texts are in templates/; @@{name} stands for a value. Each number has its reason in the comment above it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import shutil
+import string
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+from deepseek_triton_build.render.text import WIDTH, comment, one_line
+from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.sizes import about, sized
+from deepseek_triton_tools.warming.serving import Serving
+from deepseek_triton_tools.warming.survey import BUDGET_SHARE
+
+ASSUMED_RATE = 200 * 10**6
+"""Bytes a second: the hour that users report for the first load of 640 GB (NVIDIA/TensorRT-LLM#3879, sgl-project/
+sglang#3825) is 180 MB/s. A deadline that is too late costs nothing while all is well."""
+ENGINE_START_S = 1800
+"""For kernels to be compiled and CUDA graphs captured after the weights are there. An assumption."""
+PERIOD_S = 10
+"""Between two probes."""
+PYTHON_IMAGE = "python:3.12-slim"
+_GIB = 2**30
+_MOUNTED_CACHE = "/models/hub"
+
+_TEMPLATES: Mapping[str, str] = {
+    "init-container": "init-container.yaml",
+    "systemd": "systemd.service",
+    "slurm-prolog": "slurm-prolog.sh",
+}
+
+
+class _Template(string.Template):
+    delimiter = "@@"  # in none of the three languages
+
+
+def render(form: str, serving: Serving, *, rate: int | None = None) -> str:
+    """
+    :param form: a key of _TEMPLATES.
+    :param rate: bytes a second that the storage gives; assumed unless given.
+    """
+    template = (resources.files(__package__) / "templates" / _TEMPLATES[form]).read_text("utf-8")
+    values = _common(serving, rate) | _VALUES[form](serving, rate)
+    return "\n".join(_wrapped(line) for line in _Template(template).substitute(values).splitlines()) + "\n"
+
+
+def _wrapped(line: str) -> str:
+    """A comment that has become long, over several lines."""
+    text = line.lstrip()
+    if len(line) <= WIDTH + 10 or not text.startswith("# "):
+        return line
+    return "\n".join(comment(text[2:], line[: len(line) - len(text)]))
+
+
+def _common(serving: Serving, rate: int | None) -> dict[str, str]:
+    timeout_s = 2 * _load_s(serving, rate)
+    why = f"{_load_why(serving, rate)}; twice that, and it is {timeout_s} s."
+    return {
+        "version": __version__,
+        "source": one_line(serving.source),
+        "checkpoints": one_line(" and ".join(serving.checkpoints)),
+        "size": sized(serving.size),
+        "timeout_s": str(timeout_s),
+        "timeout_why": why,
+    }
+
+
+def _load_s(serving: Serving, rate: int | None) -> int:
+    return math.ceil(serving.size / (rate or ASSUMED_RATE))
+
+
+def _load_why(serving: Serving, rate: int | None) -> str:
+    """How long it takes to read all of it."""
+    known = "as given by --rate" if rate else "assumed, for nothing was measured: give --rate"
+    load_s = _load_s(serving, rate)
+    return (
+        f"{serving.size:,} bytes (by {one_line(serving.size_from)}) at {sized(rate or ASSUMED_RATE)}/s ({known}) take "
+        f"{load_s} s, {about(load_s)}"
+    )
+
+
+# --- Kubernetes ---
+
+
+def _init_container(serving: Serving, rate: int | None) -> dict[str, str]:
+    memory = math.ceil(serving.size / BUDGET_SHARE / _GIB) + 1
+    failures = math.ceil((_load_s(serving, rate) + ENGINE_START_S) / PERIOD_S)
+    mounts = {f"checkpoint-{n}": folder for n, folder in enumerate(serving.folders, 1)}
+    mounts |= {"hub": _MOUNTED_CACHE} if serving.names else {}
+    return {
+        "image": json.dumps(serving.image or PYTHON_IMAGE),
+        "image_why": _image_why(serving),
+        "args": json.dumps([text.replace("$", "$$") for text in serving.checkpoints]),  # $(NAME) would be replaced
+        "environment": _yaml_environment(serving),
+        "mounts": "".join(
+            f"      - {{name: {name}, mountPath: {json.dumps(path)}, readOnly: true}}\n"
+            for name, path in mounts.items()
+        ),
+        "volumes": "\n".join(_volume(name, path) for name, path in mounts.items()),
+        "memory": f"{memory}Gi",
+        "memory_why": (
+            f"Page cache is charged to the pod that reads it, and a container's limit holds for what it reads: "
+            f"{sized(serving.size)} of weights / {BUDGET_SHARE} (the share that warm fills at most) + 1 GiB for the "
+            "program. With less, the first shards are dropped while the last are read."
+        ),
+        "memory_main_why": _memory_main_why(serving, memory),
+        "gpus": f", nvidia.com/gpu: {serving.num_gpus}" if serving.num_gpus else "",
+        "period_s": str(PERIOD_S),
+        "failures": str(failures),
+        "probe_why": (
+            f"The worst case is a node that has lost the pages again: {_load_why(serving, rate)}; and "
+            f"{about(ENGINE_START_S)} for the engine's kernels and CUDA graphs, an assumption. {failures} x "
+            f"{PERIOD_S} s."
+        ),
+    }
+
+
+def _image_why(serving: Serving) -> str:
+    if serving.image:
+        return "The server's own image, by deepseek-triton.json: it has Python 3.12, and the node pulls it anyway."
+    return "Any image with Python 3.10 or newer. The server's own saves a pull."
+
+
+def _memory_main_why(serving: Serving, memory: int) -> str:
+    text = (
+        f"The pod's limit is the larger of this one and the init container's, and the {sized(serving.size)} of weights "
+        f"stay charged to it; what is left of the {memory} GiB is for the engine's own processes"
+    )
+    if not serving.num_gpus:
+        return f"{text}. More GPUs, or a checkpoint's conversion, may need more."
+    left = (memory * _GIB - serving.size) / serving.num_gpus
+    whole = f"tensor_parallel_size x pipeline_parallel_size is {serving.num_gpus}"
+    return (
+        f"{text}: {sized(left)} for each of {serving.num_gpus} ranks. {whole}; where a node has fewer GPUs, each node "
+        "needs the whole checkpoint all the same, and its own number here. A /dev/shm in memory comes on top."
+    )
+
+
+def _yaml_environment(serving: Serving) -> str:
+    if not serving.names:
+        return ""
+    return f"    env:\n      - {{name: HF_HUB_CACHE, value: {_MOUNTED_CACHE}}}\n"
+
+
+def _volume(name: str, path: str) -> str:
+    is_cache = path == _MOUNTED_CACHE and name == "hub"
+    what = "the hub folder of a Hugging Face cache" if is_cache else one_line(f"the folder that is {path} above")
+    claim = "huggingface-hub" if is_cache else "deepseek-checkpoint"
+    return (
+        f"  # {what}; a hostPath or a CSI volume does as well\n"
+        f"  - name: {name}\n    persistentVolumeClaim: {{claimName: {claim}, readOnly: true}}"
+    )
+
+
+# --- systemd ---
+
+
+def _systemd(serving: Serving, rate: int | None) -> dict[str, str]:
+    mounts = [*serving.folders, *([serving.hub_cache] if serving.names else [])]
+    environment = f"Environment={_unit_word(f'HF_HUB_CACHE={serving.hub_cache}')}\n" if serving.names else ""
+    tables = math.ceil(serving.size / 512)  # 8 bytes for each page of 4 KiB
+    return {
+        "mounts": " ".join(_unit_word(mount) for mount in mounts),
+        "environment": environment,
+        "program": _unit_word(_program()),
+        "checkpoints_quoted": " ".join(_unit_word(text).replace("$", "$$") for text in serving.checkpoints),
+        "memlock_why": (
+            f"To lock {sized(serving.size)}, and {sized(tables)} of page tables with it; without this --hold watches "
+            "instead, and brings in again what was evicted."
+        ),
+    }
+
+
+def _unit_word(text: str) -> str:
+    """One word of a unit's setting, systemd.syntax(7): quotes and backslashes as in C, and no specifiers."""
+    text = text.replace("%", "%%")
+    if all(character.isalnum() or character in "/._-=:@+%$," for character in text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else "".join(f"\\x{b:02x}" for b in c.encode()) for c in escaped) + '"'
+
+
+def _program() -> str:
+    """Where it is on this machine."""
+    beside = Path(sys.executable).with_name("deepseek-triton")
+    return str(beside) if beside.exists() else shutil.which("deepseek-triton") or "/usr/local/bin/deepseek-triton"
+
+
+# --- Slurm ---
+
+
+def _slurm_prolog(serving: Serving, rate: int | None) -> dict[str, str]:
+    environment = f"export HF_HUB_CACHE={shlex.quote(serving.hub_cache)}\n" if serving.names else ""
+    return {
+        "environment": environment,
+        "program": shlex.quote(_program()),
+        "checkpoints_quoted": _shell_words(serving.checkpoints),
+    }
+
+
+def _shell_words(words: Sequence[str]) -> str:
+    return " ".join(map(shlex.quote, words))
+
+
+_VALUES = {"init-container": _init_container, "systemd": _systemd, "slurm-prolog": _slurm_prolog}

@@ -1,0 +1,136 @@
+"""Keeping warmed files in the page cache: locked there, or watched and brought in again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from deepseek_triton_tools.errors import LockError
+from deepseek_triton_tools.sizes import sized
+from deepseek_triton_tools.warming.locking import LockedFiles, allow_locking
+from deepseek_triton_tools.warming.progress import problem_line
+from deepseek_triton_tools.warming.survey import Survey, SurveyedFile
+from deepseek_triton_tools.warming.warming import STAYED, warm
+
+HoldMode = Literal["auto", "lock", "watch"]
+
+_ROUNDS_LOST = 3
+"""So often in a row most of what was brought in may be gone again by the next round, before it is left alone."""
+_ASKING_SHARE = 0.05
+"""Of the time may go into asking what is resident: mincore takes 17 ms a GiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What the holder found in one round."""
+
+    mode: HoldMode
+    """lock or watch."""
+    resident: int | None
+    rewarmed: int
+    """Bytes brought in again, in all."""
+    problem: str | None = None
+    """What keeps it from holding as it should, in one line."""
+
+
+Observe = Callable[[Held], None]
+
+
+def hold(
+    survey: Survey,
+    *,
+    mode: HoldMode,
+    stop: threading.Event,
+    observe: Observe | None = None,
+    period_s: float = 15.0,
+) -> None:
+    """Until `stop` is set. "auto" locks, and watches where locking is not allowed.
+
+    :param observe: called when the files are held, and after each round of a watch.
+    :raises LockError: mode "lock", and the limit on locked memory is too low; or the files can't be watched, for the
+        kernel does not say what of them is resident.
+    :raises OSError: a file can't be opened.
+    """
+    observe = observe or (lambda held: None)
+    why_not = None
+    if mode != "watch":
+        try:
+            _lock(survey, stop, observe)
+            return
+        except LockError as error:
+            if mode == "lock":
+                raise
+            why_not = f"watching, not locking: {error}"
+    _Watch(survey, stop, observe, why_not).run(period_s)
+
+
+def _lock(survey: Survey, stop: threading.Event, observe: Observe) -> None:
+    allow_locking(survey.chosen_size)
+    with LockedFiles() as locked:
+        locked.lock((each.file.path for each in survey.chosen), stop)
+        if not stop.is_set():
+            observe(Held(mode="lock", resident=locked.size, rewarmed=0))
+        stop.wait()
+
+
+class _Watch:
+    """Rounds of asking what is gone and bringing it in again."""
+
+    def __init__(self, survey: Survey, stop: threading.Event, observe: Observe, note: str | None) -> None:
+        # What was looked at and verified once is not again.
+        self._survey = replace(survey, checkpoints=(), options=replace(survey.options, verify=False, give_up_s=None))
+        self._stop = stop
+        self._observe = observe
+        self._problem = note
+        self._rewarmed = self._rewarmed_last = self._rounds_lost = 0
+
+    def run(self, period_s: float) -> None:
+        began = time.monotonic()
+        gone = self._gone()
+        wait_s = max(period_s, (time.monotonic() - began) / _ASKING_SHARE)
+        self._say(gone)
+        while not self._stop.wait(wait_s):
+            gone = self._gone()
+            self._judge(sum(gone.values()))
+            if gone and self._rounds_lost < _ROUNDS_LOST:
+                self._bring_again(tuple(gone))
+                gone = self._gone()
+            self._say(gone)
+
+    def _gone(self) -> dict[SurveyedFile, int]:
+        """File -> bytes of it that are not resident, without those that are whole or can't be opened any more."""
+        asked = {each: each.ask_resident() for each in self._survey.chosen}
+        if asked and all(resident is None for resident in asked.values()):
+            raise LockError(
+                "the kernel does not say what of these files is in the page cache, so that they can't be watched: run "
+                "as their owner, or hold by --hold=lock"
+            )
+        missing = {each: each.file.size - resident for each, resident in asked.items() if resident is not None}
+        return {each: num_bytes for each, num_bytes in missing.items() if num_bytes > 0}
+
+    def _judge(self, missing: int) -> None:
+        """Whether what the last round brought in has stayed."""
+        if self._rounds_lost >= _ROUNDS_LOST:
+            return
+        is_noise = missing <= (1 - STAYED) * self._survey.chosen_size
+        is_lost = not is_noise and bool(self._rewarmed_last) and 2 * missing >= self._rewarmed_last
+        self._rounds_lost = self._rounds_lost + 1 if is_lost else 0
+        if self._rounds_lost == _ROUNDS_LOST:
+            self._problem = (
+                f"evicted faster than it can be brought in: {sized(missing)} are gone again, {_ROUNDS_LOST} times "
+                "in a row, and now left alone; give this node more memory, lower --budget, or hold by --hold=lock"
+            )
+
+    def _bring_again(self, files: tuple[SurveyedFile, ...]) -> None:
+        result = warm(replace(self._survey, files=files), stop=self._stop)
+        self._rewarmed_last = result.progress.done - result.progress.found
+        self._rewarmed += self._rewarmed_last
+        for problem in result.progress.problems:
+            self._problem = problem_line(problem)
+
+    def _say(self, gone: dict[SurveyedFile, int]) -> None:
+        resident = self._survey.chosen_size - sum(gone.values())
+        self._observe(Held(mode="watch", resident=resident, rewarmed=self._rewarmed, problem=self._problem))

@@ -1,0 +1,247 @@
+"""The threads that bring files into the page cache, and what is known of each while they do.
+
+The work is dealt in segments, so that the last files too are shared by all threads. A thread holds one file open and
+at most one buffer of a step; what is under way is bounded by the number of threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deepseek_triton_tools.warming.checksums import Checksum
+from deepseek_triton_tools.warming.pace import Pace
+from deepseek_triton_tools.warming.reading import STEP, Sink, Source
+from deepseek_triton_tools.warming.residency import ResidentFile
+from deepseek_triton_tools.warming.survey import SurveyedFile
+
+SEGMENT = 2**28
+"""Bytes of a file that one thread takes at once: 256 MiB."""
+
+_WAIT = "wait until it is whole, then warm again"
+_FIXES: Mapping[int, str] = {
+    errno.EACCES: "let this user read it",
+    errno.EPERM: "let this user read it",
+    errno.ENOENT: "it was removed meanwhile; download it again",
+    errno.EIO: "the storage failed: its own log (dmesg) says more",
+    errno.ESTALE: "the server no longer has it under this handle: mount the file system again",
+    errno.EMFILE: "allow this process more open files (ulimit -n)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One file that could not be warmed, or is not what it should be."""
+
+    path: Path
+    message: str
+    """One line, with the byte where there is one."""
+    fix: str
+
+
+@dataclass(kw_only=True)
+class FileProgress:
+    """Guarded by the transfer's lock."""
+
+    surveyed: SurveyedFile
+    segments_left: int
+    done: int = 0
+    found: int = 0
+    """Bytes of `done` that were there already."""
+    status: os.stat_result | None = None
+    """When it was opened first."""
+    problem: Problem | None = None
+
+    @property
+    def path(self) -> Path:
+        return self.surveyed.file.path
+
+    def trouble(self, message: str, fix: str) -> Problem:
+        return Problem(path=self.path, message=message, fix=fix)
+
+
+@dataclass(frozen=True)
+class Segment:
+    file: FileProgress
+    begin: int
+    end: int
+
+
+@dataclass(kw_only=True)
+class Place:
+    """Where a thread is. Written by that thread alone."""
+
+    thread_id: int = 0
+    """The kernel's."""
+    file: FileProgress | None = None
+    offset: int = 0
+    since_s: float = field(default_factory=time.monotonic)
+    """When its last byte came."""
+
+    def move(self, file: FileProgress | None, offset: int) -> None:
+        self.file, self.offset, self.since_s = file, offset, time.monotonic()
+
+
+class _CutError(Exception):
+    """The file ended before the byte where it should."""
+
+
+class Transfer:
+    """Bringing in `files` with `jobs` threads."""
+
+    def __init__(
+        self, files: Sequence[SurveyedFile], *, jobs: int, rate_limit: float | None, checksums: Mapping[Path, Checksum]
+    ) -> None:
+        self.files = [FileProgress(surveyed=file, segments_left=0) for file in files]
+        self.ended = threading.Event()
+        """Every thread is done."""
+        self._pace = Pace(rate_limit)
+        self._checksums = checksums
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._segments = deque(segment for file in self.files for segment in self._segments_of(file))
+        self.places = [Place() for _ in range(min(jobs, len(self._segments)))]
+        self._num_running = len(self.places)
+        if not self.places:
+            self.ended.set()
+
+    def start(self) -> None:
+        for number, place in enumerate(self.places):
+            # Daemons: one that waits for a dead server can't be ended, and must not keep the process.
+            threading.Thread(target=self._run, args=(place,), name=f"warm-{number}", daemon=True).start()
+
+    def stop(self) -> None:
+        """No further step is begun."""
+        self._stop.set()
+
+    def leave(self, problem: Problem) -> None:
+        """No more of a file that is known to be damaged."""
+        for file in self.files:
+            if file.path == problem.path:
+                self._fail(file, problem)
+
+    def _segments_of(self, file: FileProgress) -> Iterator[Segment]:
+        size = file.surveyed.file.size
+        # A checksum is computed from the first byte to the last.
+        length = size if file.path in self._checksums else SEGMENT
+        begins = range(0, size, length) if size else range(1)
+        file.segments_left = len(begins)
+        for begin in begins:
+            yield Segment(file, begin, min(begin + length, size))
+
+    def _run(self, place: Place) -> None:
+        place.thread_id = threading.get_native_id()
+        with closing(Sink()) as sink:
+            while (segment := self._next()) and not self._stop.is_set():
+                place.move(segment.file, segment.begin)
+                self._try(segment, sink, place)
+            place.move(None, 0)
+        with self._lock:
+            self._num_running -= 1
+            if not self._num_running:
+                self.ended.set()
+
+    def _next(self) -> Segment | None:
+        with self._lock:
+            while self._segments:
+                segment = self._segments.popleft()
+                if segment.file.problem is None:
+                    return segment
+        return None
+
+    def _try(self, segment: Segment, sink: Sink, place: Place) -> None:
+        file = segment.file
+        try:
+            with Source(file.path, file.surveyed.file_system, sink) as source, ResidentFile(file.path) as pages:
+                with self._lock:
+                    file.status = file.status or source.status
+                if checksum := self._checksums.get(file.path):
+                    self._verify(segment, source, place, checksum)
+                else:
+                    self._bring(segment, source, pages, place)
+            self._end(file)
+        except _CutError:
+            before = f"{file.surveyed.file.size:,} bytes when the warm-up began"
+            self._fail(file, file.trouble(f"ends at byte {place.offset:,}, and had {before}", _WAIT))
+        except OSError as error:
+            fix = _FIXES.get(error.errno or 0, "read it by hand (cat) to see whether the storage delivers it")
+            self._fail(file, file.trouble(f"can't be read at byte {place.offset:,}: {error.strerror}", fix))
+
+    def _bring(self, segment: Segment, source: Source, pages: ResidentFile, place: Place) -> None:
+        # All are asked about before the first is read: what the kernel only reads ahead counts as resident too.
+        for begin, end, is_resident in self._windows(segment, pages):
+            place.move(segment.file, begin)
+            if is_resident:
+                self._advance(segment.file, end - begin, found=end - begin)
+            else:
+                self._bring_window(segment.file, source, place, begin, end)
+
+    def _windows(self, segment: Segment, pages: ResidentFile) -> list[tuple[int, int, bool]]:
+        length = segment.file.surveyed.file_system.reading.window
+        begins = range(segment.begin, segment.end, length)
+        windows = [(begin, min(begin + length, segment.end)) for begin in begins]
+        return [(begin, end, pages.resident(begin, end - begin) == end - begin) for begin, end in windows]
+
+    def _bring_window(self, file: FileProgress, source: Source, place: Place, offset: int, end: int) -> None:
+        while offset < end and (step := self._step(end - offset, place)):
+            brought = source.bring(offset, step)
+            if not brought:
+                raise _CutError
+            self._advance(file, brought)
+            offset += brought
+            place.move(file, offset)
+
+    def _verify(self, segment: Segment, source: Source, place: Place, checksum: Checksum) -> None:
+        digest, offset = checksum.begin(), 0
+        while offset < segment.end:
+            step = self._step(segment.end - offset, place)
+            if not step:
+                return
+            content = source.read(offset, step)
+            if not content:
+                raise _CutError
+            digest.update(content)
+            self._advance(segment.file, len(content))
+            offset += len(content)
+            place.move(segment.file, offset)
+        if digest.hexdigest() != checksum.digest:
+            message = f"its {checksum.algorithm} is {digest.hexdigest()}, and {checksum.digest} by {checksum.source}"
+            self._fail(segment.file, segment.file.trouble(message, "download it again"))
+
+    def _step(self, left: int, place: Place) -> int:
+        """Bytes to ask for now, once the pace allows them; 0 when it is to end."""
+        step = min(STEP, left)
+        place.since_s = math.inf  # a pace is no stall
+        self._pace.wait(step, self._stop)
+        place.since_s = time.monotonic()
+        return 0 if self._stop.is_set() else step
+
+    def _advance(self, file: FileProgress, num_bytes: int, *, found: int = 0) -> None:
+        with self._lock:
+            file.done += num_bytes
+            file.found += found
+
+    def _end(self, file: FileProgress) -> None:
+        """A segment is done; with the last one it is known whether the file stood still meanwhile."""
+        if self._stop.is_set():
+            return
+        with self._lock:
+            file.segments_left -= 1
+            if file.segments_left or file.problem or file.status is None:
+                return
+        then, now = file.status, os.stat(file.path)
+        if (then.st_ino, then.st_size, then.st_mtime_ns) != (now.st_ino, now.st_size, now.st_mtime_ns):
+            sizes = f"{then.st_size:,} bytes, then {now.st_size:,}"
+            self._fail(file, file.trouble(f"changed while it was read: {sizes}", _WAIT))
+
+    def _fail(self, file: FileProgress, problem: Problem) -> None:
+        with self._lock:  # of several segments that failed the first one says it
+            file.problem = file.problem or problem
