@@ -71,20 +71,29 @@ WARMUP_SETTINGS: Mapping[str, str] = {
     "max_s": "float 1..86400",
 }
 """The same for what stands under triton_config.warmup, where `shapes` has to be."""
-_LARGEST_SHAPE = 2**31 - 1
-_SHAPES = "a list of pairs [requests, prompt tokens] of whole numbers from 1"
+_MOST_REQUESTS, _MOST_TOKENS = 65_536, 2**22
+"""Of one shape; the backend's own are in its config.py, and a test holds the two together."""
+_SHAPES = (
+    "a list of pairs [requests, prompt tokens] of whole numbers from 1, at most "
+    f"{_MOST_REQUESTS:,} requests and {_MOST_TOKENS:,} tokens in all"
+)
 
 
 def warmup_problem(name: str, value: Any) -> str | None:
     """Why the backend would refuse `value` for warmup's `name`: "expected ..., found ..."; None: it takes it."""
     if name == "shapes":
-        is_right = type_strings.fits(value, WARMUP_SETTINGS[name]) and all(
-            len(shape) == 2 and all(1 <= number <= _LARGEST_SHAPE for number in shape) for shape in value
-        )
+        is_right = type_strings.fits(value, WARMUP_SETTINGS[name]) and all(map(_is_shape, value))
         return None if value and is_right else f"expected {_SHAPES}, found {shown(value)}"
     if type_strings.fits(value, WARMUP_SETTINGS[name]):
         return None
     return f"expected {type_strings.in_words(WARMUP_SETTINGS[name])}, found {shown(value)}"
+
+
+def _is_shape(pair: list[int]) -> bool:
+    if len(pair) != 2:
+        return False
+    requests, tokens = pair
+    return 1 <= requests <= _MOST_REQUESTS and tokens >= 1 and requests * tokens <= _MOST_TOKENS
 
 
 def sampling_problem(name: str, value: Any) -> str | None:

@@ -18,6 +18,9 @@ SHORT_PROMPT = 64
 """Tokens of the shortest prompts; fewer where a whole batch of them has to fit one iteration."""
 RATIO = 4
 """Between neighbours of a series. Autotuner and graphs go by powers of two, and a neighbour's kernels do for most."""
+MAX_REQUESTS = 2048
+"""At once, over all ranks. A larger batch than that hardly forms, for the first answers end while the last requests are
+still submitted (thousands a second), and submitting would be most of the warm-up's time."""
 MAX_GRAPH_SIZES = 48
 """Of the CUDA graphs' batch sizes, so many are tried; TensorRT-LLM's own lists have 19 to 34 and are tried whole."""
 
@@ -40,7 +43,8 @@ def warmup_shapes(
     """(requests at once, prompt tokens of each), smallest first.
 
     Requests times prompt tokens stay within `max_num_tokens`, so that a shape is one iteration; but for the last shape
-    where longer prompts are taken, in chunks: one prompt of two.
+    where longer prompts are taken, in chunks: one prompt of two. Over all ranks no shape has more than MAX_REQUESTS, or
+    one for each rank where that is more.
 
     :param max_batch_size: of one rank, as all limits are.
     :param max_input_len: the longest prompt; above `max_num_tokens` with chunked prefill alone.
@@ -54,7 +58,7 @@ def warmup_shapes(
             "the limits of a warm-up: expected numbers from 1, got "
             f"{max_batch_size=}, {max_num_tokens=}, {max_input_len=}, {attention_dp_size=}"
         )
-    most = min(max_batch_size, max_num_tokens)
+    most = min(max_batch_size, max_num_tokens, max(1, MAX_REQUESTS // attention_dp_size))
     if graph_batch_sizes is None:
         graph_batch_sizes = cuda_graph_batch_sizes(most)
     batches = _series(1, most)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 from pathlib import Path
@@ -13,9 +14,9 @@ from fakes import ScriptedEngine
 from deepseek_backend import warmup
 from deepseek_backend.config import WarmupConfig, parse_config
 from deepseek_backend.engines import create_engine
-from deepseek_backend.engines.base import Capabilities, EngineHealth, Step
+from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
-from deepseek_backend.metrics import LOAD_SECONDS, Kind, Metrics
+from deepseek_backend.metrics import ACCEPTED_DRAFT_TOKENS, DRAFT_TOKENS, LOAD_SECONDS, Kind, Metrics
 from deepseek_backend.service import Service
 from deepseek_backend.watcher import Server
 
@@ -92,10 +93,10 @@ def log(caplog):
     return caplog
 
 
-def warm(engine, *shapes, is_exiting=lambda: False, default_sampling=None, **settings):
-    config = WarmupConfig(shapes=shapes, **settings)
+def warm(engine, *shapes, is_exiting=lambda: False, default_sampling=None, hang_s=60, **settings):
+    config, sampling = WarmupConfig(shapes=shapes, **settings), default_sampling or {}
     try:
-        return warmup.warm_up(engine, config, default_sampling=default_sampling or {}, is_exiting=is_exiting)
+        return warmup.warm_up(engine, config, default_sampling=sampling, is_exiting=is_exiting, hang_s=hang_s)
     finally:
         engine.stop()
 
@@ -204,9 +205,69 @@ def test_a_shape_that_fails_is_a_warning_and_the_next_goes_on(clock, log):
     engine = Faulty(clock)
     warm(engine, (2, 9), (1, 5))
 
-    assert sizes(engine) == [[9, 9], [5], [5]]
+    assert sizes(engine) == [[9, 9], [5], [5], [5]]  # the shortest once, to see that it lives
     assert "warm-up: 2 requests of 9 tokens failed, and users' may: out of memory" in log.messages
     assert "warm-up: 1 of 2 shapes" in log.text
+
+
+def test_between_two_shapes_that_fail_a_short_request_is_answered(clock, log):
+    class Faulty(SteppingEngine):
+        def fault(self, request):
+            return EngineError("out of memory") if len(request.prompt_token_ids) > 5 else None
+
+    engine = Faulty(clock)
+    warm(engine, (1, 9), (2, 8), (1, 7), (1, 5))
+
+    assert sizes(engine) == [[9], [5], [8, 8], [5], [7], [5], [5], [5]]
+    assert "warm-up: 1 of 4 shapes" in log.text
+
+
+def test_a_shape_that_is_refused_says_nothing_of_the_engine(clock, log):
+    class Refusing(SteppingEngine):
+        def fault(self, request):
+            return RequestError("too long") if len(request.prompt_token_ids) == 9 else None
+
+    engine = Refusing(clock)
+    warm(engine, (1, 9), (1, 5))
+
+    assert sizes(engine) == [[9], [5], [5]]
+
+
+def test_an_engine_that_fails_at_the_shortest_request_too_is_an_error(clock):
+    class Broken(SteppingEngine):
+        def fault(self, request):
+            return EngineError(f"no kernel for {len(request.prompt_token_ids)}")
+
+    engine = Broken(clock)
+    with pytest.raises(EngineError, match="at 1 request of 5 tokens after it: no kernel for 5"):
+        warm(engine, (2, 9), (1, 5))
+
+    assert sizes(engine) == [[9, 9], [5]]
+
+
+def test_a_short_request_that_is_refused_is_answered_too(clock, log):
+    class Narrow(SteppingEngine):
+        def fault(self, request):
+            return EngineError("out of memory") if len(request.prompt_token_ids) == 9 else RequestError("no")
+
+    warm(Narrow(clock), (1, 9), (1, 5))
+
+    assert "warm-up: 0 of 2 shapes" in log.text
+
+
+def test_after_an_error_no_more_of_the_shape_is_sent(clock):
+    class Prompt(SteppingEngine):
+        """Answers in submit()."""
+
+        def submit(self, request, sink):
+            self.requests.append(request)
+            error = EngineError("out of memory") if len(request.prompt_token_ids) == 9 else None
+            sink.on_steps([(request, Step(error=error) if error else Step(finish_reason="length"))])
+
+    engine = Prompt(clock)
+    warm(engine, (50, 9), (1, 5), max_rounds=1)
+
+    assert [len(request.prompt_token_ids) for request in engine.requests] == [9, 5, 5]
 
 
 def test_an_engine_that_raises_fails_the_shape_alone(clock, log):
@@ -259,22 +320,63 @@ def test_an_engine_that_dies_without_a_word_is_noticed(clock):
         warm(Silent(clock), (1, 5))
 
 
-def test_max_s_ends_it_also_when_the_engine_hangs(clock, log):
+def test_an_engine_that_hangs_is_an_error(clock, log):
     engine = DeafEngine(clock)
-    warm(engine, (2, 5), (1, 6), max_s=10)
+    with pytest.raises(EngineError, match="the engine hangs: 1 request of 5 tokens had no answer in 60 s"):
+        warm(engine, (2, 5), (1, 6), max_s=10)
 
-    assert len(engine.requests) == 2
-    assert sorted(engine.aborted) == ["warmup-1", "warmup-2"]
+    assert [len(request.prompt_token_ids) for request in engine.requests] == [5, 5, 5]
+    assert sorted(engine.aborted) == ["warmup-1", "warmup-2", "warmup-3"]
     assert "warm-up: the engine does not let go of 2 requests" in log.messages
+
+
+def test_an_engine_that_lets_go_without_having_answered_hangs_too(clock):
+    class Letting(DeafEngine):
+        """As TensorRT-LLM's adapter ends what the engine says nothing of."""
+
+        def abort(self, request_id):
+            super().abort(request_id)
+            [request] = [each for each in self.requests if each.request_id == request_id]
+            self.step([(request, Step(finish_reason="cancelled"))])
+
+    with pytest.raises(EngineError, match="the engine hangs"):
+        warm(Letting(clock), (2, 5), max_s=10)
+
+
+def test_a_slow_engine_is_given_hang_s_after_max_s(clock, log):
+    class Compiling(SteppingEngine):
+        """Nothing comes until its clock says so."""
+
+        def health(self):
+            self._clock.now += 1
+            return super().health() if self._clock.now > 1030 else EngineHealth(alive=True)
+
+    engine = Compiling(clock)
+    warm(engine, (1, 9), (1, 5), max_s=10)
+
     assert "warm-up: 0 of 2 shapes" in log.text
     assert "ended after max_s, 10 s" in log.text
+
+
+def test_max_s_is_looked_at_while_thousands_are_submitted(clock, log):
+    class Slow(SteppingEngine):
+        def submit(self, request, sink):
+            self.requests.append(request)
+            self._clock.now += 0.01
+            super().submit(request, sink)
+
+    engine = Slow(clock)
+    warm(engine, (10_000, 1), (1, 1), max_s=5)
+
+    assert 500 <= len(engine.requests) < 500 + 2 * warmup.LOOK_EVERY
+    assert "ended after max_s, 5 s" in log.text
 
 
 def test_max_s_ends_it_between_rounds_too(clock, log):
     engine = SteppingEngine(clock, 3.0)
     warm(engine, (1, 5), (1, 6), (1, 7), max_s=10)
 
-    assert sizes(engine) == [[5], [5], [6], [6]]
+    assert sizes(engine) == [[5], [5], [6], [6], [5]]
     assert "warm-up: 1 of 3 shapes" in log.text
     assert "ended after max_s" in log.text
 
@@ -326,7 +428,8 @@ def test_every_engine_can_be_warmed_with_nothing_left_of_it(engine, options, mod
 def test_the_stand_in_for_tensorrt_llm_is_warmed_too(make_engine, log):
     harness = make_engine()
     warm_config = WarmupConfig(shapes=((1, 8), (5, 300)))
-    warmup.warm_up(harness.engine, warm_config, default_sampling={"temperature": 0.6}, is_exiting=lambda: False)
+    sampling = {"temperature": 0.6}
+    warmup.warm_up(harness.engine, warm_config, default_sampling=sampling, is_exiting=lambda: False, hang_s=60)
 
     assert "warm-up: 2 of 2 shapes" in log.text
     assert harness.engine.stats().num_running == 0
@@ -362,11 +465,43 @@ def test_an_engine_that_does_not_survive_it_fails_the_load_and_is_stopped(option
     assert not engine.health().alive
 
 
-def test_an_engine_that_hangs_in_it_is_loaded_all_the_same(monkeypatch, log):
+def test_an_engine_that_hangs_in_it_fails_the_load(monkeypatch):
     monkeypatch.setattr(warmup, "ABORT_S", 0.05)
-    with loaded(configured(options={"hang_after": 3}, max_s=1)) as service:
-        assert service.num_open == 0
-    assert "ended after max_s" in log.text
+    config = dataclasses.replace(configured(options={"hang_after": 3}, max_s=1), hang_s=1)
+    engine = create_engine(config)
+
+    with pytest.raises(EngineError, match="the engine hangs: 1 request of 8 tokens had no answer in 1 s"):
+        Service(config, engine).load()
+    assert not engine.health().alive
+
+
+def test_the_draft_tokens_of_the_warm_up_are_nobodys():
+    class Drafting(ScriptedEngine):
+        drafts = 0
+
+        def submit(self, request, sink):
+            self.drafts += 100
+            sink.on_steps([(request, Step(token_ids=[1], finish_reason="length"))])
+
+        def stats(self):
+            return EngineStats(
+                num_running=0, num_waiting=0, num_draft_tokens=self.drafts, num_accepted_draft_tokens=self.drafts // 2
+            )
+
+    metrics, engine = Metrics(), Drafting()
+    warming = {"warmup": {"shapes": [[2, 8]]}}
+    config = parse_config({"model": "m", "triton_config": warming}, version_dir=Path())
+
+    def published(service):
+        service.publish_state()
+        values = {sample.name: sample.value for sample in metrics.samples()}
+        return values[DRAFT_TOKENS.name], values[ACCEPTED_DRAFT_TOKENS.name]
+
+    with loaded(config, engine, metrics=metrics) as service:
+        assert engine.drafts > 0
+        assert published(service) == (0, 0)
+        engine.drafts += 10
+        assert published(service) == (10, 5)
 
 
 def test_the_servers_exit_reaches_it(log):
@@ -402,6 +537,9 @@ def test_every_problem_of_the_section_is_reported_at_once():
         pytest.param({"shapes": []}, "expected a list of pairs [requests, prompt tokens]", id="none"),
         pytest.param({"shapes": [[1]]}, "expected a list of pairs", id="half a pair"),
         pytest.param({"shapes": [[True, 5]]}, "expected a list of pairs", id="true"),
+        pytest.param({"shapes": [[65_537, 1]]}, "at most 65,536 requests", id="too many requests"),
+        pytest.param({"shapes": [[1, 2**22 + 1]]}, "4,194,304 tokens in all", id="too many tokens"),
+        pytest.param({"shapes": [[64, 65_537]]}, "4,194,304 tokens in all", id="too many tokens together"),
         pytest.param([[1, 5]], "warmup: expected a mapping, or null, got [[1, 5]]", id="a list"),
     ],
 )

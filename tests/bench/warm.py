@@ -37,10 +37,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench._served import default_folder
 from bench.synthetic_checkpoint import make_checkpoint
 
 from deepseek_triton_tools.arguments import positive, size
@@ -48,6 +46,7 @@ from deepseek_triton_tools.warming.residency import evict, resident_bytes
 
 GIB = 2**30
 LOAD = "safetensors load"
+_OUTPUT = Path.home() / ".cache" / "deepseek-triton" / "bench" / "warm"
 _LOAD = """
 import sys, time
 import torch
@@ -77,7 +76,7 @@ class Sample:
 
 def main() -> int:
     arguments = _parse_arguments()
-    output = arguments.output or default_folder("warm")
+    output = arguments.output
     output.mkdir(parents=True, exist_ok=True)
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="warm-bench-", dir=output))
     if not list(folder.glob("*.safetensors")):
@@ -104,7 +103,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=size, default=5 * 10**9, help="of the one that is made (default: 5GB)")
     parser.add_argument("--rounds", type=positive, default=7, help="default: 7")
     parser.add_argument("--jobs", type=positive, default=4, help="of ours, cat and fio (default: 4)")
-    parser.add_argument("--output", type=Path, help="where the samples go (default: one in ~/.cache)")
+    parser.add_argument("--output", type=Path, default=_OUTPUT, help=f"where the samples go (default: {_OUTPUT})")
     return parser.parse_args()
 
 
@@ -128,7 +127,7 @@ def _measure(files: Sequence[Path], folder: Path, rounds: int, jobs: int) -> lis
 def _contenders(files: Sequence[Path], folder: Path, jobs: int) -> dict[str, list[str]]:
     """Name -> command."""
     names = [str(path) for path in files]
-    ours = [str(Path(sys.executable).with_name("deepseek-triton")), "warm", str(folder)]
+    ours = [sys.executable, "-m", "deepseek_triton_tools.cli", "warm", str(folder)]
     parallel = f'printf "%s\\0" "$@" | xargs -0 -P {jobs} -n 1 cat > /dev/null'
     commands = {
         "ours": [*ours, "--jobs", str(jobs)],

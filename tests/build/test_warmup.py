@@ -16,7 +16,7 @@ from deepseek_triton_build.errors import RefusedPlanError
 from deepseek_triton_build.memory import cuda_graph_batch_sizes
 from deepseek_triton_build.releases import RELEASES
 from deepseek_triton_build.render.model_yaml import model_yaml
-from deepseek_triton_build.warmup import Limits, limits_of, shapes_of, warmup_shapes
+from deepseek_triton_build.warmup import MAX_REQUESTS, Limits, limits_of, shapes_of, warmup_shapes
 
 COUNTS = st.integers(1, 200_000)
 GRAPH_SIZES = st.none() | st.lists(st.integers(1, 4096), max_size=40)
@@ -36,6 +36,7 @@ def test_every_shape_keeps_to_the_limits(batch, tokens, longest, graphs, ranks):
     assert len(set(shapes)) == len(shapes) <= 100
     assert list(shapes) == sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
     for requests, length in shapes:
+        assert requests <= MAX_REQUESTS
         assert 1 <= length <= longest
         each = -(-requests // ranks)
         assert each <= batch
@@ -47,7 +48,7 @@ def test_every_shape_keeps_to_the_limits(batch, tokens, longest, graphs, ranks):
 def test_the_largest_batch_the_longest_prompt_and_every_graph_are_reached(batch, tokens, longest, graphs):
     shapes = warmup_shapes(max_batch_size=batch, max_num_tokens=tokens, max_input_len=longest, graph_batch_sizes=graphs)
     batches = {requests for requests, _ in shapes}
-    most = min(batch, tokens)
+    most = min(batch, tokens, MAX_REQUESTS)
 
     assert max(batches) == most
     assert min(tokens, longest) in {length for requests, length in shapes if requests == 1}
@@ -88,14 +89,22 @@ def test_thousands_of_graph_sizes_do_not_make_thousands_of_shapes():
     shapes = warmup_shapes(max_batch_size=4096, max_num_tokens=8192, max_input_len=8192, graph_batch_sizes=sizes)
 
     assert len(shapes) < 80
-    assert max(shapes)[0] == 4096
+    assert max(shapes)[0] == 2048
 
 
 def test_under_attention_dp_every_rank_has_the_whole_batch():
-    shapes = warmup_shapes(max_batch_size=896, max_num_tokens=1151, max_input_len=1151, attention_dp_size=8)
+    shapes = warmup_shapes(max_batch_size=128, max_num_tokens=1151, max_input_len=1151, attention_dp_size=8)
 
-    assert max(shapes) == (7168, 1)
+    assert max(shapes) == (1024, 8)
     assert (8, 1151) in shapes
+
+
+def test_over_all_ranks_no_more_are_sent_at_once_than_form_a_batch():
+    shapes = warmup_shapes(max_batch_size=896, max_num_tokens=1151, max_input_len=1151, attention_dp_size=8)
+    many = warmup_shapes(max_batch_size=896, max_num_tokens=1151, max_input_len=1151, attention_dp_size=3000)
+
+    assert max(shapes) == (2048, 4)
+    assert {requests for requests, _ in many} == {1, 3000}
 
 
 def test_a_prompt_in_chunks_is_one_that_needs_two():

@@ -25,8 +25,15 @@ DONE = (0, 3)
 
 @pytest.fixture
 def warm(capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(server: ServerProcess, scheme: str = "http", *, model: str = "tensorrt_llm", **options: Any) -> Any:
-        client = functools.partial(AsyncClient, url(server, scheme), model_name=model)
+    def run(
+        server: ServerProcess,
+        scheme: str = "http",
+        *,
+        model: str = "tensorrt_llm",
+        model_version: str = "",
+        **options: Any,
+    ) -> Any:
+        client = functools.partial(AsyncClient, url(server, scheme), model_name=model, model_version=model_version)
         options = {"metrics_url": server.metrics_url, "max_rounds": 4, "limit_s": 300, "as_json": True, **options}
         code = warm_server(ServerWarmOptions(client=client, **options))
         return SimpleNamespace(code=code, document=json.loads(capsys.readouterr().out))
@@ -58,6 +65,25 @@ def test_the_twin_is_warmed_with_as_many_tokens_as_planned(
     assert all(each["num_refused"] == 0 and each["step_s"] > 0 for each in shapes[2, 64]["rounds"])
     assert list(done.document["load_s"]) == ["load"]
     assert before + sent <= served("requests_accepted_total") + 3 * 4  # counted a moment later
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [({"model": "nope"}, "'nope' is not found"), ({"model_version": "9"}, "'tensorrt_llm' version 9 is not found")],
+)
+def test_a_model_that_the_server_does_not_have_is_not_waited_for(
+    simulated_server: ServerProcess, warm: Any, scheme: str, asked: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ServerFailedError, match=words) as caught:
+        warm(simulated_server, scheme, **asked)  # two hours
+    assert ("it has tensorrt_llm version 1" in str(caught.value)) == (scheme == "http")
+
+
+def test_the_metrics_port_is_not_taken_for_a_server(simulated_server: ServerProcess) -> None:
+    address = simulated_server.metrics_url.removesuffix("/metrics")
+    with pytest.raises(ServerFailedError, match=r"does not answer as Triton: .*8002 has the metrics alone"):
+        warm_server(ServerWarmOptions(client=functools.partial(AsyncClient, address)))
 
 
 def test_a_real_model_takes_the_token_ids(tiny_server: ServerProcess, warm: Any) -> None:

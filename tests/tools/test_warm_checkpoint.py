@@ -13,8 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
+from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_tools.errors import CheckpointError
-from deepseek_triton_tools.warming.checkpoint import WeightFile, files_of_share, find_checkpoints, find_damage
+from deepseek_triton_tools.warming.checkpoint import (
+    Checkpoint,
+    WeightFile,
+    files_of_share,
+    find_checkpoints,
+    find_damage,
+)
 from deepseek_triton_tools.warming.options import Share
 
 INDEX = "model.safetensors.index.json"
@@ -22,6 +29,10 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 COMMIT, OTHER = "a" * 40, "b" * 40
 NAME = "deepseek-ai/DeepSeek-R1"
 CACHE_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+
+
+def damage(checkpoint: Checkpoint) -> tuple[Finding, ...]:
+    return tuple(find_damage(checkpoint))
 
 
 def shard(tensor: str, size: int = 8) -> bytes:
@@ -45,7 +56,7 @@ def only(source: str | Path):
 
 
 def damage_of(source: str | Path):
-    return find_damage(only(source))
+    return damage(only(source))
 
 
 def names(checkpoint) -> list[str]:
@@ -71,7 +82,7 @@ def test_a_folder(tmp_path):
     assert checkpoint.files == tuple(
         WeightFile(path=folder / name, size=(folder / name).stat().st_size) for name in (FIRST, SECOND)
     )
-    assert find_damage(checkpoint) == ()
+    assert damage(checkpoint) == ()
     assert checkpoint.size == sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
@@ -80,7 +91,7 @@ def test_the_benchs_checkpoint_is_whole(tmp_path):
 
     checkpoint = only(tmp_path / "x")
 
-    assert find_damage(checkpoint) == ()
+    assert damage(checkpoint) == ()
     assert len(checkpoint.files) == 4
 
 
@@ -90,8 +101,8 @@ def test_what_is_wrong_has_the_files_whole_path(tmp_path):
 
     checkpoint = only(folder)
 
-    assert [Path(finding.file) for finding in find_damage(checkpoint)] == [checkpoint.files[1].path]
-    assert "truncated: it ends at byte" in find_damage(checkpoint)[0].message
+    assert [Path(finding.file) for finding in damage(checkpoint)] == [checkpoint.files[1].path]
+    assert "truncated: it ends at byte" in damage(checkpoint)[0].message
     assert names(checkpoint) == [FIRST, SECOND]
 
 
@@ -101,7 +112,7 @@ def test_a_missing_file_is_a_finding_and_the_others_are_taken(tmp_path):
 
     checkpoint = only(folder)
 
-    assert SECOND in find_damage(checkpoint)[0].message
+    assert SECOND in damage(checkpoint)[0].message
     assert names(checkpoint) == [FIRST]
 
 
@@ -187,7 +198,7 @@ def test_a_name_is_its_main_snapshot(cache):
     assert checkpoint.folder == snapshot
     assert checkpoint.found_by == f"in the Hugging Face cache, revision {COMMIT}"
     assert [file.path for file in checkpoint.files] == [snapshot / FIRST, snapshot / SECOND]
-    assert find_damage(checkpoint) == ()
+    assert damage(checkpoint) == ()
 
 
 @pytest.mark.parametrize("revision", [OTHER, "v2", "refs/pr/1"])
@@ -295,7 +306,7 @@ def test_a_link_to_a_blob_that_was_removed_is_a_missing_file(cache):
 
     checkpoint = only(NAME)
 
-    assert [finding.code for finding in find_damage(checkpoint)] == ["W008"]
+    assert [finding.code for finding in damage(checkpoint)] == ["W008"]
     assert names(checkpoint) == [FIRST]
 
 
@@ -447,9 +458,9 @@ def test_what_the_engine_does_not_read_is_left_out(tmp_path):
 
     by_index, by_folder = only(tmp_path / "one"), only(tmp_path / "other")
 
-    assert (names(by_index), find_damage(by_index)) == ([FIRST, SECOND], ())
+    assert (names(by_index), damage(by_index)) == ([FIRST, SECOND], ())
     assert names(by_folder) == ["extra.safetensors", FIRST, SECOND]
-    assert f"reads its {len(shard('c'))} bytes all the same" in find_damage(by_folder)[0].message
+    assert f"reads its {len(shard('c'))} bytes all the same" in damage(by_folder)[0].message
 
 
 def test_one_checkpoint_of_two_engines_is_all_that_one_of_them_reads(tmp_path):
@@ -541,3 +552,14 @@ def test_163_shards_over_8_ranks_differ_by_a_shard_at_most():
     loads = [sum(file.size for file in share) for share in shares]
 
     assert max(loads) - min(loads) <= 4_302_000_000
+
+
+def test_a_last_number_that_is_no_number_of_shards_is_not_believed(tmp_path: Path) -> None:
+    (tmp_path / "model-00001-of-99999999999.safetensors").write_bytes(shard("a"))
+    assert [finding.code for finding in damage(only(tmp_path))] == []
+
+
+def test_a_folder_of_weights_may_have_a_folder_of_snapshots(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(shard("a"))
+    (tmp_path / "snapshots").mkdir()
+    assert only(tmp_path).found_by == "a folder"

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -114,6 +115,17 @@ def test_what_is_no_share_is_refused(text, capsys):
         (["x", "--evict", "--ready-file", "y"], "--ready-file is for warming and --server"),
         (["x", "--batch-sizes", "1,2", "--rate", "1G"], "--rate is for --form; --batch-sizes is for --server"),
         (["x", "--then"], "--then needs a command"),
+        ([""], "a checkpoint's name is empty"),
+        (["x", " ", "--report"], "a checkpoint's name is empty"),
+        (["x", "--server", ""], "--server: expected an address, got nothing"),
+        (["x", "--model", "r1"], "--model is for --server"),
+        (["x", "--model-version", "1"], "--model-version is for --server"),
+        (["x", "--ca", "y", "--cert", "y"], "--ca is for --server; --cert is for --server"),
+        (["x", "--jobs", "65"], "--jobs: expected 1 to 64, got 65"),
+        (["x", "--share", "1/2", "--then", "true"], "--then with --share would come before the other shares"),
+        (["x", "--share", "2/2", "--ready-file", "y"], "--ready-file with --share would come before"),
+        (["x", "--ready-file", "no/folder/y"], "--ready-file no/folder/y: expected a folder that can be written to"),
+        (["x", "--ready-file", "."], "can't be removed: it is a folder"),
         (["x", "y", "--form", "systemd"], "--form takes one"),
         (["x", "y", "--server", "http://localhost:1"], "--server takes one"),
         (["nowhere"], "nowhere: expected a checkpoint's folder"),
@@ -126,6 +138,17 @@ def test_what_cannot_go_together_or_is_not_there_is_one_line(argv, said, capsys,
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("deepseek-triton warm: ")
     assert said in line
+
+
+def test_every_wrong_option_is_said_at_once(capsys):
+    assert main(["warm", "x", "", "--jobs", "99", "--log", "y"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    for part in ("--log is for --server", "name is empty", "--jobs: expected 1 to 64"):
+        assert part in line
+
+
+def test_one_share_of_one_may_be_followed(folder):
+    assert run(folder, "--share", "1/1", "--then", "true").returncode == 0
 
 
 def test_a_mode_of_holding_that_swallows_the_checkpoint_is_explained(capsys):
@@ -207,8 +230,49 @@ def test_shares_together_take_every_file_once(folder):
     assert sorted(taken) == list(map(str, shards(folder)))
 
 
-def test_a_share_without_a_job_has_nothing_to_do(folder):
-    assert run(folder, "--jobs", "1", "--share", "2/2").returncode == 0
+def test_a_share_without_a_job_has_nothing_to_do_and_says_who_reads(folder):
+    done = run(folder, "--jobs", "4", "--share", "7/8")
+
+    line = "nothing to do: 8 shares, 4 jobs: shares 1 to 4 read"
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [line]
+    assert line in done.stderr.splitlines()
+
+
+def test_a_share_says_that_it_is_one(folder):
+    done = run(folder, "--share", "2/2")
+
+    [line] = done.stdout.splitlines()
+    assert line.startswith("share 2/2 warm: ")
+    assert "share 2/2: " in done.stderr
+
+
+def test_files_without_a_checksum_are_said_not_to_be_verified(folder):
+    done = run(folder, "--verify")
+    document = json.loads(run(folder, "--verify", "--json").stdout)
+
+    assert done.returncode == 0
+    assert "0 of 4 files have a checksum; the others are not verified" in done.stdout
+    assert (document["result"]["num_verified"], document["result"]["num_unverified"]) == (0, 4)
+    assert "checksum" not in run(folder).stdout
+
+
+def test_a_budget_above_what_there_is_is_warned_of_before_anything_is_read(folder):
+    enlarge(shards(folder)[0])
+    done = run(folder, "--budget", "1000T", "--report")
+
+    assert done.returncode in (0, 1)  # the hole it got may be found damaged
+    assert " is more than the " in done.stdout
+    assert "the first files will be dropped while the last are read" in done.stdout
+    document = json.loads(run(folder, "--budget", "1000T", "--report", "--json").stdout)
+    assert (document["fits"], document["lacking_bytes"] > 0) == (False, True)
+    assert document["remedies"].startswith("what would do: ")
+    assert "--budget" not in document["remedies"]
+
+
+def enlarge(path):
+    """A file larger than any memory, of holes."""
+    os.truncate(path, 2**43)
 
 
 # Reporting and dropping
@@ -276,13 +340,47 @@ def test_the_command_dies_of_a_broken_pipe_as_others_do(folder):
 
 
 @pytest.mark.parametrize("hold", [[], ["--hold=watch"]])
-def test_a_command_that_is_not_there_is_127(folder, hold, tmp_path):
+@pytest.mark.parametrize(
+    ("mode", "name", "code"), [(None, "no-such-command", 127), (0o644, "./program", 126), (0o644, "program", 126)]
+)
+def test_a_command_that_cannot_be_run_is_said_before_anything_is_read(folder, tmp_path, hold, mode, name, code):
+    if mode is not None:
+        (tmp_path / "program").write_text("#!/bin/sh\n")
+        (tmp_path / "program").chmod(mode)
     ready = tmp_path / "ready"
-    done = run(folder, *hold, "--ready-file", ready, "--then", "no-such-command")
+    ready.write_text("of an earlier run")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    argv = [folder, *hold, "--ready-file", ready, "--then", name]
+    done = run(*argv, cwd=tmp_path, env={**os.environ, "PATH": path})
 
-    assert done.returncode == 127
-    assert "--then: no-such-command can't be run" in done.stderr.splitlines()[-1]
+    assert done.returncode == code
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"deepseek-triton warm: --then: {name} can't be run: ")
+    assert not ready.exists()
+
+
+@pytest.mark.parametrize("hold", [[], ["--hold=watch"]])
+def test_a_command_that_turns_out_to_be_no_program_is_126(folder, hold, tmp_path):
+    ready, program = tmp_path / "ready", tmp_path / "program"
+    program.write_bytes(b"\0no program")
+    program.chmod(0o755)
+    done = run(folder, *hold, "--ready-file", ready, "--then", program)
+
+    assert done.returncode == 126
+    assert f"--then: {program} can't be run" in done.stderr.splitlines()[-1]
     assert ready.exists() != bool(hold)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write")
+def test_a_folder_that_cannot_be_written_to_is_said_at_once():
+    script = "import os, sys, pathlib; from deepseek_triton_tools.notify import ReadyFile; os.setuid(65534); "
+    script += "ReadyFile(pathlib.Path(sys.argv[1]))"
+    with tempfile.TemporaryDirectory() as closed:  # pytest's own are for one user
+        os.chmod(closed, 0o755)
+        argv = [sys.executable, "-c", script, f"{closed}/ready"]
+        done = subprocess.run(argv, capture_output=True, text=True)
+
+    assert "expected a folder that can be written to" in done.stderr.splitlines()[-1]
 
 
 def test_the_command_follows_where_only_a_part_fits_and_not_where_it_is_damaged(folder):
@@ -309,6 +407,7 @@ def test_a_signal_ends_it_with_what_was_done(folder, signum, hold, code):
     document = json.loads(out)
     assert process.returncode == document["exit_code"] == code
     assert document["result"]["was_stopped"]
+    assert not document["ok"]
     assert document["result"]["done_bytes"] < document["size_bytes"]
 
 

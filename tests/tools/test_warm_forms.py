@@ -1,11 +1,15 @@
 """`warm --form`: what is printed can be used as it is, and its numbers follow from what is served."""
 
+import contextlib
+import fcntl
 import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -121,11 +125,13 @@ def test_the_init_container_has_room_for_what_it_reads(form, repository):
     pod = yaml.safe_load(form("init-container", repository, "--rate", "2GB"))
     [warm], [server] = pod["initContainers"], pod["containers"]
 
-    stamp = json.loads((repository / "tensorrt_llm/deepseek-triton.json").read_text())
-    assert warm["image"] == stamp["image"]
-    assert warm["args"] == ["deepseek-ai/DeepSeek-R1"]
-    assert warm["command"][:2] == ["sh", "-c"]
-    assert '"$@" --then true' in warm["command"][2]
+    assert [*warm["command"], *warm["args"]] == [
+        "deepseek-triton",
+        "warm",
+        "deepseek-ai/DeepSeek-R1",
+        "--then",
+        "true",
+    ]
     for container in (warm, server):
         memory = container["resources"]["limits"]["memory"]
         assert int(memory.removesuffix("Gi")) * GIB >= R1_BYTES / 0.9
@@ -146,22 +152,97 @@ def test_the_startup_probe_waits_for_a_cold_load(form, repository, rate):
     assert forms.ENGINE_START_S <= spare < forms.ENGINE_START_S + 2 * forms.PERIOD_S
 
 
-def test_a_checkpoints_own_form_has_an_image_with_python(form, checkpoint):
+def test_the_image_is_to_be_replaced_by_one_that_is_made_as_the_comment_says(form, repository, checkpoint, tmp_path):
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    stamp = json.loads((repository / "tensorrt_llm/deepseek-triton.json").read_text())
+    for source, base in ((repository, stamp["image"]), (checkpoint, "python:3.12-slim")):
+        text = form("init-container", source)
+        [warm] = yaml.safe_load(text)["initContainers"]
+        lines = [line.strip().removeprefix("#").strip() for line in text.splitlines()]
+
+        assert warm["image"].startswith("YOUR-REGISTRY/")
+        assert "REPLACE" in comments(text)
+        assert f"FROM {base}" in lines
+        assert f"COPY {wheel.name} /tmp/" in lines
+        assert "pip" not in " ".join(warm["command"] + warm["args"])  # there is no package to install
+
+
+def test_a_checkpoints_own_form_says_its_folder(form, checkpoint):
     pod = yaml.safe_load(form("init-container", checkpoint))
 
-    assert pod["initContainers"][0]["image"] == "python:3.12-slim"
-    assert pod["initContainers"][0]["args"] == [str(checkpoint).replace("$", "$$")]
+    assert pod["initContainers"][0]["args"] == [str(checkpoint).replace("$", "$$"), "--then", "true"]
     assert pod["initContainers"][0]["volumeMounts"][0]["mountPath"] == str(checkpoint)
     assert "nvidia.com/gpu" not in pod["containers"][0]["resources"]["limits"]
 
 
-def test_what_the_init_container_runs_warms(form, checkpoint, tmp_path):
+def snapshot_of(checkpoint, cache):
+    """The checkpoint as a Hugging Face cache has it: links to blobs."""
+    model = cache / "models--deepseek-ai--Mine"
+    snapshot = model / "snapshots" / "0123abc"
+    (model / "blobs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, path in enumerate(sorted(checkpoint.iterdir())):
+        path.rename(model / "blobs" / str(number))
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    return snapshot
+
+
+def is_readable_in_a_pod(pod, folder):
+    """Whether each file's way leads through mounts alone, as far as links are followed."""
+    mounts = [Path(mount["mountPath"]) for mount in pod["initContainers"][0]["volumeMounts"]]
+    paths = [each for path in folder.iterdir() for each in (path, Path(os.path.normpath(folder / os.readlink(path))))]
+    return all(any(path.is_relative_to(mount) for mount in mounts) for path in paths)
+
+
+def test_a_snapshot_of_a_hugging_face_cache_is_mounted_with_its_blobs(form, checkpoint, tmp_path):
+    snapshot = snapshot_of(checkpoint, tmp_path / "cache")
+    pod = yaml.safe_load(form("init-container", snapshot))
+
+    [mount] = pod["initContainers"][0]["volumeMounts"]
+    assert mount["mountPath"] == str(snapshot.parent.parent)
+    assert pod["initContainers"][0]["args"][0] == str(snapshot)
+    assert is_readable_in_a_pod(pod, snapshot)
+    assert settings(form("systemd", snapshot))["RequiresMountsFor"] == str(snapshot.parent.parent)
+
+
+def test_a_snapshot_that_is_not_here_is_mounted_with_its_blobs(form, tmp_path):
+    snapshot, repository = "/cache/models--deepseek-ai--DeepSeek-R1/snapshots/0123abc", str(tmp_path / "r1")
+    assert main(["build", "deepseek-r1", "--gpu", "h200", "--model", snapshot, "--output", repository]) == 0
+
+    [mount] = yaml.safe_load(form("init-container", repository))["initContainers"][0]["volumeMounts"]
+    assert mount["mountPath"] == "/cache/models--deepseek-ai--DeepSeek-R1"
+
+
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_folders_that_links_lead_to_are_mounted_too(form, checkpoint, tmp_path, is_relative):
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for path in checkpoint.iterdir():
+        (linked / path.name).symlink_to(os.path.relpath(path, linked) if is_relative else path)
+    pod = yaml.safe_load(form("init-container", linked))
+
+    assert len(pod["volumes"]) == 2
+    assert is_readable_in_a_pod(pod, linked)
+
+
+@pytest.mark.parametrize(("gpu", "gpus", "of_node"), [("h100", 16, 8), ("h200", 8, 8), ("gb200", 4, 4)])
+def test_the_pod_has_the_gpus_of_one_node(form, tmp_path, gpu, gpus, of_node):
+    repository = str(tmp_path / "r1")
+    assert main(["build", "deepseek-r1", "--gpu", gpu, "--gpus", str(gpus), "--output", repository]) == 0
+    text = form("init-container", repository)
+
+    limits = yaml.safe_load(text)["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == of_node
+    assert f"for each of {of_node} ranks" in comments(text)
+    assert (f"{gpus // of_node} nodes of {of_node}" in comments(text)) == (gpus > of_node)
+
+
+def test_what_the_init_container_runs_warms(form, checkpoint):
     [warm] = yaml.safe_load(form("init-container", checkpoint))["initContainers"]
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "pip").symlink_to(shutil.which("true"))
     evict_all(checkpoint)
-    environment = {**os.environ, "PATH": f"{tools}:{Path(forms._program()).parent}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{Path(forms._program()).parent}:{os.environ['PATH']}"}
     words = [*warm["command"], *(text.replace("$$", "$") for text in warm["args"])]
 
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
@@ -228,12 +309,23 @@ def test_systemd_takes_the_unit(form, request, tmp_path, kind):
 def prolog(form, tmp_path):
     """Run the prolog for `source` as slurmd would: without a search path, as the first task of a node."""
 
-    def run(source, **environment):
+    def run(source, change=lambda text: text, **environment):
         script, log = tmp_path / "prolog.sh", tmp_path / "warm.log"
-        script.write_text(form("slurm-prolog", source))
+        script.write_text(change(form("slurm-prolog", source)))
         usual = {"DEEPSEEK_TRITON_WARM_LOG": str(log), "DEEPSEEK_TRITON_WARM_LOCK": str(tmp_path / "lock")}
         environment = usual | environment
-        done = subprocess.run(["/bin/bash", script], env=environment, capture_output=True, text=True)
+        with subprocess.Popen(
+            ["/bin/bash", script],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            out, err = process.communicate()
+            with contextlib.suppress(ProcessLookupError):  # as slurmd does with what a prolog has left
+                os.killpg(process.pid, signal.SIGKILL)
+        done = subprocess.CompletedProcess(script, process.returncode, out, err)
         return done, log.read_text() if log.exists() else ""
 
     return run
@@ -278,3 +370,64 @@ def test_one_rank_of_a_node_does_it(prolog, checkpoint):
     done, log = prolog(checkpoint, SLURM_LOCALID="3")
 
     assert (done.returncode, done.stdout, log) == (0, "", "")
+
+
+def test_what_goes_on_in_the_background_outlives_its_prolog(prolog, checkpoint, tmp_path):
+    evict_all(checkpoint)
+
+    def in_background(text):
+        late = text.replace('say "warming"', 'say "warming"; sleep 0.5')
+        return late.replace('background=""', "background=yes")
+
+    done, log = prolog(checkpoint, in_background, SLURM_JOB_ID="78")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert "job 78: warm\n" not in log  # the job did not wait
+    deadline = time.monotonic() + 60
+    while "job 78: warm\n" not in (tmp_path / "warm.log").read_text():
+        assert time.monotonic() < deadline, (tmp_path / "warm.log").read_text()
+        time.sleep(0.05)
+    assert is_warm(checkpoint)
+
+
+def with_limit(seconds):
+    def change(text):
+        limit = next(line for line in text.splitlines() if line.startswith("limit="))
+        return text.replace(limit, f"limit={seconds}")
+
+    return change
+
+
+def test_what_is_waited_for_the_lock_is_taken_from_the_time_to_read(prolog, checkpoint, tmp_path):
+    """The lock comes free at the last moment: then there is no whole limit left to read in."""
+    (tmp_path / "lock").touch()
+
+    def change(text):
+        # The time that flock took, as bash counts it.
+        return with_limit(5)(text).replace('flock -w "$limit" 9', 'flock -w "$limit" 9 && ((SECONDS += 5))')
+
+    done, log = prolog(checkpoint, change)
+    assert done.returncode == 0
+    assert "out of time after 5 s" in log.splitlines()[-1]
+    assert "warming" not in log
+
+
+def test_a_lock_that_never_comes_free_ends_the_prolog(prolog, checkpoint, tmp_path):
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done, log = prolog(checkpoint, with_limit(1))
+
+    assert done.returncode == 0
+    assert "can't be locked in 1 s: not warmed" in log.splitlines()[-1]
+
+
+def test_the_prolog_says_what_slurm_conf_has_to(form, repository):
+    text = form("slurm-prolog", repository, "--rate", "2GB")
+
+    [limit] = [int(line.partition("=")[2]) for line in text.splitlines() if line.startswith("limit=")]
+    assert limit == 2 * math.ceil(R1_BYTES / 2e9)
+    for option in ("PrologTimeout", "PrologEpilogTimeout", "BatchStartTimeout"):
+        assert option in comments(text)
+    assert f"set them to {limit + forms.PROLOG_SPARE_S} or more" in comments(text)
+    for option in ("PrologFlags=Alloc", "PrologFlags=RunInJob"):
+        assert option in comments(text)
+    assert "whatever happens" not in comments(text)

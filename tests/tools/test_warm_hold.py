@@ -11,9 +11,11 @@ from dataclasses import replace
 import pytest
 from bench.synthetic_checkpoint import make_checkpoint
 
+from deepseek_triton_tools.cli import main
 from deepseek_triton_tools.errors import LockError
-from deepseek_triton_tools.warming import take_survey, warm
-from deepseek_triton_tools.warming.hold import hold
+from deepseek_triton_tools.warming import WarmOptions, take_survey, warm
+from deepseek_triton_tools.warming.hold import check_hold, hold
+from deepseek_triton_tools.warming.host_memory import HostMemory
 from deepseek_triton_tools.warming.locking import LockedFiles, allow_locking
 from deepseek_triton_tools.warming.residency import evict, resident_bytes
 
@@ -132,10 +134,14 @@ def run_without_the_right(folder, mode, limit):
 
 
 @pytest.mark.parametrize("limit", ["65536:65536", "0:0"])
-def test_what_is_missing_to_lock_is_said_with_how_to_give_it(survey, limit):
+def test_what_is_missing_to_lock_is_said_with_how_to_give_it_before_anything_is_read(survey, limit):
+    for path in paths(survey):
+        evict(path)
     done = run_without_the_right(survey.checkpoints[0].folder, "lock", limit)
 
     assert done.returncode == 1
+    assert done.stdout == ""
+    assert sum(map(resident_bytes, paths(survey))) < survey.size / 2
     line = done.stderr.splitlines()[-1]
     assert line.startswith("deepseek-triton warm: ")
     for part in ("RLIMIT_MEMLOCK is ", "CAP_IPC_LOCK is not there", "ulimit -l", "LimitMEMLOCK=", "--cap-add IPC_LOCK"):
@@ -205,21 +211,88 @@ def test_a_file_that_is_gone_is_no_end_of_the_watch(survey):
         assert holding.wait_for(lambda held: held.rewarmed).rewarmed == paths(survey)[1].stat().st_size
 
 
+def unknown(survey):
+    """As if the kernel did not say what of its files is resident."""
+
+    def on_own_cache(each):
+        reading = replace(each.file_system.reading, is_cached=False)
+        return replace(each, file_system=replace(each.file_system, reading=reading), resident=None, asked_by=None)
+
+    return replace(survey, files=tuple(map(on_own_cache, survey.files)))
+
+
+def refuse_to_lock(size):
+    raise LockError("not allowed")
+
+
 @pytest.mark.parametrize("mode", ["watch", "auto"])
 def test_what_the_kernel_does_not_tell_cannot_be_watched(survey, mode, monkeypatch):
-    def refuse(size):
-        raise LockError("not allowed")
-
-    monkeypatch.setattr("deepseek_triton_tools.warming.hold.allow_locking", refuse)
-    files = tuple(
-        replace(
-            each,
-            file_system=replace(each.file_system, reading=replace(each.file_system.reading, is_cached=False)),
-        )
-        for each in survey.files
-    )
-    with Holding(replace(survey, files=files), mode) as holding:
+    monkeypatch.setattr("deepseek_triton_tools.warming.hold.allow_locking", refuse_to_lock)
+    with pytest.raises(LockError, match="the kernel does not say"):
+        check_hold(unknown(survey), mode)
+    check_hold(survey, mode)
+    with Holding(unknown(survey), mode) as holding:
         holding._thread.join(PATIENCE_S)
 
     assert "the kernel does not say" in str(holding.error)
+    assert ("not allowed" in str(holding.error)) == (mode == "auto")
+    assert ("--hold=lock" in str(holding.error)) == (mode == "watch")
     assert holding.seen == []
+
+
+@pytest.mark.parametrize("mode", ["lock", "auto", "watch"])
+def test_more_than_fits_is_not_held(survey, mode):
+    memory = HostMemory(total=2**40, available=survey.size - 1, cgroups=())
+
+    with pytest.raises(LockError, match="leave --budget or --hold out"):
+        check_hold(replace(survey, memory=memory, budget=survey.size, options=WarmOptions(budget=survey.size)), mode)
+
+
+def test_what_can_be_locked_need_not_be_watched(survey):
+    if not may_lock(survey):
+        pytest.skip("nothing may be locked here: neither RLIMIT_MEMLOCK nor CAP_IPC_LOCK allows it")
+    check_hold(unknown(survey), "auto")
+
+
+def test_a_file_that_cannot_be_mapped_is_named(tmp_path):
+    with LockedFiles() as locked, pytest.raises(LockError, match="gone: can't be mapped"):
+        locked.lock([tmp_path / "gone"], threading.Event())
+
+
+class Unheld:
+    """`run_warm` where nothing can be locked or watched."""
+
+    def __init__(self, monkeypatch, *, late):
+        # Of a user namespace only the attempt tells that locking is not allowed.
+        self._late = late
+        monkeypatch.setattr("deepseek_triton_tools.warming.hold.allow_locking", refuse_to_lock)
+        monkeypatch.setattr("deepseek_triton_tools.warm.take_survey", lambda *args: unknown(take_survey(*args)))
+        if late:
+            monkeypatch.setattr("deepseek_triton_tools.warm.check_hold", lambda *_: None)
+        self.ran = []
+        monkeypatch.setattr("deepseek_triton_tools.warm.run_instead", self.ran.append)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_command_is_run_without_a_hold_where_none_is_possible(survey, late, monkeypatch, capsys, tmp_path):
+    unheld = Unheld(monkeypatch, late=late)
+    ready, folder = str(tmp_path / "ready"), str(survey.checkpoints[0].folder)
+
+    assert main(["warm", folder, "--hold", "--ready-file", ready, "--then", "true", "x"]) == 0
+    assert unheld.ran == [["true", "x"]]
+    assert (tmp_path / "ready").exists()
+    assert "neither watched nor locked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("argv", [["--hold"], ["--hold=lock", "--then", "true"], ["--hold=watch", "--then", "true"]])
+def test_a_hold_that_is_demanded_and_impossible_is_one_line_and_1(survey, late, argv, monkeypatch, capsys, tmp_path):
+    unheld = Unheld(monkeypatch, late=late)
+    folder = str(survey.checkpoints[0].folder)
+
+    assert main(["warm", folder, "--ready-file", str(tmp_path / "ready"), *argv]) == 1
+    assert unheld.ran == []
+    assert not (tmp_path / "ready").exists()
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[-1].startswith("deepseek-triton warm: --hold: ")
+    assert bool(shown.out) == late

@@ -1,6 +1,7 @@
 """What `warm` says of a survey and of a result: what fits, what would make it fit, and how far it is."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from deepseek_triton_tools import arguments
 from deepseek_triton_tools.sizes import about, part_of, sized
 from deepseek_triton_tools.tables import plain_lines
-from deepseek_triton_tools.warming import Stall, WarmOptions, report, take_survey, warm
+from deepseek_triton_tools.warming import Share, Stall, WarmOptions, report, take_survey, warm
 from deepseek_triton_tools.warming.document import SCHEMA, result_document, survey_document
 from deepseek_triton_tools.warming.host_memory import CgroupMemory, HostMemory
 from deepseek_triton_tools.warming.progress import ProgressView, progress_line, stall_line
@@ -149,6 +150,66 @@ def given_by(ways, memory):
         yield replace(memory, available=memory.available + more)
 
 
+def too_large_a_budget(survey):
+    """More is asked for than there is room, and all of it would be read."""
+    memory = HostMemory(total=2**40, available=survey.size // 2, cgroups=())
+    return replace(survey, memory=memory, budget=2**40, options=WarmOptions(budget=2**40))
+
+
+def test_a_budget_above_what_fits_is_warned_of(survey):
+    tight = too_large_a_budget(survey)
+    warning = f"--budget 1.0 TiB is more than the {sized(survey.size // 2)} that fits: the first files will be dropped"
+
+    assert warning in "\n".join(report.preamble(tight))
+    shown = text(tight)
+    assert warning in shown
+    assert "fits               no" in shown
+    document = survey_document(tight, action="report", exit_code=0)
+    assert (document["fits"], document["lacking_bytes"]) == (False, survey.size - survey.size // 2)
+    assert "more available memory" in document["remedies"]
+    assert "--budget" not in document["remedies"]
+    assert "that fits" not in "\n".join(report.preamble(survey))
+
+
+def test_where_the_budget_was_too_large_nobody_is_told_to_hold(folder, survey):
+    result = replace(warm(take_survey([str(folder)])), resident=0)
+    [usual] = report.warnings(result)
+    [line] = report.warnings(replace(result, survey=too_large_a_budget(result.survey)))
+
+    assert "--hold" in usual
+    assert line.startswith("not all of it stayed: --budget 1.0 TiB is more than the ")
+    assert "--hold" not in line
+
+
+def on_uncached(survey):
+    """As if its files lay where nothing stays in the page cache."""
+
+    def there(each):
+        reading = replace(each.file_system.reading, is_cached=False)
+        return replace(each, file_system=replace(each.file_system, reading=reading), resident=None, asked_by=None)
+
+    return replace(survey, files=tuple(map(there, survey.files)))
+
+
+def test_a_file_system_that_keeps_nothing_in_the_page_cache_is_never_called_warm(folder, survey):
+    place = report.mount_name(survey.files[0].file_system)
+    result = warm(on_uncached(take_survey([str(folder)])))
+
+    assert f"what is read from {place} does not stay in the page cache" in list(report.preamble(on_uncached(survey)))
+    assert f"the page cache keeps nothing of {place}" in text(on_uncached(survey))
+    assert report.summary(result).startswith(f"read, but not warm: the page cache keeps nothing of {place}: ")
+    assert "stay in the page cache" not in "\n".join(report.preamble(survey))
+    assert "stays warm" not in text(survey)
+
+
+def test_what_lies_in_memory_already_is_warm(survey):
+    def in_device(each):
+        return replace(each, file_system=replace(each.file_system, reading=replace(each.file_system.reading, jobs=0)))
+
+    device = on_uncached(survey)
+    assert not report.uncached(replace(device, files=tuple(map(in_device, device.files))))
+
+
 def test_a_budget_that_was_asked_for_is_what_is_raised(survey):
     tight = replace(survey, budget=10, options=WarmOptions(budget=10))
 
@@ -211,6 +272,45 @@ def test_the_summary_says_how_it_ended(folder, options, changes, verdict):
 
     assert report.summary(result).startswith(verdict)
     assert bool(list(report.warnings(result))) == ("stayed" in verdict)
+
+
+@pytest.mark.parametrize(
+    ("verified", "unverified", "said"),
+    [
+        (4, 0, "; 4 of 4 files have a checksum"),
+        (3, 1, "; 3 of 4 files have a checksum; the others are not verified"),
+    ],
+)
+def test_how_many_files_could_be_verified_is_said(folder, verified, unverified, said):
+    result = warm(take_survey([str(folder)], WarmOptions(verify=True)))
+    result = replace(result, num_verified=verified, num_unverified=unverified)
+
+    assert report.summary(result).endswith(said)
+    counted = result_document(result, exit_code=0)["result"]
+    assert (counted["num_verified"], counted["num_unverified"]) == (verified, unverified)
+
+
+def test_what_was_stopped_is_not_ok_whatever_the_exit_code(folder):
+    result = replace(warm(take_survey([str(folder)])), was_stopped=True)
+
+    assert not result_document(result, exit_code=0)["ok"]
+
+
+def test_a_damaged_file_is_in_none_of_the_figures(tmp_path):
+    make_checkpoint(tmp_path / "R1", size=2 * 10**6)
+    first, *rest = sorted((tmp_path / "R1").glob("*.safetensors"))
+    os.truncate(first, first.stat().st_size - 1)
+    result = warm(take_survey([str(tmp_path / "R1")]))
+
+    whole = sum(path.stat().st_size for path in rest)
+    assert result.survey.chosen_size == whole
+    assert f"resident {part_of(whole, whole)}" in report.summary(result)
+
+
+def test_the_shares_that_read_are_named(folder):
+    survey = take_survey([str(folder)], WarmOptions(share=Share(3, 3), jobs=1))
+
+    assert "nothing to do: 3 shares, 1 job: share 1 read" in report.preamble(survey)
 
 
 def test_files_that_did_not_stay_are_rows(folder):

@@ -1,9 +1,11 @@
 """`deepseek-triton warm --server`: against a scripted server, which says what it is cold or full for."""
 
+import contextlib
 import functools
 import json
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -12,6 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -20,12 +23,12 @@ from contract_metadata import METADATA
 from model_server import END, WAIT, Refusal
 
 from deepseek_triton_client import AsyncClient, ModelMetadata, Readiness, TensorMetadata
-from deepseek_triton_tools import server_rounds, server_shapes
+from deepseek_triton_tools import server_rounds, server_shapes, server_waiting
 from deepseek_triton_tools.errors import RepositoryError, ServerFailedError, ToolError
 from deepseek_triton_tools.server_rounds import Asking, Round, ShapeResult, is_steady
 from deepseek_triton_tools.server_shapes import Shape, planned_shapes
 from deepseek_triton_tools.server_waiting import LogFollower, Waiting
-from deepseek_triton_tools.server_warmth import duration
+from deepseek_triton_tools.server_warmth import Warmth, duration, summary
 from deepseek_triton_tools.status_line import StatusLine
 from deepseek_triton_tools.warm_server import ServerWarmOptions, warm_server
 
@@ -44,7 +47,12 @@ if max_files:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 client = functools.partial(AsyncClient, url)
 sys.exit(warm_server(ServerWarmOptions(
-    client=client, batch_sizes=(num_requests,), input_lengths=(8,), max_tokens=4, ready_file=ready_file
+    client=client,
+    batch_sizes=(num_requests,),
+    input_lengths=(8, 16),
+    max_tokens=4,
+    ready_file=ready_file,
+    as_json=True,
 )))
 """
 
@@ -76,7 +84,9 @@ def child(model_server, tmp_path):
 
     def start(num_requests=1, max_files=0):
         argv = [model_server.url, str(tmp_path / "ready"), str(num_requests), str(max_files)]
-        return subprocess.Popen([sys.executable, "-c", PROGRAM, *argv], stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     return start
 
@@ -420,6 +430,174 @@ def test_an_unexpected_error_is_raised_and_ends_the_others(model_server, run):
         warm_server(ServerWarmOptions(client=client, batch_sizes=(4,), input_lengths=(8,)))
 
 
+def test_a_torn_stream_leaves_its_shape_out_and_the_rest_goes_on(model_server, run):
+    def torn(body):
+        yield {"text_output": "a"}
+        if length(body) == 16 and len([each for each in model_server.bodies if length(each) == 16]) % 3:
+            return
+        yield {"text_output": "", **END, "num_output_tokens": 2}
+
+    model_server.answer = torn
+    done = run(batch_sizes=(3,), input_lengths=(16, 8))
+
+    assert done.code == 0
+    assert statuses(done) == ["left out", "steady"]
+    assert "without a finish_reason" in done.document["shapes"][0]["reason"]
+    assert sum(length(body) == 16 for body in model_server.bodies) == 3  # another way of asking is no cure
+
+
+def test_a_torn_stream_of_a_server_that_is_no_longer_ready_is_a_failure(model_server):
+    class Gone(AsyncClient):
+        async def ready(self):
+            return False
+
+    def torn(body):
+        yield {"text_output": "a"}
+
+    model_server.answer = torn
+    client = functools.partial(Gone, model_server.url)
+    with pytest.raises(ServerFailedError, match=r"the server failed at 1 x 8 prompt tokens: .*finish_reason"):
+        warm_server(ServerWarmOptions(client=client, batch_sizes=(1,), input_lengths=(8,)))
+
+
+def test_over_http_more_at_once_than_tritons_front_end_stands_are_not_asked(model_server, run, monkeypatch):
+    monkeypatch.setattr(server_rounds, "MOST_OVER_HTTP", 3)
+    model_server.answer = warm
+    done = run(batch_sizes=(3, 4), input_lengths=(8,))
+
+    assert done.code == 0
+    assert statuses(done) == ["steady", "left out"]
+    assert (
+        "4 x 8 prompt tokens: left out: over HTTP no more than 3 are asked at once: give the server as grpc" in done.err
+    )
+    assert model_server.most_at_once == 3
+
+
+@contextlib.contextmanager
+def serving(server):
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Front(ThreadingHTTPServer):
+    """Triton without the model: what it says of its health, of the model and of its repository."""
+
+    daemon_threads = True
+
+    def __init__(self, *, words, index, ready=lambda: 200):
+        self.asked = []
+        front = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self, status, document):
+                body = document if isinstance(document, bytes) else json.dumps(document).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_GET(self):
+                front.asked.append(self.path)
+                if self.path == "/v2/health/ready":
+                    self.answer(ready(), b"")
+                elif self.path.endswith("/ready"):
+                    self.answer(400, {"error": "Model version not ready"})
+                else:
+                    self.answer(404, {"error": words})
+
+            def do_POST(self):
+                front.asked.append(self.path)
+                self.answer(200, index) if index is not None else self.answer(401, b"")
+
+            def log_message(self, format, *args):
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+@pytest.fixture
+def frequent_looks(monkeypatch):
+    monkeypatch.setattr(server_waiting, "_MISSING_PERIOD_S", 0.05)
+
+
+NOT_FOUND = "Request for unknown model: 'tensorrt_llm' is not found"
+NO_VERSION = "Request for unknown model: 'tensorrt_llm' version 9 is not found"
+OURS = {"name": "tensorrt_llm", "version": "1", "state": "READY"}
+OTHER = {"name": "other", "version": "2", "state": "READY"}
+
+
+@pytest.mark.parametrize(
+    ("words", "index", "expected"),
+    [
+        pytest.param(
+            NOT_FOUND, [OTHER, {"name": "a"}], "is not found; it has a, other version 2: give --model", id="name"
+        ),
+        pytest.param(NO_VERSION, [OURS], "version 9 is not found; it has tensorrt_llm version 1: give", id="version"),
+        pytest.param(NOT_FOUND, None, "is not found: give --model", id="index closed"),
+        pytest.param(NOT_FOUND, {}, "is not found: give --model", id="no index"),
+    ],
+)
+def test_a_model_that_the_server_does_not_have_is_not_waited_for(run, frequent_looks, words, index, expected):
+    with (
+        serving(Front(words=words, index=index)) as server,
+        pytest.raises(ServerFailedError, match=re.escape(expected)),
+    ):
+        run(url=server.url)  # two hours
+
+
+@pytest.mark.parametrize(
+    ("facts", "last_asked"),
+    [
+        pytest.param(
+            {"words": NOT_FOUND, "index": [OTHER, {**OTHER, "name": "next", "state": "LOADING"}]},
+            "/v2/repository/index",
+            id="another loads",
+        ),
+        pytest.param({"words": NOT_FOUND, "index": [{"name": "tensorrt_llm"}]}, "/v2/repository/index", id="unloaded"),
+        pytest.param(
+            {"words": "Request for unknown model: 'tensorrt_llm' has no available versions", "index": []},
+            "/v2/models/tensorrt_llm",
+            id="loads",
+        ),
+        pytest.param({"words": "no page here", "index": []}, "/v2/models/tensorrt_llm", id="a proxy's page"),
+        pytest.param(
+            {"words": NOT_FOUND, "index": [], "ready": lambda: 400}, "/v2/health/ready", id="the server is not ready"
+        ),
+    ],
+)
+def test_a_model_that_may_come_is_waited_for(run, frequent_looks, facts, last_asked):
+    with serving(Front(**facts)) as server:
+        with pytest.raises(ServerFailedError, match=r"is not ready after 0.6 s"):
+            run(url=server.url, wait_s=0.6)
+        assert last_asked in server.asked
+        assert last_asked == "/v2/repository/index" or "/v2/repository/index" not in server.asked
+
+
+def test_what_is_no_triton_is_said_with_its_address_and_what_to_give(run):
+    class Metrics(BaseHTTPRequestHandler):
+        """Triton's metrics port: an empty 200 to everything."""
+
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format, *args):
+            pass
+
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Metrics)) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(ServerFailedError, match=rf"{url} does not answer as Triton: .*8002 has the metrics alone"):
+            run(url=url)
+
+
 # --- the ready file ---
 
 
@@ -434,10 +612,12 @@ def test_a_ready_file_where_none_can_be_is_said_before_anything_is_sent(model_se
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_cancels_what_is_open(model_server, child, tmp_path, signum, code):
+def test_a_signal_cancels_what_is_open_and_what_was_finished_is_reported(model_server, child, tmp_path, signum, code):
     def stuck(body):
         yield {"text_output": "a"}
-        yield WAIT
+        if length(body) == 16:
+            yield WAIT
+        yield {"text_output": "", **END, "num_output_tokens": 2}
 
     (tmp_path / "ready").touch()
     model_server.answer = stuck
@@ -445,8 +625,13 @@ def test_a_signal_cancels_what_is_open(model_server, child, tmp_path, signum, co
         assert model_server.waiting.wait(60)
         assert not (tmp_path / "ready").exists()
         process.send_signal(signum)
-        _, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == code
+    document = json.loads(out)
+    assert (document["ok"], document["was_stopped"], document["url"]) == (False, True, model_server.url)
+    [shape] = document["shapes"]
+    assert shape["num_input_tokens"] == 8
+    assert len(shape["rounds"]) >= 2
     assert "interrupted: what was open is cancelled" in err
     assert "Traceback" not in err
     assert model_server.gone.wait(10)
@@ -666,6 +851,58 @@ def test_the_table_says_what_was_found_and_what_was_left_out(model_server, capsy
     assert long[2:] == ["0", "-", "-", "-", "-", "-", "left", "out"]
     assert "2 x 1,600: left out: [E_PROMPT_TOO_LONG] too long" in out
     assert out.splitlines()[-1].startswith("steady after ")
+
+
+def warmth_of(*results, **changes):
+    facts = {"url": "http://a:1", "model": "m", "waited_s": 1.0, "phases_s": {}, "load_s": {}, "shapes_from": "here"}
+    return Warmth(**{**facts, "results": results, "warmed_s": 2.0, **changes})
+
+
+def result_of(status, *rounds):
+    return ShapeResult(shape=Shape(4, 8), status=status, rounds=rounds)
+
+
+STEADY = result_of("steady", ROUND, ROUND)
+FEWER = Round(**{**vars(ROUND), "num_requests": 2})
+
+
+@pytest.mark.parametrize(
+    ("warmth", "expected"),
+    [
+        pytest.param(
+            warmth_of(STEADY, result_of("left out")),
+            "steady after 2.0 s: its first users waited no longer than later ones will; 1 of 2 shapes were left out",
+            id="measured",
+        ),
+        pytest.param(
+            warmth_of(STEADY, result_of("not steady", ROUND)),
+            "not steady after 2.0 s: 1 of 2 shapes have two rounds to compare",
+            id="one round",
+        ),
+        pytest.param(
+            warmth_of(result_of("not steady", ROUND, FEWER)),
+            "not steady after 2.0 s: 0 of 1 shapes have two rounds to compare",
+            id="of other sizes",
+        ),
+        pytest.param(
+            warmth_of(STEADY, result_of("not reached")),
+            "not steady after 2.0 s: 1 of 2 shapes have two rounds to compare",
+            id="not reached",
+        ),
+        pytest.param(
+            warmth_of(result_of("left out")),
+            "not steady after 2.0 s: 0 of 1 shapes have two rounds to compare; 1 of 1 shapes were left out",
+            id="nothing",
+        ),
+        pytest.param(
+            warmth_of(STEADY, was_stopped=True),
+            "stopped after 2.0 s: 1 of 1 shapes have two rounds to compare",
+            id="stopped",
+        ),
+    ],
+)
+def test_that_nobody_waited_is_said_only_where_it_was_measured(warmth, expected):
+    assert summary(warmth) == expected
 
 
 @pytest.mark.parametrize(

@@ -227,9 +227,9 @@ def _add_warm(verbs: Verbs) -> None:
         "  deepseek-triton warm /models/DeepSeek-R1 --hold=lock --ready-file /run/weights-are-warm\n"
         "  deepseek-triton warm --server http://localhost:8000 model_repository\n"
         "  deepseek-triton warm model_repository --form systemd > warm.service\n\n"
-        "exit codes: 0 all of it is in the page cache; 1 a file is missing, damaged or unreadable, or the server\n"
-        "failed; 2 the command line; 3 only a part fits or stayed; 4 the storage stalled; 130 and 143 by SIGINT and\n"
-        "SIGTERM. docs/warm.md has more.",
+        "exit codes: 0 all of it (of --share: its part) is in the page cache; 1 a file is missing, damaged or\n"
+        "unreadable, or the server failed; 2 the command line; 3 only a part fits or stayed; 4 the storage stalled;\n"
+        "130 and 143 by SIGINT and SIGTERM. docs/warm.md has more.",
     )
     verb.usage = "%(prog)s CHECKPOINT... [options] [--then COMMAND...]"
     verb.add_argument(
@@ -264,7 +264,12 @@ def _add_warm_options(verb: VerbParser) -> None:
         "limits, of the whole node however many processes share the work",
         "SIZE is 64GiB or 64G (2^30 each), 500GB (10^9), 1.5T or a number of bytes.",
     )
-    node.add_argument("--share", type=share, metavar="K/N", help="do one of N shares, K from 1 (default: 1/1)")
+    node.add_argument(
+        "--share",
+        type=share,
+        metavar="K/N",
+        help="do one of N shares, K from 1, and end when it is done (default: 1/1); not with --then or --ready-file",
+    )
     node.add_argument("--jobs", type=positive, metavar="N", help="windows read at once (default: by file system)")
     node.add_argument(
         "--budget",
@@ -305,6 +310,7 @@ def _add_warm_server(verb: VerbParser) -> None:
     )
     server.add_argument("--server", metavar="URL", help="http://, https://, grpc:// or grpcs:// address")
     add_server_options(server)
+    verb.set_defaults(model=None)  # so that one that is given without --server is seen
     server.add_argument("--batch-sizes", type=numbers, metavar="N,N", help="requests at once, instead")
     server.add_argument("--input-lengths", type=numbers, metavar="N,N", help="tokens of a prompt, instead")
     server.add_argument("--max-tokens", type=positive, metavar="N", help="tokens of an answer (default: 16)")

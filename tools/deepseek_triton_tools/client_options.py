@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the options are part of every --help, the client is not
     from deepseek_triton_client import Client
 
 _DEFAULT_URL = "http://localhost:8000"
+DEFAULT_MODEL = "tensorrt_llm"
 _TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
 
 
@@ -45,7 +46,10 @@ def add_client_options(verb: VerbParser) -> None:
 def add_server_options(server: argparse._ArgumentGroup) -> None:
     """What `client_settings` reads."""
     server.add_argument(
-        "--model", default="tensorrt_llm", metavar="NAME", help="the model's name on the server (default: %(default)s)"
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="NAME",
+        help=f"the model's name on the server (default: {DEFAULT_MODEL})",
     )
     server.add_argument("--model-version", default="", metavar="V", help="default: the server's choice")
     server.add_argument(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,19 @@ from deepseek_triton_tools.stopping import Stop
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """As shells have it."""
+
+
+def find_command(command: Sequence[str]) -> None:
+    """Whether it can be run, before an hour goes into what comes first.
+
+    :raises ToolError: when it isn't there or can't be executed; exit code 127 or 126.
+    """
+    name = command[0]
+    if shutil.which(name) is not None:
+        return
+    places = [name] if os.path.dirname(name) else [os.path.join(folder, name) for folder in os.get_exec_path()]
+    code = errno.EACCES if name and any(map(os.path.exists, places)) else errno.ENOENT
+    raise _cannot_run(command, OSError(code, os.strerror(code)))
 
 
 def run_instead(command: Sequence[str]) -> NoReturn:

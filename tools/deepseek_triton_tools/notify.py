@@ -19,11 +19,18 @@ class ReadyFile:
 
     One of an earlier run is removed at once.
 
-    :raises ToolError: when it can't be removed.
+    :raises ToolError: when it can't be removed, or could not be written later; exit code 2.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        if path is None:
+            return
+        folder = path.absolute().parent
+        if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+            raise ToolError(f"--ready-file {path}: expected a folder that can be written to, {folder}", exit_code=2)
+        if os.path.isdir(path):
+            raise ToolError(f"--ready-file {path}: can't be removed: it is a folder", exit_code=2)
         self.remove()
 
     def write(self, facts: Mapping[str, Any]) -> None:

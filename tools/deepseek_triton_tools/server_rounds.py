@@ -20,6 +20,7 @@ from deepseek_triton_client import (
     ModelMetadata,
     ModelNotFound,
     Overloaded,
+    ProtocolError,
     ServerError,
     Timeouts,
 )
@@ -28,10 +29,14 @@ from deepseek_triton_tools.server_shapes import Shape
 T = TypeVar("T")
 
 _STEADY = 0.1
-"""Two rounds that differ by less than this share are as good as the same."""
+"""Two rounds that differ by less than this share are as good as the same: the backend's own share (its warmup.py). That
+one looks at the whole round alone, for it has no network between it and the engine; here the first token, the steps and
+the whole answer have to agree, and what no user sees is more."""
 _UNNOTICED_S = 0.02
 """A difference in waiting that no user sees, though it may be much of a very short wait."""
 _UNNOTICED_STEP_S = 0.001
+MOST_OVER_HTTP = 256
+"""At once. Triton 2.51's HTTP front end tears streams when some 600 and more end at once (docs/tritonserver.md)."""
 _FULL_ROUNDS = 4
 """So often a server may refuse all requests of a shape as too many before the shape is left out."""
 _FIRST_PAUSE_S = 0.5
@@ -90,6 +95,11 @@ class ShapeResult:
     def first(self) -> Round:
         """The first round of as many requests as the last one has; there are rounds."""
         return next(each for each in self.rounds if each.num_requests == self.num_requests)
+
+    @property
+    def can_be_compared(self) -> bool:
+        """Whether there are two rounds of as many requests as the last one has."""
+        return sum(each.num_requests == self.num_requests for each in self.rounds) > 1
 
     @property
     def spared_s(self) -> float:
@@ -157,6 +167,9 @@ class Rounds:
 
     async def warm(self, shape: Shape) -> ShapeResult:
         """:raises ServerFailure: and nothing is open any more."""
+        if shape.num_requests > MOST_OVER_HTTP and self.client.url.startswith("http"):
+            reason = f"over HTTP no more than {MOST_OVER_HTTP} are asked at once: give the server as grpc://"
+            return ShapeResult(shape=shape, status="left out", reason=reason)
         num_requests = min(shape.num_requests, self.most_at_once or shape.num_requests)
         if replace(shape, num_requests=num_requests) in self._done:
             reason = f"the server did not take more than {num_requests} at once, and so many have been sent"
@@ -194,6 +207,9 @@ class Rounds:
 
 _OF_THE_SHAPE = (InvalidRequest, DeadlineExceeded, Overloaded)
 """Errors that say nothing of the server but what it takes."""
+_IN_DOUBT = (ServerError, ProtocolError)
+"""Without a code: of models of others, which have none, or of a front end that tears streams. Whether it was the
+request's fault, the server's health says."""
 
 
 class _Shape:
@@ -233,7 +249,9 @@ class _Shape:
     def _may_ask_otherwise(self, errors: Sequence[DeepseekTritonError]) -> bool:
         """Whether it may be for the way of asking that nothing has been answered yet; it is another one from now on."""
         otherwise = self._of.asking.otherwise
-        is_about_it = all(error.code in (None, "E_INVALID_ARGUMENT") for error in errors)
+        is_about_it = all(
+            error.code in (None, "E_INVALID_ARGUMENT") and not isinstance(error, ProtocolError) for error in errors
+        )
         if otherwise is None or self._rounds or self._of.has_answered or not is_about_it:
             return False
         self._of.asking = otherwise
@@ -241,17 +259,24 @@ class _Shape:
 
     async def _verdict(self, errors: Sequence[DeepseekTritonError]) -> ShapeResult | None:
         """What the errors of a round mean for the shape; None where it goes on."""
-        for error in errors:
-            if isinstance(error, _OF_THE_SHAPE) and not isinstance(error, ModelNotFound):
-                continue
-            # Models of others have no codes: whether it was the request's fault, the server's health says.
-            if error.code or not isinstance(error, ServerError) or not await self._of.client.ready():
-                raise ServerFailure(error, self._shape) from error
-            return self._result("left out", str(error))
+        serious = [each for each in errors if not isinstance(each, _OF_THE_SHAPE) or isinstance(each, ModelNotFound)]
+        fatal = [each for each in serious if each.code or not isinstance(each, _IN_DOUBT)]
+        if serious and not fatal and not await self._is_ready():
+            fatal = serious
+        if fatal:
+            raise ServerFailure(fatal[0], self._shape) from fatal[0]
+        if serious:
+            return self._result("left out", str(serious[0]))
         for error in errors:
             if isinstance(error, InvalidRequest):
                 return self._result("left out", str(error))
         return self._out_of_time() if any(isinstance(error, DeadlineExceeded) for error in errors) else None
+
+    async def _is_ready(self) -> bool:
+        try:
+            return await self._of.client.ready()
+        except DeepseekTritonError:
+            return False
 
     async def _make_room(self, num_answered: int) -> None:
         """Others are there too: fewer at once from now on, and not before a while."""

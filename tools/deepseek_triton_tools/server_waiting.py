@@ -13,12 +13,15 @@ from pathlib import Path
 from deepseek_triton_client import AsyncClient, DeadlineExceeded, DeepseekTritonError, Readiness
 from deepseek_triton_tools.errors import ServerFailedError
 from deepseek_triton_tools.server_log import HOPELESS, dead_engine, failure_cause, parse_log_line
+from deepseek_triton_tools.server_models import missing_model
 from deepseek_triton_tools.status_line import StatusLine, clock
 
 _TAIL_BYTES = 64 * 2**10
 """Of a log that is there already: enough to tell the phase."""
 _STEP_BYTES = 2**20
 _KEPT_LINES = 2000
+_MISSING_PERIOD_S = 1.0
+"""Between two looks at whether the server has the model at all."""
 
 _PHASES = (
     ("starting", re.compile(r"pinned_memory_manager\.cc")),
@@ -121,11 +124,14 @@ class Waiting:
     log: LogFollower | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     """Phase -> how long it was seen."""
+    is_loading: bool = False
+    """The server answers and is ready; the model is not."""
     _phase: str = ""
     _since: float = field(default_factory=time.monotonic)
 
     def see(self, readiness: Readiness) -> None:
         """:raises ServerFailedError: when the log says that the wait is in vain."""
+        self.is_loading = readiness.state == "loading"
         if self.log is not None:
             self.log.read()
             cause = "" if readiness.state == "ready" else self.log.failure(self.model_name)
@@ -156,18 +162,33 @@ class Waiting:
         return f"waiting for {readiness.url}, {clock(readiness.waited_s)}: {phase}{missing}{words}"
 
 
-async def wait_for_server(client: AsyncClient, waiting: Waiting, wait_s: float | None) -> float:
-    """Seconds until it was ready.
+async def wait_for_server(client: AsyncClient, waiting: Waiting, wait_s: float | None) -> None:
+    """Returns when it is ready.
 
-    :raises ServerFailedError: when it is not within `wait_s`, or its log says that it won't be.
+    :raises ServerFailedError: when it is not within `wait_s`, or its log says that it won't be, or there is no such
+        model.
+    :raises deepseek_triton_client.ProtocolError: when it is no Triton.
     """
-    started = time.monotonic()
+    ready = asyncio.ensure_future(client.wait_until_ready(wait_s, waiting.see))
+    missing = asyncio.ensure_future(_refuse_missing(client, waiting))
     try:
-        await client.wait_until_ready(wait_s, waiting.see)
+        await asyncio.wait({ready, missing}, return_when=asyncio.FIRST_COMPLETED)
+        await (ready if ready.done() else missing)
     except DeadlineExceeded as error:
         words = f"; its log says last: {waiting.log.last_message}" if waiting.log and waiting.log.last_message else ""
         raise ServerFailedError(f"{error}{words}") from error
-    return time.monotonic() - started
+    finally:
+        for task in (ready, missing):
+            task.cancel()
+        await asyncio.gather(ready, missing, return_exceptions=True)
+
+
+async def _refuse_missing(client: AsyncClient, waiting: Waiting) -> None:
+    """Looks without end. :raises ServerFailedError:"""
+    while True:
+        if waiting.is_loading and (why := await missing_model(client)):
+            raise ServerFailedError(why)
+        await asyncio.sleep(_MISSING_PERIOD_S)
 
 
 async def load_phases(client: AsyncClient, model_name: str) -> dict[str, float]:

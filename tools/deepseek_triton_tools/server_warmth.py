@@ -25,12 +25,20 @@ class Warmth:
     results: Sequence[ShapeResult]
     warmed_s: float
     """From the server's readiness to the last round's end."""
+    was_stopped: bool = False
+    """By a signal: the results are those of the shapes that were finished by then."""
 
     @property
     def is_steady(self) -> bool:
         """As far as the server takes the shapes at all."""
         found = {result.status for result in self.results}
-        return "steady" in found and found <= {"steady", "left out"}
+        return not self.was_stopped and "steady" in found and found <= {"steady", "left out"}
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether every shape that was not left out has two rounds to compare."""
+        taken = [result for result in self.results if result.status != "left out"]
+        return not self.was_stopped and bool(taken) and all(result.can_be_compared for result in taken)
 
     @property
     def worst(self) -> ShapeResult | None:
@@ -50,6 +58,7 @@ def document(warmth: Warmth) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "ok": warmth.is_steady,
+        "was_stopped": warmth.was_stopped,
         "url": warmth.url,
         "model": warmth.model,
         "waited_s": warmth.waited_s,
@@ -118,15 +127,25 @@ def _times(first: Round, last: Round) -> tuple[str, ...]:
 
 def summary(warmth: Warmth) -> str:
     """In one line."""
-    state = "steady" if warmth.is_steady else "not steady"
-    worst = warmth.worst
-    spared = "its first users waited no longer than later ones will"
-    if worst is not None:
-        spared = (
+    state = "stopped" if warmth.was_stopped else "steady" if warmth.is_steady else "not steady"
+    return f"{state} after {duration(warmth.warmed_s)}: {_spared(warmth)}{_left_out(warmth)}"
+
+
+def _spared(warmth: Warmth) -> str:
+    if (worst := warmth.worst) is not None:
+        return (
             f"the first users are spared {duration(worst.spared_s)} at worst ({worst.shape} prompt tokens), "
             f"{duration(warmth.spared_s)} over all shapes"
         )
-    return f"{state} after {duration(warmth.warmed_s)}: {spared}"
+    if warmth.is_measured:
+        return "its first users waited no longer than later ones will"
+    num_compared = sum(result.can_be_compared for result in warmth.results)
+    return f"{num_compared} of {len(warmth.results)} shapes have two rounds to compare"
+
+
+def _left_out(warmth: Warmth) -> str:
+    number = sum(result.status == "left out" for result in warmth.results)
+    return f"; {number} of {len(warmth.results)} shapes were left out" if number else ""
 
 
 def _phases(seconds: Mapping[str, float]) -> str:

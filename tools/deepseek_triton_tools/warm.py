@@ -1,20 +1,22 @@
 """`deepseek-triton warm`: what is done with a checkpoint's files, and how it ends.
 
-Exit codes: 0 all of it is in the page cache; 1 a file is missing, damaged or unreadable, or the server failed; 2 the
-command line; 3 only a part fits, or stayed; 4 the storage stalled and it was given up; 130 and 143 by SIGINT and
-SIGTERM, which end a hold with 0. With --then, those of the command.
+Exit codes: 0 all of it is in the page cache (with --share: this share's files); 1 a file is missing, damaged or
+unreadable, can't be held, or the server failed; 2 the command line; 3 only a part fits, or stayed; 4 the storage
+stalled and it was given up; 130 and 143 by SIGINT and SIGTERM, which end a hold with 0. With --then, those of the
+command, and 126 and 127 where it can't be run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_tools.errors import ToolError
-from deepseek_triton_tools.following import Child, run_instead
+from deepseek_triton_tools.errors import LockError, ToolError
+from deepseek_triton_tools.following import Child, find_command, run_instead
 from deepseek_triton_tools.notify import ReadyFile, notify
 from deepseek_triton_tools.sizes import sized
 from deepseek_triton_tools.stopping import Stop
@@ -23,10 +25,14 @@ from deepseek_triton_tools.tables import show
 from deepseek_triton_tools.warming import Share, Survey, WarmOptions, WarmResult, examine, report, take_survey, warm
 from deepseek_triton_tools.warming.document import evict_document, result_document, survey_document
 from deepseek_triton_tools.warming.evicting import evict_all
-from deepseek_triton_tools.warming.hold import Held, hold
+from deepseek_triton_tools.warming.hold import Held, check_hold, hold
+from deepseek_triton_tools.warming.options import MOST_JOBS
 from deepseek_triton_tools.warming.progress import ProgressView, progress_line
 from deepseek_triton_tools.warming.warming import Progress
 
+_SWITCH_INTERVAL_S = 0.0005
+"""How long the thread that reads headers may keep those that read weights waiting for Python's lock: at Python's own
+5 ms a checkpoint of 5 GB took 8% longer."""
 _GOES_ON = (0, 3)
 """What a command after it, or a hold, may follow: what fits is warm, and the engine reads the rest."""
 
@@ -42,6 +48,8 @@ def run_warm(args: argparse.Namespace) -> int:
     if args.form:
         return _print_form(args)
     ready = ReadyFile(args.ready_file)
+    if args.then:
+        find_command(args.then)
     survey = _survey(args)
     if args.report:
         return _report(args, survey)
@@ -58,25 +66,42 @@ _BELONGS = {
     "verbose": ("warm", "report", "evict"),
     "rate": ("form",),
     **dict.fromkeys(("batch_sizes", "input_lengths", "max_tokens", "wait", "limit", "log", "metrics_url"), ("server",)),
-    **dict.fromkeys(("model_version", "token_file", "ca", "cert", "key"), ("server",)),
+    **dict.fromkeys(("model", "model_version", "token_file", "ca", "cert", "key"), ("server",)),
 }
 """Option -> what it is for. Without --report, --evict, --server or --form it is to warm."""
 
 
 def _check(args: argparse.Namespace) -> None:
     """:raises ToolError: when the options can't go together; all that is wrong."""
-    asked = [name for name in ("report", "evict", "server", "form") if getattr(args, name)]
+    asked = [name for name in ("report", "evict", "server", "form") if getattr(args, name) not in (None, False)]
     if len(asked) > 1:
         raise ToolError(f"expected one of {' and '.join(f'--{name}' for name in asked)}, got both", exit_code=2)
     action = asked[0] if asked else "warm"
     given = [name for name in _BELONGS if getattr(args, name)]
     wrong = [f"{_option(name)} is for {_listed(_BELONGS[name])}" for name in given if action not in _BELONGS[name]]
-    if args.then == []:
-        wrong.append("--then needs a command after it")
+    wrong += _wrong_values(args)
     if problem := _wrong_number(action, len(args.checkpoints)):
         wrong.append(problem)
     if wrong:
         raise ToolError("; ".join(wrong), exit_code=2)
+
+
+def _wrong_values(args: argparse.Namespace) -> Iterator[str]:
+    if args.then == []:
+        yield "--then needs a command after it"
+    if args.server == "":
+        yield "--server: expected an address, got nothing: is a variable not set?"
+    if not all(text.strip() for text in args.checkpoints):  # Path("") would be the current folder
+        yield "a checkpoint's name is empty: is a variable not set?"
+    if args.jobs and args.jobs > MOST_JOBS:
+        yield f"--jobs: expected 1 to {MOST_JOBS}, got {args.jobs}"
+    if args.share and args.share[1] > 1:
+        early = [_option(name) for name in ("then", "ready_file") if getattr(args, name)]
+        if early:
+            yield (
+                f"{' and '.join(early)} with --share would come before the other shares have ended: run one process "
+                "on the node without --share, or start what comes after when all shares have ended"
+            )
 
 
 def _option(name: str) -> str:
@@ -143,22 +168,43 @@ def _evict(args: argparse.Namespace, survey: Survey) -> int:
 def _warm(args: argparse.Namespace, survey: Survey, ready: ReadyFile) -> int:
     for line in report.preamble(survey):
         complain(line)
+    holds = bool(args.hold) and _can_hold(args, survey)
     with Stop() as stop:
         result = _bring(survey, stop)
         code = result.exit_code
         if result.was_stopped:
-            code = 0 if args.hold else stop.exit_code
+            code = 0 if args.hold else stop.exit_code  # a hold that is told to stop has done what it should
         _tell(args, result, code)
         if result.was_stopped or code not in _GOES_ON:
             return code
         facts = {"exit_code": code, "warm_bytes": result.progress.done, "resident_bytes": result.resident}
-        if args.hold:
-            return _hold(args, result.survey, ready, stop, facts)
+        if holds and (held := _hold(args, result.survey, ready, stop, facts)) is not None:
+            return held
         ready.write(facts)
         notify(READY="1", STATUS=report.summary(result))
     if args.then:
         run_instead(args.then)
     return code
+
+
+def _can_hold(args: argparse.Namespace, survey: Survey) -> bool:
+    """:raises LockError: when not, and nobody gains from warming without it."""
+    try:
+        check_hold(survey, args.hold)
+    except LockError as error:
+        _go_on_without(args, error)
+        return False
+    return True
+
+
+def _go_on_without(args: argparse.Namespace, error: LockError) -> None:
+    """Do without a hold where it was wished for and not demanded, for the sake of the command.
+
+    :raises LockError: where not.
+    """
+    if args.hold != "auto" or not args.then:
+        raise LockError(f"--hold: {error}") from error
+    complain(f"--hold: {error}; {args.then[0]} is run without it")
 
 
 def _bring(survey: Survey, stop: Stop) -> WarmResult:
@@ -168,6 +214,7 @@ def _bring(survey: Survey, stop: Stop) -> WarmResult:
         view(progress)
         notify(STATUS=progress_line(progress))
 
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         return warm(survey, observe=observe, stop=stop.event)
     finally:
@@ -186,8 +233,8 @@ def _tell(args: argparse.Namespace, result: WarmResult, code: int) -> None:
         complain(line)
 
 
-def _hold(args: argparse.Namespace, survey: Survey, ready: ReadyFile, stop: Stop, facts: dict[str, Any]) -> int:
-    """Until told to stop, or the command ends."""
+def _hold(args: argparse.Namespace, survey: Survey, ready: ReadyFile, stop: Stop, facts: dict[str, Any]) -> int | None:
+    """Until told to stop, or the command ends. None: it can't be held, and the command is to be run without."""
     beside: list[Child] = []
     said: set[str] = set()
 
@@ -204,8 +251,11 @@ def _hold(args: argparse.Namespace, survey: Survey, ready: ReadyFile, stop: Stop
 
     try:
         hold(survey, mode=args.hold, stop=stop.event, observe=observe)
-    except (ToolError, OSError) as error:
+    except LockError as error:
         if not beside:
+            _go_on_without(args, error)
+            return None
+        if not args.then:
             raise
         complain(f"no longer held: {error}")  # what runs beside it goes on
     finally:
@@ -223,9 +273,10 @@ def _warm_server(args: argparse.Namespace) -> int:
     from functools import partial
 
     from deepseek_triton_client import AsyncClient
-    from deepseek_triton_tools.client_options import client_settings
+    from deepseek_triton_tools.client_options import DEFAULT_MODEL, client_settings
     from deepseek_triton_tools.warm_server import ServerWarmOptions, warm_server
 
+    args.model = args.model or DEFAULT_MODEL
     given = {"max_tokens": args.max_tokens, "wait_s": args.wait, "limit_s": args.limit}
     options = ServerWarmOptions(
         client=partial(AsyncClient, args.server, **client_settings(args)),

@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from deepseek_triton_client import AsyncClient, Retries
+from deepseek_triton_client import AsyncClient, ModelMetadata, ProtocolError, Retries
 from deepseek_triton_tools.errors import ServerFailedError, ToolError
 from deepseek_triton_tools.notify import ReadyFile, notify
 from deepseek_triton_tools.server_rounds import Asking, Round, Rounds, ServerFailure, ShapeResult
-from deepseek_triton_tools.server_shapes import PlannedShapes, Shape, planned_shapes
+from deepseek_triton_tools.server_shapes import Shape, planned_shapes
 from deepseek_triton_tools.server_waiting import LogFollower, Waiting, load_phases, wait_for_server
 from deepseek_triton_tools.server_warmth import Warmth, document, duration, show_warmth, summary
 from deepseek_triton_tools.status_line import StatusLine
@@ -36,6 +35,9 @@ _SPARE_FILES = 64
 """Beside a connection for each request."""
 _USUAL_PORTS = (8000, 8001)
 """A server on one of these has its metrics on 8002, where the client looks for them; of others nobody knows."""
+_PORTS = (
+    "give its HTTP port (8000 as a rule) as http://, or its gRPC port (8001) as grpc://; 8002 has the metrics alone"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,83 +72,124 @@ class ServerWarmOptions:
 
 def warm_server(options: ServerWarmOptions) -> int:
     """Warm the server and print how; the exit code: 0 it is steady, 3 it is not within the limits, 130 after SIGINT,
-    143 after SIGTERM; then nothing of it is open any more.
+    143 after SIGTERM; then nothing of it is open any more, and what is printed is what was finished.
 
     Call it in the main thread.
 
-    :raises ToolError: when the server is not there in time, fails, or takes none of the shapes, or a file is no use.
+    :raises ToolError: when the server is not there in time, has no such model, fails, or takes none of the shapes, or a
+        file is no use.
     :raises deepseek_triton_client.DeepseekTritonError: when the client is refused as such.
     """
-    ready_file = _ready_file(options.ready_file)
+    ready_file = ReadyFile(options.ready_file)
     line = StatusLine(_PLAIN_PROGRESS_S)
+    warming = _Warming(options, line)
     try:
-        warmth = asyncio.run(_until_signal(_warm(options, line)))
+        asyncio.run(_until_signal(warming.run()))
     except _Interrupted as interrupted:
         line.say("interrupted: what was open is cancelled")
+        line.clear()
+        _print(warming.warmth(was_stopped=True), options)
         return 128 + interrupted.signum
     finally:
         line.clear()
+    warmth = warming.warmth()
     # Also where it is not steady: all was tried, and nobody gains from a server that is kept from its users for it.
     ready_file.write(document(warmth))
     notify(READY="1", STATUS=summary(warmth))
-    with to_reader():
-        if options.as_json:
-            print(json.dumps(document(warmth), indent=2, allow_nan=False))
-        else:
-            show_warmth(warmth)
+    _print(warmth, options)
     return 0 if warmth.is_steady else _NOT_STEADY
 
 
-async def _warm(options: ServerWarmOptions, line: StatusLine) -> Warmth:
-    async with options.client(retries=Retries(attempts=1), metrics_url=options.metrics_url) as client:
-        planned = planned_shapes(
-            client.model_name,
-            repository=options.repository,
-            batch_sizes=options.batch_sizes,
-            input_lengths=options.input_lengths,
-        )
-        log = None if options.log is None else LogFollower(options.log)
-        waiting = Waiting(client.model_name, line, log)
-        waited_s = await wait_for_server(client, waiting, options.wait_s)
-        ready_at = time.monotonic()
-        line.say(f"{client.url} is ready after {duration(waited_s)}; {len(planned.shapes)} shapes: {planned.source}")
-        try:
-            results = await _warm_shapes(client, planned, options, ready_at + options.limit_s, line)
-        except ServerFailure as failure:
-            words = await _cause(log, client.model_name)
-            raise ServerFailedError(f"the server failed {failure}{words}") from failure.error
+def _print(warmth: Warmth, options: ServerWarmOptions) -> None:
+    with to_reader():
+        if options.as_json:
+            print(json.dumps(document(warmth), indent=2, allow_nan=False))
+        elif warmth.results or not warmth.was_stopped:
+            show_warmth(warmth)
+
+
+class _Warming:
+    """One run, and what has come of it so far: a signal may end it anywhere."""
+
+    def __init__(self, options: ServerWarmOptions, line: StatusLine) -> None:
+        self._options = options
+        self._line = line
+        self._began = time.monotonic()
+        self._url = self._model = self._shapes_from = ""
+        self._phases_s: Mapping[str, float] = {}
+        self._load_s: Mapping[str, float] = {}
+        self._ready_at: float | None = None
+        self._results: list[ShapeResult] = []
+
+    async def run(self) -> None:
+        """:raises ToolError:"""
+        options = self._options
+        async with options.client(retries=Retries(attempts=1), metrics_url=options.metrics_url) as client:
+            self._url, self._model = client.url, client.model_name
+            planned = planned_shapes(
+                client.model_name,
+                repository=options.repository,
+                batch_sizes=options.batch_sizes,
+                input_lengths=options.input_lengths,
+            )
+            self._shapes_from = planned.source
+            log = None if options.log is None else LogFollower(options.log)
+            try:
+                metadata = await self._metadata(client, log)
+            except ProtocolError as error:
+                raise ServerFailedError(f"{client.url} does not answer as Triton: {error}; {_PORTS}") from error
+            waited_s = self.warmth().waited_s
+            self._line.say(
+                f"{client.url} is ready after {duration(waited_s)}; {len(planned.shapes)} shapes: {planned.source}"
+            )
+            try:
+                await self._warm_shapes(client, planned.shapes, Asking.of(metadata, options.max_tokens))
+            except ServerFailure as failure:
+                words = await _cause(log, client.model_name)
+                raise ServerFailedError(f"the server failed {failure}{words}") from failure.error
+            self._load_s = await _load_phases(client, options)
+
+    def warmth(self, *, was_stopped: bool = False) -> Warmth:
+        ended = time.monotonic()
+        ready_at = ended if self._ready_at is None else self._ready_at
         return Warmth(
-            url=client.url,
-            model=client.model_name,
-            waited_s=waited_s,
-            phases_s=waiting.seconds,
-            load_s=await _load_phases(client, options),
-            shapes_from=planned.source,
-            results=results,
-            warmed_s=time.monotonic() - ready_at,
+            url=self._url,
+            model=self._model,
+            waited_s=ready_at - self._began,
+            phases_s=self._phases_s,
+            load_s=self._load_s,
+            shapes_from=self._shapes_from,
+            results=self._results,
+            warmed_s=ended - ready_at,
+            was_stopped=was_stopped,
         )
 
+    async def _metadata(self, client: AsyncClient, log: LogFollower | None) -> ModelMetadata:
+        """When the server is ready."""
+        waiting = Waiting(client.model_name, self._line, log)
+        self._phases_s = waiting.seconds
+        await wait_for_server(client, waiting, self._options.wait_s)
+        self._ready_at = time.monotonic()
+        return await client.metadata()
 
-async def _warm_shapes(
-    client: AsyncClient, planned: PlannedShapes, options: ServerWarmOptions, end: float, line: StatusLine
-) -> list[ShapeResult]:
-    """:raises ToolError: when the server takes none, and not because it is full."""
-    _allow_files(max(shape.num_requests for shape in planned.shapes))
-    rounds = Rounds(
-        client=client,
-        asking=Asking.of(await client.metadata(), options.max_tokens),
-        max_rounds=options.max_rounds,
-        end=end,
-        observe=lambda shape, done: line.show(lambda: _round_text(shape, done)),
-    )
-    results: list[ShapeResult] = []
-    for shape in planned.shapes:
-        results.append(result := await rounds.warm(shape))
-        if result.reason:
-            line.say(f"{shape} prompt tokens: {result.status}: {result.reason}")
-    if all(result.status == "left out" for result in results) and rounds.most_at_once is None:
-        raise ToolError(f"the server takes none of the shapes; {results[0].shape} prompt tokens: {results[0].reason}")
-    return results
+    async def _warm_shapes(self, client: AsyncClient, shapes: Sequence[Shape], asking: Asking) -> None:
+        """:raises ToolError: when the server takes none, and not because it is full."""
+        assert self._ready_at is not None, "shapes are sent when the server is ready"
+        _allow_files(max(shape.num_requests for shape in shapes))
+        rounds = Rounds(
+            client=client,
+            asking=asking,
+            max_rounds=self._options.max_rounds,
+            end=self._ready_at + self._options.limit_s,
+            observe=lambda shape, done: self._line.show(lambda: _round_text(shape, done)),
+        )
+        for shape in shapes:
+            self._results.append(result := await rounds.warm(shape))
+            if result.reason:
+                self._line.say(f"{shape} prompt tokens: {result.status}: {result.reason}")
+        first = self._results[0]
+        if all(result.status == "left out" for result in self._results) and rounds.most_at_once is None:
+            raise ToolError(f"the server takes none of the shapes; {first.shape} prompt tokens: {first.reason}")
 
 
 def _round_text(shape: Shape, done: Round) -> str:
@@ -182,7 +225,7 @@ class _Interrupted(Exception):
         self.signum = signum
 
 
-async def _until_signal(work: Coroutine[Any, Any, Warmth]) -> Warmth:
+async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
     """:raises _Interrupted: after SIGINT or SIGTERM, when what was open has been cancelled."""
     task = asyncio.ensure_future(work)
     caught: list[int] = []
@@ -193,7 +236,7 @@ async def _until_signal(work: Coroutine[Any, Any, Warmth]) -> Warmth:
 
     with _handled(stop):
         try:
-            return await task
+            await task
         except asyncio.CancelledError:
             if caught:
                 raise _Interrupted(caught[0]) from None
@@ -212,10 +255,3 @@ def _handled(stop: Callable[[int], None]) -> Iterator[None]:
     finally:
         for signum in taken:
             loop.remove_signal_handler(signum)
-
-
-def _ready_file(path: Path | None) -> ReadyFile:
-    """:raises ToolError: when it can't be removed now, or written when the server is warm."""
-    if path is not None and not os.access(path.absolute().parent, os.W_OK):
-        raise ToolError(f"--ready-file {path}: expected a folder that can be written to", exit_code=2)
-    return ReadyFile(path)

@@ -5,10 +5,16 @@
 Every problem is found at once, with its file, line and fix; nothing is imported from, or run of, what is checked.
 """
 
-from deepseek_triton_build.check.codes import CHECKS
-from deepseek_triton_build.check.finding import Check, CheckedModel, Finding, Report
-from deepseek_triton_build.check.identity import CheckOptions
-from deepseek_triton_build.check.repository import check_repository
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.check.codes import CHECKS
+    from deepseek_triton_build.check.finding import Check, CheckedModel, Finding, Report
+    from deepseek_triton_build.check.identity import CheckOptions
+    from deepseek_triton_build.check.repository import check_repository
 
 __all__ = [
     "CHECKS",
@@ -19,3 +25,20 @@ __all__ = [
     "Report",
     "check_repository",
 ]
+
+_HOMES = {
+    "CHECKS": "deepseek_triton_build.check.codes",
+    "Check": "deepseek_triton_build.check.finding",
+    "CheckedModel": "deepseek_triton_build.check.finding",
+    "Finding": "deepseek_triton_build.check.finding",
+    "Report": "deepseek_triton_build.check.finding",
+    "CheckOptions": "deepseek_triton_build.check.identity",
+    "check_repository": "deepseek_triton_build.check.repository",
+}
+"""Name -> its module, which is imported when the name is asked for: what looks at a checkpoint needs no rules."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

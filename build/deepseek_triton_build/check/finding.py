@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_build.rules.rule import Severity
 from deepseek_triton_build.words import one_line
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.rules.rule import Severity
 
 
 @dataclass(frozen=True, kw_only=True)

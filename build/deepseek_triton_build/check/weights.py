@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,13 +50,24 @@ def files_read(folder: Path, *, only_indexed: bool = False) -> list[str]:
     return sorted(present if shards is None else filter(is_inside, shards))
 
 
-def check_weights(folder: Path, label: str, *, only_indexed: bool = False) -> Iterator[Finding]:
+def _nobody(_: Path) -> None:
+    pass
+
+
+def check_weights(
+    folder: Path, label: str, *, only_indexed: bool = False, on_file: Callable[[Path], None] = _nobody
+) -> Iterator[Finding]:
     """Every file that the engine reads is there and whole. Reads the index and the files' headers, no weights.
 
     :param label: what findings call the folder.
     :param only_indexed: see `files_read`.
+    :param on_file: told of each file before it is opened: storage may not answer.
     """
-    return _Look(folder, label).at_all(only_indexed)
+    return _Look(folder, label, on_file).at_all(only_indexed)
+
+
+_MOST_SHARDS = 10_000
+"""That a name is believed to be one of."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,7 @@ class _Look:
 
     folder: Path
     label: str
+    on_file: Callable[[Path], None]
 
     def at_all(self, only_indexed: bool) -> Iterator[Finding]:
         try:
@@ -82,9 +94,12 @@ class _Look:
 
     def with_index(self, present: set[str], only_indexed: bool) -> Iterator[Finding]:
         file = f"{self.label}/{INDEX}"
+        self.on_file(self.folder / INDEX)
         index, findings = read_json(self.folder / INDEX, file)
         shards = None if index is None else _shards(index)
-        if index is not None and shards is None:
+        is_broken = index is not None and shards is None
+        index = None  # as large as all that follows
+        if is_broken:
             message = "expected weight_map, a mapping of tensor to shard"
             findings.append(BROKEN.finding(message, _AGAIN, file=file))
         yield from findings
@@ -142,6 +157,7 @@ class _Look:
     def at_file(self, name: str) -> tuple[Header | None, list[Finding]]:
         """Whether the file is whole, by itself."""
         file = f"{self.label}/{name}"
+        self.on_file(self.folder / name)
         try:
             with open_file(self.folder / name) as opened:
                 header = read_header(opened)
@@ -210,12 +226,13 @@ def _is_absent(path: Path) -> bool:
 
 
 def _shards(index: Mapping[str, Any]) -> dict[str, set[str]] | None:
-    """Shard -> its tensors, by the index."""
+    """Shard -> its tensors, by the index, whose weight_map is empty then."""
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         return None
     shards: dict[str, set[str]] = {}
-    for tensor, shard in weight_map.items():
+    while weight_map:  # taken apart on the way: two of the size are more than a small container has
+        tensor, shard = weight_map.popitem()
         shards.setdefault(shard, set()).add(tensor)
     return shards
 
@@ -223,9 +240,9 @@ def _shards(index: Mapping[str, Any]) -> dict[str, set[str]] | None:
 def _unnumbered(present: set[str]) -> list[str]:
     """Shards that are not there, by the numbers in the names of those that are."""
     missing: set[str] = set()
-    for name in present:
-        if match := _NUMBERED.search(name):
-            digits, total = match[1], int(match[2])
-            names = (f"{name[: match.start(1)]}{n:0{len(digits)}}{name[match.end(1) :]}" for n in range(1, total + 1))
-            missing.update(other for other in names if total <= 10_000 and other not in present)
-    return sorted(missing)
+    matches = [(name, match) for name in present if (match := _NUMBERED.search(name))]
+    series = {(name[: m.start(1)], len(m[1]), int(m[2]), name[m.end(1) :]) for name, m in matches}
+    for start, digits, total, end in series:
+        if total <= _MOST_SHARDS:
+            missing.update(f"{start}{n:0{digits}}{end}" for n in range(1, total + 1))
+    return sorted(missing - present)

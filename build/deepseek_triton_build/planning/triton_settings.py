@@ -14,7 +14,7 @@ from deepseek_triton_build.planning.sizes import Sizes
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.releases.sampling import honoured_fields, sampler_of
 from deepseek_triton_build.settings import Omission, Setting
-from deepseek_triton_build.warmup import shapes_of
+from deepseek_triton_build.warmup import MAX_REQUESTS, shapes_of
 
 _WARMUP = "triton_config.warmup"
 WARMUP_MAX_S = 300
@@ -53,8 +53,9 @@ def _warmup(llm_args: Mapping[str, Any]) -> list[Setting]:
         Setting(
             key=f"{_WARMUP}.shapes",
             value=[list(shape) for shape in shapes_of(llm_args)],
-            reason="before the model is ready, requests at once and prompt tokens of each, from one to max_batch_size, "
-            "the CUDA graphs' sizes and max_num_tokens: so that no user waits for kernels to be compiled and tuned; "
+            reason="before the model is ready, requests at once and prompt tokens of each: from one to max_batch_size, "
+            f"but at most {MAX_REQUESTS:,} over all ranks, the CUDA graphs' sizes within that, and max_num_tokens: so "
+            "that hardly a user waits for kernels to be compiled and tuned; "
             f"`--set {_WARMUP}=null` leaves it out",
         ),
         Setting(

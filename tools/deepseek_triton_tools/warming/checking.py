@@ -23,11 +23,16 @@ class Check:
     def __init__(self, survey: Survey, on_damage: Callable[[Problem], None]) -> None:
         self.problems: list[Problem] = []
         self.ended = threading.Event()
+        self.error: BaseException | None = None
+        """What ended the thread before its time, a bug."""
+        self.path = survey.checkpoints[0].folder if survey.checkpoints else Path()
+        """What it looks at."""
         self.since_s = time.monotonic()
-        """When it began with a checkpoint."""
+        self.thread_id = 0
+        """The kernel's."""
         self._survey = survey
         self._on_damage = on_damage
-        self._findings: dict[Path, tuple[Finding, ...]] = {}
+        self._findings: dict[Path, list[Finding]] = {}
         """By the checkpoint's folder."""
 
     def start(self) -> None:
@@ -39,15 +44,21 @@ class Check:
         return with_findings(self._survey, self._findings)
 
     def _run(self) -> None:
+        self.thread_id = threading.get_native_id()
         try:
             for checkpoint in self._survey.checkpoints:
-                self.since_s = time.monotonic()
-                self._findings[checkpoint.folder] = find_damage(checkpoint)
-                for finding in self._findings[checkpoint.folder]:
+                for finding in find_damage(checkpoint, self._look_at):
+                    self._findings.setdefault(checkpoint.folder, []).append(finding)
                     if finding.severity == "error":
                         self._report(finding)
+        except BaseException as error:
+            self.error = error
+            raise
         finally:
             self.ended.set()
+
+    def _look_at(self, path: Path) -> None:
+        self.path, self.since_s = path, time.monotonic()
 
     def _report(self, finding: Finding) -> None:
         problem = Problem(path=Path(finding.file), message=finding.message, fix=finding.fix)
@@ -57,4 +68,4 @@ class Check:
 
 def examine(survey: Survey) -> Survey:
     """`survey` with what is wrong with its checkpoints; damaged files are no longer chosen."""
-    return with_findings(survey, {each.folder: find_damage(each) for each in survey.checkpoints})
+    return with_findings(survey, {each.folder: list(find_damage(each)) for each in survey.checkpoints})

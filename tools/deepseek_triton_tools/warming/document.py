@@ -9,7 +9,7 @@ from typing import Any
 from deepseek_triton_tools.warming.checkpoint import Checkpoint
 from deepseek_triton_tools.warming.evicting import Evicted
 from deepseek_triton_tools.warming.filesystem import FileSystem
-from deepseek_triton_tools.warming.report import engine_prefetches, file_systems, in_flight, remedies
+from deepseek_triton_tools.warming.report import engine_prefetches, file_systems, in_flight, lacking, remedies
 from deepseek_triton_tools.warming.survey import Survey, SurveyedFile
 from deepseek_triton_tools.warming.warming import WarmResult
 
@@ -33,9 +33,9 @@ def survey_document(survey: Survey, *, action: str, exit_code: int, verbose: boo
         "resident_bytes": survey.resident,
         "residency_by": sorted({each.asked_by for each in survey.files if each.asked_by}),
         "budget_bytes": survey.budget,
-        "fits": not survey.lacking,
-        "lacking_bytes": survey.lacking,
-        "remedies": remedies(survey) if survey.lacking else None,
+        "fits": not lacking(survey),
+        "lacking_bytes": lacking(survey),
+        "remedies": remedies(survey) if lacking(survey) else None,
         "chosen_bytes": survey.chosen_size,
         "chosen_files": len(survey.chosen),
         "share": str(options.share),
@@ -52,6 +52,8 @@ def result_document(result: WarmResult, *, exit_code: int, verbose: bool = False
     progress = result.progress
     read = progress.done - progress.found + progress.again
     return survey_document(result.survey, action="warm", exit_code=exit_code, verbose=verbose) | {
+        # With --hold a signal ends it with 0, whatever was warm by then.
+        "ok": exit_code == 0 and not result.was_stopped,
         "result": {
             "total_bytes": progress.total,
             "done_bytes": progress.done,
@@ -65,9 +67,11 @@ def result_document(result: WarmResult, *, exit_code: int, verbose: bool = False
             "read_bytes_per_s": round(read / progress.elapsed_s) if progress.elapsed_s else None,
             "was_stopped": result.was_stopped,
             "gave_up": result.gave_up,
+            "num_verified": result.num_verified,
+            "num_unverified": result.num_unverified,
             "problems": [asdict(problem) | {"path": str(problem.path)} for problem in progress.problems],
             "stalls": [asdict(stall) | {"path": str(stall.path)} for stall in progress.stalls],
-        }
+        },
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deepseek_triton_tools.sizes import sized
 from deepseek_triton_tools.warming.residency import evict
-from deepseek_triton_tools.warming.survey import Survey
+from deepseek_triton_tools.warming.survey import Survey, SurveyedFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +25,17 @@ class Evicted:
 
 def evict_all(survey: Survey) -> tuple[Evicted, ...]:
     """Drop every file of the survey, whatever its share or state."""
-    done = {each.file.path: _evict(each.file.path) for each in survey.files}
-    stayed = [path for path, evicted in done.items() if evicted.left]
+    done = {each.file.path: _evict(each) for each in survey.files}
+    stayed = [path for path, evicted in done.items() if evicted.left and not evicted.reason]
     users = _users(stayed) if stayed else {}
     return tuple(_explained(evicted, users.get(evicted.path, [])) for evicted in done.values())
 
 
-def _evict(path: Path) -> Evicted:
+def _evict(each: SurveyedFile) -> Evicted:
+    path = each.file.path
+    if not each.file_system.reading.jobs:
+        reason = f"it lies in memory itself, on {each.file_system.mount.type}"
+        return Evicted(path=path, left=each.file.size, reason=reason)
     try:
         return Evicted(path=path, left=evict(path))
     except OSError as error:
@@ -39,7 +43,7 @@ def _evict(path: Path) -> Evicted:
 
 
 def _explained(evicted: Evicted, users: list[str]) -> Evicted:
-    if not evicted.left:
+    if evicted.reason or not evicted.left:
         return evicted
     by = f"mapped by {', '.join(users)}" if users else "mapped or locked by somebody, or not written back yet"
     return Evicted(path=evicted.path, left=evicted.left, reason=f"{sized(evicted.left)} stayed: {by}")

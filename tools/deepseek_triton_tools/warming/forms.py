@@ -28,7 +28,10 @@ ENGINE_START_S = 1800
 """For kernels to be compiled and CUDA graphs captured after the weights are there. An assumption."""
 PERIOD_S = 10
 """Between two probes."""
+PROLOG_SPARE_S = 60
+"""For a prolog to end after its own deadline, before PrologTimeout ends it: SIGTERM, 10 s later SIGKILL."""
 PYTHON_IMAGE = "python:3.12-slim"
+WARM_IMAGE = f"YOUR-REGISTRY/deepseek-triton-warm:{__version__}"
 _GIB = 2**30
 _MOUNTED_CACHE = "/models/hub"
 
@@ -94,18 +97,20 @@ def _load_why(serving: Serving, rate: int | None) -> str:
 def _init_container(serving: Serving, rate: int | None) -> dict[str, str]:
     memory = math.ceil(serving.size / BUDGET_SHARE / _GIB) + 1
     failures = math.ceil((_load_s(serving, rate) + ENGINE_START_S) / PERIOD_S)
-    mounts = {f"checkpoint-{n}": folder for n, folder in enumerate(serving.folders, 1)}
+    mounts = {f"checkpoint-{n}": folder for n, folder in enumerate(serving.mounts, 1)}
     mounts |= {"hub": _MOUNTED_CACHE} if serving.names else {}
+    args = [text.replace("$", "$$") for text in serving.checkpoints]  # $(NAME) would be replaced
     return {
-        "image": json.dumps(serving.image or PYTHON_IMAGE),
-        "image_why": _image_why(serving),
-        "args": json.dumps([text.replace("$", "$$") for text in serving.checkpoints]),  # $(NAME) would be replaced
+        "image": json.dumps(WARM_IMAGE),
+        "base": one_line(serving.image or PYTHON_IMAGE),
+        "base_why": _base_why(serving),
+        "args": json.dumps([*args, "--then", "true"]),
         "environment": _yaml_environment(serving),
         "mounts": "".join(
             f"      - {{name: {name}, mountPath: {json.dumps(path)}, readOnly: true}}\n"
             for name, path in mounts.items()
         ),
-        "volumes": "\n".join(_volume(name, path) for name, path in mounts.items()),
+        "volumes": "\n".join(_volume(name, path, serving.mounts.get(path)) for name, path in mounts.items()),
         "memory": f"{memory}Gi",
         "memory_why": (
             f"Page cache is charged to the pod that reads it, and a container's limit holds for what it reads: "
@@ -113,7 +118,7 @@ def _init_container(serving: Serving, rate: int | None) -> dict[str, str]:
             "program. With less, the first shards are dropped while the last are read."
         ),
         "memory_main_why": _memory_main_why(serving, memory),
-        "gpus": f", nvidia.com/gpu: {serving.num_gpus}" if serving.num_gpus else "",
+        "gpus": f", nvidia.com/gpu: {serving.gpus_of_node}" if serving.gpus_of_node else "",
         "period_s": str(PERIOD_S),
         "failures": str(failures),
         "probe_why": (
@@ -124,10 +129,10 @@ def _init_container(serving: Serving, rate: int | None) -> dict[str, str]:
     }
 
 
-def _image_why(serving: Serving) -> str:
+def _base_why(serving: Serving) -> str:
     if serving.image:
-        return "The server's own image, by deepseek-triton.json: it has Python 3.12, and the node pulls it anyway."
-    return "Any image with Python 3.10 or newer. The server's own saves a pull."
+        return "It is the server's own, by deepseek-triton.json: the node pulls most of it anyway."
+    return "Any with Python 3.10 or newer does; the server's own saves a pull."
 
 
 def _memory_main_why(serving: Serving, memory: int) -> str:
@@ -135,13 +140,28 @@ def _memory_main_why(serving: Serving, memory: int) -> str:
         f"The pod's limit is the larger of this one and the init container's, and the {sized(serving.size)} of weights "
         f"stay charged to it; what is left of the {memory} GiB is for the engine's own processes"
     )
-    if not serving.num_gpus:
+    if not serving.num_gpus or not serving.gpus_of_node:
         return f"{text}. More GPUs, or a checkpoint's conversion, may need more."
-    left = (memory * _GIB - serving.size) / serving.num_gpus
-    whole = f"tensor_parallel_size x pipeline_parallel_size is {serving.num_gpus}"
+    left = (memory * _GIB - serving.size) / serving.gpus_of_node
     return (
-        f"{text}: {sized(left)} for each of {serving.num_gpus} ranks. {whole}; where a node has fewer GPUs, each node "
-        "needs the whole checkpoint all the same, and its own number here. A /dev/shm in memory comes on top."
+        f"{text}: {sized(left)} for each of {serving.gpus_of_node} ranks. {_nodes_why(serving)} A /dev/shm in memory "
+        "comes on top."
+    )
+
+
+def _nodes_why(serving: Serving) -> str:
+    whole = f"tensor_parallel_size x pipeline_parallel_size is {serving.num_gpus}"
+    if serving.gpus_per_node is None or not serving.num_gpus:
+        return (
+            f"{whole}; where a node has fewer GPUs, each node needs the whole checkpoint all the same, and its own "
+            "number here."
+        )
+    if serving.num_gpus <= serving.gpus_per_node:
+        return f"{whole}, on one node."
+    nodes = -(-serving.num_gpus // serving.gpus_per_node)
+    return (
+        f"{whole}: {nodes} nodes of {serving.gpus_per_node}. This is the pod of one of them, and each needs the whole "
+        "checkpoint. Only the first runs tritonserver: leave the startupProbe out of the others."
     )
 
 
@@ -151,10 +171,11 @@ def _yaml_environment(serving: Serving) -> str:
     return f"    env:\n      - {{name: HF_HUB_CACHE, value: {_MOUNTED_CACHE}}}\n"
 
 
-def _volume(name: str, path: str) -> str:
-    is_cache = path == _MOUNTED_CACHE and name == "hub"
-    what = "the hub folder of a Hugging Face cache" if is_cache else one_line(f"the folder that is {path} above")
-    claim = "huggingface-hub" if is_cache else "deepseek-checkpoint"
+def _volume(name: str, path: str, source: str | None) -> str:
+    """:param source: where it is on this machine; None for the Hugging Face cache."""
+    what, claim = "the hub folder of a Hugging Face cache", "huggingface-hub"
+    if source is not None:
+        what, claim = one_line(f"the folder that is {source} where this was made"), "deepseek-checkpoint"
     return (
         f"  # {what}; a hostPath or a CSI volume does as well\n"
         f"  - name: {name}\n    persistentVolumeClaim: {{claimName: {claim}, readOnly: true}}"
@@ -165,7 +186,7 @@ def _volume(name: str, path: str) -> str:
 
 
 def _systemd(serving: Serving, rate: int | None) -> dict[str, str]:
-    mounts = [*serving.folders, *([serving.hub_cache] if serving.names else [])]
+    mounts = [*serving.mounts.values(), *([serving.hub_cache] if serving.names else [])]
     environment = f"Environment={_unit_word(f'HF_HUB_CACHE={serving.hub_cache}')}\n" if serving.names else ""
     tables = math.ceil(serving.size / 512)  # 8 bytes for each page of 4 KiB
     return {
@@ -204,6 +225,8 @@ def _slurm_prolog(serving: Serving, rate: int | None) -> dict[str, str]:
         "environment": environment,
         "program": shlex.quote(_program()),
         "checkpoints_quoted": _shell_words(serving.checkpoints),
+        "prolog_timeout_s": str(2 * _load_s(serving, rate) + PROLOG_SPARE_S),
+        "spare_s": str(PROLOG_SPARE_S),
     }
 
 

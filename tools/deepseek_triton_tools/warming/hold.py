@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -39,6 +39,40 @@ class Held:
 Observe = Callable[[Held], None]
 
 
+def check_hold(survey: Survey, mode: HoldMode) -> None:
+    """What can be known before the files are warmed.
+
+    :raises LockError: when they can't be held in this mode.
+    """
+    if survey.exceeds_headroom:
+        raise LockError(
+            f"no more can be held than the {sized(survey.memory.headroom)} that fit, and --budget is "
+            f"{sized(survey.budget)}; leave --budget or --hold out"
+        )
+    resident = [each.resident for each in survey.chosen]
+    if mode == "watch":
+        _check_watchable(resident)
+        return
+    try:
+        allow_locking(survey.chosen_size)
+    except LockError as error:
+        if mode == "lock":
+            raise
+        _check_watchable(resident, error)
+
+
+def _check_watchable(resident: Sequence[int | None], not_locked: LockError | None = None) -> None:
+    """:param not_locked: why they can't be locked instead."""
+    if resident and all(each is None for each in resident):
+        why = (
+            "the kernel does not say what of these files is in the page cache: they are somebody else's, or their "
+            "file system does not keep them there"
+        )
+        if not_locked is not None:
+            raise LockError(f"they can be neither watched nor locked; {why}; {not_locked}")
+        raise LockError(f"they can't be watched; {why}; run as their owner, or hold by --hold=lock")
+
+
 def hold(
     survey: Survey,
     *,
@@ -50,12 +84,11 @@ def hold(
     """Until `stop` is set. "auto" locks, and watches where locking is not allowed.
 
     :param observe: called when the files are held, and after each round of a watch.
-    :raises LockError: mode "lock", and the limit on locked memory is too low; or the files can't be watched, for the
-        kernel does not say what of them is resident.
-    :raises OSError: a file can't be opened.
+    :raises LockError: mode "lock", and the limit on locked memory is too low or a file can't be mapped; or the files
+        can't be watched, for the kernel does not say what of them is resident.
     """
     observe = observe or (lambda held: None)
-    why_not = None
+    not_locked = None
     if mode != "watch":
         try:
             _lock(survey, stop, observe)
@@ -63,8 +96,8 @@ def hold(
         except LockError as error:
             if mode == "lock":
                 raise
-            why_not = f"watching, not locking: {error}"
-    _Watch(survey, stop, observe, why_not).run(period_s)
+            not_locked = error
+    _Watch(survey, stop, observe, not_locked).run(period_s)
 
 
 def _lock(survey: Survey, stop: threading.Event, observe: Observe) -> None:
@@ -79,12 +112,13 @@ def _lock(survey: Survey, stop: threading.Event, observe: Observe) -> None:
 class _Watch:
     """Rounds of asking what is gone and bringing it in again."""
 
-    def __init__(self, survey: Survey, stop: threading.Event, observe: Observe, note: str | None) -> None:
+    def __init__(self, survey: Survey, stop: threading.Event, observe: Observe, not_locked: LockError | None) -> None:
         # What was looked at and verified once is not again.
         self._survey = replace(survey, checkpoints=(), options=replace(survey.options, verify=False, give_up_s=None))
         self._stop = stop
         self._observe = observe
-        self._problem = note
+        self._not_locked = not_locked
+        self._problem = None if not_locked is None else f"watching, not locking: {not_locked}"
         self._rewarmed = self._rewarmed_last = self._rounds_lost = 0
 
     def run(self, period_s: float) -> None:
@@ -103,11 +137,7 @@ class _Watch:
     def _gone(self) -> dict[SurveyedFile, int]:
         """File -> bytes of it that are not resident, without those that are whole or can't be opened any more."""
         asked = {each: each.ask_resident() for each in self._survey.chosen}
-        if asked and all(resident is None for resident in asked.values()):
-            raise LockError(
-                "the kernel does not say what of these files is in the page cache, so that they can't be watched: run "
-                "as their owner, or hold by --hold=lock"
-            )
+        _check_watchable(list(asked.values()), self._not_locked)
         missing = {each: each.file.size - resident for each, resident in asked.items() if resident is not None}
         return {each: num_bytes for each, num_bytes in missing.items() if num_bytes > 0}
 

@@ -33,18 +33,20 @@ class LockedFiles:
     def lock(self, paths: Iterable[Path], stop: threading.Event) -> None:
         """Until all are locked or `stop` is set.
 
-        :raises LockError: when so much may not be locked.
-        :raises OSError: when a file can't be opened.
+        :raises LockError: when so much may not be locked, or a file can't be mapped.
         """
         for path in paths:
-            address, size = self._map(path)
+            try:
+                address, size = self._map(path)
+            except OSError as error:
+                raise LockError(f"{path}: can't be mapped, which locking takes: {error.strerror}") from error
             for offset in range(0, size, WINDOW):
                 if stop.is_set():
                     return
                 self._lock_window(path, address + offset, min(WINDOW, size - offset))
 
     def _map(self, path: Path) -> tuple[int, int]:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place is not waited for
         try:
             size = os.fstat(fd).st_size
             if not size:

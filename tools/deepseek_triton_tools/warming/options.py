@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 Method = Literal["sendfile", "read"]
+
+MOST_JOBS = 64
+"""Each is a thread with an open file; no storage is faster with more."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,10 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmOptions:
-    """`jobs`, `budget` and `rate_limit` are for the whole node, whatever its number of shares."""
+    """`jobs`, `budget` and `rate_limit` are for the whole node, whatever its number of shares.
+
+    :raises ValueError: with everything that is wrong.
+    """
 
     share: Share = Share()
     jobs: int | None = None
@@ -40,3 +47,24 @@ class WarmOptions:
     """Without a byte of a file for so long, it is named."""
     give_up_s: float | None = None
     """Without a byte of any file for so long, the warm-up ends. None: it waits, as the engine would."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.share, Share):
+            raise ValueError(f"share: expected a Share, got {self.share!r}")
+        problems = [
+            f"{name}: expected {expected}, got {getattr(self, name)}"
+            for name, (holds, expected) in _LIMITS.items()
+            if getattr(self, name) is not None and not holds(getattr(self, name))
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+
+
+_LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "jobs": (lambda value: 1 <= value <= MOST_JOBS, f"1 to {MOST_JOBS}"),
+    "budget": (lambda value: value >= 0, "a number of bytes from 0"),
+    "rate_limit": (lambda value: value >= 1, "a number of bytes from 1"),
+    "stall_s": (lambda value: value > 0, "a number of seconds above 0"),
+    "give_up_s": (lambda value: value > 0, "a number of seconds above 0"),
+}
+"""Field -> (what holds for it where it is given, in words)."""

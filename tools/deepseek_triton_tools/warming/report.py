@@ -62,13 +62,49 @@ def preamble(survey: Survey) -> Iterator[str]:
         yield f"{name} in {checkpoint.folder} ({checkpoint.found_by})"
     for system in file_systems(survey):
         yield f"on {mount_name(system)}, {system.reading.kind}: {_read_with(system)}: {system.reading.reason}"
+    if places := uncached(survey):
+        yield f"what is read from {places} does not stay in the page cache"
     yield (
         f"memory: room for {sized(survey.memory.headroom)} by {decided_by(survey)}; budget {sized(survey.budget)}; "
         f"resident: {_resident(survey.resident, survey.size)}"
     )
+    if lacking(survey):
+        yield f"it does not fit: {sized(lacking(survey))} too much; {remedies(survey)}"
     if survey.lacking:
-        yield f"it does not fit: {sized(survey.lacking)} too much; {remedies(survey)}"
         yield f"warming {part_of(survey.chosen_size, survey.size)}, the first files that fit"
+    if survey.exceeds_headroom:
+        yield _over_budget(survey)
+    if not survey.jobs:
+        yield _nothing_to_do(survey)
+    elif _is_shared(survey):
+        files = f"{len(survey.chosen)} shards, {sized(survey.chosen_size)}"
+        yield f"share {survey.options.share}: {files}; the rest is for other processes"
+
+
+def lacking(survey: Survey) -> int:
+    """Bytes by which the files exceed what there is room for, whatever --budget says; 0 when they fit."""
+    return max(survey.lacking, survey.needed - survey.memory.headroom if survey.exceeds_headroom else 0)
+
+
+def uncached(survey: Survey) -> str:
+    """Where what is read does not stay in the page cache, of the files that are warmed; "" where there are none."""
+    systems = {each.file_system.mount: each.file_system for each in survey.chosen}.values()
+    return " and ".join(mount_name(each) for each in systems if each.reading.jobs and not each.reading.is_cached)
+
+
+def _over_budget(survey: Survey) -> str:
+    return (
+        f"--budget {sized(survey.budget)} is more than the {sized(survey.memory.headroom)} that fits: the first files "
+        "will be dropped while the last are read"
+    )
+
+
+def _nothing_to_do(survey: Survey) -> str:
+    """For a share without a job."""
+    working = survey.num_working_shares
+    which = "share 1" if working == 1 else f"shares 1 to {working}"
+    jobs = f"{working} job{'' if working == 1 else 's'}"
+    return f"nothing to do: {survey.options.share.count} shares, {jobs}: {which} read"
 
 
 def summary(result: WarmResult) -> str:
@@ -81,10 +117,19 @@ def summary(result: WarmResult) -> str:
         f"{_verdict(result)}: {part_of(progress.done, progress.total)} done in {about(progress.elapsed_s)}; "
         f"{sized(read)} read{rate}, {sized(progress.found)} found there; resident {resident}"
     )
+    if not result.survey.jobs and not progress.problems and not result.was_stopped:
+        return _nothing_to_do(result.survey)
     if progress.again:
         line += f"; {sized(progress.again)} were dropped meanwhile and read again"
+    if result.survey.options.verify:
+        line += f"; {_verified(result)}"
     number = len(progress.problems)
     return f"{line}; {number} problem{'' if number == 1 else 's'}" if number else line
+
+
+def _verified(result: WarmResult) -> str:
+    files = f"{result.num_verified} of {result.num_verified + result.num_unverified} files have a checksum"
+    return f"{files}; the others are not verified" if result.num_unverified else files
 
 
 def _verdict(result: WarmResult) -> str:
@@ -94,9 +139,12 @@ def _verdict(result: WarmResult) -> str:
         return "given up: the storage stalled"
     if result.is_damaged:
         return "not whole"
+    share = f"share {result.survey.options.share} " if _is_shared(result.survey) else ""
     if result.survey.left_out:
-        return "partly warm: not all of it fits"
-    return "partly warm: not all of it stayed" if result.is_partial else "warm"
+        return f"{share}partly warm: not all of it fits"
+    if places := uncached(result.survey):
+        return f"{share}read, but not warm: the page cache keeps nothing of {places}"
+    return f"{share}partly warm: not all of it stayed" if result.is_partial else f"{share}warm"
 
 
 def warnings(result: WarmResult) -> Iterator[str]:
@@ -104,10 +152,17 @@ def warnings(result: WarmResult) -> Iterator[str]:
     for checkpoint in result.survey.checkpoints:
         yield from (finding_line(finding) for finding in checkpoint.findings if finding.severity != "error")
     if _was_dropped(result):
-        yield (
-            "not all of it stayed: memory is wanted by others, or a cgroup is smaller than it says; warm less with "
-            "--budget, or keep it there with --hold"
-        )
+        yield f"not all of it stayed: {_why_dropped(result.survey)}"
+
+
+def _why_dropped(survey: Survey) -> str:
+    if survey.exceeds_headroom:
+        more = f"--budget {sized(survey.budget)} is more than the {sized(survey.memory.headroom)} that fits"
+        return f"{more}; without it what fits is warmed; {remedies(survey)}"
+    return (
+        "memory is wanted by others, or a cgroup is smaller than it says; warm less with --budget, or keep it there "
+        "with --hold"
+    )
 
 
 def _was_dropped(result: WarmResult) -> bool:
@@ -119,8 +174,10 @@ def files_now(result: WarmResult, *, verbose: bool) -> list[SurveyedFile]:
     """With what is resident now: all, or those that were warmed and are not there."""
     if not verbose and not _was_dropped(result):
         return []
-    asked = [replace(each, resident=each.ask_resident()) for each in result.survey.files]
-    return [each for each in asked if verbose or (each.is_chosen and each.resident != each.file.size)]
+    files = result.survey.files
+    if not result.gave_up:  # else there is nobody to ask
+        files = tuple(replace(each, resident=each.ask_resident()) for each in files)
+    return [each for each in files if verbose or (each.is_chosen and each.resident != each.file.size)]
 
 
 def eviction(survey: Survey, evicted: Sequence[Evicted]) -> str:
@@ -141,10 +198,10 @@ def finding_line(finding: Finding) -> str:
 def remedies(survey: Survey) -> str:
     """What would make room for all of it."""
     memory = survey.memory
-    if survey.size <= memory.headroom:
-        return f"what would do: --budget {_option(survey.size)}"
-    needed = math.ceil(survey.size / BUDGET_SHARE)
-    ways = [f"--budget {_option(survey.size)}"] if survey.options.budget is not None else []
+    if survey.needed <= memory.headroom:
+        return f"what would do: --budget {_option(survey.needed)}"
+    needed = math.ceil(survey.needed / BUDGET_SHARE)
+    ways = [f"--budget {_option(survey.needed)}"] if survey.options.budget is not None and survey.lacking else []
     for cgroup in memory.cgroups:
         if cgroup.headroom < needed:
             limit = needed + cgroup.usage - cgroup.file_cache
@@ -215,15 +272,19 @@ def _memory_rows(survey: Survey) -> list[Row]:
 def _plan_rows(survey: Survey) -> list[Row]:
     ways = sorted({each.asked_by for each in survey.files if each.asked_by})
     asked = f"by {' and '.join(ways)}" if ways else "the kernel does not say, or these files are somebody else's"
-    fits = ["fits", "yes", f"{sized(survey.budget - survey.size)} to spare"]
-    if survey.lacking:
-        fits = ["fits", "no", f"{sized(survey.lacking)} too much; {remedies(survey)}"]
+    spare = f"{sized(survey.budget - survey.needed)} to spare" if survey.needed else "all of it is there already"
+    fits = ["fits", "yes", spare]
+    if lacking(survey):
+        too_much = f"{sized(lacking(survey))} too much; {remedies(survey)}"
+        fits = ["fits", "no", f"{too_much}; {_over_budget(survey)}" if survey.exceeds_headroom else too_much]
+    places = uncached(survey)
     threads = f"{survey.num_working_shares} of {survey.options.share.count} shares work" if _is_shared(survey) else ""
     return [
         ["all files", sized(survey.size), f"{len(survey.files)} shards"],
         ["resident", _resident(survey.resident, survey.size), asked],
         fits,
         ["to be warmed", sized(survey.chosen_size), f"{len(survey.chosen)} shards, share {survey.options.share}"],
+        *([["stays warm", "no", f"the page cache keeps nothing of {places}"]] if places else []),
         ["windows at once", str(survey.jobs), threads],
         ["in flight", sized(in_flight(survey)), "at most, of bytes asked for"],
         *(_engine_row(checkpoint, survey) for checkpoint in survey.checkpoints),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from deepseek_triton_build.catalog import Checkpoint as KnownCheckpoint
-from deepseek_triton_build.catalog import variant_of_model, variants
+from deepseek_triton_build.catalog import gpus, variant_of_model, variants
 from deepseek_triton_build.check.document import read_yaml
 from deepseek_triton_build.check.origin import Stamp, read_stamp
 from deepseek_triton_build.words import plain
@@ -38,8 +38,23 @@ class Serving:
     """The container that a generated repository is for."""
     num_gpus: int | None
     """Of one instance: tensor_parallel_size x pipeline_parallel_size."""
+    gpus_per_node: int | None
+    """Of the machines that the plan's GPU comes in; None where the GPU is not known."""
     model_name: str | None
     """On the server: its folder's name in the repository."""
+
+    @property
+    def gpus_of_node(self) -> int | None:
+        """Of the instance's GPUs."""
+        if self.num_gpus is None or self.gpus_per_node is None:
+            return self.num_gpus
+        return min(self.num_gpus, self.gpus_per_node)
+
+    @property
+    def mounts(self) -> Mapping[str, str]:
+        """What of this machine a container needs to open the folders' files: where it has to be there -> where it is
+        here."""
+        return {place: source for folder in self.folders for place, source in _mounts(folder)}
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -67,6 +82,7 @@ def serving_of(source: str) -> Serving:
         size_from=size_from,
         image=stamp.text("image"),
         num_gpus=_num_gpus(first),
+        gpus_per_node=_gpus_per_node(stamp),
         model_name=first.parent.parent.name,
     )
 
@@ -82,6 +98,7 @@ def _of_checkpoint(source: str, found: Iterable[Checkpoint]) -> Serving:
         size_from="its files",
         image=None,
         num_gpus=None,
+        gpus_per_node=None,
         model_name=None,
     )
 
@@ -116,6 +133,26 @@ def _is_name(model: ServedModel) -> bool:
 
 def _name(model: ServedModel) -> str:
     return f"{model.name}@{model.revision}" if model.revision else model.name
+
+
+def _mounts(folder: str) -> Iterator[tuple[str, str]]:
+    """A snapshot in a Hugging Face cache is links to ../../blobs: the model's whole folder. Elsewhere the folder, and
+    those that links in it lead to."""
+    parent = os.path.dirname(folder)
+    if os.path.basename(parent) == "snapshots":
+        yield os.path.dirname(parent), os.path.dirname(parent)
+        return
+    yield folder, folder
+    for path in sorted(Path(folder).glob("*")):
+        if path.is_symlink():
+            there = os.path.dirname(os.path.normpath(os.path.join(folder, os.readlink(path))))
+            if not Path(there).is_relative_to(folder):
+                yield there, os.path.dirname(os.path.realpath(path))
+
+
+def _gpus_per_node(stamp: Stamp) -> int | None:
+    gpu = gpus().get(stamp.text("gpu") or "")
+    return None if gpu is None else gpu.gpus_per_node
 
 
 def _num_gpus(model_yaml: Path) -> int | None:

@@ -68,7 +68,20 @@ class Survey:
     @property
     def lacking(self) -> int:
         """Bytes by which the files exceed the budget; 0 when they fit."""
-        return max(0, self.size - self.budget)
+        return max(0, self.needed - self.budget)
+
+    @property
+    def needed(self) -> int:
+        """Bytes of memory that the files want: none for what lies in memory anyway (tmpfs), or is all there already
+        though it may be locked, and so no part of what the machine calls available."""
+        if self.options.budget is None and self.resident == self.size:
+            return 0
+        return sum(each.file.size for each in self.files if each.file_system.reading.jobs)
+
+    @property
+    def exceeds_headroom(self) -> bool:
+        """More is asked for than there is room: while the last files are read, the first are dropped."""
+        return min(self.budget, self.needed) > self.memory.headroom
 
     @property
     def chosen(self) -> tuple[SurveyedFile, ...]:
@@ -92,10 +105,13 @@ class Survey:
 _DEFAULTS = WarmOptions()
 
 
-def take_survey(sources: Sequence[str], options: WarmOptions = _DEFAULTS) -> Survey:
-    """:raises CheckpointError: when a source is no checkpoint.
+def take_survey(sources: str | Sequence[str], options: WarmOptions = _DEFAULTS) -> Survey:
+    """What there is to warm, of one checkpoint or several. Reads no weights.
+
+    :raises CheckpointError: when a source is no checkpoint.
     :raises OSError: when this machine does not say what memory it has.
     """
+    sources = [sources] if isinstance(sources, str) else sources
     checkpoints = tuple(checkpoint for source in sources for checkpoint in find_checkpoints(source))
     files = _distinct(checkpoints)
     systems = _file_systems(files)
@@ -103,21 +119,21 @@ def take_survey(sources: Sequence[str], options: WarmOptions = _DEFAULTS) -> Sur
     budget = options.budget if options.budget is not None else int(memory.headroom * BUDGET_SHARE)
     jobs = options.jobs or min((system.reading.jobs for system in systems.values() if system.reading.jobs), default=1)
     num_working = min(options.share.count, jobs)
-    fates = _fates(files, options.share, num_working, budget)
-    return Survey(
+    survey = Survey(
         checkpoints=checkpoints,
-        files=tuple(_surveyed(file, systems[file.path], fates[file.path]) for file in files),
+        files=tuple(_surveyed(file, systems[file.path]) for file in files),
         memory=memory,
         budget=budget,
         jobs=_jobs_of_share(jobs, options.share),
         num_working_shares=num_working,
         options=options,
     )
+    return _with_fates(survey)
 
 
-def with_findings(survey: Survey, findings: Mapping[Path, tuple[Finding, ...]]) -> Survey:
+def with_findings(survey: Survey, findings: Mapping[Path, Sequence[Finding]]) -> Survey:
     """`survey` with what is wrong with its checkpoints, by folder; what is damaged is not chosen."""
-    checkpoints = tuple(replace(each, findings=findings.get(each.folder, ())) for each in survey.checkpoints)
+    checkpoints = tuple(replace(each, findings=tuple(findings.get(each.folder, ()))) for each in survey.checkpoints)
     errors = (finding for found in findings.values() for finding in found if finding.severity == "error")
     damaged = {Path(finding.file) for finding in errors}
     files = tuple(replace(each, fate="damaged") if each.file.path in damaged else each for each in survey.files)
@@ -143,28 +159,36 @@ def _file_systems(files: Sequence[WeightFile]) -> dict[Path, FileSystem]:
     return systems
 
 
-def _fates(files: Sequence[WeightFile], share: Share, num_working: int, budget: int) -> dict[Path, Fate]:
-    """What becomes of each file: of this share's part of the files those are warmed that fit its part of the budget.
+def _with_fates(survey: Survey) -> Survey:
+    """Which files this share warms: its part of them, as far as they fit.
 
-    The parts are made before anything is measured, for other processes measure at another time.
+    Where not all fit, each share has its part of the budget: the parts are made before anything is measured, for other
+    processes measure at another time.
     """
-    fates: dict[Path, Fate] = dict.fromkeys((file.path for file in files), "other share")
-    if share.index > num_working:
-        return fates
-    left = budget // num_working
-    for file in files_of_share(files, Share(share.index, num_working)):
-        fates[file.path] = "chosen" if file.size <= left else "too much"
-        left -= file.size if file.size <= left else 0
-    return fates
+    share, count = survey.options.share, survey.num_working_shares
+    if share.index > count:
+        return survey
+    mine = {file.path for file in files_of_share([each.file for each in survey.files], Share(share.index, count))}
+    left = survey.budget // count if survey.lacking else survey.size
+    files = []
+    for each in survey.files:
+        if each.file.path in mine:
+            cost = each.file.size if each.file_system.reading.jobs else 0
+            fate: Fate = "chosen" if cost <= left else "too much"
+            left -= cost if fate == "chosen" else 0
+            each = replace(each, fate=fate)
+        files.append(each)
+    return replace(survey, files=tuple(files))
 
 
 def _jobs_of_share(jobs: int, share: Share) -> int:
     return jobs // share.count + (share.index <= jobs % share.count)
 
 
-def _surveyed(file: WeightFile, system: FileSystem, fate: Fate) -> SurveyedFile:
+def _surveyed(file: WeightFile, system: FileSystem) -> SurveyedFile:
+    """Another share's, until it is known whose it is."""
     resident, method = _ask(file, system)
-    return SurveyedFile(file=file, file_system=system, resident=resident, asked_by=method, fate=fate)
+    return SurveyedFile(file=file, file_system=system, resident=resident, asked_by=method, fate="other share")
 
 
 def _ask(file: WeightFile, system: FileSystem) -> tuple[int | None, str | None]:

@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.warming.checksums import Checksum
 from deepseek_triton_tools.warming.pace import Pace
 from deepseek_triton_tools.warming.reading import STEP, Sink, Source
@@ -64,6 +65,10 @@ class FileProgress:
     def path(self) -> Path:
         return self.surveyed.file.path
 
+    @property
+    def size_before(self) -> str:
+        return f"{self.surveyed.file.size:,} bytes when the warm-up began"
+
     def trouble(self, message: str, fix: str) -> Problem:
         return Problem(path=self.path, message=message, fix=fix)
 
@@ -94,6 +99,10 @@ class _CutError(Exception):
     """The file ended before the byte where it should."""
 
 
+class _GrownError(Exception):
+    """The file is longer than it was, or is another one."""
+
+
 class Transfer:
     """Bringing in `files` with `jobs` threads."""
 
@@ -103,6 +112,8 @@ class Transfer:
         self.files = [FileProgress(surveyed=file, segments_left=0) for file in files]
         self.ended = threading.Event()
         """Every thread is done."""
+        self.error: BaseException | None = None
+        """Of a thread that ended by one: a bug, or no descriptor was left to open /dev/null with."""
         self._pace = Pace(rate_limit)
         self._checksums = checksums
         self._stop = threading.Event()
@@ -113,10 +124,23 @@ class Transfer:
         if not self.places:
             self.ended.set()
 
+    @property
+    def num_verified(self) -> int:
+        """Files that have a checksum, which is compared."""
+        return sum(file.path in self._checksums for file in self.files)
+
     def start(self) -> None:
+        """:raises ToolError: when this machine allows not a single thread more."""
         for number, place in enumerate(self.places):
             # Daemons: one that waits for a dead server can't be ended, and must not keep the process.
-            threading.Thread(target=self._run, args=(place,), name=f"warm-{number}", daemon=True).start()
+            thread = threading.Thread(target=self._run, args=(place,), name=f"warm-{number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # those that did start do all the work
+                if not number:
+                    raise ToolError(f"{error}: allow more of them (ulimit -u, pids.max)") from error
+                self._has_ended(len(self.places) - number)
+                return
 
     def stop(self) -> None:
         """No further step is begun."""
@@ -139,13 +163,21 @@ class Transfer:
 
     def _run(self, place: Place) -> None:
         place.thread_id = threading.get_native_id()
-        with closing(Sink()) as sink:
-            while (segment := self._next()) and not self._stop.is_set():
-                place.move(segment.file, segment.begin)
-                self._try(segment, sink, place)
+        try:
+            with closing(Sink(len(self.places))) as sink:
+                while (segment := self._next()) and not self._stop.is_set():
+                    place.move(segment.file, segment.begin)
+                    self._try(segment, sink, place)
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
             place.move(None, 0)
+            self._has_ended(1)
+
+    def _has_ended(self, num_threads: int) -> None:
         with self._lock:
-            self._num_running -= 1
+            self._num_running -= num_threads
             if not self._num_running:
                 self.ended.set()
 
@@ -163,32 +195,41 @@ class Transfer:
             with Source(file.path, file.surveyed.file_system, sink) as source, ResidentFile(file.path) as pages:
                 with self._lock:
                     file.status = file.status or source.status
+                if source.status.st_size > file.surveyed.file.size:
+                    raise _GrownError
                 if checksum := self._checksums.get(file.path):
                     self._verify(segment, source, place, checksum)
                 else:
                     self._bring(segment, source, pages, place)
             self._end(file)
         except _CutError:
-            before = f"{file.surveyed.file.size:,} bytes when the warm-up began"
-            self._fail(file, file.trouble(f"ends at byte {place.offset:,}, and had {before}", _WAIT))
+            self._fail(file, file.trouble(f"ends at byte {place.offset:,}, and had {file.size_before}", _WAIT))
+        except _GrownError:
+            self._fail(file, file.trouble(f"it is longer by now, and had {file.size_before}", _WAIT))
         except OSError as error:
             fix = _FIXES.get(error.errno or 0, "read it by hand (cat) to see whether the storage delivers it")
             self._fail(file, file.trouble(f"can't be read at byte {place.offset:,}: {error.strerror}", fix))
 
     def _bring(self, segment: Segment, source: Source, pages: ResidentFile, place: Place) -> None:
         # All are asked about before the first is read: what the kernel only reads ahead counts as resident too.
-        for begin, end, is_resident in self._windows(segment, pages):
+        for begin, end, resident in list(self._windows(segment, pages)):
             place.move(segment.file, begin)
-            if is_resident:
-                self._advance(segment.file, end - begin, found=end - begin)
+            if resident == end - begin:
+                self._advance(segment.file, resident)
             else:
                 self._bring_window(segment.file, source, place, begin, end)
+            self._count_found(segment.file, resident)
 
-    def _windows(self, segment: Segment, pages: ResidentFile) -> list[tuple[int, int, bool]]:
+    def _windows(self, segment: Segment, pages: ResidentFile) -> Iterator[tuple[int, int, int]]:
+        """Begin, end and resident bytes of each; 0 where these are unknown. Small ones where a part is resident."""
         length = segment.file.surveyed.file_system.reading.window
-        begins = range(segment.begin, segment.end, length)
-        windows = [(begin, min(begin + length, segment.end)) for begin in begins]
-        return [(begin, end, pages.resident(begin, end - begin) == end - begin) for begin, end in windows]
+        for begin, end in _cut(segment.begin, segment.end, length):
+            resident = pages.resident(begin, end - begin) or 0
+            if 0 < resident < end - begin:
+                for first, past in _cut(begin, end, STEP):
+                    yield first, past, pages.resident(first, past - first) or 0
+            else:
+                yield begin, end, resident
 
     def _bring_window(self, file: FileProgress, source: Source, place: Place, offset: int, end: int) -> None:
         while offset < end and (step := self._step(end - offset, place)):
@@ -224,10 +265,13 @@ class Transfer:
         place.since_s = time.monotonic()
         return 0 if self._stop.is_set() else step
 
-    def _advance(self, file: FileProgress, num_bytes: int, *, found: int = 0) -> None:
+    def _advance(self, file: FileProgress, num_bytes: int) -> None:
         with self._lock:
             file.done += num_bytes
-            file.found += found
+
+    def _count_found(self, file: FileProgress, num_bytes: int) -> None:
+        with self._lock:  # a part of a window may have been there, and the threads may have been stopped in it
+            file.found = min(file.found + num_bytes, file.done)
 
     def _end(self, file: FileProgress) -> None:
         """A segment is done; with the last one it is known whether the file stood still meanwhile."""
@@ -245,3 +289,8 @@ class Transfer:
     def _fail(self, file: FileProgress, problem: Problem) -> None:
         with self._lock:  # of several segments that failed the first one says it
             file.problem = file.problem or problem
+
+
+def _cut(begin: int, end: int, length: int) -> list[tuple[int, int]]:
+    """A range in pieces."""
+    return [(at, min(at + length, end)) for at in range(begin, end, length)]

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from deepseek_triton_tools.warming.asking import Asking, Residency, ask, total
 from deepseek_triton_tools.warming.checking import Check
 from deepseek_triton_tools.warming.checksums import expected_checksums
 from deepseek_triton_tools.warming.survey import Survey, SurveyedFile
-from deepseek_triton_tools.warming.transfer import FileProgress, Place, Problem, Transfer
+from deepseek_triton_tools.warming.transfer import Problem, Transfer
 
 PERIOD_S = 0.5
 """Between two looks at the threads."""
@@ -77,6 +78,9 @@ class WarmResult:
     """By `stop`."""
     gave_up: bool
     """After options.give_up_s without a byte."""
+    num_verified: int
+    """Files with options.verify that have a checksum; `num_unverified` of them have none."""
+    num_unverified: int
 
     @property
     def is_damaged(self) -> bool:
@@ -120,23 +124,34 @@ def warm(
     watch = _Watch(survey, transfer, check)
     check.start()
     _follow(watch, observe, stop)
-    for _ in range(MORE_PASSES):
-        dropped = watch.dropped()
+    residency = _ask(survey, watch, stop)
+    for _ in range(0 if survey.exceeds_headroom else MORE_PASSES):
+        dropped = watch.dropped(residency)
         if not dropped or watch.gave_up or stop.is_set():
             break
         watch.go_on(_more(dropped, survey))
         _follow(watch, observe, stop)
-    resident = _resident(watch.chosen)
+        residency = _ask(survey, watch, stop)
+    watch.raise_errors()
+    examined = check.examined()
+    resident = total({each.file.path: residency.get(each.file.path) for each in examined.chosen})
     progress = replace(watch.look(), resident=resident)
     if observe:
         observe(progress)
     return WarmResult(
-        survey=check.examined(),
+        survey=examined,
         progress=progress,
         resident=resident,
         was_stopped=stop.is_set(),
         gave_up=watch.gave_up,
+        num_verified=transfer.num_verified,
+        num_unverified=len(transfer.files) - transfer.num_verified if survey.options.verify else 0,
     )
+
+
+def _ask(survey: Survey, watch: _Watch, stop: threading.Event) -> Residency:
+    """After a storage was given up, there is nobody to ask."""
+    return {} if watch.gave_up else ask(survey.chosen, stop=stop, limit_s=survey.options.give_up_s)
 
 
 def _follow(watch: _Watch, observe: Callable[[Progress], None] | None, stop: threading.Event) -> None:
@@ -169,22 +184,11 @@ def _rate_limit(survey: Survey) -> float | None:
     return None if limit is None else limit / survey.num_working_shares
 
 
-def _resident(files: tuple[SurveyedFile, ...]) -> int | None:
-    """Of the files together; None when it is unknown of one."""
-    total = 0
-    for each in files:
-        part = each.ask_resident()
-        if part is None:
-            return None
-        total += part
-    return total
-
-
 class _Watch:
     """What the calling thread sees of the others."""
 
     def __init__(self, survey: Survey, transfer: Transfer, check: Check) -> None:
-        self.chosen = survey.chosen
+        self._chosen = survey.chosen
         self._options = survey.options
         self.transfer = transfer
         """The last one."""
@@ -195,10 +199,12 @@ class _Watch:
         self._started_s = time.monotonic()
         self._read: deque[tuple[float, int]] = deque([(self._started_s, 0)])
         """(when, bytes read by then), over the last seconds."""
-        self._is_cheap = all(file.asked_by in _CHEAP for file in self.chosen)
-        self._problems: dict[Path, Problem] = {}
-        """What was said of a file first: its header and its bytes may both tell the same."""
+        self._mounts = _mounts(survey)
+        self._is_cheap = all(file.asked_by in _CHEAP for file in self._chosen)
+        self._problems: dict[Problem, None] = {}
+        """In the order in which they became known."""
         self._resident: int | None = None
+        self._asking: Asking | None = None
         self._asked_s = 0.0
 
     def has_ended(self, timeout_s: float) -> bool:
@@ -206,10 +212,17 @@ class _Watch:
         deadline = time.monotonic() + timeout_s
         return self.transfer.ended.wait(timeout_s) and self._check.ended.wait(max(0.0, deadline - time.monotonic()))
 
-    def dropped(self) -> list[SurveyedFile]:
+    def dropped(self, residency: Residency) -> list[SurveyedFile]:
         """Files that were brought in, and of which the kernel has dropped a part since."""
         files = [file.surveyed for file in self._first.files if not file.segments_left and not file.problem]
-        return [each for each in files if (each.ask_resident() or 0) < each.file.size and each.asked_by]
+        parts = [(each, residency.get(each.file.path)) for each in files]
+        return [each for each, part in parts if part is not None and part < STAYED * each.file.size]
+
+    def raise_errors(self) -> None:
+        """Of the threads: bugs."""
+        for error in (self._check.error, *(transfer.error for transfer in (self._first, *self._later))):
+            if error is not None:
+                raise error
 
     def go_on(self, transfer: Transfer) -> None:
         """With another one."""
@@ -239,19 +252,28 @@ class _Watch:
         )
 
     def _known_problems(self) -> tuple[Problem, ...]:
-        of_files = (file.problem for transfer in (self._first, *self._later) for file in transfer.files if file.problem)
-        for problem in (*self._check.problems, *of_files):
-            self._problems.setdefault(problem.path, problem)
-        return tuple(self._problems.values())
+        """A file's header and its bytes may both tell of one damage: what is known first says it."""
+        of_check = list(self._check.problems)
+        of_files = [file.problem for each in (self._first, *self._later) for file in each.files if file.problem]
+        for problems, others in ((of_check, of_files), (of_files, of_check)):
+            said = {problem.path for problem in others if problem in self._problems}
+            self._problems.update(dict.fromkeys(problem for problem in problems if problem.path not in said))
+        return tuple(self._problems)
 
     def gives_up(self) -> bool:
         """Nothing has come on any thread for as long as is waited."""
-        waiting = [place.since_s for place in self.transfer.places if place.file]
-        if self.transfer.ended.is_set() and not self._check.ended.is_set():
-            waiting.append(self._check.since_s)
+        since = [since_s for _, _, _, since_s in self._waiting()]
         limit = self._options.give_up_s
-        self.gave_up = bool(waiting) and limit is not None and time.monotonic() - max(waiting) > limit
+        self.gave_up = bool(since) and limit is not None and time.monotonic() - max(since) > limit
         return self.gave_up
+
+    def _waiting(self) -> list[tuple[Path, int, int, float]]:
+        """Of each thread that waits for storage: the file, the byte, the thread, and since when."""
+        places = [(place.file, place.offset, place.thread_id, place.since_s) for place in self.transfer.places]
+        waiting = [(file.path, offset, thread, since_s) for file, offset, thread, since_s in places if file]
+        if not self._check.ended.is_set():
+            waiting.append((self._check.path, 0, self._check.thread_id, self._check.since_s))
+        return waiting
 
     def _rate(self, now: float, read: int) -> float:
         self._read.append((now, read))
@@ -261,16 +283,25 @@ class _Watch:
         return (read - read_then) / max(now - then, 1e-9)
 
     def _ask_resident(self, now: float) -> int | None:
-        if self._is_cheap and now - self._asked_s > _RESIDENCY_PERIOD_S:
-            self._asked_s, self._resident = now, _resident(self.chosen)
+        """The last answer."""
+        if self._asking and self._asking.ended.is_set():
+            self._resident, self._asking = total(self._asking.answer), None
+        if self._is_cheap and not self._asking and now - self._asked_s > _RESIDENCY_PERIOD_S:
+            self._asked_s, self._asking = now, Asking(self._chosen)
         return self._resident
 
     def _stalls(self, now: float) -> list[Stall]:
-        waiting = [(place, place.file) for place in self.transfer.places]
+        waiting = [(path, offset, thread, now - since_s) for path, offset, thread, since_s in self._waiting()]
         return [
-            _stall(place, file, now - place.since_s)
-            for place, file in waiting
-            if file and now - place.since_s > self._options.stall_s
+            Stall(
+                path=path,
+                offset=offset,
+                waited_s=waited_s,
+                waits_in=_waits_in(thread),
+                mount=self._mounts.get(path) or self._mounts.get(path.parent, ""),
+            )
+            for path, offset, thread, waited_s in waiting
+            if waited_s > self._options.stall_s
         ]
 
 
@@ -279,15 +310,14 @@ def _left(transfer: Transfer) -> int:
     return sum(file.surveyed.file.size - file.done for file in transfer.files if not file.problem)
 
 
-def _stall(place: Place, file: FileProgress, waited_s: float) -> Stall:
-    mount = file.surveyed.file_system.mount
-    return Stall(
-        path=file.path,
-        offset=place.offset,
-        waited_s=waited_s,
-        waits_in=_waits_in(place.thread_id),
-        mount=f"{mount.type} {mount.source} on {mount.mount_point}",
-    )
+def _mounts(survey: Survey) -> dict[Path, str]:
+    """File, or folder of files -> where it is mounted, for people."""
+    mounts = {}
+    for each in survey.files:
+        mount = each.file_system.mount
+        name = f"{mount.type} {mount.source} on {mount.mount_point}"
+        mounts[each.file.path] = mounts[each.file.path.parent] = name
+    return mounts
 
 
 def _waits_in(thread_id: int) -> str:

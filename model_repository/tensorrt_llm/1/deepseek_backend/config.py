@@ -184,17 +184,30 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 """Key -> (what holds for a value, what was expected in words)."""
 
 
+WARMUP_MAX_REQUESTS = 65_536
+WARMUP_MAX_TOKENS = 2**22
+"""Of the prompts of a shape together, which are made before the first is sent: half a second and 150 MB. Batches of
+DeepSeek are much smaller: 8,192 tokens on each of 72 GPUs are a seventh."""
+
+
 def _are_shapes(value: Any) -> bool:
-    count = _whole(1, INT32_MAX)
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(shape, list) and len(shape) == 2 and all(map(count, shape)) for shape in value)
-    )
+    return isinstance(value, list) and bool(value) and all(map(_is_shape, value))
+
+
+def _is_shape(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    batch, length = value
+    takes = _whole(1, WARMUP_MAX_REQUESTS)(batch) and _whole(1, WARMUP_MAX_TOKENS)(length)
+    return bool(takes and batch * length <= WARMUP_MAX_TOKENS)
 
 
 _WARMUP_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "shapes": (_are_shapes, "a list of pairs [requests, prompt tokens] of whole numbers from 1"),
+    "shapes": (
+        _are_shapes,
+        "a list of pairs [requests, prompt tokens] of whole numbers from 1, at most "
+        f"{WARMUP_MAX_REQUESTS:,} requests and {WARMUP_MAX_TOKENS:,} tokens in all",
+    ),
     "max_tokens": (_whole(1, INT32_MAX), "a whole number from 1"),
     "max_rounds": (_whole(1, 1000), "a whole number from 1 to 1,000"),
     "max_s": (_between(1, 86_400), "a number of seconds from 1 to 86,400"),

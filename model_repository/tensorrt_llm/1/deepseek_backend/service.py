@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from deepseek_backend.admission import Admission
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import REQUEST_FIELDS, SAMPLING_BY_NAME, SAMPLING_FIELDS
-from deepseek_backend.engines.base import Engine, EngineHealth, Step
+from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, Step
 from deepseek_backend.errors import (
     BackendError,
     CancelledError,
@@ -67,6 +68,8 @@ class Service:
         self._starved = False
         """Since _last_token_s requests have waited for a token, and none has come."""
         self._was_ready = True
+        self._warmup_drafts = (0, 0)
+        """Proposed and accepted for the warm-up's requests: no user's."""
         self._supported: dict[str, str] = {}
         self._admission = Admission(max_inflight=config.max_inflight, max_inflight_tokens=config.max_inflight_tokens)
         self._intake = Intake(self._take_step, self._refuse)
@@ -83,7 +86,7 @@ class Service:
     def load(self) -> None:
         """Load the engine and warm it up. Requests are taken from now on and answered once the threads run.
 
-        :raises EngineError: when the engine can't be loaded, or does not survive its first requests.
+        :raises EngineError: when the engine can't be loaded, or does not survive its first requests or hangs.
         :raises ConfigError: when the engine can't do what the configuration asks for.
         """
         try:
@@ -222,7 +225,15 @@ class Service:
             inflight_tokens=inflight_tokens,
             idle_s=time.monotonic() - self._last_token_s,
             ready=readiness.alive,
-            stats=self._engine.stats(),
+            stats=self._user_stats(),
+        )
+
+    def _user_stats(self) -> EngineStats:
+        stats, (proposed, accepted) = self._engine.stats(), self._warmup_drafts
+        return replace(
+            stats,
+            num_draft_tokens=max(0, stats.num_draft_tokens - proposed),
+            num_accepted_draft_tokens=max(0, stats.num_accepted_draft_tokens - accepted),
         )
 
     def stop(self) -> None:
@@ -306,8 +317,16 @@ class Service:
         config = self.config
         if config.warmup is None:
             return {}
-        sampling, is_exiting = config.default_sampling, self._server.is_exiting
-        return {"warmup": warm_up(self._engine, config.warmup, default_sampling=sampling, is_exiting=is_exiting)}
+        seconds = warm_up(
+            self._engine,
+            config.warmup,
+            default_sampling=config.default_sampling,
+            is_exiting=self._server.is_exiting,
+            hang_s=config.hang_s,
+        )
+        stats = self._engine.stats()
+        self._warmup_drafts = stats.num_draft_tokens, stats.num_accepted_draft_tokens
+        return {"warmup": seconds}
 
     def _check_defaults(self) -> None:
         """:raises ConfigError: for a default that the engine would not honour."""

@@ -23,13 +23,17 @@ from deepseek_backend.request import GenerateRequest, SamplingParams
 logger = logging.getLogger(__name__)
 
 STEADY = 0.1
-"""Two rounds in a row that differ by less than this share of the longer one."""
+"""Two rounds in a row that differ by less than this share of the longer one. `warm --server` (server_rounds.py) has the
+same share and looks at the first token and the steps too: over a network the whole hides a stall, here a round is whole
+iterations."""
 STEADY_S = 0.005
-"""Or by less than this: of a round that short it is chance."""
+"""Or by less than this: of a round that short it is chance. No network is between, so it is less than over there."""
 LOOK_S = 0.1
 """How often a round that goes on is looked at: engine, exit, time."""
 ABORT_S = 6.0
 """For the engine to let go of what is cut short; TensorRT-LLM's is given 5 s for it (its ABORT_TIMEOUT_S)."""
+LOOK_EVERY = 256
+"""Requests made or submitted between two such looks; submitting one takes a tenth of a millisecond and more."""
 _MANY_IDS = range(3, 100_000)
 """Ordinary tokens of DeepSeek: below are the three special ones, from 128,000 on the others."""
 _FEW_IDS = range(3, 256)
@@ -46,15 +50,19 @@ def warm_up(
     *,
     default_sampling: Mapping[str, Any],
     is_exiting: Callable[[], bool],
+    hang_s: float,
 ) -> float:
-    """Send every shape until it is steady; the seconds that took. Ends within max_s and ABORT_S, whatever happens.
+    """Send every shape until it is steady; the seconds that took. An engine that is well ends within max_s, ABORT_S and
+    a short request; one that hangs within hang_s and ABORT_S more.
 
-    A shape that fails is a warning, and so is the end of max_s; when the server exits there is nothing more to do.
+    A shape that fails is a warning, and so is the end of max_s, where one short request is answered after it; when the
+    server exits there is nothing more to do.
 
-    :raises EngineError: when the engine dies of it.
+    :param hang_s: seconds without an answer to that request, after which the engine hangs.
+    :raises EngineError: when the engine dies of it, hangs, or fails at the short request too.
     """
     began = time.monotonic()
-    warmup = _Warmup(engine, config, default_sampling, is_exiting, until_s=began + config.max_s)
+    warmup = _Warmup(engine, config, default_sampling, is_exiting, until_s=began + config.max_s, hang_s=hang_s)
     ended = warmup.run()
     seconds = time.monotonic() - began
     summary = "warm-up: %d of %d shapes in %.1f s, of which first users are spared %.1f s%s"
@@ -67,13 +75,22 @@ class _Ended(Exception):
     """Nothing more is to be sent; the text says why."""
 
 
+class _OutOfTime(_Ended):
+    """For that the time is over."""
+
+
 class _Ends:
     """The sink of one round: which requests have not had their last step, and the errors of those that have."""
 
-    def __init__(self, requests: Sequence[GenerateRequest]) -> None:
+    def __init__(self) -> None:
         self.errors: list[BackendError] = []
-        self._open = {request.request_id for request in requests}
+        self._open: set[str] = set()
         self._changed = threading.Condition()
+
+    def expect(self, request: GenerateRequest) -> None:
+        """Before it is submitted."""
+        with self._changed:
+            self._open.add(request.request_id)
 
     def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
         last = [(request, step) for request, step in steps if step.finish_reason is not None or step.error is not None]
@@ -102,6 +119,7 @@ class _Warmup:
         is_exiting: Callable[[], bool],
         *,
         until_s: float,
+        hang_s: float,
     ) -> None:
         self.num_warm = 0
         """Shapes that were sent and did not fail."""
@@ -111,6 +129,7 @@ class _Warmup:
         self._config = config
         self._is_exiting = is_exiting
         self._until_s = until_s
+        self._hang_s = hang_s
         self._ids = _MANY_IDS
         self._numbers = itertools.count(1)
         self._random = random.Random()
@@ -123,11 +142,11 @@ class _Warmup:
 
     def run(self) -> str:
         """Every shape in turn. Why it was ended before, or ""."""
-        for number, shape in enumerate(self._config.shapes, start=1):
-            try:
+        try:
+            for number, shape in enumerate(self._config.shapes, start=1):
                 self._warm(number, shape)
-            except _Ended as ended:
-                return str(ended)
+        except _Ended as ended:
+            return str(ended)
         return ""
 
     def _warm(self, number: int, shape: Shape) -> None:
@@ -138,38 +157,64 @@ class _Warmup:
             return
         rounds: list[float] = []
         while len(rounds) < self._config.max_rounds and not _is_steady(rounds):
-            seconds, error = self._round(shape)
+            try:
+                seconds, error = self._round(shape, self._until_s)
+            except _OutOfTime:
+                self._prove_alive()  # what was cut short may be slow, or the engine hang
+                raise
             if error is not None:
                 logger.warning("warm-up: %s failed, and users' may: %s", _named(shape), error)
+                if not isinstance(error, RequestError):
+                    self._prove_alive()
                 return
             rounds.append(seconds)
         self.num_warm += 1
         self.spared_s += _spared(rounds)
         logger.info("warm-up %d of %d: %s: %s", number, len(self._config.shapes), _named(shape), _summary(rounds))
 
-    def _round(self, shape: Shape) -> tuple[float, BackendError | None]:
+    def _prove_alive(self) -> None:
+        """Have one short request answered, whatever is left of max_s.
+
+        TensorRT-LLM's adapter takes an engine for dead after a few faults with no token between (its faults.py): shapes
+        that do not fit one after the other must not look like that, nor leave faults behind for the first users.
+
+        :raises EngineError: when it fails too, or no answer comes.
+        """
+        shape = (1, min(length for _, length in self._config.shapes))
+        try:
+            _, error = self._round(shape, time.monotonic() + self._hang_s)
+        except _OutOfTime:
+            raise EngineError(f"the engine hangs: {_named(shape)} had no answer in {self._hang_s:g} s") from None
+        if error is not None and not isinstance(error, RequestError):  # a refusal is an answer
+            raise EngineError(f"the engine failed in the warm-up, and at {_named(shape)} after it: {error}")
+
+    def _round(self, shape: Shape, until_s: float) -> tuple[float, BackendError | None]:
         """How long it took, and the first error of it."""
-        seconds, error = self._send(shape)
+        seconds, error = self._send(shape, until_s)
         if isinstance(error, RequestError) and str(error).startswith("input_ids") and self._ids != _FEW_IDS:
             self._ids = _FEW_IDS
-            seconds, error = self._send(shape)
+            seconds, error = self._send(shape, until_s)
         return seconds, error
 
-    def _send(self, shape: Shape) -> tuple[float, BackendError | None]:
-        """The shape's requests at once, and their ends.
+    def _send(self, shape: Shape, until_s: float) -> tuple[float, BackendError | None]:
+        """The shape's requests at once, and their ends; after an error no more of them.
 
         :raises _Ended: when time is up, or the server exits.
         :raises EngineError: when the engine is dead.
         """
-        self._look()
-        requests = [self._request(shape[1]) for _ in range(shape[0])]
-        ends = _Ends(requests)
+        requests = self._requests(shape, until_s)
+        ends = _Ends()
         began = time.monotonic()
         try:
-            for request in requests:
+            for number, request in enumerate(requests, start=1):
+                if ends.errors:
+                    break
+                ends.expect(request)
                 self._engine.submit(request, ends)
+                if number % LOOK_EVERY == 0:
+                    self._look(until_s)
             while not ends.wait(LOOK_S):
-                self._look()
+                self._look(until_s)
         except (_Ended, EngineError):
             self._cut_short(ends)
             raise
@@ -179,6 +224,18 @@ class _Warmup:
         seconds = time.monotonic() - began
         self._look_at_engine()
         return seconds, next(iter(ends.errors), None)
+
+    def _requests(self, shape: Shape, until_s: float) -> list[GenerateRequest]:
+        """All of them first: what is made in between would keep them from one batch.
+
+        :raises _Ended: :raises EngineError:
+        """
+        requests = []
+        for number in range(shape[0]):
+            if number % LOOK_EVERY == 0:
+                self._look(until_s)
+            requests.append(self._request(shape[1]))
+        return requests
 
     def _request(self, length: int) -> GenerateRequest:
         """With tokens of its own, so that no other's KV blocks are found again."""
@@ -190,13 +247,13 @@ class _Warmup:
             max_tokens=self._config.max_tokens,
         )
 
-    def _look(self) -> None:
+    def _look(self, until_s: float) -> None:
         """:raises _Ended: :raises EngineError:"""
         self._look_at_engine()
         if self._is_exiting():
             raise _Ended("the server is exiting")
-        if time.monotonic() >= self._until_s:
-            raise _Ended(f"ended after max_s, {self._config.max_s:g} s")
+        if time.monotonic() >= until_s:
+            raise _OutOfTime(f"ended after max_s, {self._config.max_s:g} s")
 
     def _look_at_engine(self) -> None:
         health = self._engine.health()
