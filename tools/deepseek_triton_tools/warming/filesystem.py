@@ -41,8 +41,8 @@ class Reading:
     """Bytes a thread asks for at once."""
     read_ahead: int = READ_AHEAD
     """Bytes beyond the window that the kernel is asked for ahead; 0: the kernel's own read-ahead does."""
-    method: Method = "sendfile"
-    """sendfile copies nothing; read is for what can't do it."""
+    method: Method = "splice"
+    """splice copies nothing; read is for what can't do it."""
     is_cached: bool = True
     """Whether what is read stays in the page cache. Not on DAX, ZFS (its own cache) and others with a cache of their
     own or none. Of FUSE and BeeGFS it can't be known beforehand: the residency afterwards tells."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Method = Literal["sendfile", "read"]
+Method = Literal["splice", "read"]
 
 MOST_JOBS = 64
 """Each is a thread with an open file; no storage is faster with more."""
