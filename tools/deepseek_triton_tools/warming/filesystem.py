@@ -79,7 +79,7 @@ def _with_own_cache(reading: Reading) -> Reading:
     return replace(reading, is_cached=False, read_ahead=0)
 
 
-_DISK = _local("one thread fills a disk (tests/bench/warm.py); 4 keep the drives of an array busy")
+_DISK = _local("4 threads read a quarter faster than one (tests/bench/warm.py), and keep the drives of an array busy")
 _IMAGE = _local("its blocks are decompressed by the thread that reads them, so 4 processors share that")
 _NFS = _network("one connection to the server; 16 threads a rank have frozen NFS clients (TensorRT-LLM PR 14655)")
 _CIFS = _network("one connection to the server (mount.cifs(8), max_channels)")
