@@ -123,6 +123,10 @@ class AsyncClient(BaseClient):
         """See `Client.ready`."""
         return await self._calls.ready()
 
+    async def readiness(self) -> tuple[Readiness, ...]:
+        """See `Client.readiness`."""
+        return await self._calls.readiness()
+
     async def wait_until_ready(
         self, timeout_s: float | None = None, on_progress: Callable[[Readiness], None] | None = None
     ) -> None:

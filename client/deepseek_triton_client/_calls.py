@@ -181,6 +181,10 @@ class Calls:
                 return True
         return False
 
+    async def readiness(self) -> tuple[Readiness, ...]:
+        """How far each of the servers is, in the order of their URLs."""
+        return tuple([await self._readiness(server, 0.0, None) for server in self._servers])
+
     async def wait_until_ready(self, timeout_s: float | None, on_progress: Callable[[Readiness], None] | None) -> None:
         started = time.monotonic()
         end = math.inf if timeout_s is None else started + timeout_s

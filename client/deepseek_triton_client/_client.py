@@ -307,6 +307,10 @@ class Client(BaseClient):
         """Whether a server can answer now. False also where none can be reached or answers in time."""
         return run(self._calls.ready())
 
+    def readiness(self) -> tuple[Readiness, ...]:
+        """How far each server is now, in the order of their URLs; what can't be reached is "unreachable"."""
+        return run(self._calls.readiness())
+
     def wait_until_ready(
         self, timeout_s: float | None = None, on_progress: Callable[[Readiness], None] | None = None
     ) -> None:

@@ -763,6 +763,13 @@ def test_one_ready_server_is_enough(world):
     assert world.run(calls.ready()) is False
 
 
+def test_how_far_each_server_is(world):
+    away, there = FakeServer(), FakeServer()
+    away.states = [NOBODY]
+
+    assert [each.state for each in world.run(world.calls(away, there).readiness())] == ["unreachable", "ready"]
+
+
 def test_metrics_come_from_tritons_own_port_unless_said_otherwise(world):
     assert world.run(world.calls(FakeServer()).metrics()).value("asked", url="http://s0:8002/metrics") == 1
     elsewhere = world.calls(FakeServer(), metrics_url="http://gateway:9000/m")

@@ -1,7 +1,7 @@
 """The `deepseek-triton` command line: the parser, and the one place where errors become a line and an exit code.
 
 Exit codes: 0 done; 1 it failed or was refused (`check`: it found errors); 2 the command line or a name in it was
-refused; 130 interrupted. `serve` passes on tritonserver's own; `warm` has more (docs/warm.md).
+refused; 130 interrupted. `serve` passes on tritonserver's own; `warm`, `probe` and `doctor` have more (their --help).
 
 Each verb's module is imported when the verb runs, so that `--help` costs nothing.
 """
@@ -34,6 +34,7 @@ from deepseek_triton_tools.arguments import (
     size,
 )
 from deepseek_triton_tools.client_options import add_client_options, add_server_options
+from deepseek_triton_tools.probe_arguments import add_probe
 from deepseek_triton_tools.sampling_options import add_sampling_options
 
 
@@ -127,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(verbs)
     _add_generate(verbs)
     _add_chat(verbs)
+    add_probe(verbs)
     return parser
 
 

@@ -1,0 +1,97 @@
+"""`deepseek-triton probe` against real servers, over HTTP and gRPC: whole processes, as Kubernetes runs them."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from servers import url
+
+from deepseek_triton_client import Client
+from deepseek_triton_tools.server_process import ServerProcess
+
+COMMAND = [sys.executable, "-m", "deepseek_triton_tools.cli", "probe"]
+
+
+def probe(*argv):
+    done = subprocess.run([*COMMAND, *argv], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(params=["http", "grpc"])
+def scheme(request):
+    return request.param
+
+
+def test_a_server_that_serves(tiny_server, scheme):
+    address = url(tiny_server, scheme)
+
+    assert probe("live", address) == (0, f"{address}: live\n")
+    assert probe("ready", address) == (0, f"{address}: ready\n")
+    code, line = probe("generate", address)
+    assert (code, line.startswith(f"{address}: generates: a token in ")) == (0, True), line
+    assert probe("generate", address, "--quiet") == (0, "")
+
+
+def test_a_server_without_the_model(tiny_server, scheme):
+    address = url(tiny_server, scheme)
+
+    assert probe("live", address, "--model", "other")[0] == 0
+    for question in ("ready", "generate"):
+        code, line = probe(question, address, "--model", "other")
+        assert code == 1, line
+        assert line.count("\n") == 1
+
+
+def test_nobody_there(scheme):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+    for question in ("live", "ready", "generate"):
+        code, line = probe(question, address)
+        assert code == 3, line
+        assert line.count("\n") == 1
+
+
+def test_a_server_that_is_full_is_healthy_while_others_get_tokens(small_server, scheme):
+    address = url(small_server, scheme)
+    full = ["generate", address, "--model-version", "1", "--metrics-url"]
+    with Client(address, model_version="1") as client, client.stream("a", max_tokens=2000, ignore_eos=True) as stream:
+        next(stream)
+        code, line = probe(*full, small_server.metrics_url)
+        assert code == 0, line
+        assert "generates for others, and is full: " in line
+
+        code, line = probe(*full, f"{small_server.metrics_url}-elsewhere")
+        assert code == 1, line
+        assert "its metrics don't say whether it generates" in line
+
+
+def test_a_server_that_hangs(small_repository):
+    """Stopped by SIGSTOP: its sockets still take connections."""
+    asked = [(question, scheme) for question in ("live", "ready", "generate") for scheme in ("http", "grpc")]
+    with ServerProcess.serving(small_repository) as server:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            for question, scheme in asked:
+                address = url(server, scheme)
+                assert probe(question, address, "--deadline", "0.5") == (4, f"{address}: no answer within 0.5 s\n")
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["alive", "http://localhost"], "invalid choice: 'alive'"),
+        (["live"], "required: URL"),
+        (["live", "ftp://localhost"], "ftp://"),
+        (["live", "http://localhost", "--deadline", "0"], "expected a number of seconds above 0"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense(argv, told):
+    code, text = probe(*argv)
+
+    assert code == 2
+    assert told in text
