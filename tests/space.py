@@ -1,15 +1,17 @@
 """The whole space of what can be asked of the generator: tests/build/test_space.py walks it, tests/bench times it.
 
-python tests/space.py build 0/2     # builds and checks every second distinct plan; what is wrong, as JSON
+python tests/space.py build 0/2         # builds and checks every second distinct plan; what is wrong, as JSON
+python tests/space.py build 0/2 FILE    # of those that `save_plans` wrote there, instead of planning them all again
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import pickle
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,11 +77,21 @@ def render_every_format(plan: Plan) -> int:
     return sum(len(file.content) for files in rendered for file in files)
 
 
+def save_plans(plans: Iterable[Plan], path: Path) -> None:
+    path.write_bytes(pickle.dumps(distinct_plans(plans)))
+
+
+def _plans(saved: Sequence[str]) -> list[Plan]:
+    if saved:
+        plans: list[Plan] = pickle.loads(Path(saved[0]).read_bytes())
+        return plans
+    return distinct_plans(plan for plan in map(plan_or_refusal, all_requests()) if isinstance(plan, Plan))
+
+
 def main() -> None:
     number, _, of = sys.argv[2].partition("/")
-    accepted = (plan for plan in map(plan_or_refusal, all_requests()) if isinstance(plan, Plan))
     memory = Path("/dev/shm")  # some 150,000 small files are written; a disk is no part of the question
-    mine = distinct_plans(accepted)[int(number) :: int(of)]
+    mine = _plans(sys.argv[3:])[int(number) :: int(of)]
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
         folders = {profile: Path(scratch, profile) for profile in profiles()}
         wrong = [line for plan in mine if plan.profile for line in build_and_check(plan, folders[plan.profile.name])]

@@ -210,13 +210,17 @@ def _write(path: Path, file: File) -> None:
         path.chmod(0o755)
 
 
+_MODULES = ("model.py", "supervise.py")
+_PACKAGES = ("deepseek_backend/", "deepseek_launcher/")
+
+
 def _backend_files() -> list[File]:
-    """model.py and the package beside it, without what Python leaves there."""
+    """model.py, the supervisor and their packages, without what Python leaves there."""
     version_dir = source.version_dir()
     paths = sorted(path for path in version_dir.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     relative = [(path, path.relative_to(version_dir).as_posix()) for path in paths]
     return [
         File(PurePosixPath(MODEL, "1", name), path.read_bytes())
         for path, name in relative
-        if name == "model.py" or name.startswith("deepseek_backend/")
+        if name in _MODULES or name.startswith(_PACKAGES)
     ]

@@ -1,22 +1,19 @@
 """The scripts are run for real, against programs on PATH that write down what they were called with."""
 
 import json
-import os
 import subprocess
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
 from flags import from_flags
+from scripts import forwarded_by, parameters_of, script_runner
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, UnknownNameError, Workload, make_plan
 from deepseek_triton_build.formats import FORMATS, format_files
 from deepseek_triton_build.releases.spelling import canonical
 from deepseek_triton_build.render.commands import is_path
-from deepseek_triton_build.repository import write_repository
 from deepseek_triton_build.settings import EnvironmentVariable
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
@@ -35,7 +32,6 @@ REQUESTS = {
     "ctx": PlanRequest(variant="deepseek-r1-0528", gpu="b200", profile="ctx"),
     "gen": PlanRequest(variant="deepseek-r1-0528", gpu="b200", profile="gen"),
 }
-PROGRAMS = ("mpirun", "trtllm-llmapi-launch", "tritonserver", "trtllm-serve", "trtllm-bench", "trtllm-eval", "python3")
 CASES = [
     pytest.param(name, format, id=f"{name}-{format}")
     for name, request in REQUESTS.items()
@@ -43,37 +39,9 @@ CASES = [
 ]
 
 
-class Run(NamedTuple):
-    code: int
-    error: str
-    argv: list[str]
-    environment: dict[str, str]
-
-
 @pytest.fixture
 def run(tmp_path):
-    """Write a plan in a format and run its script; the first program it becomes writes down its arguments."""
-    commands, record = tmp_path / "bin", tmp_path / "record"
-    commands.mkdir()
-    for program in PROGRAMS:
-        path = commands / program
-        path.write_text('#!/usr/bin/env bash\nprintf "%s\\0" "${0##*/}" "$@" > "$RECORD"; env -0 > "$RECORD.env"\n')
-        path.chmod(0o755)
-
-    def run(plan, format, *arguments, **variables):
-        folder = tmp_path / "with a space" / format
-        write_repository(format_files(format, plan, version="1.0"), folder, force=True)
-        environment = {"PATH": f"{commands}:{os.environ['PATH']}", "RECORD": str(record), **variables}
-        script = folder / FORMATS[format].start
-        done = subprocess.run([script, *arguments], env=environment, capture_output=True, text=True)
-        if done.returncode:
-            return Run(done.returncode, done.stderr, [], {})
-        lines = Path(f"{record}.env").read_text().split("\0")
-        return Run(
-            0, done.stderr, record.read_text().split("\0")[:-1], dict(line.split("=", 1) for line in lines if line)
-        )
-
-    return run
+    return script_runner(tmp_path)
 
 
 def files_of(plan, format):
@@ -398,32 +366,10 @@ def test_a_variable_is_one_readable_line():
     assert lines[line - 1] == "# because"
 
 
-# Triton, one node and several
-
-
-def test_start_sh_on_one_node(run):
-    result = run(make_plan(R1), "triton", "--log-verbose", "1")
-
-    folder = result.argv[result.argv.index("--model-repository") + 1]
-    assert result.argv[: result.argv.index(folder)] == [
-        *["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", "8"],
-        *["trtllm-llmapi-launch", "tritonserver", "--model-repository"],
-    ]
-    ports = ["--http-port", "8000", "--grpc-port", "8001", "--metrics-port", "8002"]
-    assert result.argv[result.argv.index(folder) + 1 :] == [*ports, "--log-verbose", "1"]
-    assert Path(folder, "tensorrt_llm/config.pbtxt").is_file()
-    assert result.environment["PYTHONPATH"] == f"{folder}/tensorrt_llm/1/deepseek_backend/overlay"
-
-
-def test_start_sh_without_tensorrt_llm(run, tmp_path):
-    result = run(make_plan(PlanRequest(variant="tiny")), "triton", HTTP_PORT="9")
-
-    assert result.argv[0] == "tritonserver"
-    assert flags_of(result.argv)["--http-port"] == 9
+# Several nodes
 
 
 FOLLOWED_BY = {
-    "triton": ["trtllm-llmapi-launch", "tritonserver", "--model-repository"],
     "trtllm-serve": ["trtllm-llmapi-launch", "trtllm-serve", "deepseek-ai/DeepSeek-V3"],
     "trtllm-eval": ["trtllm-llmapi-launch", "trtllm-eval", "--model"],
     "quickstart": ["trtllm-llmapi-launch", "python3", "/app/tensorrt_llm/examples/llm-api/quickstart_advanced.py"],
@@ -442,7 +388,7 @@ def test_several_nodes_are_the_users_hosts(run, format):
     assert ranks[0] == "mpirun"
     assert ranks[ranks.index("-H") + 1] == "node1:8,node2:8"
     assert ranks[ranks.index("-mca") + 1 :][:2] == ["plm_rsh_args", "-p 2233"]
-    forwarded = [following for word, following in pairwise(ranks) if word == "-x"]
+    forwarded = forwarded_by(ranks)
     assert {"PATH", "HF_HOME", "SOME_NAME"} <= set(forwarded)
     assert "HF_TOKEN" not in forwarded  # mpirun warns of a name that is not set
     assert ranks[-2:] == ["-n", "16"]
@@ -450,7 +396,7 @@ def test_several_nodes_are_the_users_hosts(run, format):
 
 
 def test_ssh_has_its_own_port_unless_told(run):
-    assert "-mca" not in run(make_plan(TWO_NODES), "triton", HOSTS="a,b").argv
+    assert "-mca" not in run(make_plan(TWO_NODES), "trtllm-serve", HOSTS="a,b").argv
 
 
 @pytest.mark.parametrize(
@@ -459,17 +405,17 @@ def test_ssh_has_its_own_port_unless_told(run):
     ids=["none", "one", "three", "empty", "twice", "one-of-three-twice", "blank"],
 )
 def test_anything_but_two_different_hosts_is_refused_in_one_line(run, hosts, got):
-    result = run(make_plan(TWO_NODES), "triton", **({"HOSTS": hosts} if hosts else {}))
+    result = run(make_plan(TWO_NODES), "trtllm-serve", **({"HOSTS": hosts} if hosts else {}))
 
     assert (result.code, result.error) == (
         2,
-        f"start.sh: expected 2 different nodes, as in HOSTS=node1,node2; got {got}\n",
+        f"serve.sh: expected 2 different nodes, as in HOSTS=node1,node2; got {got}\n",
     )
 
 
 @pytest.mark.parametrize("hosts", ["node1, node2", " node1,node2 ", "node1,node2,", "node1 node2"])
 def test_spaces_between_hosts_are_none_of_their_names(run, hosts):
-    argv = run(make_plan(TWO_NODES), "triton", HOSTS=hosts).argv
+    argv = run(make_plan(TWO_NODES), "trtllm-serve", HOSTS=hosts).argv
 
     assert argv[argv.index("-H") + 1] == "node1:8,node2:8"
 
@@ -478,47 +424,30 @@ def test_what_tunes_the_network_goes_to_every_node(run):
     plan = replace(
         make_plan(TWO_NODES), environment=(EnvironmentVariable(name="NCCL_OWN", value="1", reason="because"),)
     )
-    argv = run(plan, "triton", HOSTS="a,b", NCCL_SOCKET_IFNAME="eth0", UCX_TLS="rc", OTHER="x").argv
+    argv = run(plan, "trtllm-serve", HOSTS="a,b", NCCL_SOCKET_IFNAME="eth0", UCX_TLS="rc", OTHER="x").argv
 
-    forwarded = [following for word, following in pairwise(argv) if word == "-x"]
+    forwarded = forwarded_by(argv)
     assert {"NCCL_SOCKET_IFNAME", "UCX_TLS", "NCCL_OWN"} <= set(forwarded)
     assert len(forwarded) == len(set(forwarded))
     assert "OTHER" not in forwarded
 
 
-# Where the script lies
+def test_the_network_interface_goes_to_mpi_and_to_what_the_ranks_use(run):
+    result = run(make_plan(TWO_NODES), "trtllm-serve", HOSTS="a,b", INTERFACE="eth1", SSH_ARGS="-i /keys/id")
 
-
-@pytest.mark.parametrize(
-    ("cwd", "command", "variables"),
-    [
-        pytest.param(".", "folder/start.sh", {"CDPATH": "elsewhere"}, id="cdpath"),
-        pytest.param(".", "link.sh", {}, id="link-to-the-script"),
-        pytest.param(".", "-folder/start.sh", {}, id="dash"),
-        pytest.param("folder", "start.sh", {}, id="here"),
-    ],
-)
-def test_a_script_finds_its_own_folder(tmp_path, cwd, command, variables):
-    (tmp_path / "bin").mkdir()
-    server = tmp_path / "bin/tritonserver"
-    server.write_text('#!/usr/bin/env bash\nprintf "%s" "$2"\n')
-    server.chmod(0o755)
-    name = "-folder" if command.startswith("-") else "folder"
-    (tmp_path / "elsewhere/folder").mkdir(parents=True)
-    write_repository(format_files("triton", make_plan(PlanRequest(variant="tiny")), version="1.0"), tmp_path / name)
-    (tmp_path / "link.sh").symlink_to(f"{name}/start.sh")
-    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **variables}
-    done = subprocess.run(
-        ["bash", "--", command], cwd=tmp_path / cwd, env=environment, capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout == str(tmp_path / name)
+    assert parameters_of(result.argv) == {
+        "btl_tcp_if_include": "eth1",
+        "oob_tcp_if_include": "eth1",
+        "plm_rsh_args": "-i /keys/id",
+    }
+    assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} <= set(forwarded_by(result.argv))
+    assert result.environment["GLOO_SOCKET_IFNAME"] == "eth1"
 
 
 def test_under_slurm_every_rank_runs_the_script(run):
-    argv = run(make_plan(TWO_NODES), "triton", SLURM_STEP_NUM_TASKS="16").argv
+    argv = run(make_plan(TWO_NODES), "trtllm-serve", SLURM_STEP_NUM_TASKS="16").argv
 
-    assert argv[:2] == ["trtllm-llmapi-launch", "tritonserver"]
+    assert argv[:2] == ["trtllm-llmapi-launch", "trtllm-serve"]
 
 
 def test_trays_of_four_have_four_ranks_each(run):

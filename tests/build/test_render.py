@@ -149,5 +149,5 @@ def test_the_same_plan_gives_the_same_text():
 
 
 def test_start_sh_uses_the_launcher_only_for_tensorrt_llm():
-    assert "-n 8 trtllm-llmapi-launch tritonserver" in start_sh(make_plan(R1), stamp=STAMP)
-    assert "exec tritonserver" in start_sh(make_plan(TINY), stamp=STAMP)
+    assert "trtllm-llmapi-launch" in start_sh(make_plan(R1), stamp=STAMP)
+    assert "trtllm-llmapi-launch" not in start_sh(make_plan(TINY), stamp=STAMP)

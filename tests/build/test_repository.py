@@ -44,6 +44,7 @@ def test_a_repository_holds_the_backend_and_nothing_python_left_behind(written):
 
     assert {"start.sh", "tensorrt_llm/config.pbtxt", "tensorrt_llm/1/model.py", MODEL_YAML} <= names
     assert "tensorrt_llm/1/deepseek_backend/contract.py" in names
+    assert {"tensorrt_llm/1/supervise.py", "tensorrt_llm/1/deepseek_launcher/__init__.py"} <= names
     assert not [name for name in names if "__pycache__" in name]
     assert os.stat(written / "start.sh").st_mode & stat.S_IXUSR
 
@@ -125,9 +126,10 @@ def test_a_damaged_stamp_still_guards_what_was_changed(written, text):
 
 
 def test_what_python_and_a_run_leave_there_is_no_edit(written):
-    cache = written / "tensorrt_llm/1/__pycache__"
-    cache.mkdir()
-    (cache / "model.cpython-312.pyc").write_bytes(b"\0")
+    for folder, module in (("1", "model"), ("1/deepseek_launcher", "main")):
+        cache = written / "tensorrt_llm" / folder / "__pycache__"
+        cache.mkdir()
+        (cache / f"{module}.cpython-312.pyc").write_bytes(b"\0")
 
     write_repository(tiny_files(), written)
 

@@ -81,11 +81,12 @@ def test_every_format_of_a_plan_can_be_rendered(plans):
     assert all(space.render_every_format(plan) > 0 for plan in space.distinct_plans(plans)[::10])
 
 
-def test_what_is_built_is_what_check_finds_nothing_wrong_with():
+def test_what_is_built_is_what_check_finds_nothing_wrong_with(plans, tmp_path):
     """Every distinct plan, written to a folder and read back, config.pbtxt through Triton's own protobuf."""
-    script = Path(space.__file__)
+    script, saved = Path(space.__file__), tmp_path / "plans"
+    space.save_plans(plans, saved)
     processes = [
-        subprocess.Popen([sys.executable, script, "build", f"{number}/{NUM_PROCESSES}"], stdout=subprocess.PIPE)
+        subprocess.Popen([sys.executable, script, "build", f"{number}/{NUM_PROCESSES}", saved], stdout=subprocess.PIPE)
         for number in range(NUM_PROCESSES)
     ]
     results = [json.loads(process.communicate()[0]) for process in processes]

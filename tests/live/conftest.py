@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from hosts import Host, HostsError, two_hosts, wait_for
+from launched import Launched, install_launchers, prepare
 from servers import STANDIN, build, change_yaml, dying_repository, see_it_die, url
 
 from deepseek_triton_build.source import model_repository
@@ -99,6 +103,52 @@ def trtllm_server(trtllm_repository: Path) -> Iterator[ServerProcess]:
         patch.setenv("STANDIN_TOKENS_PER_S", "500")  # otherwise all of an answer may leave in one response
         with serving(trtllm_repository) as server:
             yield server
+
+
+@pytest.fixture(scope="session")
+def launchers() -> Path:
+    """ssh, Open MPI and Slurm are installed, and mpi4py in this folder."""
+    try:
+        return install_launchers()
+    except HostsError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def hosts(launchers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Host]]:
+    with ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(two_hosts(tmp_path_factory.mktemp("hosts")))
+        except HostsError as error:
+            pytest.skip(str(error))
+        yield hosts
+
+
+@pytest.fixture
+def assert_nothing_is_left(hosts: tuple[Host, Host]) -> Iterator[Callable[[], None]]:
+    """Of what was started on the hosts since the test began. Open MPI's own segments stay in /dev/shm where its
+    processes are killed."""
+    before = [host.processes() for host in hosts]
+
+    def left() -> list[dict[int, str]]:
+        now = [host.processes() for host in hosts]
+        return [{pid: new[pid] for pid in new.keys() - old.keys()} for old, new in zip(before, now, strict=True)]
+
+    def check() -> None:
+        wait_for(lambda: not any(left()), lambda: str(left()))
+        assert all("deepseek_triton" not in host.run("ls", "/dev/shm").stdout for host in hosts)
+
+    yield check
+    for host in left():
+        for pid in host:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def launched(launchers: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """What the hosts run: a repository of two nodes, on stand-ins for the engine and its launcher."""
+    return prepare(tmp_path_factory.mktemp("launched"), launchers)
 
 
 @pytest.fixture(params=SCHEMES)

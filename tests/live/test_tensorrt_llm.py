@@ -3,7 +3,9 @@
 import os
 import socket
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from deepseek_triton_client import Client
 from deepseek_triton_tools.tritonserver import find_tritonserver
@@ -47,16 +49,21 @@ def test_the_chosen_sampler_takes_what_the_default_one_would_ignore(trtllm):
 
 
 def test_start_sh_serves_the_folder_as_a_container_would(trtllm_repository, tmp_path):
-    """start.sh itself, with the container's programs stood in for: mpirun and trtllm-llmapi-launch run what follows."""
+    """start.sh itself, with the container's programs stood in for: mpirun runs rank 0 of what follows, and
+    trtllm-llmapi-launch splits its words as the real one does."""
     commands = tmp_path / "bin"
     commands.mkdir()
-    _program(commands / "mpirun", 'echo "$@" > "$MPIRUN_LOG"; while [ "$1" != -n ]; do shift; done; shift 2; exec "$@"')
-    _program(commands / "trtllm-llmapi-launch", 'exec "$@"')
+    rank_0 = "export OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=8"
+    words = 'while [ "$1" != -n ]; do shift; done; shift 2'
+    _program(commands / "mpirun", f'echo "$@" > "$MPIRUN_LOG"; {rank_0}; {words}; exec "$@"')
+    _program(commands / "trtllm-llmapi-launch", "unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE; task=$*; $task")
     installation = find_tritonserver()
     extra = " ".join(f'"{argument}"' for argument in installation.extra_args)
     _program(commands / "tritonserver", f'exec "{installation.binary}" {extra} "$@"')
-    environment = os.environ | dict(installation.environment) | {"MPIRUN_LOG": str(tmp_path / "mpirun.log")}
-    environment["PATH"] = f"{commands}:{environment['PATH']}"
+    ready = tmp_path / "ready"
+    environment = os.environ | dict(installation.environment)
+    environment |= {"MPIRUN_LOG": str(tmp_path / "mpirun.log"), "READY_FILE": str(ready)}
+    environment |= {"DEEPSEEK_TRITON_LAUNCH": "5ca1ab1e", "PATH": f"{commands}:{environment['PATH']}"}
     ports = [_free_port() for _ in range(3)]
     environment |= dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT"), map(str, ports), strict=True))
     with open(tmp_path / "log", "w") as log:
@@ -65,11 +72,25 @@ def test_start_sh_serves_the_folder_as_a_container_would(trtllm_repository, tmp_
         with Client(f"http://127.0.0.1:{ports[0]}") as client:
             client.wait_until_ready(60)
             assert client.generate("x", max_tokens=3).num_output_tokens == 3
+        _wait_for(ready.exists)
+        assert list(Path("/dev/shm").glob("deepseek_triton_5ca1ab1e_*"))
     finally:
         process.terminate()
         process.wait()
-    assert process.returncode == 0, (tmp_path / "log").read_text()
-    assert "-n 8 trtllm-llmapi-launch tritonserver" in (tmp_path / "mpirun.log").read_text()
+    said = (tmp_path / "log").read_text()
+    assert process.returncode == 0, said
+    assert 'deepseek-triton rank {"rank":0,"event":"started","size":8' in said
+    assert not ready.exists()
+    assert not list(Path("/dev/shm").glob("deepseek_triton_5ca1ab1e_*"))
+    command = (tmp_path / "mpirun.log").read_text()
+    assert f"-n 8 python3 {trtllm_repository}/tensorrt_llm/1/supervise.py rank -- trtllm-llmapi-launch" in command
+
+
+def _wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def _program(path, body):

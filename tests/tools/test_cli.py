@@ -1,3 +1,4 @@
+import itertools
 import shlex
 import subprocess
 import sys
@@ -97,7 +98,7 @@ def test_help_lists_the_names_there_are(verb, capsys):
         assert name in names
 
 
-@pytest.mark.parametrize("verb", ["demo", "variants", "plan", "build", "check", "serve", "generate", "chat"])
+@pytest.mark.parametrize("verb", ["demo", "variants", "plan", "build", "check", "serve", "launch", "generate", "chat"])
 def test_every_verb_has_examples_that_parse(verb, capsys):
     with pytest.raises(SystemExit):
         main([verb, "--help"])
@@ -107,8 +108,23 @@ def test_every_verb_has_examples_that_parse(verb, capsys):
     for example in examples:
         program, *argv = shlex.split(example)
         assert program == "deepseek-triton"
-        _, unknown = _parser().parse_known_args(argv)
+        _, unknown = _parser().parse_known_args(argv[: argv.index(">")] if ">" in argv else argv)
         assert unknown == []
+
+
+@pytest.mark.parametrize("before", [["."], [".", "--http-port", "9"], ["--verbose", "."]])
+def test_what_follows_two_dashes_is_the_servers(before):
+    args, unknown = _parser().parse_known_args(["serve", *before, "--", "--log-verbose", "1", "--", "--http-port"])
+
+    assert (args.repository, args.server_args) == (Path("."), ["--log-verbose", "1", "--", "--http-port"])
+    assert unknown == []
+
+
+def test_a_second_folder_is_not_the_servers(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", ".", "more"])
+
+    assert "unrecognized arguments: more" in capsys.readouterr().err
 
 
 def test_the_module_runs_as_a_program():
@@ -119,12 +135,14 @@ def commands_in(page):
     """Every deepseek-triton command in the code blocks of a Markdown page."""
     blocks = Path(page).read_text("utf-8").split("```")[1::2]
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("deepseek-triton ")]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("deepseek-triton ")]
+    return [list(itertools.takewhile(lambda word: word not in ("|", ">"), argv)) for argv in commands]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/generator.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/generator.md", "docs/launch.md"])
 def test_every_command_in_the_docs_is_one(page):
     commands = [argv for argv in commands_in(page) if argv[0].islower() and argv[0] != "demo:"]
+    commands = [argv for argv in commands if "DIR" not in argv and "[" not in "".join(argv)]  # how it is called
 
     assert len(commands) > 4
     for argv in commands:

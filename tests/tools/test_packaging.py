@@ -41,6 +41,8 @@ def test_the_wheel_holds_every_package_and_the_model_repository(wheel):
         "deepseek_triton_tools/monitoring/grafana-dashboard.json",
         "deepseek_triton_build/model_repository/tensorrt_llm/config.pbtxt",
         "deepseek_triton_build/model_repository/tensorrt_llm/1/model.py",
+        "deepseek_triton_build/model_repository/tensorrt_llm/1/supervise.py",
+        "deepseek_triton_build/model_repository/tensorrt_llm/1/deepseek_launcher/__init__.py",
     ):
         assert name in names
     backend = model_repository() / "tensorrt_llm/1"
@@ -165,6 +167,8 @@ def test_a_fresh_environment_generates_a_repository_from_the_wheel(wheel, tmp_pa
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "repo/tensorrt_llm/1/deepseek_backend/contract.py").is_file()
+    supervise = tmp_path / "repo/tensorrt_llm/1/supervise.py"
+    subprocess.run([sys.executable, "-E", "-B", supervise, "run", "--help"], check=True, capture_output=True)
     assert not list((tmp_path / "repo").rglob("__pycache__"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,9 +13,28 @@ Handler = Callable[[argparse.Namespace], int]
 
 
 class VerbParser(argparse.ArgumentParser):
-    """A parser whose help may end in names that are looked up when it is shown."""
+    """A parser whose help may end in names that are looked up when it is shown, and which can take words where argparse
+    by itself does not: it fills `*` with what comes before the next option."""
 
     names: Callable[[], str] | None = None
+    words: str | None = None
+    """Where further words go that are behind an option, as a list."""
+    rest: str | None = None
+    """Where what follows `--` goes, as a list."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        given = list(args or ())
+        if self.rest is None:
+            return super().parse_known_args(given, namespace)
+        at = given.index("--") if "--" in given else len(given)
+        known, unknown = super().parse_known_args(given[:at], namespace)
+        setattr(known, self.rest, given[at + 1 :])
+        if self.words is not None:
+            setattr(known, self.words, [*getattr(known, self.words), *(w for w in unknown if not w.startswith("-"))])
+            unknown = [word for word in unknown if word.startswith("-")]
+        return known, unknown
 
     def format_help(self) -> str:
         text = super().format_help()
@@ -123,7 +142,7 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings]
 
 
-def add_json(verb: VerbParser) -> None:
+def add_json(verb: VerbParser | argparse._ArgumentGroup) -> None:
     verb.add_argument("--json", action="store_true", help="one JSON document instead (docs/generator.md)")
 
 

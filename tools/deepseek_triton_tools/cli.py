@@ -34,6 +34,8 @@ from deepseek_triton_tools.arguments import (
     size,
 )
 from deepseek_triton_tools.client_options import add_client_options, add_server_options
+from deepseek_triton_tools.doctor_arguments import add_doctor
+from deepseek_triton_tools.launch_arguments import add_launch
 from deepseek_triton_tools.probe_arguments import add_probe
 from deepseek_triton_tools.sampling_options import add_sampling_options
 
@@ -126,9 +128,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(verbs)
     _add_warm(verbs)
     _add_serve(verbs)
+    add_launch(verbs)
     _add_generate(verbs)
     _add_chat(verbs)
     add_probe(verbs)
+    add_doctor(verbs)
     return parser
 
 
@@ -328,8 +332,10 @@ def _add_serve(verbs: Verbs) -> None:
         "serve",
         _serve,
         "run tritonserver on a model repository, in the foreground",
-        "deepseek-triton serve model_repository\n  deepseek-triton serve model_repository --http-port auto",
+        "deepseek-triton serve model_repository\n"
+        "  deepseek-triton serve model_repository --http-port auto -- --log-verbose 1",
     )
+    verb.usage, verb.rest = "%(prog)s DIR [options] [-- ARGS...]", "server_args"
     verb.add_argument("repository", type=Path, metavar="DIR", help="the model repository")
     add_tritonserver(verb)
     for name, default in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
@@ -343,7 +349,6 @@ def _add_serve(verbs: Verbs) -> None:
     )
     verb.add_argument("--log-file", type=Path, metavar="FILE", help="keep the server's whole log here")
     verb.add_argument("--verbose", action="store_true", help="show the server's whole log")
-    verb.add_argument("server_args", nargs="*", metavar="-- ARGS", help="further arguments for tritonserver")
 
 
 def _add_generate(verbs: Verbs) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from deepseek_triton_build import Budget, Plan
 from deepseek_triton_build.formats import FORMATS
 from deepseek_triton_build.planning.plan import Warned
-from deepseek_triton_build.render.shell import triton_launcher
 
 SCHEMA = "deepseek-triton/plan/1"
 """Fields are added to it; what is there keeps its name and meaning."""
@@ -114,7 +113,7 @@ def launch(plan: Plan) -> Launch:
             f"srun --mpi=pmix --nodes {plan.num_nodes} --ntasks-per-node {plan.gpus_per_node} {script}"
         )
     else:
-        command = " ".join([*triton_launcher(plan), "tritonserver"]) if formats[0] == "triton" else formats[0]
+        command = script
     return Launch(
         script=script,
         command=command,

@@ -62,7 +62,7 @@ def _listener(host: str, endpoint: str, port: Port) -> socket.socket:
         return socket.create_server((host, 0 if port == "auto" else port))
     except OSError as error:
         if error.errno == errno.EADDRINUSE and port != "auto":
-            holder = _holder(port)
+            holder = holder_of(port)
             by = f" by {holder}" if holder else ""
             message = f"port {port} for {endpoint} is taken{by}: end that, or give --{endpoint}-port another or auto"
         elif error.errno == errno.EACCES:
@@ -72,9 +72,9 @@ def _listener(host: str, endpoint: str, port: Port) -> socket.socket:
         raise PortError(message) from error
 
 
-def _holder(port: int) -> str | None:
+def holder_of(port: int) -> str | None:
     """Which process listens on `port`, where /proc lets us see it."""
-    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    sockets = {f"socket:[{inode}]" for inode in listening_inodes(port)}
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         # Another user's, or gone meanwhile.
         with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ def _holder(port: int) -> str | None:
     return None
 
 
-def _listening_inodes(port: int) -> Iterator[str]:
+def listening_inodes(port: int) -> Iterator[str]:
     """Columns of /proc/net/tcp, from proc(5): 1 is address:port in hex, 3 the state, 9 the inode."""
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
         for row in table.read_text().splitlines()[1:] if table.is_file() else []:

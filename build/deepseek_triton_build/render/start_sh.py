@@ -1,47 +1,75 @@
-"""start.sh: runs the repository it lies in."""
+"""start.sh: runs the repository it lies in, below the supervisor that lies beside the backend."""
 
 from __future__ import annotations
 
+from deepseek_triton_build.load_time import (
+    ASSUMED_RATE,
+    ENGINE_START_S,
+    SMALL_READY_WITHIN_S,
+    load_s,
+    ready_within_s,
+)
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.text import comment
 
 NAME = "start.sh"
+MARK = "DEEPSEEK_TRITON_LAUNCH"
+EXIT_TIMEOUT_S = 30
+"""tritonserver's own default of --exit-timeout-secs."""
+MPIRUN_SPARE_S = 20
+"""What mpirun waits longer than that; the supervisor waits 15 s longer before it kills."""
+MAX_RESTARTS = 3
+
+_ENDPOINTS = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
+_SUPERVISOR = 'python3 "$supervise" run "${options[@]}" --'
+_GUARD = 'python3 "$supervise" rank --'
 
 
 def start_sh(plan: Plan, *, stamp: str) -> str:
     """For TensorRT-LLM, in a stock Triton container with nothing installed; else wherever tritonserver is."""
-    where = "where tritonserver and the engine's packages are installed"
-    if plan.release is not None:
-        where = f"in {plan.image}, with nothing installed"
-    about = [
-        f"Serves the repository this script lies in, {where}.",
-        "HTTP_PORT, GRPC_PORT and METRICS_PORT move the ports; further arguments go to tritonserver, which listens on "
-        "every address of the machine unless told otherwise (--http-address, --grpc-address, --metrics-address).",
-    ]
-    ports = [f'--{name}-port "${{{name.upper()}_PORT:-{port}}}"' for name, port in _PORTS]
     return shell.script(
         stamp,
-        about,
-        [f"repository={shell.HERE}", *(_overlay() if plan.release is not None else [])],
-        shell.exports(plan.environment),
-        shell.on_every_node(plan, NAME),
+        _about(plan),
         [
-            *(_ranks_comment() if plan.release is not None else []),
-            *shell.command(
-                ["exec", *shell.triton_launcher(plan), "tritonserver"],
-                ['--model-repository "$repository"'],
-                ports,
-                ['"$@"'],
-            ),
+            f"repository={shell.HERE}",
+            'supervise="$repository/tensorrt_llm/1/supervise.py"',
+            *shell.refusing(NAME),
         ],
+        _overlay(plan),
+        shell.exports(plan.environment),
+        _mark(plan),
+        shell.interface() if plan.release is not None else [],
+        _endpoints(),
+        _exit_timeout(),
+        _supervisor_options(plan),
+        _server(),
+        _refused_arguments(),
+        _refused_words(plan),
+        _start(plan),
+        [shell.END_IF_REFUSED],
+        _dry_run(plan),
+        ['exec "${start[@]}"'],
     )
 
 
-_PORTS = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
+def _about(plan: Plan) -> list[str]:
+    where = "where tritonserver and the engine's packages are installed"
+    if plan.release is not None:
+        where = f"in {plan.image}, with nothing installed"
+    return [
+        f"Serves the repository this script lies in, {where}. A supervisor stays in front of it, which ends what does "
+        "not become ready in time, starts again what was ready and has failed, and leaves no process behind: "
+        "tensorrt_llm/1/supervise.py --help.",
+        "Variables set it: HTTP_PORT, GRPC_PORT, METRICS_PORT and HTTP_ADDRESS, GRPC_ADDRESS, METRICS_ADDRESS (every "
+        "address of the machine); EXIT_TIMEOUT, READY_WITHIN, MAX_RESTARTS and READY_FILE, explained below. DRY_RUN=1 "
+        "prints the command and ends. Arguments go to tritonserver.",
+    ]
 
 
-def _overlay() -> list[str]:
+def _overlay(plan: Plan) -> list[str]:
+    if plan.release is None:
+        return []
     return [
         *comment(
             "The engine's workers are processes of their own; this gives them the work-arounds for the container's "
@@ -51,8 +79,234 @@ def _overlay() -> list[str]:
     ]
 
 
-def _ranks_comment() -> list[str]:
-    return comment(
-        "One MPI rank for each GPU: rank 0 runs tritonserver, all of them run the engine's workers. Plain tritonserver "
-        "can't spawn workers by itself (MPI_ERR_SPAWN)."
+def _mark(plan: Plan) -> list[str]:
+    """The variable by which the processes of a launch are known; all ranks of a Slurm step make the same one."""
+    made = f"  {MARK}=\"$(od -An -N4 -tx4 /dev/urandom | tr -d ' ')\""
+    in_step = [
+        f"  if {shell.in_slurm_step(plan)}; then",
+        f"    printf -v {MARK} '%08x' \"$(((${{SLURM_JOB_ID:-0}} * 4096 + ${{SLURM_STEP_ID:-0}}) & 0xffffffff))\"",
+        "  else",
+        f"  {made}",
+        "  fi",
+    ]
+    return [
+        *comment(
+            "Every process of this launch carries this, and nothing else is ever ended. Eight hexadecimal digits"
+            + (", the same ones for all ranks of a Slurm step." if _is_for_slurm(plan) else ".")
+        ),
+        f'if [[ -z "${{{MARK}:-}}" ]]; then',
+        *(in_step if _is_for_slurm(plan) else [made]),
+        "fi",
+        f"export {MARK}",
+        f'if [[ ! "${MARK}" =~ ^[0-9a-f]{{8}}$ ]]; then',
+        f"  refuse \"expected eight hexadecimal digits as {MARK}; got '${MARK}'; leave it out\"",
+        "fi",
+    ]
+
+
+def _is_for_slurm(plan: Plan) -> bool:
+    """One task is what a job of any other kind has too."""
+    return plan.release is not None and plan.world_size > 1
+
+
+def _endpoints() -> list[str]:
+    return [
+        *comment("Where it listens. The supervisor asks over HTTP whether it is ready."),
+        *(f'{name}_port="${{{name.upper()}_PORT:-{port}}}"' for name, port in _ENDPOINTS),
+        'http_address="${HTTP_ADDRESS:-0.0.0.0}"',
+        'grpc_address="${GRPC_ADDRESS:-0.0.0.0}"',
+        'metrics_address="${METRICS_ADDRESS:-$http_address}"',
+    ]
+
+
+def _exit_timeout() -> list[str]:
+    return [
+        *comment(
+            "EXIT_TIMEOUT: seconds that open requests get when it is told to stop. Whoever stops it, such as docker "
+            "stop -t or terminationGracePeriodSeconds, gives it at least 20 more."
+        ),
+        f'exit_timeout="${{EXIT_TIMEOUT:-{EXIT_TIMEOUT_S}}}"',
+        'if [[ ! "$exit_timeout" =~ ^(0|[1-9][0-9]{0,5})$ ]]; then',
+        "  refuse \"expected whole seconds as EXIT_TIMEOUT; got '$exit_timeout'\"",
+        "  exit_timeout=0",
+        "fi",
+    ]
+
+
+def _supervisor_options(plan: Plan) -> list[str]:
+    ports = [f'--{name}-port "${name}_port"' for name, _ in _ENDPOINTS]
+    deadline, why = _ready_within(plan)
+    options = [
+        '--repository "$repository"',
+        *([f"--ranks {plan.world_size} --ranks-per-node {plan.gpus_per_node}"] if plan.release is not None else []),
+        " ".join(ports),
+        '--http-address "$http_address"',
+        f'--ready-within "${{READY_WITHIN:-{deadline}}}"',
+        '--exit-timeout "$exit_timeout"',
+        f'--max-restarts "${{MAX_RESTARTS:-{MAX_RESTARTS}}}"',
+    ]
+    return [
+        *comment(f"READY_WITHIN: seconds for the start, 0 for any. {why}"),
+        *comment("MAX_RESTARTS: how often it is started again after it had been ready, with growing pauses."),
+        *comment("READY_FILE: a file that is there while it is ready."),
+        *shell.array("options", options),
+        'if [[ -n "${READY_FILE:-}" ]]; then options+=(--ready-file "$READY_FILE"); fi',
+    ]
+
+
+def _ready_within(plan: Plan) -> tuple[int, str]:
+    """Seconds, and how they were come by."""
+    if plan.checkpoint is None:
+        return SMALL_READY_WITHIN_S, f"{SMALL_READY_WITHIN_S} are assumed for a small model, which takes a few."
+    size, whole = plan.checkpoint.weight_bytes, ready_within_s(plan.checkpoint.weight_bytes)
+    rate = ASSUMED_RATE // 10**6
+    return whole, (
+        f"{size:,} bytes of weights ({plan.checkpoint.bytes_status}) at {rate} MB/s, what users report for a first "
+        f"load from a slow disk, are {load_s(size):,} s; {ENGINE_START_S:,} s more are assumed for kernels and CUDA "
+        f"graphs; in whole minutes {whole:,} s."
     )
+
+
+def _server() -> list[str]:
+    return [
+        *comment(
+            "The Python backend's shared memory is named after the launch, so that what a killed server leaves in "
+            "/dev/shm can be told and removed."
+        ),
+        *shell.array(
+            "server",
+            [
+                'tritonserver --model-repository "$repository"',
+                *(f'--{name}-address "${name}_address" --{name}-port "${name}_port"' for name, _ in _ENDPOINTS),
+                '--exit-timeout-secs "$exit_timeout"',
+                f'"--backend-config=python,shm-region-prefix-name=deepseek_triton_${{{MARK}}}_"',
+                '"$@"',
+            ],
+        ),
+    ]
+
+
+def _refused_arguments() -> list[str]:
+    settings = [f"{name}-{what}" for what in ("port", "address") for name, _ in _ENDPOINTS]
+    variables = {f"--{setting}": setting.replace("-", "_").upper() for setting in settings}
+    variables["--exit-timeout-secs"] = "EXIT_TIMEOUT"
+    return [
+        *comment("What the supervisor has to know as well is a variable, not an argument."),
+        'for argument in "$@"; do',
+        '  case "${argument%%=*}" in',
+        *(f"    {option}) variable={variable} ;;" for option, variable in variables.items()),
+        "    --allow-http)",
+        '      refuse "expected HTTP to stay on, for the supervisor asks over it; leave $argument out"',
+        "      continue",
+        "      ;;",
+        "    *) continue ;;",
+        "  esac",
+        '  refuse "expected $variable to be set, for the supervisor has to know it too; got the argument $argument"',
+        "done",
+    ]
+
+
+def _refused_words(plan: Plan) -> list[str]:
+    if plan.release is None:
+        return []
+    launch = shell.entry_point(plan)
+    return [
+        *comment(
+            f"{launch} splits its command at spaces where it has it in a variable without quotes, $task_with_command "
+            "(NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6; later ones have an array)."
+        ),
+        'for word in "${server[@]}"; do',
+        '  if [[ -z "$word" || "$word" =~ [[:space:]] ]]; then',
+        "    printf -v word '%q' \"$word\"",
+        f'    refuse "expected a path or value without spaces and not empty, for {launch} splits words; got $word"',
+        "  fi",
+        "done",
+    ]
+
+
+def _start(plan: Plan) -> list[str]:
+    """Sets the array `start` to the whole command."""
+    if plan.release is None:
+        return [
+            *comment("The guard ends what it runs when the supervisor is killed."),
+            *shell.array("start", [_SUPERVISOR, _GUARD, '"${server[@]}"']),
+        ]
+    launched = f'{shell.entry_point(plan)} "${{server[@]}}"'
+    mpirun = [
+        *shell.mpirun_lines(plan, _mpirun_options(plan), [MARK]),
+        *(['options+=(--hosts "$(IFS=,; echo "${hosts[*]}")")'] if plan.num_nodes > 1 else []),
+        *shell.array("start", [_SUPERVISOR, '"${ranks[@]}"', _GUARD, launched]),
+    ]
+    if not _is_for_slurm(plan):
+        return [*_ranks_comment(plan), *mpirun]
+    return [
+        *_ranks_comment(plan),
+        f"if {shell.in_slurm_step(plan)}; then",
+        '  if [[ -n "${INTERFACE:-}" ]]; then',
+        '    export OMPI_MCA_btl_tcp_if_include="${OMPI_MCA_btl_tcp_if_include:-$INTERFACE}"',
+        "  fi",
+        f"  start=({_GUARD} {launched})",
+        "else",
+        *shell.indented(mpirun),
+        "fi",
+    ]
+
+
+def _ranks_comment(plan: Plan) -> list[str]:
+    lines = comment(
+        "One MPI rank for each GPU: rank 0 runs tritonserver, all of them run the engine's workers. Plain tritonserver "
+        "can't spawn workers by itself (MPI_ERR_SPAWN). Each has a guard, which tells the supervisor how it goes and "
+        "ends all of its rank; --tag-output says whose line it is."
+    )
+    if plan.num_nodes > 1:
+        lines += shell.nodes_comment(plan, NAME)
+        return lines + comment(
+            "mpirun's odls_base_sigkill_timeout stays at 1 s: it waits that twice before it kills the others of a rank "
+            "that failed, and they would hold the GPUs of their nodes. The supervisor, not mpirun, stops in order."
+        )
+    lines += comment(
+        "odls_base_sigkill_timeout: what mpirun, told to stop by somebody else than the supervisor (as systemd does "
+        "with a whole control group), waits before SIGTERM and again before SIGKILL, 1 s by itself (Open MPI 4: "
+        "orte/mca/odls/base/odls_base_frame.c and odls_base_default_fns.c). Open MPI 5 ignores it and waits 0.25 s "
+        "(PRRTE 3.0: src/mca/odls/base/odls_base_default_fns.c)."
+    )
+    if _is_for_slurm(plan):
+        lines += comment(
+            f"Under Slurm every rank runs this script: srun --mpi=pmix --ntasks {plan.world_size} ./{NAME}"
+        )
+    return lines
+
+
+def _mpirun_options(plan: Plan) -> list[str]:
+    if plan.num_nodes > 1:
+        return ["--tag-output"]
+    return ["--tag-output", "-mca", "odls_base_sigkill_timeout", f'"$((exit_timeout + {MPIRUN_SPARE_S}))"']
+
+
+def _dry_run(plan: Plan) -> list[str]:
+    engine = [] if plan.release is None else ["PYTHONPATH", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"]
+    engine += ["OMPI_MCA_btl_tcp_if_include"] if _is_for_slurm(plan) else []
+    names = list(dict.fromkeys([MARK, *engine, *(variable.name for variable in plan.environment)]))
+    programs = ["python3", "mpirun", *([shell.entry_point(plan)] if plan.release is not None else []), "tritonserver"]
+    return [
+        *comment("One command to be read or pasted; a line begins with each variable, program and long option."),
+        'if [[ "${DRY_RUN:-}" == 1 ]]; then',
+        "  quote() {",
+        '    if [[ "$1" =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]]; then quoted="$1"; else quoted="${1@Q}"; fi',
+        "  }",
+        "  printf 'env'",
+        f"  exported=({' '.join(names)})",
+        '  for name in "${exported[@]}"; do',
+        '    if [[ -v $name ]]; then quote "${!name}" && printf \' \\\\\\n  %s=%s\' "$name" "$quoted"; fi',
+        "  done",
+        '  for word in "${start[@]}"; do',
+        '    quote "$word"',
+        '    case "$word" in',
+        f"      {' | '.join(programs)} | --?*) printf ' \\\\\\n  %s' \"$quoted\" ;;",
+        "      *) printf ' %s' \"$quoted\" ;;",
+        "    esac",
+        "  done",
+        "  echo",
+        "  exit 0",
+        "fi",
+    ]

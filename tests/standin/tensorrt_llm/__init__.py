@@ -7,7 +7,8 @@ guide with a JSON object that names it.
 
 release.yaml is looked for in STANDIN_RELEASE, then beside this package (in a model's version folder).
 STANDIN_TOKENS_PER_S paces each request; STANDIN_FAIL_AFTER kills the engine after so many tokens;
-TLLM_INCREMENTAL_DETOKENIZATION_BACKEND chooses a detokenizer, as there.
+TLLM_INCREMENTAL_DETOKENIZATION_BACKEND chooses a detokenizer, as there. Under trtllm-llmapi-launch, which
+tests/standin/launcher stands in for, all ranks load in STANDIN_LOAD_S, but STANDIN_HANGING_RANK never does.
 """
 
 from __future__ import annotations

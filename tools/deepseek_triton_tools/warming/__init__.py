@@ -6,11 +6,17 @@
 The verb is `deepseek-triton warm`; docs/warm.md explains.
 """
 
-from deepseek_triton_tools.warming.checking import examine
-from deepseek_triton_tools.warming.options import Share, WarmOptions
-from deepseek_triton_tools.warming.survey import Survey, take_survey
-from deepseek_triton_tools.warming.transfer import Problem
-from deepseek_triton_tools.warming.warming import Progress, Stall, WarmResult, warm
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deepseek_triton_tools.warming.checking import examine
+    from deepseek_triton_tools.warming.options import Share, WarmOptions
+    from deepseek_triton_tools.warming.survey import Survey, take_survey
+    from deepseek_triton_tools.warming.transfer import Problem
+    from deepseek_triton_tools.warming.warming import Progress, Stall, WarmResult, warm
 
 __all__ = [
     "Problem",
@@ -24,3 +30,18 @@ __all__ = [
     "take_survey",
     "warm",
 ]
+
+_HOMES = {
+    "examine": "checking",
+    **dict.fromkeys(("Share", "WarmOptions"), "options"),
+    **dict.fromkeys(("Survey", "take_survey"), "survey"),
+    "Problem": "transfer",
+    **dict.fromkeys(("Progress", "Stall", "WarmResult", "warm"), "warming"),
+}
+"""Name -> its module, imported when the name is asked for: `doctor` needs only host_memory, and nothing installed."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -15,17 +15,13 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
+from deepseek_triton_build.load_time import ASSUMED_RATE, ENGINE_START_S, load_s
 from deepseek_triton_build.render.text import WIDTH, comment, one_line
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.sizes import about, sized
 from deepseek_triton_tools.warming.serving import Serving
 from deepseek_triton_tools.warming.survey import BUDGET_SHARE
 
-ASSUMED_RATE = 200 * 10**6
-"""Bytes a second: the hour that users report for the first load of 640 GB (NVIDIA/TensorRT-LLM#3879, sgl-project/
-sglang#3825) is 180 MB/s. A deadline that is too late costs nothing while all is well."""
-ENGINE_START_S = 1800
-"""For kernels to be compiled and CUDA graphs captured after the weights are there. An assumption."""
 PERIOD_S = 10
 """Between two probes."""
 PROLOG_SPARE_S = 60
@@ -78,7 +74,7 @@ def _common(serving: Serving, rate: int | None) -> dict[str, str]:
 
 
 def _load_s(serving: Serving, rate: int | None) -> int:
-    return math.ceil(serving.size / (rate or ASSUMED_RATE))
+    return load_s(serving.size, rate)
 
 
 def _load_why(serving: Serving, rate: int | None) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tensorrt_llm._detokenizer import Detokenizer
 from tensorrt_llm._engine import Engine, Responses, Sequence
+from tensorrt_llm._launched import launched_ranks
 from tensorrt_llm._record import RECORD, Sampler, is_met
 from tensorrt_llm.llmapi.llm_args import checked_llm_args, mtp_layers
 from tensorrt_llm.llmapi.result import GenerationResult, RequestError
@@ -34,7 +35,7 @@ class RequestOutput(GenerationResult):
 
 
 class LLM:
-    """Loads at once. Arguments the release doesn't have are refused, in sections too."""
+    """Loads at once, or as its launcher's ranks do. Arguments the release doesn't have are refused, in sections too."""
 
     def __init__(self, **kwargs: Any) -> None:
         self._llm_args = checked_llm_args(kwargs)
@@ -42,8 +43,10 @@ class LLM:
         self._sampler = Sampler(self._llm_args)
         self._session = self._llm_args["mpi_session"]
         sizes = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
-        if self._session is not None and self._session.n_workers != math.prod(self._llm_args[name] for name in sizes):
+        world_size = math.prod(self._llm_args[name] for name in sizes)
+        if self._session is not None and self._session.n_workers != world_size:
             raise ValueError("the MPI session's world is not as large as the model's")
+        self._ranks = launched_ranks(world_size)
         self._tokenizer = None if self._llm_args["skip_tokenizer_init"] else StandinTokenizer()
         max_batch_size = self._llm_args["max_batch_size"] or _DEFAULT_MAX_BATCH_SIZE
         self._executor: Engine | None = Engine(
@@ -84,6 +87,9 @@ class LLM:
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
+        if self._ranks is not None:
+            self._ranks.shutdown()
+            self._ranks = None
         if self._session is not None:
             self._session.shutdown()
 

@@ -1,0 +1,28 @@
+"""Options in somebody else's command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_FALSE = ("0", "false", "off", "no")
+
+
+def option(command: Sequence[str], name: str) -> str | None:
+    """The last value given as `NAME VALUE` or `NAME=VALUE`; None when it is not there."""
+    value = None
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        given, equals, rest = word.partition("=")
+        if given == name:
+            value = rest if equals else following
+    return value
+
+
+def is_turned_off(command: Sequence[str], name: str) -> bool:
+    return (option(command, name) or "").lower() in _FALSE
+
+
+def seconds(command: Sequence[str], name: str, default: float) -> float:
+    try:
+        return float(option(command, name) or default)
+    except ValueError:
+        return default

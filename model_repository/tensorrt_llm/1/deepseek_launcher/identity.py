@@ -1,0 +1,51 @@
+"""What a node is about to serve, as hashes that can be compared between nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from deepseek_launcher.command import option
+
+INDEX = "model.safetensors.index.json"
+_WHOLE_FILE_BYTES = 4 << 20
+"""Larger files (weights that lie in the repository) count by their size."""
+_LEFT_OUT = {"__pycache__"}
+_MODEL = re.compile(r"""^model:\s*(?:"([^"]+)"|'([^']+)'|([^\s#]+))""", re.MULTILINE)
+
+
+def served_repository(command: Sequence[str]) -> Path | None:
+    """The folder that tritonserver in `command` is given."""
+    folder = option(command, "--model-repository") or option(command, "--model-store")
+    return Path(folder) if folder else None
+
+
+def repository_hash(repository: Path) -> str:
+    """Over the names and contents of its files; two that differ in a byte of a configuration differ."""
+    digest = hashlib.sha256()
+    for path in sorted(_files(repository)):
+        digest.update(f"{path.relative_to(repository)}\0{path.stat().st_size}\0".encode())
+        if path.stat().st_size <= _WHOLE_FILE_BYTES:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def checkpoint_hash(repository: Path) -> str | None:
+    """Over the indexes of the checkpoints that its model.yaml files name; None where there is none to read."""
+    digest = hashlib.sha256()
+    found = False
+    for path in sorted(repository.glob("*/*/model.yaml")):
+        match = _MODEL.search(path.read_text(encoding="utf-8", errors="replace"))
+        index = (path.parent / next(filter(None, match.groups())) / INDEX) if match else None
+        if index is not None and index.is_file():
+            digest.update(index.read_bytes())
+            found = True
+    return digest.hexdigest()[:16] if found else None
+
+
+def _files(repository: Path) -> Iterator[Path]:
+    for path in repository.rglob("*"):
+        if path.is_file() and not _LEFT_OUT & set(path.parts):
+            yield path

@@ -1,0 +1,194 @@
+"""The command line of supervise.py."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from deepseek_launcher import stopping
+from deepseek_launcher.command import is_turned_off
+from deepseek_launcher.errors import LauncherError, UsageError
+from deepseek_launcher.options import RunOptions
+from deepseek_launcher.rank import rank
+from deepseek_launcher.restarts import POLICIES
+from deepseek_launcher.supervisor import run
+
+
+def main(argv: Sequence[str]) -> int:
+    """:returns: the exit code; what went wrong is said in one line on stderr."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.verb(arguments)
+    except LauncherError as error:
+        _say(f"deepseek-triton: {error}", to=2)
+        return error.exit_code
+    return code
+
+
+_ABOUT = """\
+Runs what serves this repository in the foreground, watches it, and leaves nothing of it behind. Needs Python 3.10 or
+newer and nothing else, and can be process 1 of a container.
+"""
+
+_RUN = """\
+Starts COMMAND and watches it until it is told to stop: SIGTERM, SIGINT or SIGHUP end it in order (tritonserver finishes
+its open requests), a second one at once. Whatever way this process goes, kill -9 included, all that it started on this
+machine goes too.
+
+exit codes: COMMAND's own (128 + n for a signal), 0 after an orderly stop, 4 when --ready-within is over, 2 for the
+command line or a port that is taken, 1 when the nodes would serve different files
+"""
+
+_EXAMPLES = """\
+examples:
+  supervise.py run --repository . -- supervise.py rank -- tritonserver --model-repository .
+  supervise.py run --repository . --ranks 16 --hosts node1,node2 --ready-within 3600 -- \\
+      mpirun --tag-output -n 16 -H node1:8,node2:8 -x DEEPSEEK_TRITON_LAUNCH \\
+      python3 supervise.py rank -- trtllm-llmapi-launch tritonserver --model-repository .
+(start.sh of a generated repository writes such a line; DRY_RUN=1 ./start.sh prints it)
+"""
+
+_RANK = """\
+Put between the MPI launcher, or the supervisor, and what runs as a rank: when the launcher dies, all of this rank ends;
+on stderr it announces where this rank runs and with which files, and how it ended. On SIGTERM rank 0's tritonserver
+finishes its open requests and the other ranks wait for it; a second SIGTERM, or SIGUSR2, ends the rank at once.
+"""
+
+_STOP = """\
+Ends launches of this user on this machine, and waits until nothing of them is left. Only processes that carry the mark
+of the launch (the variable DEEPSEEK_TRITON_LAUNCH) get a signal. Works also when the supervisor was killed.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="supervise.py", description=_ABOUT, formatter_class=raw)
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    running = verbs.add_parser(
+        "run", help="start, watch, restart", description=_RUN, epilog=_EXAMPLES, formatter_class=raw
+    )
+    _add_run(running)
+    one = verbs.add_parser("rank", help="the guard of one rank", description=_RANK, formatter_class=raw)
+    one.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
+    one.set_defaults(verb=lambda arguments: rank(_command(arguments)))
+    _add_stop(verbs.add_parser("stop", help="end launches", description=_STOP, formatter_class=raw))
+    shown = verbs.add_parser("list", help="what runs here", description="Launches of this user on this machine.")
+    shown.add_argument("--json", action="store_true", help="as a JSON list")
+    shown.set_defaults(verb=lambda arguments: stopping.show(as_json=arguments.json, say=_say))
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--repository", type=Path, metavar="DIR", help="its models must all become ready")
+    add("--ranks", type=_positive, default=1, metavar="N", help="size of the MPI world (default 1)")
+    add("--ranks-per-node", type=_positive, metavar="K", help="to say where a missing rank should have been")
+    add("--hosts", type=_names, default=(), metavar="A,B", help="the nodes in the order of their ranks")
+    for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+        add(f"--{name}-port", type=_port, default=port, metavar="PORT", help=f"tritonserver's (default {port})")
+    add("--http-address", default="0.0.0.0", metavar="A", help="tritonserver's (default 0.0.0.0, asked on 127.0.0.1)")
+    add("--ready-within", type=_seconds, default=0.0, metavar="S", help="deadline of a start; 0, the default: none")
+    add(
+        "--exit-timeout", type=_seconds, default=30.0, metavar="S", help="what open requests get at a stop (default 30)"
+    )
+    add(
+        "--max-restarts",
+        type=_count,
+        default=3,
+        metavar="N",
+        help="in a row (default 3); 10 minutes of ready end a row",
+    )
+    add(
+        "--restart",
+        choices=POLICIES,
+        default="fatal",
+        help="fatal (default): when something that had been ready ends by itself with an error; always: whatever ends; "
+        "never. After 1, 2, 4 ... 60 s",
+    )
+    add("--ready-file", type=Path, metavar="FILE", help="there while it is ready")
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
+    parser.set_defaults(verb=lambda arguments: run(_run_options(arguments)))
+
+
+def _add_stop(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("ids", nargs="*", metavar="ID", help="as `supervise.py list` shows it")
+    add("--repository", type=Path, metavar="DIR", help="those that serve this folder")
+    add("--all", action="store_true", help="every launch of this user on this machine")
+    add("--now", action="store_true", help="open requests get no time")
+    parser.set_defaults(
+        verb=lambda arguments: stopping.stop(
+            arguments.ids, repository=arguments.repository, everything=arguments.all, now=arguments.now, say=_say
+        )
+    )
+
+
+def _run_options(arguments: argparse.Namespace) -> RunOptions:
+    command = _command(arguments)
+    if is_turned_off(command, "--allow-http"):
+        raise UsageError("--allow-http is off: readiness is asked over HTTP; leave it on, at --http-address=127.0.0.1")
+    return RunOptions(
+        command=command,
+        repository=arguments.repository,
+        ranks=arguments.ranks,
+        ranks_per_node=arguments.ranks_per_node,
+        hosts=arguments.hosts,
+        http_port=arguments.http_port,
+        grpc_port=arguments.grpc_port,
+        metrics_port=arguments.metrics_port,
+        http_address=arguments.http_address,
+        ready_within_s=arguments.ready_within,
+        exit_timeout_s=arguments.exit_timeout,
+        max_restarts=arguments.max_restarts,
+        restart=arguments.restart,
+        ready_file=arguments.ready_file,
+    )
+
+
+def _command(arguments: argparse.Namespace) -> tuple[str, ...]:
+    words: list[str] = arguments.command
+    command = tuple(words[1:] if words[:1] == ["--"] else words)
+    if not command:
+        raise UsageError("no command: expected `-- COMMAND...` at the end")
+    return command
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not _count(text):
+        raise argparse.ArgumentTypeError("expected 1 or more, got 0")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if _positive(text) > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port up to 65535, got {text}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, got {text!r}")
+    return seconds
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.replace(" ", ",").split(",")))
+
+
+def _say(text: str, *, to: int = 1) -> None:
+    with contextlib.suppress(BrokenPipeError):  # whoever wanted to read it has left
+        os.write(to, f"{text}\n".encode("utf-8", errors="surrogateescape"))

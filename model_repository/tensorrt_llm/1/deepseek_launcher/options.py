@@ -1,0 +1,33 @@
+"""What `supervise.py run` is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepseek_launcher.restarts import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What to run and how to watch it."""
+
+    command: tuple[str, ...]
+    repository: Path | None = None
+    ranks: int = 1
+    ranks_per_node: int | None = None
+    hosts: tuple[str, ...] = ()
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    http_address: str = "0.0.0.0"
+    ready_within_s: float = 0
+    """0: no deadline."""
+    exit_timeout_s: float = 30
+    max_restarts: int = 3
+    restart: Policy = "fatal"
+    ready_file: Path | None = None
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {"HTTP": self.http_port, "gRPC": self.grpc_port, "metrics": self.metrics_port}

@@ -1,0 +1,126 @@
+"""What the engine's log lines say about how far a start is.
+
+Lines of TensorRT-LLM look like `[06/17/2025-16:35:04] [TRT-LLM] [RANK 0] [I] ...` from Python and
+`[TensorRT-LLM][INFO] ...` from C++. The wording is that of releases 0.20 to 1.2; what a newer one words differently
+shows as the phase before it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A step of a start, in the order in which they come; some come twice, around the engine's memory profile."""
+
+    name: str
+    pattern: re.Pattern[str]
+    source: str
+    """Where the line comes from."""
+
+
+def _phase(name: str, pattern: str, source: str) -> Phase:
+    return Phase(name, re.compile(pattern), source)
+
+
+_TRTLLM = "TensorRT-LLM tensorrt_llm"
+
+STARTED = "starting"
+"""Before the first of them."""
+
+PHASES = (
+    _phase("starting tritonserver", r"Pinned memory pool is created|Unable to allocate pinned", "triton core"),
+    _phase("importing the engine", r"deepseek_backend INFO: loading ", "model.py of this repository"),
+    _phase("importing the engine", r"TensorRT-LLM version: ", f"{_TRTLLM}/__init__.py"),
+    _phase("starting the workers", r"rank \d+ using Mpi\w+Session|mpi_rank: \d+", f"{_TRTLLM}/llmapi/mpi_session.py"),
+    _phase("starting the workers", r"Refreshed the MPI local session", "TensorRT-LLM cpp/tensorrt_llm/runtime/utils"),
+    _phase("building the model", r"PyTorchConfig\(|ATTENTION RUNTIME FEATURES", f"{_TRTLLM}/_torch/pyexecutor"),
+    _phase(
+        "prefetching the checkpoint",
+        r"Prefetching [\d.]+ ?GB checkpoint files",
+        f"{_TRTLLM}/_torch/models/checkpoints/hf/weight_loader.py",
+    ),
+    _phase("allocating weights", r"Use [\d.]+ GB for model weights", f"{_TRTLLM}/_torch/pyexecutor/model_engine.py"),
+    _phase(
+        "loading weights",
+        r"Loading (?:safetensors |bin )?weights(?: in parallel| concurrently)?\b",
+        f"{_TRTLLM}/_torch/models/checkpoints/hf/weight_loader.py, modeling_utils.py",
+    ),
+    _phase("weights are loaded", r"Model init total -- ", f"{_TRTLLM}/_torch/pyexecutor/model_loader.py"),
+    _phase(
+        "KV cache",
+        r"for max tokens in paged KV cache|Estimated max memory in KV cache",
+        "TensorRT-LLM cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp, _torch/pyexecutor/_util.py",
+    ),
+    _phase(
+        "autotuning kernels",
+        r"Running autotuner warmup|\[Autotuner\]:? Autotuning process starts",
+        f"{_TRTLLM}/_torch/pyexecutor/model_engine.py, _torch/autotuner.py",
+    ),
+    _phase("compiling", r"Run(?:ning)? torch\.compile warmup", f"{_TRTLLM}/_torch/pyexecutor/model_engine.py"),
+    _phase(
+        "CUDA graphs",
+        r"Creating CUDA graph instances|Run generation only CUDA graph warmup",
+        f"{_TRTLLM}/_torch/pyexecutor/model_engine.py",
+    ),
+    _phase(
+        "memory profile",
+        r"Peak memory during memory usage profiling|Setting PyTorch memory fraction",
+        f"{_TRTLLM}/_torch/pyexecutor/_util.py",
+    ),
+    _phase("serving the leader", r"deepseek_backend INFO: rank \d+ works for rank 0", "model.py of this repository"),
+    _phase(
+        "engine is loaded", r"deepseek_backend INFO: TensorRT-LLM \S+ has loaded ", "engines/tensorrt_llm/engine.py"
+    ),
+    _phase("warm-up", r"deepseek_backend (?:INFO|WARNING): warm-up", "warmup.py of this repository"),
+    _phase("model is ready", r"deepseek_backend INFO: .+ is ready after ", "model.py of this repository"),
+    _phase("opening ports", r"Started (?:GRPCInferenceService|HTTPService|Metrics Service) at", "triton server"),
+)
+
+
+def phase_of(line: str) -> int | None:
+    """Which of PHASES begins with this line."""
+    return next((number for number, phase in enumerate(PHASES) if phase.pattern.search(line)), None)
+
+
+_TAG = re.compile(r"^\s*(?:\[\d+,(?P<mpirun>\d+)\]<\w+>:|(?P<srun>\d+): ?)\s?(?P<rest>.*)$", re.DOTALL)
+"""`mpirun --tag-output` and `srun --label`."""
+_RANK = re.compile(r"\[RANK (\d+)\]")
+
+
+def rank_of(line: str, num_ranks: int) -> int:
+    """Which rank wrote the line; 0 where nothing in it says."""
+    if num_ranks == 1:
+        return 0
+    own = _RANK.search(line)
+    tag = _TAG.match(line)
+    number = own[1] if own else (tag["mpirun"] or tag["srun"]) if tag else "0"
+    return int(number) if int(number) < num_ranks else 0
+
+
+_CAUSES = tuple(
+    map(
+        re.compile,
+        (
+            r"deepseek_backend CRITICAL: (.+)",
+            r"(?:torch\.)?(?:cuda\.)?(OutOfMemoryError: .+)",
+            r"(CUDA (?:out of memory|error).*)",
+            r"(NCCL (?:WARN|error).*)",
+            r"failed to load '\S+' version \d+: (.+)",
+            r"failed to load model '\S+?': (.+)",
+            r"error: creating server: (.+)",
+            r"(error while loading shared libraries: .+)",
+            r"(Socket '\S+' already in use)",
+            r"deepseek-triton: (.+ can't be started: .+)",
+        ),
+    )
+)
+_LONGEST_CAUSE = 300
+
+
+def cause_of(line: str) -> str | None:
+    """What the line names as the reason of an end."""
+    match = next(filter(None, (pattern.search(line) for pattern in _CAUSES)), None)
+    return " ".join(match[1].split())[:_LONGEST_CAUSE].rstrip(' ."') if match else None

@@ -1,0 +1,178 @@
+"""One rank's guard: between the MPI launcher, or the supervisor, and what runs there.
+
+It ends all of its rank when the launcher dies, when its command does, and when it is told to; it tells the supervisor
+which rank runs where, with which files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from deepseek_launcher import announcing, children, identity, mpi, processes
+from deepseek_launcher.children import Child
+from deepseek_launcher.command import seconds
+from deepseek_launcher.guard import Guard
+from deepseek_launcher.marking import LAUNCH, RANK, SERVER_NAME, Mark, is_launch, kill_all, members, new_launch
+from deepseek_launcher.output import Writer
+from deepseek_launcher.serving import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S, ServerWatch
+from deepseek_launcher.signals import Signals
+
+END_NOW = signal.SIGUSR2
+"""Ends a rank at once. mpirun and srun hand it on to every rank, on other nodes too."""
+_PARENT_DIED = signal.SIGRTMIN + 3
+"""Not a signal that anybody else sends."""
+_ORDERLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ALIVE_EVERY_S = 15
+_ALIVE_FOR_S = 2 * 3600
+"""A rank is not told when the model is ready; the longest load seen took one hour."""
+_TICK_S = 0.5
+_LEAVE_S = 5
+"""For what a command that has ended leaves behind: a stub goes within 2 s of its server."""
+_LINGER_S = 1.5
+"""After a failure: mpirun hands on no output once a rank has gone that should not, until it has ended the others."""
+_KILLED = 128 + signal.SIGKILL
+
+
+def rank(command: Sequence[str]) -> int:
+    """Run `command` as this rank; returns when nothing of it is left, with its exit code as a shell has it."""
+    launch = os.environ.get(LAUNCH, "")
+    number = mpi.rank(os.environ)
+    mark = Mark(launch=launch if is_launch(launch) else new_launch(), rank=number)
+    killed = f"{announcing.ended(number, _KILLED)}\n".encode()
+    guard = Guard(mark, afterwards=lambda: _say_last(killed))
+    runner = _Rank(mark, number, command, guard)
+    try:
+        return runner.run()
+    finally:
+        guard.dismiss()
+
+
+def _say_last(text: bytes) -> None:
+    with contextlib.suppress(OSError):  # the launcher may have gone
+        os.write(2, text)
+
+
+class _Rank:
+    def __init__(self, mark: Mark, number: int, command: Sequence[str], guard: Guard) -> None:
+        self._mark = mark
+        self._number = number
+        self._command = command
+        self._guard = guard
+        self._patience_s = seconds(command, "--exit-timeout-secs", DEFAULT_EXIT_TIMEOUT_S) + PATIENCE_S
+        self._stop_by: float | None = None
+        self._end_now = self._told_now = False
+        self._alive_at = self._began = time.monotonic()
+
+    def run(self) -> int:
+        parent = os.getppid()
+        signals = Signals((*_ORDERLY, signal.SIGQUIT, END_NOW, _PARENT_DIED))
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # mpirun hands that on, too
+        children.adopt_orphans()
+        children.signal_at_parents_death(_PARENT_DIED)
+        self._stderr = Writer(2)
+        self._say("started", **self._facts())
+        child = Child(self._command, {**os.environ, LAUNCH: self._mark.launch, RANK: str(self._number)})
+        server = ServerWatch(self._mark, self._command, spare=(self._guard.pid,)) if self._number == 0 else None
+        while child.exit_code is None:
+            for signum in signals.wait(_TICK_S):
+                self._take(signum, child)
+            children.reap()
+            # Not only by the signal: that comes when the thread ends that had started this process, too.
+            if os.getppid() != parent:
+                self._end_now = True
+            left_behind = server is not None and server.look()
+            late = self._stop_by is not None and time.monotonic() > self._stop_by
+            if self._end_now or left_behind or late:
+                self._kill(child)
+                break
+            self._say_alive()
+        code = self._clear_away(child)
+        self._stderr.write(f"{announcing.ended(self._number, code)}\n".encode())
+        self._stderr.flush(2)
+        if self._told_now:
+            return 0  # it did what it was told; mpirun would take anything else for one rank's failure
+        if code and mpi.size(os.environ) > 1 and self._stop_by is None and not self._end_now:
+            return code if _lingers(signals) else 0
+        return code
+
+    def _take(self, signum: int, child: Child) -> None:
+        if signum == _PARENT_DIED:
+            return  # the loop looks whether it is so
+        self._told_now = self._told_now or signum == END_NOW
+        if signum not in _ORDERLY or self._stop_by is not None:
+            self._end_now = True
+            return
+        self._stop_by = time.monotonic() + self._patience_s
+        if self._number != 0:
+            return  # the engine's leader lets its workers go when it ends
+        servers = [process for process in self._members() if process.name == SERVER_NAME]
+        for process in servers:
+            processes.send(process, signal.SIGTERM)
+        if not servers:
+            child.send(signal.SIGTERM)
+
+    def _clear_away(self, child: Child) -> int:
+        """Returns when nothing of this rank is left: the command's exit code."""
+        assert child.exit_code is not None
+        leave_by = time.monotonic() + (_LEAVE_S if child.exit_code == 0 else 0)
+        while self._members() and time.monotonic() < leave_by:
+            time.sleep(0.1)
+            children.reap()
+        kill_all(self._mark, spare=(self._guard.pid,))
+        return child.exit_code
+
+    def _kill(self, child: Child) -> None:
+        kill_all(self._mark, spare=(self._guard.pid,))
+        while child.exit_code is None:
+            time.sleep(0.02)
+            children.reap()
+
+    def _members(self) -> list[processes.Process]:
+        return members(self._mark, spare=(self._guard.pid,))
+
+    def _say(self, event: str, **facts: object) -> None:
+        self._stderr.write(f"{announcing.line(self._number, event, **facts)}\n".encode())
+
+    def _facts(self) -> dict[str, object]:
+        repository = checkpoint = None
+        served = identity.served_repository(self._command) or Path(__file__).resolve().parents[3]
+        with contextlib.suppress(OSError):  # the engine will say it better
+            repository, checkpoint = identity.repository_hash(served), identity.checkpoint_hash(served)
+        return {
+            "size": mpi.size(os.environ),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "repository": repository,
+            "checkpoint": checkpoint,
+            "python": platform.python_version(),
+        }
+
+    def _say_alive(self) -> None:
+        now = time.monotonic()
+        if now - self._alive_at < _ALIVE_EVERY_S or now - self._began > _ALIVE_FOR_S:
+            return
+        self._alive_at = now
+        alive = self._members()
+        self._say(
+            "alive",
+            cpu_s=round(sum(process.cpu_s for process in alive), 1),
+            read_bytes=sum(processes.read_bytes(process.pid) for process in alive),
+            rss_bytes=sum(processes.rss_bytes(process.pid) for process in alive),
+        )
+
+
+def _lingers(signals: Signals) -> bool:
+    """False when it was told to end meanwhile."""
+    end = time.monotonic() + _LINGER_S
+    while (left := end - time.monotonic()) > 0:
+        if signals.wait(left):
+            return False
+        children.reap()
+    return True

@@ -1,0 +1,118 @@
+"""What runs on this machine: a small file for each supervisor, in a folder that only its user can write."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from deepseek_launcher.errors import LauncherError
+from deepseek_launcher.processes import Process, look_up
+
+_MODE = 0o700
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A launch as its supervisor wrote it down."""
+
+    id: str
+    pid: int
+    started: int
+    """Start of the process, in clock ticks after that of the machine: a number that comes again is not this process."""
+    namespace: str
+    """Of its process numbers: two containers can share the folder."""
+    state: str
+    """loading, ready, not ready, stopping, waiting (for the next attempt)."""
+    ports: Mapping[str, int]
+    repository: str | None
+    restarts: int
+    exit_timeout_s: float
+
+    def supervisor(self) -> Process | None:
+        """The process, when it still runs and can be seen from here."""
+        process = look_up(self.pid)
+        same = process is not None and process.started == self.started and self.namespace == namespace()
+        return process if same else None
+
+
+def namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def folder() -> Path:
+    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
+    return Path(base) / f"deepseek-triton-{os.getuid()}" / "launches"
+
+
+class Book:
+    """The file of one supervisor."""
+
+    def __init__(self, record: Record) -> None:
+        """:raises LauncherError: when the folder can't be used."""
+        self._record = record
+        _make_folder(folder())
+        self._path = folder() / f"{record.id}.json"
+        self._write()
+
+    def note(self, *, state: str, restarts: int) -> None:
+        if (state, restarts) == (self._record.state, self._record.restarts):
+            return
+        self._record = replace(self._record, state=state, restarts=restarts)
+        with contextlib.suppress(OSError):  # a full disk doesn't end a server
+            self._write()
+
+    def close(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=".")
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(asdict(self._record), file)
+        os.replace(name, self._path)
+
+
+def read_all() -> list[Record]:
+    """Those of this user's folder; a file that is no record is passed over.
+
+    :raises LauncherError: when the folder is somebody else's.
+    """
+    if not folder().is_dir():
+        return []
+    _check_owner(folder())
+    found = []
+    for path in sorted(folder().glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found.append(Record(**json.loads(path.read_text(encoding="utf-8"))))
+    return found
+
+
+def remove(launch: str) -> None:
+    (folder() / f"{launch}.json").unlink(missing_ok=True)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.parent.mkdir(mode=_MODE, parents=True, exist_ok=True)
+        path.mkdir(mode=_MODE, exist_ok=True)
+    except OSError as error:
+        raise LauncherError(f"launches can't be written down in {path}: {error.strerror}") from error
+    _check_owner(path)
+
+
+def _check_owner(path: Path) -> None:
+    """Anybody can make a folder in /tmp: what it says would decide which processes get a signal."""
+    for part in (path.parent, path):
+        status = part.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise LauncherError(
+                f"{part} is not a folder that only this user can write: remove it, or set XDG_RUNTIME_DIR to one"
+            )

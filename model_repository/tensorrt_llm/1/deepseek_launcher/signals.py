@@ -1,0 +1,39 @@
+"""Signals as something the main loop takes, one after the other, when it is ready for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Iterable
+from types import FrameType
+
+
+class Signals:
+    """Takes over `signums` for good, and SIGCHLD. Make it in the main thread, which alone calls `wait`.
+
+    Handlers are needed for process 1 of a container, to which the kernel delivers nothing that has no handler. What
+    was ignored before (SIGHUP by nohup, SIGINT in a shell's background job) stays so.
+    """
+
+    def __init__(self, signums: Iterable[int]) -> None:
+        self._came: list[int] = []
+        self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        for signum in signums:
+            if signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, self._take)
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """Those that came, in order. Returns early when one comes or a child ends."""
+        select.select([self._reading], [], [], max(0.0, timeout_s))
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._reading, 512):
+                pass
+        came, self._came = self._came, []
+        return came
+
+    def _take(self, signum: int, _: FrameType | None) -> None:
+        self._came.append(signum)

@@ -1,0 +1,437 @@
+"""start.sh is run for real, against programs on PATH that write down what they were called with."""
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scripts import forwarded_by, parameters_of, script_runner
+
+from deepseek_triton_build import PlanRequest, make_plan, write_repository
+from deepseek_triton_build.formats import format_files
+from deepseek_triton_build.load_time import ENGINE_START_S, ready_within_s
+from deepseek_triton_build.releases import RELEASES
+from deepseek_triton_build.repository import repository_files
+from deepseek_triton_build.settings import EnvironmentVariable
+
+R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
+TWO_NODES = PlanRequest(variant="deepseek-v3", gpu="h100", num_gpus=16)
+TINY = PlanRequest(variant="tiny")
+SIMULATED = PlanRequest(variant="tiny", engine="simulated", preset="h200x8-r1-fp8-min-latency")
+KINDS = {
+    "one-node": R1,
+    "two-nodes": TWO_NODES,
+    "trays-of-four": PlanRequest(variant="deepseek-r1", gpu="gb200", num_gpus=8),
+    "transformers": TINY,
+    "simulated": SIMULATED,
+    **{f"r1-{release}": replace(R1, release=release) for release in RELEASES},
+}
+LAUNCH = "0123abcd"
+
+
+@pytest.fixture
+def run(tmp_path):
+    script = script_runner(tmp_path)
+    return lambda request, *arguments, **variables: script(make_plan(request), "triton", *arguments, **variables)
+
+
+def script_of(request):
+    files = {file.path.as_posix(): file.content.decode() for file in repository_files(make_plan(request), version="1")}
+    return files["start.sh"]
+
+
+def parts_of(argv):
+    """A whole command as the supervisor's options, what it runs the guard by, and what the guard runs."""
+    supervisor, ranks, guarded = split(argv, "--", times=2)
+    assert supervisor[0] == "python3"
+    assert supervisor[1].endswith("/tensorrt_llm/1/supervise.py")
+    assert supervisor[2] == "run"
+    assert ranks[-3:] == ["python3", supervisor[1], "rank"]
+    return options_of(supervisor[3:]), ranks[:-3], guarded
+
+
+def split(words, separator, times):
+    """`words` at the first `times` separators."""
+    parts = []
+    for _ in range(times):
+        place = words.index(separator)
+        parts.append(words[:place])
+        words = words[place + 1 :]
+    return [*parts, words]
+
+
+def options_of(words):
+    names, values = words[::2], words[1::2]
+    assert all(name.startswith("--") for name in names)
+    assert len(set(names)) == len(names)
+    return dict(zip(names, values, strict=True))
+
+
+def commands_of(output):
+    """What DRY_RUN=1 printed: the variables and the words of the one command."""
+    assert output.endswith("\n")
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {output}"], capture_output=True, text=True, check=True)
+    words = done.stdout.split("\0")[:-1]
+    assert words[0] == "env"
+    count = next(place for place, word in enumerate(words[1:]) if "=" not in word)
+    return dict(word.split("=", 1) for word in words[1 : count + 1]), words[count + 1 :]
+
+
+def refusals(result):
+    assert result.code == 2
+    assert result.argv == []
+    lines = result.error.splitlines()
+    assert all(line.startswith("start.sh: expected ") for line in lines)
+    return lines
+
+
+# Every kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_script_is_bash(kind):
+    checked = subprocess.run(["bash", "-n"], input=script_of(KINDS[kind]), capture_output=True, text=True)
+
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_printed_is_what_is_run(run, kind):
+    """The printed command, given to a shell again, starts the same words in the same environment."""
+    variables = {"DEEPSEEK_TRITON_LAUNCH": LAUNCH, "HOSTS": "a,b", "SSH_ARGS": "-i it's", "INTERFACE": "eth0"}
+    result = run(KINDS[kind], "--log-verbose", "1", **variables)
+    printed = run(KINDS[kind], "--log-verbose", "1", DRY_RUN="1", **variables)
+
+    assert (printed.code, printed.error, printed.argv) == (0, "", [])
+    environment, command = commands_of(printed.output)
+    assert command == result.argv
+    assert environment.items() <= result.environment.items()
+    assert environment["DEEPSEEK_TRITON_LAUNCH"] == LAUNCH
+    assert ("PYTHONPATH" in environment) == (KINDS[kind].variant != "tiny")
+    assert max(map(len, printed.output.splitlines())) < 400
+
+
+def test_nothing_is_needed_to_print(tmp_path):
+    """Neither mpirun nor Python: there are only the shell's own tools on PATH."""
+    (tmp_path / "bin").mkdir()
+    for tool in ("bash", "env", "dirname", "readlink", "od", "tr", "sort", "grep"):
+        (tmp_path / "bin" / tool).symlink_to(f"/usr/bin/{tool}")
+    write_repository(format_files("triton", make_plan(TWO_NODES), version="1.0"), tmp_path / "r")
+    environment = {"PATH": str(tmp_path / "bin"), "DRY_RUN": "1", "HOSTS": "a,b"}
+    done = subprocess.run([tmp_path / "r/start.sh"], env=environment, capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert commands_of(done.stdout)[1][0] == "python3"
+
+
+# TensorRT-LLM on one node
+
+
+def test_one_node(run):
+    result = run(R1, "--log-verbose", "1", DEEPSEEK_TRITON_LAUNCH=LAUNCH)
+    options, ranks, guarded = parts_of(result.argv)
+
+    repository = options["--repository"]
+    assert Path(repository, "tensorrt_llm/config.pbtxt").is_file()
+    assert Path(repository, "tensorrt_llm/1/supervise.py").is_file()
+    assert options == {
+        "--repository": repository,
+        "--ranks": "8",
+        "--ranks-per-node": "8",
+        "--http-port": "8000",
+        "--grpc-port": "8001",
+        "--metrics-port": "8002",
+        "--http-address": "0.0.0.0",
+        "--ready-within": "5280",
+        "--exit-timeout": "30",
+        "--max-restarts": "3",
+    }
+    assert ranks == [
+        *["mpirun", "--allow-run-as-root", "--bind-to", "none", "--tag-output"],
+        *["-mca", "odls_base_sigkill_timeout", "50", "-n", "8"],
+    ]
+    assert guarded[:2] == ["trtllm-llmapi-launch", "tritonserver"]
+    *given, shared_memory, user, value = guarded[2:]
+    assert options_of(given) == {
+        "--model-repository": repository,
+        "--http-address": "0.0.0.0",
+        "--http-port": "8000",
+        "--grpc-address": "0.0.0.0",
+        "--grpc-port": "8001",
+        "--metrics-address": "0.0.0.0",
+        "--metrics-port": "8002",
+        "--exit-timeout-secs": "30",
+    }
+    assert shared_memory == f"--backend-config=python,shm-region-prefix-name=deepseek_triton_{LAUNCH}_"
+    assert (user, value) == ("--log-verbose", "1")
+    assert result.environment["PYTHONPATH"] == f"{repository}/tensorrt_llm/1/deepseek_backend/overlay"
+
+
+def test_supervisor_and_server_are_told_the_same(run):
+    variables = {"HTTP_PORT": "1", "GRPC_PORT": "2", "METRICS_PORT": "3", "HTTP_ADDRESS": "10.0.0.7"}
+    more = {"EXIT_TIMEOUT": "90", "READY_WITHIN": "7", "MAX_RESTARTS": "0", "READY_FILE": "/run/my ready"}
+    options, ranks, guarded = parts_of(run(R1, **variables, **more, GRPC_ADDRESS="::1").argv)
+    server = options_of(guarded[2:-1])
+
+    for option in ("--http-port", "--grpc-port", "--metrics-port", "--http-address"):
+        assert options[option] == server[option]
+    assert (server["--grpc-address"], server["--metrics-address"]) == ("::1", "10.0.0.7")
+    assert options["--exit-timeout"] == server["--exit-timeout-secs"] == "90"
+    assert parameters_of(ranks)["odls_base_sigkill_timeout"] == "110"
+    assert (options["--ready-within"], options["--max-restarts"]) == ("7", "0")
+    assert options["--ready-file"] == "/run/my ready"
+
+
+def test_the_deadline_is_the_arithmetic_of_the_comment(run):
+    plan = make_plan(R1)
+    size = plan.checkpoint.weight_bytes
+    text = " ".join(line.removeprefix("# ") for line in script_of(R1).splitlines())
+
+    assert f"{size:,} bytes of weights (computed) at 200 MB/s" in text
+    assert parts_of(run(R1).argv)[0]["--ready-within"] == str(ready_within_s(size))
+    assert 0 <= ready_within_s(size) - size / 200e6 - ENGINE_START_S < 61
+    assert parts_of(run(TINY).argv)[0]["--ready-within"] == "600"
+
+
+@pytest.mark.parametrize(
+    ("request_", "variables", "expected"),
+    [
+        pytest.param(R1, {}, {"odls_base_sigkill_timeout": "50"}, id="none"),
+        pytest.param(
+            R1,
+            {"INTERFACE": "lo"},
+            {"odls_base_sigkill_timeout": "50", "btl_tcp_if_include": "lo", "oob_tcp_if_include": "lo"},
+            id="one-node",
+        ),
+        pytest.param(
+            TWO_NODES,
+            {"INTERFACE": "eth0", "SSH_PORT": "2233", "SSH_ARGS": "-i /keys/id"},
+            {
+                "btl_tcp_if_include": "eth0",
+                "oob_tcp_if_include": "eth0",
+                "plm_rsh_args": "-p 2233 -i /keys/id",
+            },
+            id="two-nodes",
+        ),
+        pytest.param(
+            TWO_NODES,
+            {"INTERFACE": "eth0", "OMPI_MCA_btl_tcp_if_include": "ib0"},
+            {"oob_tcp_if_include": "eth0"},
+            id="the-users-own-stays",
+        ),
+    ],
+)
+def test_the_parameters_of_mpirun(run, request_, variables, expected):
+    result = run(request_, HOSTS="a,b", **variables)
+
+    assert parameters_of(parts_of(result.argv)[1]) == expected
+
+
+def test_the_interface_is_that_of_the_ranks_too_and_what_the_user_has_set_stays(run):
+    result = run(TWO_NODES, HOSTS="a,b", INTERFACE="eth0", NCCL_SOCKET_IFNAME="^docker0")
+
+    assert result.environment["NCCL_SOCKET_IFNAME"] == "^docker0"
+    assert result.environment["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} <= set(forwarded_by(result.argv))
+
+
+def test_without_an_interface_nobody_is_told_one(run):
+    assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}.isdisjoint(run(R1).environment)
+
+
+def test_a_shell_of_slurms_gives_the_ranks_no_number(run):
+    environment = run(R1, SLURM_PROCID="0", SLURM_NTASKS="1", SLURM_STEP_NUM_TASKS="1", SLURM_JOB_ID="7").environment
+
+    assert {"SLURM_PROCID", "SLURM_NTASKS"}.isdisjoint(environment)
+    assert environment["SLURM_JOB_ID"] == "7"  # by which mpirun finds the allocation
+
+
+# Several nodes
+
+
+def test_two_nodes(run):
+    variables = {"SSH_PORT": "2233", "HF_HOME": "/hf", "DEEPSEEK_TRITON_LAUNCH": LAUNCH}
+    result = run(TWO_NODES, HOSTS="node1, node2", **variables)
+    options, ranks, guarded = parts_of(result.argv)
+
+    assert (options["--ranks"], options["--ranks-per-node"], options["--hosts"]) == ("16", "8", "node1,node2")
+    assert ranks[0] == "mpirun"
+    assert ranks[ranks.index("-H") + 1] == "node1:8,node2:8"
+    assert ranks[-2:] == ["-n", "16"]
+    assert {"PATH", "PYTHONPATH", "HF_HOME", "DEEPSEEK_TRITON_LAUNCH"} <= set(forwarded_by(ranks))
+    assert "HF_TOKEN" not in forwarded_by(ranks)  # mpirun warns of a name that is not set
+    assert guarded[:2] == ["trtllm-llmapi-launch", "tritonserver"]
+
+
+def test_mpirun_does_not_keep_the_ranks_of_a_failed_start_on_other_nodes(run):
+    """Each of its orteds waits the parameter twice before it kills: a restart would find the GPUs' memory taken."""
+    assert "odls_base_sigkill_timeout" not in parameters_of(run(TWO_NODES, HOSTS="a,b").argv)
+
+
+def test_one_of_two_hosts_is_refused(run):
+    assert refusals(run(TWO_NODES, HOSTS="a")) == [
+        "start.sh: expected 2 different nodes, as in HOSTS=node1,node2; got a"
+    ]
+
+
+def test_how_to_start_it_on_several_nodes_is_in_the_script():
+    text = " ".join(line.removeprefix("# ") for line in script_of(TWO_NODES).splitlines())
+
+    assert "16 GPUs are 2 nodes of 8: HOSTS names them" in text
+    assert "srun --mpi=pmix --nodes 2 --ntasks-per-node 8 ./start.sh" in text
+    assert "srun --mpi=pmix --ntasks 8 ./start.sh" in " ".join(script_of(R1).split("\n# "))
+
+
+# Slurm
+
+
+@pytest.mark.parametrize(("request_", "tasks"), [(R1, "8"), (TWO_NODES, "16")], ids=["one-node", "two-nodes"])
+def test_under_slurm_every_rank_is_a_guard(run, request_, tasks):
+    step = {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3"}
+    first, second = (run(request_, INTERFACE="ib0", **step) for _ in range(2))
+
+    assert first.argv[2:6] == ["rank", "--", "trtllm-llmapi-launch", "tritonserver"]
+    assert first.argv == second.argv
+    assert first.environment["DEEPSEEK_TRITON_LAUNCH"] == f"{1234 * 4096:08x}"
+    assert first.environment["SLURM_PROCID"] == "3"
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"):
+        assert first.environment[name] == "ib0"
+
+
+def test_the_supervisors_mark_is_that_of_the_ranks(run):
+    environment = run(R1, SLURM_STEP_NUM_TASKS="8", SLURM_JOB_ID="1", DEEPSEEK_TRITON_LAUNCH=LAUNCH).environment
+
+    assert environment["DEEPSEEK_TRITON_LAUNCH"] == LAUNCH
+
+
+# The other engines
+
+
+@pytest.mark.parametrize("request_", [TINY, SIMULATED], ids=["transformers", "simulated"])
+def test_other_engines_have_one_guard_and_no_mpi(run, request_):
+    options, ranks, guarded = parts_of(run(request_, "a b", "", HTTP_PORT="9").argv)
+
+    assert ranks == []
+    assert guarded[0] == "tritonserver"
+    assert guarded[-2:] == ["a b", ""]
+    assert options["--http-port"] == options_of(guarded[1:-3])["--http-port"] == "9"
+    assert "--ranks" not in options
+
+
+def test_every_launch_has_a_mark_of_its_own(run):
+    marks = [run(TINY).environment["DEEPSEEK_TRITON_LAUNCH"] for _ in range(2)]
+
+    assert marks[0] != marks[1]
+    assert all(len(mark) == 8 and int(mark, 16) >= 0 for mark in marks)
+
+
+# Odd values and refusals
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["a b", "it's", 'say "x"', "$HOME`id`", "a;exit 3", "a\\b", "a\nb", "*", "", "ü"],
+    ids=["space", "apostrophe", "quote", "expansion", "semicolon", "backslash", "newline", "star", "empty", "umlaut"],
+)
+def test_an_odd_value_reaches_the_server_as_it_is_and_is_printed_so(run, value):
+    assert run(TINY, "--log-file", value).argv[-2:] == ["--log-file", value]
+    assert commands_of(run(TINY, "--log-file", value, DRY_RUN="1").output)[1][-2:] == ["--log-file", value]
+    assert parts_of(run(TINY, READY_FILE=value).argv)[0].get("--ready-file", "") == value
+
+
+@pytest.mark.parametrize("value", ["$HOME `id`", "a'b", "x y"])
+def test_an_odd_value_of_a_variable_is_printed_as_it_is(tmp_path, value):
+    run = script_runner(tmp_path)
+    plan = replace(make_plan(R1), environment=(EnvironmentVariable(name="SOME_NAME", value=value, reason="because"),))
+
+    assert commands_of(run(plan, "triton", DRY_RUN="1").output)[0]["SOME_NAME"] == value
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("--http-port=9", "HTTP_PORT"),
+        ("--http-port", "HTTP_PORT"),
+        ("--grpc-port=9", "GRPC_PORT"),
+        ("--metrics-port=9", "METRICS_PORT"),
+        ("--http-address=::", "HTTP_ADDRESS"),
+        ("--grpc-address=::", "GRPC_ADDRESS"),
+        ("--metrics-address=::", "METRICS_ADDRESS"),
+        ("--exit-timeout-secs=3", "EXIT_TIMEOUT"),
+        ("--allow-http=false", "HTTP"),
+    ],
+)
+@pytest.mark.parametrize("request_", [R1, TINY], ids=["tensorrt-llm", "transformers"])
+def test_what_the_supervisor_has_to_know_is_no_argument(run, request_, argument, expected):
+    [line] = refusals(run(request_, argument, "9"))
+
+    assert line.startswith(f"start.sh: expected {expected} to ")
+    assert argument in line
+
+
+@pytest.mark.parametrize("argument", ["--http-thread-count=4", "--grpc-keepalive-time=1", "--exit-on-error=false"])
+def test_what_only_begins_alike_is_an_argument(run, argument):
+    assert run(R1, argument).argv[-1] == argument
+
+
+@pytest.mark.parametrize("value", ["a b", "a\tb", "a\nb", ""])
+def test_words_that_the_launcher_would_split_are_refused(run, value):
+    [line] = refusals(run(R1, "--log-file", value))
+
+    assert "trtllm-llmapi-launch splits words" in line
+
+
+def test_a_repository_with_a_space_is_refused_before_anything_starts(tmp_path):
+    write_repository(format_files("triton", make_plan(R1), version="1.0"), tmp_path / "my r1")
+    script = tmp_path / "my r1/start.sh"
+    done = subprocess.run([script], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+
+    [line] = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert f"{tmp_path}/my\\ r1" in line
+
+
+def test_all_that_is_wrong_is_said_at_once(run):
+    wrong = {"EXIT_TIMEOUT": "soon", "DEEPSEEK_TRITON_LAUNCH": "../x", "HOSTS": "a"}
+    lines = refusals(run(TWO_NODES, "--http-port=1", "a b", **wrong))
+
+    assert [line.removeprefix("start.sh: expected ").split()[0] for line in lines] == [
+        *["eight", "whole", "HTTP_PORT", "a", "2"],
+    ]
+
+
+@pytest.mark.parametrize("value", ["", "08", "-1", "1.5", "1+1", "a[$(id)]", "9999999"])
+def test_the_exit_timeout_is_whole_seconds(run, value):
+    """It is computed with, and the shell would run what stands in an index."""
+    result = run(R1, EXIT_TIMEOUT=value)
+
+    if value == "":
+        assert parts_of(result.argv)[0]["--exit-timeout"] == "30"
+    else:
+        assert refusals(result) == [f"start.sh: expected whole seconds as EXIT_TIMEOUT; got '{value}'"]
+
+
+# Where the script lies
+
+
+@pytest.mark.parametrize(
+    ("cwd", "command", "variables"),
+    [
+        pytest.param(".", "folder/start.sh", {"CDPATH": "elsewhere"}, id="cdpath"),
+        pytest.param(".", "link.sh", {}, id="link-to-the-script"),
+        pytest.param(".", "-folder/start.sh", {}, id="dash"),
+        pytest.param("folder", "start.sh", {}, id="here"),
+    ],
+)
+def test_a_script_finds_its_own_folder(tmp_path, cwd, command, variables):
+    name = "-folder" if command.startswith("-") else "folder"
+    (tmp_path / "elsewhere/folder").mkdir(parents=True)
+    write_repository(format_files("triton", make_plan(TINY), version="1.0"), tmp_path / name)
+    (tmp_path / "link.sh").symlink_to(f"{name}/start.sh")
+    environment = {"PATH": os.environ["PATH"], "DRY_RUN": "1", **variables}
+    done = subprocess.run(
+        ["bash", "--", command], cwd=tmp_path / cwd, env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert parts_of(commands_of(done.stdout)[1])[0]["--repository"] == str(tmp_path / name)

@@ -1,0 +1,83 @@
+"""What a launch over several hosts needs: a generated repository of sixteen GPUs, the stand-in engine in it, and the
+container's programs on PATH, of which trtllm-llmapi-launch is the stand-in of tests/standin/launcher."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hosts import Host, HostsError
+from servers import STANDIN, build
+
+from deepseek_triton_tools.tritonserver import find_tritonserver
+
+RANKS = 16
+
+_COMMAND_LINE = [sys.executable, "-m", "deepseek_triton_tools.cli"]
+_TESTS = Path(__file__).resolve().parent
+_INSTALL = _TESTS / "live/install_launchers.sh"
+_LAUNCHER = _TESTS / "standin/launcher/trtllm-llmapi-launch"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A repository and the environment of whoever starts it."""
+
+    repository: Path
+    environment: Mapping[str, str]
+
+    def launch(self, *options: str) -> list[str]:
+        """`deepseek-triton launch` of the repository."""
+        return [*_COMMAND_LINE, "launch", str(self.repository), "--exit-timeout", "5", *options]
+
+    def generate(self, host: Host) -> str:
+        """What the server on `host` answers to our own client there."""
+        asking = ["generate", "--url", "http://127.0.0.1:8000", "--max-tokens", "5", "Why?"]
+        done = host.run(*_COMMAND_LINE, *asking, env=self.environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def install_launchers() -> Path:
+    """The folder with mpi4py; everything else is in its place.
+
+    :raises HostsError: when something can't be had.
+    """
+    cache = _TESTS.parent / ".cache/launchers"
+    folder = cache / "mpi4py-py{}.{}".format(*sys.version_info)
+    done = subprocess.run([_INSTALL, sys.executable, folder], text=True, capture_output=True)
+    if done.returncode:
+        raise HostsError(done.stderr.strip())
+    return folder
+
+
+def prepare(folder: Path, mpi4py: Path) -> Launched:
+    """Two nodes of eight H100."""
+    repository = build(folder / "repository", "deepseek-r1", "--gpu", "h100", "--gpus", str(RANKS))
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(STANDIN, repository / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
+    programs = folder / "bin"
+    programs.mkdir()
+    installation = find_tritonserver()
+    server = " ".join(f'"{word}"' for word in (installation.binary, *installation.extra_args))
+    _program(programs / "tritonserver", f'exec {server} "$@"')
+    _program(programs / _LAUNCHER.name, f'STANDIN_MPI4PY="{mpi4py}" exec "{_LAUNCHER}" "$@"')
+    environment = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+    environment |= installation.environment
+    environment["PATH"] = f"{programs}:{environment['PATH']}"
+    return Launched(repository, environment)
+
+
+def last_words(output: str) -> str:
+    """The supervisor's."""
+    return [line for line in output.splitlines() if line.startswith("deepseek-triton: ")][-1]
+
+
+def _program(path: Path, body: str) -> None:
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    path.chmod(0o755)

@@ -1,0 +1,109 @@
+"""Several ranks under one supervisor, started by a small launcher and by Open MPI's own."""
+
+import os
+import shutil
+import signal
+import socket
+import sys
+
+import pytest
+from supervising import SUPERVISE, rank_of, until
+
+HOST = socket.gethostname()
+LAUNCHER = """\
+for rank in $RANKS; do OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=3 "$@" 2>&1 | sed -u "s/^/[1,$rank]<stdout>:/" &
+done
+wait
+"""
+PREFETCH = "[TRT-LLM] [I] Prefetching 641.3GB checkpoint files."
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--tag-output", "-n", "3", "-x", "DEEPSEEK_TRITON_LAUNCH"]
+
+
+def by_hand(*command):
+    return ["bash", "-c", LAUNCHER, "-", *rank_of(*command)]
+
+
+def by_mpirun(*command):
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun on this machine: tests/live/install_launchers.sh installs one")
+    return [*MPIRUN, *rank_of(*command)]
+
+
+@pytest.mark.parametrize("launcher", [by_hand, by_mpirun])
+def test_a_rank_that_ends_is_named_with_its_phase_and_the_rest_ends(supervise, launcher):
+    """What a rank says of itself passes the launcher."""
+    script = f"echo '{PREFETCH}'; [[ $DEEPSEEK_TRITON_RANK = 1 ]] && exit 7; sleep 1000"
+    command = launcher("bash", "-c", script)
+    running = supervise(*command, options=["--ranks", "3"], environment={"RANKS": "0 1 2"})
+
+    assert running.wait() == 7
+    assert f"rank 1 on {HOST} ended with exit code 7 (phase: prefetching the checkpoint)" in running.said
+    assert not running.others()
+
+
+@pytest.mark.parametrize("victim", ["mpirun", "supervise.py run", "rank"])
+def test_a_kill_among_mpiruns_ranks_leaves_nothing(supervise, victim):
+    script = "setsid sleep 1000 & (setsid sleep 1001 &); echo up; wait"
+    running = supervise(*by_mpirun("bash", "-c", script), options=["--ranks", "3"])
+    until(lambda: running.out.count("up") == 3)
+    if victim == "rank":
+        pid = running.ranks()[-1]
+    else:
+        pid = running.process.pid if victim == "supervise.py run" else running.named("mpirun")
+    os.kill(pid, signal.SIGKILL)
+
+    until(lambda: not running.others())
+    assert running.wait() != 0
+
+
+def test_a_rank_killed_from_outside_is_missed(supervise):
+    running = supervise(*by_hand("sleep", "1000"), options=["--ranks", "3"], environment={"RANKS": "0 1 2"})
+    until(lambda: running.out.count('"started"') == 3)
+    os.kill(running.ranks()[0], signal.SIGKILL)
+
+    assert running.wait() != 0
+    assert f"on {HOST} ended by signal 9" in running.said
+    assert not running.others()
+
+
+def test_over_the_deadline_the_missing_rank_is_named_with_its_host(supervise):
+    options = ["--ranks", "3", "--ranks-per-node", "2", "--hosts", "node1,node2", "--ready-within", "2.5"]
+    running = supervise(*by_hand("sleep", "1000"), options=options, environment={"RANKS": "0 1"})
+
+    assert running.wait() == 4
+    assert "not ready within 2.5 s: rank 2 on node2 never started" in running.said
+    assert not running.others()
+
+
+def test_over_the_deadline_the_slow_rank_is_named_with_its_phase(supervise):
+    fast = "echo '[TRT-LLM] [I] Creating CUDA graph instances for 8 batch sizes.'"
+    slow = "echo 'Loading weights:  10%|#'"
+    script = f"if [[ $DEEPSEEK_TRITON_RANK = 2 ]]; then {slow}; else {fast}; fi; sleep 1000"
+    options = ["--ranks", "3", "--ready-within", "2.5"]
+    running = supervise(*by_hand("bash", "-c", script), options=options, environment={"RANKS": "0 1 2"})
+
+    assert running.wait() == 4
+    assert f"rank 2 on {HOST}: loading weights for" in running.said
+
+
+def test_nodes_with_different_files_are_stopped_at_once(supervise, tmp_path):
+    for rank in range(3):
+        model = tmp_path / f"node{rank}/model"
+        model.mkdir(parents=True)
+        (model / "config.pbtxt").write_text("max_batch_size: 8" if rank == 1 else "")
+    script = 'exec "$0" "$1" rank -- sleep 1000 --model-repository "$2/node$OMPI_COMM_WORLD_RANK"'
+    launcher = ["bash", "-c", LAUNCHER, "-", "bash", "-c", script, sys.executable, str(SUPERVISE), str(tmp_path)]
+    running = supervise(*launcher, options=["--ranks", "3"], environment={"RANKS": "0 1 2"})
+
+    assert running.wait() == 1
+    assert f"the model repository on {HOST} is not that of rank 0" in running.said
+    assert "sleep" not in running.said
+
+
+def test_a_stop_while_ranks_load_ends_them_all(supervise):
+    running = supervise(*by_hand("sleep", "1000"), options=["--ranks", "3"], environment={"RANKS": "0 1 2"})
+    until(lambda: running.out.count('"started"') == 3)
+    running.process.terminate()
+
+    assert running.wait() == 0
+    assert not running.others()

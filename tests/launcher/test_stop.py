@@ -1,0 +1,114 @@
+"""`stop` and `list` touch what a launch has started, and nothing else."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+
+import pytest
+from supervising import SUPERVISE, rank_of, runs, until
+
+
+@pytest.fixture
+def bystander():
+    """A process of this user that carries no mark."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+def ask(folder, *arguments):
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
+    command = [sys.executable, str(SUPERVISE), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def write_record(folder, **facts):
+    launch = secrets.token_hex(4)
+    path = folder / f"deepseek-triton-{os.getuid()}/launches/{launch}.json"
+    path.parent.mkdir(mode=0o700, parents=True)
+    path.parent.parent.chmod(0o700)
+    record = {
+        "id": launch, "pid": 1, "started": 1, "namespace": os.readlink("/proc/self/ns/pid"), "state": "ready",
+        "ports": {}, "repository": None, "restarts": 0, "exit_timeout_s": 0,
+    }  # fmt: skip
+    path.write_text(json.dumps({**record, **facts}))
+    return launch, path
+
+
+def test_stop_of_nothing_is_no_failure(tmp_path):
+    for arguments in (["--repository", str(tmp_path)], ["0123abcd"]):
+        stopped = ask(tmp_path, "stop", *arguments)
+        assert (stopped.returncode, "nothing runs" in stopped.stdout) == (0, True)
+
+
+def test_a_number_that_another_process_has_now_gets_no_signal(tmp_path, bystander):
+    launch, path = write_record(tmp_path, pid=bystander.pid, started=1)
+    assert ask(tmp_path, "stop", launch, "--now").stdout == f"{launch}: stopped\n"
+    assert runs(bystander.pid)
+    assert not path.exists()
+
+
+def test_a_record_of_another_container_is_left_alone(tmp_path, bystander):
+    launch, path = write_record(tmp_path, pid=bystander.pid, namespace="pid:[1]")
+    assert "nothing runs" in ask(tmp_path, "stop", launch).stdout
+    assert path.exists()
+
+
+def test_a_folder_that_others_can_write_is_refused(tmp_path):
+    _, path = write_record(tmp_path)
+    path.parent.chmod(0o777)
+    refused = ask(tmp_path, "list")
+    assert refused.returncode == 1
+    assert "is not a folder that only this user can write" in refused.stderr
+
+
+def test_a_broken_record_is_passed_over(tmp_path):
+    _, path = write_record(tmp_path)
+    path.write_text("{")
+    assert ask(tmp_path, "list").returncode == 0
+
+
+def test_where_nothing_can_be_written_down_it_runs_all_the_same(supervise, tmp_path):
+    place = tmp_path / f"deepseek-triton-{os.getuid()}"
+    place.write_text("no folder")
+    running = supervise("true")
+    assert running.wait() == 0
+    assert "goes on without being listed" in running.said
+
+
+def test_stop_by_repository_ends_that_one(supervise, tmp_path):
+    running = []
+    for name in ("one", "two"):
+        (tmp_path / name / "model").mkdir(parents=True)
+        (tmp_path / name / "model/config.pbtxt").touch()
+        running.append(supervise(*rank_of("sleep", "1000"), options=["--repository", str(tmp_path / name)]))
+    one, two = running
+    until(lambda: all(each.ranks() for each in running))
+    stopped = one.ask("stop", "--repository", f"{tmp_path}/./one")
+
+    assert stopped.stdout == f"{one.launch}: stopped\n"
+    assert one.wait() == 0
+    assert not one.others()
+    assert two.ranks()
+
+
+def test_what_a_killed_supervisor_and_its_guard_left_is_stopped(supervise):
+    """As on a further node, where a launch has ranks and no supervisor."""
+    running = supervise("true")
+    running.wait()
+    left = subprocess.Popen(["sleep", "1000"], env={**os.environ, "DEEPSEEK_TRITON_LAUNCH": running.launch})
+    assert f"{running.launch}  no supervisor" in running.ask("list").stdout
+    running.ask("stop", running.launch)
+    assert left.wait(60) != 0
+
+
+def test_a_killed_supervisors_record_and_shared_memory_go_too(supervise, tmp_path):
+    running = supervise("sleep", "1000")
+    record = tmp_path / f"deepseek-triton-{os.getuid()}/launches/{running.launch}.json"
+    until(record.exists)
+    region = f"/dev/shm/deepseek_triton_{running.launch}_test"
+    with open(region, "w"):
+        running.process.kill()
+    until(lambda: not record.exists() and not os.path.exists(region))

@@ -1,0 +1,203 @@
+"""What is read out of lines, and what is said: tables, without processes."""
+
+import dataclasses
+import hashlib
+
+import pytest
+
+from deepseek_launcher import announcing, identity, mpi
+from deepseek_launcher.command import is_turned_off, option, seconds
+from deepseek_launcher.phases import PHASES, cause_of, phase_of, rank_of
+from deepseek_launcher.restarts import End, Outcome, Restarts
+from deepseek_launcher.world import World
+
+STAMP = "[12/20/2025-04:21:37] [TRT-LLM] [I] "
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"),
+    [
+        ("[TensorRT-LLM] TensorRT-LLM version: 1.1.0rc3", "importing the engine"),
+        ("rank 0 using MpiPoolSession to spawn MPI processes", "starting the workers"),
+        ("[TensorRT-LLM][INFO] Refreshed the MPI local session", "starting the workers"),
+        (f"{STAMP}Prefetching 641.30GB checkpoint files.", "prefetching the checkpoint"),
+        (f"{STAMP}Use 63.32 GB for model weights.", "allocating weights"),
+        ("Loading safetensors weights in parallel: 100%|####| 15/15 [00:00<00:00, 81.92it/s]", "loading weights"),
+        ("Loading weights: 100%|####| 801/801 [00:46<00:00, 17.29it/s]", "loading weights"),
+        ("Model init total -- 49.14s", "weights are loaded"),
+        (
+            "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 0.56 GiB for max tokens in paged KV cache (8224).",
+            "KV cache",
+        ),
+        (f"{STAMP}[Autotuner] Autotuning process starts ...", "autotuning kernels"),
+        (f"{STAMP}Running autotuner warmup...", "autotuning kernels"),
+        (f"{STAMP}Creating CUDA graph instances for 11 batch sizes.", "CUDA graphs"),
+        (f"{STAMP}Run generation only CUDA graph warmup for batch size=64, draft_len=0", "CUDA graphs"),
+        (f"{STAMP}Setting PyTorch memory fraction to 0.5983 (71.62 GiB)", "memory profile"),
+        ("deepseek_backend INFO: loading /models/r1 on the tensorrt_llm engine", "importing the engine"),
+        ("deepseek_backend INFO: warm-up 1 of 3: a prompt", "warm-up"),
+        ("deepseek_backend INFO: /models/r1 is ready after 71.3 s", "model is ready"),
+        ('I1121 15:57:29.4 15074 http_server.cc:4692] "Started HTTPService at 0.0.0.0:8000"', "opening ports"),
+        (f"{STAMP}cache_transceiver is disabled", None),
+        ("", None),
+    ],
+)
+def test_phases_of_real_lines(line, phase):
+    number = phase_of(line)
+    assert (None if number is None else PHASES[number].name) == phase
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        ("[1,3]<stdout>:[TRT-LLM] [I] x", 3),
+        ("[1,11]<stderr>: x", 11),
+        ("12: x", 12),
+        (" 3: x", 3),
+        ("[06/17/2025-16:35:04] [TRT-LLM] [RANK 5] [I] x", 5),
+        ("0: [TRT-LLM] [RANK 7] [I] the engine's own number says more than who handed it on", 7),
+        ("99: beyond the world", 0),
+        ("nothing says", 0),
+    ],
+)
+def test_the_rank_of_a_line(line, rank):
+    assert rank_of(line, 16) == rank
+    assert rank_of(line, 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("deepseek_backend CRITICAL: the engine is dead: CUDA error.", "the engine is dead: CUDA error"),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB",
+            "OutOfMemoryError: CUDA out of memory. Tried 2 GiB",
+        ),
+        ("E1 x] \"failed to load 'r1' version 1: Internal: no such file\"", "Internal: no such file"),
+        ("all is well", None),
+    ],
+)
+def test_causes(line, cause):
+    assert cause_of(line) == cause
+
+
+@pytest.mark.parametrize("before", ["", "[1,3]<stderr>:", "3: "])
+def test_an_announcement_is_found_behind_a_tag(before):
+    line = announcing.line(3, "started", host="node2", pid=5)
+    assert announcing.parse(before + line) == {"rank": 3, "event": "started", "host": "node2", "pid": 5}
+    assert " " not in line.removeprefix("deepseek-triton rank ")
+
+
+@pytest.mark.parametrize(
+    "text", ["deepseek-triton rank {", "deepseek-triton rank []", 'deepseek-triton rank {"rank":"1"}', "x"]
+)
+def test_what_is_no_announcement(text):
+    assert announcing.parse(text) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "size"),
+    [
+        ({}, 0, 1),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "16"}, 3, 16),
+        ({"SLURM_PROCID": "5", "OMPI_COMM_WORLD_RANK": "3", "SLURM_STEP_NUM_TASKS": "8"}, 5, 8),
+        ({"PMIX_RANK": "2", "PMI_SIZE": "4"}, 2, 4),
+        ({"PMI_RANK": ""}, 0, 1),
+    ],
+)
+def test_which_rank_this_is(environment, rank, size):
+    assert (mpi.rank(environment), mpi.size(environment)) == (rank, size)
+
+
+def test_options_of_another_command():
+    command = ["tritonserver", "--a", "1", "--b=2", "--a=3", "--allow-http", "False", "--last"]
+    assert [option(command, name) for name in ("--a", "--b", "--c", "--last")] == ["3", "2", None, ""]
+    assert is_turned_off(command, "--allow-http")
+    assert not is_turned_off(command, "--a")
+    assert (seconds(command, "--a", 30), seconds(command, "--allow-http", 30)) == (3, 30)
+
+
+FATAL = Outcome(end=End.FATAL, exit_code=1, ready_s=5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcome", "delays"),
+    [
+        ("fatal", FATAL, [1, 2, 4, 8, 16, 32, 60, 60, None]),
+        ("fatal", dataclasses.replace(FATAL, ready_s=700), [1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        ("fatal", dataclasses.replace(FATAL, ready_s=None), [None]),
+        ("fatal", dataclasses.replace(FATAL, end=End.DONE), [None]),
+        ("never", FATAL, [None]),
+        ("always", dataclasses.replace(FATAL, ready_s=None), [1, 2]),
+        ("always", dataclasses.replace(FATAL, end=End.DONE), [1, 2]),
+        ("always", dataclasses.replace(FATAL, end=End.DEADLINE), [1, 2]),
+        ("always", dataclasses.replace(FATAL, end=End.DISAGREEMENT), [None]),
+        ("always", dataclasses.replace(FATAL, end=End.STOPPED), [None]),
+    ],
+)
+def test_delays(policy, outcome, delays):
+    restarts = Restarts(policy, 8)
+    assert [restarts.delay_s(outcome) for _ in delays] == delays
+
+
+def started(rank, **facts):
+    return announcing.line(rank, "started", **{"host": f"node{rank // 2 + 1}", "pid": 1, **facts})
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ([started(0), started(1)], "ranks 2, 3 on node2 never started; ranks 0, 1 on node1: starting"),
+        (
+            [*map(started, range(4)), announcing.ended(3, 137)],
+            "rank 3 on node2 ended by signal 9; ranks 0, 1 on node1, rank 2 on node2: starting",
+        ),
+        (
+            [*map(started, range(4)), *(f"[1,{n}]<stdout>:Creating CUDA graph instances" for n in (0, 1, 3)),
+             "[1,2]<stdout>:Loading weights:"],
+            "rank 2 on node2: loading weights",
+        ),
+        (["Loading weights: 3%"], "rank 0 on node1: loading weights"),
+    ],
+)  # fmt: skip
+def test_who_is_behind(lines, sentence):
+    world = World(4, ranks_per_node=2, hosts=["node1", "node2"])
+    for line in lines:
+        world.take(line)
+    assert world.laggards().partition(" for ")[0] == sentence
+
+
+@pytest.mark.parametrize("kind", ["repository", "checkpoint"])
+def test_a_node_that_would_serve_something_else_is_named(kind):
+    world = World(4)
+    for rank in range(4):
+        world.take(started(rank, **{kind: "aaaa" if rank < 3 else "bbbb"}))
+    assert f"{kind} on node2 is not that of rank 0 on node1 (bbbb, aaaa)" in world.disagreement()
+
+
+def test_nodes_without_a_checkpoint_to_look_at_agree():
+    world = World(2)
+    world.take(started(0, repository="a", checkpoint="b"))
+    world.take(started(1, repository="a", checkpoint=None))
+    assert world.disagreement() is None
+
+
+def test_what_two_nodes_compare(tmp_path):
+    checkpoint = tmp_path / "checkpoint"
+    version = tmp_path / "repository/model/1"
+    version.mkdir(parents=True)
+    checkpoint.mkdir()
+    (checkpoint / identity.INDEX).write_text("{}")
+    (version / "model.yaml").write_text(f'a: 1\nmodel: "{checkpoint}"  # here\n')
+    repository = tmp_path / "repository"
+    before = identity.repository_hash(repository)
+
+    assert identity.checkpoint_hash(repository) == hashlib.sha256(b"{}").hexdigest()[:16]
+    (version / "__pycache__").mkdir()
+    (version / "__pycache__/model.pyc").touch()
+    assert identity.repository_hash(repository) == before
+    (version / "model.py").write_text("changed")
+    assert identity.repository_hash(repository) != before
+    (checkpoint / identity.INDEX).unlink()
+    assert identity.checkpoint_hash(repository) is None
+    assert identity.served_repository(["tritonserver", f"--model-repository={repository}"]) == repository

@@ -1,0 +1,70 @@
+"""The rendered batch script in a Slurm of two nodes, without containers; as tests/live/test_two_hosts.py, but srun
+starts the ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hosts import Host, wait_for
+from launched import Launched, last_words
+from slurm import Slurm
+
+Submit = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def slurm(hosts: tuple[Host, Host], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    slurm = Slurm(hosts, tmp_path_factory.mktemp("slurm"))
+    slurm.start()
+    yield slurm
+    slurm.stop()
+
+
+@pytest.fixture
+def submit(slurm: Slurm, launched: Launched, tmp_path: Path) -> Iterator[Submit]:
+    """`launch --with slurm --no-container --submit`, with further options; the job's number. Variables as keywords."""
+    jobs = []
+
+    def submit_it(*options: str, **variables: str) -> str:
+        where = ("--with", "slurm", "--no-container", "--log", str(tmp_path / "log"))
+        job = slurm(*launched.launch(*where, *options, "--submit"), env={**launched.environment, **variables}).strip()
+        jobs.append(job)
+        return job
+
+    yield submit_it
+    for job in jobs:
+        slurm("scancel", job)
+
+
+def test_the_first_node_serves_and_an_orderly_stop_completes_the_job(
+    slurm, submit, hosts, launched, tmp_path, assert_nothing_is_left
+):
+    ready, log = tmp_path / "ready", tmp_path / "log"
+    job = submit("--ready-file", str(ready))
+    wait_for(lambda: ready.exists() or not slurm.goes_on(job), lambda: slurm.explain(log))
+
+    assert ready.exists(), slurm.explain(log)
+    assert launched.generate(hosts[0])
+    assert hosts[1].process("worker_node.py", rank=9)
+    slurm("scancel", "--batch", "--signal=TERM", job)
+    assert slurm.wait(job) == ("COMPLETED", "0:0"), slurm.explain(log)
+    assert not ready.exists()
+    assert_nothing_is_left()
+
+
+def test_a_worker_that_is_killed_while_loading_is_named_and_the_job_fails(
+    slurm, submit, hosts, tmp_path, assert_nothing_is_left
+):
+    log = tmp_path / "log"
+    job = submit(STANDIN_LOAD_S="600")
+    wait_for(lambda: log.exists() and "[RANK 9] [I] Prefetching" in log.read_text(), lambda: slurm.explain(log))
+
+    os.kill(hosts[1].process("worker_node.py", rank=9), signal.SIGKILL)
+
+    assert slurm.wait(job) == ("FAILED", "137:0"), slurm.explain(log)
+    assert "rank 9 on node2 ended by signal 9 (phase: prefetching the checkpoint)" in last_words(log.read_text())
+    assert_nothing_is_left()

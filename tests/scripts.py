@@ -1,0 +1,61 @@
+"""Runs a generated script for real, against programs on PATH that write down what they were called with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from deepseek_triton_build.formats import FORMATS, format_files
+from deepseek_triton_build.planning.plan import Plan
+from deepseek_triton_build.repository import write_repository
+
+PROGRAMS = ("mpirun", "trtllm-llmapi-launch", "tritonserver", "trtllm-serve", "trtllm-bench", "trtllm-eval", "python3")
+
+
+class Run(NamedTuple):
+    code: int
+    error: str
+    output: str
+    argv: list[str]
+    """Of the first program that the script became; none where it became none."""
+    environment: dict[str, str]
+
+
+def script_runner(tmp_path: Path, folder: str = "with a space") -> Callable[..., Run]:
+    """A function that writes a plan in a format below `folder` and runs its script."""
+    commands, record = tmp_path / "bin", tmp_path / "record"
+    commands.mkdir()
+    for program in PROGRAMS:
+        path = commands / program
+        path.write_text('#!/usr/bin/env bash\nprintf "%s\\0" "${0##*/}" "$@" > "$RECORD"; env -0 > "$RECORD.env"\n')
+        path.chmod(0o755)
+
+    def run(plan: Plan, format: str, *arguments: str, **variables: str) -> Run:
+        # trtllm-llmapi-launch splits words, so that start.sh refuses spaces.
+        place = tmp_path / (folder if format != "triton" else folder.replace(" ", "-")) / format
+        write_repository(format_files(format, plan, version="1.0"), place, force=True)
+        environment = {"PATH": f"{commands}:{os.environ['PATH']}", "RECORD": str(record), **variables}
+        record.unlink(missing_ok=True)
+        script = place / FORMATS[format].start
+        done = subprocess.run([script, *arguments], env=environment, capture_output=True, text=True)
+        if not record.exists():
+            return Run(done.returncode, done.stderr, done.stdout, [], {})
+        lines = Path(f"{record}.env").read_text().split("\0")
+        argv = record.read_text().split("\0")[:-1]
+        return Run(0, done.stderr, done.stdout, argv, dict(line.split("=", 1) for line in lines if line))
+
+    return run
+
+
+def parameters_of(argv: Sequence[str]) -> dict[str, str]:
+    """mpirun's -mca, name -> value."""
+    return {name: value for option, name, value in zip(argv, argv[1:], argv[2:], strict=False) if option == "-mca"}
+
+
+def forwarded_by(argv: Sequence[str]) -> list[str]:
+    """mpirun's -x."""
+    return [name for option, name in pairwise(argv) if option == "-x"]

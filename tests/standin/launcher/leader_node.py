@@ -1,0 +1,48 @@
+"""Rank 0 of the MPI world: runs on all of its ranks what the task asks for, until it is told to stop.
+
+`--action stop` tells it so.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from multiprocessing.connection import Connection
+from typing import Any
+
+from session import connect, listen
+
+
+def lead() -> None:
+    sys.path.insert(0, os.environ["STANDIN_MPI4PY"])
+    from mpi4py.futures import MPICommExecutor
+    from mpi4py.MPI import COMM_WORLD
+
+    with MPICommExecutor(COMM_WORLD) as workers, ThreadPoolExecutor(1) as rank_0, listen() as listener:
+        while True:
+            with listener.accept() as connection:
+                load = connection.recv()
+                if load is None:
+                    return
+                for future in as_completed(_submit(workers, rank_0, COMM_WORLD.size, load, connection)):
+                    future.result()
+
+
+def _submit(
+    workers: Any, rank_0: ThreadPoolExecutor, size: int, load: dict[str, Any], task: Connection
+) -> list[Future[None]]:
+    from engine_rank import Load, run
+
+    options = Load(**load)
+    others = [workers.submit(run, options, None) for _ in range(size - 1)]
+    return [rank_0.submit(run, options, task), *others]
+
+
+def stop() -> None:
+    with connect() as connection:
+        connection.send(None)
+
+
+if __name__ == "__main__":
+    stop() if sys.argv[1:] == ["--action", "stop"] else lead()

@@ -1,0 +1,14 @@
+"""A rank that is not 0: it works for the leader until that stops the world."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.environ["STANDIN_MPI4PY"])
+    from mpi4py.futures import MPICommExecutor
+    from mpi4py.MPI import COMM_WORLD
+
+    with MPICommExecutor(COMM_WORLD) as executor:
+        assert executor is None, "rank 0 is the leader"

@@ -1,0 +1,44 @@
+"""The MPI world of trtllm-llmapi-launch, through whose ranks a model loads. tests/standin/launcher is its other end."""
+
+from __future__ import annotations
+
+import os
+import time
+from multiprocessing.connection import Client, Connection
+
+_ADDRESS = "TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR"
+_POLL_S = 0.1
+
+
+class LaunchedRanks:
+    """All ranks, loaded. As slow as STANDIN_LOAD_S says; STANDIN_HANGING_RANK never gets there."""
+
+    def __init__(self, world_size: int) -> None:
+        size = int(os.environ["tllm_mpi_size"])  # noqa: SIM112 - the launcher calls it that
+        if size != world_size:
+            raise ValueError(f"External MPI session has {size} workers but the model needs world_size={world_size}.")
+        self._leader = _connect()
+        hanging = os.environ.get("STANDIN_HANGING_RANK")
+        seconds = float(os.environ.get("STANDIN_LOAD_S", "0"))
+        self._leader.send({"seconds": seconds, "hangs": None if hanging is None else int(hanging)})
+        self._leader.recv()
+
+    def shutdown(self) -> None:
+        self._leader.send("shutdown")
+        self._leader.close()
+
+
+def launched_ranks(world_size: int) -> LaunchedRanks | None:
+    """None where this process was started without the launcher."""
+    return LaunchedRanks(world_size) if _ADDRESS in os.environ else None
+
+
+def _connect() -> Connection:
+    """When the leader is there: its MPI world has to form first."""
+    host, _, port = os.environ[_ADDRESS].removeprefix("tcp://").rpartition(":")
+    key = os.environ["TLLM_SPAWN_PROXY_PROCESS_IPC_HMAC_KEY"].encode()
+    while True:
+        try:
+            return Client((host, int(port)), authkey=key)
+        except ConnectionRefusedError:
+            time.sleep(_POLL_S)

@@ -1,0 +1,159 @@
+"""supervise.py as a process, and what carries the mark of its launch, looked up independently of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from deepseek_triton_build.source import model_repository
+
+SUPERVISE = model_repository() / "tensorrt_llm/1/supervise.py"
+PATIENCE_S = 60
+
+
+def until(what: Callable[[], object]) -> None:
+    """Fails when it doesn't come true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.02)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def marked(launch: str) -> dict[int, str]:
+    """Processes that carry the mark, and their command lines."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"DEEPSEEK_TRITON_LAUNCH={launch}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return {pid: line for pid, line in found.items() if runs(pid)}
+
+
+def rank_of(*command: str) -> list[str]:
+    return [sys.executable, str(SUPERVISE), "rank", "--", *command]
+
+
+TREE = """\
+setsid sleep 1000 &
+(setsid bash -c 'trap "" TERM INT HUP; while :; do sleep 1; done' &)
+(env -u DEEPSEEK_TRITON_RANK sleep 1001 &)
+sleep 1002 &
+echo grown
+wait
+"""
+"""A session of its own, an orphan that ignores what is polite, one that has lost its rank, and a plain child."""
+
+
+def free_ports(number: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        listeners = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [listener.getsockname()[1] for listener in listeners]
+
+
+def port_options(ports: Sequence[int]) -> list[str]:
+    names = ("--http-port", "--grpc-port", "--metrics-port")
+    return [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
+
+
+class Supervised:
+    """`supervise.py run`; a context manager that leaves nothing behind, whatever the test did."""
+
+    def __init__(
+        self,
+        folder: Path,
+        options: Sequence[str],
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
+        stdout: int | None = None,
+    ) -> None:
+        self.launch = secrets.token_hex(4)
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "XDG_RUNTIME_DIR": str(folder),
+            "DEEPSEEK_TRITON_LAUNCH": self.launch,
+            **(environment or {}),
+        }
+        self._out, self._err = folder / f"{self.launch}.out", folder / f"{self.launch}.err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [*before, sys.executable, str(SUPERVISE), "run", *options, "--", *command],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out if stdout is None else stdout,
+                stderr=err,
+            )
+
+    def __enter__(self) -> Supervised:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while self.process.poll() is None or marked(self.launch):
+            assert time.monotonic() < deadline, f"can't be killed: {marked(self.launch)}"
+            for pid in [*marked(self.launch), *([self.process.pid] if self.process.returncode is None else [])]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text(errors="replace")
+
+    @property
+    def said(self) -> str:
+        """What the supervisor itself said."""
+        return self._err.read_text(errors="replace")
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+    def others(self) -> dict[int, str]:
+        """What carries the mark besides the supervisor."""
+        return {pid: line for pid, line in marked(self.launch).items() if pid != self.process.pid}
+
+    def pid_of(self, what: str) -> int:
+        """The one process with the mark whose command line begins like that, its guard left out."""
+        found = [pid for pid, line in self.others().items() if what in line and name_of(pid) != "launch_guard"]
+        assert found, f"no {what} among {self.others()}"
+        return min(found)
+
+    def named(self, name: str) -> int:
+        """The process with the mark that ps shows under that name."""
+        return next(pid for pid in self.others() if name_of(pid) == name[:15])
+
+    def ranks(self) -> list[int]:
+        """The `supervise.py rank` processes, without their guards."""
+        beginning = " ".join(rank_of())
+        return [
+            pid for pid, line in self.others().items() if line.startswith(beginning) and name_of(pid) != "launch_guard"
+        ]
+
+    def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another verb of supervise.py, in the same place, not part of the launch."""
+        environment = {name: value for name, value in self.environment.items() if name != "DEEPSEEK_TRITON_LAUNCH"}
+        command = [sys.executable, str(SUPERVISE), *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def name_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""

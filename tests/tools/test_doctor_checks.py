@@ -1,0 +1,770 @@
+"""Every check in made-up surroundings: where all is well, for each thing that can be wrong, and where it can't see."""
+
+from __future__ import annotations
+
+import errno
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from faked_machine import BASIC, GOOD_PROGRAMS, GOOD_RUNS, LDD, PYTHON, STUB, FakedMachine, nvidia_smi, topology
+
+from deepseek_triton_tools.diagnosis.capabilities import capabilities
+from deepseek_triton_tools.diagnosis.checks.software import ENTRY_POINT
+from deepseek_triton_tools.diagnosis.examine import examine
+from deepseek_triton_tools.diagnosis.expected import Container, Expected
+from deepseek_triton_tools.diagnosis.finding import Finding
+from deepseek_triton_tools.diagnosis.known_bad import KNOWN_BAD
+from deepseek_triton_tools.diagnosis.machine import Disk, Done, Interface, Process
+from deepseek_triton_tools.diagnosis.table import CHECKS
+from deepseek_triton_tools.warming.host_memory import CgroupMemory, HostMemory
+
+GIB, MIB = 2**30, 2**20
+REFUSED = PermissionError(errno.EACCES, "Permission denied", "/where")
+IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+
+NOTHING = Expected()
+R1 = Expected(
+    repository="/r1",
+    is_ours=True,
+    engine="tensorrt_llm",
+    release="1.2.1",
+    image=IMAGE,
+    driver="580.0",
+    gpu="h200",
+    gpus_per_node=8,
+    world_size=8,
+    checkpoint="/models/R1",
+    checkpoint_bytes=640 * GIB,
+    containers=(Container(tag="26.07", trtllm="1.2.1", driver="580.44.01"),),
+)
+THEIRS = replace(R1, is_ours=False)
+TWO_NODES = replace(R1, world_size=16)
+TINY = Expected(repository="/tiny", is_ours=True, engine="transformers")
+HUB = replace(R1, checkpoint="deepseek-ai/DeepSeek-R1")
+
+
+def shard(*, missing: int = 0) -> bytes:
+    header = json.dumps({"__metadata__": {}, "t": {"dtype": "F8_E4M3", "shape": [64], "data_offsets": [0, 64]}})
+    return struct.pack("<Q", len(header)) + header.encode() + bytes(64 - missing)
+
+
+INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
+MODEL: Mapping[str, Any] = {
+    "/models/R1/config.json": "{}",
+    "/models/R1/model.safetensors.index.json": INDEX,
+    "/models/R1/model-1.safetensors": shard(),
+    "/models/R1/model-2.safetensors": shard(),
+}
+GOOD_FILES = {STUB: b"", "/r1/start.sh": "#!", "/r1/tensorrt_llm/1/model.yaml": "model: /models/R1", **MODEL}
+WHEEL = "/env/pytriton/tritonserver"
+DEMO = dict.fromkeys(("torch", "transformers", "safetensors", "jinja2"), "1.0") | {"numpy": "1.26.4"}
+BARE = {name: path for name, path in GOOD_PROGRAMS.items() if name != "tritonserver"}
+
+
+def machine(**given: Any) -> FakedMachine:
+    return FakedMachine(**{"files": GOOD_FILES, **given})
+
+
+def with_files(**changed: Any) -> FakedMachine:
+    """GOOD_FILES and more: a keyword is no path, so they come as one mapping."""
+    files = {**GOOD_FILES, **changed.pop("files")}
+    return machine(files={path: content for path, content in files.items() if content is not None}, **changed)
+
+
+def of_wheel(**python: Any) -> FakedMachine:
+    """The nvidia-pytriton wheel in a virtual environment, no container."""
+    packages = {"numpy": "1.26.4", "nvidia-pytriton": "0.7.0", "deepseek-triton": "0.1.0"}
+    given = {"pytriton": "/env/pytriton", "packages": packages, **python}
+    stub = f"{WHEEL}/python_backend_stubs/3.12/triton_python_backend_stub"
+    files = {f"{WHEEL}/bin/tritonserver": b"", stub: b""}
+    return machine(programs=BARE, environ={"HOME": "/root"}, files=files, python=replace(PYTHON, **given))
+
+
+def having(**packages: str | None) -> FakedMachine:
+    """Packages changed, by their names with _ for -; None: not installed."""
+    changed = {**PYTHON.packages, **{name.replace("__", "-"): version for name, version in packages.items()}}
+    there = {name: version for name, version in changed.items() if version is not None}
+    return machine(python=replace(PYTHON, packages=there))
+
+
+def without(*programs: str) -> FakedMachine:
+    return machine(programs={name: path for name, path in GOOD_PROGRAMS.items() if name not in programs})
+
+
+def told(answers: Mapping[str, Done], **given: Any) -> FakedMachine:
+    """Programs that answer otherwise."""
+    return machine(runs={**GOOD_RUNS, **answers}, **given)
+
+
+def no_gpus(out: str = "", *, code: int | None = 9, **given: Any) -> FakedMachine:
+    answers = dict.fromkeys((start for start in GOOD_RUNS if start.startswith("nvidia-smi")), Done(code=code, out=out))
+    return told(answers, **given)
+
+
+def gpus(**given: Any) -> FakedMachine:
+    return told(nvidia_smi(**given))
+
+
+def may_lock(owners: str) -> FakedMachine:
+    """With a limit, CAP_IPC_LOCK and these users (/proc/self/uid_map)."""
+    files = {"/proc/self/status": "Name:\tx\nCapEff:\t0000000000004000\n", "/proc/self/uid_map": f"   {owners}\n"}
+    return with_files(files=files, limits={"memlock": (8 * MIB, 8 * MIB)})
+
+
+def run(check: str, where: FakedMachine, expected: Expected) -> Finding:
+    [report] = examine(where, expected, checks=[each for each in CHECKS if each.id == check]).findings
+    return report.finding
+
+
+HELLO = "mpirun --allow-run-as-root"
+SPAWN = "/usr/bin/python3 -c import sys; from mpi4py"
+LIBRARY = "/usr/bin/python3 -c from mpi4py import rc"
+SERVER = Process(pid=10, parent=1, name="tritonserver", command=("tritonserver",))
+A_STUB = Process(pid=11, parent=10, name="triton_python_b", command=(STUB, "model"))
+FORKED = Process(pid=12, parent=11, name="model_guard", command=(STUB, "model"))
+SUPERVISOR = Process(
+    pid=5, parent=1, name="python3", command=("python3", "/r/1/supervise.py", "run"), launch="0123abcd"
+)
+RANK = Process(pid=6, parent=5, name="python3", command=("python3", "/r/1/supervise.py", "rank"), launch="0123abcd")
+ORTED = Process(pid=4, parent=1, name="orted", command=("orted", "-mca"))
+APPS = "439, python3, 21090, GPU-548859f7-0\n"
+ROWS = "".join(BASIC.format(n, n, 9) + "\n" for n in range(7))
+UNABLE = "Unable to determine the device handle for GPU7: 0000:DB:00.0: Unknown Error"
+CGROUP = CgroupMemory(path="/sys/fs/cgroup", version=2, limit=400 * GIB, usage=0, file_cache=0)
+SMALL = HostMemory(total=2000 * GIB, available=1900 * GIB, cgroups=(CGROUP,))
+TIGHT = HostMemory(total=8, available=8, cgroups=())
+SNAPSHOT = "/hf/hub/models--deepseek-ai--DeepSeek-R1"
+IN_CACHE = {f"{SNAPSHOT}/refs/main": "c0ffee\n"} | {
+    path.replace("/models/R1", f"{SNAPSHOT}/snapshots/c0ffee"): content for path, content in MODEL.items()
+}
+PCI = {"/sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n", "/sys/bus/pci/devices/0000:01:00.0/class": "0x030200\n"}
+FILTERED = "Name:\tpython3\nSeccomp:\t2\nCapEff:\t{}\n"
+ETH1 = Interface(name="eth1", is_up=True, addresses=("10.1.0.1",))
+DOWN = Interface(name="ib0", is_up=False)
+LO = Interface(name="lo", is_up=True, addresses=("127.0.0.1",))
+DOCKER0 = Interface(name="docker0", is_up=True, addresses=("172.17.0.1",))
+ETH0 = Interface(name="eth0", is_up=True, addresses=("10.0.0.1",))
+ROUTE = "Iface\tDestination\tGateway\neth1\t00000000\t0100000A\n"
+
+# check, surroundings, what is expected of them, level, words that are said
+CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
+    ("python", machine(), R1, "ok", "3.12.3"),
+    ("python", machine(python=replace(PYTHON, version="3.9.2")), NOTHING, "error", "3.10 or newer"),
+    ("python", machine(python=replace(PYTHON, version="3.13.0")), NOTHING, "ok", "3.13.0"),
+    ("python", of_wheel(version="3.13.0"), NOTHING, "error", "3.12 at most"),
+    ("libpython", of_wheel(), NOTHING, "ok", "libpython3.12.so.1.0"),
+    ("libpython", of_wheel(libpython=None), NOTHING, "error", "apt install libpython3.12"),
+    ("libpython", machine(python=replace(PYTHON, libpython=None)), NOTHING, "skipped", "wheel's server"),
+    ("glibc", of_wheel(), NOTHING, "ok", "2.39"),
+    ("glibc", of_wheel(glibc="2.34"), NOTHING, "error", "glibc 2.35"),
+    ("glibc", of_wheel(glibc=None), NOTHING, "error", "not glibc"),
+    ("glibc", machine(python=replace(PYTHON, glibc=None)), NOTHING, "note", "not glibc"),
+    ("glibc", machine(python=replace(PYTHON, glibc="2.31")), NOTHING, "ok", "2.31"),
+    ("numpy", of_wheel(), NOTHING, "ok", "1.26.4"),
+    ("numpy", of_wheel(packages={"numpy": "2.1.0"}), NOTHING, "error", "other values than were sent"),
+    ("numpy", having(numpy="2.1.0"), NOTHING, "ok", "2.1.0"),
+    ("numpy", having(numpy=None), NOTHING, "error", "pip install"),
+    ("numpy", machine(programs={}, python=replace(PYTHON, packages={})), NOTHING, "note", "not installed"),
+    ("tools", having(), NOTHING, "skipped", "not installed for this Python"),
+    ("tools", having(deepseek__triton="0.1.0", rich="15"), NOTHING, "note", "httpx, pyyaml missing"),
+    (
+        "tools",
+        having(deepseek__triton="0.1.0", rich="15", httpx="1", pyyaml="6"),
+        NOTHING,
+        "ok",
+        "there",
+    ),
+    ("client", having(), NOTHING, "skipped", "not installed"),
+    ("client", having(deepseek__triton="0.1.0", h11="1"), NOTHING, "error", "certifi missing"),
+    ("client", having(deepseek__triton="0.1.0", h11="1", certifi="1"), NOTHING, "ok", "gRPC needs"),
+    ("transformers", having(), NOTHING, "note", "torch, transformers"),
+    ("transformers", having(), TINY, "error", "pip install 'deepseek-triton[demo]'"),
+    (
+        "transformers",
+        having(torch="2.13.0", transformers="5.2", safetensors="1", jinja2="3"),
+        TINY,
+        "ok",
+        "torch 2.13.0, transformers 5.2",
+    ),
+    ("tritonserver", machine(), R1, "ok", "version 2.71.0, container 26.07"),
+    ("tritonserver", of_wheel(), NOTHING, "ok", "nvidia-pytriton 0.7.0"),
+    ("tritonserver", of_wheel(), TINY, "ok", "nvidia-pytriton 0.7.0"),
+    ("tritonserver", of_wheel(), R1, "ok", "nvidia-pytriton 0.7.0"),
+    ("tritonserver", machine(programs={}), NOTHING, "note", "deepseek-triton[server]"),
+    ("tritonserver", machine(programs={}), TINY, "error", "deepseek-triton[server]"),
+    ("tritonserver", machine(programs={}), R1, "error", IMAGE),
+    (
+        "tritonserver",
+        machine(environ={"NVIDIA_TRITON_SERVER_VERSION": "26.03"}),
+        R1,
+        "warning",
+        "made for container 26.07",
+    ),
+    ("tritonserver", machine(environ={}), R1, "ok", "/opt/tritonserver/bin/tritonserver"),
+    (
+        "tritonserver",
+        machine(programs=BARE, files={"/opt/tritonserver/bin/tritonserver": b""}),
+        NOTHING,
+        "ok",
+        "26.07",
+    ),
+    ("python-backend", machine(), R1, "ok", "for Python 3.12"),
+    ("python-backend", machine(programs={}), R1, "skipped", "no tritonserver"),
+    ("python-backend", with_files(files={STUB: None}), R1, "warning", "is not there"),
+    (
+        "python-backend",
+        told({"ldd": Done(code=0, out="\tlibpython3.12.so.1.0 => not found\n")}),
+        R1,
+        "error",
+        "lacks libpython3.12.so.1.0",
+    ),
+    (
+        "python-backend",
+        told({"ldd": Done(code=0, out=LDD.replace("3.12", "3.10"))}),
+        R1,
+        "note",
+        "doctor --python python3.10",
+    ),
+    ("python-backend", told({"ldd": Done(code=127)}), R1, "ok", STUB),
+    ("python-backend", of_wheel(), NOTHING, "ok", "the wheel's, for Python 3.12"),
+    ("python-backend", of_wheel(version="3.11.1"), NOTHING, "error", "none for Python 3.11"),
+    ("tensorrt-llm", machine(), R1, "ok", "1.2.1"),
+    ("tensorrt-llm", having(tensorrt_llm="1.1.0"), R1, "error", "build again with --trtllm 1.1.0"),
+    ("tensorrt-llm", having(tensorrt_llm="1.1.0"), NOTHING, "ok", "1.1.0"),
+    ("tensorrt-llm", having(tensorrt_llm=None), NOTHING, "note", "for serving DeepSeek on GPUs"),
+    ("tensorrt-llm", having(tensorrt_llm=None), TINY, "note", "not installed"),
+    ("tensorrt-llm", having(tensorrt_llm=None), R1, "error", IMAGE),
+    ("tensorrt-llm", of_wheel(packages={"tensorrt_llm": "1.2.1"}), R1, "error", f"run in the container: {IMAGE}"),
+    ("tensorrt-llm", of_wheel(packages={"tensorrt_llm": "1.2.1"}), NOTHING, "note", "takes tritonserver from PATH"),
+    ("tensorrt-llm", without(ENTRY_POINT), R1, "error", "without trtllm-llmapi-launch on PATH"),
+    (
+        "tensorrt-llm",
+        told(
+            {"/opt/venv-tritonserver/bin/python3 -c import importlib": Done(code=0, out="1.2.1\n")},
+            python=replace(PYTHON, packages={}),
+        ),
+        R1,
+        "error",
+        "doctor --python /opt/venv-tritonserver/bin/python3",
+    ),
+    ("known-bad", machine(), R1, "ok", "none"),
+    ("known-bad", having(openai="1.107.3"), R1, "note", "start.sh brings the work-around"),
+    ("known-bad", having(openai="1.107.3"), THEIRS, "error", "PartReasoningText"),
+    ("known-bad", having(openai="1.107.3"), NOTHING, "warning", "openai 1.107.3 with tensorrt_llm 1.2.1"),
+    ("known-bad", having(openai="1.107.3", tensorrt_llm="1.1.0"), R1, "ok", "none"),
+    ("known-bad", having(cuda__python="13.0.1", tensorrt_llm="1.0.0"), R1, "error", "cuda-python>=12,<13"),
+    ("known-bad", having(cuda__python="13.0.1", tensorrt_llm="1.2.1"), R1, "ok", "none"),
+    ("known-bad", having(transformers="5.1.0"), R1, "error", "AutoModelForVision2Seq"),
+    ("known-bad", having(transformers="5.1.0", tensorrt_llm="1.3.0rc13"), R1, "error", "AutoModelForVision2Seq"),
+    ("known-bad", having(transformers="5.3.0", tensorrt_llm="1.3.0rc14"), R1, "ok", "none"),
+    ("known-bad", having(transformers="5.3.0", tensorrt_llm="1.3.0"), R1, "ok", "none"),
+    ("known-bad", having(tensorrt_llm="0.14.0"), R1, "error", "2286"),
+    ("known-bad", having(tensorrt_llm="1.0.3.2510"), R1, "warning", "container 25.11"),
+    ("known-bad", machine(environ={"NVIDIA_TRITON_SERVER_VERSION": "26.02"}), R1, "warning", "probe generate"),
+    ("mpi", machine(), R1, "ok", "Open MPI 4.1.6, mpi4py 3.1.5"),
+    ("mpi", without("mpirun"), NOTHING, "note", "no mpirun on PATH"),
+    ("mpi", without("mpirun"), R1, "error", "openmpi-bin"),
+    (
+        "mpi",
+        told(
+            {
+                "mpirun --version": Done(code=0, out="mpirun (Open MPI) 5.0.10rc2\n"),
+                LIBRARY: Done(code=0, out="Open MPI v5.0.10rc2"),
+            }
+        ),
+        R1,
+        "warning",
+        "15060",
+    ),
+    (
+        "mpi",
+        told({"mpirun --version": Done(code=0, out="HYDRA build details:\n    Version:   4.2.1\n")}),
+        R1,
+        "error",
+        "MPICH 4.2.1",
+    ),
+    ("mpi", told({"mpirun --version": Done(code=0, out="?")}), R1, "error", "another MPI"),
+    ("mpi", told({LIBRARY: Done(code=0, out="MPICH Version:      4.2.1\n")}), R1, "error", "--no-binary mpi4py"),
+    ("mpi", told({LIBRARY: Done(code=0, out="Open MPI v5.0.3, package")}), R1, "error", "linked with Open MPI v5.0.3"),
+    ("mpi", told({LIBRARY: Done(code=1)}), R1, "ok", "4.1.6"),
+    ("mpi-hello", machine(), R1, "ok", "two ranks"),
+    ("mpi-hello", without("mpirun"), R1, "skipped", "no mpirun"),
+    ("mpi-hello", told({HELLO: Done(code=0, out="hello 0 1\nhello 0 1\n")}), R1, "error", "a world of its own"),
+    ("mpi-hello", told({HELLO: Done(code=None)}), R1, "error", "OMPI_MCA_btl_tcp_if_include=lo"),
+    ("mpi-hello", told({HELLO: Done(code=1, err="orted: command not found")}), R1, "error", "OPAL_PREFIX"),
+    (
+        "mpi-hello",
+        told({HELLO: Done(code=1, err="There are not enough slots available in the system\n-----\n")}),
+        NOTHING,
+        "note",
+        "no free slot",
+    ),
+    (
+        "mpi-hello",
+        told({HELLO: Done(code=213, err="mpirun has detected an attempt to run as root.\n")}),
+        R1,
+        "error",
+        "--allow-run-as-root",
+    ),
+    ("mpi-hello", told({HELLO: Done(code=1, err="something else")}), R1, "error", "mpirun -n 2 hostname"),
+    (
+        "mpi-hello",
+        told({HELLO: Done(code=0, out="hello\nhello\n")}, python=replace(PYTHON, packages={})),
+        R1,
+        "ok",
+        "without mpi4py",
+    ),
+    ("mpi-spawn", machine(), R1, "ok", "one process spawned"),
+    ("mpi-spawn", having(mpi4py=None), R1, "skipped", "mpi4py is not installed"),
+    (
+        "mpi-spawn",
+        told({SPAWN: Done(code=1, err="All nodes which are allocated for this job are already filled.\n")}),
+        THEIRS,
+        "error",
+        "trtllm-llmapi-launch",
+    ),
+    (
+        "mpi-spawn",
+        told({SPAWN: Done(code=1, err="mpi4py.MPI.Exception: MPI_ERR_SPAWN: could not spawn processes\n")}),
+        R1,
+        "note",
+        "MPI_ERR_SPAWN",
+    ),
+    ("mpi-spawn", told({SPAWN: Done(code=None)}), NOTHING, "note", "gave nothing before its deadline"),
+    (
+        "mpi-spawn",
+        told({SPAWN: Done(code=1, err="ImportError: libmpi.so.40: cannot open shared object file: No such file\n")}),
+        NOTHING,
+        "note",
+        "LD_LIBRARY_PATH",
+    ),
+    (
+        "mpi-spawn",
+        told({SPAWN: Done(code=1, err="OPAL ERROR: not built with SLURM's PMI support and therefore cannot execute")}),
+        NOTHING,
+        "note",
+        "srun --mpi=pmix",
+    ),
+    ("gpus", machine(), R1, "ok", "8 x NVIDIA H200, 143771 MiB, compute capability 9.0"),
+    ("gpus", machine(runs={}), NOTHING, "note", "no NVIDIA device is on the PCI bus"),
+    ("gpus", machine(runs={}), R1, "error", "no nvidia-smi"),
+    ("gpus", machine(runs={}, files=PCI), R1, "error", "without a driver that works"),
+    ("gpus", machine(runs={}, files={**PCI, "/.dockerenv": ""}), R1, "error", "docker run --gpus all"),
+    (
+        "gpus",
+        no_gpus("Failed to initialize NVML: Driver/library version mismatch\n"),
+        R1,
+        "error",
+        "restart the machine",
+    ),
+    ("gpus", no_gpus("Failed to initialize NVML: Unknown Error\n"), R1, "error", "restart the container"),
+    (
+        "gpus",
+        no_gpus("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"),
+        R1,
+        "error",
+        "modprobe nvidia",
+    ),
+    ("gpus", no_gpus("No devices were found\n", code=6), R1, "error", "No devices were found"),
+    ("gpus", no_gpus("", code=0), R1, "error", "names no GPU"),
+    ("gpus", no_gpus(code=None), R1, "error", "no answer before its deadline | the driver hangs"),
+    (
+        "gpus",
+        no_gpus(f"{ROWS}{UNABLE}\n", code=15),
+        R1,
+        "error",
+        f"nvidia-smi: {UNABLE} | a GPU has fallen off the bus",
+    ),
+    ("gpus", gpus(basic=BASIC.replace("9.0", "[GPU requires reset]")), R1, "error", "[GPU requires reset] | a GPU"),
+    (
+        "gpus",
+        told({"nvidia-smi --query-gpu=index,name": Done(code=0, out=f"{ROWS}{UNABLE}\n")}),
+        R1,
+        "error",
+        f"7 x NVIDIA H200, 143771 MiB; nvidia-smi: {UNABLE} | the repository needs 8",
+    ),
+    ("gpus", gpus(basic=BASIC.replace("H200", "GH200 480GB")), R1, "error", "made for h200"),
+    ("gpus", gpus(count=4), R1, "error", "needs 8 on each machine"),
+    ("gpus", gpus(basic=BASIC.replace("H200", "H100 80GB HBM3")), R1, "error", "made for h200"),
+    ("gpus", gpus(basic=BASIC.replace("H200", "A100-SXM4-80GB").replace("9.0", "8.0")), NOTHING, "note", "Hopper"),
+    ("gpu-driver", machine(), R1, "ok", "580.159.04, needed: 580.44.01"),
+    ("gpu-driver", machine(), NOTHING, "ok", "580.159.04"),
+    (
+        "gpu-driver",
+        machine(environ={}),
+        replace(R1, driver="590.44.01"),
+        "warning",
+        "install driver 590 or newer",
+    ),
+    ("gpu-driver", machine(runs={}), R1, "skipped", "no GPU is seen"),
+    ("gpu-memory", machine(), R1, "ok", "free"),
+    ("gpu-memory", gpus(used=21099, apps=APPS), R1, "error", "end 439 if nobody needs them"),
+    ("gpu-memory", gpus(used=2000, apps=APPS), R1, "warning", "439 (python3) 21090 MiB"),
+    ("gpu-memory", gpus(used=21099, apps=APPS), NOTHING, "note", "439"),
+    (
+        "gpu-memory",
+        told(nvidia_smi(used=21099, apps=APPS), running=(replace(RANK, pid=439),)),
+        R1,
+        "error",
+        "deepseek-triton launch stop 0123abcd",
+    ),
+    ("gpu-memory", gpus(used=21099, apps="439, [N/A], [N/A], GPU-548859f7-0\n"), R1, "error", "439 ([N/A]) memory"),
+    ("gpu-memory", gpus(used=21099), R1, "error", "no process is seen that holds it"),
+    ("gpu-memory", machine(runs={}), R1, "skipped", "no GPU is seen"),
+    ("gpu-health", machine(), R1, "ok", "no uncorrected error"),
+    ("gpu-health", gpus(health="{}, 0, No, No, Completed, Success"), R1, "ok", "fabric ready"),
+    ("gpu-health", gpus(health="{}, 3, No, No, N/A, N/A"), R1, "error", "3 uncorrected ECC errors"),
+    ("gpu-health", gpus(health="{}, 0, Yes, No, N/A, N/A"), R1, "error", "reset the GPU"),
+    ("gpu-health", gpus(health="{}, 0, No, Yes, N/A, N/A"), NOTHING, "note", "have the GPU replaced"),
+    ("gpu-health", gpus(health="{}, 0, No, No, In Progress, N/A"), R1, "error", "CUDA error 802"),
+    ("gpu-health", gpus(health="{}, 0, No, No, Completed, Not Supported Here"), R1, "error", "nvidia-fabricmanager"),
+    (
+        "gpu-health",
+        told(
+            {
+                "nvidia-smi --query-gpu=index,ecc": Done(
+                    code=2, out='Field "fabric.state" is not a valid field to query.\n'
+                )
+            }
+        ),
+        R1,
+        "skipped",
+        "Field",
+    ),
+    ("gpu-health", machine(runs={}), R1, "skipped", "no GPU is seen"),
+    ("gpu-mig", machine(), R1, "ok", "off"),
+    ("gpu-mig", gpus(basic=BASIC.replace("Disabled", "Enabled")), R1, "error", "nvidia-smi -mig 0"),
+    ("gpu-mig", machine(runs={}), R1, "skipped", "no GPU is seen"),
+    ("gpu-links", machine(), R1, "ok", "28 pairs NV18"),
+    ("gpu-links", gpus(topo=topology("PHB")), R1, "warning", "28 pairs PHB"),
+    ("gpu-links", gpus(topo=topology("PHB")), NOTHING, "note", "NVLink"),
+    ("gpu-links", gpus(count=1), R1, "skipped", "one GPU"),
+    ("gpu-links", told({"nvidia-smi topo -m": Done(code=3)}), R1, "skipped", "says nothing"),
+    ("gpu-links", machine(runs={}), R1, "skipped", "no GPU is seen"),
+    ("gpu-persistence", machine(), R1, "ok", "on"),
+    ("gpu-persistence", gpus(basic=BASIC.replace("Enabled", "Disabled")), R1, "note", "nvidia-persistenced"),
+    ("gpu-persistence", gpus(basic=BASIC.replace("Enabled", "[N/A]")), R1, "ok", "on"),
+    ("gpu-persistence", machine(runs={}), R1, "skipped", "no GPU is seen"),
+    ("shm", machine(), R1, "ok", "12 of 512 GiB used"),
+    ("shm", machine(disks={"/dev/shm": Disk(total=64 * MIB, free=60 * MIB)}), NOTHING, "warning", "--ipc=host"),
+    ("shm", machine(disks={"/dev/shm": Disk(total=64 * MIB, free=60 * MIB)}), R1, "error", "NCCL asks for"),
+    ("shm", machine(disks={"/dev/shm": Disk(total=64 * GIB, free=MIB)}), NOTHING, "error", "SIGBUS"),
+    (
+        "shm",
+        with_files(
+            files={"/dev/shm/triton_python_backend_shm_region_1": b""},
+            disks={"/dev/shm": Disk(total=64 * GIB, free=MIB)},
+        ),
+        NOTHING,
+        "error",
+        "1 regions of tritonservers",
+    ),
+    ("shm", machine(disks={"/dev/shm": REFUSED}), NOTHING, "error", "Permission denied"),
+    ("memlock", machine(), R1, "ok", "unlimited"),
+    ("memlock", machine(limits={"memlock": (8 * MIB, None)}), R1, "warning", "8.0 MiB, at most unlimited"),
+    ("memlock", machine(limits={"memlock": (8 * MIB, 8 * MIB)}), TWO_NODES, "error", "memlock=-1"),
+    ("memlock", machine(limits={"memlock": (8 * MIB, 8 * MIB)}), NOTHING, "note", "LimitMEMLOCK"),
+    ("memlock", may_lock("0 0 4294967295"), TWO_NODES, "ok", "IPC_LOCK"),
+    ("memlock", may_lock("0 1000 1\n 1 100000 65536"), TWO_NODES, "error", "memlock=-1"),  # a rootless container
+    ("nofile", machine(limits={"nofile": (20000, 20000)}), R1, "ok", "20000"),
+    ("nofile", machine(), R1, "ok", "unlimited"),
+    ("nofile", machine(limits={"nofile": (1024, 4096)}), NOTHING, "warning", "1024, at most 4096"),
+    ("stack", machine(limits={"stack": (8 * MIB, None)}), R1, "ok", "8.0 MiB"),
+    ("stack", machine(limits={"stack": (MIB, None)}), R1, "warning", "1.0 MiB"),
+    ("container", machine(), R1, "ok", "not in a container"),
+    ("container", with_files(files={"/.dockerenv": "", "/dev/nvidiactl": ""}), R1, "ok", "Docker"),
+    (
+        "container",
+        with_files(
+            files={"/.dockerenv": "", **PCI},
+            disks={"/dev/shm": Disk(total=64 * MIB, free=64 * MIB)},
+            limits={"memlock": (1, 1)},
+        ),
+        R1,
+        "warning",
+        "--ipc=host or --shm-size, --gpus all, --ulimit memlock=-1",
+    ),
+    (
+        "container",
+        with_files(files={"/run/.containerenv": ""}, disks={"/dev/shm": Disk(total=64 * MIB, free=64 * MIB)}),
+        NOTHING,
+        "note",
+        "Podman, without --ipc=host",
+    ),
+    ("container", machine(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}), NOTHING, "ok", "Kubernetes"),
+    ("container", with_files(files={"/.singularity.d/x": ""}), NOTHING, "ok", "Apptainer"),
+    (
+        "container",
+        with_files(files={"/.dockerenv": ""}, disks={"/dev/shm": REFUSED}),
+        R1,
+        "skipped",
+        "Permission denied",
+    ),
+    ("seccomp", with_files(files={"/proc/self/status": "Seccomp:\t0\n"}), R1, "ok", "no system call filter"),
+    ("seccomp", with_files(files={"/proc/self/status": FILTERED.format("00000000a80425fb")}), R1, "note", "SYS_NICE"),
+    (
+        "seccomp",
+        with_files(files={"/proc/self/status": FILTERED.format("00000000a88425fb")}),
+        R1,
+        "ok",
+        "with SYS_NICE",
+    ),
+    ("seccomp", machine(), R1, "skipped", "/proc/self/status"),
+    ("repository", machine(), R1, "ok", "/r1, "),
+    ("repository", machine(), NOTHING, "skipped", "none was named"),
+    ("repository", machine(files={}), R1, "error", "/r1 is not there"),
+    ("repository", with_files(files={"/r1/start.sh": REFUSED}), R1, "skipped", "Permission denied"),
+    ("checkpoint", machine(), R1, "ok", "2 files"),
+    ("checkpoint", machine(), NOTHING, "skipped", "no repository was named"),
+    ("checkpoint", machine(), TINY, "skipped", "none is known"),
+    ("checkpoint", machine(files={}), R1, "error", "/models/R1 is not there"),
+    (
+        "checkpoint",
+        with_files(files={"/models/R1/model-2.safetensors": None}),
+        R1,
+        "error",
+        "model-2.safetensors is missing",
+    ),
+    (
+        "checkpoint",
+        with_files(files={"/models/R1/model-2.safetensors": shard(missing=3)}),
+        R1,
+        "error",
+        "model-2.safetensors has",
+    ),
+    (
+        "checkpoint",
+        with_files(files={"/models/R1/model-2.safetensors": b"<html>!"}),
+        R1,
+        "error",
+        "is no safetensors file",
+    ),
+    (
+        "checkpoint",
+        with_files(files={"/models/R1/model-2.safetensors": struct.pack("<Q", 3) + b"[1]"}),
+        R1,
+        "error",
+        "is no safetensors file",
+    ),
+    (
+        "checkpoint",
+        with_files(files={"/models/R1/model.safetensors.index.json": "{"}),
+        R1,
+        "error",
+        "index.json is not as",
+    ),
+    ("checkpoint", with_files(files={"/models/R1/config.json": None}), R1, "error", "config.json is missing"),
+    ("checkpoint", machine(files={"/models/R1/config.json": "{}"}), R1, "error", "no *.safetensors file"),
+    ("checkpoint", with_files(files={"/models/R1/model-2.safetensors": REFUSED}), R1, "error", "let it be read"),
+    ("checkpoint", machine(), HUB, "warning", "hf download deepseek-ai/DeepSeek-R1"),
+    ("checkpoint", machine(files=IN_CACHE, environ={"HF_HOME": "/hf"}), HUB, "ok", "snapshots/c0ffee: 2 files"),
+    ("host-memory", machine(), R1, "ok", "the checkpoint has 640 GiB"),
+    ("host-memory", machine(), NOTHING, "ok", "can be taken"),
+    ("host-memory", machine(memory=SMALL), R1, "warning", "TensorRT-LLM looks at /proc/meminfo alone"),
+    ("host-memory", machine(memory=TIGHT), R1, "error", "8 ranks that each hold one file"),
+    ("host-memory", machine(memory=REFUSED), R1, "skipped", "Permission denied"),
+    ("disk", machine(), R1, "ok", "/root/.cache 500 GiB free"),
+    ("disk", machine(disks={"/tmp": Disk(total=GIB, free=MIB)}), R1, "warning", "/tmp: 1.0 MiB free of 1.0 GiB wanted"),
+    ("disk", machine(disks={"/tmp": Disk(total=GIB, free=MIB)}), NOTHING, "note", "TMPDIR"),
+    ("disk", machine(closed=frozenset({"/root/.cache"})), R1, "warning", "/root/.cache can't be written to"),
+    ("disk", machine(folders=frozenset({"/tmp"}), closed=frozenset({"/"})), NOTHING, "note", "/ can't be written to"),
+    ("disk", machine(environ={"HOME": "/root", "HF_HOME": "/hf"}), HUB, "warning", "/hf/hub: 500 GiB free of 640 GiB"),
+    ("disk", machine(disks={"/tmp": REFUSED}), R1, "skipped", "Permission denied"),
+    ("ports", machine(), R1, "ok", "free: HTTP 8000, gRPC 8001, metrics 8002"),
+    ("ports", machine(taken={8001: "process 7 (nginx)"}), R1, "error", "8001 (gRPC) is taken by process 7 (nginx)"),
+    ("ports", machine(taken={8001: "process 7 (nginx)"}), NOTHING, "note", "GRPC_PORT"),
+    ("ports", machine(taken={8001: "process 7"}), replace(R1, grpc_port=9001), "ok", "gRPC 9001"),
+    ("interface", machine(), R1, "ok", "eth0 10.0.0.1"),
+    ("interface", machine(), replace(R1, interface="eth0"), "ok", "eth0 10.0.0.1"),
+    ("interface", machine(), replace(R1, interface="ib0"), "error", "name one of lo, eth0"),
+    ("interface", machine(nics=(LO, DOWN)), replace(R1, interface="ib0"), "error", "ib0 is down"),
+    (
+        "interface",
+        machine(nics=(LO, replace(DOWN, is_up=True))),
+        replace(R1, interface="ib0"),
+        "error",
+        "ib0 has no address",
+    ),
+    ("interface", machine(nics=(LO, DOCKER0)), R1, "note", "none but loopback"),
+    ("interface", machine(nics=(LO,)), TWO_NODES, "error", "no other machine can be reached"),
+    ("interface", machine(nics=(LO, ETH0, ETH1, DOCKER0)), TWO_NODES, "warning", "INTERFACE=eth0"),
+    (
+        "interface",
+        with_files(files={"/proc/net/route": ROUTE}, nics=(LO, ETH0, ETH1)),
+        TWO_NODES,
+        "warning",
+        "INTERFACE=eth1",
+    ),
+    ("interface", machine(nics=(LO, ETH0, DOCKER0)), TWO_NODES, "ok", "eth0 10.0.0.1"),
+    ("hostname", machine(), TWO_NODES, "ok", "node1 is 10.0.0.1"),
+    ("hostname", machine(names_of_hosts={}), R1, "warning", "node1 has no address"),
+    ("hostname", machine(names_of_hosts={}), TWO_NODES, "error", "/etc/hosts"),
+    ("hostname", machine(names_of_hosts={"node1": ("127.0.1.1",)}), R1, "ok", "enough for one machine"),
+    ("hostname", machine(names_of_hosts={"node1": ("127.0.1.1",)}), TWO_NODES, "warning", "call themselves"),
+    ("hostname", machine(names_of_hosts={"node1": ("10.9.9.9",)}), TWO_NODES, "error", "no address of this machine"),
+    ("hostname", machine(names_of_hosts={"node1": ("10.9.9.9",)}), R1, "warning", "10.9.9.9"),
+    ("ssh", machine(), R1, "ok", "/usr/bin/ssh"),
+    ("ssh", without("ssh"), R1, "note", "openssh-client"),
+    ("ssh", without("ssh"), TWO_NODES, "error", "openssh-client"),
+    ("leftovers", machine(), R1, "ok", "nothing left"),
+    ("leftovers", machine(running=(SERVER, A_STUB, FORKED)), R1, "ok", "nothing left"),
+    ("leftovers", machine(running=(A_STUB, FORKED)), R1, "warning", "kill 11 12"),
+    ("leftovers", machine(running=(SUPERVISOR, RANK)), R1, "ok", "running: 0123abcd (2 processes)"),
+    ("leftovers", machine(running=(RANK,)), R1, "warning", "deepseek-triton launch stop 0123abcd"),
+    ("leftovers", machine(running=(replace(RANK, parent=6),)), R1, "warning", "1 process, no supervisor"),
+    ("leftovers", machine(running=(ORTED, replace(RANK, parent=4))), R1, "ok", "running: 0123abcd (1 process)"),
+    ("leftovers", machine(running=(ORTED, replace(RANK, parent=1))), R1, "warning", "no supervisor"),
+    (
+        "leftovers",
+        with_files(files={"/dev/shm/deepseek_triton_0000aaaa_1": b"", "/dev/shm/other": b""}),
+        R1,
+        "note",
+        "rm /dev/shm/deepseek_triton_0000aaaa_*",
+    ),
+    (
+        "leftovers",
+        with_files(files={"/dev/shm/deepseek_triton_0123abcd_1": b""}, running=(SUPERVISOR,)),
+        R1,
+        "ok",
+        "running",
+    ),
+    ("leftovers", machine(folders=frozenset()), R1, "ok", "nothing left"),
+    ("docker", machine(), R1, "ok", "docker"),
+    ("docker", without("docker"), R1, "note", "none"),
+    (
+        "docker",
+        told({"docker info": Done(code=1, err="Cannot connect to the Docker daemon\n")}),
+        R1,
+        "note",
+        "doesn't answer",
+    ),
+    ("docker", told({"docker info": Done(code=0, out='{"runc":{}}')}), R1, "note", "nvidia-container-toolkit"),
+    ("slurm", machine(), R1, "ok", "debug* up 2 idle"),
+    ("slurm", without("srun"), R1, "note", "srun not on PATH"),
+    ("slurm", told({"sinfo": Done(code=1, err="sinfo: error: no controller\n")}), R1, "note", "no controller"),
+    ("slurm", told({"sinfo": Done(code=None)}), R1, "note", "nothing before its deadline"),
+    ("kubectl", machine(), R1, "ok", "context prod"),
+    ("kubectl", without("kubectl"), R1, "note", "no kubectl"),
+    ("kubectl", told({"kubectl config": Done(code=1, err="error: not set\n")}), R1, "note", "knows no cluster"),
+]
+
+
+@pytest.mark.parametrize(("check", "where", "expected", "level", "words"), CASES)
+def test_check(check: str, where: FakedMachine, expected: Expected, level: str, words: str) -> None:
+    finding = run(check, where, expected)
+
+    assert finding.level == level, finding
+    assert words in " | ".join((finding.result, finding.cause, finding.fix))
+    assert "\n" not in finding.result + finding.cause + finding.fix
+    if level in ("warning", "error"):
+        assert finding.cause
+        assert finding.fix
+    if level == "error":
+        assert finding.blocks
+
+
+def test_every_check_has_a_good_case_and_a_bad_one() -> None:
+    levels: dict[str, set[str]] = {check.id: set() for check in CHECKS}
+    for check, _, _, level, _ in CASES:
+        levels[check].add(level)
+
+    assert all("ok" in seen and seen & {"note", "warning", "error"} for seen in levels.values()), levels
+
+
+def test_every_known_fault_has_a_case() -> None:
+    said = " ".join(
+        words + run(check, where, expected).cause for check, where, expected, _, words in CASES if check == "known-bad"
+    )
+
+    assert [bad.what for bad in KNOWN_BAD if bad.what not in said and not bad.by_start_sh] == []
+
+
+def test_all_is_well_on_a_good_machine() -> None:
+    report = examine(with_files(files={"/proc/self/status": "Seccomp:\t0\n"}), R1)
+
+    bad = [found for found in report.findings if found.finding.level in ("warning", "error")]
+    assert bad == []
+    assert report.facts == {
+        "Python": "3.12.3",
+        "TensorRT-LLM": "1.2.1",
+        "container": "26.07",
+        "mpi4py": "3.1.5",
+        "MPI": "Open MPI 4.1.6",
+        "GPUs": "8 x NVIDIA H200, 143771 MiB",
+        "GPU driver": "580.159.04",
+        "repository": report.facts["repository"],
+        "checkpoint index": report.facts["checkpoint index"],
+    }
+
+
+def test_a_check_that_breaks_does_not_hide_the_others() -> None:
+    class Broken(FakedMachine):
+        def limit(self, name: Any) -> Any:
+            raise ZeroDivisionError("oh")
+
+    report = examine(Broken(files=GOOD_FILES), NOTHING)
+
+    broken = {found.check: found.finding for found in report.findings if "itself failed" in found.finding.result}
+    assert set(broken) == {"memlock", "nofile", "stack"}
+    assert broken["stack"].cause == "ZeroDivisionError: oh"
+    assert len(report.findings) == len(CHECKS)
+
+
+def test_what_ails_several_gpus_is_said_once() -> None:
+    finding = run("gpu-health", gpus(count=3, health="{}, 0, No, No, In Progress, N/A"), R1)
+
+    assert finding.result.startswith("GPU 0, 1, 2: NVSwitch fabric in progress")
+    assert finding.result.count("NVSwitch") == 1
+
+
+def test_a_folder_that_several_caches_share_is_named_once() -> None:
+    finding = run("disk", machine(folders=frozenset({"/tmp"}), closed=frozenset({"/"})), R1)
+
+    assert finding.result == "/ can't be written to"
+
+
+@pytest.mark.parametrize(
+    ("where", "expected", "works"),
+    [
+        # What the repository needs is no reason against what needs it not.
+        (of_wheel(packages=DEMO), R1, {"demo": True, "simulated": True, "tensorrt-llm": False, "launch-local": False}),
+        (machine(taken={8000: "process 7"}), R1, {"tensorrt-llm": False, "simulated": True, "launch-local": False}),
+        (machine(runs={}, files={STUB: b""}), R1, {"tensorrt-llm": False, "simulated": True, "launch-mpirun": False}),
+        (without(ENTRY_POINT), R1, {"tensorrt-llm": False, "launch-local": False, "launch-mpirun": False}),
+        (
+            with_files(files={"/tiny/a": ""}),
+            TINY,
+            {"demo": False, "simulated": True, "launch-local": False},
+        ),  # no torch
+        (machine(), replace(TINY, engine="simulated"), {"demo": False, "launch-local": False}),  # there is no /tiny
+        (with_files(files={"/tiny/a": ""}), replace(TINY, engine="simulated"), {"demo": False, "launch-local": True}),
+        (machine(), R1, {"tensorrt-llm": True, "launch-local": True, "launch-mpirun": True}),
+    ],
+)
+def test_what_works(where: FakedMachine, expected: Expected, works: Mapping[str, bool]) -> None:
+    found = {each.id: each.works for each in capabilities(examine(where, expected).findings, expected)}
+
+    assert {name: found[name] for name in works} == works
+
+
+def test_fields_that_a_driver_does_not_know_are_left_out() -> None:
+    class Old(FakedMachine):
+        """A driver that knows neither field of the fabric."""
+
+        def run(self, *command: str, **given: Any) -> Done:
+            if "fabric.state" in command[1]:
+                return Done(code=2, out='Field "fabric.state" is not a valid field to query.\n\n')
+            if "fabric.status" in command[1]:
+                return Done(code=2, out='Field "fabric.status" is not a valid field to query.\n\n')
+            if "remapped" in command[1]:
+                return Done(code=0, out="0, 0, Yes, No\n")
+            return super().run(*command, **given)
+
+    finding = run("gpu-health", Old(files=GOOD_FILES), R1)
+
+    assert finding.level == "error"
+    assert finding.result == "GPU 0: rows wait to be remapped"

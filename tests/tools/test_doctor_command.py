@@ -1,0 +1,269 @@
+"""`deepseek-triton doctor`: what it prints, its exit codes, and the command lines that it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import stat
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faked_machine import FakedMachine
+
+from deepseek_triton_tools import doctor as verb
+from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.diagnosis.capabilities import CAPABILITIES
+from deepseek_triton_tools.diagnosis.known_bad import KNOWN_BAD
+from deepseek_triton_tools.diagnosis.machine import Done, Python
+from deepseek_triton_tools.diagnosis.table import CHECKS, rows
+
+ROOT = Path(__file__).parents[2]
+LEVELS = {"ok", "skipped", "note", "warning", "error"}
+
+
+def document(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
+    code = main(["doctor", *argv, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def by_check(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {found["check"]: found for found in said["findings"]}
+
+
+def by_capability(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {each["id"]: each for each in said["capabilities"]}
+
+
+@pytest.fixture
+def r1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """R1 for 8 x H200, whose checkpoint is nowhere."""
+    folder = tmp_path / "r1"
+    argv = ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8", "--model", "/no/R1", "--output", str(folder)]
+    assert main(argv) == 0
+    capsys.readouterr()
+    return folder
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Programs that other machines may have are not there: nvidia-smi fails, as without a driver."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_this_machine(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a GPU the tests' own machine serves all but TensorRT-LLM."""
+    code, said = document(capsys)
+
+    assert code in (0, 3)
+    assert said["schema"] == "deepseek-triton/doctor/1"
+    assert (said["exit_code"], said["ok"]) == (code, code == 0)
+    assert {found["check"] for found in said["findings"]} == {check.id for check in CHECKS}
+    assert {found["level"] for found in said["findings"]} <= LEVELS
+    assert by_check(said)["gpus"]["level"] == "note"
+    assert by_check(said)["gpus"]["blocks"] == ["tensorrt-llm"]
+    can = by_capability(said)
+    assert list(can) == list(CAPABILITIES)
+    assert [name for name in ("demo", "simulated", "client", "generator", "warm") if not can[name]["works"]] == []
+    assert not can["tensorrt-llm"]["works"]
+    assert {row["check"] for row in can["tensorrt-llm"]["in_the_way"]} >= {"gpus"}
+    [facts] = said["facts"].values()
+    assert facts["Python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_a_repository_for_tensorrt_llm(no_gpu: None, r1: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = document(capsys, str(r1))
+
+    found = by_check(said)
+    assert code == 1
+    assert found["gpus"]["level"] == "error"
+    assert found["tensorrt-llm"]["level"] == "error"
+    assert "nvcr.io/nvidia/tritonserver:" in found["tensorrt-llm"]["fix"]
+    assert found["checkpoint"]["result"] == "/no/R1 is not there"
+    assert found["repository"]["level"] == "ok"
+    assert len(found["repository"]["result"].split(", ")[1]) == 16
+    can = by_capability(said)
+    assert can["demo"]["works"]
+    assert can["simulated"]["works"]
+    assert not can["launch-local"]["works"]
+    assert not [check for check in found if check.startswith("check:")]  # but for the checkpoint, which is said once
+
+
+def test_a_file_of_llm_arguments(no_gpu: None, r1: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As trtllm-serve takes it; the folder it lies in is the repository then."""
+    code, said = document(capsys, str(r1 / "tensorrt_llm/1/model.yaml"))
+
+    assert code == 1
+    assert by_check(said)["repository"]["result"].startswith(f"{r1}/tensorrt_llm/1, ")
+
+
+def test_what_check_finds_is_said(r1: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = r1 / "tensorrt_llm/1/model.yaml"
+    path.write_text(path.read_text().replace("max_batch_size:", "max_bach_size:", 1))
+
+    code, said = document(capsys, str(r1))
+
+    [wrong] = [found for found in said["findings"] if "max_bach_size" in found["result"]]
+    assert code == 1
+    assert wrong["check"].startswith("check:")
+    assert "tensorrt_llm/1/model.yaml:" in wrong["result"]
+
+
+def test_the_repository_of_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    """What this project's own folder needs is all here."""
+    code, said = document(capsys, str(ROOT / "model_repository"), "--http-port", "18470", "--grpc-port", "18471")
+
+    assert [found for found in said["findings"] if found["level"] == "error" and found["check"] != "ports"] == []
+    assert code in (0, 1, 3)
+    assert by_check(said)["tritonserver"]["level"] == "ok"
+
+
+def test_text_has_cause_and_fix_and_hides_what_is_in_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = FakedMachine(runs={"nvidia-smi": Done(code=6, out="No devices were found\n")})
+    monkeypatch.setattr(verb, "RealMachine", lambda: machine)
+    main(["doctor"])
+    shown = capsys.readouterr().out
+    main(["doctor", "-v"])
+    verbose = capsys.readouterr().out
+
+    assert "note     GPUs: nvidia-smi: No devices were found" in shown
+    assert "         fix: " in shown
+    assert "ok       Python" not in shown
+    assert "(-v shows them)" in shown
+    assert "ok       Python: " in verbose
+    assert "what works here" in shown
+    assert "  no   serve with TensorRT-LLM (in the way: " in shown
+    assert "  yes  ask a server (generate, chat)" in shown
+
+
+BARE = Python(executable="/usr/bin/python3", version="3.12.3", glibc="2.39")
+EXIT_CODES = [
+    (FakedMachine(), 3),  # no stub beside its tritonserver
+    (FakedMachine(programs={}, runs={}, python=BARE), 0),
+    (FakedMachine(programs={}, runs={}, python=BARE, limits={"stack": (1, 1)}), 3),
+    (FakedMachine(programs={}, runs={}, python=replace(BARE, version="3.9.1")), 1),
+]
+
+
+@pytest.mark.parametrize(("machine", "code"), EXIT_CODES)
+def test_exit_codes(
+    machine: FakedMachine, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verb, "RealMachine", lambda: machine)
+
+    assert main(["doctor"]) == code
+
+
+def test_through_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A container's `exec`, as it were: another environment, and the checks travel into it."""
+    through = f"env -i PATH=/usr/bin:/bin HOME={tmp_path}"
+
+    code, said = document(capsys, "--through", through, "--python", sys.executable)
+
+    assert code in (0, 1, 3)
+    assert {found["host"] for found in said["findings"]} == {through}
+    assert str(tmp_path) in by_check(said)["disk"]["result"]
+
+
+def test_a_command_that_leads_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = document(capsys, "--through", "no-such-program exec")
+
+    assert code == 1
+    assert by_check(said)["reached"]["result"] == "no-such-program: No such file or directory"
+    assert not any(each["works"] for each in said["capabilities"])
+
+
+def test_hosts_of_which_one_is_here_and_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An ssh that runs the command here, in another's place, for one host and refuses the other."""
+    program = tmp_path / "ssh"
+    program.write_text(
+        f'#!/bin/sh\nfor last; do :; done\necho "$*" >> {tmp_path}/asked\n'
+        'case "$*" in *192.0.2.7*) echo "ssh: connect to host b port 22: Connection refused" >&2; exit 255;; esac\n'
+        'exec sh -c "$last"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost slots=8\n192.0.2.6 slots=8  # documentation's addresses (RFC 5737)\n192.0.2.7\n")
+
+    code, said = document(
+        capsys, "--host-file", str(hosts), "--ssh-port", "2233", "--ssh-args", "-i key", "--python", sys.executable
+    )
+
+    asked = (tmp_path / "asked").read_text()
+    assert code == 1
+    assert "-o BatchMode=yes" in asked
+    assert "-p 2233 -i key -- 192.0.2.6" in asked
+    assert "localhost" not in asked
+    reached = {found["host"]: found["level"] for found in said["findings"] if found["check"] == "reached"}
+    assert reached == {"192.0.2.6": "ok", "192.0.2.7": "error"}
+    assert set(said["facts"]) == {"localhost", "192.0.2.6"}
+    assert by_check(said)["same-python"]["level"] == "ok"
+    assert not by_capability(said)["launch-mpirun"]["works"]
+
+
+def test_hosts_are_named_in_text(
+    tmp_path: Path, r1: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "ssh"
+    program.write_text("#!/bin/sh\necho 'u@h: Permission denied (publickey).' >&2\nexit 255\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    assert main(["doctor", str(r1), "--hosts", "192.0.2.6,localhost"]) == 1
+
+    shown = capsys.readouterr().out
+    assert "error    192.0.2.6: reached: u@h: Permission denied (publickey)." in shown
+    assert "ssh-copy-id" in shown
+    assert ") is not 192.0.2.6, the first of them" in shown
+    assert "hosts: 2 of them: 192.0.2.6, localhost\n         the repository takes 1\n" in shown
+
+
+REFUSED = [
+    (["--hosts", "a,,b"], "expected names separated by commas"),
+    (["--hosts", "a,-oProxyCommand=x"], "expected names separated by commas"),
+    (["--hosts", "a", "--host-file", "f"], "not allowed with"),
+    (["--hosts", "a", "--through", "x"], "not allowed with"),
+    (["--host-file", "/no/such"], "--host-file /no/such: can't be read: No such file"),
+    (["--host-file", os.devnull], "expected a host on each line, got none"),
+    (["--ssh-port", "22"], "are for --hosts or --host-file"),
+    (["--ssh-port", "auto", "--hosts", "a"], "from 1 to 65535"),
+    (["--http-port", "0"], "from 1 to 65535"),
+    (["--model", "/m"], "name its folder first"),
+    (["--through", ""], "--through: expected a command"),
+    (["--through", "'"], "expected words as a shell has them"),
+    (["--hosts", "a", "--ssh-args", '"'], "expected words as a shell has them"),
+    (["/no/such/folder"], "expected a model repository"),
+]
+
+
+@pytest.mark.parametrize(("argv", "said"), REFUSED, ids=[shlex.join(argv) for argv, _ in REFUSED])
+def test_refused(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["doctor", *argv])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+
+    captured = capsys.readouterr()
+    assert code == (1 if argv == ["/no/such/folder"] else 2)
+    assert said in captured.err
+    assert captured.out == ""
+
+
+def test_the_page_has_every_check_capability_and_known_fault() -> None:
+    page = (ROOT / "docs/doctor.md").read_text()
+
+    assert "\n".join(rows()) in page
+    assert [name for name in CAPABILITIES if f"`{name}`" not in page] == []
+    assert [bad.source for bad in KNOWN_BAD if bad.source not in page] == []

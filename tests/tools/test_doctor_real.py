@@ -1,0 +1,221 @@
+"""The real machine under the checks, and the same checks in a bare Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from deepseek_triton_tools.diagnosis import real
+from deepseek_triton_tools.diagnosis.examine import examine, report_from_json, report_to_json
+from deepseek_triton_tools.diagnosis.expected import Container, Expected, from_json, to_json
+from deepseek_triton_tools.diagnosis.hosts import bootstrap, visit_by
+from deepseek_triton_tools.diagnosis.machine import NOT_FOUND
+from deepseek_triton_tools.diagnosis.packing import BOOTSTRAP, EXPECTED, MARK, pack
+from deepseek_triton_tools.diagnosis.real import RealMachine
+from deepseek_triton_tools.diagnosis.table import CHECKS
+
+BARE = [sys.executable, "-I", "-S", "-c", BOOTSTRAP]
+"""Without site-packages: nothing of this project, and nothing else."""
+EVERYTHING = Expected(
+    repository="/r1",
+    engine="tensorrt_llm",
+    hosts=("a", "b"),
+    containers=(Container(tag="26.07", trtllm="1.2.1", driver="590.44.01"),),
+)
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_expected_travels_whole() -> None:
+    assert from_json(to_json(EVERYTHING)) == EVERYTHING
+
+
+def test_a_report_travels_whole() -> None:
+    report = examine(RealMachine(), Expected(), host="here")
+
+    assert report_from_json(report_to_json(report)) == report
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"findings": [{}]}', '{"findings": []}'])
+def test_what_is_no_report_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - JSONDecodeError is one
+        report_from_json(text)
+
+
+def test_all_checks_run_in_a_python_with_nothing_installed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        BARE, input=pack(EVERYTHING), capture_output=True, cwd=tmp_path, env={"PATH": os.environ["PATH"]}
+    )
+
+    assert done.stderr == b""
+    [line] = [line for line in done.stdout.decode().splitlines() if line.startswith(MARK)]
+    report = report_from_json(line.removeprefix(MARK))
+    assert [found.check for found in report.findings] == [check.id for check in CHECKS]
+    assert [found for found in report.findings if "itself failed" in found.finding.result] == []
+    of_repository = next(found.finding for found in report.findings if found.check == "repository")
+    assert of_repository.result == "/r1 is not there"
+    assert list(tmp_path.iterdir()) == []  # nothing is left
+
+
+def test_the_zip_needs_no_zlib_and_holds_no_installed_package() -> None:
+    with zipfile.ZipFile(BytesIO(pack(Expected()))) as packed:
+        assert {entry.compress_type for entry in packed.infolist()} == {zipfile.ZIP_STORED}
+        names = packed.namelist()
+
+    assert EXPECTED in names
+    assert not [name for name in names if name.startswith("deepseek_triton_build")]
+
+
+def test_an_old_python_says_so(tmp_path: Path) -> None:
+    old = BOOTSTRAP.replace("sys.version_info>=(3,10)", "sys.version_info>=(99,0)")
+
+    visit = visit_by([sys.executable, "-c", old], Expected(), host="old")
+
+    assert visit.report is None
+    assert "Python 3.10 or newer is needed" in visit.findings[0].finding.result
+    assert "--python" in visit.findings[0].finding.fix
+
+
+def test_another_python_is_looked_at() -> None:
+    visit = visit_by(bootstrap(sys.executable), Expected(), host="here")
+
+    assert visit.report is not None
+    assert visit.report.facts["Python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {found.host for found in visit.report.findings} == {"here"}
+
+
+def test_a_program_runs_once_and_is_killed_with_its_children(tmp_path: Path) -> None:
+    machine = RealMachine()
+    script = f"echo x >> {tmp_path}/ran; sleep 60 & echo $! > {tmp_path}/child; wait"
+
+    first = machine.run("sh", "-c", script, timeout_s=0.3)
+    second = machine.run("sh", "-c", script, timeout_s=0.3)
+
+    assert first.code is None
+    assert second == first
+    assert (tmp_path / "ran").read_text() == "x\n"
+    child = int((tmp_path / "child").read_text())
+    eventually(lambda: child not in {process.pid for process in machine.processes()})
+
+
+@pytest.mark.filterwarnings("ignore:subprocess")  # it is left, as it has to be
+def test_a_program_that_can_t_be_killed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nvidia-smi when its driver hangs."""
+    monkeypatch.setattr(os, "killpg", lambda *_: None)
+    monkeypatch.setattr(real, "_KILLED_WITHIN_S", 0.1)
+
+    done = RealMachine().run("sh", "-c", f"echo $$ > {tmp_path}/pid; echo first; exec sleep 60", timeout_s=0.5)
+
+    monkeypatch.undo()
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert (done.code, done.out) == (None, "first\n")
+
+
+def test_what_a_repository_holds_besides_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """A checkpoint beside model.yaml, and a pipe that nobody writes to."""
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "model-00001.safetensors").open("wb") as file:
+        file.truncate(2**40)
+    script = (
+        "import sys; from deepseek_triton_tools.diagnosis.real import RealMachine\n"
+        "from deepseek_triton_tools.diagnosis.checks.storage import repository_digest\n"
+        "print(repository_digest(RealMachine(), sys.argv[1]))"
+    )
+
+    def digest() -> str:
+        done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=60)
+        assert done.stderr == ""
+        return done.stdout
+
+    first = digest()
+    os.truncate(tmp_path / "model-00001.safetensors", 2**40 - 1)
+    assert digest() != first
+
+
+def test_a_program_that_is_not_there() -> None:
+    done = RealMachine().run("no-such-program")
+
+    assert (done.code, done.err) == (NOT_FOUND, "no-such-program: No such file or directory")
+
+
+def test_programs_see_what_is_set_besides() -> None:
+    done = RealMachine().run("sh", "-c", "echo $ONE; echo two >&2; exit 3", environ={"ONE": "1"})
+
+    assert (done.code, done.out, done.err) == (3, "1\n", "two\n")
+
+
+def test_a_marked_process_is_seen_and_this_one_is_not() -> None:
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, "DEEPSEEK_TRITON_LAUNCH": "0123abcd"}) as sleeper:
+        try:
+            seen = {process.pid: process for process in RealMachine().processes()}
+        finally:
+            sleeper.kill()
+
+    assert seen[sleeper.pid].launch == "0123abcd"
+    assert seen[sleeper.pid].command == ("sleep", "60")
+    assert seen[sleeper.pid].parent == os.getpid()
+    assert os.getpid() not in seen
+
+
+def test_who_listens() -> None:
+    machine = RealMachine()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert f"process {os.getpid()} " in (machine.listener(port) or "")
+    assert machine.listener(port) is None
+
+
+def test_interfaces_and_names() -> None:
+    machine = RealMachine()
+    [loopback] = [each for each in machine.interfaces() if each.is_loopback]
+
+    assert loopback.is_up
+    assert "127.0.0.1" in loopback.addresses
+    assert "127.0.0.1" in machine.resolve("localhost")
+    with pytest.raises(OSError, match="no name of a host"):
+        machine.resolve("a..b")
+
+
+def test_files(tmp_path: Path) -> None:
+    machine = RealMachine()
+    (tmp_path / "b").write_bytes(b"12345")
+    (tmp_path / "a").mkdir()
+
+    assert machine.names(str(tmp_path)) == ["a", "b"]
+    assert machine.read(f"{tmp_path}/b") == "12345"
+    assert machine.read_bytes(f"{tmp_path}/b", 2) == b"12"
+    assert machine.size(f"{tmp_path}/b") == 5
+    assert machine.is_folder(f"{tmp_path}/a")
+    assert not machine.is_folder(f"{tmp_path}/b")
+    assert machine.exists(f"{tmp_path}/b")
+    assert machine.can_write(str(tmp_path))
+    assert 0 < machine.disk(str(tmp_path)).free <= machine.disk(str(tmp_path)).total
+    with pytest.raises(FileNotFoundError):
+        machine.names(f"{tmp_path}/c")
+
+
+def test_limits_are_numbers_or_none() -> None:
+    script = (
+        "import resource, json; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))\n"
+        "from deepseek_triton_tools.diagnosis.real import RealMachine\n"
+        "print(json.dumps(RealMachine().limit('nofile')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert json.loads(done.stdout) == [300, 400]

@@ -1,0 +1,902 @@
+"""`launch --with kubernetes`: what is rendered is valid, its numbers agree with each other, and its scripts run."""
+
+import base64
+import copy
+import dataclasses
+import json
+import math
+import os
+import re
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from hosts import HostsError, two_hosts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepseek_triton_build.load_time import ENGINE_START_S
+from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.errors import RepositoryError, ToolError
+from deepseek_triton_tools.launching import kubernetes
+from deepseek_triton_tools.launching.config_map import MAX_BYTES, data_lines, repository_files
+from deepseek_triton_tools.launching.facts import facts_of
+from deepseek_triton_tools.launching.kubernetes_options import KubernetesOptions
+from deepseek_triton_tools.launching.options import LaunchOptions
+from deepseek_triton_tools.launching.stop_times import StopTimes
+
+GIB = 2**30
+R1_BYTES = 688574839360
+VERSIONS = ("1.27", "1.37")
+"""Of Kubernetes: the first where every field is known, and the newest with a schema."""
+EVERYTHING = LaunchOptions(
+    name="r1",
+    namespace="models",
+    image="registry.example.com/r1:2",
+    server_args=("--log-verbose", "1", "--id=$(HOME)"),
+    environment=(("NCCL_DEBUG", "INFO"), ("PRICE", "$5 (HOME)")),
+    interface="eth0",
+    replicas=2,
+    max_replicas=4,
+    claim="weights",
+    cache_dir=Path("/var/cache/kernels"),
+    pull_secret="registry",
+    kubernetes=KubernetesOptions(
+        checkpoint_on_nodes=True,
+        host_network=True,
+        rdma=("rdma/hca", 8),
+        scrape=True,
+        node_selector=(("nvidia.com/gpu.product", "NVIDIA-H200"),),
+    ),
+)
+OPTIONS = {
+    "plain": LaunchOptions(),
+    "everything": EVERYTHING,
+    "claims": LaunchOptions(kubernetes=KubernetesOptions(repository_claim="repository", cache_claim="kernels")),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """R1 on one node of H200 and on two of H100, and a small model with no GPU at all."""
+    top = tmp_path_factory.mktemp("repositories")
+    plans = {
+        "one": ["deepseek-r1", "--gpu", "h200", "--gpus", "8"],
+        "two": ["deepseek-r1", "--gpu", "h100", "--gpus", "16"],
+    }
+    for name, plan in {**plans, "tiny": ["tiny"]}.items():
+        assert main(["build", *plan, "--output", str(top / name)]) == 0
+    return top
+
+
+@pytest.fixture(scope="module")
+def facts(folders):
+    return {name: facts_of(str(folders / name)) for name in ("one", "two", "tiny")}
+
+
+@pytest.fixture
+def rendered(facts):
+    def render(name, options=None):
+        return load(kubernetes.render(facts[name], options or LaunchOptions()))
+
+    return render
+
+
+def load(text):
+    return {document["kind"]: document for document in yaml.load_all(text, Loader=yaml.CSafeLoader)}
+
+
+def templates(documents):
+    """Of pods: the one with tritonserver first."""
+    if "Deployment" in documents:
+        return [documents["Deployment"]["spec"]["template"]]
+    group = documents["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    return [group["leaderTemplate"], group["workerTemplate"]]
+
+
+def container(template):
+    [container] = template["spec"]["containers"]
+    return container
+
+
+def environment(template):
+    return {variable["name"]: variable["value"] for variable in container(template)["env"]}
+
+
+# --- it is valid ---
+
+# The fields that are used, by kubernetes-sigs/lws at 060ab4d, api/leaderworkerset/v1/leaderworkerset_types.go and the
+# markers above its fields. Pod templates are checked by Kubernetes's own schema.
+COUNT = {"type": "integer", "minimum": 0}
+POD_TEMPLATE = {"type": "object", "required": ["spec"]}
+LEADER_WORKER_SET = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
+        "kind": {"const": "LeaderWorkerSet"},
+        "metadata": {"type": "object", "properties": {"name": {"pattern": "^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"}}},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["leaderWorkerTemplate"],
+            "properties": {
+                "replicas": {**COUNT, "maximum": 1_000_000},
+                "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
+                "networkConfig": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["subdomainPolicy"],
+                    "properties": {"subdomainPolicy": {"enum": ["Shared", "UniquePerReplica"]}},
+                },
+                "rolloutStrategy": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["type"],
+                    "properties": {
+                        "type": {"enum": ["RollingUpdate"]},
+                        "rollingUpdateConfiguration": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {
+                                "partition": COUNT,
+                                "maxUnavailable": {"anyOf": [COUNT, {"type": "string", "pattern": "^[0-9]+%$"}]},
+                                "maxSurge": {"anyOf": [COUNT, {"type": "string", "pattern": "^[0-9]+%$"}]},
+                            },
+                        },
+                    },
+                },
+                "leaderWorkerTemplate": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["workerTemplate"],
+                    "properties": {
+                        "size": {"type": "integer", "minimum": 1},
+                        "restartPolicy": {
+                            "enum": ["Default", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]
+                        },
+                        "leaderTemplate": POD_TEMPLATE,
+                        "workerTemplate": POD_TEMPLATE,
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def validate(documents, version=VERSIONS[-1]):
+    for kind, document in documents.items():
+        if kind != "LeaderWorkerSet":
+            kubernetes_validate.validate(document, version, strict=True)
+            continue
+        jsonschema.validate(document, LEADER_WORKER_SET, cls=jsonschema.Draft202012Validator)
+        for template in templates(documents):
+            kubernetes_validate.validate(in_a_deployment(template), version, strict=True)
+
+
+def in_a_deployment(template):
+    selector = {"matchLabels": template["metadata"]["labels"]}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "wrapped"},
+        "spec": {"selector": selector, "template": template},
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_all_of_it_is_valid(rendered, name, options, version):
+    documents = rendered(name, OPTIONS[options])
+
+    validate(documents, version)
+    assert {"Service", "PodDisruptionBudget"} < documents.keys()
+    assert ("ConfigMap" in documents) == (options != "claims")
+    assert ("HorizontalPodAutoscaler" in documents) == (options == "everything")
+
+
+def test_a_model_without_a_gpu_is_valid_too(rendered):
+    documents = rendered("tiny", LaunchOptions(image="tritonserver:here"))
+
+    validate(documents)
+    [template] = templates(documents)
+    assert "nvidia.com/gpu" not in container(template)["resources"]["limits"]
+    assert "tolerations" not in template["spec"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("Deployment", ["spec", "template", "spec", "containers", 0, "startupProbe", "failureTreshold"], 3),
+        ("Deployment", ["spec", "strategy", "rollingUpdate", "maxMissing"], 1),
+        ("Deployment", ["spec", "template", "spec", "terminationGracePeriodSeconds"], "70s"),
+        ("Deployment", ["spec", "template", "spec", "volumes", 0, "emptyDir", "size"], "9Gi"),
+        ("ConfigMap", ["data", "start.sh"], 5),
+        ("Service", ["spec", "ports", 0, "port"], "http"),
+        ("PodDisruptionBudget", ["spec", "maxunavailable"], 1),
+        ("HorizontalPodAutoscaler", ["spec", "behavior", "scaleDown", "policies", 0, "value"], "one"),
+        ("LeaderWorkerSet", ["spec", "leaderWorkerTemplate", "size"], "2"),
+        ("LeaderWorkerSet", ["spec", "leaderWorkerTemplate", "restartPolicy"], "Always"),
+        ("LeaderWorkerSet", ["spec", "startupPolicy"], "LeaderFirst"),
+        ("LeaderWorkerSet", ["spec", "leaderWorkerTemplate", "workers"], 1),
+        (
+            "LeaderWorkerSet",
+            ["spec", "leaderWorkerTemplate", "workerTemplate", "spec", "containers", 0, "readinessProbe", "tcp"],
+            1,
+        ),
+    ],
+)
+def test_the_validator_sees_a_wrong_field(rendered, kind, path, value):
+    documents = copy.deepcopy(rendered("two" if kind == "LeaderWorkerSet" else "one", EVERYTHING))
+    place = documents[kind]
+    for key in path[:-1]:
+        place = place.setdefault(key, {}) if isinstance(place, dict) else place[key]
+    place[path[-1]] = value
+
+    with pytest.raises(jsonschema.ValidationError):
+        validate(documents)
+
+
+def test_every_line_of_a_comment_fits_and_no_value_is_left_out(facts):
+    for name in ("one", "two"):
+        text = kubernetes.render(facts[name], EVERYTHING)
+        manifest = text[: text.index("\ndata:")] + text[text.index("\n---\n") :]
+        assert "@@" not in manifest
+        comments = [line for line in manifest.splitlines() if re.match(r" *# [^ ]", line)]
+        assert max(map(len, comments)) <= 120
+
+
+def test_every_number_has_a_reason(facts):
+    """In the comment above its block of lines, which is short; ports say themselves what they are."""
+    text = kubernetes.render(facts["two"], EVERYTHING)
+    lines = text[text.index("\n---\n") :].splitlines()
+    numbers = [n for n, line in enumerate(lines) if re.fullmatch(r' *(- )?\w+: "?\d+(Gi)?"?', line)]
+
+    assert len(numbers) > 15
+    for n in numbers:
+        assert any(line.strip().startswith("# ") for line in lines[n - 4 : n]), f"{lines[n]!r} stands alone"
+
+
+# --- the numbers agree ---
+
+
+def seconds(documents):
+    """What the arithmetic is about, read from what is rendered."""
+    server, *workers = templates(documents)
+    probe, variables = container(server)["startupProbe"], environment(server)
+    script = container(server)["args"][0]
+    gather = re.search(r"SECONDS >= (\d+)", script)
+    return {
+        "window": probe["failureThreshold"] * probe["periodSeconds"],
+        "gather": int(gather[1]) if gather else 0,
+        "ready_within": int(variables["READY_WITHIN"]),
+        "exit_timeout": int(variables["EXIT_TIMEOUT"]),
+        "pre_stop": int(container(server)["lifecycle"]["preStop"]["exec"]["command"][-1]),
+        "grace": server["spec"]["terminationGracePeriodSeconds"],
+        "worker_grace": [worker["spec"]["terminationGracePeriodSeconds"] for worker in workers],
+        "progress": documents.get("Deployment", {}).get("spec", {}).get("progressDeadlineSeconds"),
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.integers(1, 4 * 10**12),
+    rate=st.none() | st.integers(10**6, 10**11),
+    exit_timeout=st.integers(0, 7200),
+    name=st.sampled_from(["one", "two"]),
+)
+def test_the_deadlines_come_in_order(facts, size, rate, exit_timeout, name):
+    serving = dataclasses.replace(facts[name].serving, size=size)
+    options = LaunchOptions(
+        rate=rate, exit_timeout=exit_timeout, kubernetes=KubernetesOptions(repository_claim="repository")
+    )
+    at = seconds(load(kubernetes.render(dataclasses.replace(facts[name], serving=serving), options)))
+
+    # The start: a cold load and the engine, then the supervisor gives up, says why and ends all, then the probe.
+    assert at["ready_within"] >= size / (rate or 200e6) + ENGINE_START_S
+    supervisor_ends = at["gather"] + at["ready_within"] + exit_timeout + 15
+    assert supervisor_ends < at["window"]
+    assert (at["gather"] > 0) == (name == "two")
+    # The stop: tritonserver, then the supervisor, then mpirun, then the kubelet, and workers last.
+    assert at["exit_timeout"] == exit_timeout
+    assert at["pre_stop"] + exit_timeout < at["pre_stop"] + exit_timeout + 15 < at["grace"]
+    assert at["pre_stop"] + exit_timeout + 20 < at["grace"]
+    assert all(at["grace"] < worker for worker in at["worker_grace"])
+    assert at["progress"] is None or at["progress"] > at["window"]
+
+
+@pytest.mark.parametrize("exit_timeout", [0, 30, 600])
+def test_who_waits_for_whom(exit_timeout):
+    times = StopTimes(exit_timeout_s=exit_timeout)
+
+    order = [times.exit_timeout_s, times.supervisor_kill_s, times.mpirun_kill_s, times.docker_stop_timeout_s]
+    assert order == sorted(set(order))
+    assert times.grace_period_s - times.pre_stop_s == times.docker_stop_timeout_s
+    assert times.worker_grace_period_s > times.grace_period_s
+
+
+def test_without_a_rate_the_deadline_is_start_sh_s_own(facts, rendered):
+    for name in ("one", "two", "tiny"):
+        at = seconds(rendered(name, LaunchOptions(image="i")))
+        assert at["ready_within"] == facts[name].ready_within_s < at["window"]
+
+
+def test_a_deadline_that_was_asked_for_moves_the_probe(rendered):
+    at = seconds(rendered("one", LaunchOptions(ready_within=9000)))
+    assert at["ready_within"] == 9000 < at["window"]
+
+
+def test_no_deadline_of_the_supervisor_leaves_the_probe_s(rendered):
+    at = seconds(rendered("one", LaunchOptions(ready_within=0)))
+    assert at["ready_within"] == 0
+    assert at["window"] >= R1_BYTES / 200e6 + ENGINE_START_S
+
+
+WARM = {
+    "schema": "deepseek-triton/warm/1",
+    "result": {"read_bytes": 10**12, "done_bytes": 10**12, "read_bytes_per_s": 10**9},
+}
+
+
+def test_a_measured_rate_counts(tmp_path, facts):
+    document = tmp_path / "warm.json"
+    document.write_text(json.dumps(WARM))
+    text = kubernetes.render(facts["one"], LaunchOptions(kubernetes=KubernetesOptions(measured=document)))
+
+    assert seconds(load(text))["ready_within"] == math.ceil((R1_BYTES / 10**9 + ENGINE_START_S) / 60) * 60
+    assert "(measured, by" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "No such file"),
+        ("no JSON", "Expecting value"),
+        ("[]", "something else"),
+        ('{"result": {}}', "something else"),
+        (json.dumps(WARM | {"result": None}), "something else"),
+        (json.dumps(WARM | {"result": WARM["result"] | {"read_bytes_per_s": None}}), "nothing was read"),
+        (json.dumps(WARM | {"result": WARM["result"] | {"read_bytes": 10**9}}), "warm --evict"),
+    ],
+)
+def test_a_document_that_tells_no_rate_is_refused(tmp_path, facts, content, expected):
+    document = tmp_path / "warm.json"
+    if content is not None:
+        document.write_text(content)
+
+    with pytest.raises(ToolError, match=expected) as error:
+        kubernetes.render(facts["one"], LaunchOptions(kubernetes=KubernetesOptions(measured=document)))
+    assert error.value.exit_code == 2
+    assert "\n" not in str(error.value)
+
+
+def test_memory_holds_weights_ranks_and_shm(rendered):
+    for template in templates(rendered("two")):
+        [shm] = [volume for volume in template["spec"]["volumes"] if volume["name"] == "shm"]
+        resources = container(template)["resources"]
+        memory = int(resources["limits"]["memory"].removesuffix("Gi")) * GIB
+        shm_bytes = int(shm["emptyDir"]["sizeLimit"].removesuffix("Gi")) * GIB
+
+        assert memory >= R1_BYTES / 0.9 + 8 * 8 * GIB + shm_bytes
+        assert resources["requests"]["memory"] == resources["limits"]["memory"]
+        assert resources["limits"]["nvidia.com/gpu"] == 8
+        assert shm["emptyDir"]["medium"] == "Memory"
+        assert {"name": "shm", "mountPath": "/dev/shm"} in container(template)["volumeMounts"]
+
+
+# --- who is asked and who is reached ---
+
+
+def test_only_the_pod_with_tritonserver_is_asked_for_it(rendered):
+    server, worker = templates(rendered("two"))
+
+    assert container(server)["startupProbe"]["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
+    assert container(server)["livenessProbe"]["httpGet"] == {"path": "/v2/health/live", "port": "http"}
+    assert container(server)["readinessProbe"]["httpGet"] == {"path": "/v2/models/tensorrt_llm/ready", "port": "http"}
+    probes = {name: probe for name, probe in container(worker).items() if name.endswith("Probe")}
+    assert probes == {"readinessProbe": {"tcpSocket": {"port": "ssh"}, "periodSeconds": 10}}
+    assert container(worker)["ports"] == [{"name": "ssh", "containerPort": 2222}]
+    assert environment(worker)["SSH_PORT"] == environment(server)["SSH_PORT"] == "2222"
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_the_service_reaches_servers_only(rendered, name):
+    documents = rendered(name, dataclasses.replace(EVERYTHING, http_port=9000))
+    server, *_ = templates(documents)
+    service, budget = documents["Service"], documents["PodDisruptionBudget"]
+
+    labels = server["metadata"]["labels"]
+    if name == "two":  # what the controller adds to a leader's
+        labels = labels | {"leaderworkerset.sigs.k8s.io/name": "r1", "leaderworkerset.sigs.k8s.io/worker-index": "0"}
+    assert service["spec"]["selector"].items() <= labels.items()
+    if name == "two":
+        assert "leaderworkerset.sigs.k8s.io/worker-index" in service["spec"]["selector"]
+    assert service["metadata"]["name"] != "r1", "it is the name of the controller's headless Service"
+    ports = {port["name"]: port["containerPort"] for port in container(server)["ports"]}
+    assert [port["targetPort"] for port in service["spec"]["ports"]] == ["http", "grpc", "metrics"]
+    assert ports == {"http": 9000, "grpc": 8001, "metrics": 8002}
+    assert environment(server)["HTTP_PORT"] == "9000"
+    for template in templates(documents):
+        assert budget["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("one", {"minAvailable": 1}), ("two", {"maxUnavailable": 0})])
+def test_one_replica_is_not_evicted_by_itself(rendered, name, allowed):
+    """One node's may go once the autoscaler has made another; of two groups, each would lose a pod that way."""
+    spec = rendered(name, LaunchOptions(max_replicas=3))["PodDisruptionBudget"]["spec"]
+
+    assert {key: spec[key] for key in ("minAvailable", "maxUnavailable") if key in spec} == allowed
+
+
+@pytest.mark.parametrize(("name", "kind"), [("one", "Deployment"), ("two", "LeaderWorkerSet")])
+def test_the_autoscaler_scales_what_there_is(rendered, name, kind):
+    documents = rendered(name, EVERYTHING)
+    spec = documents["HorizontalPodAutoscaler"]["spec"]
+
+    assert spec["scaleTargetRef"] == {
+        "apiVersion": documents[kind]["apiVersion"],
+        "kind": kind,
+        "name": documents[kind]["metadata"]["name"],
+    }
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 4)
+    assert "replicas" not in documents[kind]["spec"], "an apply would set it back"
+    [metric] = spec["metrics"]
+    assert metric["pods"]["metric"]["name"] == "deepseek_triton_inflight_sequences"
+    assert int(metric["pods"]["target"]["averageValue"]) == int(0.8 * 128)
+    assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] <= 3600
+
+
+def test_the_metric_is_one_that_is_published():
+    table = (Path(__file__).resolve().parents[2] / "docs/metrics.md").read_text()
+    assert "| `deepseek_triton_inflight_sequences` | gauge |" in table
+
+
+def test_what_was_asked_for_is_there(rendered):
+    for template in templates(rendered("two", EVERYTHING)):
+        spec = template["spec"]
+        assert spec["hostNetwork"] is True
+        assert spec["dnsPolicy"] == "ClusterFirstWithHostNet"
+        assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H200"}
+        assert spec["imagePullSecrets"] == [{"name": "registry"}]
+        assert container(template)["image"] == "registry.example.com/r1:2"
+        assert container(template)["resources"]["limits"]["rdma/hca"] == 8
+        assert expanded(environment(template)["PRICE"]) == "$5 (HOME)"
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        assert volumes["kernels"]["hostPath"]["path"] == "/var/cache/kernels/registry.example.com_r1_2-h100"
+        assert volumes["hub"]["hostPath"]["path"].endswith("/hub")
+    server, _ = templates(rendered("two", EVERYTHING))
+    assert server["metadata"]["annotations"]["prometheus.io/port"] == "8002"
+    assert environment(server)["INTERFACE"] == "eth0"
+    assert [expanded(word) for word in container(server)["args"][1:]] == ["launch", *EVERYTHING.server_args]
+
+
+def test_a_claim_holds_the_repository_instead(rendered):
+    documents = rendered("one", OPTIONS["claims"])
+    [template] = templates(documents)
+
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    assert volumes["repository"]["persistentVolumeClaim"] == {"claimName": "repository", "readOnly": True}
+    mounts = {mount["name"]: mount for mount in container(template)["volumeMounts"]}
+    assert mounts["kernels"]["subPath"].endswith("-h200")
+    assert "cp " not in container(template)["args"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("one", LaunchOptions(name="R1"), "--name: expected up to 40 small letters"),
+        ("one", LaunchOptions(name="1r"), "--name: expected"),
+        ("one", LaunchOptions(name="r" * 41), "--name: expected"),
+        ("one", LaunchOptions(namespace="a/b"), "--namespace: expected up to 63 small letters"),
+        ("one", LaunchOptions(namespace="a.b"), "--namespace: expected"),
+        ("one", LaunchOptions(namespace="n" * 64), "--namespace: expected"),
+        ("one", LaunchOptions(claim="A B"), "--claim: expected a name"),
+        ("one", LaunchOptions(claim="a..b"), "--claim: expected a name"),
+        ("one", LaunchOptions(claim="c." * 127 + "c"), "--claim: expected a name"),
+        (
+            "one",
+            LaunchOptions(kubernetes=KubernetesOptions(node_selector=(("a b", "c"),))),
+            "--node-selector: expected",
+        ),
+        ("one", LaunchOptions(kubernetes=KubernetesOptions(node_selector=(("a", "c" * 64),))), "--node-selector: expe"),
+        ("one", LaunchOptions(max_restarts=2), "--max-restarts: expected 0"),
+        ("one", LaunchOptions(environment=(("A", "1"), ("A", "2"))), "--env: A: given twice"),
+        ("one", LaunchOptions(environment=(("HF_HUB_OFFLINE", "0"),)), "--env: HF_HUB_OFFLINE: given twice, or set"),
+        (
+            "one",
+            LaunchOptions(kubernetes=KubernetesOptions(repository_claim="")),
+            "--repository-claim: expected a name",
+        ),
+        ("one", LaunchOptions(replicas=3, max_replicas=2), "most, 2, is less than its least, 3"),
+        ("one", LaunchOptions(kubernetes=KubernetesOptions(rdma=("hca", 1))), "--rdma: expected"),
+        ("tiny", LaunchOptions(), "name with --image one that has tritonserver"),
+        ("tiny", LaunchOptions(image="i", max_replicas=2), "no max_batch_size to aim at"),
+        (
+            "one",
+            LaunchOptions(cache_dir=Path("/k"), kubernetes=KubernetesOptions(cache_claim="k")),
+            "on a claim or in a folder of the nodes",
+        ),
+        (
+            "one",
+            LaunchOptions(rate=1, kubernetes=KubernetesOptions(measured=Path("m"))),
+            "either given or measured",
+        ),
+    ],
+)
+def test_what_can_t_be_is_refused_in_a_line(facts, name, options, expected):
+    with pytest.raises(ToolError, match=re.escape(expected)) as error:
+        kubernetes.render(facts[name], options)
+    assert error.value.exit_code == 2
+    assert "\n" not in str(error.value)
+
+
+def test_all_that_is_wrong_is_said_at_once(facts):
+    with pytest.raises(ToolError, match=r"--name.*--namespace"):
+        kubernetes.render(facts["one"], LaunchOptions(name="R1", namespace="-"))
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("R1_H200", "r1-h200"), ("--", "deepseek-triton"), ("8xh200", "deepseek-triton"), ("a" * 39 + "-b", "a" * 39)],
+)
+def test_the_name_is_the_folder_s_where_it_can_be(facts, folder, name):
+    facts_here = dataclasses.replace(facts["one"], folder=Path("/srv") / folder)
+    assert kubernetes.object_name(facts_here, LaunchOptions()) == name
+
+
+def test_a_group_can_t_be_applied_with_the_stock_image(facts):
+    assert list(kubernetes.lacking(facts["two"], LaunchOptions()))
+    assert not list(kubernetes.lacking(facts["two"], EVERYTHING))
+    assert not list(kubernetes.lacking(facts["one"], LaunchOptions()))
+    text = kubernetes.render(facts["two"], LaunchOptions())
+    assert "openssh-server" in text
+    assert f"FROM {facts['two'].image}" in text
+    assert kubernetes.PLACEHOLDER in text
+
+
+# --- the repository ---
+
+
+def as_volume(documents, template, folder):
+    """A ConfigMap as the kubelet mounts it: files in a folder with a time in its name, and links into it."""
+    [volume] = [volume for volume in template["spec"]["volumes"] if "configMap" in volume]
+    assert volume["configMap"]["name"] == documents["ConfigMap"]["metadata"]["name"]
+    data = {key: text.encode() for key, text in documents["ConfigMap"]["data"].items()}
+    data |= {key: base64.b64decode(text) for key, text in documents["ConfigMap"].get("binaryData", {}).items()}
+    stamped = folder / "..2026_11_21_10_00_00.123456789"
+    for item in volume["configMap"]["items"]:
+        path = stamped / item["path"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data[item["key"]])
+        path.chmod(item.get("mode", 0o644))
+    (folder / "..data").symlink_to(stamped.name)
+    for entry in stamped.iterdir():
+        (folder / entry.name).symlink_to(f"..data/{entry.name}")
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder).as_posix(): (path.read_bytes(), bool(path.stat().st_mode & stat.S_IXUSR))
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_it_is_the_same_each_time_and_named_by_its_content(folders, facts, tmp_path):
+    text = kubernetes.render(facts["one"], LaunchOptions(name="r1"))
+    shutil.copytree(folders / "one", tmp_path / "one")
+    (tmp_path / "one/tensorrt_llm/1/__pycache__").mkdir(exist_ok=True)
+    (tmp_path / "one/tensorrt_llm/1/__pycache__/model.pyc").write_bytes(b"\0")
+    (tmp_path / "one/.git").mkdir()
+    (tmp_path / "one/.git/config").write_text("secret")
+    elsewhere = dataclasses.replace(facts["one"], folder=tmp_path / "one")
+    assert kubernetes.render(elsewhere, LaunchOptions(name="r1")) == text
+
+    name = load(text)["ConfigMap"]["metadata"]["name"]
+    with (tmp_path / "one/start.sh").open("a") as script:
+        script.write("# changed\n")
+    assert load(kubernetes.render(elsewhere, LaunchOptions(name="r1")))["ConfigMap"]["metadata"]["name"] != name
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("content")
+
+
+CONTENTS = st.one_of(
+    st.binary(max_size=40),
+    st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    st.text(" \ta\n#:-'\"|>%@&*!{}[]｜▁é😀", max_size=40).map(str.encode),
+    st.text("ab\n ", max_size=10).map(lambda text: f"{text}\n".encode()),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(content=CONTENTS)
+def test_every_content_arrives_as_it_was(folder, content):
+    (folder / "file").write_bytes(content)
+
+    document = yaml.safe_load("\n".join(data_lines(repository_files(folder))) + "\n")
+    [(section, entries)] = document.items()
+    if section == "data":
+        assert entries["file"].encode() == content
+    else:
+        assert base64.b64decode(entries["file"]) == content
+
+
+def test_keys_are_allowed_and_differ(tmp_path):
+    paths = ["a/b.py", "a.b.py", "a_b/ü.py", "a_b/ö.py", "x" * 200 + "/" + "y" * 200]
+    for path in paths:
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(path)
+
+    files = repository_files(tmp_path)
+    assert {file.path for file in files} == set(paths)
+    assert len({file.key for file in files}) == len(paths)
+    assert all(re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", file.key) for file in files)
+
+
+def test_more_than_a_config_map_takes_is_refused(tmp_path):
+    (tmp_path / "a").write_bytes(b"x" * (MAX_BYTES - 1))
+    (tmp_path / "b").write_bytes(b"x")
+    assert len(repository_files(tmp_path)) == 2
+
+    (tmp_path / "c").write_bytes(b"x")
+    with pytest.raises(RepositoryError, match="--repository-claim"):
+        repository_files(tmp_path)
+
+
+# --- the scripts ---
+
+
+def expanded(text):
+    """What Kubernetes makes of an argument or a variable's value when no variable of the name is there."""
+    return text.replace("$$", "$")
+
+
+def scripts(documents):
+    found = {}
+    for name, template in zip(("server", "worker"), templates(documents), strict=False):
+        found[name] = container(template)["args"][0]
+        stop = container(template)["lifecycle"]["preStop"]["exec"]["command"]
+        if stop[0] == "bash":
+            found[f"{name} stop"] = stop[-1]
+    return found
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_the_scripts_are_bash_and_kubernetes_leaves_them_alone(rendered, name):
+    found = scripts(rendered(name, EVERYTHING))
+
+    assert len(found) == (3 if name == "two" else 1)
+    for script in found.values():
+        checked = subprocess.run(["bash", "-n", "-c", script], capture_output=True, text=True)
+        assert (checked.returncode, checked.stderr) == (0, "")
+        assert "$(" not in script
+        assert "$$" not in script
+
+
+@pytest.fixture
+def pod(tmp_path, rendered):
+    """Runs a script of a pod with the paths of a pod moved below tmp_path."""
+    documents = rendered("two", EVERYTHING)
+    mounted = tmp_path / "etc/deepseek-triton"
+    (mounted / "repository").mkdir(parents=True)
+    (mounted / "ssh").mkdir()
+    (tmp_path / "model_repository").mkdir()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "bin").mkdir()
+    (mounted / "ssh/id_ed25519").write_text("PRIVATE\n")
+    (mounted / "ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA r1\n")
+    as_volume(documents, templates(documents)[0], mounted / "repository")
+
+    def run(script, *args, **variables):
+        script = script.replace("/etc/deepseek-triton", str(mounted))
+        script = script.replace("/model_repository", str(tmp_path / "model_repository"))
+        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        environ = {"PATH": path, "HOME": str(tmp_path / "home"), "SSH_PORT": "2222", **variables}
+        return subprocess.run(["bash", "-c", script, *args], env=environ, capture_output=True, text=True, timeout=60)
+
+    def program(name, text):
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+        path.chmod(0o755)
+
+    run.program = program
+    run.scripts = scripts(documents)
+    run.folder = tmp_path
+    return run
+
+
+START = 'printf "%s|" "$HOSTS" "$SSH_PORT" "$@" > "$(dirname "$0")/started"'
+"""In the place of start.sh."""
+
+
+def with_start(script, folder):
+    """The copy is checked by itself: what it brings is then the recording start.sh."""
+    start = folder / "start.sh"
+    start.write_text(START)
+    return re.sub(r"^cp -rL (\S+) (\S+)/$", rf"cp {start} \2/start.sh", script, flags=re.MULTILINE)
+
+
+def test_the_repository_arrives_as_plain_files(pod, folders):
+    copying = [line for line in pod.scripts["server"].splitlines() if line.startswith("cp -rL ")]
+    assert len(copying) == 1
+
+    for _ in range(2):  # a container that is started again finds the first copy
+        copied = pod(copying[0])
+        assert (copied.returncode, copied.stderr) == (0, "")
+        found = pod.folder / "model_repository"
+        assert contents(found) == contents(folders / "two")
+        assert not any(path.is_symlink() for path in found.rglob("*"))
+        assert sorted(path.name for path in found.iterdir()) == ["start.sh", "tensorrt_llm"]
+
+
+def test_the_leader_waits_for_all_and_tells_start_sh_where_they_are(pod):
+    asked = pod.folder / "asked"
+    pod.program("getent", 'echo "getent $2" >> ' + str(asked))
+    # The first worker takes ssh at once, the second at the second time.
+    again = f'(($(grep -c "^r1-1-2" {asked}) > 1))'
+    pod.program("ssh", f'echo "$*" >> {asked}; [[ $1 != r1-1-2* ]] || {again} || {{ echo refused >&2; exit 255; }}')
+    pod.program("sleep", "")
+    script = with_start(pod.scripts["server"], pod.folder)
+    ran = pod(script, "launch", "--log-verbose", LWS_LEADER_ADDRESS="r1-1.r1.models", LWS_GROUP_SIZE="3")
+
+    assert ran.returncode == 0, ran.stderr
+    hosts = "r1-1.r1.models,r1-1-1.r1.models,r1-1-2.r1.models"
+    assert (pod.folder / "model_repository/started").read_text() == f"{hosts}|2222|--log-verbose|"
+    assert asked.read_text().splitlines() == [
+        "getent r1-1.r1.models",
+        "r1-1-1.r1.models true",
+        "r1-1-2.r1.models true",
+        "r1-1-2.r1.models true",
+    ]
+    assert "waiting for r1-1-2.r1.models" in ran.stderr
+    ssh = pod.folder / "home/.ssh"
+    assert stat.S_IMODE(ssh.stat().st_mode) == 0o700
+    assert stat.S_IMODE((ssh / "id_ed25519").stat().st_mode) == 0o600
+    assert (ssh / "known_hosts").read_text() == "* ssh-ed25519 AAAA\n"
+    assert "Port 2222" in (ssh / "config").read_text().splitlines()
+
+
+def test_the_leader_names_who_is_missing(pod):
+    pod.program("getent", "")
+    pod.program("ssh", 'case $1 in *-2.*) printf "@@@\\r\\nssh: no route to $1\\r\\n" >&2; exit 255 ;; esac')
+    pod.program("sleep", "")
+    script = with_start(pod.scripts["server"], pod.folder)
+    assert script.count("SECONDS >= 1800") == 1
+    ran = pod(script.replace("SECONDS >= 1800", "1"), LWS_LEADER_ADDRESS="r1-0.r1.models", LWS_GROUP_SIZE="4")
+
+    assert ran.returncode == 4
+    [line] = ran.stderr.splitlines()
+    assert "not there after 1800 s: r1-0-2.r1.models (ssh: no route to r1-0-2.r1.models)" in line
+    assert not (pod.folder / "model_repository/started").exists()
+
+
+def test_the_leader_that_has_no_name_yet_says_so(pod):
+    pod.program("getent", "exit 2")
+    pod.program("ssh", "")
+    pod.program("sleep", "")
+    script = with_start(pod.scripts["server"], pod.folder).replace("SECONDS >= 1800", "1")
+    ran = pod(script, LWS_LEADER_ADDRESS="r1-0.r1.models", LWS_GROUP_SIZE="2")
+
+    assert ran.returncode == 4
+    assert "r1-0.r1.models (no such name)" in ran.stderr
+
+
+def test_a_worker_that_ends_waits_for_mpirun_s_daemon(pod):
+    script = pod.scripts["worker stop"]
+    proc = pod.folder / "proc/17"
+    proc.mkdir(parents=True)
+    # Each wait is a second; the third finds it gone. Another process is there all the time.
+    pod.program("sleep", f"echo . >> {pod.folder}/waits; (( $(wc -l < {pod.folder}/waits) < 3 )) || rm -r {proc}")
+    (pod.folder / "proc/1").mkdir()
+    (pod.folder / "proc/1/comm").write_text("sshd\n")
+    for daemon in ("orted", "prted"):
+        proc.mkdir(exist_ok=True)
+        (proc / "comm").write_text(f"{daemon}\n")
+        ran = pod(script.replace("/proc/", f"{pod.folder}/proc/"))
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert len((pod.folder / "waits").read_text().splitlines()) == 3
+        (pod.folder / "waits").unlink()
+
+
+def test_a_worker_without_ranks_ends_at_once(pod):
+    pod.program("sleep", "exit 1")
+    assert pod(pod.scripts["worker stop"].replace("/proc/", f"{pod.folder}/none/")).returncode == 0
+
+
+# --- a leader and a worker on two hosts, with real ssh and mpirun ---
+
+POD = """\
+set -euo pipefail
+for folder in /root "$1/model_repository"; do mount -t tmpfs tmpfs "$folder"; done
+exec bash "$1/$2.sh" --log-verbose
+"""
+"""Files of its own, as far as it writes any."""
+MPIRUN = """\
+IFS=, read -ra hosts <<< "$HOSTS"
+echo "start.sh $*"
+mpirun --allow-run-as-root --bind-to none -H "${hosts[0]}:1,${hosts[1]}:1" -mca plm_rsh_args "-p $SSH_PORT" -n 2 \\
+  bash -c 'echo "rank $OMPI_COMM_WORLD_RANK on $HOSTNAME: ${ONLY_HERE:-nothing}"'
+"""
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """Named as the pods of a group."""
+    needed = ("unshare", "nsenter", "ip", "ss", "ssh", "ssh-keygen", "mpirun")
+    if missing := [name for name in needed if not shutil.which(name)] or not os.path.exists("/usr/sbin/sshd"):
+        pytest.skip(f"needs {missing}: tests/live/install_launchers.sh installs it")
+    try:
+        with two_hosts(tmp_path / "hosts") as hosts:
+            names = [f"{host.address} {name}.r1.models\n" for host, name in zip(hosts, ("r1-0", "r1-0-1"), strict=True)]
+            with (tmp_path / "hosts/etc/hosts").open("a") as known:
+                known.writelines(names)
+            yield hosts
+    except HostsError as error:
+        pytest.skip(str(error))
+
+
+def test_mpirun_of_the_leader_reaches_a_worker_and_finds_its_environment(pod, nodes, rendered, tmp_path):
+    keys = pod.folder / "etc/deepseek-triton/ssh"
+    for key in keys.iterdir():
+        key.unlink()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / "id_ed25519"], check=True)
+    for name in ("server", "worker"):
+        script = with_start(pod.scripts[name], pod.folder).replace("SECONDS >= 1800", "SECONDS >= 30")
+        for path in ("/model_repository", "/etc/deepseek-triton"):
+            script = script.replace(path, f"{pod.folder}{path}")
+        (pod.folder / f"{name}.sh").write_text(script)
+    (pod.folder / "start.sh").write_text(MPIRUN)
+    given = {"PATH": os.environ["PATH"], "HOME": "/root", "LWS_LEADER_ADDRESS": "r1-0.r1.models", "LWS_GROUP_SIZE": "2"}
+    server, worker = (environment(template) for template in templates(rendered("two", LaunchOptions(ssh_port=2345))))
+    in_pod = ("unshare", "--mount", "bash", "-c", POD, "pod", str(pod.folder))
+
+    running = nodes[1].start(*in_pod, "worker", log=tmp_path / "log", env=given | worker | {"ONLY_HERE": 'a "pod"'})
+    try:
+        ran = nodes[0].run(*in_pod, "server", env=given | server)
+    finally:
+        running.end()
+
+    assert ran.returncode == 0, ran.stderr + running.output()
+    assert ran.stdout.splitlines()[0] == "start.sh --log-verbose"
+    assert sorted(ran.stdout.splitlines()[1:]) == ["rank 0 on node1: nothing", 'rank 1 on node2: a "pod"']
+
+
+# --- the command line ---
+
+
+def test_the_command_prints_it(folders, capsys):
+    capsys.readouterr()
+    assert main(["launch", str(folders / "two"), "--with", "kubernetes", "--name", "r1", "--rate", "2GB"]) == 0
+    documents = load(capsys.readouterr().out)
+
+    validate(documents)
+    assert documents["LeaderWorkerSet"]["metadata"]["name"] == "r1"
+    assert seconds(documents)["ready_within"] < 3600
+
+
+def test_the_command_does_not_submit_what_has_no_ssh_server(folders, capsys, tmp_path, monkeypatch):
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path}/said; cat > {tmp_path}/given\n')
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    command = ["launch", str(folders / "two"), "--with", "kubernetes", "--submit"]
+    capsys.readouterr()
+
+    assert main(command) == 1
+    assert "--image" in capsys.readouterr().err
+    assert not (tmp_path / "said").exists()
+    assert main([*command, "--image", "registry.example.com/r1:2"]) == 0
+    assert (tmp_path / "said").read_text().startswith("apply --server-side ")
+    validate(load((tmp_path / "given").read_text()))

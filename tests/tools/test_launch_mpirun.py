@@ -1,0 +1,289 @@
+"""`launch --with mpirun`: the hosts, the line that start.sh comes to, and the script that lets ssh through."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+
+import pytest
+from recording import become_by, recording
+from supervising import free_ports, port_options
+
+from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.launching import mpirun
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """R1 on two nodes of eight."""
+    folder = tmp_path_factory.mktemp("repository") / "r1x2"
+    build = ["build", "deepseek-r1", "--gpu", "h100", "--gpus", "16", "--model", "/models/R1", "--output", str(folder)]
+    assert main(build) == 0
+    return folder
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """mpirun, which is recorded, and what else has to be there."""
+    recorded = recording(tmp_path / "bin", "mpirun", after="sys.exit(9)")
+    for name in ("trtllm-llmapi-launch", "tritonserver"):
+        recording(tmp_path / "bin", name)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return recorded
+
+
+@pytest.fixture
+def printed(repository, capsys):
+    def run(*argv, code=0):
+        capsys.readouterr()
+        assert main(["launch", str(repository), "--with", "mpirun", *argv]) == code
+        return capsys.readouterr()
+
+    return run
+
+
+def follows(args, *words):
+    return any(tuple(args[n : n + len(words)]) == words for n in range(len(args)))
+
+
+def test_what_is_printed_is_what_is_run(printed, programs, repository, monkeypatch):
+    ports = port_options(free_ports(3))
+    options = ["--hosts", "localhost,node2", "--ssh-port", "2233", "--ssh-args", "-i /k", "--interface", "lo", *ports]
+    text = printed(*options).out
+    command = become_by(monkeypatch, "launch", str(repository), "--with", "mpirun", *options, "--submit")
+    done = subprocess.run(command, capture_output=True)
+
+    assert command == ["bash", "-c", text, "launch"]
+    assert done.returncode == 9, done.stderr
+    [call] = programs.calls
+    assert follows(call["args"], "-H", "localhost:8,node2:8")
+    assert follows(call["args"], "-mca", "plm_rsh_args", "-p 2233 -i /k")
+    assert follows(call["args"], "-mca", "btl_tcp_if_include", "lo")
+    assert follows(call["args"], "-n", "16")
+    assert call["env"]["NCCL_SOCKET_IFNAME"] == "lo"
+    assert "#     mpirun \\\n" in text
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("a", "takes 2 nodes, got 1: a"),
+        ("a,b,c", "takes 2 nodes, got 3: a, b, c"),
+        ("a,a", "hosts are named twice: a"),
+        ("a,$(x)", "$(x) can't be a host"),
+        ("a,::1", "::1 can't be a host: expected a name or an IPv4 address"),
+        ("a,-oProxyCommand=x", "-oProxyCommand=x can't be a host"),
+    ],
+)
+def test_hosts_that_can_not_be_are_refused(printed, hosts, expected):
+    [line] = printed("--hosts", hosts, code=2).err.splitlines()
+    assert expected in line
+
+
+def test_ssh_arguments_that_mpirun_would_split_are_refused(printed):
+    [line] = printed("--hosts", "a,b", "--ssh-args", "-i '/my key'", code=2).err.splitlines()
+    assert "--ssh-args: mpirun splits them at blanks and knows no quotes" in line
+
+
+def test_what_start_sh_would_take_from_the_environment_is_said(printed, monkeypatch):
+    said = {"HOSTS": "localhost,node2", "SSH_PORT": "2233", "SSH_ARGS": "-v", "INTERFACE": "lo"}
+    said |= {"HTTP_ADDRESS": "10.0.0.7", "GRPC_ADDRESS": "10.0.0.8", "READY_FILE": "/run/ready"}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    lines = printed().out.splitlines()
+
+    assert {f"export {name}={value}" for name, value in said.items()} < set(lines)
+    assert "export HOSTS=localhost,other" in printed("--hosts", "localhost,other").out
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\nb\n", ("a", "b")),
+        ("# two\n\na slots=8\n  b slots=8 max_slots=8  # the other\n", ("a", "b")),
+        ("a:8\nb:8", ("a", "b")),
+        ("10.0.0.1\nnode-2.cluster", ("10.0.0.1", "node-2.cluster")),
+    ],
+)
+def test_host_files_are_as_mpiruns(tmp_path, text, expected):
+    (tmp_path / "hosts").write_text(text)
+    assert mpirun.read_host_file(tmp_path / "hosts", 8) == expected
+
+
+def test_all_that_is_wrong_in_a_host_file_is_said(printed, tmp_path):
+    (tmp_path / "hosts").write_text("a slots=4\nb c\nd;e\n")
+    [line] = printed("--host-file", str(tmp_path / "hosts"), code=2).err.splitlines()
+
+    assert "hosts:1: the plan has 8 ranks a node, got a slots=4" in line
+    assert "hosts:2: expected a host" in line
+    assert "hosts:3: expected a host" in line
+
+
+def test_a_host_file_that_is_not_there_is_refused(printed, tmp_path):
+    assert "--host-file" in printed("--host-file", str(tmp_path / "none"), code=2).err
+
+
+def test_the_first_host_is_this_machine(printed, programs):
+    assert "note: 192.0.2.1 is not this machine" in printed("--hosts", "192.0.2.1,localhost").err
+    assert printed("--hosts", "localhost,192.0.2.1").err == ""
+
+
+def test_where_the_engine_is_not_the_containers_of_ssh_setup_are_named(printed, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    hosts = ["--hosts", "localhost,b"]
+    assert "trtllm-llmapi-launch, tritonserver; run it in nvcr.io/" in printed(*hosts).err
+    assert "on the first node, where --ssh-setup starts one on each" in printed(*hosts).err
+    assert printed(*hosts, "--ssh-setup").err == ""
+
+
+def test_variables_that_do_not_reach_the_other_nodes_are_named(printed, programs):
+    err = printed("--hosts", "localhost,b", "--env", "NCCL_DEBUG=INFO", "--env", "MINE=1").err
+    assert err.startswith("note: --env MINE: start.sh hands only NCCL_*")
+
+
+# --ssh-setup
+
+
+@pytest.fixture
+def setup(printed, tmp_path, programs):
+    """The script, run step by step without a container."""
+    script = tmp_path / "setup.sh"
+    [port] = free_ports(1)
+    script.write_text(printed("--hosts", "localhost,127.0.0.1", "--ssh-port", str(port), "--ssh-setup").out)
+    environment = {**os.environ, "KEYS": str(tmp_path / "keys"), "CONTAINER": ""}
+
+    def run(*step, code=0, **more):
+        done = subprocess.run(
+            ["bash", str(script), *step], env=environment | more, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout or done.stderr
+
+    run.port = port
+    return run
+
+
+def test_the_hello_has_the_flags_of_the_launch(setup, programs):
+    setup("hello", code=9)
+
+    assert follows(programs.args, "-H", "localhost:8,127.0.0.1:8")
+    assert follows(programs.args, "-n", "16", "python3", "-c")
+    [ssh_args] = [programs.args[n + 1] for n, word in enumerate(programs.args) if word == "plm_rsh_args"]
+    assert ssh_args.startswith(f"-p {setup.port} -i ")
+    assert "StrictHostKeyChecking=yes" in ssh_args
+    compile(programs.args[-1], "hello", "exec")
+
+
+def test_the_command_is_the_launch(setup, repository, programs):
+    printed = setup("command").splitlines()[-1]
+    assert f"SSH_PORT={setup.port}" in printed
+    subprocess.run(["bash", "-c", printed.replace("env ", "env DRY_RUN=1 ", 1)], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("keys", ["relative", "/with blank", "/quo'te"])
+def test_keys_where_ssh_would_not_find_them_are_refused(setup, keys):
+    assert "KEYS: expected an absolute path" in setup("keys", code=2, KEYS=keys)
+
+
+def test_a_step_that_is_none_is_refused(setup):
+    assert "expected keys, container, sshd" in setup("all-of-it", code=2)
+
+
+def test_keys_stay(setup, tmp_path):
+    setup("keys")
+    first = {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()}
+    setup("keys")
+
+    assert {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()} == first
+    assert (tmp_path / "keys").stat().st_mode & 0o77 == 0
+    assert f"[127.0.0.1]:{setup.port} ssh-ed25519 " in first["known_hosts"].decode()
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh is not installed")
+@pytest.mark.parametrize(("port", "name"), [("22", "localhost"), ("2233", "[localhost]:2233")])
+def test_ssh_finds_the_hosts_key(setup, tmp_path, port, name):
+    setup("keys", PORT=port)
+    found = subprocess.run(["ssh-keygen", "-F", name, "-f", str(tmp_path / "keys/known_hosts")], capture_output=True)
+
+    assert found.returncode == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/usr/sbin/sshd"), reason="sshd is not installed")
+@pytest.mark.skipif(os.geteuid() != 0, reason="a login without PAM, to an account of any state, needs root")
+def test_ssh_goes_through_to_an_sshd_of_its_own(setup, tmp_path):
+    home = {"HOME": str(tmp_path)}
+    assert "no ssh to localhost" in setup("check", code=1, **home) if setup("keys", **home) else False
+    try:
+        assert "listens at port" in setup("sshd", **home)
+        wait_for(setup.port)
+        assert setup("check", **home) == "check: localhost\ncheck: 127.0.0.1\n"
+        assert "somebody listens at port" in setup("sshd", **home)
+    finally:
+        end_sshd(setup.port)
+
+
+def wait_for(port):
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+
+
+def end_sshd(port):
+    """The one that was started here, by its port."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            continue
+        if any(b"sshd" in word for word in words[:2]) and str(port).encode() in b" ".join(words).split():
+            os.kill(int(pid), 15)
+
+
+def test_the_containers_are_those_of_docker(printed, tmp_path, programs):
+    script = tmp_path / "setup.sh"
+    script.write_text(printed("--hosts", "localhost,b", "--ssh-setup", "--gpus", "8", "--name", "r1").out)
+    docker = recording(tmp_path / "bin", "docker", after="sys.exit('inspect' in sys.argv)")
+    environment = {**os.environ, "KEYS": "/keys", "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+
+    subprocess.run(["bash", str(script), "container"], env=environment, check=True)
+
+    args = docker.calls[-1]["args"]
+    assert args[:3] == ["run", "--name", "r1"]
+    assert args[-2:] == ["sleep", "infinity"]
+    assert "--detach" in args
+    assert "--rm" not in args
+    assert follows(args, "--gpus", "8")
+    assert "type=bind,source=/keys,target=/keys,readonly" in args
+
+
+def test_what_the_containers_mount_is_made(tmp_path, programs, monkeypatch, capsys):
+    """docker refuses a mount of what is not there."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert main(["build", "deepseek-r1", "--gpu", "gb200", "--gpus", "8", "--output", str(tmp_path / "r1")]) == 0
+    capsys.readouterr()
+    argv = ["--hosts", "localhost,b", "--ssh-setup", "--ready-file", str(tmp_path / "run/ready")]
+    assert main(["launch", str(tmp_path / "r1"), "--with", "mpirun", *argv]) == 0
+    docker = recording(tmp_path / "bin", "docker", after="sys.exit('inspect' in sys.argv)")
+    environment = {**os.environ, "KEYS": "/keys"}
+    subprocess.run(["bash", "-c", capsys.readouterr().out, "setup", "container"], env=environment, check=True)
+
+    sources = [word.split("source=")[1].split(",")[0] for word in docker.calls[-1]["args"] if "source=" in word]
+    assert {str(tmp_path / "hub"), str(tmp_path / "run")} < set(sources)
+    assert [source for source in sources if source != "/keys" and not os.path.isdir(source)] == []
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
+def test_mpirun_itself_takes_the_line(printed, tmp_path, monkeypatch):
+    """All of it but the ranks themselves: what runs is its own hostname, on this machine under two names."""
+    text = printed("--hosts", "localhost,127.0.0.1", "--ssh-setup", "--interface", "lo").out
+    [line] = [line for line in text.splitlines() if line.startswith("  inside env ")]
+    command = line.removeprefix("  inside ").partition(" python3 -c ")[0] + " echo rank"
+    done = subprocess.run(["bash", "-c", f"ssh_args=-x; {command}"], capture_output=True, text=True)
+
+    assert done.stdout.split() == ["rank"] * 16, done.stderr

@@ -1,0 +1,246 @@
+"""`launch --with slurm`: the batch script, run with recording programs in the place of Slurm's."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from recording import recording
+from supervising import free_ports, port_options
+
+from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.launching import kernel_caches, slurm
+from deepseek_triton_tools.launching.stop_times import StopTimes
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built")
+    builds = {
+        "r1": ["deepseek-r1", "--gpu", "h200", "--model", "/models/R1"],
+        "r1x2": ["deepseek-r1", "--gpu", "h100", "--gpus", "16", "--model", "/models/R1"],
+        "hub": ["deepseek-r1", "--gpu", "h200"],
+        "tiny": ["tiny"],
+    }
+    for name, options in builds.items():
+        assert main(["build", *options, "--output", str(folder / name)]) == 0
+    return folder
+
+
+@pytest.fixture
+def script(built, capsys):
+    def render(name, *options):
+        capsys.readouterr()
+        assert main(["launch", str(built / name), "--with", "slurm", *options]) == 0
+        text = capsys.readouterr().out
+        assert "@@" not in text
+        assert max(len(line) for line in text.splitlines() if line.startswith("# ")) <= 120
+        return text
+
+    return render
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A script as the first node would run it; the calls of srun and of the supervisor's Python."""
+    srun, python = recording(tmp_path / "bin", "srun"), recording(tmp_path / "bin", "python3")
+    scontrol = recording(tmp_path / "bin", "scontrol", after="print('node1\\nnode2')")
+
+    def run(text):
+        environment = {
+            **os.environ,
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "SLURM_JOB_NODELIST": "node[1-2]",
+        }
+        subprocess.run(["bash", "-c", text], env=environment, check=True)
+        assert scontrol.calls[-1]["args"] == ["show", "hostnames", "node[1-2]"]
+        return srun.calls, python.calls
+
+    return run
+
+
+def directives(text):
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH ")]
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+
+def split(words):
+    """Before and after the first `--`."""
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def test_the_supervisor_is_in_front_of_srun(script, run, built):
+    text = script("r1x2", "--no-container", "--time", "7-0", "--partition", "gpu", "--", "--log-verbose", "1")
+    sruns, [supervisor] = run(text)
+    supervise, ranks = split(supervisor["args"])
+    folder = built / "r1x2"
+
+    assert sruns == []
+    assert supervise == [
+        f"{folder}/tensorrt_llm/1/supervise.py",
+        "run",
+        *("--repository", str(folder), "--ranks", "16", "--ranks-per-node", "8"),
+        *("--http-port", "8000", "--grpc-port", "8001", "--metrics-port", "8002"),
+        *("--ready-within", "5280", "--exit-timeout", "30", "--hosts", "node1,node2"),
+    ]
+    assert ranks[0] == "srun"
+    assert {"--label", "--kill-on-bad-exit=1", "--mpi=pmix", "--nodes=2", "--ntasks=16", "--cpu-bind=none"} < set(ranks)
+    assert ranks[-3:] == [f"{folder}/start.sh", "--log-verbose", "1"]
+    assert not any(word.startswith("--container") for word in ranks)
+    assert re.fullmatch("[0-9a-f]{8}", supervisor["env"]["DEEPSEEK_TRITON_LAUNCH"])
+    assert supervisor["env"]["EXIT_TIMEOUT"] == "30"
+    assert "TRITON_CACHE_DIR" not in supervisor["env"]
+
+
+def test_the_supervisor_takes_what_it_is_given(script, tmp_path):
+    """The real one, with another command than srun."""
+    ports = port_options(free_ports(3))
+    options = ["--ready-file", str(tmp_path / "ready"), "--max-restarts", "1", "--address", "127.0.0.1"]
+    text = script("r1x2", "--no-container", "--python", sys.executable, *ports, *options)
+    command = text[text.index("exec ") :].partition("-- srun")[0] + "-- sh -c 'exit 5'"
+    done = subprocess.run(["bash", "-c", f"hosts=a,b; {command}"], capture_output=True, text=True)
+
+    assert done.returncode == 5, done.stderr
+    assert "--http-address 127.0.0.1" in command
+
+
+def test_in_containers_what_is_needed_is_mounted(script, run, built, tmp_path):
+    kept, ready = tmp_path / "kept", tmp_path / "ready" / "file"
+    options = ["--cache-dir", str(kept), "--ready-file", str(ready), "--image", "registry.example:5000/triton:1"]
+    [prepared], [supervisor] = run(script("r1", *options))
+    _, ranks = split(supervisor["args"])
+    folder, cache = built / "r1", f"{kept}/registry.example_5000_triton_1-h200"
+
+    assert prepared["args"] == [
+        *("--nodes=1", "--ntasks-per-node=1", "--ntasks=1", "mkdir", "-p", "--", cache, str(ready.parent)),
+    ]
+    assert "--container-image=registry.example:5000#triton:1" in ranks
+    assert "--no-container-mount-home" in ranks
+    [mounts] = [word.partition("=")[2].split(",") for word in ranks if word.startswith("--container-mounts=")]
+    assert mounts == [
+        f"{folder}:{folder}:ro",
+        "/models/R1:/models/R1:ro",
+        f"{cache}:{kernel_caches.MOUNTED_AT}",
+        f"{ready.parent}:{ready.parent}",
+    ]
+    assert supervisor["env"]["TRITON_CACHE_DIR"] == f"{kernel_caches.MOUNTED_AT}/triton"
+    assert "--ready-file" in supervisor["args"]
+
+
+def test_the_supervisor_asks_where_the_server_listens(script, run, monkeypatch):
+    """sbatch hands the variables of whoever submits on to the ranks."""
+    monkeypatch.setenv("HTTP_ADDRESS", "10.0.0.7")
+    _, [supervisor] = run(script("r1x2", "--no-container"))
+
+    assert supervisor["env"]["HTTP_ADDRESS"] == "10.0.0.7"
+    assert supervisor["args"][supervisor["args"].index("--http-address") + 1] == "10.0.0.7"
+
+
+def test_a_variable_of_the_image_too_is_what_was_asked_for(script, run):
+    """Of such a name pyxis leaves the image its value, unless --container-env has it (its README)."""
+    _, [supervisor] = run(script("r1", "--env", "NCCL_DEBUG=INFO", "--env", "OTHER=1"))
+
+    assert "--container-env=NCCL_DEBUG,OTHER" in supervisor["args"]
+
+
+def test_the_hugging_face_cache_is_mounted_where_the_model_is_a_name(script, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", "/shared/hub")
+    text = script("hub")
+    assert "/shared/hub:/shared/hub," in text
+    assert "export HF_HUB_CACHE=/shared/hub\n" in text
+
+
+def test_one_rank_has_a_supervisor_of_its_own(script, run, built):
+    sruns, pythons = run(script("tiny", "--image", "mine", "--env", "ODD=a 'b' $c"))
+
+    assert pythons == []
+    assert sruns[-1]["args"][-1] == f"{built}/tiny/start.sh"
+    assert sruns[-1]["env"]["ODD"] == "a 'b' $c"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], {"nodes": "2", "ntasks-per-node": "8", "gpus-per-node": "8", "exclusive": "", "mem": "0"}),
+        ([], {"job-name": "r1x2", "output": "r1x2-%j.log", "open-mode": "append", "requeue": ""}),
+        (["--exit-timeout", "90"], {"signal": f"B:TERM@{StopTimes(exit_timeout_s=90).docker_stop_timeout_s}"}),
+        (
+            ["--job-name", "a", "--log", "/logs/%j", "--no-requeue"],
+            {"job-name": "a", "output": "/logs/%j", "no-requeue": ""},
+        ),
+        (["--account", "me", "--time", "1-00:00:00"], {"account": "me", "time": "1-00:00:00"}),
+        (["--gpus", "9", "--sbatch=--qos=high"], {"gpus-per-node": "9", "qos": "high"}),
+    ],
+)
+def test_directives(script, options, expected):
+    found = directives(script("r1x2", *options))
+    assert expected.items() <= found.items()
+
+
+def test_without_gpus_a_node_is_shared(script):
+    assert not {"gpus-per-node", "exclusive", "mem"} & set(directives(script("r1", "--gpus", "none")))
+
+
+def test_how_to_stop_it_is_said(script):
+    words = " ".join(line.removeprefix("# ") for line in script("r1").splitlines())
+    assert "scancel --batch --signal=TERM JOBID" in words
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("r1", ["--partition", "a b"], "--partition: a line of #SBATCH takes no blanks"),
+        ("r1", ["--log", "it's"], "--log: a line of #SBATCH takes no blanks"),
+        ("r1", ["--sbatch", "qos"], "--sbatch: expected an option of sbatch"),
+        ("r1", ["--gpus", "all"], "--gpus: expected a number of each node, or none"),
+        ("r1", ["--gpus", "4"], "takes 8 GPUs of each node, got 4"),
+        ("r1", ["--ready-file", "/a b/ready"], "/a b: pyxis mounts no path"),
+        (
+            "r1",
+            ["--cache-dir", "/a,b"],
+            "/a,b/nvcr.io_nvidia_tritonserver_26.07-trtllm-python-py3-h200: pyxis mounts no path",
+        ),
+        ("tiny", [], "was planned for no container: --image names one"),
+        ("r1", ["--no-container", "--", "--http-port=1"], "expected HTTP_PORT to be set"),
+    ],
+)
+def test_what_can_not_be_is_refused(built, capsys, name, options, expected):
+    capsys.readouterr()
+    assert main(["launch", str(built / name), "--with", "slurm", *options]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ("nvcr.io/nvidia/tritonserver:26.07", "nvcr.io#nvidia/tritonserver:26.07"),
+        ("localhost:5000/mine", "localhost:5000#mine"),
+        ("library/ubuntu", "library/ubuntu"),
+        ("ubuntu:24.04", "ubuntu:24.04"),
+        ("/images/triton.sqsh", "/images/triton.sqsh"),
+        ("nvcr.io#nvidia/tritonserver", "nvcr.io#nvidia/tritonserver"),
+    ],
+)
+def test_images_are_named_as_enroot_does(image, expected):
+    assert slurm.enroot_image(image) == expected
+
+
+def test_submit_hands_the_script_to_sbatch(script, built, tmp_path, monkeypatch):
+    sbatch = recording(tmp_path / "bin", "sbatch", reads=True, after="print(4711)")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    text = script("r1x2", "--time", "1-0")
+    verb = [sys.executable, "-m", "deepseek_triton_tools.cli", "launch", str(built / "r1x2"), "--with", "slurm"]
+    done = subprocess.run([*verb, "--time", "1-0", "--submit"], stdout=subprocess.PIPE, text=True)
+
+    [call] = sbatch.calls
+    assert (call["args"], call["stdin"]) == (["--parsable"], text)
+    assert (done.returncode, done.stdout) == (0, "4711\n")
+
+
+def test_sbatchs_refusal_is_passed_on(built, tmp_path, monkeypatch):
+    recording(tmp_path / "bin", "sbatch", reads=True, after="sys.exit(1)")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert main(["launch", str(built / "r1"), "--with", "slurm", "--submit"]) == 1

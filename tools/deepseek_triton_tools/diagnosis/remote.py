@@ -1,0 +1,18 @@
+"""What runs on another host, or by another Python: it reads what is expected from the zip, and prints one line."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+
+from deepseek_triton_tools.diagnosis.examine import examine, report_to_json
+from deepseek_triton_tools.diagnosis.expected import from_json
+from deepseek_triton_tools.diagnosis.packing import EXPECTED, MARK
+from deepseek_triton_tools.diagnosis.real import RealMachine
+
+
+def main() -> None:
+    # The bootstrap has put the zip first.
+    with zipfile.ZipFile(sys.path[0]) as packed:
+        expected = from_json(packed.read(EXPECTED).decode())
+    print(f"\n{MARK}{report_to_json(examine(RealMachine(), expected))}", flush=True)

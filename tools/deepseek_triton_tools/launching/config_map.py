@@ -1,0 +1,127 @@
+"""A model repository as a ConfigMap: its files under keys without slashes, and the paths to mount them at."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepseek_triton_tools.errors import RepositoryError
+from deepseek_triton_tools.sizes import sized
+
+MAX_BYTES = 2**20
+"""Of all values together (kubernetes.io, ConfigMaps: "The data stored in a ConfigMap cannot exceed 1 MiB")."""
+_MAX_KEY = 253
+"""Characters; [-._a-zA-Z0-9] are allowed (k8s.io/apimachinery, validation.IsConfigMapKey)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepositoryFile:
+    path: str
+    """Relative, with slashes."""
+    key: str
+    content: bytes
+    is_executable: bool
+
+    @property
+    def item(self) -> dict[str, str | int]:
+        """Of a volume's `items`. Modes are rarely needed: the others are 0644."""
+        item: dict[str, str | int] = {"key": self.key, "path": self.path}
+        return item | {"mode": 0o755} if self.is_executable else item
+
+    @property
+    def lines(self) -> list[str]:
+        """One entry of `data` or `binaryData`, not indented."""
+        if (text := self.text) is None:
+            return [f"{self.key}: {base64.b64encode(self.content).decode()}"]
+        return [f"{self.key}: |", *_indented(text.split("\n")[:-1])] if text else [f'{self.key}: ""']
+
+    @property
+    def text(self) -> str | None:
+        """What a literal block of YAML holds without a change: printable lines, each with its end; None else."""
+        try:
+            text = self.content.decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+        lines = text.split("\n")
+        if not text:
+            return text
+        is_plain = lines[-1] == "" and lines[-2].strip() != "" and not text[0].isspace()
+        return text if is_plain and all(_is_printable(line) for line in lines) else None
+
+
+def _is_printable(line: str) -> bool:
+    return line.replace("\t", "").isprintable()
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    """Unlike textwrap.indent also a line of spaces, which are content."""
+    return [f"  {line}" if line else "" for line in lines]
+
+
+def repository_files(folder: Path) -> list[RepositoryFile]:
+    """In the order of their paths. Hidden files and __pycache__ are left out.
+
+    :raises RepositoryError: when they are more than a ConfigMap takes, or can't be read.
+    """
+    paths, size = [], 0
+    for path in _walk(folder):
+        paths.append(path)
+        size += path.stat().st_size
+        if size > MAX_BYTES:
+            raise RepositoryError(
+                f"{folder} is larger than {sized(MAX_BYTES)}, the most a ConfigMap holds: put it on a volume and give "
+                "its claim with --repository-claim"
+            )
+    keys: set[str] = set()
+    files = []
+    for path in paths:
+        name = path.relative_to(folder).as_posix()
+        key = _key(name, keys)
+        keys.add(key)
+        files.append(
+            RepositoryFile(
+                path=name, key=key, content=path.read_bytes(), is_executable=bool(path.stat().st_mode & 0o100)
+            )
+        )
+    return files
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    found = []
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
+        found += [Path(place, name) for name in names if not name.startswith(".")]
+        if len(found) > MAX_BYTES:  # links in a circle
+            break
+    yield from sorted(found)
+
+
+def _key(path: str, taken: set[str]) -> str:
+    key = re.sub(r"[^-._a-zA-Z0-9]", "_", path.replace("/", "."))
+    if key in taken or len(key) > _MAX_KEY:
+        key = f"{key[: _MAX_KEY - 9]}.{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+    return key
+
+
+def content_hash(files: Sequence[RepositoryFile]) -> str:
+    """8 hex digits of names, modes and contents."""
+    whole = hashlib.sha256()
+    for file in files:
+        head = json.dumps([file.path, file.is_executable, len(file.content)])
+        whole.update(head.encode() + file.content)
+    return whole.hexdigest()[:8]
+
+
+def data_lines(files: Sequence[RepositoryFile]) -> list[str]:
+    """`data` and `binaryData` of a ConfigMap."""
+    lines = []
+    for section, is_text in (("data", True), ("binaryData", False)):
+        entries = [line for file in files if (file.text is not None) == is_text for line in file.lines]
+        lines += [f"{section}:", *_indented(entries)] if entries else []
+    return lines

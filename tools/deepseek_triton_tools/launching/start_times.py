@@ -1,0 +1,89 @@
+"""How long a server may take to become ready, and who gives up when."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepseek_triton_build.load_time import load_s
+from deepseek_triton_tools.errors import ToolError
+from deepseek_triton_tools.launching.stop_times import StopTimes
+
+GATHER_S = 1800
+"""For the pods of a group to find nodes and pull the image: its 14 GB at 20 MB/s are 700 s, and a node may have to be
+added before. An assumption."""
+PERIOD_S = 10
+"""Between two questions of a startup probe."""
+SPARE_S = 60
+"""Between the supervisor's last word and the end of the probe. An assumption."""
+_MEASURED_SHARE = 0.5
+"""Of the bytes, to have been read and not found in memory: else the rate is not the storage's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartTimes:
+    """In seconds, counted from the container's start unless said."""
+
+    size: int
+    """Bytes of the weights."""
+    rate: int
+    """Bytes a second that the storage gives."""
+    ready_within_s: int
+    """start.sh's READY_WITHIN: the supervisor's deadline, counted from its own start."""
+    num_nodes: int = 1
+    stop: StopTimes
+
+    @property
+    def load_s(self) -> int:
+        """To read all of the weights once."""
+        return load_s(self.size, self.rate)
+
+    @property
+    def gather_s(self) -> int:
+        """What the leader waits for the other pods before the supervisor starts."""
+        return GATHER_S if self.num_nodes > 1 else 0
+
+    @property
+    def failure_threshold(self) -> int:
+        """Of a startup probe every PERIOD_S. The supervisor gives up first, for it names the rank that is missing."""
+        needed = self.gather_s + self.ready_within_s + self.stop.supervisor_kill_s + SPARE_S
+        return math.ceil(needed / PERIOD_S)
+
+    @property
+    def window_s(self) -> int:
+        """Until the startup probe gives up."""
+        return self.failure_threshold * PERIOD_S
+
+    @property
+    def progress_deadline_s(self) -> int:
+        """Of a Deployment, from the last change it has seen of its pods: the probe, and before it node and image."""
+        return self.window_s + GATHER_S
+
+
+def measured_rate(file: Path) -> int:
+    """Bytes a second that a warm-up has read from storage, by the document of `deepseek-triton warm --json`.
+
+    :raises ToolError: when it is no such document, or the bytes were in memory already.
+    """
+    expected = f"expected the document of deepseek-triton warm --json in {file}"
+    try:
+        document = json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ToolError(f"{expected}: {error.strerror}", exit_code=2) from None
+    except ValueError as error:  # no JSON, no UTF-8
+        raise ToolError(f"{expected}, got {error}", exit_code=2) from None
+    result = document.get("result") if isinstance(document, dict) else None
+    if not isinstance(result, dict) or not str(document.get("schema")).startswith("deepseek-triton/warm/"):
+        raise ToolError(f"{expected}, got something else", exit_code=2)
+    rate, read, done = (result.get(key) for key in ("read_bytes_per_s", "read_bytes", "done_bytes"))
+    if not (isinstance(rate, int) and isinstance(read, int) and isinstance(done, int) and rate > 0):
+        raise ToolError(f"{expected} with a rate, got one of which nothing was read", exit_code=2)
+    if read < _MEASURED_SHARE * done:
+        raise ToolError(
+            f"{file}: {read:,} of {done:,} bytes were read from storage, the others were in memory: measure after "
+            "deepseek-triton warm --evict",
+            exit_code=2,
+        )
+    return rate
