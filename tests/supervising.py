@@ -16,6 +16,8 @@ from pathlib import Path
 from deepseek_triton_build.source import model_repository
 
 SUPERVISE = model_repository() / "tensorrt_llm/1/supervise.py"
+PYTHON = (sys.executable, "-S")
+"""Starts faster, and shows that nothing installed is needed."""
 PATIENCE_S = 60
 
 
@@ -45,7 +47,7 @@ def marked(launch: str) -> dict[int, str]:
 
 
 def rank_of(*command: str) -> list[str]:
-    return [sys.executable, str(SUPERVISE), "rank", "--", *command]
+    return [*PYTHON, str(SUPERVISE), "rank", "--", *command]
 
 
 TREE = """\
@@ -59,10 +61,19 @@ wait
 """A session of its own, an orphan that ignores what is polite, one that has lost its rank, and a plain child."""
 
 
+_given: set[int] = set()
+
+
 def free_ports(number: int) -> list[int]:
+    """None of them twice: a server takes its ports late."""
     with contextlib.ExitStack() as held:
-        listeners = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
-        return [listener.getsockname()[1] for listener in listeners]
+        ports: list[int] = []
+        while len(ports) < number:
+            port = held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            if port not in _given:
+                ports.append(port)
+        _given.update(ports)
+        return ports
 
 
 def port_options(ports: Sequence[int]) -> list[str]:
@@ -94,7 +105,7 @@ class Supervised:
         self._out, self._err = folder / f"{self.launch}.out", folder / f"{self.launch}.err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [*before, sys.executable, str(SUPERVISE), "run", *options, "--", *command],
+                [*before, *PYTHON, str(SUPERVISE), "run", *options, "--", *command],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out if stdout is None else stdout,
@@ -135,6 +146,9 @@ class Supervised:
         assert found, f"no {what} among {self.others()}"
         return min(found)
 
+    def guard_of(self, what: str) -> int:
+        return next(pid for pid, line in self.others().items() if what in line and name_of(pid) == "launch_guard")
+
     def named(self, name: str) -> int:
         """The process with the mark that ps shows under that name."""
         return next(pid for pid in self.others() if name_of(pid) == name[:15])
@@ -149,7 +163,7 @@ class Supervised:
     def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another verb of supervise.py, in the same place, not part of the launch."""
         environment = {name: value for name, value in self.environment.items() if name != "DEEPSEEK_TRITON_LAUNCH"}
-        command = [sys.executable, str(SUPERVISE), *arguments]
+        command = [*PYTHON, str(SUPERVISE), *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
 

@@ -3,28 +3,35 @@
 import os
 import signal
 
-import pytest
 from supervising import TREE, rank_of, until
 
-
-@pytest.fixture
-def tree(supervise):
-    running = supervise(*rank_of("bash", "-c", TREE))
-    until(lambda: "grown" in running.out)
-    until(lambda: len(running.others()) >= 7)
-    return running
+VICTIMS = (("run",), ("rank",), ("bash",), ("run", "rank"), ("run", "rank", "bash"), ("run", "guard of run"))
 
 
-@pytest.mark.parametrize(
-    "victims",
-    [("run",), ("rank",), ("bash",), ("run", "rank"), ("run", "rank", "bash")],
-    ids=" and ".join,
-)
-def test_a_kill_leaves_nothing(tree, victims):
-    pids = {"run": tree.process.pid, "rank": tree.pid_of("supervise.py rank"), "bash": tree.pid_of("bash -c setsid")}
+def grow(supervise):
+    return supervise(*rank_of("bash", "-c", TREE))
+
+
+def kill(tree, victims):
+    pids = {
+        "run": tree.process.pid,
+        "rank": tree.pid_of("supervise.py rank"),
+        "bash": tree.pid_of("bash -c setsid"),
+        "guard of run": tree.guard_of("supervise.py run"),
+    }
     for victim in victims:
         os.kill(pids[victim], signal.SIGKILL)
 
-    until(lambda: not tree.others())
-    assert tree.wait() == (-signal.SIGKILL if "run" in victims else 128 + signal.SIGKILL)
-    assert tree.launch not in tree.ask("list").stdout
+
+def test_a_kill_leaves_nothing(supervise):
+    trees = {victims: grow(supervise) for victims in VICTIMS}
+    for victims, tree in trees.items():
+        until(lambda: "grown" in tree.out and len(tree.others()) >= 7)  # noqa: B023
+        kill(tree, victims)
+
+    for victims, tree in trees.items():
+        until(lambda: not tree.others())  # noqa: B023
+        assert tree.wait() == (-signal.SIGKILL if "run" in victims else 128 + signal.SIGKILL), victims
+    # Where its guard was killed too, nobody is left to take the record away.
+    listed = {victims for victims, tree in trees.items() if tree.launch in tree.ask("list").stdout}
+    assert listed == {("run", "guard of run")}

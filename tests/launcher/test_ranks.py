@@ -7,7 +7,9 @@ import socket
 import sys
 
 import pytest
-from supervising import SUPERVISE, rank_of, until
+from supervising import PYTHON, SUPERVISE, rank_of, until
+
+from deepseek_launcher import announcing
 
 HOST = socket.gethostname()
 LAUNCHER = """\
@@ -41,19 +43,48 @@ def test_a_rank_that_ends_is_named_with_its_phase_and_the_rest_ends(supervise, l
     assert not running.others()
 
 
-@pytest.mark.parametrize("victim", ["mpirun", "supervise.py run", "rank"])
-def test_a_kill_among_mpiruns_ranks_leaves_nothing(supervise, victim):
+def test_a_kill_among_mpiruns_ranks_leaves_nothing(supervise):
     script = "setsid sleep 1000 & (setsid sleep 1001 &); echo up; wait"
-    running = supervise(*by_mpirun("bash", "-c", script), options=["--ranks", "3"])
-    until(lambda: running.out.count("up") == 3)
-    if victim == "rank":
-        pid = running.ranks()[-1]
-    else:
-        pid = running.process.pid if victim == "supervise.py run" else running.named("mpirun")
-    os.kill(pid, signal.SIGKILL)
+    launches = {
+        victim: supervise(*by_mpirun("bash", "-c", script), options=["--ranks", "3"])
+        for victim in ("mpirun", "run", "rank", "rank and mpirun")
+    }
+    for victim, running in launches.items():
+        until(lambda: running.out.count("up") == 3)  # noqa: B023
+        pids = {"mpirun": running.named("mpirun"), "run": running.process.pid, "rank": running.ranks()[-1]}
+        for name in victim.split(" and "):
+            os.kill(pids[name], signal.SIGKILL)
 
-    until(lambda: not running.others())
-    assert running.wait() != 0
+    for victim, running in launches.items():
+        until(lambda: not running.others())  # noqa: B023
+        assert running.wait() != 0, victim
+
+
+CHATTER = """\
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from deepseek_launcher import announcing
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+for number in range(60):
+    os.write(2, b"x" * 150 + b"\\n")
+for number in range(60):
+    os.write(2, announcing.line(rank, "alive!", "0123abcd", number=number, much="a" * 100).encode() + b"\\n")
+"""
+
+
+def test_what_ranks_write_at_the_same_time_stays_whole(supervise):
+    """mpirun cuts lines where its reads end, and puts another rank's behind."""
+    command = [*by_mpirun()[: -len(rank_of())], *PYTHON, "-c", CHATTER, str(SUPERVISE.parent)]
+    running = supervise(*command, options=["--ranks", "3"])
+
+    assert running.wait() == 0
+    expected = {
+        f"[1,{rank}]<stderr>:{announcing.line(rank, 'alive!', '0123abcd', number=number, much='a' * 100)}"
+        for rank in range(3)
+        for number in range(60)
+    }
+    assert set(running.out.splitlines()) == expected | {f"[1,{rank}]<stderr>:{'x' * 150}" for rank in range(3)}
+    assert running.out.count("\n") == 3 * 120
 
 
 def test_a_rank_killed_from_outside_is_missed(supervise):
@@ -66,24 +97,18 @@ def test_a_rank_killed_from_outside_is_missed(supervise):
     assert not running.others()
 
 
-def test_over_the_deadline_the_missing_rank_is_named_with_its_host(supervise):
-    options = ["--ranks", "3", "--ranks-per-node", "2", "--hosts", "node1,node2", "--ready-within", "2.5"]
-    running = supervise(*by_hand("sleep", "1000"), options=options, environment={"RANKS": "0 1"})
-
-    assert running.wait() == 4
-    assert "not ready within 2.5 s: rank 2 on node2 never started" in running.said
-    assert not running.others()
-
-
-def test_over_the_deadline_the_slow_rank_is_named_with_its_phase(supervise):
+def test_over_the_deadline_ranks_are_named_with_host_and_phase(supervise):
+    """Of four one never comes and one is slow."""
     fast = "echo '[TRT-LLM] [I] Creating CUDA graph instances for 8 batch sizes.'"
     slow = "echo 'Loading weights:  10%|#'"
     script = f"if [[ $DEEPSEEK_TRITON_RANK = 2 ]]; then {slow}; else {fast}; fi; sleep 1000"
-    options = ["--ranks", "3", "--ready-within", "2.5"]
+    options = ["--ranks", "4", "--ranks-per-node", "2", "--hosts", "node1,node2", "--ready-within", "2.5"]
     running = supervise(*by_hand("bash", "-c", script), options=options, environment={"RANKS": "0 1 2"})
 
     assert running.wait() == 4
-    assert f"rank 2 on {HOST}: loading weights for" in running.said
+    words = f"not ready within 2.5 s: rank 3 on node2 never started; rank 2 on {HOST}: loading weights for"
+    assert words in running.said
+    assert not running.others()
 
 
 def test_nodes_with_different_files_are_stopped_at_once(supervise, tmp_path):

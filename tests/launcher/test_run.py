@@ -5,18 +5,17 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from supervising import SUPERVISE, free_ports, name_of, rank_of, runs, until
+from supervising import PYTHON, SUPERVISE, free_ports, name_of, rank_of, runs, until
 
 SERVER = Path(__file__).with_name("fake_server.py")
 
 
 def server(ports, *options):
-    return [sys.executable, str(SERVER), str(ports[0]), *options]
+    return [*PYTHON, str(SERVER), str(ports[0]), *options]
 
 
 @pytest.fixture
@@ -28,14 +27,17 @@ def serve(supervise, tmp_path):
         model = tmp_path / "repository/a_model"
         model.mkdir(parents=True, exist_ok=True)
         (model / "config.pbtxt").touch()
-        options = ["--repository", str(tmp_path / "repository"), "--ready-file", str(tmp_path / "ready"), *options]
-        return supervise(*wrap(*server(ports, *server_options)), ports=ports, options=options, **more)
+        ready = tmp_path / f"ready-{ports[0]}"
+        usual = ["--repository", str(tmp_path / "repository"), "--ready-file", str(ready), "--health-every", "0.1"]
+        running = supervise(*wrap(*server(ports, *server_options)), ports=ports, options=[*usual, *options], **more)
+        running.ready_file = ready
+        return running
 
     return start
 
 
 def is_ready(running):
-    return (running.folder / "ready").exists()
+    return running.ready_file.exists()
 
 
 def listed(running):
@@ -48,12 +50,10 @@ def has_state(running, state, restarts):
     return launch is not None and (launch["state"], launch["restarts"]) == (state, restarts)
 
 
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("exec no-such-program", 127)],
-)
-def test_the_exit_code_is_the_commands_own(supervise, script, code):
-    assert supervise(*rank_of("bash", "-c", script)).wait() == code
+def test_the_exit_code_is_the_commands_own(supervise):
+    codes = {"exit 0": 0, "exit 3": 3, "kill -9 $$": 137, "kill -TERM $$": 143, "exec no-such-program": 127}
+    all_at_once = {script: supervise(*rank_of("bash", "-c", script)) for script in codes}
+    assert {script: running.wait() for script, running in all_at_once.items()} == codes
 
 
 def test_a_program_that_is_not_there_is_named(supervise):
@@ -68,12 +68,22 @@ def test_output_is_handed_on_whatever_its_line_ends(supervise):
     assert running.out == "one\ntwo\nthree\n\nno end"  # universal newlines
 
 
-def test_a_reader_that_does_not_read_holds_up_nothing(supervise):
+def test_output_that_nobody_reads_or_that_never_ends_holds_up_nothing(supervise):
+    """Neither the command, nor a stop, nor is it collected."""
     reading, writing = os.pipe()
-    running = supervise("bash", "-c", "yes $(printf %01000d 0) | head -c 20000000; exit 5", stdout=writing)
+    unread = supervise("bash", "-c", "yes $(printf %01000d 0) | head -c 20000000; exit 5", stdout=writing)
     os.close(writing)
-    assert running.wait() == 5
+    floods = [supervise("bash", "-c", flood, stdout=subprocess.DEVNULL) for flood in ("yes", "cat /dev/zero")]
+    for running in floods:
+        until(lambda: megabytes(running.process.pid, "io", "wchar") > 0.3)  # noqa: B023
+        running.process.terminate()
+    assert [running.wait() for running in (unread, *floods)] == [5, 0, 0]
     os.close(reading)
+
+
+def megabytes(pid, file, name):
+    values = dict(line.split(":") for line in Path(f"/proc/{pid}/{file}").read_text().splitlines())
+    return int(values[name].split()[0]) / 1e6
 
 
 def test_a_closed_stdout_ends_nothing(serve):
@@ -99,25 +109,26 @@ def test_a_stop_lets_the_server_drain(serve):
     assert listed(running) is None
 
 
-def test_a_second_signal_ends_it_at_once(serve):
-    running = serve("--drains", "1000")
-    until(lambda: is_ready(running))
-    running.process.send_signal(signal.SIGINT)
-    until(lambda: "draining" in running.out)
-    running.process.send_signal(signal.SIGINT)
+def test_only_a_second_wish_that_comes_later_ends_it_at_once(serve):
+    """One that comes twice, as from timeout(1) or from two that stop it at the same time, is no second."""
+    twice, later, now = serve("--drains", "0.5"), serve("--drains", "1000"), serve("--drains", "1000")
+    for running in (twice, later, now):
+        until(lambda: is_ready(running))  # noqa: B023
+    twice.process.send_signal(signal.SIGHUP)
+    later.process.send_signal(signal.SIGINT)
+    until(lambda: "draining" in twice.out)
+    twice.process.terminate()
+    assert twice.ask("stop", twice.launch).returncode == 0
+    stopped = now.ask("stop", now.launch, "--now")
 
-    assert running.wait() == 128 + signal.SIGKILL
-    assert not running.others()
+    def ended():
+        later.process.send_signal(signal.SIGINT)
+        return later.process.poll() is not None
 
-
-def test_a_server_that_never_drains_is_killed(serve, monkeypatch):
-    running = serve("--drains", "1000", options=["--exit-timeout", "0"], environment={"IN_A_HURRY": "1"})
-    until(lambda: is_ready(running))
-    stopped = running.ask("stop", running.launch, "--now")
-
-    assert (stopped.returncode, stopped.stdout) == (0, f"{running.launch}: stopped\n")
-    assert running.wait() == 128 + signal.SIGKILL
-    assert not running.others()
+    until(ended)
+    assert (stopped.returncode, stopped.stdout) == (0, f"{now.launch}: stopped\n")
+    assert [running.wait() for running in (twice, later, now)] == [0, 128 + signal.SIGKILL, 128 + signal.SIGKILL]
+    assert not [*twice.others(), *later.others(), *now.others()]
 
 
 def test_an_ignored_hangup_stays_ignored(serve):
@@ -149,49 +160,38 @@ def test_what_had_been_ready_is_started_again_and_given_up_in_the_end(serve):
     assert running.out.count("serving") == 2
 
 
-@pytest.mark.parametrize(("policy", "tries"), [("never", 1), ("always", 2)])
-def test_the_policy_decides(supervise, policy, tries):
-    running = supervise("bash", "-c", "echo tried; exit 3", options=["--restart", policy, "--max-restarts", "1"])
-    assert running.wait() == 3
-    assert running.out.count("tried") == tries
+def test_the_policy_decides_and_a_stop_ends_the_wait_for_the_next_try(supervise):
+    def start(*options):
+        return supervise("bash", "-c", "echo tried; exit 3", options=options)
+
+    never, once = start("--restart", "never"), start("--restart", "always", "--max-restarts", "1")
+    stopped = start("--restart", "always", "--max-restarts", "9")
+    until(lambda: "restart 2 of 9" in stopped.said)
+    stopped.process.terminate()
+    assert [running.wait() for running in (never, once, stopped)] == [3, 3, 0]
+    assert [running.out.count("tried") for running in (never, once, stopped)] == [1, 2, 2]
 
 
-def test_a_stop_ends_the_wait_for_the_next_try(supervise):
-    running = supervise("bash", "-c", "exit 3", options=["--restart", "always", "--max-restarts", "9"])
-    until(lambda: "restart 2 of 9" in running.said)
-    running.process.terminate()
-    assert running.wait() == 0
-
-
-def test_a_stub_that_dies_is_fatal(serve):
-    running = serve(options=["--max-restarts", "0"])
-    until(lambda: is_ready(running))
-    stub = running.named("triton_python_backend_stub")
-    os.kill(stub, signal.SIGKILL)
-
-    assert running.wait() == 128 + signal.SIGKILL
-    assert f"the model's process died ({stub}, " in running.said
-    assert not running.others()
-
-
-def test_without_a_stub_to_watch_it_goes_on(serve):
-    running = serve("--model-control-mode=explicit")
-    until(lambda: is_ready(running))
-    os.kill(running.named("triton_python_backend_stub"), signal.SIGKILL)
-    running.process.terminate()
-    assert running.wait() == 0
-
-
-def test_a_server_whose_launcher_stays_is_noticed(serve):
-    """As under trtllm-llmapi-launch: the server in a subshell, the engine's leader beside it."""
+def test_what_dies_behind_a_command_that_stays_is_missed(serve):
+    """A server as under trtllm-llmapi-launch, in a subshell with the engine's leader beside it; a stub."""
     script = 'set -e; sleep 1000 & ("$@"; echo "the leader is told to stop") & wait'
-    running = serve(options=["--max-restarts", "0"], wrap=lambda *command: rank_of("bash", "-c", script, "-", *command))
-    until(lambda: is_ready(running))
+    once = ["--max-restarts", "0"]
+    beside = serve(options=once, wrap=lambda *command: rank_of("bash", "-c", script, "-", *command))
+    with_stub, with_control = serve(options=once), serve("--model-control-mode=explicit")
+    for running in (beside, with_stub, with_control):
+        until(lambda: is_ready(running))  # noqa: B023
     time.sleep(1)  # the rank looks for its server every half second
-    os.kill(running.named("tritonserver"), signal.SIGKILL)
+    stub = with_stub.named("triton_python_backend_stub")
+    os.kill(beside.named("tritonserver"), signal.SIGKILL)
+    os.kill(stub, signal.SIGKILL)
+    os.kill(with_control.named("triton_python_backend_stub"), signal.SIGKILL)  # models come and go there
 
-    assert running.wait() == 128 + signal.SIGKILL
-    assert not running.others()
+    assert [running.wait() for running in (beside, with_stub)] == [128 + signal.SIGKILL] * 2
+    assert f"the model's process died ({stub}, " in with_stub.said
+    assert not [*beside.others(), *with_stub.others()]
+    assert is_ready(with_control)
+    with_control.process.terminate()
+    assert with_control.wait() == 0
 
 
 def test_not_ready_for_a_while_is_said_and_nothing_is_done(serve):
@@ -202,8 +202,11 @@ def test_not_ready_for_a_while_is_said_and_nothing_is_done(serve):
     until(lambda: not is_ready(running))
     assert runs(fake)
     os.kill(fake, signal.SIGUSR1)
-    until(lambda: is_ready(running))
-    assert "ready again" in running.said
+    until(lambda: "ready again" in running.said)
+    time.sleep(0.5)  # in which it is asked several times
+    assert is_ready(running)
+    assert running.said.count("ready again") == running.said.count("not ready (/v2/health/ready answers 400)") == 1
+    assert "()" not in running.said
 
 
 def test_a_taken_port_is_named_with_who_has_it(supervise):
@@ -233,28 +236,29 @@ def test_a_launch_has_one_supervisor(supervise):
     assert runs(first.named("sleep"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run"], "no command"),
-        (["run", "--repository", "/nowhere", "--", "true"], "there is no folder /nowhere"),
-        (["run", "--", "tritonserver", "--allow-http=false"], "--allow-http is off"),
-        (["run", "--ranks", "0", "--", "true"], "expected 1 or more"),
-        (["run", "--ready-within", "soon", "--", "true"], "expected a number of seconds, got 'soon'"),
-        (["run", "--http-port", "70000", "--", "true"], "expected a port up to 65535"),
-        (["run", "--http-port", "9", "--grpc-port", "9", "--", "true"], "need a port each"),
-        (["stop"], "say which"),
-        (["stop", "not-an-id"], "expected the 8 hex digits"),
-        ([], "required"),
-    ],
-)
-def test_a_wrong_command_line_is_refused_in_words(tmp_path, arguments, message):
+WRONG = [
+    (["run"], "no command"),
+    (["run", "--repository", "/nowhere", "--", "true"], "there is no folder /nowhere"),
+    (["run", "--", "tritonserver", "--allow-http=false"], "--allow-http is off"),
+    (["run", "--ranks", "0", "--", "true"], "expected 1 or more"),
+    (["run", "--ready-within", "soon", "--", "true"], "expected a number of seconds, got 'soon'"),
+    (["run", "--http-port", "70000", "--", "true"], "expected a port up to 65535"),
+    (["run", "--http-port", "9", "--grpc-port", "9", "--", "true"], "need a port each"),
+    (["stop"], "say which"),
+    (["stop", "not-an-id"], "expected the 8 hex digits"),
+    ([], "required"),
+]
+
+
+def test_a_wrong_command_line_is_refused_in_words(tmp_path):
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
-    refused = subprocess.run(
-        [sys.executable, str(SUPERVISE), *arguments], env=environment, capture_output=True, text=True, check=False
-    )
-    assert refused.returncode == 2
-    assert message in refused.stderr
+    all_at_once = [
+        subprocess.Popen([*PYTHON, SUPERVISE, *arguments], env=environment, stderr=subprocess.PIPE, text=True)
+        for arguments, _ in WRONG
+    ]
+    for (arguments, message), refused in zip(WRONG, all_at_once, strict=True):
+        _, said = refused.communicate()
+        assert (refused.returncode, message in said) == (2, True), (arguments, said)
 
 
 def test_as_process_1_it_reaps_stops_and_leaves_nothing(serve):
@@ -274,6 +278,31 @@ def test_as_process_1_it_reaps_stops_and_leaves_nothing(serve):
     assert running.wait() == 0
     assert "draining" in running.out
     assert not running.others()
+
+
+def test_as_process_1_it_leaves_what_came_into_the_container_otherwise(serve):
+    """Orphans of `docker exec` come to process 1, too."""
+    inside = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespace of process numbers here")
+    running = serve(before=inside, options=["--max-restarts", "1"])
+    until(lambda: is_ready(running))
+    supervisor = next(pid for pid, line in running.others().items() if "supervise.py run" in line)
+    into = ["nsenter", "--target", str(supervisor), "--pid", "--mount"]
+    shell = subprocess.run(
+        [*into, "bash", "-c", "sleep 1000 > /dev/null 2>&1 & exec readlink /proc/self/ns/pid"],
+        env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    orphan = next(pid for pid in children_of(supervisor) if name_of(pid) == "sleep")
+    os.kill(running.named("tritonserver"), signal.SIGKILL)
+    until(lambda: "restart 1 of 1" in running.said and is_ready(running))
+
+    assert shell.stdout.startswith("pid:")
+    assert runs(orphan)
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def is_zombie_of(path, parent):

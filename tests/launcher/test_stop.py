@@ -4,10 +4,9 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 
 import pytest
-from supervising import SUPERVISE, rank_of, runs, until
+from supervising import PYTHON, SUPERVISE, rank_of, runs, until
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def bystander():
 
 def ask(folder, *arguments):
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
-    command = [sys.executable, str(SUPERVISE), *arguments]
+    command = [*PYTHON, str(SUPERVISE), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -64,10 +63,32 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path):
     assert "is not a folder that only this user can write" in refused.stderr
 
 
-def test_a_broken_record_is_passed_over(tmp_path):
+def test_somebody_elses_folder_behind_a_link_is_refused(tmp_path):
+    """As who comes first to /tmp may make one."""
     _, path = write_record(tmp_path)
-    path.write_text("{")
-    assert ask(tmp_path, "list").returncode == 0
+    place, elsewhere = path.parent.parent, tmp_path / "elsewhere"
+    place.rename(elsewhere)
+    place.symlink_to(elsewhere)
+    refused = ask(tmp_path, "stop", "--all")
+    assert refused.returncode == 1
+    assert "is not a folder that only this user can write" in refused.stderr
+    assert path.exists()
+
+
+def test_a_broken_record_is_passed_over(tmp_path):
+    launch, path = write_record(tmp_path)
+    sound = json.loads(path.read_text())
+    broken = [
+        {"id": 5}, {"pid": "self"}, {"started": None}, {"ports": [1]}, {"repository": 5}, {"restarts": "x"},
+        {"exit_timeout_s": "x"}, {"exit_timeout_s": float("inf")}, {"state": 7}, {"unknown": 1},
+    ]  # fmt: skip
+    for number, facts in enumerate(broken):
+        path.with_name(f"{number:08x}.json").write_text(json.dumps({**sound, "id": f"{number:08x}", **facts}))
+    for number, text in enumerate(("{", "", "[]", "null", "[" * 100_000)):
+        path.with_name(f"{number:08x}.json").write_text(text)
+    shown = {one["id"] for one in json.loads(ask(tmp_path, "list", "--json").stdout)}
+    assert launch in shown
+    assert not [name for name in shown if name in (5, *(f"{number:08x}" for number in range(len(broken))))]
 
 
 def test_where_nothing_can_be_written_down_it_runs_all_the_same(supervise, tmp_path):

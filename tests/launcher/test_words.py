@@ -2,15 +2,28 @@
 
 import dataclasses
 import hashlib
+import json
 
 import pytest
 
 from deepseek_launcher import announcing, identity, mpi
+from deepseek_launcher.children import how_ended
 from deepseek_launcher.command import is_turned_off, option, seconds
 from deepseek_launcher.phases import PHASES, cause_of, phase_of, rank_of
 from deepseek_launcher.restarts import End, Outcome, Restarts
 from deepseek_launcher.world import World
+from deepseek_triton_tools import server_waiting
 
+TWINS = {
+    "loading": {"importing the engine"},
+    "loading weights": {"loading weights", "allocating weights"},
+    "allocating the KV cache": {"KV cache"},
+    "autotuning": {"autotuning kernels"},
+    "capturing CUDA graphs": {"CUDA graphs"},
+    "warming up": {"warm-up"},
+}
+"""What `deepseek-triton` calls a phase when it waits for a server, and what that is here; the same word where it is not
+in the table. It may know fewer lines, and none otherwise."""
 STAMP = "[12/20/2025-04:21:37] [TRT-LLM] [I] "
 
 
@@ -45,6 +58,8 @@ STAMP = "[12/20/2025-04:21:37] [TRT-LLM] [I] "
 def test_phases_of_real_lines(line, phase):
     number = phase_of(line)
     assert (None if number is None else PHASES[number].name) == phase
+    waiting = next((its for its, pattern in server_waiting._PHASES if pattern.search(line)), None)
+    assert waiting is None or phase in TWINS.get(waiting, {waiting})
 
 
 @pytest.mark.parametrize(
@@ -74,6 +89,10 @@ def test_the_rank_of_a_line(line, rank):
             "OutOfMemoryError: CUDA out of memory. Tried 2 GiB",
         ),
         ("E1 x] \"failed to load 'r1' version 1: Internal: no such file\"", "Internal: no such file"),
+        (
+            "  Remote daemon: [[20113,0],1] on node node2",
+            "mpirun has lost the connection to node2: its network, or orted there",
+        ),
         ("all is well", None),
     ],
 )
@@ -83,16 +102,57 @@ def test_causes(line, cause):
 
 @pytest.mark.parametrize("before", ["", "[1,3]<stderr>:", "3: "])
 def test_an_announcement_is_found_behind_a_tag(before):
-    line = announcing.line(3, "started", host="node2", pid=5)
-    assert announcing.parse(before + line) == {"rank": 3, "event": "started", "host": "node2", "pid": 5}
+    line = announcing.line(3, "started", "0123abcd", host="node2", pid=5)
+    told = {"rank": 3, "event": "started", "host": "node2", "pid": 5, "launch": "0123abcd"}
+    assert announcing.parse(before + line, "0123abcd") == told
     assert " " not in line.removeprefix("deepseek-triton rank ")
 
 
 @pytest.mark.parametrize(
-    "text", ["deepseek-triton rank {", "deepseek-triton rank []", 'deepseek-triton rank {"rank":"1"}', "x"]
+    "facts",
+    [
+        {"launch": "ffffffff"},  # of a launch within this one
+        {"launch": None},  # what a user wrote, in the engine's log
+        {"rank": "1"},
+        {"rank": True},
+        {"rank": -1},
+        {"event": "born"},
+        {"event": "ended"},  # and no code
+        {"event": "ended", "code": "x"},
+        {"event": "ended", "code": 10**400},
+        {"event": "alive", "read_bytes": "x"},
+        {"event": "alive", "cpu_s": float("inf")},
+        {"host": ["a"]},
+        {"host": "\x1b[2J"},
+        {"pid": None},
+        {"repository": "aaaa[1,1]<stderr>:aaaa"},
+    ],
+    ids=str,
 )
-def test_what_is_no_announcement(text):
-    assert announcing.parse(text) is None
+def test_what_is_no_announcement(facts):
+    sound = {"rank": 1, "event": "started", "host": "a", "pid": 5, "launch": "0123abcd"}
+    assert announcing.parse(f"deepseek-triton rank {json.dumps(sound)}", "0123abcd") == sound
+    assert announcing.parse(f"deepseek-triton rank {json.dumps({**sound, **facts})}", "0123abcd") is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "1", "[" * 100_000])
+def test_what_is_no_announcement_at_all(text):
+    assert announcing.parse(f"deepseek-triton rank {text}", "0123abcd") is None
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (1, "ended with exit code 1"),
+        (128, "ended with exit code 128"),
+        (137, "ended by signal 9"),
+        (192, "ended by signal 64"),
+        (205, "ended with exit code 205"),
+        (255, "ended with exit code 255"),
+    ],
+)
+def test_how_a_command_ended(code, words):
+    assert how_ended(code) == words
 
 
 @pytest.mark.parametrize(
@@ -140,8 +200,11 @@ def test_delays(policy, outcome, delays):
     assert [restarts.delay_s(outcome) for _ in delays] == delays
 
 
+LAUNCH = "0123abcd"
+
+
 def started(rank, **facts):
-    return announcing.line(rank, "started", **{"host": f"node{rank // 2 + 1}", "pid": 1, **facts})
+    return announcing.line(rank, "started", LAUNCH, **{"host": f"node{rank // 2 + 1}", "pid": 1, **facts})
 
 
 @pytest.mark.parametrize(
@@ -149,7 +212,7 @@ def started(rank, **facts):
     [
         ([started(0), started(1)], "ranks 2, 3 on node2 never started; ranks 0, 1 on node1: starting"),
         (
-            [*map(started, range(4)), announcing.ended(3, 137)],
+            [*map(started, range(4)), announcing.ended(3, LAUNCH, 137)],
             "rank 3 on node2 ended by signal 9; ranks 0, 1 on node1, rank 2 on node2: starting",
         ),
         (
@@ -161,7 +224,7 @@ def started(rank, **facts):
     ],
 )  # fmt: skip
 def test_who_is_behind(lines, sentence):
-    world = World(4, ranks_per_node=2, hosts=["node1", "node2"])
+    world = World(4, launch=LAUNCH, ranks_per_node=2, hosts=["node1", "node2"])
     for line in lines:
         world.take(line)
     assert world.laggards().partition(" for ")[0] == sentence
@@ -169,16 +232,16 @@ def test_who_is_behind(lines, sentence):
 
 @pytest.mark.parametrize("kind", ["repository", "checkpoint"])
 def test_a_node_that_would_serve_something_else_is_named(kind):
-    world = World(4)
+    world = World(4, launch=LAUNCH)
     for rank in range(4):
-        world.take(started(rank, **{kind: "aaaa" if rank < 3 else "bbbb"}))
-    assert f"{kind} on node2 is not that of rank 0 on node1 (bbbb, aaaa)" in world.disagreement()
+        world.take(started(rank, **{kind: ("a" if rank < 3 else "b") * 16}))
+    assert f"{kind} on node2 is not that of rank 0 on node1 ({'b' * 16}, {'a' * 16})" in world.disagreement()
 
 
 def test_nodes_without_a_checkpoint_to_look_at_agree():
-    world = World(2)
-    world.take(started(0, repository="a", checkpoint="b"))
-    world.take(started(1, repository="a", checkpoint=None))
+    world = World(2, launch=LAUNCH)
+    world.take(started(0, repository="a" * 16, checkpoint="b" * 16))
+    world.take(started(1, repository="a" * 16, checkpoint=None))
     assert world.disagreement() is None
 
 
@@ -188,6 +251,7 @@ def test_what_two_nodes_compare(tmp_path):
     version.mkdir(parents=True)
     checkpoint.mkdir()
     (checkpoint / identity.INDEX).write_text("{}")
+    (version.parent / "config.pbtxt").touch()
     (version / "model.yaml").write_text(f'a: 1\nmodel: "{checkpoint}"  # here\n')
     repository = tmp_path / "repository"
     before = identity.repository_hash(repository)
@@ -195,6 +259,8 @@ def test_what_two_nodes_compare(tmp_path):
     assert identity.checkpoint_hash(repository) == hashlib.sha256(b"{}").hexdigest()[:16]
     (version / "__pycache__").mkdir()
     (version / "__pycache__/model.pyc").touch()
+    assert identity.repository_hash(repository) == before
+    (repository / "server.log").write_text("grows while the ranks come")
     assert identity.repository_hash(repository) == before
     (version / "model.py").write_text("changed")
     assert identity.repository_hash(repository) != before

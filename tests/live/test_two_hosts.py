@@ -68,6 +68,22 @@ def test_a_worker_that_is_killed_while_loading_is_named_and_all_ends(start, host
     assert_nothing_is_left()
 
 
+def test_a_host_that_is_lost_is_named(start, hosts, assert_nothing_is_left):
+    """mpirun's own daemon there dies, as with its host."""
+    running = start(STANDIN_LOAD_S=FOREVER_S)
+    running.wait_for(RANK_9_LOADS)
+
+    daemon = next(
+        pid for pid, command in hosts[1].processes().items() if command.startswith(("orted", "/usr/bin/orted"))
+    )
+    os.kill(daemon, signal.SIGKILL)
+
+    assert running.wait() > 0, running.output()
+    assert "mpirun has lost the connection to node2" in last_words(running.output())
+    assert "by signal 7" not in running.output()
+    assert_nothing_is_left()
+
+
 def test_a_rank_that_hangs_is_named_at_the_deadline(start, hosts, assert_nothing_is_left):
     running = start("--ready-within", "15", STANDIN_HANGING_RANK="9")
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any
+
+from deepseek_launcher.children import signal_of
 
 _PREFIX = "deepseek-triton rank "
 
 
-def line(rank: int, event: str, **facts: Any) -> str:
-    return f"{_PREFIX}{json.dumps({'rank': rank, 'event': event, **facts}, separators=(',', ':'))}"
+def line(rank: int, event: str, launch: str, **facts: Any) -> str:
+    """`launch` is in it because an engine's log may show what users wrote, and a launch may run within another."""
+    return f"{_PREFIX}{json.dumps({'rank': rank, 'event': event, **facts, 'launch': launch}, separators=(',', ':'))}"
+
+
+def ended(rank: int, launch: str, code: int) -> str:
+    """:param code: as a shell has it."""
+    return line(rank, "ended", launch, code=code, signal=signal_of(code))
 
 
 def is_alive(text: str) -> bool:
@@ -17,20 +27,53 @@ def is_alive(text: str) -> bool:
     return _PREFIX in text and '"event":"alive"' in text
 
 
-def ended(rank: int, code: int) -> str:
-    """:param code: as a shell has it."""
-    return line(rank, "ended", code=code, signal=code - 128 if code > 128 else None)
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 60
 
 
-def parse(text: str) -> dict[str, Any] | None:
-    """None for a line that is no announcement. A launcher may have put something before it."""
+def _is_seconds(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e15  # type: ignore[operator]  # it is a number
+
+
+def _is_text(pattern: str) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
+
+
+_HASH = "[0-9a-f]{16}"
+_SOUND: dict[str, Callable[[object], bool]] = {
+    "rank": _is_count,
+    "event": _is_text("started|alive|ended"),
+    "launch": _is_text("[0-9a-f]{8}"),
+    "size": _is_count,
+    "host": _is_text(r"[\w.-]{1,255}"),
+    "pid": _is_count,
+    "repository": _is_text(_HASH),
+    "checkpoint": _is_text(_HASH),
+    "python": _is_text(r"[\w.+]{1,40}"),
+    "cpu_s": _is_seconds,
+    "read_bytes": _is_count,
+    "rss_bytes": _is_count,
+    "code": _is_count,
+    "signal": _is_count,
+}
+_NEEDED = {"started": ("host", "pid"), "alive": (), "ended": ("code",)}
+
+
+def parse(text: str, launch: str) -> dict[str, Any] | None:
+    """None for a line that is no announcement of `launch`. A launcher may have put something before it."""
     _, found, rest = text.partition(_PREFIX)
     if not found:
         return None
     try:
         facts, _ = json.JSONDecoder().raw_decode(rest)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(facts, dict) or not isinstance(facts.get("rank"), int) or not isinstance(facts.get("event"), str):
-        return None
-    return facts
+    return facts if isinstance(facts, dict) and facts.get("launch") == launch and _is_sound(facts) else None
+
+
+def _is_sound(facts: dict[str, Any]) -> bool:
+    """A launcher can lose a piece of a line; what is left may still be JSON."""
+    known = {name: value for name, value in facts.items() if name in _SOUND and value is not None}
+    if not all(_SOUND[name](value) for name, value in known.items()):
+        return False
+    return {"rank", "event"} <= known.keys() and known.keys() >= set(_NEEDED[known["event"]])

@@ -1,23 +1,23 @@
 """One life of the command: started, watched until it is ready and after that, ended with all that it started.
 
-Threads: the main one starts, signals and reaps; a reader takes the command's output, a writer hands it on, and one asks
-for the health. They hand over by a queue and by values that are replaced in one step.
+Threads: the main one starts, signals and reaps; a reader takes the command's output, learns from it and gives it to a
+writer; one asks for the health. What the reader can't keep up with stays in the pipe, and its writers wait.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import time
 from collections import deque
 from collections.abc import Mapping
 
 from deepseek_launcher import announcing, processes
-from deepseek_launcher.children import Child
+from deepseek_launcher.children import Child, how_ended
 from deepseek_launcher.errors import StillRunningError
 from deepseek_launcher.health import Answer, Health
+from deepseek_launcher.lines import Lines
 from deepseek_launcher.marking import LAUNCH, SERVER_NAME, kill_all, remove_shared_memory
 from deepseek_launcher.output import Reader
 from deepseek_launcher.phases import cause_of
@@ -31,6 +31,8 @@ from deepseek_launcher.world import Rank, World
 DEADLINE_CODE = 4
 _KILLED = 128 + signal.SIGKILL
 _TICK_S = 0.2
+_READY_TICK_S = 0.5
+"""A signal or the end of the command is taken at once in any case."""
 _PROGRESS_EVERY_S = 15
 _RANKS_END_S = 5
 """For the MPI launcher to hand on the signal that ends every rank."""
@@ -40,6 +42,9 @@ _STUB_GRACE_S = 2
 """For the command to end by itself when a stub has gone: the backend's guard ends tritonserver at once."""
 _MISSES = 3
 _TAIL_LINES = 400
+_TAIL_CHARACTERS = 4096
+"""Of a line."""
+_LAST_WORDS_S = 0.5
 
 
 class Attempt:
@@ -50,11 +55,10 @@ class Attempt:
         self._options = supervision.options
         self._world = World(
             self._options.ranks,
+            launch=supervision.mark.launch,
             ranks_per_node=self._options.ranks_per_node,
             hosts=self._options.hosts,
-            launch=supervision.mark.launch,
         )
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._began = time.monotonic()
         self._progress_at = self._began + _PROGRESS_EVERY_S
@@ -74,29 +78,33 @@ class Attempt:
         environment: Mapping[str, str] = {**os.environ, LAUNCH: up.mark.launch}
         self._child = Child(self._options.command, environment, output=writing)
         os.close(writing)
-        reader = Reader(reading, up.stdout, self._hear)
+        self._reader = Reader(reading, up.stdout, Lines(self._hear, tagged=self._options.ranks > 1))
         address = "127.0.0.1" if self._options.http_address == "0.0.0.0" else self._options.http_address
-        self._health = Health(address, self._options.http_port, up.models)
+        self._health = Health(address, self._options.http_port, up.models, every_s=self._options.health_every_s)
         try:
             outcome = self._watch()
         finally:
             self._health.close()
             up.set_ready(False)
             self._clear_away()
-            reader.join(2)
+            self._reader.join(2)
         return outcome
 
     def _hear(self, line: str) -> bool:
         """The reader's thread."""
-        self._lines.put(line)
+        self._tail.append(line[:_TAIL_CHARACTERS])
+        ended = self._world.take(line)
+        if ended is not None and self._first_to_end is None and not self._up.stopping:
+            self._first_to_end = ended
+            if self._options.ranks > 1:  # the others are still to be ended, which takes its time
+                self._up.say(ended.last_words(loading=self._ready_at is None))
         return not announcing.is_alive(line)
 
     def _watch(self) -> Outcome:
         up = self._up
         while True:
-            if up.take_signals(_TICK_S):
+            if up.take_signals(_TICK_S if self._ready_at is None or up.stopping else _READY_TICK_S):
                 self._ask_to_end()
-            self._take_lines()
             if self._child.exit_code is not None:
                 return self._ended(self._child.exit_code)
             outcome = self._overdue() if up.stopping else self._look()
@@ -131,11 +139,10 @@ class Attempt:
             return self._outcome(End.STOPPED, 0 if drained else code, "stopped")
         if code == 0:
             return self._outcome(End.DONE, 0, "the command has ended")
-        how = f"was ended by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
-        self._drain()
+        self._reader.join(_LAST_WORDS_S)  # they may still be on their way
         first = self._first_to_end
         loading = self._ready_at is None
-        return self._fatal(first.last_words(loading=loading) if first else f"the command {how}", code)
+        return self._fatal(first.last_words(loading=loading) if first else f"the command {how_ended(code)}", code)
 
     def _look(self) -> Outcome | None:
         """What is wrong, if anything."""
@@ -204,28 +211,8 @@ class Attempt:
         what = "not ready" if answer.spoke else f"does not answer, {_MISSES} times now"
         up.say(f"{what} ({answer.problem}); its processes run, nothing is done about it")
 
-    def _take_lines(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._take_line(self._lines.get_nowait())
-
-    def _take_line(self, line: str) -> None:
-        self._tail.append(line)
-        ended = self._world.take(line)
-        if ended is not None and self._first_to_end is None and not self._up.stopping:
-            self._first_to_end = ended
-            if self._options.ranks > 1:  # the others are still to be ended, which takes its time
-                self._up.say(ended.last_words(loading=self._ready_at is None))
-
-    def _drain(self) -> None:
-        """The last words may still be on their way."""
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end:
-            self._take_lines()
-            time.sleep(0.02)
-
     def _fatal(self, reason: str, code: int) -> Outcome:
-        cause = next(filter(None, map(cause_of, reversed(self._tail))), None)
+        cause = next(filter(None, map(cause_of, reversed(list(self._tail)))), None)
         return self._outcome(End.FATAL, code, f"{reason}: {cause}" if cause else reason)
 
     def _outcome(self, end: End, code: int, reason: str) -> Outcome:

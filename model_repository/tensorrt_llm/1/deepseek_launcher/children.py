@@ -66,6 +66,17 @@ class Child:
             os.kill(self.pid, signum)
 
 
+def signal_of(code: int) -> int | None:
+    """Which signal an exit code stands for, as a shell has them. There are 64; mpirun's 205 is no signal."""
+    return code - 128 if 128 < code <= 128 + 64 else None
+
+
+def how_ended(code: int) -> str:
+    """`ended by signal 9`, `ended with exit code 1`"""
+    signum = signal_of(code)
+    return f"ended by signal {signum}" if signum else f"ended with exit code {code}"
+
+
 def reap() -> None:
     """Take note of all that have ended: own children, and orphans that came here as to a subreaper or process 1."""
     while True:

@@ -12,7 +12,6 @@ from deepseek_launcher.command import option
 INDEX = "model.safetensors.index.json"
 _WHOLE_FILE_BYTES = 4 << 20
 """Larger files (weights that lie in the repository) count by their size."""
-_LEFT_OUT = {"__pycache__"}
 _MODEL = re.compile(r"""^model:\s*(?:"([^"]+)"|'([^']+)'|([^\s#]+))""", re.MULTILINE)
 
 
@@ -23,7 +22,10 @@ def served_repository(command: Sequence[str]) -> Path | None:
 
 
 def repository_hash(repository: Path) -> str:
-    """Over the names and contents of its files; two that differ in a byte of a configuration differ."""
+    """Over the names and contents of its models' files; two that differ in a byte of a configuration differ.
+
+    What lies beside the models is left out: a log that grows there would be another for each rank.
+    """
     digest = hashlib.sha256()
     for path in sorted(_files(repository)):
         digest.update(f"{path.relative_to(repository)}\0{path.stat().st_size}\0".encode())
@@ -46,6 +48,8 @@ def checkpoint_hash(repository: Path) -> str | None:
 
 
 def _files(repository: Path) -> Iterator[Path]:
-    for path in repository.rglob("*"):
-        if path.is_file() and not _LEFT_OUT & set(path.parts):
-            yield path
+    for configuration in repository.glob("*/config.pbtxt"):
+        for path in configuration.parent.rglob("*"):
+            inside = path.relative_to(repository).parts
+            if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in inside):
+                yield path

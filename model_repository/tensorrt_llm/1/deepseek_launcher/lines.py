@@ -29,8 +29,10 @@ class _Stream:
 
 
 class Lines:
-    """`feed` and `idle` return what is to be handed on: without tags what came, byte for byte; else whole lines, each
-    with its tag."""
+    """`feed`, `idle` and `end` return what is to be handed on.
+
+    Without tags that is what came, byte for byte; else whole lines, each with its tag.
+    """
 
     def __init__(self, on_line: Callable[[str], bool], *, tagged: bool) -> None:
         """`on_line` gets every line, with its tag and without its end, and says whether it is handed on."""
@@ -55,15 +57,19 @@ class Lines:
         return self._taken()
 
     def idle(self) -> bytes:
-        """When nothing more has come for a while, or will: unfinished lines, which nobody should wait for."""
-        for tag, text in self._pieces(self._held):
-            self._take(tag, text)
-        self._held = b""
+        """When nothing more has come for a while: unfinished lines, which nobody should wait for."""
         for tag, stream in self._streams.items():
             if len(stream.text) > stream.num_handed_on and self._hear(tag, stream.text):
                 self._hand_on(tag, stream.text[stream.num_handed_on :])
                 stream.num_handed_on = len(stream.text)
         return self._taken()
+
+    def end(self) -> bytes:
+        """When nothing more will come."""
+        for tag, text in self._pieces(self._held):
+            self._take(tag, text)
+        self._held = b""
+        return self.idle()
 
     def _pieces(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Each with whose it is."""

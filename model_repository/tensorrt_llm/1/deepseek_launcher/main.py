@@ -9,13 +9,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepseek_launcher import stopping
 from deepseek_launcher.command import is_turned_off
 from deepseek_launcher.errors import LauncherError, UsageError
 from deepseek_launcher.options import RunOptions
-from deepseek_launcher.rank import rank
 from deepseek_launcher.restarts import POLICIES
-from deepseek_launcher.supervisor import run
 
 
 def main(argv: Sequence[str]) -> int:
@@ -74,11 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(running)
     one = verbs.add_parser("rank", help="the guard of one rank", description=_RANK, formatter_class=raw)
     one.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
-    one.set_defaults(verb=lambda arguments: rank(_command(arguments)))
+    one.set_defaults(verb=_rank)
     _add_stop(verbs.add_parser("stop", help="end launches", description=_STOP, formatter_class=raw))
     shown = verbs.add_parser("list", help="what runs here", description="Launches of this user on this machine.")
     shown.add_argument("--json", action="store_true", help="as a JSON list")
-    shown.set_defaults(verb=lambda arguments: stopping.show(as_json=arguments.json, say=_say))
+    shown.set_defaults(verb=_show)
     return parser
 
 
@@ -110,8 +107,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "never. After 1, 2, 4 ... 60 s",
     )
     add("--ready-file", type=Path, metavar="FILE", help="there while it is ready")
+    add("--health-every", type=_seconds, default=5.0, metavar="S", help="how often it is asked, once ready (default 5)")
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
-    parser.set_defaults(verb=lambda arguments: run(_run_options(arguments)))
+    parser.set_defaults(verb=_run)
 
 
 def _add_stop(parser: argparse.ArgumentParser) -> None:
@@ -120,11 +118,34 @@ def _add_stop(parser: argparse.ArgumentParser) -> None:
     add("--repository", type=Path, metavar="DIR", help="those that serve this folder")
     add("--all", action="store_true", help="every launch of this user on this machine")
     add("--now", action="store_true", help="open requests get no time")
-    parser.set_defaults(
-        verb=lambda arguments: stopping.stop(
-            arguments.ids, repository=arguments.repository, everything=arguments.all, now=arguments.now, say=_say
-        )
-    )
+    parser.set_defaults(verb=_stop)
+
+
+# Each verb loads what it needs: sixteen ranks of a node begin at once, and stay.
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from deepseek_launcher.supervisor import run
+
+    return run(_run_options(arguments))
+
+
+def _rank(arguments: argparse.Namespace) -> int:
+    from deepseek_launcher.rank import rank
+
+    return rank(_command(arguments))
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    from deepseek_launcher.stopping import stop
+
+    return stop(arguments.ids, repository=arguments.repository, everything=arguments.all, now=arguments.now, say=_say)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from deepseek_launcher.stopping import show
+
+    return show(as_json=arguments.json, say=_say)
 
 
 def _run_options(arguments: argparse.Namespace) -> RunOptions:
@@ -146,6 +167,7 @@ def _run_options(arguments: argparse.Namespace) -> RunOptions:
         max_restarts=arguments.max_restarts,
         restart=arguments.restart,
         ready_file=arguments.ready_file,
+        health_every_s=arguments.health_every,
     )
 
 

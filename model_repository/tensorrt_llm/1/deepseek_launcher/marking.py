@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import signal
 import time
 from collections.abc import Collection
@@ -29,11 +28,11 @@ STUB_NAME = "triton_python_backend_stub"[:15]
 
 _ID = re.compile(r"[0-9a-f]{8}")
 _PATIENCE_S = 10
-_TICK_S = 0.05
+_TICK_S = 0.02
 
 
 def new_launch() -> str:
-    return secrets.token_hex(4)
+    return os.urandom(4).hex()
 
 
 def is_launch(text: str) -> bool:
@@ -56,14 +55,16 @@ class Mark:
 def members(mark: Mark, *, spare: Collection[int] = ()) -> list[Process]:
     """What carries the mark and still runs, all below it, and all below this process.
 
-    Never this process, what it was started from, or one in `spare`.
+    Never this process, what it was started from, or one in `spare`. All orphans of a container come to its process 1,
+    those of `docker exec` too: there the mark alone counts, and what is below it.
     """
     spared = processes.ancestors(os.getpid()) | set(spare)
     by_pid = {process.pid: process for process in processes.all_processes()}
     marked = {
         pid for pid in by_pid.keys() - spared if processes.of_this_user(pid) and mark.is_on(processes.environment(pid))
     }
-    below = processes.descendants(by_pid.values(), marked | {os.getpid()})
+    adopting = {os.getpid()} - {1}
+    below = processes.descendants(by_pid.values(), marked | adopting)
     return [by_pid[pid] for pid in sorted((marked | below) - spared) if pid in by_pid]
 
 
@@ -83,11 +84,16 @@ def launches() -> dict[str, list[Process]]:
 def kill_all(mark: Mark, *, spare: Collection[int] = ()) -> None:
     """SIGKILL until none is left: one may have forked before its turn came.
 
+    Two looks have to find none. /proc is no snapshot: what loses its parent while it is read seems to be below nobody.
+
     :raises StillRunningError: when some are still there after ten seconds, as when a driver holds them.
     """
     deadline = time.monotonic() + _PATIENCE_S
-    while left := members(mark, spare=spare):
-        if time.monotonic() > deadline:
+    looks_in_vain = 0
+    while looks_in_vain < 2:
+        left = members(mark, spare=spare)
+        looks_in_vain = 0 if left else looks_in_vain + 1
+        if left and time.monotonic() > deadline:
             named = ", ".join(f"{process.pid} ({process.name})" for process in left)
             raise StillRunningError(f"processes that can't be killed: {named}: look at them with ps -o pid,stat,wchan")
         for process in left:

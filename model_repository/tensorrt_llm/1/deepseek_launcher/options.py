@@ -27,6 +27,7 @@ class RunOptions:
     max_restarts: int = 3
     restart: Policy = "fatal"
     ready_file: Path | None = None
+    health_every_s: float = 5
 
     @property
     def ports(self) -> dict[str, int]:

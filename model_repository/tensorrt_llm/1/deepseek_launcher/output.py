@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import threading
 from collections import deque
-from collections.abc import Callable
+
+from deepseek_launcher.lines import Lines
 
 _KEPT_BYTES = 8 << 20
 _CHUNK = 65536
-_LONGEST_LINE = 1 << 20
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_IDLE_S = 1
+"""After that, what is there of a line is handed on."""
 
 
 class Writer:
@@ -33,7 +33,7 @@ class Writer:
 
     def write(self, data: bytes) -> None:
         with self._news:
-            if self._closed:
+            if self._closed or not data:
                 return
             if self._kept + len(data) > _KEPT_BYTES:
                 self._dropped += len(data)
@@ -74,13 +74,12 @@ class Writer:
 
 
 class Reader:
-    """Reads a pipe to its end in a thread of its own, line by line; a progress bar ends its lines with a \\r."""
+    """Reads a pipe to its end in a thread of its own."""
 
-    def __init__(self, descriptor: int, writer: Writer, on_line: Callable[[str], bool]) -> None:
-        """`on_line` gets every line, without its end, and says whether it is handed on."""
+    def __init__(self, descriptor: int, writer: Writer, lines: Lines) -> None:
         self._descriptor = descriptor
         self._writer = writer
-        self._on_line = on_line
+        self._lines = lines
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
         self._thread.start()
 
@@ -89,18 +88,16 @@ class Reader:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        rest = b""
-        while data := os.read(self._descriptor, _CHUNK):
-            rest += data
-            whole = max(rest.rfind(b"\n"), rest.rfind(b"\r")) + 1
-            if not whole and len(rest) > _LONGEST_LINE:
-                whole = len(rest)
-            self._take(rest[:whole])
-            rest = rest[whole:]
-        self._take(rest)
+        has_come = False
+        while True:
+            if not select.select([self._descriptor], [], [], _IDLE_S if has_come else None)[0]:
+                has_come = False
+                self._writer.write(self._lines.idle())
+                continue
+            data = os.read(self._descriptor, _CHUNK)
+            if not data:
+                break
+            has_come = True
+            self._writer.write(self._lines.feed(data))
+        self._writer.write(self._lines.end())
         os.close(self._descriptor)
-
-    def _take(self, data: bytes) -> None:
-        passed = [line for line in _LINE.findall(data) if self._on_line(line.rstrip(b"\r\n").decode(errors="replace"))]
-        if passed:
-            self._writer.write(b"".join(passed))

@@ -85,9 +85,9 @@ def phase_of(line: str) -> int | None:
     return next((number for number, phase in enumerate(PHASES) if phase.pattern.search(line)), None)
 
 
-_TAG = re.compile(r"^\s*(?:\[\d+,(?P<mpirun>\d+)\]<\w+>:|(?P<srun>\d+): ?)\s?(?P<rest>.*)$", re.DOTALL)
+_TAG = re.compile(r"^\s*(?:\[\d+,(?P<mpirun>\d{1,6})\]<\w+>:|(?P<srun>\d{1,6}): ?)\s?(?P<rest>.*)$", re.DOTALL)
 """`mpirun --tag-output` and `srun --label`."""
-_RANK = re.compile(r"\[RANK (\d+)\]")
+_RANK = re.compile(r"\[RANK (\d{1,6})\]")
 
 
 def rank_of(line: str, num_ranks: int) -> int:
@@ -101,20 +101,20 @@ def rank_of(line: str, num_ranks: int) -> int:
 
 
 _CAUSES = tuple(
-    map(
-        re.compile,
-        (
-            r"deepseek_backend CRITICAL: (.+)",
-            r"(?:torch\.)?(?:cuda\.)?(OutOfMemoryError: .+)",
-            r"(CUDA (?:out of memory|error).*)",
-            r"(NCCL (?:WARN|error).*)",
-            r"failed to load '\S+' version \d+: (.+)",
-            r"failed to load model '\S+?': (.+)",
-            r"error: creating server: (.+)",
-            r"(error while loading shared libraries: .+)",
-            r"(Socket '\S+' already in use)",
-            r"deepseek-triton: (.+ can't be started: .+)",
-        ),
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"deepseek_backend CRITICAL: (.+)", "{}"),
+        (r"(?:torch\.)?(?:cuda\.)?(OutOfMemoryError: .+)", "{}"),
+        (r"(CUDA (?:out of memory|error).*)", "{}"),
+        (r"(NCCL (?:WARN|error).*)", "{}"),
+        (r"failed to load '\S+' version \d+: (.+)", "{}"),
+        (r"failed to load model '\S+?': (.+)", "{}"),
+        (r"error: creating server: (.+)", "{}"),
+        (r"(error while loading shared libraries: .+)", "{}"),
+        (r"(Socket '\S+' already in use)", "{}"),
+        (r"deepseek-triton: (.+ can't be started: .+)", "{}"),
+        # Open MPI 4.1, help-errmgr-base.txt, "node-died".
+        (r"^\s*Remote daemon: \S+ on node (\S+)", "mpirun has lost the connection to {}: its network, or orted there"),
     )
 )
 _LONGEST_CAUSE = 300
@@ -122,5 +122,7 @@ _LONGEST_CAUSE = 300
 
 def cause_of(line: str) -> str | None:
     """What the line names as the reason of an end."""
-    match = next(filter(None, (pattern.search(line) for pattern in _CAUSES)), None)
-    return " ".join(match[1].split())[:_LONGEST_CAUSE].rstrip(' ."') if match else None
+    for pattern, words in _CAUSES:
+        if match := pattern.search(line):
+            return words.format(" ".join(match[1].split())[:_LONGEST_CAUSE].rstrip(' ."'))
+    return None

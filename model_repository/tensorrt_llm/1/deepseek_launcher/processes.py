@@ -7,13 +7,24 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-PROC = Path("/proc")
-
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # Columns of /proc/PID/stat behind the name, from proc(5).
 _STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _STARTED = 0, 1, 11, 12, 19
+_CHUNK = 1 << 16
 _ENDED = ("Z", "X")
+
+
+def _read(pid: int, name: str) -> bytes:
+    """Without pathlib and buffers, for there may be thousands."""
+    descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.read(descriptor, _CHUNK)
+        while more := os.read(descriptor, _CHUNK):
+            data += more
+        return data
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,7 @@ class Process:
 def look_up(pid: int) -> Process | None:
     """None when there is no such process, or it has ended and only waits to be reaped."""
     try:
-        text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        text = _read(pid, "stat").decode(errors="replace")
     except OSError:
         return None
     # The name is in parentheses and may hold anything.
@@ -46,7 +57,7 @@ def look_up(pid: int) -> Process | None:
         started=int(columns[_STARTED]),
         parent=int(columns[_PARENT]),
         name=before.partition("(")[2],
-        cpu_s=ticks / os.sysconf("SC_CLK_TCK"),
+        cpu_s=ticks / _CLOCK_TICKS,
     )
 
 
@@ -57,14 +68,14 @@ def runs(process: Process) -> bool:
 
 
 def all_processes() -> Iterator[Process]:
-    for entry in os.listdir(PROC):
+    for entry in os.listdir("/proc"):
         if entry.isdigit() and (process := look_up(int(entry))):
             yield process
 
 
 def of_this_user(pid: int) -> bool:
     try:
-        return (PROC / str(pid)).stat().st_uid == os.getuid()
+        return os.stat(f"/proc/{pid}").st_uid == os.getuid()
     except OSError:
         return False
 
@@ -72,7 +83,7 @@ def of_this_user(pid: int) -> bool:
 def environment(pid: int) -> dict[str, str]:
     """What the process was started with; empty when it is not for us to read."""
     try:
-        raw = (PROC / str(pid) / "environ").read_bytes()
+        raw = _read(pid, "environ")
     except OSError:
         return {}
     pairs = (entry.partition("=") for entry in raw.decode("utf-8", errors="surrogateescape").split("\0"))
@@ -123,7 +134,7 @@ def send(process: Process, signum: int) -> None:
 def read_bytes(pid: int) -> int:
     """What it has read so far, from storage or the page cache (rchar of proc(5)); mapped files don't count."""
     try:
-        first = (PROC / str(pid) / "io").read_text(encoding="ascii").split(maxsplit=2)
+        first = _read(pid, "io").split(maxsplit=2)
     except OSError:
         return 0
     return int(first[1])
@@ -131,7 +142,7 @@ def read_bytes(pid: int) -> int:
 
 def rss_bytes(pid: int) -> int:
     try:
-        pages = (PROC / str(pid) / "statm").read_text(encoding="ascii").split()[1]
+        pages = _read(pid, "statm").split()[1]
     except (OSError, IndexError):
         return 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -22,7 +22,7 @@ from deepseek_launcher.guard import Guard
 from deepseek_launcher.marking import LAUNCH, RANK, SERVER_NAME, Mark, is_launch, kill_all, members, new_launch
 from deepseek_launcher.output import Writer
 from deepseek_launcher.serving import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S, ServerWatch
-from deepseek_launcher.signals import Signals
+from deepseek_launcher.signals import SAME_WISH_S, Signals
 
 END_NOW = signal.SIGUSR2
 """Ends a rank at once. mpirun and srun hand it on to every rank, on other nodes too."""
@@ -33,6 +33,8 @@ _ALIVE_EVERY_S = 15
 _ALIVE_FOR_S = 2 * 3600
 """A rank is not told when the model is ready; the longest load seen took one hour."""
 _TICK_S = 0.5
+"""Of rank 0, which looks for its tritonserver. The others only wait, and wake up for a signal or an end."""
+_OTHERS_TICK_S = 2.0
 _LEAVE_S = 5
 """For what a command that has ended leaves behind: a stub goes within 2 s of its server."""
 _LINGER_S = 1.5
@@ -45,7 +47,7 @@ def rank(command: Sequence[str]) -> int:
     launch = os.environ.get(LAUNCH, "")
     number = mpi.rank(os.environ)
     mark = Mark(launch=launch if is_launch(launch) else new_launch(), rank=number)
-    killed = f"{announcing.ended(number, _KILLED)}\n".encode()
+    killed = f"{announcing.ended(number, mark.launch, _KILLED)}\n".encode()
     guard = Guard(mark, afterwards=lambda: _say_last(killed))
     runner = _Rank(mark, number, command, guard)
     try:
@@ -67,6 +69,7 @@ class _Rank:
         self._guard = guard
         self._patience_s = seconds(command, "--exit-timeout-secs", DEFAULT_EXIT_TIMEOUT_S) + PATIENCE_S
         self._stop_by: float | None = None
+        self._asked_at = 0.0
         self._end_now = self._told_now = False
         self._alive_at = self._began = time.monotonic()
 
@@ -80,8 +83,9 @@ class _Rank:
         self._say("started", **self._facts())
         child = Child(self._command, {**os.environ, LAUNCH: self._mark.launch, RANK: str(self._number)})
         server = ServerWatch(self._mark, self._command, spare=(self._guard.pid,)) if self._number == 0 else None
+        tick_s = _OTHERS_TICK_S if server is None else _TICK_S
         while child.exit_code is None:
-            for signum in signals.wait(_TICK_S):
+            for signum in signals.wait(tick_s):
                 self._take(signum, child)
             children.reap()
             # Not only by the signal: that comes when the thread ends that had started this process, too.
@@ -94,7 +98,7 @@ class _Rank:
                 break
             self._say_alive()
         code = self._clear_away(child)
-        self._stderr.write(f"{announcing.ended(self._number, code)}\n".encode())
+        self._stderr.write(f"{announcing.ended(self._number, self._mark.launch, code)}\n".encode())
         self._stderr.flush(2)
         if self._told_now:
             return 0  # it did what it was told; mpirun would take anything else for one rank's failure
@@ -106,10 +110,14 @@ class _Rank:
         if signum == _PARENT_DIED:
             return  # the loop looks whether it is so
         self._told_now = self._told_now or signum == END_NOW
-        if signum not in _ORDERLY or self._stop_by is not None:
+        now = time.monotonic()
+        if signum in _ORDERLY and self._stop_by is None:
+            self._asked_at, self._stop_by = now, now + self._patience_s
+            self._ask_to_end(child)
+        elif signum not in _ORDERLY or now - self._asked_at > SAME_WISH_S:
             self._end_now = True
-            return
-        self._stop_by = time.monotonic() + self._patience_s
+
+    def _ask_to_end(self, child: Child) -> None:
         if self._number != 0:
             return  # the engine's leader lets its workers go when it ends
         servers = [process for process in self._members() if process.name == SERVER_NAME]
@@ -138,7 +146,7 @@ class _Rank:
         return members(self._mark, spare=(self._guard.pid,))
 
     def _say(self, event: str, **facts: object) -> None:
-        self._stderr.write(f"{announcing.line(self._number, event, **facts)}\n".encode())
+        self._stderr.write(f"{announcing.line(self._number, event, self._mark.launch, **facts)}\n".encode())
 
     def _facts(self) -> dict[str, object]:
         repository = checkpoint = None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from deepseek_launcher.errors import LauncherError
 from deepseek_launcher.processes import Process, look_up
@@ -74,10 +75,9 @@ class Book:
         self._path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=".")
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(self._record), file)
-        os.replace(name, self._path)
+        unfinished = self._path.with_suffix(".new")  # nobody else's: a launch has one supervisor
+        unfinished.write_text(json.dumps(asdict(self._record)), encoding="utf-8")
+        unfinished.replace(self._path)
 
 
 def read_all() -> list[Record]:
@@ -87,12 +87,30 @@ def read_all() -> list[Record]:
     """
     if not folder().is_dir():
         return []
-    _check_owner(folder())
+    for part in (folder().parent, folder()):
+        _check_owner(part)
     found = []
     for path in sorted(folder().glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            found.append(Record(**json.loads(path.read_text(encoding="utf-8"))))
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+            found.append(_parse(json.loads(path.read_text(encoding="utf-8"))))
     return found
+
+
+def _parse(facts: dict[str, Any]) -> Record:
+    """:raises TypeError: or ValueError, when it is not what a Book has written."""
+    record = Record(**facts)
+    wanted: dict[str, type | tuple[type, ...]] = {
+        **dict.fromkeys(("id", "namespace", "state"), str),
+        **dict.fromkeys(("pid", "started", "restarts"), int),
+        "ports": dict,
+        "exit_timeout_s": (int, float),
+        "repository": (str, type(None)),
+    }
+    if wrong := [name for name, kind in wanted.items() if not isinstance(getattr(record, name), kind)]:
+        raise TypeError(f"of another type: {', '.join(wrong)}")
+    if not math.isfinite(record.exit_timeout_s):
+        raise ValueError("exit_timeout_s is not finite")
+    return record
 
 
 def remove(launch: str) -> None:
@@ -101,18 +119,17 @@ def remove(launch: str) -> None:
 
 def _make_folder(path: Path) -> None:
     try:
-        path.parent.mkdir(mode=_MODE, parents=True, exist_ok=True)
-        path.mkdir(mode=_MODE, exist_ok=True)
+        for part in (path.parent, path):
+            part.mkdir(mode=_MODE, parents=True, exist_ok=True)
+            _check_owner(part)
     except OSError as error:
         raise LauncherError(f"launches can't be written down in {path}: {error.strerror}") from error
-    _check_owner(path)
 
 
-def _check_owner(path: Path) -> None:
+def _check_owner(folder: Path) -> None:
     """Anybody can make a folder in /tmp: what it says would decide which processes get a signal."""
-    for part in (path.parent, path):
-        status = part.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-            raise LauncherError(
-                f"{part} is not a folder that only this user can write: remove it, or set XDG_RUNTIME_DIR to one"
-            )
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise LauncherError(
+            f"{folder} is not a folder that only this user can write: remove it, or set XDG_RUNTIME_DIR to one"
+        )

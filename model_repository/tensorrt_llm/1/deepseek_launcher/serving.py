@@ -85,8 +85,8 @@ class StubWatch:
 
     def __init__(self, mark: Mark, *, spare: Collection[int] = ()) -> None:
         found = [process for process in members(mark, spare=spare) if process.name == STUB_NAME]
-        self._parents = {process.pid for process in processes.all_processes() if process.name == SERVER_NAME}
-        self._stubs = [process for process in found if process.parent in self._parents]
+        servers = {process.pid for process in processes.all_processes() if process.name == SERVER_NAME}
+        self._stubs = [process for process in found if process.parent in servers]
 
     def gone(self) -> Process | None:
         """One that has ended."""

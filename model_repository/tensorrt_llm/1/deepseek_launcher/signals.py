@@ -9,6 +9,10 @@ import signal
 from collections.abc import Iterable
 from types import FrameType
 
+SAME_WISH_S = 1.0
+"""Within it, a second signal is the first one once more: timeout(1), a terminal, a launcher and Slurm each hand one on
+that has come by another way, too. Nobody types two Ctrl-C as fast who means it."""
+
 
 class Signals:
     """Takes over `signums` for good, and SIGCHLD. Make it in the main thread, which alone calls `wait`.

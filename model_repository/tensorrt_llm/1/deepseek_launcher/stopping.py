@@ -114,7 +114,8 @@ def _is_meant(launch: Launch, ids: list[str], repository: Path | None) -> bool:
 
 
 def _ask(launch: Launch, *, now: bool) -> None:
-    if launch.supervisor is not None:
+    # To one that stops already, SIGTERM would say "at once".
+    if launch.supervisor is not None and (now or launch.state != "stopping"):
         processes.send(launch.supervisor, signal.SIGQUIT if now else signal.SIGTERM)
 
 

@@ -15,7 +15,7 @@ from deepseek_launcher.options import RunOptions
 from deepseek_launcher.output import Writer
 from deepseek_launcher.processes import Process
 from deepseek_launcher.serving import PATIENCE_S
-from deepseek_launcher.signals import Signals
+from deepseek_launcher.signals import SAME_WISH_S, Signals
 
 ORDERLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _AT_ONCE = signal.SIGQUIT
@@ -34,6 +34,7 @@ class Supervision:
         self.spare = () if guard is None else (guard.pid,)
         self.num_restarts = 0
         self.stop_by: float | None = None
+        self._asked_at = 0.0
         self.end_now = False
         self.is_stuck = False
         self._signals = Signals((*ORDERLY, _AT_ONCE))
@@ -45,13 +46,14 @@ class Supervision:
         """True when a first orderly stop was among them."""
         first = False
         for signum in self._signals.wait(timeout_s):
+            now = time.monotonic()
             if signum in ORDERLY and not self.stopping:
                 first = True
                 patience_s = self.options.exit_timeout_s + PATIENCE_S
-                self.stop_by = time.monotonic() + patience_s
+                self._asked_at, self.stop_by = now, now + patience_s
                 self.say(f"stopping, within {patience_s:g} s; once more ends it at once")
                 self.note("stopping")
-            else:
+            elif signum not in ORDERLY or now - self._asked_at > SAME_WISH_S:
                 self.end_now = True
         children.reap()
         return first

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from deepseek_launcher import announcing, processes
+from deepseek_launcher.children import how_ended
 from deepseek_launcher.marking import LAUNCH
 from deepseek_launcher.phases import PHASES, STARTED, phase_of, rank_of
 
 _WORD_COMES_S = 2
 _NAMED_RANKS = 8
-"""More than that are counted."""
+_READ_CHARACTERS = 4096
+"""Of a line: what the engine says of its phase is at the beginning."""
 
 
 @dataclass
@@ -43,7 +46,7 @@ class Rank:
 
     def last_words(self, *, loading: bool) -> str:
         """How it ended, where, and in which phase of a start."""
-        return f"{self} ended {_how(self.code or 0)}{self.in_phase(loading=loading)}"
+        return f"{self} {how_ended(self.code or 0)}{self.in_phase(loading=loading)}"
 
     def in_phase(self, *, loading: bool) -> str:
         return f" (phase: {self.phase})" if loading else ""
@@ -53,12 +56,11 @@ class Rank:
 
 
 class World:
-    """Fed with the launch's output, line by line; one thread owns it."""
+    """Fed with the launch's output, line by line, by one thread, and asked by another."""
 
-    def __init__(
-        self, size: int, *, ranks_per_node: int | None = None, hosts: Sequence[str] = (), launch: str = ""
-    ) -> None:
+    def __init__(self, size: int, *, launch: str, ranks_per_node: int | None = None, hosts: Sequence[str] = ()) -> None:
         """`launch`: its ranks on this machine are watched as processes, too."""
+        self._lock = threading.Lock()
         each = ranks_per_node or max(1, size // len(hosts)) if hosts else size
         self._ranks = [Rank(number, _nth(hosts, number // each)) for number in range(size)]
         self._launch = launch
@@ -68,11 +70,15 @@ class World:
 
     def take(self, line: str) -> Rank | None:
         """Learn from a line; the rank that has ended and was not to, if it says that."""
-        facts = announcing.parse(line)
-        if facts is None:
+        facts = announcing.parse(line, self._launch)
+        with self._lock:
+            if facts is not None:
+                return self._learn(facts)
             self._follow(line)
             return None
-        if not 0 <= facts["rank"] < len(self._ranks):
+
+    def _learn(self, facts: dict[str, Any]) -> Rank | None:
+        if facts["rank"] >= len(self._ranks):
             return None
         self.announced = True
         rank = self._ranks[facts["rank"]]
@@ -82,7 +88,7 @@ class World:
         elif facts["event"] == "alive":
             rank.alive = facts
         elif facts["event"] == "ended":
-            rank.code = int(facts.get("code") or 0)
+            rank.code = int(facts["code"])
             return rank if rank.code else None
         return None
 
@@ -92,24 +98,28 @@ class World:
         mpirun hands on no output for the whole of its odls_base_sigkill_timeout once it ends the others, so that such
         a word can be late.
         """
-        for rank in self._ranks:
-            if rank.process is None or rank.code is not None or processes.runs(rank.process):
+        with self._lock:
+            watched = [rank for rank in self._ranks if rank.process is not None and rank.code is None]
+        for rank in watched:
+            if rank.process is None or processes.runs(rank.process):
                 continue
             rank.gone_since_s = rank.gone_since_s or now
-            if now - rank.gone_since_s > _WORD_COMES_S:
+            if now - rank.gone_since_s > _WORD_COMES_S and rank.code is None:
                 return f"{rank} is gone without a word{rank.in_phase(loading=loading)}"
         return None
 
     def _local_process(self, facts: dict[str, Any]) -> processes.Process | None:
         """None also where another container has this one's host name: its process numbers are not ours."""
-        pid = facts.get("pid")
-        if facts.get("host") != self._own_host or not isinstance(pid, int):
-            return None
-        ours = processes.environment(pid).get(LAUNCH) == self._launch
+        pid = facts["pid"]
+        ours = facts["host"] == self._own_host and processes.environment(pid).get(LAUNCH) == self._launch
         return processes.look_up(pid) if ours else None
 
     def disagreement(self) -> str | None:
         """Which ranks would serve something else than rank 0; None while they agree."""
+        with self._lock:
+            return self._disagreement()
+
+    def _disagreement(self) -> str | None:
         first = self._ranks[0].facts
         for key, what in (("repository", "model repository"), ("checkpoint", "checkpoint")):
             known = [rank for rank in self._ranks if rank.facts.get(key)]
@@ -124,6 +134,10 @@ class World:
 
     def laggards(self) -> str:
         """Why it is not ready: the ranks that never came, that have ended, or that are behind the others."""
+        with self._lock:
+            return self._laggards()
+
+    def _laggards(self) -> str:
         missing = [rank for rank in self._ranks if self.announced and not rank.facts]
         ended = [rank for rank in self._ranks if rank.code is not None]
         running = [rank for rank in self._ranks if rank not in missing and rank not in ended]
@@ -131,13 +145,18 @@ class World:
         if missing:
             parts.append(f"{_listed(missing)} never started")
         if ended:
-            parts.append(", ".join(f"{rank} ended {_how(rank.code or 0)}" for rank in ended[:_NAMED_RANKS]))
+            more = f" and {len(ended) - _NAMED_RANKS} more" if len(ended) > _NAMED_RANKS else ""
+            parts.append(", ".join(f"{rank} {how_ended(rank.code or 0)}" for rank in ended[:_NAMED_RANKS]) + more)
         if running:
             parts.append(_standing(running))
         return "; ".join(parts)
 
     def progress(self) -> str:
         """One line: how many have come, and how far they are."""
+        with self._lock:
+            return self._progress()
+
+    def _progress(self) -> str:
         here = sum(bool(rank.facts) for rank in self._ranks)
         came = f"{here} of {len(self._ranks)} ranks, " if len(self._ranks) > 1 and self.announced else ""
         read = sum(rank.alive.get("read_bytes", 0) for rank in self._ranks)
@@ -145,6 +164,7 @@ class World:
         return f"{came}{_standing(self._ranks)}{volume}"
 
     def _follow(self, line: str) -> None:
+        line = line[:_READ_CHARACTERS]
         number = phase_of(line)
         if number is None:
             return
@@ -180,10 +200,6 @@ def _numbers(numbers: Sequence[int]) -> str:
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))
-
-
-def _how(code: int) -> str:
-    return f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
 
 
 def _nth(hosts: Iterable[str], number: int) -> str | None:
