@@ -93,8 +93,9 @@ class Supervised:
         environment: Mapping[str, str] | None = None,
         before: Sequence[str] = (),
         stdout: int | None = None,
+        launch: str | None = None,
     ) -> None:
-        self.launch = secrets.token_hex(4)
+        self.launch = launch or secrets.token_hex(4)
         self.folder = folder
         self.environment = {
             **os.environ,

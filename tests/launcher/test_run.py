@@ -75,7 +75,7 @@ def test_output_that_nobody_reads_or_that_never_ends_holds_up_nothing(supervise)
     os.close(writing)
     floods = [supervise("bash", "-c", flood, stdout=subprocess.DEVNULL) for flood in ("yes", "cat /dev/zero")]
     for running in floods:
-        until(lambda: megabytes(running.process.pid, "io", "wchar") > 0.3)  # noqa: B023
+        until(lambda: megabytes(running.process.pid, "io", "wchar") > 0.1)  # noqa: B023
         running.process.terminate()
     assert [running.wait() for running in (unread, *floods)] == [5, 0, 0]
     os.close(reading)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import signal
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def serve(tmp_path):
     with contextlib.ExitStack() as running:
 
         def start(repository, *options):
-            ports = free_ports(3)
+            ports, launch = free_ports(3), secrets.token_hex(4)
             found = find_tritonserver()
             named = zip(("http", "grpc", "metrics"), ports, strict=True)
             command = rank_of(
@@ -37,16 +38,21 @@ def serve(tmp_path):
                 "--http-address=127.0.0.1",
                 *(f"--{name}-port={port}" for name, port in named),
                 "--exit-timeout-secs=10",
+                f"--backend-config=python,shm-region-prefix-name=deepseek_triton_{launch}_",
             )
             own = ["--repository", str(repository), "--http-address", "127.0.0.1", "--exit-timeout", "10"]
-            supervised = Supervised(
-                tmp_path, [*port_options(ports), *own, *options], command, environment=found.environment
-            )
+            options = [*port_options(ports), *own, *options]
+            supervised = Supervised(tmp_path, options, command, environment=found.environment, launch=launch)
             running.enter_context(supervised)
             until(lambda: state(supervised) == ("ready", 0))
+            assert shared_memory(supervised)
             return supervised, ports[0]
 
         yield start
+
+
+def shared_memory(supervised):
+    return list(Path("/dev/shm").glob(f"deepseek_triton_{supervised.launch}_*"))
 
 
 def state(supervised):
@@ -63,7 +69,7 @@ def test_a_killed_supervisor_takes_the_server_along(serve, repository, victims):
 
     until(lambda: not supervised.others())
     supervised.wait()
-    assert not list(Path("/dev/shm").glob(f"deepseek_triton_{supervised.launch}_*"))
+    until(lambda: not shared_memory(supervised))
 
 
 def test_a_server_or_a_stub_that_is_killed_is_started_again(serve, repository):
@@ -79,6 +85,7 @@ def test_a_server_or_a_stub_that_is_killed_is_started_again(serve, repository):
 
     assert supervised.wait() == 0
     assert not supervised.others()
+    assert not shared_memory(supervised)
 
 
 def test_open_requests_end_before_the_supervisor_does(serve, repository):

@@ -68,7 +68,7 @@ class Attempt:
         self._stubs: StubWatch | None = None
         self._stub_gone: tuple[float, Process] | None = None
         self._asked = self._misses = 0
-        self._nothing_to_drain = False
+        self._nothing_to_drain = self._is_over = False
 
     def run(self) -> Outcome:
         """Returns when nothing of it is left."""
@@ -94,7 +94,7 @@ class Attempt:
         """The reader's thread."""
         self._tail.append(line[:_TAIL_CHARACTERS])
         ended = self._world.take(line)
-        if ended is not None and self._first_to_end is None and not self._up.stopping:
+        if ended is not None and self._first_to_end is None and not (self._up.stopping or self._is_over):
             self._first_to_end = ended
             if self._options.ranks > 1:  # the others are still to be ended, which takes its time
                 self._up.say(ended.last_words(loading=self._ready_at is None))
@@ -109,6 +109,7 @@ class Attempt:
                 return self._ended(self._child.exit_code)
             outcome = self._overdue() if up.stopping else self._look()
             if outcome is not None:
+                self._is_over = True
                 self._end_by_force()
                 return outcome
 

@@ -84,6 +84,7 @@ def launches() -> dict[str, list[Process]]:
 def kill_all(mark: Mark, *, spare: Collection[int] = ()) -> None:
     """SIGKILL until none is left: one may have forked before its turn came.
 
+    The youngest first, so that guards come last: when this process is killed meanwhile, they go on.
     Two looks have to find none. /proc is no snapshot: what loses its parent while it is read seems to be below nobody.
 
     :raises StillRunningError: when some are still there after ten seconds, as when a driver holds them.
@@ -96,7 +97,7 @@ def kill_all(mark: Mark, *, spare: Collection[int] = ()) -> None:
         if left and time.monotonic() > deadline:
             named = ", ".join(f"{process.pid} ({process.name})" for process in left)
             raise StillRunningError(f"processes that can't be killed: {named}: look at them with ps -o pid,stat,wchan")
-        for process in left:
+        for process in sorted(left, key=lambda process: (process.started, process.pid), reverse=True):
             with contextlib.suppress(PermissionError):
                 processes.send(process, signal.SIGKILL)
         children.reap()
