@@ -12,22 +12,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+
+from waiting import PATIENCE_S, wait_for
 
 INTERFACE = "fabric0"
 """What connects the hosts; their only interface besides lo."""
 SSH_PORT = 2222
 """Besides 22: a port that has to be said."""
-
-_WAIT_S = 60.0
-"""Only ever reached by a test that fails."""
-_POLL_S = 0.1
 
 _FIRST_PROCESS = """\
 set -e
@@ -49,9 +45,6 @@ if os.getppid() != int(sys.argv[1]):
     sys.exit("the starting process is gone")
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-
-
-_T = TypeVar("_T")
 
 
 class HostsError(Exception):
@@ -84,7 +77,7 @@ class Running:
     def wait(self) -> int:
         """Its exit code, negative for a signal."""
         try:
-            return self._process.wait(_WAIT_S)
+            return self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it goes on:\n{self.output()}") from None
 
@@ -116,7 +109,7 @@ class Host:
 
     def run(self, *argv: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """To its end, with its output."""
-        return subprocess.run(self._entered(argv), env=env, text=True, capture_output=True, timeout=_WAIT_S)
+        return subprocess.run(self._entered(argv), env=env, text=True, capture_output=True, timeout=PATIENCE_S)
 
     def start(self, *argv: str, log: Path, env: Mapping[str, str] | None = None) -> Running:
         """In a session of its own, with its output in `log`."""
@@ -268,15 +261,6 @@ KbdInteractiveAuthentication no
 StrictModes no
 PidFile none
 """
-
-
-def wait_for(condition: Callable[[], _T | None], explain: Callable[[], str]) -> _T:
-    """What `condition` returned when it became true. `explain` says what happened instead."""
-    deadline = time.monotonic() + _WAIT_S
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"waited in vain:\n{explain()}"
-        time.sleep(_POLL_S)
-    return result
 
 
 def _dying_with_this_process() -> list[str]:

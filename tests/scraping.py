@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 
 import httpx
+from waiting import wait_for
 
 from deepseek_backend.metrics import FAMILIES, PREFIX
 from deepseek_triton_tools.server_process import ServerProcess
@@ -30,13 +30,6 @@ def scrape(server: ServerProcess) -> Series:
 
 def value(series: Series, name: str, **labels: str) -> float:
     return series[name, frozenset({**MODEL, **labels}.items())]
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.1)
 
 
 def published(server: ServerProcess, holds: Callable[[Series], bool]) -> Series:

@@ -10,23 +10,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from waiting import PATIENCE_S
 
 from deepseek_triton_build.source import model_repository
 
 SUPERVISE = model_repository() / "tensorrt_llm/1/supervise.py"
 PYTHON = (sys.executable, "-S")
 """Starts faster, and shows that nothing installed is needed."""
-PATIENCE_S = 60
-
-
-def until(what: Callable[[], object]) -> None:
-    """Fails when it doesn't come true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
 
 
 def runs(pid: int) -> bool:

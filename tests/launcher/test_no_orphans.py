@@ -3,7 +3,8 @@
 import os
 import signal
 
-from supervising import TREE, rank_of, until
+from supervising import TREE, rank_of
+from waiting import wait_for
 
 VICTIMS = (("run",), ("rank",), ("bash",), ("run", "rank"), ("run", "rank", "bash"), ("run", "guard of run"))
 
@@ -26,11 +27,11 @@ def kill(tree, victims):
 def test_a_kill_leaves_nothing(supervise):
     trees = {victims: grow(supervise) for victims in VICTIMS}
     for victims, tree in trees.items():
-        until(lambda: "grown" in tree.out and len(tree.others()) >= 7)  # noqa: B023
+        wait_for(lambda: "grown" in tree.out and len(tree.others()) >= 7)  # noqa: B023
         kill(tree, victims)
 
     for victims, tree in trees.items():
-        until(lambda: not tree.others())  # noqa: B023
+        wait_for(lambda: not tree.others())  # noqa: B023
         assert tree.wait() == (-signal.SIGKILL if "run" in victims else 128 + signal.SIGKILL), victims
     # Where its guard was killed too, nobody is left to take the record away.
     listed = {victims for victims, tree in trees.items() if tree.launch in tree.ask("list").stdout}

@@ -7,7 +7,8 @@ import socket
 import sys
 
 import pytest
-from supervising import PYTHON, SUPERVISE, rank_of, until
+from supervising import PYTHON, SUPERVISE, rank_of
+from waiting import wait_for
 
 from deepseek_launcher import announcing
 
@@ -50,13 +51,13 @@ def test_a_kill_among_mpiruns_ranks_leaves_nothing(supervise):
         for victim in ("mpirun", "run", "rank", "rank and mpirun")
     }
     for victim, running in launches.items():
-        until(lambda: running.out.count("up") == 3)  # noqa: B023
+        wait_for(lambda: running.out.count("up") == 3)  # noqa: B023
         pids = {"mpirun": running.named("mpirun"), "run": running.process.pid, "rank": running.ranks()[-1]}
         for name in victim.split(" and "):
             os.kill(pids[name], signal.SIGKILL)
 
     for victim, running in launches.items():
-        until(lambda: not running.others())  # noqa: B023
+        wait_for(lambda: not running.others())  # noqa: B023
         assert running.wait() != 0, victim
 
 
@@ -89,7 +90,7 @@ def test_what_ranks_write_at_the_same_time_stays_whole(supervise):
 
 def test_a_rank_killed_from_outside_is_missed(supervise):
     running = supervise(*by_hand("sleep", "1000"), options=["--ranks", "3"], environment={"RANKS": "0 1 2"})
-    until(lambda: running.out.count('"started"') == 3)
+    wait_for(lambda: running.out.count('"started"') == 3)
     os.kill(running.ranks()[0], signal.SIGKILL)
 
     assert running.wait() != 0
@@ -127,7 +128,7 @@ def test_nodes_with_different_files_are_stopped_at_once(supervise, tmp_path):
 
 def test_a_stop_while_ranks_load_ends_them_all(supervise):
     running = supervise(*by_hand("sleep", "1000"), options=["--ranks", "3"], environment={"RANKS": "0 1 2"})
-    until(lambda: running.out.count('"started"') == 3)
+    wait_for(lambda: running.out.count('"started"') == 3)
     running.process.terminate()
 
     assert running.wait() == 0

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from supervising import PYTHON, SUPERVISE, free_ports, name_of, rank_of, runs, until
+from supervising import PYTHON, SUPERVISE, free_ports, name_of, rank_of, runs
+from waiting import wait_for
 
 SERVER = Path(__file__).with_name("fake_server.py")
 
@@ -75,7 +76,7 @@ def test_output_that_nobody_reads_or_that_never_ends_holds_up_nothing(supervise)
     os.close(writing)
     floods = [supervise("bash", "-c", flood, stdout=subprocess.DEVNULL) for flood in ("yes", "cat /dev/zero")]
     for running in floods:
-        until(lambda: megabytes(running.process.pid, "io", "wchar") > 0.1)  # noqa: B023
+        wait_for(lambda: megabytes(running.process.pid, "io", "wchar") > 0.1)  # noqa: B023
         running.process.terminate()
     assert [running.wait() for running in (unread, *floods)] == [5, 0, 0]
     os.close(reading)
@@ -91,14 +92,14 @@ def test_a_closed_stdout_ends_nothing(serve):
     os.close(reading)
     running = serve("--says", "lost", stdout=writing)
     os.close(writing)
-    until(lambda: is_ready(running))
+    wait_for(lambda: is_ready(running))
     running.process.terminate()
     assert running.wait() == 0
 
 
 def test_a_stop_lets_the_server_drain(serve):
     running = serve("--drains", "0.5")
-    until(lambda: is_ready(running))
+    wait_for(lambda: is_ready(running))
     assert listed(running)["state"] == "ready"
     running.process.terminate()
 
@@ -113,10 +114,10 @@ def test_only_a_second_wish_that_comes_later_ends_it_at_once(serve):
     """One that comes twice, as from timeout(1) or from two that stop it at the same time, is no second."""
     twice, later, now = serve("--drains", "0.5"), serve("--drains", "1000"), serve("--drains", "1000")
     for running in (twice, later, now):
-        until(lambda: is_ready(running))  # noqa: B023
+        wait_for(lambda: is_ready(running))  # noqa: B023
     twice.process.send_signal(signal.SIGHUP)
     later.process.send_signal(signal.SIGINT)
-    until(lambda: "draining" in twice.out)
+    wait_for(lambda: "draining" in twice.out)
     twice.process.terminate()
     assert twice.ask("stop", twice.launch).returncode == 0
     stopped = now.ask("stop", now.launch, "--now")
@@ -125,7 +126,7 @@ def test_only_a_second_wish_that_comes_later_ends_it_at_once(serve):
         later.process.send_signal(signal.SIGINT)
         return later.process.poll() is not None
 
-    until(ended)
+    wait_for(ended)
     assert (stopped.returncode, stopped.stdout) == (0, f"{now.launch}: stopped\n")
     assert [running.wait() for running in (twice, later, now)] == [0, 128 + signal.SIGKILL, 128 + signal.SIGKILL]
     assert not [*twice.others(), *later.others(), *now.others()]
@@ -133,7 +134,7 @@ def test_only_a_second_wish_that_comes_later_ends_it_at_once(serve):
 
 def test_an_ignored_hangup_stays_ignored(serve):
     running = serve(before=["nohup"])
-    until(lambda: is_ready(running))
+    wait_for(lambda: is_ready(running))
     running.process.send_signal(signal.SIGHUP)
     assert listed(running)["state"] == "ready"
     running.process.terminate()
@@ -150,7 +151,7 @@ def test_what_had_been_ready_is_started_again_and_given_up_in_the_end(serve):
     reason = "deepseek_backend CRITICAL: the engine is dead: CUDA error"
     running = serve("--says", reason, options=["--max-restarts", "1"])
     for restarts in (0, 1):
-        until(lambda: has_state(running, "ready", restarts))  # noqa: B023
+        wait_for(lambda: has_state(running, "ready", restarts))  # noqa: B023
         os.kill(running.named("tritonserver"), signal.SIGKILL)
 
     assert running.wait() == 128 + signal.SIGKILL
@@ -166,7 +167,7 @@ def test_the_policy_decides_and_a_stop_ends_the_wait_for_the_next_try(supervise)
 
     never, once = start("--restart", "never"), start("--restart", "always", "--max-restarts", "1")
     stopped = start("--restart", "always", "--max-restarts", "9")
-    until(lambda: "restart 2 of 9" in stopped.said)
+    wait_for(lambda: "restart 2 of 9" in stopped.said)
     stopped.process.terminate()
     assert [running.wait() for running in (never, once, stopped)] == [3, 3, 0]
     assert [running.out.count("tried") for running in (never, once, stopped)] == [1, 2, 2]
@@ -179,7 +180,7 @@ def test_what_dies_behind_a_command_that_stays_is_missed(serve):
     beside = serve(options=once, wrap=lambda *command: rank_of("bash", "-c", script, "-", *command))
     with_stub, with_control = serve(options=once), serve("--model-control-mode=explicit")
     for running in (beside, with_stub, with_control):
-        until(lambda: is_ready(running))  # noqa: B023
+        wait_for(lambda: is_ready(running))  # noqa: B023
     time.sleep(1)  # the rank looks for its server every half second
     stub = with_stub.named("triton_python_backend_stub")
     os.kill(beside.named("tritonserver"), signal.SIGKILL)
@@ -196,13 +197,13 @@ def test_what_dies_behind_a_command_that_stays_is_missed(serve):
 
 def test_not_ready_for_a_while_is_said_and_nothing_is_done(serve):
     running = serve()
-    until(lambda: is_ready(running))
+    wait_for(lambda: is_ready(running))
     fake = running.named("tritonserver")
     os.kill(fake, signal.SIGUSR1)
-    until(lambda: not is_ready(running))
+    wait_for(lambda: not is_ready(running))
     assert runs(fake)
     os.kill(fake, signal.SIGUSR1)
-    until(lambda: "ready again" in running.said)
+    wait_for(lambda: "ready again" in running.said)
     time.sleep(0.5)  # in which it is asked several times
     assert is_ready(running)
     assert running.said.count("ready again") == running.said.count("not ready (/v2/health/ready answers 400)") == 1
@@ -221,7 +222,7 @@ def test_a_taken_port_is_named_with_who_has_it(supervise):
 def test_a_port_that_another_launch_will_take_is_refused(supervise):
     ports = free_ports(3)
     first = supervise("sleep", "1000", ports=ports)
-    until(lambda: "sleep" in map(name_of, first.others()))
+    wait_for(lambda: "sleep" in map(name_of, first.others()))
     second = supervise("true", ports=ports)
     assert second.wait() == 2
     assert "is spoken for" in second.said
@@ -229,7 +230,7 @@ def test_a_port_that_another_launch_will_take_is_refused(supervise):
 
 def test_a_launch_has_one_supervisor(supervise):
     first = supervise("sleep", "1000")
-    until(lambda: listed(first) and "sleep" in map(name_of, first.others()))
+    wait_for(lambda: listed(first) and "sleep" in map(name_of, first.others()))
     second = supervise("true", environment={"DEEPSEEK_TRITON_LAUNCH": first.launch})
     assert second.wait() == 2
     assert f"launch {first.launch} is supervised already" in second.said
@@ -270,7 +271,7 @@ def test_as_process_1_it_reaps_stops_and_leaves_nothing(serve):
         before=["unshare", "--pid", "--fork", "--mount-proc"],
         wrap=lambda *command: rank_of("bash", "-c", f'{orphans} "$@"', "-", *command),
     )
-    until(lambda: is_ready(running))
+    wait_for(lambda: is_ready(running))
     supervisor = next(pid for pid, line in running.others().items() if "supervise.py run" in line)
     assert not [path for path in Path("/proc").glob("[0-9]*/stat") if is_zombie_of(path, supervisor)]
     os.kill(supervisor, signal.SIGTERM)
@@ -286,7 +287,7 @@ def test_as_process_1_it_leaves_what_came_into_the_container_otherwise(serve):
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespace of process numbers here")
     running = serve(before=inside, options=["--max-restarts", "1"])
-    until(lambda: is_ready(running))
+    wait_for(lambda: is_ready(running))
     supervisor = next(pid for pid, line in running.others().items() if "supervise.py run" in line)
     into = ["nsenter", "--target", str(supervisor), "--pid", "--mount"]
     shell = subprocess.run(
@@ -295,7 +296,7 @@ def test_as_process_1_it_leaves_what_came_into_the_container_otherwise(serve):
     )  # fmt: skip
     orphan = next(pid for pid in children_of(supervisor) if name_of(pid) == "sleep")
     os.kill(running.named("tritonserver"), signal.SIGKILL)
-    until(lambda: "restart 1 of 1" in running.said and is_ready(running))
+    wait_for(lambda: "restart 1 of 1" in running.said and is_ready(running))
 
     assert shell.stdout.startswith("pid:")
     assert runs(orphan)

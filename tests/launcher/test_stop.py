@@ -6,7 +6,8 @@ import secrets
 import subprocess
 
 import pytest
-from supervising import PYTHON, SUPERVISE, rank_of, runs, until
+from supervising import PYTHON, SUPERVISE, rank_of, runs
+from waiting import wait_for
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_stop_by_repository_ends_that_one(supervise, tmp_path):
         (tmp_path / name / "model/config.pbtxt").touch()
         running.append(supervise(*rank_of("sleep", "1000"), options=["--repository", str(tmp_path / name)]))
     one, two = running
-    until(lambda: all(each.ranks() for each in running))
+    wait_for(lambda: all(each.ranks() for each in running))
     stopped = one.ask("stop", "--repository", f"{tmp_path}/./one")
 
     assert stopped.stdout == f"{one.launch}: stopped\n"
@@ -128,8 +129,8 @@ def test_what_a_killed_supervisor_and_its_guard_left_is_stopped(supervise):
 def test_a_killed_supervisors_record_and_shared_memory_go_too(supervise, tmp_path):
     running = supervise("sleep", "1000")
     record = tmp_path / f"deepseek-triton-{os.getuid()}/launches/{running.launch}.json"
-    until(record.exists)
+    wait_for(record.exists)
     region = f"/dev/shm/deepseek_triton_{running.launch}_test"
     with open(region, "w"):
         running.process.kill()
-    until(lambda: not record.exists() and not os.path.exists(region))
+    wait_for(lambda: not record.exists() and not os.path.exists(region))

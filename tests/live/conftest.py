@@ -11,9 +11,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from hosts import Host, HostsError, two_hosts, wait_for
+from hosts import Host, HostsError, two_hosts
 from launched import Launched, install_launchers, prepare
 from servers import STANDIN, build, change_yaml, dying_repository, see_it_die, url
+from waiting import wait_for
 
 from deepseek_triton_build.source import model_repository
 from deepseek_triton_client import Client

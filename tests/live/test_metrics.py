@@ -6,8 +6,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from scraping import LAST, published, value, wait_for
+from scraping import LAST, published, value
 from servers import build
+from waiting import wait_for
 
 from deepseek_backend.metrics import FAMILIES, PREFIX, Kind, bound_text
 from deepseek_triton_client import Client, InvalidRequest

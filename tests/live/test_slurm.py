@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hosts import Host, wait_for
+from hosts import Host
 from launched import Launched, last_words
 from slurm import Slurm
+from waiting import wait_for
 
 Submit = Callable[..., str]
 

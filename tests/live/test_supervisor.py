@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from servers import build, dying_repository
-from supervising import Supervised, free_ports, port_options, rank_of, until
+from supervising import Supervised, free_ports, port_options, rank_of
+from waiting import wait_for
 
 from deepseek_triton_client import Client, Retries, ServerUnavailable
 from deepseek_triton_tools.tritonserver import find_tritonserver
@@ -44,7 +45,7 @@ def serve(tmp_path):
             options = [*port_options(ports), *own, *options]
             supervised = Supervised(tmp_path, options, command, environment=found.environment, launch=launch)
             running.enter_context(supervised)
-            until(lambda: state(supervised) == ("ready", 0))
+            wait_for(lambda: state(supervised) == ("ready", 0))
             assert shared_memory(supervised)
             return supervised, ports[0]
 
@@ -67,9 +68,9 @@ def test_a_killed_supervisor_takes_the_server_along(serve, repository, victims):
     for victim in victims:
         os.kill(pids[victim], signal.SIGKILL)
 
-    until(lambda: not supervised.others())
+    wait_for(lambda: not supervised.others())
     supervised.wait()
-    until(lambda: not shared_memory(supervised))
+    wait_for(lambda: not shared_memory(supervised))
 
 
 def test_a_server_or_a_stub_that_is_killed_is_started_again(serve, repository):
@@ -77,7 +78,7 @@ def test_a_server_or_a_stub_that_is_killed_is_started_again(serve, repository):
     for restarts, victim in enumerate(("tritonserver", STUB), start=1):
         before = set(supervised.others())
         os.kill(supervised.named(victim), signal.SIGKILL)
-        until(lambda: state(supervised) == ("ready", restarts))  # noqa: B023
+        wait_for(lambda: state(supervised) == ("ready", restarts))  # noqa: B023
         assert {supervised.named("tritonserver"), supervised.named(STUB)}.isdisjoint(before)
     with Client(f"http://127.0.0.1:{port}") as client:
         assert client.generate("hello", max_tokens=3).num_output_tokens == 3

@@ -3,9 +3,10 @@
 import os
 import socket
 import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from waiting import wait_for
 
 from deepseek_triton_client import Client
 from deepseek_triton_tools.tritonserver import find_tritonserver
@@ -72,7 +73,7 @@ def test_start_sh_serves_the_folder_as_a_container_would(trtllm_repository, tmp_
         with Client(f"http://127.0.0.1:{ports[0]}") as client:
             client.wait_until_ready(60)
             assert client.generate("x", max_tokens=3).num_output_tokens == 3
-        _wait_for(ready.exists)
+        wait_for(ready.exists)
         assert list(Path("/dev/shm").glob("deepseek_triton_5ca1ab1e_*"))
     finally:
         process.terminate()
@@ -84,13 +85,6 @@ def test_start_sh_serves_the_folder_as_a_container_would(trtllm_repository, tmp_
     assert not list(Path("/dev/shm").glob("deepseek_triton_5ca1ab1e_*"))
     command = (tmp_path / "mpirun.log").read_text()
     assert f"-n 8 python3 {trtllm_repository}/tensorrt_llm/1/supervise.py rank -- trtllm-llmapi-launch" in command
-
-
-def _wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _program(path, body):

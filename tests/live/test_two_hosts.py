@@ -13,8 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hosts import INTERFACE, SSH_PORT, Host, Running, wait_for
+from hosts import INTERFACE, SSH_PORT, Host, Running
 from launched import Launched, last_words
+from waiting import wait_for
 
 PORTS = {8000, 8001, 8002}
 RANK_9_LOADS = "[RANK 9] [I] Prefetching"

@@ -8,13 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import zipfile
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from deepseek_triton_tools.diagnosis import real
 from deepseek_triton_tools.diagnosis.examine import examine, report_from_json, report_to_json
@@ -33,13 +32,6 @@ EVERYTHING = Expected(
     hosts=("a", "b"),
     containers=(Container(tag="26.07", trtllm="1.2.1", driver="590.44.01"),),
 )
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_expected_travels_whole() -> None:
@@ -111,7 +103,7 @@ def test_a_program_runs_once_and_is_killed_with_its_children(tmp_path: Path) -> 
     assert second == first
     assert (tmp_path / "ran").read_text() == "x\n"
     child = int((tmp_path / "child").read_text())
-    eventually(lambda: child not in {process.pid for process in machine.processes()})
+    wait_for(lambda: child not in {process.pid for process in machine.processes()})
 
 
 @pytest.mark.filterwarnings("ignore:subprocess")  # it is left, as it has to be

@@ -13,12 +13,11 @@ import time
 
 import pytest
 from bench.synthetic_checkpoint import make_checkpoint
+from waiting import PATIENCE_S, wait_for
 
 from deepseek_triton_tools import arguments
 from deepseek_triton_tools.cli import main
 from deepseek_triton_tools.warming import take_survey
-
-PATIENCE_S = 60
 
 
 @pytest.fixture
@@ -52,13 +51,6 @@ def running(*argv, **environment):
     finally:
         process.kill()
         process.communicate()
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
 
 
 def shards(folder):
@@ -429,7 +421,7 @@ def test_a_hold_ends_with_0_and_takes_its_ready_file_along(folder, tmp_path, sig
     ready = tmp_path / "ready"
     ready.write_text("of an earlier run")
     with running(folder, "--hold", "--ready-file", ready) as process:
-        wait_until(lambda: ready.exists() and ready.read_text().startswith("{"))
+        wait_for(lambda: ready.exists() and ready.read_text().startswith("{"))
         [line] = ready.read_text().splitlines()
         process.send_signal(signum)
         process.communicate(timeout=PATIENCE_S)
@@ -454,7 +446,7 @@ def test_a_command_beside_a_hold_gets_its_signals_and_gives_its_code(folder, tmp
     ready, begun = tmp_path / "ready", tmp_path / "begun"
     script = f"trap 'exit 9' TERM; touch {begun}; while :; do sleep 0.05; done"
     with running(folder, "--hold=watch", "--ready-file", ready, "--then", "sh", "-c", script) as process:
-        wait_until(begun.exists)
+        wait_for(begun.exists)
         assert ready.exists()
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_S)

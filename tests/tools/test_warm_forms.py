@@ -9,13 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 from bench.synthetic_checkpoint import make_checkpoint
+from waiting import wait_for
 
 from deepseek_triton_build.load_time import ENGINE_START_S
 from deepseek_triton_tools.cli import main
@@ -383,10 +383,7 @@ def test_what_goes_on_in_the_background_outlives_its_prolog(prolog, checkpoint, 
     done, log = prolog(checkpoint, in_background, SLURM_JOB_ID="78")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert "job 78: warm\n" not in log  # the job did not wait
-    deadline = time.monotonic() + 60
-    while "job 78: warm\n" not in (tmp_path / "warm.log").read_text():
-        assert time.monotonic() < deadline, (tmp_path / "warm.log").read_text()
-        time.sleep(0.05)
+    wait_for(lambda: "job 78: warm\n" in (tmp_path / "warm.log").read_text(), (tmp_path / "warm.log").read_text)
     assert is_warm(checkpoint)
 
 

@@ -1,0 +1,22 @@
+"""Waiting in a test for what another process or thread does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+PATIENCE_S = 60.0
+"""Only ever reached by a test that fails."""
+
+_POLL_S = 0.05
+_T = TypeVar("_T")
+
+
+def wait_for(condition: Callable[[], _T | None], explain: Callable[[], object] = lambda: "it did not come about") -> _T:
+    """What `condition` returned when it became true. `explain` says what happened instead."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (result := condition()):
+        assert time.monotonic() < deadline, explain()
+        time.sleep(_POLL_S)
+    return result
