@@ -42,7 +42,6 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
         image=stamp.text("image"),
         driver=driver,
         gpu=checked.gpu,
-        gpu_memory_mib=target.memory_mib if target else None,
         gpus_per_node=min(world, target.gpus_per_node) if target and world else world,
         world_size=world,
         checkpoint=checkpoint,

@@ -37,7 +37,6 @@ class Expected:
     """The least NVIDIA driver of that container."""
     gpu: str | None = None
     """As the catalogue calls it: h200."""
-    gpu_memory_mib: int | None = None
     gpus_per_node: int | None = None
     """GPUs of one machine that are used."""
     world_size: int | None = None
