@@ -2,7 +2,7 @@
 
     DeepseekTritonError
     ├── InvalidRequest        the request is wrong; the same one will be refused again
-    │   └── ModelNotFound     Triton has no such model or version, or has not loaded it yet
+    │   └── ModelNotFound     Triton has no such model or version
     ├── AccessDenied          the token or certificate is missing, wrong or not enough
     ├── Overloaded            the server is at its limits; try later, or another server
     ├── ServerUnavailable     unreachable, not ready, stopping, or the connection was lost
@@ -54,7 +54,7 @@ class InvalidRequest(DeepseekTritonError):
 
 
 class ModelNotFound(InvalidRequest):
-    """Triton has no model of this name and version, or has not loaded it yet."""
+    """Triton has no model of this name and version."""
 
 
 class AccessDenied(DeepseekTritonError):
@@ -66,7 +66,7 @@ class Overloaded(DeepseekTritonError):
 
 
 class ServerUnavailable(DeepseekTritonError):
-    """The server can't be reached, is not ready or is stopping; or the connection broke in the middle of an answer."""
+    """The server can't be reached, or is loading or stopping; or the connection broke in the middle of an answer."""
 
 
 class Cancelled(DeepseekTritonError):
@@ -100,8 +100,10 @@ _REFUSALS = frozenset({"E_OVERLOADED", "E_UNAVAILABLE"})
 
 _CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)
 
-# Triton's own words for a missing model. On a gRPC stream they come without any status.
+# Triton's own words for a missing model. On a gRPC stream they come without any status. So it also begins about a model
+# that it has, and that loads, unloads as the server stops, or could not be loaded: another server may do better.
 _UNKNOWN_MODEL = "Request for unknown model"
+_NOT_LOADED = ("has no available versions", "is not at ready state")
 
 
 def error_from_server(
@@ -112,5 +114,8 @@ def error_from_server(
     if coded:
         code, message = coded.groups()
         return BY_CODE.get(code, otherwise)(message, code=code, unprocessed=code in _REFUSALS)
-    kind = ModelNotFound if text.startswith(_UNKNOWN_MODEL) else otherwise
-    return kind(text, unprocessed=unprocessed)
+    if not text.startswith(_UNKNOWN_MODEL):
+        return otherwise(text, unprocessed=unprocessed)
+    if text.endswith(_NOT_LOADED):
+        return ServerUnavailable(text, unprocessed=True)
+    return ModelNotFound(text, unprocessed=unprocessed)

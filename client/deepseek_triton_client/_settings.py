@@ -61,7 +61,8 @@ class Timeouts:
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """What is refused before anything was generated is sent again: E_OVERLOADED, E_UNAVAILABLE, no connection.
+    """What is refused before anything was generated is sent again: E_OVERLOADED, E_UNAVAILABLE, a model that is not
+    loaded, no connection.
 
     Another server is tried at once. When all have refused, the client sleeps a random time, up to `initial_s`, then
     twice that, and so on up to `max_s`.

@@ -199,6 +199,7 @@ TROUBLES: dict[str, tuple[Make, type[DeepseekTritonError], bool]] = {
     "failed": (lambda s: s.says("[E_INTERNAL] a bug"), ServerError, False),
     "cancelled": (lambda s: s.says("[E_CANCELLED] gone"), Cancelled, False),
     "no such model": (lambda s: s.says("Request for unknown model: 'x' is not found"), ModelNotFound, False),
+    "unloading": (lambda s: s.says("Request for unknown model: '' has no available versions"), ServerUnavailable, True),
     "a code of the future": (lambda s: s.says("[E_NEW] what"), DeepseekTritonError, False),
     "failed later": (lambda s: s.says_later("[E_INTERNAL] a bug"), ServerError, False),
     "full later": (lambda s: s.says_later(OVERLOADED), Overloaded, False),

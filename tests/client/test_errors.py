@@ -56,6 +56,13 @@ def test_without_a_code_the_status_decides():
 def test_an_unknown_model_is_known_by_its_words():
     error = errors.error_from_server("Request for unknown model: 'x' is not found", otherwise=ServerError)
     assert isinstance(error, ModelNotFound)
+    assert error.unprocessed is False
+
+
+@pytest.mark.parametrize("words", ["'x' has no available versions", "'x' version 1 is not at ready state"])
+def test_a_model_that_loads_or_unloads_is_another_servers_to_answer(words):
+    error = errors.error_from_server(f"Request for unknown model: {words}", otherwise=ModelNotFound)
+    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
 
 @pytest.mark.parametrize("kind", list(tree(DeepseekTritonError)))

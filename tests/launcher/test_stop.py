@@ -100,20 +100,29 @@ def test_where_nothing_can_be_written_down_it_runs_all_the_same(supervise, tmp_p
     assert "goes on without being listed" in running.said
 
 
-def test_stop_by_repository_ends_that_one(supervise, tmp_path):
+def test_stop_by_repositories_ends_those(supervise, tmp_path):
     running = []
-    for name in ("one", "two"):
+    for name in ("one", "two", "three"):
         (tmp_path / name / "model").mkdir(parents=True)
         (tmp_path / name / "model/config.pbtxt").touch()
         running.append(supervise(*rank_of("sleep", "1000"), options=["--repository", str(tmp_path / name)]))
-    one, two = running
+    one, two, three = running
     wait_for(lambda: all(each.ranks() for each in running))
-    stopped = one.ask("stop", "--repository", f"{tmp_path}/./one")
+    stopped = one.ask("stop", "--repository", f"{tmp_path}/./one", "--repository", f"{tmp_path}/three")
 
-    assert stopped.stdout == f"{one.launch}: stopped\n"
-    assert one.wait() == 0
-    assert not one.others()
+    assert set(stopped.stdout.splitlines()) == {f"{each.launch}: stopped" for each in (one, three)}
+    for each in (one, three):
+        assert each.wait() == 0
+        assert not each.others()
     assert two.ranks()
+
+
+def test_an_older_python_is_refused_in_one_line():
+    """Its own words about a file's syntax would say nothing of the cause."""
+    older = f"import runpy, sys; sys.version_info = (3, 9, 1); runpy.run_path({str(SUPERVISE)!r})"
+    refused = subprocess.run([*PYTHON, "-c", older], capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert refused.stderr == "supervise.py: expected Python 3.10 or newer, got 3.9\n"
 
 
 def test_what_a_killed_supervisor_and_its_guard_left_is_stopped(supervise):

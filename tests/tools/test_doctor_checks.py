@@ -197,6 +197,7 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("tritonserver", machine(programs={}), NOTHING, "note", "deepseek-triton[server]"),
     ("tritonserver", machine(programs={}), TINY, "error", "deepseek-triton[server]"),
     ("tritonserver", machine(programs={}), R1, "error", IMAGE),
+    ("tritonserver", machine(programs={}), replace(R1, by_triton=False), "note", IMAGE),
     (
         "tritonserver",
         machine(environ={"NVIDIA_TRITON_SERVER_VERSION": "26.03"}),

@@ -104,6 +104,19 @@ def test_a_file_of_llm_arguments(no_gpu: None, r1: Path, capsys: pytest.CaptureF
     assert by_check(said)["repository"]["result"].startswith(f"{r1}/tensorrt_llm/1, ")
 
 
+def test_a_folder_for_trtllm_serve_needs_no_tritonserver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8", "--model", "/models/DeepSeek-R1"]
+    assert main([*build, "--format", "trtllm-serve", "--output", str(tmp_path / "r1")]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(verb, "RealMachine", lambda: FakedMachine(programs={}))
+    _, said = document(capsys, str(tmp_path / "r1"))
+
+    assert by_check(said)["tritonserver"]["level"] == "note"
+    assert by_check(said)["tensorrt-llm"]["level"] == "error"
+
+
 def test_what_check_finds_is_said(r1: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = r1 / "tensorrt_llm/1/model.yaml"
     path.write_text(path.read_text().replace("max_batch_size:", "max_bach_size:", 1))

@@ -46,6 +46,15 @@ def test_hosts_that_are_alike() -> None:
     assert {each.host for each in found} == {"a, b"}
 
 
+def test_two_names_of_one_machine() -> None:
+    reports = [report("a", machine="m"), report("b", machine="n"), report("a-ib", machine="m"), report("c")]
+    [found] = [each for each in compare(reports, R1) if each.check == "machines"]
+
+    assert (found.finding.level, found.finding.result) == ("error", "a and a-ib are one")
+    [found] = [each for each in compare(reports[:2] + reports[3:], R1) if each.check == "machines"]
+    assert found.finding.level == "ok"
+
+
 def test_one_host_is_not_compared() -> None:
     assert list(compare([report("a")], R1)) == []
 

@@ -75,7 +75,6 @@ def refusal(built, monkeypatch, capsys):
         (["stop"], "launch stop takes what to stop"),
         (["stop", "--all", "1a2b3c4d"], "launch stop takes what to stop"),
         (["stop", "--all", "--with", "docker", "--http-port", "1"], "--http-port is not for launch stop"),
-        (["stop", "r1", "./r1x2"], "launch stop takes one folder at a time, got r1, ./r1x2"),
         (["stop", "r9", "1A2B3C4D"], "r9 is neither a folder here nor an ID of eight hexadecimal digits"),
         (["r1", "--with", "kubernetes", "--address", "::1"], "--address is not for kubernetes but for local, docker"),
         (["r1", "--with", "docker", "--env", "HTTP_ADDRESS=::1"], "--env HTTP_ADDRESS: say it with --address"),

@@ -395,7 +395,7 @@ def test_what_is_dropped_while_it_lasts_is_brought_in_again(checkpoint: Path) ->
             evict(checkpoint / NAMES[0])
 
     result = warm(survey_of(checkpoint, jobs=1, rate_limit=4 * SIZE), observe=drop)
-    assert result.progress.again == SIZE
+    assert SIZE <= result.progress.again <= 2 * SIZE  # the last drop may meet what is being brought in again
     assert (result.exit_code, result.resident) == (0, 4 * SIZE)
 
 

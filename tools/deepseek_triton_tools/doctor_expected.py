@@ -37,6 +37,7 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
     return Expected(
         repository=os.path.abspath(repository if repository.is_dir() else repository.parent),
         is_ours=checked.backend == "deepseek-triton",
+        by_triton=checked.backend != "none",
         engine=checked.engine,
         release=checked.release if checked.engine == "tensorrt_llm" else None,
         image=stamp.text("image"),

@@ -199,8 +199,6 @@ def _supervise(args: argparse.Namespace) -> NoReturn:
         wrong.append("launch stop takes what to stop: the ID or folder of launches (launch list tells them), or --all")
     folders = [target for target in args.names if _is_folder(target)]
     ids = [target for target in args.names if target not in folders]
-    if len(folders) > 1:
-        wrong.append(f"launch stop takes one folder at a time, got {', '.join(map(plain, folders))}")
     wrong += [
         f"{plain(target)} is neither a folder here nor an ID of eight hexadecimal digits, as launch list shows them"
         for target in ids

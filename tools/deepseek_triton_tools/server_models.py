@@ -12,8 +12,7 @@ from deepseek_triton_client import AsyncClient, DeepseekTritonError, ModelNotFou
 
 _ANSWER_S = 10.0
 _UNKNOWN = "is not found"
-"""So end Triton's words on a model or version it neither has nor loads; of one it loads it says that it "has no
-available versions" (seen with 2.51.0)."""
+"""So end Triton's words on a model or version it neither has nor loads (seen with 2.51.0). A proxy's 404 has others."""
 
 
 async def missing_model(client: AsyncClient) -> str:

@@ -4,6 +4,9 @@
 import os
 import sys
 
+if sys.version_info < (3, 10):  # noqa: UP036 - older ones can't even read the files below
+    sys.exit("supervise.py: expected Python 3.10 or newer, got {}.{}".format(*sys.version_info[:2]))
+
 from deepseek_launcher.main import main
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What has to be the same on every host."""
+"""What has to be the same on every host, and what another one on each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from deepseek_triton_tools.diagnosis.capabilities import MPIRUN, SERVE
-from deepseek_triton_tools.diagnosis.examine import HostReport
+from deepseek_triton_tools.diagnosis.examine import MACHINE, HostReport
 from deepseek_triton_tools.diagnosis.expected import Expected
 from deepseek_triton_tools.diagnosis.finding import Finding, Reported, error, ok, warning
 
@@ -70,10 +70,13 @@ SAME: Sequence[Same] = (
 
 
 def compare(reports: Sequence[HostReport], expected: Expected) -> Iterator[Reported]:
-    """A finding for each fact that any host has; nothing for fewer than two hosts."""
+    """Whether each is a machine of its own, and a finding for each fact that any host has; nothing for fewer than two
+    hosts."""
     if len(reports) < 2:
         return
     everywhere = ", ".join(report.host for report in reports)
+    if any(MACHINE in report.facts for report in reports):
+        yield Reported(check="machines", title="machines", host=everywhere, finding=_machines(reports), needs=_NEEDS)
     for same in SAME:
         values = {report.host: report.facts.get(same.fact, _UNKNOWN) for report in reports}
         if set(values.values()) == {_UNKNOWN}:
@@ -82,6 +85,16 @@ def compare(reports: Sequence[HostReport], expected: Expected) -> Iterator[Repor
         name = same.fact.lower().replace(" ", "-")
         finding = _finding(same, values, expected)
         yield Reported(check=f"same-{name}", title=title, host=everywhere, finding=finding, needs=_NEEDS)
+
+
+def _machines(reports: Sequence[HostReport]) -> Finding:
+    names: dict[str, list[str]] = {}
+    for report in reports:
+        names.setdefault(report.facts.get(MACHINE, report.host), []).append(report.host)
+    if same := [" and ".join(hosts) for hosts in names.values() if len(hosts) > 1]:
+        cause = "each host is given ranks of its own, and two on one machine want the same GPUs and ports"
+        return error(f"{'; '.join(same)} are one", cause, "name each machine once")
+    return ok(f"{len(names)}, each by one name")
 
 
 def _finding(same: Same, values: Mapping[str, str], expected: Expected) -> Finding:

@@ -12,13 +12,17 @@ from deepseek_triton_tools.diagnosis.finding import Check, Finding, Reported, sk
 from deepseek_triton_tools.diagnosis.machine import Machine
 from deepseek_triton_tools.diagnosis.table import CHECKS
 
+MACHINE = "machine"
+"""The fact that tells machines apart: containers and namespaces of one kernel have names of their own."""
+_BOOT = "/proc/sys/kernel/random/boot_id"
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostReport:
     host: str
     findings: tuple[Reported, ...]
     facts: Mapping[str, str]
-    """What has to be the same on every host: name -> value, without what is not known."""
+    """What has to be the same on every host, and `machine`, which has not: name -> value, without what is not known."""
     began: float
     """By the host's own clock, seconds since 1970."""
     ended: float
@@ -57,6 +61,7 @@ def _run(check: Check, machine: Machine, expected: Expected) -> Finding:
 def _facts(machine: Machine, expected: Expected) -> Mapping[str, str]:
     packages = machine.python.packages
     asked: Mapping[str, Callable[[], str | None]] = {
+        MACHINE: lambda: f"{machine.hostname}, boot {machine.read(_BOOT).strip()}",
         "Python": lambda: machine.python.version,
         "TensorRT-LLM": lambda: packages.get("tensorrt_llm"),
         "container": lambda: software.container_tag(machine),

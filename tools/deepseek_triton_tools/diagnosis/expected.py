@@ -28,6 +28,8 @@ class Expected:
     """Its folder, absolute: the same on every host."""
     is_ours: bool = False
     """With this project's backend, whose start.sh brings work-arounds along."""
+    by_triton: bool = True
+    """False of LLM arguments in a file by itself: trtllm-serve and its siblings take that."""
     engine: str | None = None
     release: str | None = None
     """Of TensorRT-LLM."""

@@ -67,7 +67,7 @@ CHECKS: Sequence[Check] = (
         id="tritonserver",
         title="tritonserver",
         about="on PATH, in /opt/tritonserver, or of the nvidia-pytriton wheel; which container it is. An error with a "
-        "repository, else a note; a warning in another container than the repository's",
+        "repository for Triton, else a note; a warning in another container than the repository's",
         needs=can.TRITON,
         run=software.check_tritonserver,
     ),

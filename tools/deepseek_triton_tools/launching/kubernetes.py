@@ -22,11 +22,12 @@ from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.launching.config_map import RepositoryFile, content_hash, data_lines, repository_files
 from deepseek_triton_tools.launching.facts import LaunchFacts
 from deepseek_triton_tools.launching.kubernetes_pods import Pods
-from deepseek_triton_tools.launching.kubernetes_text import block, filled, mapping, wrapped
+from deepseek_triton_tools.launching.kubernetes_text import block, filled, mapping
 from deepseek_triton_tools.launching.options import LaunchOptions
 from deepseek_triton_tools.launching.start_times import StartTimes, measured_rate
 from deepseek_triton_tools.launching.stop_times import StopTimes
 from deepseek_triton_tools.sizes import about, sized
+from deepseek_triton_tools.templates import wrapped
 
 PLACEHOLDER = "YOUR-REGISTRY/"
 """In an image's name: it has to be replaced before the text can be applied."""

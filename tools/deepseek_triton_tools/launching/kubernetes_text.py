@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import json
-import string
 import textwrap
 from collections.abc import Iterable, Mapping
-from importlib import resources
 
-from deepseek_triton_build.render.text import WIDTH, comment
-
-
-class _Template(string.Template):
-    delimiter = "@@"  # in neither YAML nor a shell
+from deepseek_triton_tools import templates
 
 
 def filled(name: str, values: Mapping[str, str]) -> str:
     """:param name: of a file in templates/kubernetes."""
-    text = (resources.files(__package__) / "templates" / "kubernetes" / name).read_text("utf-8")
-    return _Template(text).substitute(values)
+    return templates.filled(__package__, f"kubernetes/{name}", values)
 
 
 def block(text: str, indent: int) -> str:
     """Lines for a place in a template that is a line of its own: indented, and without the last line's end."""
     return textwrap.indent(text, " " * indent).rstrip("\n")
-
-
-def wrapped(text: str) -> str:
-    """Comments that have become long, over several lines."""
-    return "".join(f"{line}\n" for given in text.splitlines() for line in _wrapped(given))
-
-
-def _wrapped(line: str) -> list[str]:
-    text = line.lstrip()
-    # What is indented within a comment is a command, to be copied.
-    if len(line) <= WIDTH + 10 or not text.startswith("# ") or text.startswith("#  "):
-        return [line]
-    return comment(text[2:], line[: len(line) - len(text)])
 
 
 def mapping(values: Mapping[str, object]) -> str:

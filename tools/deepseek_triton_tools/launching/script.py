@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import string
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 
-from deepseek_triton_build.render.text import WIDTH, comment
+from deepseek_triton_build.render.text import comment
+from deepseek_triton_tools import templates
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.launching.facts import LaunchFacts
@@ -83,18 +82,8 @@ def words(command: Iterable[str]) -> str:
     return " ".join(map(shlex.quote, command))
 
 
-class _Template(string.Template):
-    delimiter = "@@"  # bash has none of it
-
-
 def filled(name: str, values: Mapping[str, str]) -> str:
     """
     :param name: of a file in templates/.
     """
-    text = (resources.files(__package__) / "templates" / name).read_text("utf-8")
-    return "".join(f"{_wrapped(line)}\n" for line in _Template(text).substitute(values).splitlines())
-
-
-def _wrapped(line: str) -> str:
-    """A comment that has become long, over several lines."""
-    return "\n".join(comment(line[2:])) if line.startswith("# ") and len(line) > WIDTH + 10 else line
+    return templates.wrapped(templates.filled(__package__, name, values))

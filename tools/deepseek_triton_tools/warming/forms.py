@@ -9,14 +9,13 @@ import json
 import math
 import shlex
 import shutil
-import string
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 
 from deepseek_triton_build.load_time import ASSUMED_RATE, ENGINE_START_S, load_s
-from deepseek_triton_build.render.text import WIDTH, comment, one_line
+from deepseek_triton_build.render.text import one_line
+from deepseek_triton_tools import templates
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.sizes import about, sized
 from deepseek_triton_tools.warming.serving import Serving
@@ -38,26 +37,13 @@ _TEMPLATES: Mapping[str, str] = {
 }
 
 
-class _Template(string.Template):
-    delimiter = "@@"  # in none of the three languages
-
-
 def render(form: str, serving: Serving, *, rate: int | None = None) -> str:
     """
     :param form: a key of _TEMPLATES.
     :param rate: bytes a second that the storage gives; assumed unless given.
     """
-    template = (resources.files(__package__) / "templates" / _TEMPLATES[form]).read_text("utf-8")
     values = _common(serving, rate) | _VALUES[form](serving, rate)
-    return "\n".join(_wrapped(line) for line in _Template(template).substitute(values).splitlines()) + "\n"
-
-
-def _wrapped(line: str) -> str:
-    """A comment that has become long, over several lines."""
-    text = line.lstrip()
-    if len(line) <= WIDTH + 10 or not text.startswith("# "):
-        return line
-    return "\n".join(comment(text[2:], line[: len(line) - len(text)]))
+    return templates.wrapped(templates.filled(__package__, _TEMPLATES[form], values))
 
 
 def _common(serving: Serving, rate: int | None) -> dict[str, str]:

@@ -115,7 +115,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 def _add_stop(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("ids", nargs="*", metavar="ID", help="as `supervise.py list` shows it")
-    add("--repository", type=Path, metavar="DIR", help="those that serve this folder")
+    add(
+        "--repository",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="those that serve this folder; again",
+    )
     add("--all", action="store_true", help="every launch of this user on this machine")
     add("--now", action="store_true", help="open requests get no time")
     parser.set_defaults(verb=_stop)
@@ -139,7 +146,7 @@ def _rank(arguments: argparse.Namespace) -> int:
 def _stop(arguments: argparse.Namespace) -> int:
     from deepseek_launcher.stopping import stop
 
-    return stop(arguments.ids, repository=arguments.repository, everything=arguments.all, now=arguments.now, say=_say)
+    return stop(arguments.ids, arguments.repository, everything=arguments.all, now=arguments.now, say=_say)
 
 
 def _show(arguments: argparse.Namespace) -> int:

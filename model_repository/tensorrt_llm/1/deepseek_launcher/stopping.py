@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +81,9 @@ def _columns(launch: Launch) -> list[str]:
     return [launch.id, launch.state, who, ports, f"{known.restarts} restarts", known.repository or ""]
 
 
-def stop(ids: list[str], *, repository: Path | None, everything: bool, now: bool, say: Callable[[str], None]) -> int:
+def stop(
+    ids: Sequence[str], repositories: Sequence[Path], *, everything: bool, now: bool, say: Callable[[str], None]
+) -> int:
     """End launches, and wait until nothing of them is left. 0 also when there is none.
 
     :raises UsageError: for an id that is none, or when nothing says which.
@@ -89,9 +91,10 @@ def stop(ids: list[str], *, repository: Path | None, everything: bool, now: bool
     """
     if wrong := [name for name in ids if not is_launch(name)]:
         raise UsageError(f"{', '.join(wrong)}: expected the 8 hex digits that `supervise.py list` shows")
-    if not ids and repository is None and not everything:
+    if not ids and not repositories and not everything:
         raise UsageError("say which: an ID of `supervise.py list`, --repository DIR, or --all")
-    chosen = [launch for launch in find_launches() if everything or _is_meant(launch, ids, repository)]
+    folders = {folder.resolve() for folder in repositories}
+    chosen = [launch for launch in find_launches() if everything or _is_meant(launch, ids, folders)]
     for name in ids:
         if name not in [launch.id for launch in chosen]:
             say(f"{name}: nothing runs")
@@ -106,11 +109,11 @@ def stop(ids: list[str], *, repository: Path | None, everything: bool, now: bool
     return 0
 
 
-def _is_meant(launch: Launch, ids: list[str], repository: Path | None) -> bool:
+def _is_meant(launch: Launch, ids: Sequence[str], folders: Set[Path]) -> bool:
     if launch.id in ids:
         return True
     known = launch.record.repository if launch.record else None
-    return repository is not None and known is not None and Path(known).resolve() == repository.resolve()
+    return known is not None and Path(known).resolve() in folders
 
 
 def _ask(launch: Launch, *, now: bool) -> None:

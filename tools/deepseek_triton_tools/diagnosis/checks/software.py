@@ -127,7 +127,8 @@ def check_tritonserver(machine: Machine, expected: Expected) -> Finding:
         if not expected.is_tensorrt_llm:
             fix = f"pip install 'deepseek-triton[server]', or {fix}"
         cause = "not on PATH, in /opt/tritonserver/bin or in this Python's environment"
-        return (error if expected.repository else _blocking_note)("none", cause, fix)
+        is_needed = expected.repository and expected.by_triton
+        return (error if is_needed else _blocking_note)("none", cause, fix)
     if wheel_server(machine):
         return ok(f"{binary} (nvidia-pytriton {machine.python.packages.get('nvidia-pytriton', '?')})")
     version, tag = machine.environ.get("TRITON_SERVER_VERSION"), container_tag(machine)
