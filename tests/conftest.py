@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from corners import corner, corners_loop
 from hypothesis import HealthCheck, settings
 
 __all__ = ["corner", "corners_loop"]
+
+# A shell that starts this in the background has SIGINT ignored, and so would every program whose Ctrl-C is tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Shared machines stall for seconds: neither a slow example nor a slow draw says anything about the code.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -80,7 +80,7 @@ def test_a_parent_is_believed_only_when_both_names_fit(proc, own, parent, found)
     assert parent_server() == (os.getppid() if found else None)
 
 
-@pytest.mark.parametrize("pid", [os.getppid(), os.getpid(), 1])
+@pytest.mark.parametrize("pid", [os.getppid(), os.getpid(), 1], ids=["parent", "own", "init"])
 def test_nothing_but_the_own_server_is_ever_ended(pid):
     with pytest.raises(ValueError, match="is not the tritonserver"):
         end_server(pid)

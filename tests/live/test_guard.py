@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -29,9 +31,9 @@ def running(pid):
         return False
 
 
-def children_of(server):
+def children_of(server_pid):
     """(stub, guard)"""
-    by_name = {name(pid): pid for pid in session_members(server.pid)}
+    by_name = {name(pid): pid for pid in session_members(server_pid)}
     return by_name["triton_python_b"], by_name[NAME]
 
 
@@ -49,7 +51,7 @@ def server(tmp_path):
 
 
 def test_a_model_process_that_dies_ends_the_server(server):
-    stub, guard = children_of(server)
+    stub, guard = children_of(server.pid)
     os.kill(stub, signal.SIGKILL)
 
     assert server.wait() == 128 + signal.SIGKILL
@@ -58,14 +60,30 @@ def test_a_model_process_that_dies_ends_the_server(server):
 
 
 def test_a_server_that_dies_leaves_nothing_behind(server):
-    stub, guard = children_of(server)
+    stub, guard = children_of(server.pid)
     os.kill(server.pid, signal.SIGKILL)
 
     assert gone(stub, guard)
 
 
+def test_a_server_whose_log_nobody_reads_any_more_leaves_nothing_behind(tmp_path):
+    """Whoever read it died first: what the guard has to say must not keep it from its work."""
+    repository = build(tmp_path / "repository", "tiny", "--engine", "simulated")
+    reader = (
+        "import sys; from pathlib import Path; from deepseek_triton_tools.server_process import ServerProcess\n"
+        "with ServerProcess.serving(Path(sys.argv[1])) as server: print(server.pid, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", reader, str(repository)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        server = int(process.stdout.readline())
+        stub, guard = children_of(server)
+        process.kill()
+
+    assert gone(server, stub, guard)
+
+
 def test_a_guard_that_is_killed_hurts_nobody(server):
-    _, guard = children_of(server)
+    _, guard = children_of(server.pid)
     os.kill(guard, signal.SIGKILL)
 
     with Client(url(server, "http")) as client:
@@ -78,7 +96,7 @@ def test_an_unloaded_model_takes_its_guard_along_and_not_the_server(tmp_path):
     repository = build(tmp_path / "repository", "tiny", "--engine", "simulated")
     explicit = ("--model-control-mode=explicit", "--load-model=tensorrt_llm")
     with ServerProcess.serving(repository, server_args=explicit) as server:
-        stub, guard = children_of(server)
+        stub, guard = children_of(server.pid)
         httpx.post(f"{server.http_url}/v2/repository/models/tensorrt_llm/unload").raise_for_status()
 
         assert gone(stub, guard)

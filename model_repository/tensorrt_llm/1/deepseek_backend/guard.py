@@ -10,6 +10,7 @@ waits; it leaves when the stub does.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -103,4 +104,7 @@ def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:
 
 
 def _say(what: str) -> None:
-    os.write(2, f"deepseek_backend CRITICAL: {what}\n".encode())
+    """Without waiting: whoever reads the log may have stopped, or died with the server."""
+    with contextlib.suppress(OSError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, f"deepseek_backend CRITICAL: {what}\n".encode())

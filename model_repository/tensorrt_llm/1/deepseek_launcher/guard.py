@@ -60,9 +60,12 @@ def _watch(reading: int, mark: Mark, afterwards: Callable[[], None] | None) -> N
 
 
 def _clear_away(mark: Mark) -> None:
+    left = ""
     try:
         kill_all(mark)
     except StillRunningError as error:
-        os.write(2, f"deepseek-triton: {error}\n".encode())
+        left = f"deepseek-triton: {error}\n"
     if mark.rank is None:
         remove_shared_memory(mark.launch)
+    with contextlib.suppress(OSError):  # whoever read it may be gone too
+        os.write(2, left.encode())
