@@ -2,6 +2,7 @@
 # There is no build target and `clean` leaves build/ alone: that folder is the generator's source.
 
 PYTHON ?= python3
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -16,8 +17,8 @@ venv: $(INSTALLED)  ## make .venv with everything in it; PYTHON=python3.12 names
 demo: $(INSTALLED)  ## see it work: a tiny DeepSeek on a real tritonserver, without a GPU
 	@$(BIN)/deepseek-triton demo
 
-test: $(INSTALLED)  ## run the tests
-	@$(BIN)/python -m pytest
+test: $(INSTALLED)  ## run the tests, WORKERS=2 files at a time
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 lint: $(INSTALLED)  ## ruff: rules and formatting
 	@$(BIN)/ruff check .

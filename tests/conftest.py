@@ -13,6 +13,7 @@ __all__ = ["corner", "corners_loop"]
 
 # A shell that starts this in the background has SIGINT ignored, and so would every program whose Ctrl-C is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a server that goes away is not worth a line
 
 # Shared machines stall for seconds: neither a slow example nor a slow draw says anything about the code.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])

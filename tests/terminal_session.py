@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import select
@@ -41,15 +42,24 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._keyboard, text.encode())
 
-    def read_until(self, text: str) -> str:
+    def read_until(self, text: str, patience_s: float = _PATIENCE_S) -> str:
         """What it shows up to `text`, from where the last call ended. Fails when it never comes."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + patience_s
         while (found := self.seen.find(text, self._read_to)) < 0:
             if time.monotonic() > deadline or not self._read():
                 raise AssertionError(f"{text!r} never came; it showed {self.seen[self._read_to :]!r}")
         shown = self.seen[self._read_to : found]
         self._read_to = found + len(text)
         return shown
+
+    def press(self, key: str, until: str) -> str:
+        """`key`, and again where nothing happens: Python's readline misses a signal between two of its waits."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline:
+            self.type(key)
+            with contextlib.suppress(AssertionError):
+                return self.read_until(until, patience_s=5)
+        raise AssertionError(f"{key!r} brought no {until!r}; it showed {self.seen[self._read_to :]!r}")
 
     def exit_code(self) -> int:
         """When it ends."""

@@ -129,8 +129,7 @@ def test_ctrl_c_at_the_prompt_drops_the_line(chat, model_server):
     terminal = chat()
     terminal.type("not this")
     terminal.read_until("not this")  # its echo: readline is waiting, and not on its way there
-    terminal.type(CTRL_C)
-    terminal.read_until(f"\n\x1b[?2004h{PROMPT}")
+    terminal.press(CTRL_C, until=f"\n\x1b[?2004h{PROMPT}")
     say(terminal, "this")
 
     assert conversation_of(model_server.bodies[0]) == [("user", "this")]

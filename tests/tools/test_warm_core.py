@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -361,7 +362,9 @@ print(result.exit_code, result.progress.num_files_done)
 def test_a_file_that_may_not_be_read_is_reported_and_the_rest_goes_on(checkpoint: Path) -> None:
     if os.geteuid():
         pytest.skip("needs root, to become somebody who may not read")
-    for folder in [checkpoint, *checkpoint.parents][:4]:
+    for folder in (checkpoint, *checkpoint.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
         folder.chmod(folder.stat().st_mode | 0o055)
     (checkpoint / NAMES[1]).chmod(0o600)
     command = [sys.executable, "-c", _AS_NOBODY, str(checkpoint)]

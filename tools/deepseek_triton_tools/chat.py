@@ -6,10 +6,10 @@ import argparse
 import difflib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from deepseek_triton_client import Chunk, Client, Completion, DeepseekTritonError, SamplingParams, Stream
+from deepseek_triton_client import Client, Completion, DeepseekTritonError, SamplingParams, Stream
 from deepseek_triton_tools.client_options import client_of
 from deepseek_triton_tools.conversation import Conversation
 from deepseek_triton_tools.errors import ToolError
@@ -59,6 +59,10 @@ def _talk(chat: Chat, read: Callable[[str], str]) -> int:
         except (DeepseekTritonError, ToolError) as error:
             failed += 1
             complain(f"deepseek-triton chat: {error}")
+        except KeyboardInterrupt:
+            if not is_interactive():
+                raise
+            print()  # the answer had just ended: it was not the chat that was to end
         if chat.is_over:
             break
     return 1 if failed else 0
@@ -110,29 +114,29 @@ class Chat:
         conversation = self._conversation
         if after == len(conversation.messages):
             conversation.unanswered = text  # until it is; a retry that fails leaves the answer there is
-        answer = ""
+        came: list[str] = []
         try:
             with self._client.stream_chat(conversation.asking(text, after), conversation.params) as stream:
-                for chunk in self._shown(stream):
-                    answer += chunk.text
+                self._show(stream, came)
                 completion = stream.completion()
         except KeyboardInterrupt:
             if not self._interactive:
                 raise
             print(dimmed("[stopped]", sys.stdout))
-            if answer:
-                conversation.answered(text, after, answer, interrupted=True)
+            if any(came):
+                conversation.answered(text, after, "".join(came), interrupted=True)
             return
-        conversation.answered(text, after, answer)
+        conversation.answered(text, after, "".join(came))
         if self._interactive:
             print(dimmed(_status(completion), sys.stdout))
 
-    def _shown(self, stream: Stream) -> Iterator[Chunk]:
+    def _show(self, stream: Stream, came: list[str]) -> None:
+        """What has come is kept before it is shown, so that Ctrl-C keeps all that somebody has seen."""
         printer = AnswerPrinter(sys.stdout, with_reasoning=self._with_reasoning)
         try:
             for chunk in stream:
+                came.append(chunk.text)
                 printer.show(chunk.text, chunk.reasoning)
-                yield chunk
         finally:
             printer.end()
 
