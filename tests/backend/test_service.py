@@ -380,6 +380,24 @@ def test_one_more_than_max_inflight_is_refused_with_the_numbers(engine):
         assert len(engine.requests) == 3
 
 
+def test_whoever_asks_again_when_the_answer_has_come_finds_room(engine):
+    class AsksAgain(ListReply):
+        def send(self, outputs, *, final):
+            self.following = send(service)
+            super().send(outputs, final=final)
+
+    with serving(engine, {"max_inflight": 1}) as service:
+        first = AsksAgain()
+        service.accept({"text_input": array("hello")}, "{}", first)
+        finish(engine, engine.requests[0])
+        wait(first)
+        assert wait(send(service)).errors[0].code is ErrorCode.OVERLOADED
+        finish(engine, engine.requests[1])
+        assert not wait(first.following).errors
+        assert settled(service)
+        assert service.inflight == (0, 0)
+
+
 def test_tokens_in_flight_are_prompts_and_max_tokens(engine):
     with serving(engine, {"max_inflight_tokens": 100}) as service:
         send(service, "x" * 40, max_tokens=80)  # 10 + 80

@@ -35,6 +35,10 @@ install_packages() {
     fail "apt-get install $* failed: ${log##*$'\n'}"
 }
 
+mkdir -p -- "$(dirname -- "$folder")"
+exec 9> "$folder.lock"
+flock 9 # another run's packages, and its policy, are not ours to meet halfway
+
 command -v dpkg-query > /dev/null || fail "expected a Debian with ${packages[*]}; there is no dpkg here"
 missing=()
 for package in "${packages[@]}"; do
@@ -43,9 +47,8 @@ done
 if ((${#missing[@]})); then install_packages "${missing[@]}"; fi
 
 if [[ ! -d "$folder" ]]; then
-  mkdir -p "$(dirname -- "$folder")"
   making="$(mktemp -d -- "$folder.XXXXXX")"
   log="$("$python" -m pip install --quiet --disable-pip-version-check --target "$making" "$mpi4py" 2>&1)" ||
     { rm -rf -- "$making"; fail "pip install $mpi4py failed: ${log##*$'\n'}"; }
-  mv -T -- "$making" "$folder" 2>/dev/null || rm -rf -- "$making" # another run was first
+  mv -T -- "$making" "$folder"
 fi

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.errors import RequestError, UnavailableError
@@ -11,6 +12,19 @@ from deepseek_backend.request import GenerateRequest, utf8_length
 
 BYTES_PER_TOKEN = 4
 """A prompt that the engine has not counted yet is taken for a token every four bytes, about what English text has."""
+
+
+@dataclass(slots=True)
+class Admitted:
+    """What one call holds of the limits."""
+
+    admission: Admission
+    num_requests: int
+    num_tokens: int
+
+    def release(self) -> None:
+        """Once or more often."""
+        self.admission.release(self)
 
 
 class Admission:
@@ -25,8 +39,8 @@ class Admission:
         self.inflight_tokens = 0
         """Their prompts and max_tokens."""
 
-    def admit(self, requests: Sequence[GenerateRequest]) -> int:
-        """Take all of `requests` in, or none; the number of tokens to `release` them with.
+    def admit(self, requests: Sequence[GenerateRequest]) -> Admitted:
+        """Take all of `requests` in, or none.
 
         :raises UnavailableError: E_OVERLOADED, with the numbers.
         :raises RequestError: where it would not fit alone.
@@ -37,12 +51,13 @@ class Admission:
             self._check("max_inflight_tokens", self._max_inflight_tokens, num_tokens, self.inflight_tokens)
             self.inflight += len(requests)
             self.inflight_tokens += num_tokens
-        return num_tokens
+        return Admitted(self, len(requests), num_tokens)
 
-    def release(self, num_requests: int, num_tokens: int) -> None:
+    def release(self, admitted: Admitted) -> None:
         with self._lock:
-            self.inflight -= num_requests
-            self.inflight_tokens -= num_tokens
+            self.inflight -= admitted.num_requests
+            self.inflight_tokens -= admitted.num_tokens
+            admitted.num_requests = admitted.num_tokens = 0
 
     def _check(self, name: str, limit: int | None, asked: int, held: int) -> None:
         if limit is None or held + asked <= limit:

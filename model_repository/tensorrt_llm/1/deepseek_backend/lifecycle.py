@@ -28,6 +28,7 @@ from deepseek_backend.response import Outputs, counts_tokens, num_bytes, outputs
 from deepseek_backend.sequence import SequenceBuffer, SequenceChunk
 
 if TYPE_CHECKING:
+    from deepseek_backend.admission import Admitted
     from deepseek_backend.intake import Inflow
 
 LARGE_BYTES = 256 << 10
@@ -122,8 +123,8 @@ class Exchange:
         self.requests: tuple[GenerateRequest, ...] = ()
         """What the engine was given: one for each sequence."""
         self.sequences: list[SequenceBuffer] = []
-        self.num_tokens = 0
-        """What admission has counted for it; the service's."""
+        self.admitted: Admitted | None = None
+        """What it holds of admission's limits."""
         self.has_tokens = False
         """The first one has come; the service's."""
         self.place = Place.IDLE
@@ -245,6 +246,8 @@ class Exchange:
             self._has_sent = self._has_sent or bool(chunks)
             if not cut:
                 self._num_tokens_waiting, self.due_s = 0, math.inf
+        if final and self.admitted is not None:
+            self.admitted.release()  # before: whoever sends the next request when the answer has come finds room
         with self._reply_lock:
             if self.closed:
                 return False

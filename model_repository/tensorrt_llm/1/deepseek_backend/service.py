@@ -274,9 +274,9 @@ class Service:
 
     def _submit(self, exchange: Exchange, call: Call, timeout_us: int) -> None:
         requests = expand(call, self._engine, self._ids)
-        exchange.num_tokens = self._admission.admit(requests)
+        exchange.admitted = self._admission.admit(requests)
         if not exchange.begin(call, requests):  # the server is exiting and has ended everything
-            self._admission.release(len(requests), exchange.num_tokens)
+            exchange.admitted.release()
             return
         self._metrics.accepted(len(requests))
         exchange.deadline_s = _deadline_s(exchange.arrived_s, call.timeout_ms, timeout_us or call.timeout_us)
@@ -372,8 +372,8 @@ class Service:
             # A run of requests that all time out without a token is one long wait; any other end is no sign of a hang.
             if not self._open and not (exchange.outcome == "timeout" and not exchange.has_tokens):
                 self._starved = False
-        if exchange.requests:
-            self._admission.release(len(exchange.requests), exchange.num_tokens)
+        if exchange.admitted is not None:
+            exchange.admitted.release()
         self._count_ended(exchange)
 
     def _count_ended(self, exchange: Exchange) -> None:
