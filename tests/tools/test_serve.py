@@ -12,15 +12,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
+from deepseek_triton_tools import ports, server_process
 from deepseek_triton_tools import serve as serve_module
-from deepseek_triton_tools import server_process
 from deepseek_triton_tools.errors import PortError, RepositoryError, ServerFailedError, ToolError
-from deepseek_triton_tools.ports import choose_ports
+from deepseek_triton_tools.ports import claim_ports
 from deepseek_triton_tools.processes import kill_all, session_members
 from deepseek_triton_tools.serve import serve
 from deepseek_triton_tools.server_process import ServeOptions, ServerProcess
@@ -303,10 +304,28 @@ def test_automatic_ports_differ_from_each_other_and_from_the_given_one():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         free = listener.getsockname()[1]
 
-    ports = choose_ports("127.0.0.1", "auto", "auto", free)
+    claim = claim_ports("127.0.0.1", "auto", "auto", free)
 
-    assert len(set(ports)) == 3
-    assert ports[2] == free
+    assert len({claim.http, claim.grpc, claim.metrics}) == 3
+    assert claim.metrics == free
+    claim.close()
+
+
+def test_a_port_that_another_server_is_going_to_take_is_refused_and_not_chosen(monkeypatch):
+    """It listens only when its model has loaded: until then the kernel gives the number to anybody."""
+    first = claim_ports("127.0.0.1", "auto", "auto", "auto")
+    with pytest.raises(PortError, match=f"port {first.http} is spoken for"):
+        claim_ports("127.0.0.1", first.http, "auto", "auto")
+    given = [first.http, first.metrics]
+    real = ports._listener
+    monkeypatch.setattr(ports, "_listener", lambda *asked: real(*asked[:2], given.pop() if given else asked[2]))
+    second = claim_ports("127.0.0.1", "auto", "auto", "auto")
+
+    assert not given
+    assert {first.http, first.grpc, first.metrics}.isdisjoint({second.http, second.grpc, second.metrics})
+    first.close()
+    claim_ports("127.0.0.1", first.http, "auto", "auto").close()
+    second.close()
 
 
 @pytest.mark.parametrize(
@@ -318,24 +337,24 @@ def test_automatic_ports_differ_from_each_other_and_from_the_given_one():
 )
 def test_ports_that_cannot_be_listened_on(host, http, grpc, expected):
     with pytest.raises(PortError, match=expected):
-        choose_ports(host, http, grpc, "auto")
+        claim_ports(host, http, grpc, "auto")
 
 
 def test_automatic_ports_that_were_lost_are_chosen_anew(repository, monkeypatch):
     chosen = []
     with socket.create_server(("127.0.0.1", 0)) as thief:
 
-        def choose(*arguments):
-            ports = choose_ports(*arguments)
-            chosen.append((thief.getsockname()[1], *ports[1:]) if not chosen else ports)
+        def claim(*arguments):
+            claim = claim_ports(*arguments)
+            chosen.append(claim if chosen else replace(claim, http=thief.getsockname()[1]))
             return chosen[-1]
 
-        monkeypatch.setattr(server_process, "choose_ports", choose)
+        monkeypatch.setattr(server_process, "claim_ports", claim)
         with ServerProcess.serving(repository) as server:
             assert httpx.get(f"{server.http_url}/v2/health/ready").is_success
 
     assert len(chosen) == 2
-    assert server.http_port == chosen[1][0]
+    assert server.http_port == chosen[1].http
 
 
 def test_a_stop_that_was_requested_before_the_start_holds(repository, tmp_path):

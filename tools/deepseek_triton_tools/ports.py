@@ -6,7 +6,8 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,44 +18,56 @@ Port = int | Literal["auto"]
 ENDPOINTS = ("http", "grpc", "metrics")
 
 
-def choose_ports(host: str, http: Port, grpc: Port, metrics: Port) -> tuple[int, int, int]:
-    """The ports of HTTP, gRPC and metrics, each free at this moment.
+@dataclass(frozen=True)
+class Claim:
+    """Ports that no other server of ours takes until `close`, or the end of this process.
 
-    :raises PortError: when a given one is not.
+    tritonserver takes its ports only when the model has loaded, an hour later, and two of them can share one without a
+    word: each would get half of the requests. So each port has a mark, the name of a socket in Linux's abstract
+    namespace, which is the network's own and needs no clearing up.
+    """
+
+    http: int
+    grpc: int
+    metrics: int
+    marks: contextlib.ExitStack
+
+    def close(self) -> None:
+        self.marks.close()
+
+
+def claim_ports(host: str, http: Port, grpc: Port, metrics: Port) -> Claim:
+    """The ports of HTTP, gRPC and metrics, each free at this moment and marked.
+
+    :raises PortError: when a given one is taken, or marked by another process.
     """
     given = dict(zip(ENDPOINTS, (http, grpc, metrics), strict=True))
     numbers = [port for port in given.values() if port != "auto"]
     if len(set(numbers)) < len(numbers):
         raise PortError(f"HTTP, gRPC and metrics need a port each, got {', '.join(map(str, given.values()))}")
-    chosen = {}
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held, contextlib.ExitStack() as marks:
         # The given ones first, and all are held until the last is chosen: `auto` must not pick any of them.
-        for endpoint in sorted(ENDPOINTS, key=lambda endpoint: given[endpoint] == "auto"):
-            listener = held.enter_context(_listener(host, endpoint, given[endpoint]))
-            chosen[endpoint] = listener.getsockname()[1]
-    return chosen["http"], chosen["grpc"], chosen["metrics"]
+        first = sorted(ENDPOINTS, key=lambda endpoint: given[endpoint] == "auto")
+        chosen = {endpoint: _claim(host, endpoint, given[endpoint], held, marks) for endpoint in first}
+        return Claim(**chosen, marks=marks.pop_all())
 
 
-def reserve_ports(ports: Iterable[int]) -> contextlib.ExitStack:
-    """Mark `ports` as this process's until the result is closed, or the process ends.
-
-    tritonserver takes its ports only when the model has loaded, an hour later, and two of them can share one without a
-    word: each would get half of the requests. The mark is the name of a socket in Linux's abstract namespace, which is
-    the network's own and needs no clearing up.
-
-    :raises PortError: when another process has one of them marked.
-    """
-    with contextlib.ExitStack() as marks:
-        for port in ports:
-            mark = marks.enter_context(socket.socket(socket.AF_UNIX))
-            try:
-                mark.bind(f"\0deepseek-triton/port/{port}")
-            except OSError as error:
-                raise PortError(
-                    f"port {port} is spoken for: another deepseek-triton is loading a model to serve there; "
-                    "end that, or choose another port or auto"
-                ) from error
-        return marks.pop_all()
+def _claim(host: str, endpoint: str, port: Port, held: contextlib.ExitStack, marks: contextlib.ExitStack) -> int:
+    while True:
+        number: int = held.enter_context(_listener(host, endpoint, port)).getsockname()[1]
+        mark = socket.socket(socket.AF_UNIX)
+        try:
+            mark.bind(f"\0deepseek-triton/port/{number}")
+        except OSError as error:
+            mark.close()
+            if port == "auto":
+                continue  # held: the kernel picks another one
+            raise PortError(
+                f"port {number} is spoken for: another deepseek-triton is loading a model to serve there; "
+                "end that, or choose another port or auto"
+            ) from error
+        marks.enter_context(mark)
+        return number
 
 
 def _listener(host: str, endpoint: str, port: Port) -> socket.socket:

@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 
 from deepseek_triton_tools.errors import RepositoryError, ServerFailedError, ToolError
-from deepseek_triton_tools.ports import ENDPOINTS, Port, choose_ports, reserve_ports
+from deepseek_triton_tools.ports import ENDPOINTS, Claim, Port, claim_ports
 from deepseek_triton_tools.processes import kill_all, session_members
 from deepseek_triton_tools.server_log import HOPELESS, dead_engine, failure_cause, parse_log_line
 from deepseek_triton_tools.tritonserver import find_tritonserver
@@ -123,7 +123,7 @@ class ServerProcess:
         self._hopeless = False
         self._kill_at: float | None = None
         self._cleared = False
-        self._reserved = contextlib.ExitStack()
+        self._claim: Claim | None = None
         self._shm_prefix = f"deepseek_triton_{secrets.token_hex(4)}_"
 
     @classmethod
@@ -196,13 +196,13 @@ class ServerProcess:
         :raises ToolError: when there is no tritonserver, a port is taken or the log can't be written. Nothing runs.
         """
         installation = find_tritonserver(self.options.tritonserver)
-        self._reserved.close()
-        self.http_port, self.grpc_port, self.metrics_port = self._choose_ports()
-        self._reserved = reserve_ports((self.http_port, self.grpc_port, self.metrics_port))
+        self._release_ports()
+        self._claim = claim = self._claim_ports()
+        self.http_port, self.grpc_port, self.metrics_port = claim.http, claim.grpc, claim.metrics
         try:
             log = _open_log(self.options.log_file)
         except ToolError:
-            self._reserved.close()
+            self._release_ports()
             raise
         command = [
             *(sys.executable, "-I", "-S", "-c", _GUARDED_EXEC, str(os.getpid()), str(installation.binary)),
@@ -223,9 +223,13 @@ class ServerProcess:
             # The request came before there was a process to tell.
             self._process.terminate()
 
-    def _choose_ports(self) -> tuple[int, int, int]:
+    def _claim_ports(self) -> Claim:
         options = self.options
-        return choose_ports(options.host, options.http_port, options.grpc_port, options.metrics_port)
+        return claim_ports(options.host, options.http_port, options.grpc_port, options.metrics_port)
+
+    def _release_ports(self) -> None:
+        if self._claim is not None:
+            self._claim.close()
 
     def _arguments(self) -> list[str]:
         ports = zip(ENDPOINTS, (self.http_port, self.grpc_port, self.metrics_port), strict=True)
@@ -391,7 +395,7 @@ class ServerProcess:
         self._reader.join(_STUBS_LEAVE_S)
         for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
             region.unlink(missing_ok=True)
-        self._reserved.close()
+        self._release_ports()
         self._cleared = True
 
 
