@@ -312,13 +312,15 @@ def test_automatic_ports_differ_from_each_other_and_from_the_given_one():
 
 
 def test_a_port_that_another_server_is_going_to_take_is_refused_and_not_chosen(monkeypatch):
-    """It listens only when its model has loaded: until then the kernel gives the number to anybody."""
+    """It listens only when its model has loaded: until then the number is anybody's."""
     first = claim_ports("127.0.0.1", "auto", "auto", "auto")
     with pytest.raises(PortError, match=f"port {first.http} is spoken for"):
         claim_ports("127.0.0.1", first.http, "auto", "auto")
     given = [first.http, first.metrics]
-    real = ports._listener
-    monkeypatch.setattr(ports, "_listener", lambda *asked: real(*asked[:2], given.pop() if given else asked[2]))
+    automatic = ports._automatic
+    monkeypatch.setattr(
+        ports, "_automatic", lambda host, _: socket.create_server((host, given.pop())) if given else automatic(host, _)
+    )
     second = claim_ports("127.0.0.1", "auto", "auto", "auto")
 
     assert not given

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ from deepseek_triton_tools.errors import PortError
 Port = int | Literal["auto"]
 
 ENDPOINTS = ("http", "grpc", "metrics")
+
+_FIRST_UNPRIVILEGED = 1024
+_CHOICE = 16384
+"""So many ports `auto` chooses from: with Linux's defaults from 16384 to 32767."""
+_TRIES = 32
 
 
 @dataclass(frozen=True)
@@ -54,14 +60,15 @@ def claim_ports(host: str, http: Port, grpc: Port, metrics: Port) -> Claim:
 
 def _claim(host: str, endpoint: str, port: Port, held: contextlib.ExitStack, marks: contextlib.ExitStack) -> int:
     while True:
-        number: int = held.enter_context(_listener(host, endpoint, port)).getsockname()[1]
+        listener = _listener(host, endpoint, port) if port != "auto" else _automatic(host, endpoint)
+        number: int = held.enter_context(listener).getsockname()[1]
         mark = socket.socket(socket.AF_UNIX)
         try:
             mark.bind(f"\0deepseek-triton/port/{number}")
         except OSError as error:
             mark.close()
             if port == "auto":
-                continue  # held: the kernel picks another one
+                continue  # this one is held, so the next is another
             raise PortError(
                 f"port {number} is spoken for: another deepseek-triton is loading a model to serve there; "
                 "end that, or choose another port or auto"
@@ -70,11 +77,29 @@ def _claim(host: str, endpoint: str, port: Port, held: contextlib.ExitStack, mar
         return number
 
 
-def _listener(host: str, endpoint: str, port: Port) -> socket.socket:
+def _automatic(host: str, endpoint: str) -> socket.socket:
+    """Below the ports that outgoing connections get, for one of those could be gone when the model has loaded."""
+    low = _first_of_outgoing()
+    below = range(max(_FIRST_UNPRIVILEGED, low - _CHOICE), low)
+    for port in random.sample(below, min(_TRIES, len(below))):
+        with contextlib.suppress(OSError):
+            return socket.create_server((host, port))
+    return _listener(host, endpoint, 0)
+
+
+def _first_of_outgoing() -> int:
     try:
-        return socket.create_server((host, 0 if port == "auto" else port))
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        return _FIRST_UNPRIVILEGED
+
+
+def _listener(host: str, endpoint: str, port: int) -> socket.socket:
+    """:param port: 0 for any."""
+    try:
+        return socket.create_server((host, port))
     except OSError as error:
-        if error.errno == errno.EADDRINUSE and port != "auto":
+        if error.errno == errno.EADDRINUSE and port:
             holder = holder_of(port)
             by = f" by {holder}" if holder else ""
             message = f"port {port} for {endpoint} is taken{by}: end that, or give --{endpoint}-port another or auto"
