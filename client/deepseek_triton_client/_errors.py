@@ -6,6 +6,7 @@
     ├── AccessDenied          the token or certificate is missing, wrong or not enough
     ├── Overloaded            the server is at its limits; try later, or another server
     ├── ServerUnavailable     unreachable, not ready, stopping, or the connection was lost
+    │   └── ModelNotReady     Triton has the model, which loads, unloads or could not be loaded
     ├── Cancelled             ended before its time, by the caller or by the server
     ├── DeadlineExceeded      one of the caller's own time limits ran out
     ├── ServerError           the server failed at a request that was right
@@ -69,6 +70,10 @@ class ServerUnavailable(DeepseekTritonError):
     """The server can't be reached, or is loading or stopping; or the connection broke in the middle of an answer."""
 
 
+class ModelNotReady(ServerUnavailable):
+    """Triton answers, and has the model, which loads, unloads or could not be loaded. Nothing was generated."""
+
+
 class Cancelled(DeepseekTritonError):
     """The request was ended before its time."""
 
@@ -117,5 +122,5 @@ def error_from_server(
     if not text.startswith(_UNKNOWN_MODEL):
         return otherwise(text, unprocessed=unprocessed)
     if text.endswith(_NOT_LOADED):
-        return ServerUnavailable(text, unprocessed=True)
+        return ModelNotReady(text, unprocessed=True)
     return ModelNotFound(text, unprocessed=unprocessed)

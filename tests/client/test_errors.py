@@ -9,6 +9,7 @@ from deepseek_triton_client import (
     DeepseekTritonError,
     InvalidRequest,
     ModelNotFound,
+    ModelNotReady,
     Overloaded,
     ServerError,
     ServerUnavailable,
@@ -62,7 +63,7 @@ def test_an_unknown_model_is_known_by_its_words():
 @pytest.mark.parametrize("words", ["'x' has no available versions", "'x' version 1 is not at ready state"])
 def test_a_model_that_loads_or_unloads_is_another_servers_to_answer(words):
     error = errors.error_from_server(f"Request for unknown model: {words}", otherwise=ModelNotFound)
-    assert (type(error), error.unprocessed) == (ServerUnavailable, True)
+    assert (type(error), error.unprocessed) == (ModelNotReady, True)
 
 
 @pytest.mark.parametrize("kind", list(tree(DeepseekTritonError)))

@@ -49,6 +49,7 @@ PUBLIC = [
     "Metrics",
     "ModelMetadata",
     "ModelNotFound",
+    "ModelNotReady",
     "Overloaded",
     "PerfMetrics",
     "ProtocolError",

@@ -6,10 +6,12 @@ import socket
 import subprocess
 import sys
 
+import httpx
 import pytest
-from servers import url
+from servers import build, url
+from waiting import wait_for
 
-from deepseek_triton_client import Client
+from deepseek_triton_client import Client, ModelNotReady, Retries
 from deepseek_triton_tools.server_process import ServerProcess
 
 COMMAND = [sys.executable, "-m", "deepseek_triton_tools.cli", "probe"]
@@ -35,6 +37,15 @@ def test_a_server_that_serves(tiny_server, scheme):
     assert probe("generate", address, "--quiet") == (0, "")
 
 
+def test_a_line_that_nobody_can_take_changes_no_answer(tiny_server):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "live", url(tiny_server, "http")], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 0
+    assert done.stderr == "the output can't be written: No space left on device\n"
+
+
 def test_a_server_without_the_model(tiny_server, scheme):
     address = url(tiny_server, scheme)
 
@@ -45,6 +56,23 @@ def test_a_server_without_the_model(tiny_server, scheme):
         assert line.count("\n") == 1
 
 
+def test_a_model_that_is_not_loaded(tmp_path):
+    repository = build(tmp_path / "repository", "tiny", "--engine", "simulated")
+    explicit = ("--model-control-mode=explicit", "--load-model=tensorrt_llm")
+    with ServerProcess.serving(repository, server_args=explicit) as server:
+        wait_for(lambda: probe("ready", url(server, "http"))[0] == 0)
+        httpx.post(f"{server.http_url}/v2/repository/models/tensorrt_llm/unload").raise_for_status()
+        wait_for(lambda: probe("ready", url(server, "http"))[0] == 1)
+        for address in (url(server, "http"), url(server, "grpc")):
+            for question in ("ready", "generate"):
+                code, line = probe(question, address)
+                assert (code, line.startswith(f"{address}: not ready: ")) == (1, True), line
+            with Client(address, retries=Retries(attempts=1)) as client, pytest.raises(ModelNotReady) as caught:
+                client.generate("hello")
+            assert caught.value.unprocessed
+            assert caught.value.message.endswith("has no available versions")
+
+
 def test_nobody_there(scheme):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
@@ -52,6 +80,8 @@ def test_nobody_there(scheme):
         code, line = probe(question, address)
         assert code == 3, line
         assert line.count("\n") == 1
+        assert line.startswith(f"{address}: nobody answers: ")
+        assert line.count(address) == 1
 
 
 def test_a_server_that_is_full_is_healthy_while_others_get_tokens(small_server, scheme):
@@ -88,6 +118,9 @@ def test_a_server_that_hangs(small_repository):
         (["live"], "required: URL"),
         (["live", "ftp://localhost"], "ftp://"),
         (["live", "http://localhost", "--deadline", "0"], "expected a number of seconds above 0"),
+        (["live", "http://localhost", "--token-file", "/no/such"], "the token can't be read from /no/such"),
+        (["ready", "https://localhost", "--ca", __file__], "tls.ca: expected certificates in PEM"),
+        (["generate", "https://localhost", "--ca", __file__], "tls.ca: expected certificates in PEM"),
     ],
 )
 def test_a_command_line_that_makes_no_sense(argv, told):

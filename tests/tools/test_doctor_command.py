@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import stat
 import sys
 from dataclasses import replace
@@ -253,6 +254,11 @@ REFUSED = [
     (["--ssh-port", "22"], "are for --hosts or --host-file"),
     (["--ssh-port", "auto", "--hosts", "a"], "from 1 to 65535"),
     (["--http-port", "0"], "from 1 to 65535"),
+    (["--ssh-port", "0", "--hosts", "a"], "expected a number from 1 to 65535, got '0'"),
+    (["--http-port", "8001"], "need a port each, got 8001, 8001, 8002"),
+    ([""], "is a variable not set?"),
+    (["--python", ""], "is a variable not set?"),
+    (["--interface", ""], "is a variable not set?"),
     (["--model", "/m"], "name its folder first"),
     (["--through", ""], "--through: expected a command"),
     (["--through", "'"], "expected words as a shell has them"),
@@ -272,6 +278,19 @@ def test_refused(argv: list[str], said: str, capsys: pytest.CaptureFixture[str])
     assert code == (1 if argv == ["/no/such/folder"] else 2)
     assert said in captured.err
     assert captured.out == ""
+
+
+def test_the_ports_are_start_sh_s(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the finding says to set is what it looks at then."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = listener.getsockname()[1]
+        monkeypatch.setenv("HTTP_PORT", str(taken))
+        assert main(["doctor", "--json"]) in (0, 1, 3)
+        [found] = [found for found in json.loads(capsys.readouterr().out)["findings"] if found["check"] == "ports"]
+        assert f"{taken} (HTTP) is taken" in found["result"]
+    monkeypatch.setenv("HTTP_PORT", "9" * 5000)
+    assert main(["doctor"]) == 2
+    assert "HTTP_PORT: expected a number from 1 to 65535" in capsys.readouterr().err
 
 
 def test_the_page_has_every_check_capability_and_known_fault() -> None:

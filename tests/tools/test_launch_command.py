@@ -12,6 +12,7 @@ import pytest
 from recording import become_by, recording
 
 from deepseek_launcher.serving import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S
+from deepseek_triton_build.words import plain
 from deepseek_triton_tools.cli import _parser, main
 from deepseek_triton_tools.launch import FORMS
 from deepseek_triton_tools.launch_arguments import FORMS as FORM_NAMES
@@ -79,12 +80,56 @@ def refusal(built, monkeypatch, capsys):
         (["r1", "--with", "kubernetes", "--address", "::1"], "--address is not for kubernetes but for local, docker"),
         (["r1", "--with", "docker", "--env", "HTTP_ADDRESS=::1"], "--env HTTP_ADDRESS: say it with --address"),
         (["r1", "--with", "docker", "--env", "X=\udcff", "--dry-run"], "expected paths and values in UTF-8, got"),
+        (["r1", "--with", "docker", "--env", "DEEPSEEK_TRITON_LAUNCH=x", "--dry-run"], "expected eight hexadecimal"),
+        (["r1", "--with", "docker", "--exit-timeout", "1000000"], "--exit-timeout: expected a number from 0 to 999999"),
+        (["r1", "--with", "kubernetes", "--exit-timeout", "1000000"], "--exit-timeout: expected a number from 0 to"),
+        (["r1", "--with", "kubernetes", "--ready-within", "9" * 20], "--ready-within: expected a number from 0 to"),
+        (
+            ["r1", "--with", "kubernetes", "--env", "HF_TOKEN=x"],
+            "--env HF_TOKEN: everybody who sees the pods",
+        ),
+        (["r1", "--with", "kubernetes", "--", "--http-port=9"], "start.sh: expected HTTP_PORT to be set"),
+        (["r1x2", "--with", "kubernetes", "--", "a b"], "start.sh: expected a path or value without spaces"),
+        (["stop", "r1", "--with", "docker"], "--with is not for launch stop"),
+        (["list", "--with", "docker"], "--with is not for launch list"),
+        (["stop", ""], "an empty text is neither a folder here nor an ID"),
         (["list", "x"], "launch list takes no names, got x"),
         (["list", "--all"], "--all is not for launch list but for launch stop"),
     ],
 )
 def test_what_can_not_be_is_refused(refusal, argv, expected):
     assert expected in refusal(*argv)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--ready-file", "--interface", "--image", "--name", "--gpus", "--cache-dir", "--network", "--restart"),
+        *("--host-file", "--partition", "--python", "--namespace", "--claim", "--measured"),
+    ],
+)
+def test_the_value_of_a_variable_that_is_not_set_is_refused(option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["launch", "r1", "--with", "docker", "--dry-run", option, ""])
+    assert f"argument {option}: expected " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("image", ["a b", "--privileged"])
+def test_an_image_that_docker_would_take_for_something_else_is_refused(image, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["launch", "r1", "--with", "docker", "--dry-run", f"--image={image}"])
+    assert "argument --image: expected an image's name" in capsys.readouterr().err
+
+
+def test_a_path_of_the_server_is_not_this_machines(built, capsys):
+    argv = ["launch", str(built / "r1"), "--with", "docker", "--dry-run", "--env", "PATH=/opt/mine"]
+    assert main(argv) == 0
+    assert "--env PATH=/opt/mine" in capsys.readouterr().out
+
+
+def test_without_bash_it_says_so(refusal, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "bash can't be run" in refusal("r1", "--with", "docker", "--dry-run", code=126)
 
 
 def test_all_that_is_wrong_is_said_at_once(refusal):
@@ -104,6 +149,9 @@ def test_all_that_is_wrong_is_said_at_once(refusal):
         ("unstamped", "has no deepseek-triton.json that can be read"),
         ("damaged", "has no deepseek-triton.json that can be read"),
         ("modeless", "modeless/start.sh can't be executed: chmod +x it"),
+        ("unreadable", "unreadable/start.sh: can't be read: "),
+        ("newer", "newer: its deepseek-triton.json names no GPU that this version of deepseek-triton knows"),
+        ("n" * 5000, "is no folder; launch runs what deepseek-triton build writes"),
     ],
 )
 def test_a_folder_of_another_kind_is_refused(refusal, built, folder, expected):
@@ -116,6 +164,13 @@ def test_a_folder_of_another_kind_is_refused(refusal, built, folder, expected):
     stamp.unlink()
     (built / "damaged" / stamp.relative_to(built / "unstamped")).write_text("{")
     (built / "modeless/start.sh").chmod(0o644)
+    shutil.rmtree(built / "unreadable", ignore_errors=True)
+    shutil.copytree(built / "tiny", built / "unreadable")
+    (built / "unreadable/start.sh").unlink()
+    (built / "unreadable/start.sh").symlink_to("/proc/self/mem")  # root could read one without permission
+    shutil.copytree(built / "r1", built / "newer", dirs_exist_ok=True)
+    [stamp] = (built / "newer").glob("*/deepseek-triton.json")
+    stamp.write_text(stamp.read_text().replace('"h200"', '"h900"'))
 
     assert expected in refusal(folder, "--with", "docker", code=1)
 
@@ -148,9 +203,11 @@ def test_a_variable_of_start_sh_is_the_default(built, monkeypatch, capsys):
     assert "--env EXIT_TIMEOUT=90" in out
 
 
-def test_a_variable_of_start_sh_that_is_none_is_refused(refusal, monkeypatch):
-    monkeypatch.setenv("HTTP_PORT", "http")
-    assert "HTTP_PORT: expected a number from 1 to 65535, got http" in refusal("r1", "--with", "docker")
+@pytest.mark.parametrize("value", ["http", "9" * 5000])
+def test_a_variable_of_start_sh_that_is_none_is_refused(refusal, monkeypatch, value):
+    monkeypatch.setenv("HTTP_PORT", value)
+    line = refusal("r1", "--with", "docker")
+    assert f"HTTP_PORT: expected a number from 1 to 65535, got {plain(value)}" in line
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,7 @@ def test_what_the_engine_splits_is_refused(repository, tmp_path, capsys):
         (["--gpus", "0,1,2,3,4,5,6,6"], "takes 8 GPUs of each node, got 7"),
         (["--env", "HF_TOKEN=secret"], "--env HF_TOKEN: everybody can read a command line: export it"),
         (["--name", "a b"], "--name: docker takes letters"),
+        (["--name", "a"], "two of them at least, got a"),
         (["--ipc-host", "--shm-size", "1G"], "--ipc-host takes the machine's /dev/shm"),
     ],
 )

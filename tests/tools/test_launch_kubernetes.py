@@ -43,7 +43,6 @@ EVERYTHING = LaunchOptions(
     interface="eth0",
     replicas=2,
     max_replicas=4,
-    claim="weights",
     cache_dir=Path("/var/cache/kernels"),
     pull_secret="registry",
     kubernetes=KubernetesOptions(
@@ -516,6 +515,21 @@ def test_a_claim_holds_the_repository_instead(rendered):
             LaunchOptions(kubernetes=KubernetesOptions(repository_claim="")),
             "--repository-claim: expected a name",
         ),
+        ("one", LaunchOptions(ready_file=Path("ready")), "--ready-file: expected an absolute path"),
+        ("one", LaunchOptions(rate=200), "--rate: 200 bytes/s would take 3,442,874,197 s"),
+        ("one", LaunchOptions(replicas=2**31), "--replicas: expected 1 to 2147483647"),
+        ("one", LaunchOptions(max_replicas=2**31), "--max-replicas: expected at most 2147483647"),
+        ("one", LaunchOptions(kubernetes=KubernetesOptions(target=4)), "without --max-replicas there is none"),
+        (
+            "one",
+            LaunchOptions(claim="c", kubernetes=KubernetesOptions(checkpoint_on_nodes=True)),
+            "either on a claim or on the nodes",
+        ),
+        (
+            "one",
+            LaunchOptions(kubernetes=KubernetesOptions(node_selector=(("a", "1"), ("a", "2")))),
+            "--node-selector: a is given twice",
+        ),
         ("one", LaunchOptions(replicas=3, max_replicas=2), "most, 2, is less than its least, 3"),
         ("one", LaunchOptions(kubernetes=KubernetesOptions(rdma=("hca", 1))), "--rdma: expected"),
         ("tiny", LaunchOptions(), "name with --image one that has tritonserver"),
@@ -537,6 +551,19 @@ def test_what_can_t_be_is_refused_in_a_line(facts, name, options, expected):
         kubernetes.render(facts[name], options)
     assert error.value.exit_code == 2
     assert "\n" not in str(error.value)
+
+
+def test_a_folder_with_a_blank_in_its_path_is_another_one_in_the_pod(folders, tmp_path):
+    shutil.copytree(folders / "one", tmp_path / "with blank")
+    assert load(kubernetes.render(facts_of(str(tmp_path / "with blank")), LaunchOptions()))["Deployment"]
+
+
+def test_a_start_script_that_was_broken_by_hand_is_refused_by_its_own_name(folders, tmp_path):
+    shutil.copytree(folders / "one", tmp_path / "edited")
+    script = tmp_path / "edited/start.sh"
+    script.write_text("if fi\n" + script.read_text())
+    with pytest.raises(ToolError, match=f"{re.escape(str(script))}: line 1: syntax error"):
+        kubernetes.render(facts_of(str(tmp_path / "edited")), LaunchOptions())
 
 
 def test_all_that_is_wrong_is_said_at_once(facts):
@@ -643,6 +670,13 @@ def test_keys_are_allowed_and_differ(tmp_path):
     assert {file.path for file in files} == set(paths)
     assert len({file.key for file in files}) == len(paths)
     assert all(re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", file.key) for file in files)
+
+
+def test_what_can_t_be_read_is_refused(tmp_path):
+    """Left out, it would be missing in the pods."""
+    (tmp_path / "gone.py").symlink_to("nowhere")
+    with pytest.raises(RepositoryError, match=r"gone\.py: can't be read: No such file"):
+        repository_files(tmp_path)
 
 
 def test_more_than_a_config_map_takes_is_refused(tmp_path):

@@ -202,6 +202,7 @@ def test_how_to_stop_it_is_said(script):
             ["--cache-dir", "/a,b"],
             "/a,b/nvcr.io_nvidia_tritonserver_26.07-trtllm-python-py3-h200: pyxis mounts no path",
         ),
+        ("r1", ["--no-container", "--image", "mine"], "are for a container, and --no-container does without"),
         ("tiny", [], "was planned for no container: --image names one"),
         ("r1", ["--no-container", "--", "--http-port=1"], "expected HTTP_PORT to be set"),
     ],

@@ -77,9 +77,9 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _advice(error: Exception) -> str:
     """What to look at when nobody answers at an address, or something is not installed."""
-    from deepseek_triton_client import ServerUnavailable
+    from deepseek_triton_client import ModelNotReady, ServerUnavailable
 
-    if isinstance(error, ServerUnavailable) and error.code is None:
+    if isinstance(error, ServerUnavailable) and error.code is None and not isinstance(error, ModelNotReady):
         return "; is the server running and ready there (http:// is port 8000, grpc:// 8001)?"
     return "; pip install 'deepseek-triton[tools]'" if _needs_tools(error) else ""
 

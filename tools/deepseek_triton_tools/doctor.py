@@ -70,6 +70,9 @@ def doctor(options: DoctorOptions, *, as_json: bool) -> int:
     :raises ToolError: when the command line asks for what can't be.
     :raises deepseek_triton_build.BuildError: when `repository` is none.
     """
+    ports = (options.http_port, options.grpc_port, options.metrics_port)
+    if len(set(ports)) < len(ports):
+        raise ToolError(f"HTTP, gRPC and metrics need a port each, got {', '.join(map(str, ports))}", exit_code=2)
     hosts = _hosts(options)
     machine = RealMachine()
     name = machine.hostname

@@ -192,7 +192,8 @@ def _feed(command: tuple[str, ...], text: str) -> int:
 def _supervise(args: argparse.Namespace) -> NoReturn:
     """:raises ToolError: when the command line is wrong."""
     verb = args.what
-    wrong = [not_for(name, f"launch {verb}") for name in given(args) if name not in OTHERS[verb]]
+    forms = ["form"] if args.form else []
+    wrong = [not_for(name, f"launch {verb}") for name in [*forms, *given(args)] if name not in OTHERS[verb]]
     if args.names and verb == "list":
         wrong.append(f"launch list takes no names, got {', '.join(map(plain, args.names))}")
     if verb == "stop" and bool(args.names) == args.all:
@@ -200,7 +201,8 @@ def _supervise(args: argparse.Namespace) -> NoReturn:
     folders = [target for target in args.names if _is_folder(target)]
     ids = [target for target in args.names if target not in folders]
     wrong += [
-        f"{plain(target)} is neither a folder here nor an ID of eight hexadecimal digits, as launch list shows them"
+        f"{plain(target) or 'an empty text'} is neither a folder here nor an ID of eight hexadecimal digits, as launch "
+        "list shows them"
         for target in ids
         if not _ID.fullmatch(target)
     ]

@@ -11,6 +11,8 @@ from deepseek_triton_tools.arguments import VerbParser, Verbs, add_json, add_ver
 
 FORMS = ("local", "docker", "mpirun", "slurm", "kubernetes")
 RECIPES = ("image", "wheel")
+_MAX_DIGITS = 20
+"""More than any number here has; int() takes 4,300."""
 
 
 def add_launch(verbs: Verbs) -> None:
@@ -59,7 +61,7 @@ def _add_server(verb: VerbParser) -> None:
         "server", "Defaults are what start.sh's variables say here: HTTP_PORT, EXIT_TIMEOUT and so on."
     )
     for name, default in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        server.add_argument(f"--{name}-port", type=_port, metavar="PORT", help=f"default: {default}")
+        server.add_argument(f"--{name}-port", type=port, metavar="PORT", help=f"default: {default}")
     server.add_argument(
         "--address",
         type=_address,
@@ -78,8 +80,8 @@ def _add_server(verb: VerbParser) -> None:
     server.add_argument(
         "--max-restarts", type=number, metavar="N", help="after a failure of what had been ready (default: 3)"
     )
-    server.add_argument("--ready-file", type=Path, metavar="FILE", help="is there while it is ready")
-    server.add_argument("--interface", metavar="NAME", help="network interface between the ranks or nodes")
+    server.add_argument("--ready-file", type=path, metavar="FILE", help="is there while it is ready")
+    server.add_argument("--interface", type=words, metavar="NAME", help="network interface between the ranks or nodes")
     server.add_argument(
         "--env",
         action="append",
@@ -92,23 +94,29 @@ def _add_server(verb: VerbParser) -> None:
 
 def _add_containers(verb: VerbParser) -> None:
     group = verb.add_argument_group("containers: docker, slurm, kubernetes")
-    group.add_argument("--image", help="instead of the repository's own")
-    group.add_argument("--name", help="of the container, the job, the objects (default: by DIR)")
-    group.add_argument("--gpus", metavar="WHICH", help="all, none, a number, or for docker devices: 0,1 or a UUID")
+    group.add_argument("--image", type=_image, help="instead of the repository's own")
+    group.add_argument("--name", type=words, help="of the container, the job, the objects (default: by DIR)")
+    group.add_argument(
+        "--gpus", type=words, metavar="WHICH", help="all, none, a number, or for docker devices: 0,1 or a UUID"
+    )
     group.add_argument("--shm-size", type=size, metavar="SIZE", help="of /dev/shm (default: 1 GiB a rank, and 1)")
-    group.add_argument("--cache-dir", type=Path, metavar="DIR", help="for compiled kernels (default: ~/.cache)")
+    group.add_argument("--cache-dir", type=path, metavar="DIR", help="for compiled kernels (default: ~/.cache)")
     docker = verb.add_argument_group("docker")
     docker.add_argument("--ipc-host", action="store_true", help="the machine's /dev/shm instead of one of its own")
-    docker.add_argument("--network", metavar="NAME", help="host (default), or another, with the ports published")
-    docker.add_argument("--restart", metavar="POLICY", help="as docker's own; without it, the container is removed")
+    docker.add_argument(
+        "--network", type=words, metavar="NAME", help="host (default), or another, with the ports published"
+    )
+    docker.add_argument(
+        "--restart", type=words, metavar="POLICY", help="as docker's own; without it, the container is removed"
+    )
     docker.add_argument("--detach", action="store_true", help="do not wait for it")
 
 
 def _add_mpirun(verb: VerbParser) -> None:
     group = verb.add_argument_group("mpirun")
     group.add_argument("--hosts", metavar="A,B", help="the nodes, this one first")
-    group.add_argument("--host-file", type=Path, metavar="FILE", help="the same, one a line, also as `host slots=8`")
-    group.add_argument("--ssh-port", type=_port, metavar="PORT", help="of every node's sshd (default: ssh's own)")
+    group.add_argument("--host-file", type=path, metavar="FILE", help="the same, one a line, also as `host slots=8`")
+    group.add_argument("--ssh-port", type=port, metavar="PORT", help="of every node's sshd (default: ssh's own)")
     group.add_argument("--ssh-args", metavar="TEXT", help="further arguments of ssh")
     group.add_argument(
         "--ssh-setup", action="store_true", help="print a script: keys, sshd on every node, a test over all of them"
@@ -117,28 +125,36 @@ def _add_mpirun(verb: VerbParser) -> None:
 
 def _add_slurm(verb: VerbParser) -> None:
     group = verb.add_argument_group("slurm")
-    group.add_argument("--partition", metavar="NAME")
-    group.add_argument("--account", metavar="NAME")
-    group.add_argument("--time", metavar="LIMIT", help="of the job, as sbatch has it (default: the partition's)")
-    group.add_argument("--job-name", dest="name", metavar="NAME", help="the same as --name")
-    group.add_argument("--log", metavar="FILE", help="of the job (default: NAME-%%j.log where it is submitted)")
-    group.add_argument("--slurm-mpi", metavar="TYPE", help="as srun's --mpi (default: pmix)")
+    group.add_argument("--partition", type=words, metavar="NAME")
+    group.add_argument("--account", type=words, metavar="NAME")
+    group.add_argument(
+        "--time", type=words, metavar="LIMIT", help="of the job, as sbatch has it (default: the partition's)"
+    )
+    group.add_argument("--job-name", dest="name", type=words, metavar="NAME", help="the same as --name")
+    group.add_argument(
+        "--log", type=words, metavar="FILE", help="of the job (default: NAME-%%j.log where it is submitted)"
+    )
+    group.add_argument("--slurm-mpi", type=words, metavar="TYPE", help="as srun's --mpi (default: pmix)")
     group.add_argument("--no-container", action="store_true", help="the nodes have tritonserver and the engine")
     group.add_argument("--no-requeue", action="store_true", help="not again after a node's failure")
-    group.add_argument("--python", metavar="PROGRAM", help="of the first node, 3.10 or newer (default: python3)")
+    group.add_argument(
+        "--python", type=words, metavar="PROGRAM", help="of the first node, 3.10 or newer (default: python3)"
+    )
     group.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="as --sbatch=--qos=high")
 
 
 def _add_kubernetes(verb: VerbParser) -> None:
     group = verb.add_argument_group("kubernetes")
-    group.add_argument("--namespace", metavar="NAME")
+    group.add_argument("--namespace", type=words, metavar="NAME")
     group.add_argument("--rate", type=size, metavar="SIZE", help="bytes a second of the storage (default: assumed)")
     group.add_argument("--replicas", type=positive, metavar="N", help="of the whole instance (default: 1)")
     group.add_argument("--max-replicas", type=positive, metavar="N", help="as many as the load needs, up to N")
-    group.add_argument("--claim", metavar="NAME", help="PersistentVolumeClaim of the checkpoint")
-    group.add_argument("--measured", type=Path, metavar="FILE", help="the rate, of a warm --json of this checkpoint")
-    group.add_argument("--repository-claim", metavar="NAME", help="the repository's claim (default: a ConfigMap)")
-    group.add_argument("--cache-claim", metavar="NAME", help="the compiled kernels' claim")
+    group.add_argument("--claim", type=words, metavar="NAME", help="PersistentVolumeClaim of the checkpoint")
+    group.add_argument("--measured", type=path, metavar="FILE", help="the rate, of a warm --json of this checkpoint")
+    group.add_argument(
+        "--repository-claim", type=words, metavar="NAME", help="the repository's claim (default: a ConfigMap)"
+    )
+    group.add_argument("--cache-claim", type=words, metavar="NAME", help="the compiled kernels' claim")
     group.add_argument("--checkpoint-on-nodes", action="store_true", help="every node has it where it is here")
     group.add_argument("--target", type=positive, metavar="N", help="sequences in flight to aim at, of each replica")
     group.add_argument("--host-network", action="store_true", help="pods in the nodes' own network")
@@ -152,7 +168,7 @@ def _add_kubernetes(verb: VerbParser) -> None:
         metavar="LABEL=VALUE",
         help="nodes that will do; may be repeated",
     )
-    group.add_argument("--pull-secret", metavar="NAME", help="secret of the image's registry")
+    group.add_argument("--pull-secret", type=words, metavar="NAME", help="secret of the image's registry")
 
 
 def _add_running(verb: VerbParser) -> None:
@@ -162,8 +178,25 @@ def _add_running(verb: VerbParser) -> None:
     add_json(group)
 
 
-def _port(text: str) -> int:
-    if text.isdecimal() and 0 < int(text) < 65536:
+def words(text: str) -> str:
+    if text.strip():
+        return text
+    raise argparse.ArgumentTypeError("expected a value, got nothing: is a variable not set?")
+
+
+def path(text: str) -> Path:
+    """Of an empty text, pathlib makes the folder that this is run in."""
+    return Path(words(text))
+
+
+def _image(text: str) -> str:
+    if re.fullmatch(r"[^\s-]\S*", text):  # docker would take a dash for an option
+        return text
+    raise argparse.ArgumentTypeError(f"expected an image's name, without blanks, got {text!r}")
+
+
+def port(text: str) -> int:
+    if text.isdecimal() and len(text) <= _MAX_DIGITS and 0 < int(text) < 65536:
         return int(text)
     raise argparse.ArgumentTypeError(f"expected a number from 1 to 65535, got {text!r}")
 

@@ -66,6 +66,8 @@ _NUMBERS: dict[str, tuple[str, range]] = {
     "ssh_port": ("SSH_PORT", range(1, 65536)),
 }
 """start.sh's variables, which are an option's default where they are set: option -> variable, and what it may be."""
+_MAX_DIGITS = 20
+"""More than any of them has; int() takes 4,300."""
 _TEXTS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "address": ("HTTP_ADDRESS", str),
     "ready_file": ("READY_FILE", Path),
@@ -95,6 +97,7 @@ def wrong_options(args: argparse.Namespace) -> Iterator[str]:
     if args.names:
         yield f"expected one folder, got {', '.join(map(plain, (args.what, *args.names)))}"
     yield from _own_variables(args)
+    yield from _too_large(args)
     takes = _taken(args)
     yield from (not_for(name, args.form or "--recipe") for name in given(args) if name not in takes)
 
@@ -108,8 +111,22 @@ def _taken(args: argparse.Namespace) -> frozenset[str]:
 def _own_variables(args: argparse.Namespace) -> Iterator[str]:
     own = {variable: name for name, (variable, _) in (_NUMBERS | _TEXTS).items()} | {"DRY_RUN": "dry_run"}
     yield from (f"--env {name}: say it with {_option(own[name])}" for name, _ in args.env if name in own)
-    if "HF_TOKEN" in dict(args.env) and args.form != "kubernetes":
-        yield "--env HF_TOKEN: everybody can read a command line: export it, and it is handed on by its name"
+    if "HF_TOKEN" in dict(args.env):
+        why = "everybody can read a command line: export it, and it is handed on by its name"
+        if args.form == "kubernetes":
+            why = "everybody who sees the pods can read it: leave it out, for they download nothing"
+        yield f"--env HF_TOKEN: {why}"
+
+
+def _too_large(args: argparse.Namespace) -> Iterator[str]:
+    for name, (_, allowed) in _NUMBERS.items():
+        value = getattr(args, name)
+        if value is not None and value not in allowed:
+            yield f"{_option(name)}: {_expected(allowed)}, got {plain(str(value))}"
+
+
+def _expected(allowed: range) -> str:
+    return f"expected a number from {allowed[0]} to {allowed[-1]}"
 
 
 def same_ports(options: LaunchOptions) -> Iterator[str]:
@@ -174,10 +191,11 @@ def _variables(args: argparse.Namespace) -> dict[str, Any]:
     for name in _unsaid(args, _NUMBERS):
         variable, allowed = _NUMBERS[name]
         text = os.environ[variable]
-        if text.isascii() and text.isdecimal() and int(text) in allowed:
+        is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+        if is_number and int(text) in allowed:
             said[name] = int(text)
         else:
-            wrong.append(f"{variable}: expected a number from {allowed[0]} to {allowed[-1]}, got {plain(text)}")
+            wrong.append(f"{variable}: {_expected(allowed)}, got {plain(text)}")
     refuse(wrong)
     for name in _unsaid(args, _TEXTS):
         variable, made = _TEXTS[name]

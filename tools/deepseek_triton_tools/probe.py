@@ -14,6 +14,7 @@ from deepseek_triton_client import (
     DeadlineExceeded,
     DeepseekTritonError,
     InvalidRequest,
+    ModelNotReady,
     Overloaded,
     Readiness,
     Retries,
@@ -22,7 +23,7 @@ from deepseek_triton_client import (
 )
 from deepseek_triton_tools.client_options import client_settings
 from deepseek_triton_tools.errors import ToolError
-from deepseek_triton_tools.streams import complain
+from deepseek_triton_tools.streams import complain, to_reader
 
 YES, NO, UNREACHABLE, TOO_LATE = 0, 1, 3, 4
 
@@ -42,7 +43,7 @@ class Verdict:
 def probe(args: argparse.Namespace) -> int:
     """
     :returns: the exit code: YES, NO, UNREACHABLE or TOO_LATE.
-    :raises ToolError: when the token can't be read, or the URL is none.
+    :raises ToolError: when the token or a certificate can't be read, or the URL is none: that is no answer of a server.
     """
     deadline_s = args.deadline or _DEADLINE_S[args.question]
     client = _client(args, deadline_s)
@@ -63,13 +64,20 @@ def _client(args: argparse.Namespace, deadline_s: float) -> Client:
         )
     except InvalidRequest as error:
         raise ToolError(str(error), exit_code=2) from error
+    except ToolError as error:
+        raise ToolError(str(error), exit_code=2) from error
 
 
 def _say(line: str, code: int) -> None:
-    if code == YES:
-        print(line, flush=True)
-    else:
+    """Whether anybody reads it or not, the exit code is the answer."""
+    if code != YES:
         complain(line)
+        return
+    try:
+        with to_reader():
+            print(line)
+    except ToolError as error:
+        complain(str(error))
 
 
 def _within(deadline_s: float, ask: Callable[[], Verdict]) -> Verdict:
@@ -82,12 +90,19 @@ def _within(deadline_s: float, ask: Callable[[], Verdict]) -> Verdict:
             verdicts.append(ask())
         except DeadlineExceeded:
             verdicts.append(_too_late(deadline_s))
+        except ModelNotReady as error:
+            verdicts.append(Verdict(NO, f"not ready: {_text(error)}"))
         except ServerUnavailable as error:
-            verdicts.append(Verdict(NO if error.code else UNREACHABLE, _text(error)))
+            verdicts.append(Verdict(NO, _text(error)) if error.code else _unreachable(_text(error)))
         except AccessDenied as error:
             verdicts.append(Verdict(NO, f"refused: {_text(error)}"))
         except DeepseekTritonError as error:
-            verdicts.append(Verdict(NO, _text(error)))
+            if error.message.startswith("tls."):  # the setting's name: nobody was asked
+                errors.append(ToolError(_text(error), exit_code=2))
+            else:
+                verdicts.append(Verdict(NO, _text(error)))
+        except ToolError as error:  # the token is read for each request
+            errors.append(ToolError(str(error), exit_code=2))
         except BaseException as error:  # a bug: its traceback is wanted
             errors.append(error)
 
@@ -104,24 +119,29 @@ def _too_late(deadline_s: float) -> Verdict:
 
 
 def _text(error: DeepseekTritonError) -> str:
-    return " ".join(error.message.split())
+    """On one line, without the address: it stands in front of each."""
+    return " ".join(error.message.split()).removeprefix(f"{error.url}: ")
 
 
-def _unreachable(readiness: Readiness) -> Verdict:
-    return Verdict(UNREACHABLE, f"nobody answers: {readiness.detail.removeprefix(f'{readiness.url}: ')}")
+def _unreachable(detail: str) -> Verdict:
+    return Verdict(UNREACHABLE, f"nobody answers: {detail}")
+
+
+def _detail(readiness: Readiness) -> str:
+    return readiness.detail.removeprefix(f"{readiness.url}: ")
 
 
 def _live(client: Client, deadline_s: float) -> Verdict:
     [readiness] = client.readiness()
-    return _unreachable(readiness) if readiness.state == "unreachable" else Verdict(YES, "live")
+    return _unreachable(_detail(readiness)) if readiness.state == "unreachable" else Verdict(YES, "live")
 
 
 def _ready(client: Client, deadline_s: float) -> Verdict:
     [readiness] = client.readiness()
     if readiness.state == "unreachable":
-        return _unreachable(readiness)
+        return _unreachable(_detail(readiness))
     if readiness.state != "ready":
-        what = "Triton is not ready" if readiness.state == "starting" else "the model is not ready"
+        what = "Triton is not ready" if readiness.state == "starting" else "the model is not ready, or there is none"
         return Verdict(NO, f"not ready: {what}; it loads, stops, or its engine has failed")
     return Verdict(YES, "ready")
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepseek_triton_build.words import plain
 from deepseek_triton_tools.errors import RepositoryError
 from deepseek_triton_tools.sizes import sized
 
@@ -72,7 +73,10 @@ def repository_files(folder: Path) -> list[RepositoryFile]:
     paths, size = [], 0
     for path in _walk(folder):
         paths.append(path)
-        size += path.stat().st_size
+        try:
+            size += path.stat().st_size
+        except OSError as error:
+            raise _unreadable(path, error) from error
         if size > MAX_BYTES:
             raise RepositoryError(
                 f"{folder} is larger than {sized(MAX_BYTES)}, the most a ConfigMap holds: put it on a volume and give "
@@ -84,17 +88,26 @@ def repository_files(folder: Path) -> list[RepositoryFile]:
         name = path.relative_to(folder).as_posix()
         key = _key(name, keys)
         keys.add(key)
-        files.append(
-            RepositoryFile(
-                path=name, key=key, content=path.read_bytes(), is_executable=bool(path.stat().st_mode & 0o100)
-            )
-        )
+        try:
+            content, mode = path.read_bytes(), path.stat().st_mode
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        files.append(RepositoryFile(path=name, key=key, content=content, is_executable=bool(mode & 0o100)))
     return files
 
 
+def _unreadable(path: Path, error: OSError) -> RepositoryError:
+    return RepositoryError(f"{plain(str(path))}: can't be read: {error.strerror}")
+
+
 def _walk(folder: Path) -> Iterator[Path]:
+    """:raises RepositoryError: when a folder can't be read: what is in it would be missing in the pods."""
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(Path(error.filename), error) from error
+
     found = []
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for place, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
         found += [Path(place, name) for name in names if not name.startswith(".")]
         if len(found) > MAX_BYTES:  # links in a circle

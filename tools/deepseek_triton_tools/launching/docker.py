@@ -48,7 +48,10 @@ def wrong_values(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         counted = options.gpus.isdecimal()
         yield from too_few(facts, int(options.gpus) if counted else len(set(options.gpus.split(","))))
     if options.name and not _NAME.fullmatch(options.name):
-        yield f"--name: docker takes letters, digits and _.- after a letter or digit, got {plain(options.name)}"
+        yield (
+            "--name: docker takes letters, digits and _.- after a letter or digit, two of them at least, got "
+            f"{plain(options.name)}"
+        )
     if options.ipc_host and options.shm_size:
         yield "--ipc-host takes the machine's /dev/shm, whose size is not --shm-size's to set"
 
@@ -117,13 +120,16 @@ def container_name(facts: LaunchFacts, options: LaunchOptions) -> str:
 
 def _life(options: LaunchOptions) -> Part:
     words = ["--restart", options.restart] if options.restart else ["--rm"]
-    words += ["--detach"] if options.detach else []
+    kept = "--restart: as asked for." if options.restart else "--rm: its name is free again once it has ended."
+    if options.detach:
+        words.append("--detach")
+        kept += " --detach: it is not waited for; docker logs has what it says."
     times = options.stop_times
     words += ["--stop-timeout", str(times.docker_stop_timeout_s)]
     return (
         words,
-        f"docker stop must not kill before the supervisor does: {options.exit_timeout} s for open requests "
-        f"(EXIT_TIMEOUT); after {times.supervisor_kill_s} s the supervisor kills what is left, after "
+        f"{kept} --stop-timeout: docker stop must not kill before the supervisor does: {options.exit_timeout} s for "
+        f"open requests (EXIT_TIMEOUT); after {times.supervisor_kill_s} s the supervisor kills what is left, after "
         f"{times.mpirun_kill_s} s mpirun would; and some to spare. docker's own 10 s would cut answers short.",
     )
 

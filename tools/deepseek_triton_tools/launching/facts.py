@@ -88,13 +88,24 @@ def facts_of(source: str) -> LaunchFacts:
     :raises CheckpointError: when the checkpoint's size is not known.
     """
     folder = Path(os.path.abspath(source))
-    if problems := list(_problems(source, folder)):
+    try:
+        problems = list(_problems(source, folder))
+    except OSError as error:
+        where = os.path.relpath(error.filename, folder) if error.filename else START_SCRIPT
+        what = plain(source) if where == "." or where.startswith("..") else plain(os.path.join(source, where))
+        raise RepositoryError(f"{what}: can't be read: {error.strerror}") from error
+    if problems:
         raise RepositoryError("; ".join(problems))
     [version_dir, *_] = _version_dirs(folder)
     stamp, _ = read_stamp(version_dir.parent, "")
     serving = _serving(source)
     world_size = _world_size(source, stamp, serving)
     gpu = gpus().get(stamp.text("gpu") or "")
+    if gpu is None and stamp.text("release"):
+        raise RepositoryError(
+            f"{plain(source)}: its {MANIFEST} names no GPU that this version of deepseek-triton knows: copy the folder "
+            "as it was written, or write it anew"
+        )
     match = _READY_WITHIN.search(_text_of_script(folder))
     return LaunchFacts(
         source=source,
@@ -117,8 +128,10 @@ def _problems(source: str, folder: Path) -> Iterator[str]:
     written = "launch runs what deepseek-triton build writes: deepseek-triton build VARIANT --gpu GPU --output DIR"
     if not source.strip():
         yield "the repository's name is empty: is a variable not set?"
-    elif not folder.is_dir():
+    elif not os.path.isdir(folder):  # pathlib's raises of a name that is too long
         yield f"{plain(source)} is no folder; {written}"
+    elif not os.listdir(folder):
+        yield f"{plain(source)} is empty; {written}"
     elif (folder.parent / START_SCRIPT).is_file() and not (folder / START_SCRIPT).is_file():
         yield f"{plain(source)} is one model of a repository: name {plain(str(folder.parent))}"
     elif not (folder / START_SCRIPT).is_file():

@@ -9,9 +9,11 @@ with pods that are not ready in it; the scale subresource selects leaders, whose
 from __future__ import annotations
 
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from deepseek_triton_build.check.document import read_yaml
 from deepseek_triton_build.load_time import ASSUMED_RATE, ready_within_s
@@ -19,6 +21,7 @@ from deepseek_triton_build.render.text import flow, one_line
 from deepseek_triton_build.words import plain
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.errors import ToolError
+from deepseek_triton_tools.launching import script
 from deepseek_triton_tools.launching.config_map import RepositoryFile, content_hash, data_lines, repository_files
 from deepseek_triton_tools.launching.facts import LaunchFacts
 from deepseek_triton_tools.launching.kubernetes_pods import Pods
@@ -47,6 +50,8 @@ _NODE_VALUE = re.compile(rf"({_OF_NODES})?")
 _RESOURCE = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?")
 _TARGET_SHARE = 0.8
 """Of what runs at once, for the autoscaler to aim at: a replica more takes a whole load to come. An assumption."""
+_MAX_INT32 = 2**31 - 1
+"""Of every number of seconds or pods."""
 _MAX_WINDOW_S = 3600
 """Of stabilizationWindowSeconds (autoscaling/v2)."""
 
@@ -58,11 +63,28 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     """
     if wrong := list(problems(facts, options)):
         raise ToolError("; ".join(wrong), exit_code=2)
+    _ask_start_script(facts, options)
     files = [] if options.kubernetes.repository_claim else repository_files(facts.folder)
     manifest = _Manifest(facts=facts, options=options, files=tuple(files))
     if repeated := manifest.repeated_variables:
         raise ToolError(f"--env: {', '.join(repeated)}: given twice, or set by the manifest itself", exit_code=2)
     return "---\n".join(manifest.documents())
+
+
+def _ask_start_script(facts: LaunchFacts, options: LaunchOptions) -> None:
+    """From a folder like the pods': theirs has no blank in its path, whatever this one's has.
+
+    :raises ToolError: when start.sh refuses.
+    """
+    hosts = {"HOSTS": ",".join(f"node{n}" for n in range(facts.nodes))} if facts.nodes > 1 else {}
+    with tempfile.TemporaryDirectory(prefix="deepseek-triton-") as place:
+        copy = Path(place, facts.start_script.name)
+        copy.write_bytes(facts.start_script.read_bytes())
+        try:
+            script.dry_run(copy, script.server_environment(options) | hosts, options.server_args)
+        except ToolError as error:
+            said = str(error).replace(str(copy), plain(str(facts.start_script)))
+            raise ToolError(said, exit_code=error.exit_code) from error
 
 
 def object_name(facts: LaunchFacts, options: LaunchOptions) -> str:
@@ -94,8 +116,10 @@ def problems(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
             yield f"{option}: expected a name of small letters, digits, dashes and dots, got {plain(value)}"
     if not (options.image or facts.image):
         yield f"the {facts.engine} engine was planned for no container: name with --image one that has tritonserver"
-    if options.replicas < 1:
-        yield f"--replicas: expected 1 or more, got {options.replicas}"
+    if not 1 <= options.replicas <= _MAX_INT32:
+        yield f"--replicas: expected 1 to {_MAX_INT32}, got {plain(str(options.replicas))}"
+    if (options.max_replicas or 1) > _MAX_INT32:
+        yield f"--max-replicas: expected at most {_MAX_INT32}, got {plain(str(options.max_replicas))}"
     if options.max_replicas is not None and options.max_replicas < options.replicas:
         yield f"the autoscaler's most, {options.max_replicas}, is less than its least, {options.replicas}"
     if options.max_replicas is not None and kubernetes.target is None and _running_at_once(facts) is None:
@@ -103,12 +127,20 @@ def problems(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if kubernetes.rdma and not _RESOURCE.fullmatch(kubernetes.rdma[0]):
         yield f"--rdma: expected a device plugin's resource, such as rdma/hca=8, got {plain(kubernetes.rdma[0])}"
     for label, value in kubernetes.node_selector:
+        if [other for other, _ in kubernetes.node_selector].count(label) > 1:
+            yield f"--node-selector: {plain(label)} is given twice, and a node has one value of it"
         if not (_NODE_LABEL.fullmatch(label) and _NODE_VALUE.fullmatch(value)):
             yield f"--node-selector: expected a node's label, as kubectl shows it, got {plain(f'{label}={value}')}"
     if options.max_restarts:
         yield "--max-restarts: expected 0, for the kubelet starts it again: a load within the container would be ended"
     if kubernetes.cache_claim and options.cache_dir:
         yield "compiled kernels are kept either on a claim or in a folder of the nodes, not both"
+    if options.claim and kubernetes.checkpoint_on_nodes:
+        yield "the checkpoint is either on a claim or on the nodes, not both: --claim or --checkpoint-on-nodes"
+    if kubernetes.target is not None and options.max_replicas is None:
+        yield "--target is what the autoscaler aims at, and without --max-replicas there is none"
+    if options.ready_file and not options.ready_file.is_absolute():
+        yield f"--ready-file: expected an absolute path, within the container, got {plain(str(options.ready_file))}"
     if kubernetes.measured and options.rate:
         yield "the rate of the storage is either given or measured, not both"
 
@@ -290,6 +322,11 @@ class _Manifest:
             num_nodes=self.facts.nodes,
             stop=StopTimes(exit_timeout_s=options.exit_timeout),
         )
+        if times.progress_deadline_s > _MAX_INT32:
+            raise ToolError(
+                f"--rate: {sized(rate)}/s would take {times.load_s:,} s for {sized(size)}; a size such as 2GB is meant",
+                exit_code=2,
+            )
         return times, rate_from
 
     def _budget(self) -> dict[str, str]:

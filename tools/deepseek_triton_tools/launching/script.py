@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from deepseek_triton_build.render.text import comment
 from deepseek_triton_tools import templates
@@ -60,10 +61,19 @@ def resolved(facts: LaunchFacts, environment: Mapping[str, str], server_args: Se
 
     :raises ToolError: when it refuses.
     """
+    return dry_run(facts.start_script, environment, server_args)
+
+
+def dry_run(start_script: Path, environment: Mapping[str, str], server_args: Sequence[str] = ()) -> str:
+    """What the script says to DRY_RUN=1. Programs are this machine's: a PATH in `environment` is the server's.
+
+    :raises ToolError: when it refuses.
+    """
+    path = os.environ.get("PATH", os.defpath)
     try:
         answer = subprocess.run(
-            ["bash", str(facts.start_script), *server_args],
-            env={**os.environ, **environment, MARK: _NO_MARK, "DRY_RUN": "1"},
+            ["bash", str(start_script), *server_args],
+            env={**os.environ, MARK: _NO_MARK, **environment, "PATH": path, "DRY_RUN": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -71,9 +81,11 @@ def resolved(facts: LaunchFacts, environment: Mapping[str, str], server_args: Se
             timeout=_DRY_RUN_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise ToolError(f"{facts.start_script}: no answer to DRY_RUN=1 within {_DRY_RUN_S} s") from error
+        raise ToolError(f"{start_script}: no answer to DRY_RUN=1 within {_DRY_RUN_S} s") from error
+    except OSError as error:
+        raise ToolError(f"bash can't be run, which {start_script} is for: {error.strerror}", exit_code=126) from error
     if answer.returncode:
-        said = "; ".join(answer.stderr.splitlines()) or f"{facts.start_script}: ends with {answer.returncode}"
+        said = "; ".join(answer.stderr.splitlines()) or f"{start_script}: ends with {answer.returncode}"
         raise ToolError(said, exit_code=answer.returncode)
     return answer.stdout
 

@@ -45,6 +45,8 @@ def problems(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         yield from docker.too_few(facts, int(options.gpus))
     if options.container:
         yield from _container_problems(facts, options)
+    elif options.image or options.cache_dir:
+        yield "--image and --cache-dir are for a container, and --no-container does without"
 
 
 def _container_problems(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
