@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from waiting import PATIENCE_S
 
 from deepseek_triton_build.source import model_repository
+from deepseek_triton_tools.ports import claim_ports
 
 SUPERVISE = model_repository() / "tensorrt_llm/1/supervise.py"
 PYTHON = (sys.executable, "-S")
@@ -58,15 +60,13 @@ _given: set[int] = set()
 
 
 def free_ports(number: int) -> list[int]:
-    """None of them twice: a server takes its ports late."""
-    with contextlib.ExitStack() as held:
-        ports: list[int] = []
-        while len(ports) < number:
-            port = held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            if port not in _given:
-                ports.append(port)
-        _given.update(ports)
-        return ports
+    """Three at most, and none of them twice: a server takes its ports late."""
+    while True:
+        with contextlib.closing(claim_ports("127.0.0.1", "auto", "auto", "auto")) as claim:
+            ports = [claim.http, claim.grpc, claim.metrics]
+        if _given.isdisjoint(ports):
+            _given.update(ports)
+            return ports[:number]
 
 
 def port_options(ports: Sequence[int]) -> list[str]:
@@ -89,6 +89,7 @@ class Supervised:
         launch: str | None = None,
     ) -> None:
         self.launch = launch or secrets.token_hex(4)
+        self.ready_file: Path | None = None
         self.folder = folder
         self.environment = {
             **os.environ,
@@ -165,3 +166,13 @@ def name_of(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""
+
+
+def is_ready(running: Supervised) -> bool:
+    assert running.ready_file is not None
+    return running.ready_file.exists()
+
+
+def listed(running: Supervised) -> dict[str, Any] | None:
+    found: list[dict[str, Any]] = json.loads(running.ask("list", "--json").stdout)
+    return next((launch for launch in found if launch["id"] == running.launch), None)

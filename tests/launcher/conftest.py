@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from supervising import Supervised, free_ports, port_options
+from supervising import PYTHON, Supervised, free_ports, port_options, rank_of
 
 Supervise = Callable[..., Supervised]
+
+SERVER = Path(__file__).with_name("fake_server.py")
 
 
 @pytest.fixture
@@ -24,3 +26,28 @@ def supervise(tmp_path: Path) -> Iterator[Supervise]:
             return running.enter_context(Supervised(tmp_path, options, command, **more))
 
         yield start
+
+
+@pytest.fixture
+def serve(supervise: Supervise, tmp_path: Path) -> Supervise:
+    """The fake server under a supervisor, with a repository of one model."""
+
+    def start(
+        *server_options: str,
+        options: Sequence[str] = (),
+        wrap: Callable[..., list[str]] = rank_of,
+        ready_file: Path | None = None,
+        **more: object,
+    ) -> Supervised:
+        ports = free_ports(3)
+        model = tmp_path / "repository/a_model"
+        model.mkdir(parents=True, exist_ok=True)
+        (model / "config.pbtxt").touch()
+        ready = ready_file or tmp_path / f"ready-{ports[0]}"
+        usual = ["--repository", str(tmp_path / "repository"), "--ready-file", str(ready), "--health-every", "0.1"]
+        server = [*PYTHON, str(SERVER), str(ports[0]), *server_options]
+        running = supervise(*wrap(*server), ports=ports, options=[*usual, *options], **more)
+        running.ready_file = ready
+        return running
+
+    return start

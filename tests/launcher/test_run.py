@@ -1,6 +1,5 @@
 """`supervise.py run` around real processes: what it returns, says, hands on, and when it starts again."""
 
-import json
 import os
 import signal
 import socket
@@ -9,41 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from supervising import PYTHON, SUPERVISE, free_ports, name_of, rank_of, runs
+from supervising import PYTHON, SUPERVISE, free_ports, is_ready, listed, name_of, rank_of, runs
 from waiting import wait_for
-
-SERVER = Path(__file__).with_name("fake_server.py")
-
-
-def server(ports, *options):
-    return [*PYTHON, str(SERVER), str(ports[0]), *options]
-
-
-@pytest.fixture
-def serve(supervise, tmp_path):
-    """The fake server under a supervisor, with a repository of one model."""
-
-    def start(*server_options, options=(), wrap=rank_of, **more):
-        ports = free_ports(3)
-        model = tmp_path / "repository/a_model"
-        model.mkdir(parents=True, exist_ok=True)
-        (model / "config.pbtxt").touch()
-        ready = tmp_path / f"ready-{ports[0]}"
-        usual = ["--repository", str(tmp_path / "repository"), "--ready-file", str(ready), "--health-every", "0.1"]
-        running = supervise(*wrap(*server(ports, *server_options)), ports=ports, options=[*usual, *options], **more)
-        running.ready_file = ready
-        return running
-
-    return start
-
-
-def is_ready(running):
-    return running.ready_file.exists()
-
-
-def listed(running):
-    found = json.loads(running.ask("list", "--json").stdout)
-    return next((launch for launch in found if launch["id"] == running.launch), None)
 
 
 def has_state(running, state, restarts):

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from servers import build, url
 
+import deepseek_backend
 from deepseek_backend.guard import NAME
 from deepseek_triton_client import Client
 from deepseek_triton_tools.processes import session_members
@@ -80,6 +81,33 @@ def test_a_server_whose_log_nobody_reads_any_more_leaves_nothing_behind(tmp_path
         process.kill()
 
     assert gone(server, stub, guard)
+
+
+GUARDED = """\
+import os, sys, time
+if sys.argv[2:]:
+    [os.dup2(0, number) for number in range(3, 1100)]
+from deepseek_backend.guard import Guard
+Guard(int(sys.argv[1]), []).arm()
+print("armed", flush=True)
+time.sleep(1000)
+"""
+READ_ONLY_PROC = ["unshare", "--mount", "bash", "-c", 'mount -o remount,bind,ro /proc && exec "$@"', "-"]
+
+
+@pytest.mark.parametrize(("before", "options"), [([], ["more files than select(2) takes"]), (READ_ONLY_PROC, [])])
+def test_a_guard_guards_in_narrow_surroundings_too(before, options):
+    if before and subprocess.run([*before, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    environment = {**os.environ, "PYTHONPATH": str(Path(deepseek_backend.__file__).parents[1])}
+    with subprocess.Popen(["sleep", "1000"]) as guarded:
+        command = [*before, sys.executable, "-c", GUARDED, str(guarded.pid), *options]
+        with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as stub:
+            assert stub.stdout.readline() == b"armed\n"
+            stub.kill()
+        ended = gone(guarded.pid)
+        guarded.kill()
+    assert ended
 
 
 def test_a_guard_that_is_killed_hurts_nobody(server):

@@ -69,10 +69,11 @@ def _watch(commands: int, server: int, stub: int, server_pid: int, regions: Sequ
     try:
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
-        Path("/proc/self/comm").write_text(NAME, encoding="ascii")
+        with contextlib.suppress(OSError):  # not every sandbox lets it
+            Path("/proc/self/comm").write_text(NAME, encoding="ascii")
         armed = False
         while not _ended(server) and not _ended(stub):
-            readable, _, _ = select.select([commands, server, stub], [], [])
+            readable = _readable([commands, server, stub], None)
             command = os.read(commands, 1) if readable == [commands] else b""
             if command:
                 armed = command == _ARM
@@ -100,7 +101,15 @@ def _end_server(server: int, server_pid: int, regions: Sequence[Path]) -> None:
 
 
 def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:
-    return bool(select.select([pidfd], [], [], timeout_s)[0])
+    return bool(_readable([pidfd], timeout_s))
+
+
+def _readable(descriptors: Sequence[int], timeout_s: float | None) -> list[int]:
+    """Not by select(2), which can't take numbers from 1024 on: a server with as many connections hands them on."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)]
 
 
 def _say(what: str) -> None:

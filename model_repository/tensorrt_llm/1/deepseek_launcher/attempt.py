@@ -22,9 +22,9 @@ from deepseek_launcher.marking import LAUNCH, SERVER_NAME, kill_all, remove_shar
 from deepseek_launcher.output import Reader
 from deepseek_launcher.phases import cause_of
 from deepseek_launcher.processes import Process
-from deepseek_launcher.rank import END_NOW
 from deepseek_launcher.restarts import End, Outcome
 from deepseek_launcher.serving import StubWatch
+from deepseek_launcher.signals import END_NOW
 from deepseek_launcher.supervision import ORDERLY, Supervision
 from deepseek_launcher.world import Rank, World
 
@@ -183,6 +183,7 @@ class Attempt:
         if health.num_asked == self._asked:
             return
         self._asked = health.num_asked
+        self._up.stay_listed()
         answer = health.answer
         self._misses = 0 if answer.ready else self._misses + 1
         if answer.ready and not self._is_ready:

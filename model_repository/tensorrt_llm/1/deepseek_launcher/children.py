@@ -28,9 +28,11 @@ keeps). A program of its own, because between fork and exec in a process with th
 
 _HANDED_ON = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
-    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGCHLD),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD),
 )
-"""Signals a command gets with their default action: Python ignores SIGPIPE, and nohup's SIGHUP is ours to mind."""
+"""Signals a command gets with their default action: Python ignores two, and nohup's SIGHUP is ours to mind."""
+_PYTHON = sys.executable or os.readlink("/proc/self/exe")
+"""Python can't tell without a PATH."""
 
 _own: dict[int, Child] = {}
 """Those started here that are not reaped yet. Only the main thread starts and reaps."""
@@ -47,14 +49,14 @@ class Child:
 
         :raises OSError: when no process can be started. A command that is not there ends with 127.
         """
-        argv = [sys.executable, "-I", "-S", "-c", _GUARDED_EXEC, str(os.getpid()), *command]
+        argv = [_PYTHON, "-I", "-S", "-c", _GUARDED_EXEC, str(os.getpid()), *command]
         actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         ]
         if output is not None:
             actions += [(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, output, 2)]
         self.pid = os.posix_spawn(
-            sys.executable, argv, dict(environment), file_actions=actions, setsid=True, setsigdef=_HANDED_ON
+            _PYTHON, argv, dict(environment), file_actions=actions, setsid=True, setsigmask=(), setsigdef=_HANDED_ON
         )
         self.exit_code: int | None = None
         """As a shell has it: 128 and the number of the signal that ended it. None while it runs."""

@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
-from deepseek_launcher.errors import StillRunningError
+from deepseek_launcher.errors import LauncherError, StillRunningError
 from deepseek_launcher.marking import Mark, kill_all, remove_shared_memory
 
 NAME = "launch_guard"
 """What ps calls it."""
 _WORD = b"."
+_READ_WITHIN_S = 2.0
 
 
 class Guard:
-    """The guarded process's side. Make it before any thread is started, and before anything is opened: it is a fork."""
+    """The guarded process's side. Make it before any thread is started, and before anything is opened: it is a fork.
+
+    As a context manager it is dismissed at the end, unless that is an error which nobody has foreseen: this process may
+    not have come to clear up then, as when it can open no more files.
+    """
 
     def __init__(self, mark: Mark, *, afterwards: Callable[[], None] | None = None) -> None:
         """`afterwards` runs in the guard when it had to act."""
@@ -34,7 +41,16 @@ class Guard:
             _watch(reading, mark, afterwards)
         os.close(reading)
 
-    def dismiss(self) -> None:
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, LauncherError):
+            self._dismiss()
+
+    def _dismiss(self) -> None:
         """This process is about to end and has cleared up behind it."""
         try:
             os.write(self._writing, _WORD)
@@ -67,5 +83,13 @@ def _clear_away(mark: Mark) -> None:
         left = f"deepseek-triton: {error}\n"
     if mark.rank is None:
         remove_shared_memory(mark.launch)
-    with contextlib.suppress(OSError):  # whoever read it may be gone too
-        os.write(2, left.encode())
+    say_last(left.encode())
+
+
+def say_last(text: bytes) -> None:
+    """On stderr, and without staying for it: whoever read there may be gone too, or have stopped."""
+    poll = select.poll()
+    poll.register(2, select.POLLOUT)
+    with contextlib.suppress(OSError):
+        if text and poll.poll(_READ_WITHIN_S * 1000):
+            os.write(2, text)

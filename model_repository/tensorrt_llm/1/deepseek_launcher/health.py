@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import threading
@@ -9,6 +10,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
+
+from deepseek_launcher.output import start_thread
 
 _LOADING_EVERY_S = 0.5
 _TIMEOUT_S = 5
@@ -40,9 +43,10 @@ class Health:
         self.answer = SILENT
         self.num_asked = 0
         self._address, self._port = address, port
-        self._paths = ["/v2/health/ready", *(f"/v2/models/{quote(model, safe='')}/ready" for model in models)]
+        names = (quote(os.fsencode(model), safe="") for model in models)
+        self._paths = ["/v2/health/ready", *(f"/v2/models/{name}/ready" for name in names)]
         self._closed = threading.Event()
-        threading.Thread(target=self._run, name="health", daemon=True).start()
+        start_thread("health", self._run)
 
     def close(self) -> None:
         self._closed.set()

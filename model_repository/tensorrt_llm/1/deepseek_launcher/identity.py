@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ def repository_hash(repository: Path) -> str:
     """
     digest = hashlib.sha256()
     for path in sorted(_files(repository)):
-        digest.update(f"{path.relative_to(repository)}\0{path.stat().st_size}\0".encode())
+        digest.update(os.fsencode(path.relative_to(repository)) + f"\0{path.stat().st_size}\0".encode())
         if path.stat().st_size <= _WHOLE_FILE_BYTES:
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import math
 import os
 from collections.abc import Sequence
@@ -17,14 +18,21 @@ from deepseek_launcher.restarts import POLICIES
 
 def main(argv: Sequence[str]) -> int:
     """:returns: the exit code; what went wrong is said in one line on stderr."""
-    arguments = _parser().parse_args(argv)
     try:
+        _open_standard_streams()
+        arguments = _parser().parse_args(argv)
         code: int = arguments.verb(arguments)
     except LauncherError as error:
-        _say(f"deepseek-triton: {error}", to=2)
+        _tell(f"deepseek-triton: {error}", to=2)
         return error.exit_code
+    except OSError as error:
+        hint = ": see `ulimit -a`" if error.errno in _AT_A_LIMIT else ""
+        _tell(f"deepseek-triton: {error}{hint}", to=2)
+        return LauncherError.exit_code
     return code
 
+
+_AT_A_LIMIT = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 
 _ABOUT = """\
 Runs what serves this repository in the foreground, watches it, and leaves nothing of it behind. Needs Python 3.10 or
@@ -146,7 +154,7 @@ def _rank(arguments: argparse.Namespace) -> int:
 def _stop(arguments: argparse.Namespace) -> int:
     from deepseek_launcher.stopping import stop
 
-    return stop(arguments.ids, arguments.repository, everything=arguments.all, now=arguments.now, say=_say)
+    return stop(arguments.ids, arguments.repository, everything=arguments.all, now=arguments.now, say=_tell)
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -216,6 +224,21 @@ def _seconds(text: str) -> float:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.replace(" ", ",").split(",")))
+
+
+def _open_standard_streams() -> None:
+    """Where one is closed, what is opened next would get its number: the guard's pipe would be taken for stderr."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def _tell(text: str, *, to: int = 1) -> None:
+    """What is done counts, not whether it can be said."""
+    with contextlib.suppress(OSError):
+        _say(text, to=to)
 
 
 def _say(text: str, *, to: int = 1) -> None:

@@ -88,11 +88,18 @@ def kill_all(mark: Mark, *, spare: Collection[int] = ()) -> None:
     Two looks have to find none. /proc is no snapshot: what loses its parent while it is read seems to be below nobody.
 
     :raises StillRunningError: when some are still there after ten seconds, as when a driver holds them.
+    :raises OSError: when for as long nobody can tell, at a limit of open files.
     """
     deadline = time.monotonic() + _PATIENCE_S
     looks_in_vain = 0
     while looks_in_vain < 2:
-        left = members(mark, spare=spare)
+        try:
+            left = members(mark, spare=spare)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_TICK_S)
+            continue
         looks_in_vain = 0 if left else looks_in_vain + 1
         if left and time.monotonic() > deadline:
             named = ", ".join(f"{process.pid} ({process.name})" for process in left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _STARTED = 0, 1, 11, 12, 19
 _CHUNK = 1 << 16
 _ENDED = ("Z", "X")
+_AT_A_LIMIT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def _read(pid: int, name: str) -> bytes:
@@ -41,10 +43,15 @@ class Process:
 
 
 def look_up(pid: int) -> Process | None:
-    """None when there is no such process, or it has ended and only waits to be reaped."""
+    """None when there is no such process that we may see, or it has ended and only waits to be reaped.
+
+    :raises OSError: when that can't be told, for want of files or memory.
+    """
     try:
         text = _read(pid, "stat").decode(errors="replace")
-    except OSError:
+    except OSError as error:
+        if error.errno in _AT_A_LIMIT:
+            raise
         return None
     # The name is in parentheses and may hold anything.
     before, _, behind = text.rpartition(")")
@@ -62,8 +69,11 @@ def look_up(pid: int) -> Process | None:
 
 
 def runs(process: Process) -> bool:
-    """Whether this very process still runs."""
-    now = look_up(process.pid)
+    """Whether this very process still runs. As long as that can't be told it does: nothing must be ended for it."""
+    try:
+        now = look_up(process.pid)
+    except OSError:
+        return True
     return now is not None and now.started == process.started
 
 

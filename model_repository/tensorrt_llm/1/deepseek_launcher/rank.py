@@ -18,14 +18,12 @@ from pathlib import Path
 from deepseek_launcher import announcing, children, identity, mpi, processes
 from deepseek_launcher.children import Child
 from deepseek_launcher.command import seconds
-from deepseek_launcher.guard import Guard
+from deepseek_launcher.guard import Guard, say_last
 from deepseek_launcher.marking import LAUNCH, RANK, SERVER_NAME, Mark, is_launch, kill_all, members, new_launch
 from deepseek_launcher.output import Writer
 from deepseek_launcher.serving import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S, ServerWatch
-from deepseek_launcher.signals import SAME_WISH_S, Signals
+from deepseek_launcher.signals import END_NOW, SAME_WISH_S, Signals
 
-END_NOW = signal.SIGUSR2
-"""Ends a rank at once. mpirun and srun hand it on to every rank, on other nodes too."""
 _PARENT_DIED = signal.SIGRTMIN + 3
 """Not a signal that anybody else sends."""
 _ORDERLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -48,17 +46,8 @@ def rank(command: Sequence[str]) -> int:
     number = mpi.rank(os.environ)
     mark = Mark(launch=launch if is_launch(launch) else new_launch(), rank=number)
     killed = f"{announcing.ended(number, mark.launch, _KILLED)}\n".encode()
-    guard = Guard(mark, afterwards=lambda: _say_last(killed))
-    runner = _Rank(mark, number, command, guard)
-    try:
-        return runner.run()
-    finally:
-        guard.dismiss()
-
-
-def _say_last(text: bytes) -> None:
-    with contextlib.suppress(OSError):  # the launcher may have gone
-        os.write(2, text)
+    with Guard(mark, afterwards=lambda: say_last(killed)) as guard:
+        return _Rank(mark, number, command, guard).run()
 
 
 class _Rank:
@@ -84,6 +73,7 @@ class _Rank:
         child = Child(self._command, {**os.environ, LAUNCH: self._mark.launch, RANK: str(self._number)})
         server = ServerWatch(self._mark, self._command, spare=(self._guard.pid,)) if self._number == 0 else None
         tick_s = _OTHERS_TICK_S if server is None else _TICK_S
+        left_behind = False
         while child.exit_code is None:
             for signum in signals.wait(tick_s):
                 self._take(signum, child)
@@ -97,7 +87,8 @@ class _Rank:
                 self._kill(child)
                 break
             self._say_alive()
-        code = self._clear_away(child)
+        # A shell whose children are killed first can still end with 0 before its own turn comes.
+        code = self._clear_away(child) or (_KILLED if left_behind else 0)
         self._stderr.write(f"{announcing.ended(self._number, self._mark.launch, code)}\n".encode())
         self._stderr.flush(2)
         if self._told_now:
@@ -167,7 +158,10 @@ class _Rank:
         if now - self._alive_at < _ALIVE_EVERY_S or now - self._began > _ALIVE_FOR_S:
             return
         self._alive_at = now
-        alive = self._members()
+        try:
+            alive = self._members()
+        except OSError:  # no more files can be opened
+            return
         self._say(
             "alive",
             cpu_s=round(sum(process.cpu_s for process in alive), 1),

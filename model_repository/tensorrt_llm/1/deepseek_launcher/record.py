@@ -71,13 +71,25 @@ class Book:
         with contextlib.suppress(OSError):  # a full disk doesn't end a server
             self._write()
 
+    def keep(self) -> None:
+        """Write it anew where somebody has removed it."""
+        with contextlib.suppress(OSError, LauncherError):
+            if not self._path.exists():
+                _make_folder(folder())
+                self._write()
+
     def close(self) -> None:
-        self._path.unlink(missing_ok=True)
+        remove(self._record.id)
 
     def _write(self) -> None:
         unfinished = self._path.with_suffix(".new")  # nobody else's: a launch has one supervisor
-        unfinished.write_text(json.dumps(asdict(self._record)), encoding="utf-8")
-        unfinished.replace(self._path)
+        try:
+            unfinished.write_text(json.dumps(asdict(self._record)), encoding="utf-8")
+            unfinished.replace(self._path)
+        except OSError:  # a full disk
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise
 
 
 def read_all() -> list[Record]:
@@ -85,8 +97,11 @@ def read_all() -> list[Record]:
 
     :raises LauncherError: when the folder is somebody else's.
     """
-    if not folder().is_dir():
-        return []
+    try:
+        if not folder().is_dir():
+            return []
+    except OSError as error:
+        raise LauncherError(f"{error}: set XDG_RUNTIME_DIR to a folder of this user, or unset it") from error
     for part in (folder().parent, folder()):
         _check_owner(part)
     found = []
@@ -114,7 +129,9 @@ def _parse(facts: dict[str, Any]) -> Record:
 
 
 def remove(launch: str) -> None:
-    (folder() / f"{launch}.json").unlink(missing_ok=True)
+    """Where it can't be removed it is one of a supervisor that does not run."""
+    with contextlib.suppress(OSError):
+        (folder() / f"{launch}.json").unlink(missing_ok=True)
 
 
 def _make_folder(path: Path) -> None:

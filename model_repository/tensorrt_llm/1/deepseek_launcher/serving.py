@@ -47,7 +47,12 @@ class ServerWatch:
 
     def look(self) -> bool:
         """True when the rest has to be ended. Cheap once the server has been seen."""
-        now = time.monotonic()
+        try:
+            return self._look(time.monotonic())
+        except OSError:  # no more files can be opened: it can't be told
+            return False
+
+    def _look(self, now: float) -> bool:
         if self._server is None:
             self._search(now)
             return self._is_expected and now - self._began > _COMES_WITHIN_S and not self._has_come()

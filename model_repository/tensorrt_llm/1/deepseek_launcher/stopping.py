@@ -14,6 +14,7 @@ from deepseek_launcher.errors import UsageError
 from deepseek_launcher.marking import SERVER_NAME, Mark, is_launch, kill_all, launches, members, remove_shared_memory
 from deepseek_launcher.record import Record
 from deepseek_launcher.serving import PATIENCE_S
+from deepseek_launcher.signals import END_NOW
 
 ORPHANED = "no supervisor"
 _MARGIN_S = 15
@@ -95,14 +96,14 @@ def stop(
         raise UsageError("say which: an ID of `supervise.py list`, --repository DIR, or --all")
     folders = {folder.resolve() for folder in repositories}
     chosen = [launch for launch in find_launches() if everything or _is_meant(launch, ids, folders)]
+    # All are asked before the first is waited for.
+    for launch in chosen:
+        _ask(launch, now=now)
     for name in ids:
         if name not in [launch.id for launch in chosen]:
             say(f"{name}: nothing runs")
     if not chosen and not ids:
         say("nothing runs")
-    # All are asked before the first is waited for.
-    for launch in chosen:
-        _ask(launch, now=now)
     for launch in chosen:
         _finish(launch, now=now)
         say(f"{launch.id}: stopped")
@@ -119,7 +120,8 @@ def _is_meant(launch: Launch, ids: Sequence[str], folders: Set[Path]) -> bool:
 def _ask(launch: Launch, *, now: bool) -> None:
     # To one that stops already, SIGTERM would say "at once".
     if launch.supervisor is not None and (now or launch.state != "stopping"):
-        processes.send(launch.supervisor, signal.SIGQUIT if now else signal.SIGTERM)
+        processes.send(launch.supervisor, END_NOW if now else signal.SIGTERM)
+        processes.send(launch.supervisor, signal.SIGCONT)  # Ctrl-Z may have stopped it
 
 
 def _finish(launch: Launch, *, now: bool) -> None:

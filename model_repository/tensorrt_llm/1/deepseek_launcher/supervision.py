@@ -15,11 +15,10 @@ from deepseek_launcher.options import RunOptions
 from deepseek_launcher.output import Writer
 from deepseek_launcher.processes import Process
 from deepseek_launcher.serving import PATIENCE_S
-from deepseek_launcher.signals import SAME_WISH_S, Signals
+from deepseek_launcher.signals import END_NOW, SAME_WISH_S, Signals
 
 ORDERLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_AT_ONCE = signal.SIGQUIT
-"""`supervise.py stop --now`."""
+_AT_ONCE = (signal.SIGQUIT, END_NOW)
 
 
 class Supervision:
@@ -37,10 +36,11 @@ class Supervision:
         self._asked_at = 0.0
         self.end_now = False
         self.is_stuck = False
-        self._signals = Signals((*ORDERLY, _AT_ONCE))
+        self._signals = Signals((*ORDERLY, *_AT_ONCE))
         children.adopt_orphans()
         self.stdout, self._stderr = Writer(1), Writer(2)
         self._book = self._open_book()
+        self.set_ready(False)  # of one that was killed together with its guard, or whose machine was
 
     def take_signals(self, timeout_s: float) -> bool:
         """True when a first orderly stop was among them."""
@@ -87,6 +87,11 @@ class Supervision:
         if self._book is not None:
             self._book.note(state=state, restarts=self.num_restarts)
 
+    def stay_listed(self) -> None:
+        """What cleans up /tmp, or the end of this user's last session, takes the records of what runs along."""
+        if self._book is not None:
+            self._book.keep()
+
     def set_ready(self, ready: bool) -> None:
         path = self.options.ready_file
         if path is None:
@@ -101,7 +106,8 @@ class Supervision:
 
     def _open_book(self) -> record.Book | None:
         me = processes.look_up(os.getpid())
-        assert me is not None
+        if me is None:
+            raise LauncherError("/proc shows nothing of this process: it has to be mounted")
         repository = self.options.repository
         try:
             return record.Book(

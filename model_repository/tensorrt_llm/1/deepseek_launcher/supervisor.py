@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -32,19 +33,25 @@ def run(options: RunOptions) -> int:
     models = model_names(options.repository) if options.repository else []
     ports.check_free(options.http_address, options.ports)
     claim = _claim(mark.launch)
-    # As process 1 it takes all of its container along when it is killed.
-    guard = None if os.getpid() == 1 else Guard(mark, afterwards=lambda: record.remove(mark.launch))
-    try:
+    with claim, contextlib.ExitStack() as guarded:
+        # As process 1 it takes all of its container along when it is killed.
+        guard = None if os.getpid() == 1 else Guard(mark, afterwards=lambda: _forget(options, mark))
+        if guard is not None:
+            guarded.enter_context(guard)
         with ports.reserve(options.ports):
             supervision = Supervision(options, mark, models, guard)
             try:
                 return _run(supervision)
             finally:
                 supervision.close()
-    finally:
-        if guard is not None:
-            guard.dismiss()
-        claim.close()
+
+
+def _forget(options: RunOptions, mark: Mark) -> None:
+    """What says that it runs."""
+    if options.ready_file is not None:
+        with contextlib.suppress(OSError):
+            options.ready_file.unlink(missing_ok=True)
+    record.remove(mark.launch)
 
 
 def model_names(repository: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -112,7 +113,9 @@ class World:
         """None also where another container has this one's host name: its process numbers are not ours."""
         pid = facts["pid"]
         ours = facts["host"] == self._own_host and processes.environment(pid).get(LAUNCH) == self._launch
-        return processes.look_up(pid) if ours else None
+        with contextlib.suppress(OSError):  # at a limit; then its word has to do
+            return processes.look_up(pid) if ours else None
+        return None
 
     def disagreement(self) -> str | None:
         """Which ranks would serve something else than rank 0; None while they agree."""
@@ -159,7 +162,7 @@ class World:
     def _progress(self) -> str:
         here = sum(bool(rank.facts) for rank in self._ranks)
         came = f"{here} of {len(self._ranks)} ranks, " if len(self._ranks) > 1 and self.announced else ""
-        read = sum(rank.alive.get("read_bytes", 0) for rank in self._ranks)
+        read = sum(rank.alive.get("read_bytes") or 0 for rank in self._ranks)
         volume = f", {read / 1e9:.1f} GB read" if read > 1e8 else ""
         return f"{came}{_standing(self._ranks)}{volume}"
 
