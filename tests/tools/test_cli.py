@@ -85,6 +85,33 @@ def test_a_port_is_a_number_or_auto(port, capsys):
     assert "expected a number from 1 to 65535 or auto" in capsys.readouterr().err
 
 
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["check", ""], "expected a value, got nothing"),
+        (["serve", " "], "expected a value, got nothing"),
+        (["build", "deepseek-r1", "--output", ""], "expected a value, got nothing"),
+        (["warm", "x", "--ready-file", ""], "expected a value, got nothing"),
+        (["check", "r1", "--model", f"/{LONG}"], "a name of more than 255 bytes"),
+        (["serve", LONG], "a name of more than 255 bytes"),
+        (["probe", "ready", "https://localhost:1", "--ca", LONG], "a name of more than 255 bytes"),
+        (["launch", "r1", "--with", "docker", "--shm-size", "9" * 400], "expected a size such as"),
+        (["serve", "r1", "--exit-timeout", "\u00b2"], "expected a whole number of seconds"),
+        (["serve", "r1", "--http-port", "9" * 5000], "expected a number from 1 to 65535 or auto"),
+        (["plan", "deepseek-r1", "--isl", "9" * 5000], "expected a whole number from 1"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
+)
+def test_a_value_that_can_be_none_is_refused(argv, expected, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+
+    assert expected in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", ["plan", "build"])
 def test_help_lists_the_names_there_are(verb, capsys):
     with pytest.raises(SystemExit) as caught:

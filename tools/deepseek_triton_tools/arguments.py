@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -146,39 +147,59 @@ def add_json(verb: VerbParser | argparse._ArgumentGroup) -> None:
     verb.add_argument("--json", action="store_true", help="one JSON document instead (docs/generator.md)")
 
 
+MOST_DIGITS = 20
+"""More than any number here has; int() takes 4,300."""
+_LONGEST_NAME = 255
+"""Of a file, in bytes, on every file system of Linux."""
+
+
 def add_tritonserver(verb: VerbParser) -> None:
     verb.add_argument(
         "--tritonserver",
-        type=Path,
+        type=path,
         metavar="PATH",
         help="the server binary (default: from PATH, then NVIDIA's container, then the nvidia-pytriton wheel)",
     )
 
 
-def number(text: str) -> int:
-    if text.isdecimal():
+def words(text: str) -> str:
+    if text.strip():
+        return text
+    raise argparse.ArgumentTypeError("expected a value, got nothing: is a variable not set?")
+
+
+def path(text: str) -> Path:
+    """Of an empty text pathlib makes the folder that this is run in, and it raises of a name that can't be one."""
+    parsed = Path(words(text))
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in parsed.parts):
+        raise argparse.ArgumentTypeError(f"expected a path, got a name of more than {_LONGEST_NAME} bytes in it")
+    return parsed
+
+
+def _whole(text: str, what: str, least: int = 0, most: int = 10**MOST_DIGITS) -> int:
+    if text.isdecimal() and len(text) <= MOST_DIGITS and least <= int(text) <= most:
         return int(text)
-    raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    raise argparse.ArgumentTypeError(f"expected {what}, got {text!r}")
+
+
+def number(text: str) -> int:
+    return _whole(text, "a whole number")
 
 
 def positive(text: str) -> int:
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    return _whole(text, "a whole number from 1", least=1)
 
 
 def seconds(text: str) -> int:
-    if text.isdigit():
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a whole number of seconds, got {text!r}")
+    return _whole(text, "a whole number of seconds")
 
 
-def port(text: str) -> int | str:
-    if text == "auto":
-        return text
-    if text.isdigit() and 0 < int(text) < 65536:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a number from 1 to 65535 or auto, got {text!r}")
+def port(text: str) -> int:
+    return _whole(text, "a number from 1 to 65535", least=1, most=65535)
+
+
+def port_or_auto(text: str) -> int | str:
+    return text if text == "auto" else _whole(text, "a number from 1 to 65535 or auto", least=1, most=65535)
 
 
 def duration(text: str) -> float:
@@ -196,7 +217,7 @@ def size(text: str) -> int:
     """Bytes: "64GiB" and "64G" are binary, as in du; "64GB" is decimal; a number by itself counts bytes."""
     match = re.fullmatch(r"(\d*\.?\d+) ?([a-z]*)", text.strip(), re.IGNORECASE)
     unit = match and _SIZES.get(match[2].lower())
-    if match and unit and (num_bytes := int(float(match[1]) * unit)) > 0:
+    if match and unit and len(match[1]) <= MOST_DIGITS and (num_bytes := int(float(match[1]) * unit)) > 0:
         return num_bytes
     raise argparse.ArgumentTypeError(
         "expected a size such as 64GiB (2^30 bytes each), 500GB (10^9), 1.5T (binary) or a number of bytes, "

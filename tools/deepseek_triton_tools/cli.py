@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from deepseek_triton_tools import streams
 from deepseek_triton_tools._version import __version__
@@ -27,7 +26,8 @@ from deepseek_triton_tools.arguments import (
     duration,
     hold_mode,
     numbers,
-    port,
+    path,
+    port_or_auto,
     positive,
     seconds,
     share,
@@ -189,7 +189,7 @@ def _add_build(verbs: Verbs) -> None:
         "  deepseek-triton build tiny --output /tmp/tiny",
     )
     add_plan_options(verb)
-    verb.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
+    verb.add_argument("--output", type=path, required=True, metavar="DIR", help="the folder to write")
     verb.add_argument(
         "--format",
         default="triton",
@@ -212,11 +212,11 @@ def _add_check(verbs: Verbs) -> None:
         "check a model repository, this generator's or any other, and the checkpoint it names",
         "deepseek-triton check model_repository\n  deepseek-triton check repo --trtllm 1.1.0 --gpu h200 --json",
     )
-    verb.add_argument("repository", type=Path, metavar="DIR", help="the model repository")
+    verb.add_argument("repository", type=path, metavar="DIR", help="the model repository")
     verb.add_argument("--trtllm", metavar="RELEASE", help="the release to check against, if the files don't say")
     verb.add_argument("--gpu", metavar="GPU", help="the GPU it will run on, if the files don't say")
     verb.add_argument("--gpus", type=positive, metavar="N", help="GPUs of one instance, if the files don't say")
-    verb.add_argument("--model", type=Path, metavar="PATH", help="where the checkpoint it names is on this machine")
+    verb.add_argument("--model", type=path, metavar="PATH", help="where the checkpoint it names is on this machine")
     verb.add_argument("--strict", action="store_true", help="a checkpoint that is not on this machine is an error")
     add_json(verb)
 
@@ -298,7 +298,7 @@ def _add_warm_options(verb: VerbParser) -> None:
     files.add_argument("--stall", type=duration, metavar="S", help="name a file that gave no byte for S (default: 30)")
     files.add_argument("--give-up", type=duration, metavar="S", help="end when no file gave one for S (default: never)")
     files.add_argument(
-        "--ready-file", type=Path, metavar="FILE", help="is there while they are warm; for probes, also with --server"
+        "--ready-file", type=path, metavar="FILE", help="is there while they are warm; for probes, also with --server"
     )
     files.add_argument(
         "--then",
@@ -322,7 +322,7 @@ def _add_warm_server(verb: VerbParser) -> None:
     server.add_argument("--max-tokens", type=positive, metavar="N", help="tokens of an answer (default: 16)")
     server.add_argument("--wait", type=duration, metavar="S", help="for the server to be ready (default: 7200)")
     server.add_argument("--limit", type=duration, metavar="S", help="for the requests (default: 600)")
-    server.add_argument("--log", type=Path, metavar="FILE", help="the server's log, to say how its load goes on")
+    server.add_argument("--log", type=path, metavar="FILE", help="the server's log, to say how its load goes on")
     server.add_argument("--metrics-url", metavar="URL", help="its metrics (default: port 8002, of one on 8000 or 8001)")
 
 
@@ -336,18 +336,18 @@ def _add_serve(verbs: Verbs) -> None:
         "  deepseek-triton serve model_repository --http-port auto -- --log-verbose 1",
     )
     verb.usage, verb.rest = "%(prog)s DIR [options] [-- ARGS...]", "server_args"
-    verb.add_argument("repository", type=Path, metavar="DIR", help="the model repository")
+    verb.add_argument("repository", type=path, metavar="DIR", help="the model repository")
     add_tritonserver(verb)
     for name, default in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         help_text = f"number, or auto for a free one (default: {default})"
-        verb.add_argument(f"--{name}-port", type=port, default=default, metavar="PORT", help=help_text)
+        verb.add_argument(f"--{name}-port", type=port_or_auto, default=default, metavar="PORT", help=help_text)
     verb.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s; 0.0.0.0 for all)"
     )
     verb.add_argument(
         "--exit-timeout", type=seconds, default=30, metavar="S", help="seconds for open requests on stop (default: 30)"
     )
-    verb.add_argument("--log-file", type=Path, metavar="FILE", help="keep the server's whole log here")
+    verb.add_argument("--log-file", type=path, metavar="FILE", help="keep the server's whole log here")
     verb.add_argument("--verbose", action="store_true", help="show the server's whole log")
 
 
@@ -364,8 +364,8 @@ def _add_generate(verbs: Verbs) -> None:
     )
     verb.usage = "%(prog)s [PROMPT] [options]"
     verb.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads it from standard input")
-    verb.add_argument("--file", type=Path, metavar="FILE", help="read the prompt from a file instead")
-    verb.add_argument("--messages", type=Path, metavar="FILE", help="a conversation instead: JSON, {role, content}s")
+    verb.add_argument("--file", type=path, metavar="FILE", help="read the prompt from a file instead")
+    verb.add_argument("--messages", type=path, metavar="FILE", help="a conversation instead: JSON, {role, content}s")
     verb.add_argument("--chat", action="store_true", help="send the prompt as a message, by the model's chat template")
     verb.add_argument("--system", metavar="TEXT", help="what the model is told first; implies --chat")
     verb.add_argument("--no-stream", action="store_true", help="wait for the whole text")
@@ -384,8 +384,8 @@ def _add_batch_options(verb: VerbParser) -> None:
         '"id", "request_id" and sampling fields. A line of the output is an object with the id and the text, or\n'
         'an "error".',
     )
-    batch.add_argument("--input", type=Path, metavar="FILE", help="JSON Lines; - is standard input")
-    batch.add_argument("--output", type=Path, metavar="FILE", help="JSON Lines in the same order; - is standard output")
+    batch.add_argument("--input", type=path, metavar="FILE", help="JSON Lines; - is standard input")
+    batch.add_argument("--output", type=path, metavar="FILE", help="JSON Lines in the same order; - is standard output")
     batch.add_argument("--concurrency", type=positive, metavar="N", help="requests at once (default: 16)")
     batch.add_argument("--resume", action="store_true", help="go on where --output ends")
     batch.add_argument("--overwrite", action="store_true", help="begin --output anew")
@@ -403,7 +403,7 @@ def _add_chat(verbs: Verbs) -> None:
     )
     verb.usage = "%(prog)s [options]"
     verb.add_argument("--system", metavar="TEXT", help="what the model is told first")
-    verb.add_argument("--load", type=Path, metavar="FILE", help="go on with a conversation that /save wrote")
+    verb.add_argument("--load", type=path, metavar="FILE", help="go on with a conversation that /save wrote")
     verb.add_argument("--hide-reasoning", action="store_true", help="show the answers without the thinking")
     add_client_options(verb)
     add_sampling_options(verb)

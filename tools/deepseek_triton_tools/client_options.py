@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_tools.arguments import VerbParser, duration, number
+from deepseek_triton_tools.arguments import VerbParser, duration, number, path
 from deepseek_triton_tools.errors import ToolError
 
 if TYPE_CHECKING:  # the options are part of every --help, the client is not
@@ -54,13 +54,13 @@ def add_server_options(server: argparse._ArgumentGroup) -> None:
     server.add_argument("--model-version", default="", metavar="V", help="default: the server's choice")
     server.add_argument(
         "--token-file",
-        type=Path,
+        type=path,
         metavar="FILE",
         help=f"holds the bearer token (default: environment variable {_TOKEN_VARIABLE})",
     )
-    server.add_argument("--ca", type=Path, metavar="FILE", help="who may vouch for the server, as PEM")
-    server.add_argument("--cert", type=Path, metavar="FILE", help="this client's own certificate, as PEM")
-    server.add_argument("--key", type=Path, metavar="FILE", help="of --cert, if it is not in the same file")
+    server.add_argument("--ca", type=path, metavar="FILE", help="who may vouch for the server, as PEM")
+    server.add_argument("--cert", type=path, metavar="FILE", help="this client's own certificate, as PEM")
+    server.add_argument("--key", type=path, metavar="FILE", help="of --cert, if it is not in the same file")
 
 
 def client_of(args: argparse.Namespace) -> Client:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from deepseek_triton_tools.arguments import Verbs, add_verb
+from deepseek_triton_tools.arguments import Verbs, add_verb, path, port, words
 from deepseek_triton_tools.errors import ToolError
-from deepseek_triton_tools.launch_arguments import path, port, words
 
 _PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 

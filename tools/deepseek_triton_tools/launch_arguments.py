@@ -5,14 +5,23 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import re
-from pathlib import Path
 
-from deepseek_triton_tools.arguments import VerbParser, Verbs, add_json, add_verb, number, positive, seconds, size
+from deepseek_triton_tools.arguments import (
+    VerbParser,
+    Verbs,
+    add_json,
+    add_verb,
+    number,
+    path,
+    port,
+    positive,
+    seconds,
+    size,
+    words,
+)
 
 FORMS = ("local", "docker", "mpirun", "slurm", "kubernetes")
 RECIPES = ("image", "wheel")
-_MAX_DIGITS = 20
-"""More than any number here has; int() takes 4,300."""
 
 
 def add_launch(verbs: Verbs) -> None:
@@ -178,27 +187,10 @@ def _add_running(verb: VerbParser) -> None:
     add_json(group)
 
 
-def words(text: str) -> str:
-    if text.strip():
-        return text
-    raise argparse.ArgumentTypeError("expected a value, got nothing: is a variable not set?")
-
-
-def path(text: str) -> Path:
-    """Of an empty text, pathlib makes the folder that this is run in."""
-    return Path(words(text))
-
-
 def _image(text: str) -> str:
     if re.fullmatch(r"[^\s-]\S*", text):  # docker would take a dash for an option
         return text
     raise argparse.ArgumentTypeError(f"expected an image's name, without blanks, got {text!r}")
-
-
-def port(text: str) -> int:
-    if text.isdecimal() and len(text) <= _MAX_DIGITS and 0 < int(text) < 65536:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a number from 1 to 65535, got {text!r}")
 
 
 def _address(text: str) -> str:

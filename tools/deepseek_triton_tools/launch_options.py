@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.words import plain
+from deepseek_triton_tools.arguments import MOST_DIGITS
 from deepseek_triton_tools.errors import InstallationError, ToolError
 from deepseek_triton_tools.launching import mpirun
 from deepseek_triton_tools.launching.facts import LaunchFacts
@@ -66,8 +67,6 @@ _NUMBERS: dict[str, tuple[str, range]] = {
     "ssh_port": ("SSH_PORT", range(1, 65536)),
 }
 """start.sh's variables, which are an option's default where they are set: option -> variable, and what it may be."""
-_MAX_DIGITS = 20
-"""More than any of them has; int() takes 4,300."""
 _TEXTS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "address": ("HTTP_ADDRESS", str),
     "ready_file": ("READY_FILE", Path),
@@ -191,7 +190,7 @@ def _variables(args: argparse.Namespace) -> dict[str, Any]:
     for name in _unsaid(args, _NUMBERS):
         variable, allowed = _NUMBERS[name]
         text = os.environ[variable]
-        is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+        is_number = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
         if is_number and int(text) in allowed:
             said[name] = int(text)
         else:
