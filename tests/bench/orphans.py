@@ -1,6 +1,6 @@
 """What is left on a GPU when a part of a launch is killed: with the supervisor, and without.
 
-python tests/bench/orphans.py [--ranks 2]      # takes a GPU, torch, mpirun and nvidia-smi; prints JSON lines
+python tests/bench/orphans.py [--ranks 2]      # takes GPUs, torch, mpirun and nvidia-smi; prints JSON lines
 
 Each rank holds GPU memory in two processes, one of them in a session of its own, as an engine's workers may be.
 """
@@ -31,6 +31,7 @@ if os.fork() == 0:
     if os.fork():
         os._exit(0)
 import torch
+torch.cuda.set_device(int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")) % torch.cuda.device_count())
 memory = torch.ones(1 << 30, dtype=torch.uint8, device="cuda")
 torch.cuda.synchronize()
 print("holding", flush=True)

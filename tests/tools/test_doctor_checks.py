@@ -443,6 +443,7 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("gpu-links", machine(), R1, "ok", "28 pairs NV18"),
     ("gpu-links", gpus(topo=topology("PHB")), R1, "warning", "28 pairs PHB"),
     ("gpu-links", gpus(topo=topology("PHB")), NOTHING, "note", "NVLink"),
+    ("gpu-links", gpus(count=2), R1, "ok", "1 pair NV18"),
     ("gpu-links", gpus(count=1), R1, "skipped", "one GPU"),
     ("gpu-links", told({"nvidia-smi topo -m": Done(code=3)}), R1, "skipped", "says nothing"),
     ("gpu-links", machine(runs={}), R1, "skipped", "no GPU is seen"),

@@ -272,7 +272,7 @@ def check_links(machine: Machine, expected: Expected) -> Finding:
     if not joined:
         return skipped("nvidia-smi topo -m says nothing")
     kinds_of = Counter(joined.values())
-    said = ", ".join(f"{count} pairs {kind}" for kind, count in sorted(kinds_of.items()))
+    said = ", ".join(f"{count} pair{'s' if count > 1 else ''} {kind}" for kind, count in sorted(kinds_of.items()))
     if all(kind.startswith("NV") for kind in kinds_of):
         return ok(said)
     cause = "not every two GPUs are joined by NVLink: each step's all-reduce goes over PCIe, several times slower"
