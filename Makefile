@@ -18,7 +18,7 @@ demo: $(INSTALLED)  ## see it work: a tiny DeepSeek on a real tritonserver, with
 	@$(BIN)/deepseek-triton demo
 
 test: $(INSTALLED)  ## run the tests, WORKERS=2 files at a time
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED)  ## ruff: rules and formatting
 	@$(BIN)/ruff check .

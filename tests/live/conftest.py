@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 from hosts import Host, HostsError, two_hosts
 from launched import Launched, install_launchers, prepare
+from scraping import scrape
 from servers import STANDIN, build, change_yaml, dying_repository, see_it_die, url
 from waiting import wait_for
 
@@ -28,11 +30,22 @@ _NOTICES_S = 0.5
 
 @contextmanager
 def serving(repository: Path) -> Iterator[ServerProcess]:
-    """Whatever the tests do to it, the server ends as it should."""
+    """Whatever the tests do to it, the server ends as it should: with 0, unless Triton waits out its exit timeout for a
+    request that it has lost sight of, as it does after many cancelled gRPC streams, though the model has answered all.
+    """
     with ServerProcess.serving(repository) as server:
         yield server
         time.sleep(_NOTICES_S)
-    assert server.returncode == 0, "\n".join(server.log_tail[-20:])
+        all_answered = _has_answered_all(server)
+    waited_in_vain = all_answered and any("Exit timeout expired" in line for line in server.log_tail)
+    assert server.returncode == (1 if waited_in_vain else 0), "\n".join(server.log_tail[-60:])
+
+
+def _has_answered_all(server: ServerProcess) -> bool:
+    with suppress(httpx.TransportError):
+        found = scrape(server)
+        return not any(number for (name, _), number in found.items() if name == "inflight_sequences")
+    return False
 
 
 @pytest.fixture(scope="session")

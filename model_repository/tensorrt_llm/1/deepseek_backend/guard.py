@@ -15,7 +15,6 @@ import logging
 import os
 import select
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -71,14 +70,17 @@ def _watch(commands: int, server: int, stub: int, server_pid: int, regions: Sequ
             signal.signal(signum, signal.SIG_IGN)
         with contextlib.suppress(OSError):  # not every sandbox lets it
             Path("/proc/self/comm").write_text(NAME, encoding="ascii")
-        armed = False
-        while not _ended(server) and not _ended(stub):
-            readable = _readable([commands, server, stub], None)
-            command = os.read(commands, 1) if readable == [commands] else b""
-            if command:
-                armed = command == _ARM
-            elif readable == [commands]:  # the stub has closed it, and is about to be seen dead
-                time.sleep(0.05)
+        armed, watched = False, [commands, server, stub]
+        while True:
+            over = _ended(server) or _ended(stub)  # looked at before the last words are read, which may be unread yet
+            while commands in _readable(watched, 0.0):
+                if command := os.read(commands, 1):
+                    armed = command == _ARM
+                else:
+                    watched.remove(commands)
+            if over:
+                break
+            _readable(watched, None)
         if armed and not _ended(server):
             _end_server(server, server_pid, regions)
         if not _ended(stub, _STUB_LEAVES_S):
