@@ -8,12 +8,14 @@ from collections.abc import Callable
 import httpx
 from waiting import wait_for
 
-from deepseek_backend.metrics import FAMILIES, PREFIX
+from deepseek_backend.metrics import FAMILIES, LAST_TOKEN_AGE, PREFIX
 from deepseek_triton_tools.server_process import ServerProcess
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 MODEL = {"model": "tensorrt_llm", "version": "1"}
+AGE = LAST_TOKEN_AGE.name.removeprefix(PREFIX)
+"""Another one in each publication, and written behind the counters."""
 LAST = f"{FAMILIES[-1].name.removeprefix(PREFIX)}_count"
 """What is written last of a publication."""
 
@@ -43,3 +45,11 @@ def published(server: ServerProcess, holds: Callable[[Series], bool]) -> Series:
 
     wait_for(look)
     return found
+
+
+def settled(server: ServerProcess, holds: Callable[[Series], bool] = lambda series: True) -> Series:
+    """As `published`, with all that has been counted up to now: by a publication that began after this call."""
+    for _ in range(2):  # the first may have begun before it
+        age = value(published(server, lambda series: True), AGE)
+        wait_for(lambda: value(scrape(server), AGE) != age)  # noqa: B023
+    return published(server, holds)

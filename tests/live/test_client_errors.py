@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from corners import Corner
-from scraping import published, value
+from scraping import published, settled, value
 from wire import LONG_ANSWER, STREAMS, WHOLE, ask
 
 from deepseek_triton_client import (
@@ -185,7 +185,7 @@ def test_what_was_refused_gets_in_when_there_is_room(
     def refused(series: Any) -> float:
         return value(series, "requests_refused_total", code="E_OVERLOADED")
 
-    before = refused(published(small_server, lambda series: True))
+    before = refused(settled(small_server))
     patient = Retries(attempts=1000, initial_s=0.05, max_s=0.05)
     with ThreadPoolExecutor(1) as pool, corner.client(small_server, retries=patient, model_version="1") as client:
         answer = pool.submit(call, client, verb, "second", max_tokens=4)

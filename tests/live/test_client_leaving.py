@@ -6,13 +6,12 @@ import contextlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from corners import Corner
-from scraping import published, value
+from scraping import published, settled, value
 from wire import LONG_ANSWER
 
 from deepseek_triton_client import DeadlineExceeded, DeepseekTritonError, Timeouts
@@ -24,7 +23,7 @@ LONG: dict[str, Any] = {"max_tokens": LONG_ANSWER, "ignore_eos": True}
 @contextlib.contextmanager
 def one_is_cancelled(server: ServerProcess) -> Iterator[None]:
     """In the block or at once afterwards: the request would take 25 s, and be counted as finished by its length."""
-    before = _cancelled(published(server, _idle))
+    before = _cancelled(settled(server, _idle))
     yield
     published(server, lambda series: _cancelled(series) == before + 1 and _idle(series))
 
@@ -252,7 +251,7 @@ def test_an_interrupt_cancels(corner: Corner, small_server: ServerProcess) -> No
 def test_a_stream_left_at_its_last_chunk_has_ended(request: pytest.FixtureRequest, scheme: str) -> None:
     """Nothing is cancelled in the moment of the last response, which can leave Triton unable to exit."""
     server: ServerProcess = request.getfixturevalue("small_server")
-    before = _cancelled(published(server, _idle))
+    before = _cancelled(settled(server, _idle))
     corner = Corner(scheme, "sync", request.getfixturevalue("corners_loop"))
     with corner.client(server, model_version="1") as client:
         for _ in range(100):
@@ -260,6 +259,5 @@ def test_a_stream_left_at_its_last_chunk_has_ended(request: pytest.FixtureReques
                 for chunk in stream:
                     if chunk.finish_reason:
                         break
-    time.sleep(0.2)
 
-    assert _cancelled(published(server, _idle)) == before
+    assert _cancelled(settled(server, _idle)) == before

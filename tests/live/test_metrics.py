@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from scraping import LAST, published, value
+from scraping import LAST, published, settled, value
 from servers import build
 from waiting import wait_for
 
@@ -22,7 +22,7 @@ def server(request: pytest.FixtureRequest) -> ServerProcess:
 
 
 def test_requests_are_counted_where_prometheus_looks(server: ServerProcess) -> None:
-    before = published(server, lambda series: True)
+    before = settled(server)
     with Client(server.http_url) as client:
         for _ in range(3):
             client.generate("Hello, my name is", max_tokens=8, ignore_eos=True)
