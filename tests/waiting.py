@@ -13,6 +13,12 @@ _POLL_S = 0.05
 _T = TypeVar("_T")
 
 
+def clients_leave() -> None:
+    """A SIGTERM in the moment in which a client goes can crash tritonserver (docs/tritonserver.md), and nothing tells
+    when that is over."""
+    time.sleep(0.5)
+
+
 def wait_for(condition: Callable[[], _T | None], explain: Callable[[], object] = lambda: "it did not come about") -> _T:
     """What `condition` returned when it became true. `explain` says what happened instead."""
     deadline = time.monotonic() + PATIENCE_S

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -24,9 +23,6 @@ from deepseek_triton_tools.server_process import ServerProcess
 
 SCHEMES = ("http", "grpc")
 
-_NOTICES_S = 0.5
-"""A server that is told to exit in the moment in which a client goes can crash: docs/tritonserver.md."""
-
 
 @contextmanager
 def serving(repository: Path) -> Iterator[ServerProcess]:
@@ -35,7 +31,6 @@ def serving(repository: Path) -> Iterator[ServerProcess]:
     """
     with ServerProcess.serving(repository) as server:
         yield server
-        time.sleep(_NOTICES_S)
         all_answered = _has_answered_all(server)
     waited_in_vain = all_answered and any("Exit timeout expired" in line for line in server.log_tail)
     assert server.returncode == (1 if waited_in_vain else 0), "\n".join(server.log_tail[-60:])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from servers import build, dying_repository
 from supervising import Supervised, free_ports, port_options, rank_of
-from waiting import wait_for
+from waiting import clients_leave, wait_for
 
 from deepseek_triton_client import Client, Retries, ServerUnavailable
 from deepseek_triton_tools.tritonserver import find_tritonserver
@@ -82,6 +82,7 @@ def test_a_server_or_a_stub_that_is_killed_is_started_again(serve, repository):
         assert {supervised.named("tritonserver"), supervised.named(STUB)}.isdisjoint(before)
     with Client(f"http://127.0.0.1:{port}") as client:
         assert client.generate("hello", max_tokens=3).num_output_tokens == 3
+    clients_leave()
     supervised.process.terminate()
 
     assert supervised.wait() == 0

@@ -1,12 +1,12 @@
 """The production path: what `build deepseek-r1` writes, under a real tritonserver, on the strict stand-in."""
 
 import os
-import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from waiting import wait_for
+from supervising import free_ports
+from waiting import clients_leave, wait_for
 
 from deepseek_triton_client import Client
 from deepseek_triton_tools.tritonserver import find_tritonserver
@@ -65,7 +65,7 @@ def test_start_sh_serves_the_folder_as_a_container_would(trtllm_repository, tmp_
     environment = os.environ | dict(installation.environment)
     environment |= {"MPIRUN_LOG": str(tmp_path / "mpirun.log"), "READY_FILE": str(ready)}
     environment |= {"DEEPSEEK_TRITON_LAUNCH": "5ca1ab1e", "PATH": f"{commands}:{environment['PATH']}"}
-    ports = [_free_port() for _ in range(3)]
+    ports = free_ports(3)
     environment |= dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT"), map(str, ports), strict=True))
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen([trtllm_repository / "start.sh"], env=environment, stdout=log, stderr=log)
@@ -74,6 +74,7 @@ def test_start_sh_serves_the_folder_as_a_container_would(trtllm_repository, tmp_
             client.wait_until_ready(60)
             assert client.generate("x", max_tokens=3).num_output_tokens == 3
         wait_for(ready.exists)
+        clients_leave()
         assert list(Path("/dev/shm").glob("deepseek_triton_5ca1ab1e_*"))
     finally:
         process.terminate()
@@ -90,9 +91,3 @@ def test_start_sh_serves_the_folder_as_a_container_would(trtllm_repository, tmp_
 def _program(path, body):
     path.write_text(f"#!/usr/bin/env bash\n{body}\n")
     path.chmod(0o755)
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hosts import INTERFACE, SSH_PORT, Host, Running
 from launched import Launched, last_words
-from waiting import wait_for
+from waiting import clients_leave, wait_for
 
 PORTS = {8000, 8001, 8002}
 RANK_9_LOADS = "[RANK 9] [I] Prefetching"
@@ -52,6 +52,7 @@ def test_the_first_host_serves_and_an_orderly_stop_leaves_nothing(
     wait_for(lambda: hosts[0].listening() >= PORTS, running.output)
     assert not hosts[1].listening() & PORTS
     assert hosts[1].process("worker_node.py", rank=9)
+    clients_leave()
     running.signal(signal.SIGTERM)
     assert running.wait() == 0, running.output()
     assert not ready.exists()

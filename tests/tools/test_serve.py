@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from waiting import clients_leave
 
 from deepseek_triton_tools import ports, server_process
 from deepseek_triton_tools import serve as serve_module
@@ -219,7 +220,7 @@ def test_sigterm_reaches_the_server_and_its_exit_code_comes_back(repository, sta
     assert ready[0].startswith("ready: echo ")
     _, _, url, _, body = shlex.split(ready[-1].removeprefix("try it: "))
     answer = httpx.post(url, content=body, headers={"Connection": "close"})
-    time.sleep(0.5)  # a SIGTERM in the moment in which a client goes can crash tritonserver: docs/tritonserver.md
+    clients_leave()
 
     serving.process.send_signal(signal.SIGTERM)
 
