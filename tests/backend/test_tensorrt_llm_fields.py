@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
 from types import SimpleNamespace
@@ -13,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from standin.harness import WAIT_S, Harness, MakeEngine, guided_llm_args
+from standin.harness import Harness, MakeEngine, guided_llm_args
+from waiting import wait_for
 
 from deepseek_backend.contract import PERF_OUTPUTS, ErrorCode
 from deepseek_backend.engines.base import PerfMetrics, Step
@@ -35,13 +34,6 @@ def refusal(harness: Harness, **request: Any) -> RequestError:
     (step,) = harness.run(**request)
     assert isinstance(step.error, RequestError), step
     return step.error
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.01)
 
 
 # Prompts
@@ -194,7 +186,7 @@ def test_the_standin_shows_what_mtp_would_do_with_logprobs(
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
     harness = make_engine(speculative_config=MTP)
     innocent = harness.submit(max_tokens=10**6, ignore_eos=True)
-    wait_until(lambda: harness.sink.steps_of(innocent))
+    wait_for(lambda: harness.sink.steps_of(innocent))
 
     def submit_past_the_engine() -> None:
         params = harness.engine._llmapi.SamplingParams(max_tokens=5, logprobs=1)
@@ -247,7 +239,7 @@ def test_logprobs_of_other_tokens_end_the_request_and_its_work(
     (step,) = harness.sink.result(harness.submit(max_tokens=3000, ignore_eos=True, logprobs=0))
     assert isinstance(step.error, EngineError)
     assert not step.token_ids
-    wait_until(lambda: outputs[0].aborted())
+    wait_for(lambda: outputs[0].aborted())
     assert harness.engine.health().alive
 
 
@@ -380,7 +372,7 @@ def test_blocks_and_draft_tokens_are_counted_on_demand(
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
     harness = make_engine(release, speculative_config=MTP, enable_iter_perf_stats=True)
     request = harness.submit("x" * 40, max_tokens=10**6, ignore_eos=True)
-    wait_until(lambda: harness.engine.stats().num_accepted_draft_tokens > 10)
+    wait_for(lambda: harness.engine.stats().num_accepted_draft_tokens > 10)
     stats = harness.engine.stats()
     assert (stats.kv_blocks_used, stats.kv_blocks_total) == (2, 1000)
     assert stats.num_draft_tokens >= stats.num_accepted_draft_tokens
@@ -400,7 +392,7 @@ def test_requests_go_on_when_the_statistics_fail(make_engine: MakeEngine, monkey
     harness = make_engine(enable_iter_perf_stats=True)
     monkeypatch.setattr(IterationStats, "add", lambda self, row: 1 / 0)
     assert harness.run(max_tokens=5)[-1].finish_reason == "length"
-    wait_until(lambda: not harness.engine._tasks)
+    wait_for(lambda: not harness.engine._tasks)
     assert harness.run(max_tokens=5)[-1].finish_reason == "length"
 
 

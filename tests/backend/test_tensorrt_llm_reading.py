@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from standin.harness import WAIT_S, Harness, MakeEngine
+from standin.harness import Harness, MakeEngine
+from waiting import wait_for
 
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.tensorrt_llm import engine as engine_module
@@ -45,19 +45,12 @@ def begun(harness: Harness, **sampling: Any) -> GenerateRequest:
 
 
 def await_waiting(harness: Harness, request: GenerateRequest, count: int) -> None:
-    wait_until(lambda: len(harness.waiting(request)) >= count)
+    wait_for(lambda: len(harness.waiting(request)) >= count)
 
 
 def await_last(harness: Harness, request: GenerateRequest, is_last: Callable[[Any], bool]) -> None:
     await_waiting(harness, request, 1)
-    wait_until(lambda: is_last(harness.waiting(request)[-1]))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "the responses waited for did not come"
-        time.sleep(0.005)
+    wait_for(lambda: is_last(harness.waiting(request)[-1]))
 
 
 def test_responses_that_waited_are_one_step(reference: list[int], slow: Harness) -> None:

@@ -67,6 +67,8 @@ def _claim(host: str, endpoint: str, port: Port, held: contextlib.ExitStack, mar
             mark.bind(f"\0deepseek-triton/port/{number}")
         except OSError as error:
             mark.close()
+            if error.errno != errno.EADDRINUSE:
+                raise PortError(f"port {number} can't be marked as ours: {error.strerror}") from error
             if port == "auto":
                 continue  # this one is held, so the next is another
             raise PortError(
