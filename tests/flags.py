@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deepseek_triton_build.data import load_yaml
+from deepseek_triton_build.data.yaml_files import load_yaml
 
-FLAGS: Mapping[str, Mapping[str, list[str]]] = load_yaml("deepseek_triton_build.releases", "spelling.yaml")["flags"]
+FLAGS: Mapping[str, Mapping[str, list[str]]] = load_yaml("deepseek_triton_build.data.releases", "spelling.yaml")[
+    "flags"
+]
 
 
 def from_flags(program: str, flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from deepseek_triton_build.formats import FORMATS, format_files
 from deepseek_triton_build.planning.plan import Plan
-from deepseek_triton_build.repository import write_repository
+from deepseek_triton_build.render.formats import FORMATS, format_files
+from deepseek_triton_build.render.repository_files import write_repository
 
 PROGRAMS = ("mpirun", "trtllm-llmapi-launch", "tritonserver", "trtllm-serve", "trtllm-bench", "trtllm-eval", "python3")
 

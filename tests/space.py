@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build import Plan, PlanRequest, RefusedPlanError, make_plan, repository_files, write_repository
-from deepseek_triton_build.catalog import PRECISIONS, gpus, variants
-from deepseek_triton_build.catalog.profiles import profiles
+from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS
 from deepseek_triton_build.check import CheckOptions, check_repository
-from deepseek_triton_build.formats import FORMATS, format_files
-from deepseek_triton_build.memory import GPU_COUNTS
-from deepseek_triton_build.releases import RELEASES
-from deepseek_triton_build.stamp import plan_hash
+from deepseek_triton_build.data.catalog import PRECISIONS, gpus, variants
+from deepseek_triton_build.data.catalog.profiles import profiles
+from deepseek_triton_build.data.releases import RELEASES
+from deepseek_triton_build.render.formats import FORMATS, format_files
+from deepseek_triton_build.render.stamp import plan_hash
 
 
 def all_requests() -> Iterator[PlanRequest]:

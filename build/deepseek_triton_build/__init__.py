@@ -12,13 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deepseek_triton_build.catalog.profiles import Workload
-    from deepseek_triton_build.errors import BuildError, OutputError, RefusedPlanError, UnknownNameError
-    from deepseek_triton_build.memory import Budget
+    from deepseek_triton_build.arithmetic.gpu_memory import Budget
+    from deepseek_triton_build.build_errors import BuildError, OutputError, RefusedPlanError, UnknownNameError
+    from deepseek_triton_build.data.catalog.profiles import Workload
+    from deepseek_triton_build.data.planned_settings import Setting
     from deepseek_triton_build.planning.plan import Plan, make_plan
-    from deepseek_triton_build.planning.request import PlanRequest
-    from deepseek_triton_build.repository import File, repository_files, write_repository
-    from deepseek_triton_build.settings import Setting
+    from deepseek_triton_build.planning.plan_request import PlanRequest
+    from deepseek_triton_build.render.repository_files import File, repository_files, write_repository
 
 __all__ = [
     "Budget",
@@ -37,19 +37,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Workload": "deepseek_triton_build.catalog.profiles",
-    "BuildError": "deepseek_triton_build.errors",
-    "OutputError": "deepseek_triton_build.errors",
-    "RefusedPlanError": "deepseek_triton_build.errors",
-    "UnknownNameError": "deepseek_triton_build.errors",
-    "Budget": "deepseek_triton_build.memory",
+    "Workload": "deepseek_triton_build.data.catalog.profiles",
+    "BuildError": "deepseek_triton_build.build_errors",
+    "OutputError": "deepseek_triton_build.build_errors",
+    "RefusedPlanError": "deepseek_triton_build.build_errors",
+    "UnknownNameError": "deepseek_triton_build.build_errors",
+    "Budget": "deepseek_triton_build.arithmetic.gpu_memory",
     "Plan": "deepseek_triton_build.planning.plan",
     "make_plan": "deepseek_triton_build.planning.plan",
-    "PlanRequest": "deepseek_triton_build.planning.request",
-    "File": "deepseek_triton_build.repository",
-    "repository_files": "deepseek_triton_build.repository",
-    "write_repository": "deepseek_triton_build.repository",
-    "Setting": "deepseek_triton_build.settings",
+    "PlanRequest": "deepseek_triton_build.planning.plan_request",
+    "File": "deepseek_triton_build.render.repository_files",
+    "repository_files": "deepseek_triton_build.render.repository_files",
+    "write_repository": "deepseek_triton_build.render.repository_files",
+    "Setting": "deepseek_triton_build.data.planned_settings",
 }
 """Name -> its module, which is imported when the name is asked for: what looks at a checkpoint needs no plans."""
 

@@ -23,8 +23,8 @@ from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, comple
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from deepseek_backend.release import read_release
 from deepseek_backend.request import GenerateRequest, SamplingParams
-from deepseek_triton_build.releases import RELEASES, load_release
-from deepseek_triton_build.releases.spelling import spell
+from deepseek_triton_build.data.releases import RELEASES, load_release
+from deepseek_triton_build.data.releases.spelling import spell
 
 MTP = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
 MTP_SAMPLING = {**MTP, "allow_advanced_sampling": True}

@@ -21,8 +21,8 @@ from deepseek_backend.engines.tensorrt_llm.logprobs import MAX_LIKELIEST, token_
 from deepseek_backend.engines.tensorrt_llm.translation import perf_metrics
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
 from deepseek_backend.request import SamplingParams
-from deepseek_triton_build.releases import RELEASES
-from deepseek_triton_build.releases.spelling import spell
+from deepseek_triton_build.data.releases import RELEASES
+from deepseek_triton_build.data.releases.spelling import spell
 
 MTP = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
 CPP_SAMPLER = {release: spell({"sampler_type": "TRTLLMSampler"}, release) for release in ("1.1.0", "1.0.0", "0.21.0")}

@@ -18,7 +18,7 @@ from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.engines.tensorrt_llm.placement import instance_environment
 from deepseek_backend.engines.tensorrt_llm.ranks import WorkerRankEnded, forget_launcher, world_size
 from deepseek_backend.errors import ConfigError, EngineError
-from deepseek_triton_build.releases import RELEASES, load_release
+from deepseek_triton_build.data.releases import RELEASES, load_release
 
 MPI = load_release("1.2.1").record["mpi"]
 LLMAPI_LAUNCH = {"TLLM_SPAWN_PROXY_PROCESS": "1"}

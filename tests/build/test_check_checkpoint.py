@@ -15,10 +15,10 @@ from checked import MODEL_YAML, OPTIONS, edited, only, serious, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deepseek_triton_build.build_errors import CheckpointError
 from deepseek_triton_build.check import CheckOptions, Report, check_repository
 from deepseek_triton_build.check.safetensors import HeaderError, read_header
 from deepseek_triton_build.check.weights import check_weights
-from deepseek_triton_build.errors import CheckpointError
 
 SHARDS = {
     "model-00001-of-000003.safetensors": {"embed": 64, "layers.0.q": 128},

@@ -15,11 +15,11 @@ from deepseek_backend.config import parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME
 from deepseek_backend.errors import ConfigError
 from deepseek_triton_build.check import CheckOptions, check_repository
-from deepseek_triton_build.check.document import read_yaml
+from deepseek_triton_build.check.documents import read_yaml
 from deepseek_triton_build.check.schema import check_schema
-from deepseek_triton_build.releases import READABLE_RELEASES, load_release
-from deepseek_triton_build.setting_types import BACKEND_SETTINGS, WARMUP_SETTINGS, sampling_problem, warmup_problem
-from deepseek_triton_build.type_strings import fits
+from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
+from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS, WARMUP_SETTINGS, sampling_problem, warmup_problem
+from deepseek_triton_build.data.type_strings import fits
 
 VALUES: list[Any] = [None, True, False, 0, 1, -1, 0.05, 1.5, 300, 10**12, 2**70, "", "x", "5", [], ["a"], [1], {}]
 CHOICES = [

@@ -3,8 +3,8 @@ import os
 
 import pytest
 
-from deepseek_triton_build.checkpoint_defaults import sampling_defaults
-from deepseek_triton_build.errors import CheckpointError
+from deepseek_triton_build.build_errors import CheckpointError
+from deepseek_triton_build.planning.checkpoint_defaults import sampling_defaults
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deepseek_triton_build.catalog import find_gpu, find_variant, gpus, variants
-from deepseek_triton_build.memory import (
+from deepseek_triton_build.arithmetic.gpu_memory import (
     GIB,
     Layout,
     cuda_graph_batch_sizes,
@@ -15,6 +14,7 @@ from deepseek_triton_build.memory import (
     weight_bytes_per_gpu,
     weights,
 )
+from deepseek_triton_build.data.catalog import find_gpu, find_variant, gpus, variants
 
 R1 = find_variant("deepseek-r1")
 V32 = find_variant("deepseek-v3.2-exp")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, UnknownNameError, Workload, make_plan
-from deepseek_triton_build.releases import RELEASES
+from deepseek_triton_build.data.releases import RELEASES
 
 GIB = 2**30
 

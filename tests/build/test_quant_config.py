@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from deepseek_triton_build.errors import CheckpointError
-from deepseek_triton_build.quant_config import NAME, apply, quant_config_change
+from deepseek_triton_build.build_errors import CheckpointError
+from deepseek_triton_build.render.hf_quant_config import NAME, apply, quant_config_change
 
 V3 = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
 V32 = V3 | {"architectures": ["DeepseekV32ForCausalLM"]}
@@ -173,7 +173,7 @@ def test_a_number_json_has_no_word_for_is_refused_in_one_line(checkpoint):
 _INTERRUPTED = """\
 import os, signal, sys
 from pathlib import Path
-from deepseek_triton_build.quant_config import apply, quant_config_change
+from deepseek_triton_build.render.hf_quant_config import apply, quant_config_change
 
 name, when = sys.argv[2:]
 call = getattr(os, name)

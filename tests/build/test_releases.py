@@ -16,9 +16,9 @@ from standin.loading import standin
 from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_backend.engines.tensorrt_llm.loading import DONE_OUTSIDE
 from deepseek_backend.release import EngineRelease
-from deepseek_triton_build import releases
-from deepseek_triton_build.errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.releases import (
+from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
+from deepseek_triton_build.data import releases
+from deepseek_triton_build.data.releases import (
     READABLE_RELEASES,
     RELEASES,
     Release,
@@ -26,7 +26,7 @@ from deepseek_triton_build.releases import (
     load_release,
     release_for_container,
 )
-from deepseek_triton_build.releases.spelling import spell
+from deepseek_triton_build.data.releases.spelling import spell
 
 
 @pytest.fixture(params=RELEASES)

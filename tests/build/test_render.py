@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
 from deepseek_triton_build import PlanRequest, Setting, make_plan
+from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.render.config_pbtxt import config_pbtxt
 from deepseek_triton_build.render.model_yaml import model_yaml
 from deepseek_triton_build.render.start_sh import start_sh
-from deepseek_triton_build.source import contract
 
 TINY = PlanRequest(variant="tiny")
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)

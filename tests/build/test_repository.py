@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from deepseek_triton_build import OutputError, PlanRequest, make_plan, repository_files, write_repository
-from deepseek_triton_build.edits import MAX_LINES
-from deepseek_triton_build.errors import EditedError
-from deepseek_triton_build.repository import File
+from deepseek_triton_build.build_errors import EditedError
+from deepseek_triton_build.render.owner_edits import MAX_LINES
+from deepseek_triton_build.render.repository_files import File
 
 MODEL_YAML = "tensorrt_llm/1/model.yaml"
 
@@ -201,8 +201,8 @@ def test_a_file_in_the_way_is_named_and_stays(tmp_path, below):
 _WRITE = """\
 import resource, sys
 from pathlib import Path, PurePosixPath
-from deepseek_triton_build.errors import OutputError
-from deepseek_triton_build.repository import File, write_repository
+from deepseek_triton_build.build_errors import OutputError
+from deepseek_triton_build.render.repository_files import File, write_repository
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
 files = [File(PurePosixPath(f"{n}.txt"), b"x" * 4096) for n in range(2)]
@@ -251,8 +251,8 @@ def test_a_read_only_parent_is_named():
 _INTERRUPTED = """\
 import os, signal, sys
 from pathlib import Path, PurePosixPath
-from deepseek_triton_build.errors import OutputError
-from deepseek_triton_build.repository import File, write_repository
+from deepseek_triton_build.build_errors import OutputError
+from deepseek_triton_build.render.repository_files import File, write_repository
 
 points = sys.argv[2].split(",")
 count = 0

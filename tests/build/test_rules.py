@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from deepseek_triton_build.catalog import find_gpu, find_variant, gpus, variants
 from deepseek_triton_build.check import CHECKS
-from deepseek_triton_build.releases import READABLE_RELEASES, RELEASES, load_release
+from deepseek_triton_build.check.rules_page import rules_page
+from deepseek_triton_build.data.catalog import find_gpu, find_variant, gpus, variants
+from deepseek_triton_build.data.releases import READABLE_RELEASES, RELEASES, load_release
 from deepseek_triton_build.rules import RULES, target_violations, violations
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE, Deployment
-from deepseek_triton_build.rules_page import rules_page
 
 DRAFTS = "speculative_config.num_nextn_predict_layers"
 MTP = {"speculative_config.decoding_type": "MTP", DRAFTS: 1}

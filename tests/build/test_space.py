@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_build import Plan, PlanRequest, RefusedPlanError, Workload
-from deepseek_triton_build.releases.sampling import honoured_fields
+from deepseek_triton_build.data.releases.sampler_support import honoured_fields
 
 NUM_PROCESSES = 2
 

@@ -9,12 +9,12 @@ from flags import from_flags
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_build.data import load_yaml
-from deepseek_triton_build.errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.releases import READABLE_RELEASES, RELEASES, load_release
-from deepseek_triton_build.releases.spelling import MIXED, canonical, flag_name, moved, spell
+from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
+from deepseek_triton_build.data.releases import READABLE_RELEASES, RELEASES, load_release
+from deepseek_triton_build.data.releases.spelling import MIXED, canonical, flag_name, moved, spell
+from deepseek_triton_build.data.yaml_files import load_yaml
 
-TABLE = load_yaml("deepseek_triton_build.releases", "spelling.yaml")
+TABLE = load_yaml("deepseek_triton_build.data.releases", "spelling.yaml")
 OURS = load_release("1.2.1")
 NEST = "pytorch_backend_config."
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_triton_build import PlanRequest, make_plan
-from deepseek_triton_build.catalog.profiles import profiles
+from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
+from deepseek_triton_build.arithmetic.warmup_shapes import MAX_REQUESTS, Limits, limits_of, shapes_of, warmup_shapes
+from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.check import check_repository
-from deepseek_triton_build.errors import RefusedPlanError
-from deepseek_triton_build.memory import cuda_graph_batch_sizes
-from deepseek_triton_build.releases import RELEASES
+from deepseek_triton_build.data.catalog.profiles import profiles
+from deepseek_triton_build.data.releases import RELEASES
 from deepseek_triton_build.render.model_yaml import model_yaml
-from deepseek_triton_build.warmup import MAX_REQUESTS, Limits, limits_of, shapes_of, warmup_shapes
 
 COUNTS = st.integers(1, 200_000)
 GRAPH_SIZES = st.none() | st.lists(st.integers(1, 4096), max_size=40)

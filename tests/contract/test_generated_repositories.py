@@ -13,7 +13,7 @@ from deepseek_backend.config import load_config
 from deepseek_backend.engines import create_engine
 from deepseek_backend.service import Service
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
-from deepseek_triton_build.releases import RELEASES
+from deepseek_triton_build.data.releases import RELEASES
 
 CASES = [
     pytest.param(release, changes, id=f"{release}-{name}")

@@ -17,7 +17,7 @@ from scraping import scrape
 from servers import STANDIN, build, change_yaml, dying_repository, see_it_die, url
 from waiting import wait_for
 
-from deepseek_triton_build.source import model_repository
+from deepseek_triton_build.data.model_source import model_repository
 from deepseek_triton_client import Client
 from deepseek_triton_tools.server_process import ServerProcess
 

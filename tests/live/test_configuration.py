@@ -14,7 +14,7 @@ import yaml
 from servers import url
 from wire import MODEL, generated
 
-from deepseek_triton_build.source import model_repository
+from deepseek_triton_build.data.model_source import model_repository
 from deepseek_triton_tools.errors import ServerFailedError
 from deepseek_triton_tools.server_process import ServerProcess
 

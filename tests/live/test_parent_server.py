@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as triton
 from servers import url
 
-from deepseek_triton_build.source import model_repository
+from deepseek_triton_build.data.model_source import model_repository
 from deepseek_triton_tools.server_process import ServerProcess
 
 CONFIG = """\

@@ -14,7 +14,7 @@ from deepseek_backend.config import parse_config
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.request import GenerateRequest, SamplingParams
-from deepseek_triton_build.releases import load_release
+from deepseek_triton_build.data.releases import load_release
 
 WAIT_S = 60.0
 """Only ever reached by a test that fails."""

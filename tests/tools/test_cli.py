@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from deepseek_triton_build import make_plan
-from deepseek_triton_build.catalog import PRECISIONS, gpus, variants
-from deepseek_triton_build.catalog.profiles import profiles
-from deepseek_triton_build.formats import FORMATS
-from deepseek_triton_build.releases import RELEASES, load_release
+from deepseek_triton_build.data.catalog import PRECISIONS, gpus, variants
+from deepseek_triton_build.data.catalog.profiles import profiles
+from deepseek_triton_build.data.releases import RELEASES, load_release
+from deepseek_triton_build.render.formats import FORMATS
 from deepseek_triton_tools.cli import _parser, main
 from deepseek_triton_tools.plan_request import plan_request
 

@@ -12,7 +12,7 @@ import pytest
 from recording import become_by, recording
 
 from deepseek_launcher.serving import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S
-from deepseek_triton_build.words import plain
+from deepseek_triton_build.text import plain
 from deepseek_triton_tools.cli import _parser, main
 from deepseek_triton_tools.launch import FORMS
 from deepseek_triton_tools.launch_arguments import FORMS as FORM_NAMES

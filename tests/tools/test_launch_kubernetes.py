@@ -20,7 +20,7 @@ from hosts import HostsError, two_hosts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_build.load_time import ENGINE_START_S
+from deepseek_triton_build.arithmetic.load_time import ENGINE_START_S
 from deepseek_triton_tools.cli import main
 from deepseek_triton_tools.errors import RepositoryError, ToolError
 from deepseek_triton_tools.launching import kubernetes

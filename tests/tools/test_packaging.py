@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from deepseek_triton_build.source import model_repository
+from deepseek_triton_build.data.model_source import model_repository
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,8 +35,8 @@ def test_the_wheel_holds_every_package_and_the_model_repository(wheel):
     for name in (
         "deepseek_triton_client/py.typed",
         "deepseek_triton_build/planning/plan.py",
-        "deepseek_triton_build/catalog/variants.yaml",
-        "deepseek_triton_build/releases/1.2.1.yaml",
+        "deepseek_triton_build/data/catalog/variants.yaml",
+        "deepseek_triton_build/data/releases/1.2.1.yaml",
         "deepseek_triton_tools/cli.py",
         "deepseek_triton_tools/monitoring/grafana-dashboard.json",
         "deepseek_triton_build/model_repository/tensorrt_llm/config.pbtxt",

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from deepseek_triton_build import PlanRequest, make_plan
-from deepseek_triton_build.catalog import variants
+from deepseek_triton_build.data.catalog import variants
 from deepseek_triton_tools import tables
 from deepseek_triton_tools.cli import main
 from deepseek_triton_tools.plan_document import plan_document

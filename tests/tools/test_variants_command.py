@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from deepseek_triton_build.catalog import gpus, variants
-from deepseek_triton_build.catalog.profiles import profiles
-from deepseek_triton_build.releases import RELEASES
+from deepseek_triton_build.data.catalog import gpus, variants
+from deepseek_triton_build.data.catalog.profiles import profiles
+from deepseek_triton_build.data.releases import RELEASES
 from deepseek_triton_tools import tables
 from deepseek_triton_tools.cli import main
 

@@ -102,9 +102,9 @@ def _add_overrides(group: argparse._ArgumentGroup) -> None:
 
 def known_names() -> str:
     """What the options take, from the catalogue: read when help is shown, and not before."""
-    from deepseek_triton_build.catalog import PRECISION_ALIASES, PRECISIONS, gpus, variants
-    from deepseek_triton_build.catalog.profiles import profiles
-    from deepseek_triton_build.releases import RELEASES, containers
+    from deepseek_triton_build.data.catalog import PRECISION_ALIASES, PRECISIONS, gpus, variants
+    from deepseek_triton_build.data.catalog.profiles import profiles
+    from deepseek_triton_build.data.releases import RELEASES, containers
 
     aliases = {precision: alias for alias, precision in PRECISION_ALIASES.items()}
     precisions = [f"{name} ({aliases[name]})" if name in aliases else name for name in PRECISIONS]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from deepseek_triton_build import Plan, PlanRequest, make_plan, write_repository
-from deepseek_triton_build.errors import EditedError
-from deepseek_triton_build.formats import DEFAULT_FORMAT, FORMATS, format_files
-from deepseek_triton_build.memory import GIB
-from deepseek_triton_build.quant_config import Change, KvAlgo, apply, quant_config_change
+from deepseek_triton_build.arithmetic.gpu_memory import GIB
+from deepseek_triton_build.build_errors import EditedError
+from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
+from deepseek_triton_build.render.hf_quant_config import Change, KvAlgo, apply, quant_config_change
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.plan import show_warnings

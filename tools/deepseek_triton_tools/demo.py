@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
-from deepseek_triton_build.source import version_dir
+from deepseek_triton_build.data.model_source import version_dir
 from deepseek_triton_client import Client, Completion
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.errors import ToolError

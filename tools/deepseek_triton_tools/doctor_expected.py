@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from deepseek_triton_build.catalog import gpus
 from deepseek_triton_build.check import CheckedModel, Report
 from deepseek_triton_build.check.codes import MODEL_GONE, MODEL_NOT_HERE
-from deepseek_triton_build.check.document import read_yaml
-from deepseek_triton_build.check.origin import Stamp, read_stamp
-from deepseek_triton_build.releases import containers
+from deepseek_triton_build.check.documents import read_yaml
+from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
+from deepseek_triton_build.data.catalog import gpus
+from deepseek_triton_build.data.releases import containers
 from deepseek_triton_tools.diagnosis.capabilities import OF_REPOSITORY
 from deepseek_triton_tools.diagnosis.expected import Container, Expected
 from deepseek_triton_tools.diagnosis.finding import Finding, Reported

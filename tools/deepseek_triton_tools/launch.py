@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from deepseek_triton_build.source import version_dir
-from deepseek_triton_build.words import plain
+from deepseek_triton_build.data.model_source import version_dir
+from deepseek_triton_build.text import plain
 from deepseek_triton_tools.errors import InstallationError, ToolError
 from deepseek_triton_tools.launch_options import OTHERS, given, not_for, options_of, refuse, same_ports, wrong_options
 from deepseek_triton_tools.launching import docker, local, mpirun, recipes, slurm, ssh_setup

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.words import plain
+from deepseek_triton_build.text import plain
 from deepseek_triton_tools.arguments import MOST_DIGITS
 from deepseek_triton_tools.errors import InstallationError, ToolError
 from deepseek_triton_tools.launching import mpirun

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deepseek_triton_build import Budget, Plan, PlanRequest, make_plan
-from deepseek_triton_build.memory import GIB
-from deepseek_triton_build.render.text import flow
-from deepseek_triton_build.settings import EnvironmentVariable, Setting
+from deepseek_triton_build.arithmetic.gpu_memory import GIB
+from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
+from deepseek_triton_build.render.yaml_text import flow
 from deepseek_triton_tools import tables
 from deepseek_triton_tools.plan_document import concurrency, launch, plan_document
 from deepseek_triton_tools.streams import to_reader

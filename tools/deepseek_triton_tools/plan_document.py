@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepseek_triton_build import Budget, Plan
-from deepseek_triton_build.formats import FORMATS
 from deepseek_triton_build.planning.plan import Warned
+from deepseek_triton_build.render.formats import FORMATS
 
 SCHEMA = "deepseek-triton/plan/1"
 """Fields are added to it; what is there keeps its name and meaning."""

@@ -15,13 +15,13 @@ from typing import Any
 import yaml
 
 from deepseek_triton_build import PlanRequest, Workload
-from deepseek_triton_build.catalog import Architecture, Variant, find_precision, variant_of_model, variants
-from deepseek_triton_build.catalog.profiles import DEFAULT_PROFILE
-from deepseek_triton_build.check.checkpoint import read_facts
-from deepseek_triton_build.planning.request import DEFAULT_RELEASE
-from deepseek_triton_build.releases import container_tag, release_for_container
-from deepseek_triton_build.render.commands import is_path
-from deepseek_triton_build.words import one_line, shown
+from deepseek_triton_build.check.checkpoint_facts import read_facts
+from deepseek_triton_build.data.catalog import Architecture, Variant, find_precision, variant_of_model, variants
+from deepseek_triton_build.data.catalog.profiles import DEFAULT_PROFILE
+from deepseek_triton_build.data.releases import container_tag, release_for_container
+from deepseek_triton_build.planning.plan_request import DEFAULT_RELEASE
+from deepseek_triton_build.render.trtllm_commands import is_path
+from deepseek_triton_build.text import one_line, shown
 from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.streams import complain
 

@@ -70,9 +70,9 @@ _MODEST = PlannedShapes(
 
 
 def _of_repository(repository: Path, model_name: str) -> PlannedShapes:
-    from deepseek_triton_build.warmup import (
-        shapes_of,
-    )  # here, for without a repository nothing but the client is needed
+    from deepseek_triton_build.arithmetic.warmup_shapes import (
+        shapes_of,  # here, for without a repository nothing but the client is needed
+    )
 
     path = _model_yaml(repository, model_name)
     document = _read(path)
@@ -102,7 +102,7 @@ def _model_yaml(repository: Path, model_name: str) -> Path:
 def _read(path: Path) -> Mapping[str, Any]:
     import yaml
 
-    from deepseek_triton_build.data import parse_yaml
+    from deepseek_triton_build.data.yaml_files import parse_yaml
 
     try:
         document = parse_yaml(path.read_text(encoding="utf-8"))

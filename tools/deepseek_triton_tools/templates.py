@@ -6,7 +6,7 @@ import string
 from collections.abc import Mapping
 from importlib import resources
 
-from deepseek_triton_build.render.text import WIDTH, comment
+from deepseek_triton_build.render.yaml_text import WIDTH, comment
 
 _TOLERATED = 10
 """A line may be so much longer than WIDTH: where it ends was chosen by hand."""

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError
-from deepseek_triton_build.catalog import PRECISIONS, Checkpoint, Gpu, Variant, find_gpu, gpus, variants
-from deepseek_triton_build.catalog.profiles import Profile, Recipe, profiles
-from deepseek_triton_build.formats import FORMATS
-from deepseek_triton_build.memory import minimum_gpus
+from deepseek_triton_build.arithmetic.gpu_memory import minimum_gpus
+from deepseek_triton_build.data.catalog import PRECISIONS, Checkpoint, Gpu, Variant, find_gpu, gpus, variants
+from deepseek_triton_build.data.catalog.profiles import Profile, Recipe, profiles
+from deepseek_triton_build.data.releases import RELEASES, containers
 from deepseek_triton_build.planning.target import resolve_target
-from deepseek_triton_build.releases import RELEASES, containers
+from deepseek_triton_build.render.formats import FORMATS
 from deepseek_triton_tools import tables
 from deepseek_triton_tools.streams import to_reader
 from deepseek_triton_tools.tables import Table, paragraph, show

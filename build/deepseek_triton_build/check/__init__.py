@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from deepseek_triton_build.check.codes import CHECKS
     from deepseek_triton_build.check.finding import Check, CheckedModel, Finding, Report
-    from deepseek_triton_build.check.identity import CheckOptions
-    from deepseek_triton_build.check.repository import check_repository
+    from deepseek_triton_build.check.model_identity import CheckOptions
+    from deepseek_triton_build.check.repository_report import check_repository
 
 __all__ = [
     "CHECKS",
@@ -32,8 +32,8 @@ _HOMES = {
     "CheckedModel": "deepseek_triton_build.check.finding",
     "Finding": "deepseek_triton_build.check.finding",
     "Report": "deepseek_triton_build.check.finding",
-    "CheckOptions": "deepseek_triton_build.check.identity",
-    "check_repository": "deepseek_triton_build.check.repository",
+    "CheckOptions": "deepseek_triton_build.check.model_identity",
+    "check_repository": "deepseek_triton_build.check.repository_report",
 }
 """Name -> its module, which is imported when the name is asked for: what looks at a checkpoint needs no rules."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_build.words import one_line
+from deepseek_triton_build.text import one_line
 
 if TYPE_CHECKING:
     from deepseek_triton_build.rules.rule import Severity

@@ -25,10 +25,10 @@ from deepseek_triton_build.check.codes import (
     WRONG_BACKEND,
     WRONG_NAME,
 )
-from deepseek_triton_build.check.document import read_text
+from deepseek_triton_build.check.documents import read_text
 from deepseek_triton_build.check.finding import Check, Finding
-from deepseek_triton_build.source import contract
-from deepseek_triton_build.words import nearest, one_line, shown
+from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.text import nearest, one_line, shown
 
 NAME = "config.pbtxt"
 _TOKEN = re.compile(r"""(?P<skip>\#[^\n]*)|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<word>\w+)|[{}<>]""")

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepseek_triton_build import type_strings
 from deepseek_triton_build.check.codes import (
     IGNORED_KEY,
     MOVED_KEY,
@@ -19,9 +18,10 @@ from deepseek_triton_build.check.codes import (
     WRONG_NULL,
     WRONG_TYPE,
 )
-from deepseek_triton_build.check.document import Document
+from deepseek_triton_build.check.documents import Document
 from deepseek_triton_build.check.finding import Check, Finding
-from deepseek_triton_build.releases import (
+from deepseek_triton_build.data import type_strings
+from deepseek_triton_build.data.releases import (
     READABLE_RELEASES,
     RELEASES,
     Field,
@@ -30,8 +30,8 @@ from deepseek_triton_build.releases import (
     load_release,
     spelling,
 )
-from deepseek_triton_build.setting_types import bounded_type
-from deepseek_triton_build.words import nearest, plain, shown, to_write
+from deepseek_triton_build.data.setting_types import bounded_type
+from deepseek_triton_build.text import nearest, plain, shown, to_write
 
 UPSTREAM_KEYS = ("logits_post_processors",)
 """Top-level keys that upstream's model.py takes for itself (NVIDIA/TensorRT-LLM llmapi model.yaml)."""

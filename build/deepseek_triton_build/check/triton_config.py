@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deepseek_triton_build import type_strings
 from deepseek_triton_build.check.codes import WRONG_SETTING, WRONG_SETTING_VALUE
-from deepseek_triton_build.check.document import Document
+from deepseek_triton_build.check.documents import Document
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.schema import TRITON_SECTION
-from deepseek_triton_build.setting_types import BACKEND_SETTINGS, WARMUP_SETTINGS, sampling_problem, warmup_problem
-from deepseek_triton_build.source import contract
-from deepseek_triton_build.words import nearest, plain, shown
+from deepseek_triton_build.data import type_strings
+from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS, WARMUP_SETTINGS, sampling_problem, warmup_problem
+from deepseek_triton_build.text import nearest, plain, shown
 
 _UPSTREAM_SETTINGS: Mapping[str, str] = {
     "max_batch_size": "int 0..",

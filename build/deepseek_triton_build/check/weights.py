@@ -20,11 +20,11 @@ from deepseek_triton_build.check.codes import (
     UNREADABLE,
     WRONG_LENGTH,
 )
-from deepseek_triton_build.check.document import read_json
-from deepseek_triton_build.check.files import NotAFileError, is_inside, open_file
+from deepseek_triton_build.check.documents import read_json
 from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.regular_files import NotAFileError, is_inside, open_file
 from deepseek_triton_build.check.safetensors import Header, HeaderError, PointerError, read_header
-from deepseek_triton_build.words import listed, plain
+from deepseek_triton_build.text import listed, plain
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from deepseek_triton_build.catalog import Variant
-from deepseek_triton_build.planning.request import PlanRequest
-from deepseek_triton_build.settings import Setting
+from deepseek_triton_build.data.catalog import Variant
+from deepseek_triton_build.data.planned_settings import Setting
+from deepseek_triton_build.planning.plan_request import PlanRequest
 
 ENGINE_REASONS = {
     "tensorrt_llm": "TensorRT-LLM's PyTorch backend through its LLM API",

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from deepseek_triton_build.catalog.profiles import NOTHING_SAID
-from deepseek_triton_build.errors import RefusedPlanError
-from deepseek_triton_build.memory import GIB, Budget, make_budget
-from deepseek_triton_build.planning.layout import (
-    WIDE_EP,
-    wants_attention_dp,
-)
-from deepseek_triton_build.planning.sizes import (
+from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget, make_budget
+from deepseek_triton_build.build_errors import RefusedPlanError
+from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID
+from deepseek_triton_build.data.releases.spelling import spell
+from deepseek_triton_build.planning.batch_sizes import (
     OOM_NUM_TOKENS,
     Sizes,
     isl_of,
@@ -22,8 +19,11 @@ from deepseek_triton_build.planning.sizes import (
     round_up,
     wanted_sizes,
 )
+from deepseek_triton_build.planning.layout import (
+    WIDE_EP,
+    wants_attention_dp,
+)
 from deepseek_triton_build.planning.target import Target
-from deepseek_triton_build.releases.spelling import spell
 
 
 def choose_sizes(target: Target) -> tuple[Sizes, Budget]:

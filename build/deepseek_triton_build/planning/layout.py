@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from deepseek_triton_build.catalog import Gpu, MoeBackendRow, moe_backend_rows
-from deepseek_triton_build.errors import RefusedPlanError
-from deepseek_triton_build.memory import Layout
+from deepseek_triton_build.arithmetic.gpu_memory import Layout
+from deepseek_triton_build.build_errors import RefusedPlanError
+from deepseek_triton_build.data.catalog import Gpu, MoeBackendRow, moe_backend_rows
 from deepseek_triton_build.planning.target import Target
 
 LOW_CONCURRENCY = 128

@@ -19,26 +19,26 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from deepseek_triton_build.catalog import Checkpoint, Gpu, Variant, find_variant
-from deepseek_triton_build.catalog.profiles import NOTHING_SAID, Profile, Recipe, Workload
-from deepseek_triton_build.errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.memory import GIB, LEAST_KV_TOKENS, Budget, Layout, host_memory_to_prefetch
+from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Budget, Layout, host_memory_to_prefetch
+from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
+from deepseek_triton_build.data.catalog import Checkpoint, Gpu, Variant, find_variant
+from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID, Profile, Recipe, Workload
+from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting
+from deepseek_triton_build.data.releases import Release, image_name
+from deepseek_triton_build.data.releases.spelling import canonical
+from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.choices import choose_settings
 from deepseek_triton_build.planning.embedded import embedded_settings
-from deepseek_triton_build.planning.environment import choose_environment
 from deepseek_triton_build.planning.fitting import choose_sizes
-from deepseek_triton_build.planning.request import ENGINES, PlanRequest
-from deepseek_triton_build.planning.sizes import Sizes
+from deepseek_triton_build.planning.plan_request import ENGINES, PlanRequest
+from deepseek_triton_build.planning.release_settings import for_release, with_overrides
+from deepseek_triton_build.planning.server_environment import choose_environment
 from deepseek_triton_build.planning.suggestion import nearest_that_works
 from deepseek_triton_build.planning.target import Target, refuse, resolve_target
 from deepseek_triton_build.planning.triton_settings import triton_settings
-from deepseek_triton_build.planning.written import for_release, with_overrides
-from deepseek_triton_build.releases import Release, image_name
-from deepseek_triton_build.releases.spelling import canonical
 from deepseek_triton_build.rules import violations
-from deepseek_triton_build.rules.budget import deployment_budget
+from deepseek_triton_build.rules.memory_budget import deployment_budget
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
-from deepseek_triton_build.settings import EnvironmentVariable, Omission, Setting
 
 
 @dataclass(frozen=True, kw_only=True)

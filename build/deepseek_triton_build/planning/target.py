@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.catalog import (
+from deepseek_triton_build.arithmetic.gpu_memory import (
+    GIB,
+    GPU_COUNTS,
+    Layout,
+    minimum_gpus,
+    weight_bytes_per_gpu,
+    weights,
+)
+from deepseek_triton_build.build_errors import RefusedPlanError
+from deepseek_triton_build.data.catalog import (
     Architecture,
     Checkpoint,
     Gpu,
@@ -19,12 +28,10 @@ from deepseek_triton_build.catalog import (
     find_precision,
     find_variant,
 )
-from deepseek_triton_build.catalog.profiles import NOTHING_SAID, Profile, Recipe, Workload, find_profile
-from deepseek_triton_build.checkpoint_defaults import read_json_object
-from deepseek_triton_build.errors import RefusedPlanError
-from deepseek_triton_build.memory import GIB, GPU_COUNTS, Layout, minimum_gpus, weight_bytes_per_gpu, weights
-from deepseek_triton_build.planning.request import PlanRequest
-from deepseek_triton_build.releases import RELEASES, Release, load_release
+from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID, Profile, Recipe, Workload, find_profile
+from deepseek_triton_build.data.releases import RELEASES, Release, load_release
+from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
+from deepseek_triton_build.planning.plan_request import PlanRequest
 from deepseek_triton_build.rules import target_violations
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 

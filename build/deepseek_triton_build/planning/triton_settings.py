@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.checkpoint_defaults import sampling_defaults
-from deepseek_triton_build.memory import Budget
+from deepseek_triton_build.arithmetic.gpu_memory import Budget
+from deepseek_triton_build.arithmetic.warmup_shapes import MAX_REQUESTS, shapes_of
+from deepseek_triton_build.data.planned_settings import Omission, Setting
+from deepseek_triton_build.data.releases.sampler_support import honoured_fields, sampler_of
+from deepseek_triton_build.planning.batch_sizes import Sizes
+from deepseek_triton_build.planning.checkpoint_defaults import sampling_defaults
 from deepseek_triton_build.planning.embedded import ENGINE_REASONS, transaction_settings
-from deepseek_triton_build.planning.sizes import Sizes
 from deepseek_triton_build.planning.target import Target
-from deepseek_triton_build.releases.sampling import honoured_fields, sampler_of
-from deepseek_triton_build.settings import Omission, Setting
-from deepseek_triton_build.warmup import MAX_REQUESTS, shapes_of
 
 _WARMUP = "triton_config.warmup"
 WARMUP_MAX_S = 300

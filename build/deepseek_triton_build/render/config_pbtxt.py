@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepseek_triton_build.render.text import comment
-from deepseek_triton_build.source import contract
+from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.render.yaml_text import comment
 
 
 def config_pbtxt(*, stamp: str, name: str = "tensorrt_llm") -> str:

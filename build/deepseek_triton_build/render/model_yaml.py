@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deepseek_triton_build.planning.plan import Plan
-from deepseek_triton_build.render.text import yaml_lines
+from deepseek_triton_build.render.yaml_text import yaml_lines
 
 _PREFIX = "triton_config."
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deepseek_triton_build.memory import cuda_graph_batch_sizes
+from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
+from deepseek_triton_build.data.planned_settings import Setting
+from deepseek_triton_build.data.releases import load_release
+from deepseek_triton_build.data.releases.spelling import canonical
 from deepseek_triton_build.planning.plan import Plan
-from deepseek_triton_build.releases import load_release
-from deepseek_triton_build.releases.spelling import canonical
 from deepseek_triton_build.render import shell
-from deepseek_triton_build.render.text import comment
+from deepseek_triton_build.render.yaml_text import comment
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
-from deepseek_triton_build.settings import Setting
 
 _VALUES = {
     "tensor_parallel_size": "--tp_size",

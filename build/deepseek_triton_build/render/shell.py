@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from deepseek_triton_build.data.planned_settings import EnvironmentVariable
 from deepseek_triton_build.planning.plan import Plan
-from deepseek_triton_build.render.text import comment
-from deepseek_triton_build.settings import EnvironmentVariable
+from deepseek_triton_build.render.yaml_text import comment
 
 HERE = '"$(CDPATH="" cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"'
 """The folder the script lies in, also where a link leads to the script, and CDPATH would lead elsewhere."""

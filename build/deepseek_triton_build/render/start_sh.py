@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deepseek_triton_build.load_time import (
+from deepseek_triton_build.arithmetic.load_time import (
     ASSUMED_RATE,
     ENGINE_START_S,
     SMALL_READY_WITHIN_S,
@@ -11,7 +11,7 @@ from deepseek_triton_build.load_time import (
 )
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
-from deepseek_triton_build.render.text import comment
+from deepseek_triton_build.render.yaml_text import comment
 
 NAME = "start.sh"
 MARK = "DEEPSEEK_TRITON_LAUNCH"

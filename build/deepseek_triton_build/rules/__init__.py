@@ -14,14 +14,14 @@ from deepseek_triton_build.rules import (
     kv_cache,
     moe,
     parallelism,
-    sizes,
+    size_limits,
     sparse,
     speculative,
 )
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
-from deepseek_triton_build.rules.typed import well_typed
+from deepseek_triton_build.rules.well_typed import well_typed
 
-_MODULES = (attention, speculative, environment, hardware, kv_cache, sizes, moe, parallelism, sparse)
+_MODULES = (attention, speculative, environment, hardware, kv_cache, size_limits, moe, parallelism, sparse)
 RULES: tuple[Rule, ...] = tuple(rule for module in _MODULES for rule in module.RULES)
 """Every rule, by code."""
 _TARGET_RULES = tuple(rule for rule in RULES if rule.target_only)

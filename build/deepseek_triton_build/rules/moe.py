@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from deepseek_triton_build.catalog import Architecture, Checkpoint, Gpu, MoeBackendRow, moe_backend_rows
-from deepseek_triton_build.memory import GIB, weights
+from deepseek_triton_build.arithmetic.gpu_memory import GIB, weights
+from deepseek_triton_build.data.catalog import Architecture, Checkpoint, Gpu, MoeBackendRow, moe_backend_rows
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 _MATRIX = "TensorRT-LLM deployment guide for DeepSeek-R1, MoE Backend Support Matrix"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Literal
 
-from deepseek_triton_build.catalog import Architecture, Checkpoint, Gpu, Variant
-from deepseek_triton_build.memory import Layout
-from deepseek_triton_build.releases import Release, load_release
+from deepseek_triton_build.arithmetic.gpu_memory import Layout
+from deepseek_triton_build.data.catalog import Architecture, Checkpoint, Gpu, Variant
+from deepseek_triton_build.data.releases import Release, load_release
 
 Severity = Literal["error", "warning", "note"]
 CANONICAL_RELEASE = "1.2.1"

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from deepseek_triton_build.releases import Release, load_release
-from deepseek_triton_build.releases.sampling import sampler_of
-from deepseek_triton_build.releases.spelling import spell
+from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.releases import Release, load_release
+from deepseek_triton_build.data.releases.sampler_support import sampler_of
+from deepseek_triton_build.data.releases.spelling import spell
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
-from deepseek_triton_build.source import contract
 
 _README = "TensorRT-LLM examples/models/core/deepseek_v3/README.md"
 _MATRIX = "TensorRT-LLM docs, features/feature-combination-matrix"

@@ -21,7 +21,7 @@ from deepseek_backend.engines.simulated import SimulatedEngine
 from deepseek_backend.engines.simulated.engine import NEUTRAL_STEP_S
 from deepseek_backend.errors import BackendError
 from deepseek_backend.request import GenerateRequest, SamplingParams
-from deepseek_triton_build.source import model_repository
+from deepseek_triton_build.data.model_source import model_repository
 
 SYSTEMS = (OURS, DELTA, CUMULATIVE, ENGINE, TRTLLM_1, TRTLLM_10, PEER, PEER_10)
 _STREAM_INTERVALS = {TRTLLM_1: 1, TRTLLM_10: 10, PEER: 1, PEER_10: 10}

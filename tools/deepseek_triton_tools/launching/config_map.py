@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_build.words import plain
+from deepseek_triton_build.text import plain
 from deepseek_triton_tools.errors import RepositoryError
 from deepseek_triton_tools.sizes import sized
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deepseek_triton_build.render.text import comment, one_line
-from deepseek_triton_build.words import plain
+from deepseek_triton_build.render.yaml_text import comment, one_line
+from deepseek_triton_build.text import plain
 from deepseek_triton_tools.launching import kernel_caches, script
 from deepseek_triton_tools.launching.facts import LaunchFacts
 from deepseek_triton_tools.launching.options import LaunchOptions

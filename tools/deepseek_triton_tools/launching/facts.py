@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_build.catalog import gpus
-from deepseek_triton_build.check.origin import Stamp, read_stamp
-from deepseek_triton_build.stamp import MANIFEST
-from deepseek_triton_build.words import plain
+from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
+from deepseek_triton_build.data.catalog import gpus
+from deepseek_triton_build.render.stamp import MANIFEST
+from deepseek_triton_build.text import plain
 from deepseek_triton_tools.errors import RepositoryError
 from deepseek_triton_tools.warming.served import MODEL_YAML, NothingToReadError
 from deepseek_triton_tools.warming.serving import Serving, serving_of

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_build.check.document import read_yaml
-from deepseek_triton_build.load_time import ASSUMED_RATE, ready_within_s
-from deepseek_triton_build.render.text import flow, one_line
-from deepseek_triton_build.words import plain
+from deepseek_triton_build.arithmetic.load_time import ASSUMED_RATE, ready_within_s
+from deepseek_triton_build.check.documents import read_yaml
+from deepseek_triton_build.render.yaml_text import flow, one_line
+from deepseek_triton_build.text import plain
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.launching import script

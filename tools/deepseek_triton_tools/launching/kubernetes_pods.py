@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from deepseek_triton_build.load_time import ENGINE_START_S
-from deepseek_triton_build.render.text import one_line
+from deepseek_triton_build.arithmetic.load_time import ENGINE_START_S
+from deepseek_triton_build.render.yaml_text import one_line
 from deepseek_triton_tools.launching import kernel_caches
 from deepseek_triton_tools.launching.facts import LaunchFacts
 from deepseek_triton_tools.launching.kubernetes_text import block, filled, items, literal, mapping

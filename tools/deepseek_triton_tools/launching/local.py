@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from deepseek_triton_build.releases import load_release
+from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_tools.errors import InstallationError
 from deepseek_triton_tools.launching import script
 from deepseek_triton_tools.launching.facts import LaunchFacts

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deepseek_triton_build.words import plain
+from deepseek_triton_build.text import plain
 from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.launching import local, script
 from deepseek_triton_tools.launching.facts import LaunchFacts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deepseek_triton_build.render.text import one_line
+from deepseek_triton_build.render.yaml_text import one_line
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import script
 from deepseek_triton_tools.launching.facts import LaunchFacts

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from deepseek_triton_build.render.text import comment
+from deepseek_triton_build.render.yaml_text import comment
 from deepseek_triton_tools import templates
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.errors import ToolError

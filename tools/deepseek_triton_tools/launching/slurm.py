@@ -11,8 +11,8 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 
-from deepseek_triton_build.render.text import comment, one_line
-from deepseek_triton_build.words import plain
+from deepseek_triton_build.render.yaml_text import comment, one_line
+from deepseek_triton_build.text import plain
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import docker, kernel_caches, script
 from deepseek_triton_tools.launching.facts import LaunchFacts

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from deepseek_triton_build.render.text import comment, one_line
+from deepseek_triton_build.render.yaml_text import comment, one_line
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.launching import docker, mpirun, script

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_build.load_time import load_s
+from deepseek_triton_build.arithmetic.load_time import load_s
 from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.launching.stop_times import StopTimes
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from deepseek_triton_build.check.codes import MISSING_SHARD
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.weights import INDEX, check_weights, files_read
-from deepseek_triton_build.words import plain
+from deepseek_triton_build.text import plain
 from deepseek_triton_tools.errors import CheckpointError
 from deepseek_triton_tools.warming.hub_cache import HubName, find_snapshot, parse_hub_name, unfinished_downloads
 from deepseek_triton_tools.warming.options import Share

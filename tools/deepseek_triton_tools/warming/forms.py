@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deepseek_triton_build.load_time import ASSUMED_RATE, ENGINE_START_S, load_s
-from deepseek_triton_build.render.text import one_line
+from deepseek_triton_build.arithmetic.load_time import ASSUMED_RATE, ENGINE_START_S, load_s
+from deepseek_triton_build.render.yaml_text import one_line
 from deepseek_triton_tools import templates
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.sizes import about, sized

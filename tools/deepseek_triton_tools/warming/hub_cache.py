@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_build.check.files import is_inside, read_bytes
-from deepseek_triton_build.words import listed, plain
+from deepseek_triton_build.check.regular_files import is_inside, read_bytes
+from deepseek_triton_build.text import listed, plain
 from deepseek_triton_tools.errors import CheckpointError
 
 _NAME = re.compile(r"(?P<model>[\w.-]+/[\w.-]+)(?:@(?P<revision>\S+))?")

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from deepseek_triton_build.arithmetic.gpu_memory import PREFETCH_SHARE
 from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_build.memory import PREFETCH_SHARE
 from deepseek_triton_tools.sizes import about, part_of, sized
 from deepseek_triton_tools.tables import Row, Table
 from deepseek_triton_tools.warming.checkpoint import Checkpoint

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.document import read_yaml
+from deepseek_triton_build.check.documents import read_yaml
 from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_build.words import shown
+from deepseek_triton_build.text import shown
 from deepseek_triton_tools.errors import CheckpointError
 
 MODEL_YAML = "model.yaml"

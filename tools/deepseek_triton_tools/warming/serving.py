@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_build.catalog import Checkpoint as KnownCheckpoint
-from deepseek_triton_build.catalog import gpus, variant_of_model, variants
-from deepseek_triton_build.check.document import read_yaml
-from deepseek_triton_build.check.origin import Stamp, read_stamp
-from deepseek_triton_build.words import plain
+from deepseek_triton_build.check.documents import read_yaml
+from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
+from deepseek_triton_build.data.catalog import Checkpoint as KnownCheckpoint
+from deepseek_triton_build.data.catalog import gpus, variant_of_model, variants
+from deepseek_triton_build.text import plain
 from deepseek_triton_tools.errors import CheckpointError
 from deepseek_triton_tools.warming.checkpoint import Checkpoint, find_checkpoints
 from deepseek_triton_tools.warming.hub_cache import hub_cache, parse_hub_name

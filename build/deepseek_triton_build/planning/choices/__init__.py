@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from deepseek_triton_build.catalog.profiles import NOTHING_SAID
-from deepseek_triton_build.memory import Budget
+from deepseek_triton_build.arithmetic.gpu_memory import Budget
+from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID
+from deepseek_triton_build.data.planned_settings import Setting
+from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.choices.decoding import output_settings, speculation_settings
-from deepseek_triton_build.planning.choices.limits import cuda_graph_settings, limit_settings, transfer_settings
-from deepseek_triton_build.planning.choices.memory import kv_cache_settings, moe_settings
-from deepseek_triton_build.planning.choices.parallelism import model_settings, parallelism_settings
+from deepseek_triton_build.planning.choices.engine_limits import cuda_graph_settings, limit_settings, transfer_settings
+from deepseek_triton_build.planning.choices.kv_cache_and_experts import kv_cache_settings, moe_settings
+from deepseek_triton_build.planning.choices.parallel_settings import model_settings, parallelism_settings
 from deepseek_triton_build.planning.layout import WIDE_EP
-from deepseek_triton_build.planning.sizes import Sizes
 from deepseek_triton_build.planning.target import Target
-from deepseek_triton_build.settings import Setting
 
 
 def choose_settings(target: Target, sizes: Sizes, budget: Budget) -> dict[str, Setting]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from deepseek_triton_build.errors import RefusedPlanError
+from deepseek_triton_build.build_errors import RefusedPlanError
+from deepseek_triton_build.data.planned_settings import Setting
+from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.choices.sources import GUIDE
-from deepseek_triton_build.planning.sizes import Sizes
 from deepseek_triton_build.planning.target import Target
-from deepseek_triton_build.settings import Setting
 
 
 def speculation_settings(target: Target, sizes: Sizes, recipe: dict[str, Setting]) -> Iterable[Setting]:

@@ -1,0 +1,310 @@
+"""GPU memory by arithmetic: weights from the shapes of the model, KV cache per token, workspace, and what is left.
+
+Weights are exact: the shapes give 688,574,839,360 bytes for the FP8 checkpoint, and 79.29 GiB a GPU at TP8, against
+79.59 measured (vLLM 0.25.1 on 8 x H200). The workspace is an estimate; each part says what it rests on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from deepseek_triton_build.data.catalog import Architecture, Checkpoint, Gpu
+
+GIB = 2**30
+
+KvDtype = Literal["bf16", "fp8"]
+KV_BYTES: Mapping[KvDtype, int] = {"bf16": 2, "fp8": 1}
+
+CONTEXT_BYTES = GIB
+"""CUDA context and communication buffers of one process: about 1 GiB. An estimate."""
+CUDA_GRAPH_BYTES = 200 * 10**6
+"""One captured batch size: "up to 200 MB", the description of cuda_graph_config in TensorRT-LLM's llm_args.py."""
+ACTIVATION_BYTES_PER_TOKEN = int(3.2 * GIB) // 8192
+"""Of an iteration's tokens: vLLM 0.25.1 took 3.2 GiB on 8 x H200 for 8,192. An estimate for TensorRT-LLM."""
+INDEXER_SCALE_BYTES = 4
+"""Beside each FP8 key of the sparse attention's indexer; assumed to be one 32-bit scale a token and layer."""
+PREFETCH_SHARE = 0.9
+"""The engine reads the checkpoint ahead into the page cache while it is smaller than this share of the available
+memory (TensorRT-LLM's weight_loader.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How one model instance lies on its GPUs."""
+
+    tensor_parallel_size: int
+    expert_parallel_size: int
+    pipeline_parallel_size: int = 1
+    attention_dp: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def attention_dp_size(self) -> int:
+        """Ranks that each attend to requests of their own: their KV caches and batches add up."""
+        return self.tensor_parallel_size if self.attention_dp else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Bytes of the parts of a checkpoint that are divided among GPUs in different ways."""
+
+    routed_experts: float
+    attention: float
+    """What tensor parallelism divides; attention DP replicates it."""
+    replicated: float
+    """Down-projections, router and norms: every rank holds them."""
+    dense: float
+    """Shared experts and the first dense layers."""
+    embeddings: float
+    mtp_experts: float
+    """The routed experts of the MTP layer, divided like the others."""
+    mtp: float
+    """The rest of the MTP layer."""
+
+    @property
+    def total(self) -> float:
+        whole_layers = self.routed_experts + self.attention + self.replicated + self.dense
+        return whole_layers + self.embeddings + self.mtp_experts + self.mtp
+
+
+def weights(architecture: Architecture, checkpoint: Checkpoint) -> Weights:
+    """The parts of `checkpoint`, from the shapes of `architecture` and how its precision stores each."""
+    a, stored = architecture, _STORED[checkpoint.precision]
+    num_moe = a.num_layers - a.num_dense_layers
+    wo_stored: Format = "nvfp4" if checkpoint.wo_quantized else stored["attention"]
+    dense_mlp = 3 * _linear(a.intermediate_size, a.hidden_size, stored["dense"])
+    embeddings = 2 * _linear(a.vocab_size, a.hidden_size, "bf16")
+    return Weights(
+        routed_experts=num_moe * _experts(a, a.num_routed_experts, stored["routed"]),
+        attention=a.num_layers * _divided_attention(a, stored["attention"], wo_stored),
+        replicated=a.num_layers * _whole_attention(a, stored["attention"]) + num_moe * _router(a) + a.hidden_size * 2,
+        dense=num_moe * _experts(a, a.num_shared_experts, stored["dense"]) + a.num_dense_layers * dense_mlp,
+        embeddings=embeddings,
+        mtp_experts=a.num_mtp_layers * _experts(a, a.num_routed_experts, stored["mtp"]),
+        mtp=a.num_mtp_layers * (_mtp_layer(a, stored["mtp"]) + embeddings),
+    )
+
+
+def weight_bytes_per_gpu(
+    architecture: Architecture, checkpoint: Checkpoint, layout: Layout, *, mtp: bool, expert_slots: int = 0
+) -> int:
+    """Weights of the fullest GPU.
+
+    :param mtp: the MTP layer is loaded.
+    :param expert_slots: of the expert load balancer, when there are more than experts; else 0.
+    """
+    parts = weights(architecture, checkpoint)
+    tp, pp = layout.tensor_parallel_size, layout.pipeline_parallel_size
+    # Attention DP keeps attention, dense layers and embeddings whole on every rank.
+    split = 1 if layout.attention_dp else tp
+    experts = parts.routed_experts * max(1.0, expert_slots / architecture.num_routed_experts) / tp
+    layers = experts + (parts.attention + parts.dense) / split + parts.replicated
+    extra = parts.mtp_experts / tp + parts.mtp / split if mtp else 0.0
+    return int(layers * _fullest_stage(architecture, pp) + parts.embeddings / split + extra)
+
+
+def kv_bytes_per_token(
+    architecture: Architecture, kv_dtype: KvDtype, *, mtp: bool, pipeline_parallel_size: int = 1
+) -> int:
+    """KV cache of one token on one GPU. MLA's latent is kept whole on every tensor-parallel rank."""
+    a = architecture
+    latent = (a.kv_lora_rank + a.qk_rope_head_dim) * KV_BYTES[kv_dtype]
+    indexer = a.index_head_dim + INDEXER_SCALE_BYTES if a.is_sparse else 0
+    layers = math.ceil(a.num_layers / pipeline_parallel_size) + (a.num_mtp_layers if mtp else 0)
+    return (latent + indexer) * layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """GPU memory of one rank, in bytes, and the tokens it leaves room for."""
+
+    memory: int
+    weights: int
+    context: int
+    cuda_graphs: int
+    activations: int
+    kv_cache: int
+    kv_bytes_per_token: int
+    attention_dp_size: int = 1
+    """KV caches of the instance that hold different requests."""
+
+    @property
+    def workspace(self) -> int:
+        return self.context + self.cuda_graphs + self.activations
+
+    @property
+    def free(self) -> int:
+        return self.memory - self.weights - self.workspace - self.kv_cache
+
+    @property
+    def kv_tokens(self) -> int:
+        """Of one rank."""
+        return max(0, self.kv_cache) // self.kv_bytes_per_token
+
+    @property
+    def total_kv_tokens(self) -> int:
+        """Of the instance."""
+        return self.kv_tokens * self.attention_dp_size
+
+    def concurrent_requests(self, isl: int, osl: int) -> int:
+        """Requests of these input and output lengths that the KV cache of the instance holds at once."""
+        return self.kv_tokens // (isl + osl) * self.attention_dp_size
+
+
+def make_budget(
+    gpu: Gpu,
+    architecture: Architecture,
+    checkpoint: Checkpoint,
+    layout: Layout,
+    *,
+    num_cuda_graphs: int,
+    max_num_tokens: int,
+    kv_dtype: KvDtype,
+    kv_fraction: float,
+    moe_max_num_tokens: int | None = None,
+    mtp: bool = False,
+    expert_slots: int = 0,
+) -> Budget:
+    """What a rank's memory goes to. KV cache and what stays free may come out negative: then it doesn't fit.
+
+    :param kv_fraction: free_gpu_memory_fraction, of what is left after weights, graphs and one iteration.
+    """
+    held = weight_bytes_per_gpu(architecture, checkpoint, layout, mtp=mtp, expert_slots=expert_slots)
+    graphs = num_cuda_graphs * CUDA_GRAPH_BYTES
+    activations = ACTIVATION_BYTES_PER_TOKEN * _tokens_at_once(layout, max_num_tokens, moe_max_num_tokens)
+    left = gpu.memory - held - CONTEXT_BYTES - graphs - activations
+    return Budget(
+        memory=gpu.memory,
+        weights=held,
+        context=CONTEXT_BYTES,
+        cuda_graphs=graphs,
+        activations=activations,
+        kv_cache=int(left * kv_fraction),
+        kv_bytes_per_token=kv_bytes_per_token(
+            architecture, kv_dtype, mtp=mtp, pipeline_parallel_size=layout.pipeline_parallel_size
+        ),
+        attention_dp_size=layout.attention_dp_size,
+    )
+
+
+def cuda_graph_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
+    """The batch sizes TensorRT-LLM captures for cuda_graph_config.max_batch_size with padding.
+
+    1, 2, 4, every 8 up to 128, then powers of two (1.0 to 1.2.1, llm_args.py).
+    """
+    if max_batch_size < 1:
+        return ()
+    sizes = [1, 2, 4, *range(8, 129, 8)]
+    while sizes[-1] * 2 <= max_batch_size:
+        sizes.append(sizes[-1] * 2)
+    return tuple(sorted({*(size for size in sizes if size <= max_batch_size), max_batch_size}))
+
+
+GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+"""Powers of two divide 128 heads and 256 experts."""
+_LEAST_NUM_TOKENS = 2048
+LEAST_KV_TOKENS = 8192
+"""Of one request; a deployment that holds less serves nobody."""
+
+
+def minimum_gpus(gpu: Gpu, architecture: Architecture, checkpoint: Checkpoint) -> int | None:
+    """The fewest GPUs that hold the weights, a small workspace and one request of 8,192 tokens; by memory alone.
+
+    None when GPU_COUNTS has no such number.
+    """
+    for count in GPU_COUNTS:
+        layout = Layout(tensor_parallel_size=count, expert_parallel_size=count)
+        budget = make_budget(
+            gpu,
+            architecture,
+            checkpoint,
+            layout,
+            num_cuda_graphs=1,
+            max_num_tokens=_LEAST_NUM_TOKENS,
+            kv_dtype="bf16",
+            kv_fraction=1.0,
+        )
+        if budget.kv_tokens >= LEAST_KV_TOKENS:
+            return count
+    return None
+
+
+def host_memory_to_prefetch(checkpoint: Checkpoint) -> int:
+    """Available memory of one node, in bytes, from which the engine reads the checkpoint ahead. Each node reads all."""
+    return math.ceil(checkpoint.weight_bytes / PREFETCH_SHARE)
+
+
+Format = Literal["bf16", "fp8", "nvfp4", "int4"]
+_STORED: Mapping[str, Mapping[str, Format]] = {
+    "fp8": {"routed": "fp8", "dense": "fp8", "attention": "fp8", "mtp": "fp8"},
+    "fp4": {"routed": "nvfp4", "dense": "nvfp4", "attention": "bf16", "mtp": "bf16"},
+    "w4a8": {"routed": "int4", "dense": "fp8", "attention": "fp8", "mtp": "fp8"},
+}
+"""Precision -> how each part is stored. NVFP4 checkpoints leave attention (all but wo, in the later ones) and the MTP
+layer in 16 bits (their hf_quant_config.json); W4AFP8 quantizes the routed experts only (TensorRT-LLM's guide)."""
+
+
+def _linear(rows: int, columns: int, stored: Format) -> float:
+    """Bytes of a weight matrix with its scales."""
+    values = rows * columns
+    if stored == "bf16":
+        return values * 2
+    if stored == "fp8":  # a 32-bit scale for each block of 128 x 128
+        return values + 4 * math.ceil(rows / 128) * math.ceil(columns / 128)
+    if stored == "nvfp4":  # an 8-bit scale for every 16 values
+        return values / 2 + values / 16
+    return values / 2 + values / 128 * 2  # int4: a 16-bit scale for every 128 values
+
+
+def _experts(a: Architecture, number: int, stored: Format) -> float:
+    """Gate, up and down projection of `number` experts."""
+    return number * 3 * _linear(a.moe_intermediate_size, a.hidden_size, stored)
+
+
+def _router(a: Architecture) -> float:
+    return a.num_routed_experts * (a.hidden_size * 2 + 4)  # and a 32-bit bias for each expert
+
+
+def _divided_attention(a: Architecture, stored: Format, wo_stored: Format) -> float:
+    """The projections of a layer that are cut by attention heads."""
+    queries = _linear(a.num_heads * (a.qk_nope_head_dim + a.qk_rope_head_dim), a.q_lora_rank, stored)
+    keys_values = _linear(a.num_heads * (a.qk_nope_head_dim + a.v_head_dim), a.kv_lora_rank, stored)
+    return queries + keys_values + _linear(a.hidden_size, a.num_heads * a.v_head_dim, wo_stored)
+
+
+def _whole_attention(a: Architecture, stored: Format) -> float:
+    """The down-projections, norms and indexer of a layer, which every rank holds."""
+    down = _linear(a.q_lora_rank, a.hidden_size, stored)
+    down += _linear(a.kv_lora_rank + a.qk_rope_head_dim, a.hidden_size, stored)
+    norms = (2 * a.hidden_size + a.q_lora_rank + a.kv_lora_rank) * 2
+    if not a.is_sparse:
+        return down + norms
+    indexer = _linear(a.index_num_heads * a.index_head_dim, a.q_lora_rank, stored)
+    indexer += _linear(a.index_head_dim, a.hidden_size, stored)
+    return down + norms + indexer + _linear(a.index_num_heads, a.hidden_size, "bf16")
+
+
+def _mtp_layer(a: Architecture, stored: Format) -> float:
+    """The MTP layer without its routed experts and its own embeddings: the rest of a MoE layer, the projection that
+    joins it and three norms more."""
+    attention = _divided_attention(a, stored, stored) + _whole_attention(a, stored)
+    joining = _linear(a.hidden_size, 2 * a.hidden_size, "bf16") + 3 * a.hidden_size * 2
+    return attention + _experts(a, a.num_shared_experts, stored) + _router(a) + joining
+
+
+def _fullest_stage(a: Architecture, pipeline_parallel_size: int) -> float:
+    """The share of the layers that the fullest pipeline stage holds."""
+    return math.ceil(a.num_layers / pipeline_parallel_size) / a.num_layers
+
+
+def _tokens_at_once(layout: Layout, max_num_tokens: int, moe_max_num_tokens: int | None) -> int:
+    """Tokens whose activations are alive together: under attention DP the experts see those of every rank, in chunks of
+    moe_config.max_num_tokens where it is set."""
+    together = max_num_tokens * layout.attention_dp_size
+    return max(max_num_tokens, min(together, moe_max_num_tokens or together))

@@ -1,0 +1,96 @@
+"""What a checkpoint says of itself: what model it is of, and how it is quantized."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build.check.codes import UNKNOWN_ARCHITECTURE
+from deepseek_triton_build.check.documents import read_json
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.data.catalog import Architecture, Precision, architectures
+from deepseek_triton_build.text import shown
+
+QUANT_CONFIG = "hf_quant_config.json"
+
+_TOOLS = ("modelopt", "compressed-tensors")
+"""quant_method of checkpoints whose precision is said elsewhere."""
+_PRECISIONS: Mapping[str, Precision] = {
+    "FP8_BLOCK_SCALES": "fp8",
+    "fp8": "fp8",
+    "NVFP4": "fp4",
+    "W4A8_AWQ": "w4a8",
+    "MIXED_PRECISION": "w4a8",
+    "w4afp8": "w4a8",
+}
+"""quant_algo of hf_quant_config.json, or quant_method of config.json's quantization_config, as DeepSeek's checkpoints
+and those made of them have it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFacts:
+    """What a checkpoint says of itself."""
+
+    folder: Path
+    label: str
+    """What findings call the folder."""
+    class_name: str | None
+    architecture: Architecture | None
+    quantization: str | None
+    """As the checkpoint spells it; None without one."""
+    quantization_file: str
+    kv_cache_quant_algo: str | None
+    is_whole: bool
+    """Its files could be read."""
+
+    @property
+    def is_quantization_known(self) -> bool:
+        """Whether it is known how the weights are quantized: in one of our precisions, in another, or not at all."""
+        return self.is_whole and self.architecture is not None and self.quantization not in _TOOLS
+
+    @property
+    def precision(self) -> Precision | None:
+        return _PRECISIONS.get(self.quantization or "")
+
+
+def read_facts(folder: Path, label: str) -> tuple[CheckpointFacts, list[Finding]]:
+    """What config.json and hf_quant_config.json of `folder` say, and what is wrong with them."""
+    config, findings = read_json(folder / "config.json", f"{label}/config.json")
+    quant: dict[str, Any] | None = None
+    if os.path.exists(folder / QUANT_CONFIG):
+        quant, found = read_json(folder / QUANT_CONFIG, f"{label}/{QUANT_CONFIG}")
+        findings += found
+    class_name = _class_name(config or {})
+    architecture = next((a for a in architectures().values() if a.class_name == class_name), None)
+    if config is not None and architecture is None:
+        known = " or ".join(a.class_name for a in architectures().values())
+        message = f"expected architectures: {known}, found {shown(class_name)}"
+        fix = "point model at the right checkpoint, or leave its rules unchecked"
+        findings.append(UNKNOWN_ARCHITECTURE.finding(message, fix, file=f"{label}/config.json"))
+    in_config, in_quant = _section(config, "quantization_config"), _section(quant, "quantization")
+    algo = in_quant.get("quant_algo") or in_config.get("quant_algo") or in_config.get("quant_method")
+    kv_algo = in_quant.get("kv_cache_quant_algo")
+    facts = CheckpointFacts(
+        folder=folder,
+        label=label,
+        class_name=class_name,
+        architecture=architecture,
+        quantization=algo if isinstance(algo, str) else None,
+        quantization_file=f"{label}/{QUANT_CONFIG if in_quant.get('quant_algo') else 'config.json'}",
+        kv_cache_quant_algo=kv_algo if isinstance(kv_algo, str) else None,
+        is_whole=not findings,
+    )
+    return facts, findings
+
+
+def _class_name(config: Mapping[str, Any]) -> str | None:
+    names = config.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
+def _section(document: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
+    section = (document or {}).get(key)
+    return section if isinstance(section, dict) else {}

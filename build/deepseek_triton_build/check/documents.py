@@ -1,0 +1,205 @@
+"""Text, YAML and JSON files, read for what they say and on which line. Whatever is in them, there is no exception."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deepseek_triton_build.check.codes import BROKEN, DUPLICATE_KEY, NOT_A_MAPPING, UNREADABLE
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.regular_files import NotAFileError, read_bytes
+from deepseek_triton_build.text import one_line, plain, shown
+
+MAX_TEXT_BYTES = 64 * 2**20
+"""The largest file read, an index of a checkpoint's tensors, has ten megabytes."""
+MAX_YAML_VALUES = 100_000
+"""Anchors can make a short text as large as one likes."""
+MAX_YAML_DEPTH = 60
+"""libyaml's composer ends the process on very deep nesting."""
+
+_Loader: Any = getattr(yaml, "CLoader", yaml.Loader)
+_LARGEST_INTEGER = 2**64 - 1
+"""Of what counts anything; a longer number can't even be printed."""
+_COLLECTION_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "set", "omap", "pairs"))
+_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A YAML file that is a mapping."""
+
+    file: str
+    values: Mapping[Any, Any]
+    lines: Mapping[str, int]
+    """Dotted path -> line, from 1."""
+
+    def line(self, key: str) -> int | None:
+        """Of `key` or, when the file doesn't have it, of what it would be below."""
+        while key and key not in self.lines:
+            key = key.rpartition(".")[0]
+        return self.lines.get(key)
+
+
+def read_text(path: Path, file: str) -> str | Finding:
+    """The file's text, or what is wrong with it. `file` is what the findings call it."""
+    try:
+        content = read_bytes(path, MAX_TEXT_BYTES)
+        if content is None:
+            message = f"{file}: expected a text file, found more than {MAX_TEXT_BYTES:,} bytes"
+            return UNREADABLE.finding(message, "put the right file there", file=file)
+        return content.decode("utf-8")
+    except NotAFileError:
+        return UNREADABLE.finding(f"{file}: expected a file, found something else", "put a file there", file=file)
+    except OSError as error:
+        fix = "put it there" if isinstance(error, FileNotFoundError) else "let it be read"
+        return UNREADABLE.finding(f"{file}: can't be read: {error.strerror}", fix, file=file)
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        message = f"byte {error.start} is not UTF-8 (0x{error.object[error.start]:02x})"
+        return UNREADABLE.finding(message, "save the file as UTF-8", file=file, line=line)
+
+
+def read_yaml(path: Path, file: str) -> tuple[Document | None, list[Finding]]:
+    """The mapping in a YAML file, and every problem with it; no document when it can't be had."""
+    text = read_text(path, file)
+    if isinstance(text, Finding):
+        return None, [text]
+    reader = _Reader(file)
+    try:
+        _limit_depth(text)
+        node = yaml.compose(text, Loader=_Loader)
+        values = None if node is None else reader.value(node, "", ())
+    except yaml.YAMLError as error:
+        return None, [_broken(error, text, file)]
+    if not isinstance(values, dict):
+        found = "nothing" if values is None else f"a {'list' if isinstance(values, list) else 'single value'}"
+        message = f"expected a mapping of LLM arguments, found {found}"
+        return None, [NOT_A_MAPPING.finding(message, "write keys and values, `model: ...` first", file=file, line=1)]
+    return Document(file=file, values=values, lines=reader.lines), reader.findings
+
+
+def read_json(path: Path, file: str) -> tuple[dict[str, Any] | None, list[Finding]]:
+    """The object in a JSON file, and what is wrong with it."""
+    text = read_text(path, file)
+    if isinstance(text, Finding):
+        return None, [text]
+    fix = "download or write it again"
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        message = f"not JSON: {error.msg} at column {error.colno}"
+        return None, [BROKEN.finding(message, fix, file=file, line=error.lineno)]
+    except (RecursionError, ValueError) as error:
+        return None, [BROKEN.finding(f"not JSON that can be read: {error}", fix, file=file)]
+    if not isinstance(value, dict):
+        return None, [BROKEN.finding(f"expected a JSON object, found {shown(value)}", fix, file=file, line=1)]
+    return value, []
+
+
+@dataclass
+class _Reader:
+    """One walk over the nodes of a YAML document."""
+
+    file: str
+    lines: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    num_values: int = 0
+    _constructor: Any = field(default_factory=yaml.constructor.SafeConstructor)
+    _looked_at: set[int] = field(default_factory=set)
+
+    def value(self, node: yaml.Node, path: str, above: tuple[int, ...]) -> Any:
+        """What `node` stands for.
+
+        :raises yaml.YAMLError: when the safe loader would refuse it.
+        """
+        self.num_values += 1
+        if self.num_values > MAX_YAML_VALUES:
+            raise _refused(f"more than {MAX_YAML_VALUES:,} values", node)
+        if id(node) in above:
+            raise _refused("an alias of what it stands in", node)
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        if node.tag not in _PLAIN_TAGS:
+            raise _refused(f"a tag that the safe loader doesn't make a mapping or list of: {node.tag}", node)
+        above = (*above, id(node))
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, path, above) for item in node.value]
+        assert isinstance(node, yaml.MappingNode)  # there are three kinds
+        return self._mapping(node, path, above)
+
+    def _mapping(self, node: yaml.MappingNode, path: str, above: tuple[int, ...]) -> dict[Any, Any]:
+        self._find_duplicates(node, path)
+        self._constructor.flatten_mapping(node)
+        values = {}
+        for key_node, value_node in node.value:
+            key = self._key(key_node)
+            below = _join(path, key)
+            self.lines[below] = key_node.start_mark.line + 1
+            values[key] = self.value(value_node, below, above)
+        return values
+
+    def _find_duplicates(self, node: yaml.MappingNode, path: str) -> None:
+        if id(node) in self._looked_at:  # merged keys are in it by now, and may be overridden
+            return
+        self._looked_at.add(id(node))
+        first: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            key, line = self._key(key_node), key_node.start_mark.line + 1
+            if key in first:
+                dotted = _join(path, key)
+                message = f"{dotted} is given twice, on line {first[key]} too; the last one would be taken"
+                fix = "remove one of them"
+                self.findings.append(DUPLICATE_KEY.finding(message, fix, file=self.file, line=line, key=dotted))
+            first.setdefault(key, line)
+
+    def _key(self, node: yaml.Node) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            raise _refused("a key that is a list or a mapping", node)
+        return node.value if node.tag == "tag:yaml.org,2002:merge" else self._scalar(node)
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        if node.tag in _COLLECTION_TAGS:
+            raise _refused(f"a single value that is tagged {node.tag}", node)
+        try:
+            value = self._constructor.construct_object(node)
+        except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
+            # PyYAML's constructors take it for granted that a tag fits its text: !!bool maybe, !!int "", 2026-99-99.
+            raise _refused(f"{shown(node.value)} is no {node.tag.rpartition(':')[2]}", node) from error
+        if isinstance(value, int) and not -(2**63) <= value <= _LARGEST_INTEGER:
+            raise _refused("a whole number of more than 64 bits", node)
+        return value
+
+
+def _limit_depth(text: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_YAML_DEPTH:
+            raise _refused(f"nested more than {MAX_YAML_DEPTH} deep", event)
+
+
+def _refused(problem: str, where: Any) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, where.start_mark)
+
+
+def _broken(error: yaml.YAMLError, text: str, file: str) -> Finding:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    position = getattr(error, "position", None)
+    line = None
+    if mark is not None:
+        line = mark.line + 1
+    elif isinstance(position, int):
+        line = text.count("\n", 0, position) + 1
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+    message = one_line(f"not YAML: {problem}")
+    return BROKEN.finding(message, "correct it; the lines before it may be to blame", file=file, line=line)
+
+
+def _join(path: str, key: Any) -> str:
+    name = plain(key) if isinstance(key, str) else shown(key)
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,107 @@
+"""What a repository says of its own making: deepseek-triton.json, 1/release.yaml and the variables in start.sh."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build.check.codes import CHANGED
+from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, read_json, read_text, read_yaml
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.regular_files import is_inside, read_bytes
+from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
+from deepseek_triton_build.render.stamp import MANIFEST
+from deepseek_triton_build.text import plain
+
+RELEASE_RECORD = "release.yaml"
+START_SCRIPT = "start.sh"
+_MOST_GPUS = 1_000_000
+_RELEASE = re.compile(rb'^release: "([0-9.]+)"', re.MULTILINE)
+_EXPORT = re.compile(r'^\s*export (\w+)="?(?:\$\{\1:-)?([^"}]*)', re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stamp:
+    """The stamp, as far as it can be read: a value of another type is not there."""
+
+    values: Mapping[str, Any]
+    file: str
+
+    def text(self, key: str) -> str | None:
+        value = self.values.get(key)
+        return value if isinstance(value, str) else None
+
+    @property
+    def num_gpus(self) -> int | None:
+        value = self.values.get("gpus")
+        if not isinstance(value, int) or isinstance(value, bool):
+            return None
+        return value if 0 < value <= _MOST_GPUS else None
+
+
+def read_stamp(folder: Path, label: str) -> tuple[Stamp, list[Finding]]:
+    """The stamp in `folder`; an empty one where there is none. `label` is what findings call the folder."""
+    file = f"{label}{MANIFEST}"
+    if not os.path.exists(folder / MANIFEST):
+        return Stamp(values={}, file=file), []
+    values, findings = read_json(folder / MANIFEST, file)
+    return Stamp(values=values or {}, file=file), findings
+
+
+def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator[Finding]:
+    """Files of the model's folder, and of the repository where that is what is checked, that are not as generated."""
+    files = stamp.values.get("files")
+    for name, expected in files.items() if isinstance(files, dict) else ():
+        within = name.partition("/")[2]
+        if not is_inside(name) or name.endswith(f"/{MANIFEST}") or (not within and root == model):
+            continue
+        path, file = (model / within, f"{label}{within}") if within else (root / name, name)
+        found = _sha256(path)
+        if found != expected:
+            what = "is gone" if found is None else "was changed"
+            fix = "nothing, if that was meant; deepseek-triton build --force writes it as it was"
+            yield CHANGED.finding(f"{plain(name)} {what} since it was generated", fix, file=file)
+
+
+def read_release_version(version_dir: Path, label: str) -> tuple[str | None, list[Finding]]:
+    """The release that the record beside model.py is of; None without one."""
+    if not os.path.exists(version_dir / RELEASE_RECORD):
+        return None, []
+    if (version := _unchanged_record(version_dir / RELEASE_RECORD)) is not None:
+        return version, []
+    document, findings = read_yaml(version_dir / RELEASE_RECORD, f"{label}{RELEASE_RECORD}")
+    value = None if document is None else document.values.get("release")
+    return (str(value) if value is not None else None), findings
+
+
+def _unchanged_record(path: Path) -> str | None:
+    """The release whose record it is to the letter. To parse one takes longer than everything else of a check."""
+    try:
+        content = read_bytes(path, MAX_TEXT_BYTES) or b""
+    except OSError:  # reported by who reads it in earnest
+        return None
+    said = _RELEASE.search(content)
+    version = said[1].decode() if said else ""
+    return version if version in READABLE_RELEASES and load_release(version).text.encode() == content else None
+
+
+def read_environment(folder: Path) -> dict[str, str]:
+    """The variables that start.sh exports, as far as they are plain."""
+    if not os.path.isfile(folder / START_SCRIPT):
+        return {}
+    text = read_text(folder / START_SCRIPT, START_SCRIPT)
+    return {} if isinstance(text, Finding) else dict(_EXPORT.findall(text))
+
+
+def _sha256(path: Path) -> str | None:
+    """None of what is no file; nothing of a file so large that it was not generated."""
+    try:
+        content = read_bytes(path, MAX_TEXT_BYTES)
+    except (OSError, ValueError):  # ValueError: a null byte in the path
+        return None
+    return hashlib.sha256(content).hexdigest() if content is not None else ""

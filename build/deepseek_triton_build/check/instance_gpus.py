@@ -1,0 +1,88 @@
+"""Which GPUs the instances of a model take, as the backend and upstream's model.py read them off config.pbtxt."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from deepseek_triton_build.check.codes import GPUS_SHARED, IDLE_GPUS, NO_GPUS, TOO_FEW_GPUS, WRONG_KIND
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.pbtxt import ModelConfig
+from deepseek_triton_build.text import shown
+
+PARAMETER = "gpu_device_ids"
+_KIND_CPU = "KIND_CPU"
+
+
+def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | None) -> Iterator[Finding]:
+    """
+    :param num_ranks: tensor x pipeline parallelism; None when model.yaml doesn't say it rightly.
+    :param num_gpus: what one instance is said to have; None: not said.
+    """
+    yield from _check_kinds(config)
+    text = config.message.parameters[PARAMETER].string_value if PARAMETER in config.message.parameters else ""
+    count = sum(group.count or 1 for group in config.message.instance_group) or 1
+    if not text:
+        if count > 1:
+            message = f"{count} instances need the parameter {PARAMETER}, with the GPUs of each"
+            yield config.finding(NO_GPUS, message, _example(count, num_ranks), at="instance_group")
+        elif num_ranks and num_gpus:
+            yield from _check_count(config, num_ranks, num_gpus, "the instance", at="instance_group")
+        return
+    instances = [[_gpu(gpu) for gpu in part.split(",") if gpu.strip()] for part in text.split(";")]
+    if len(instances) != count or not all(instances):
+        message = f"expected GPUs for {count} instance{'s' * (count > 1)}, parted by semicolons, found {shown(text)}"
+        yield config.finding(NO_GPUS, message, _example(count, num_ranks), at=PARAMETER)
+    uses = Counter(gpu for gpus in instances for gpu in gpus)
+    if twice := [gpu for gpu, times in uses.items() if times > 1]:
+        message = f"GPU {', '.join(twice)} is given more than once in {shown(text)}"
+        yield config.finding(GPUS_SHARED, message, "give each GPU to one instance", at=PARAMETER)
+    for index, gpus in enumerate(instances):
+        if num_ranks and gpus:
+            yield from _check_count(config, num_ranks, len(gpus), f"instance {index}", at=PARAMETER)
+
+
+def _check_kinds(config: ModelConfig) -> Iterator[Finding]:
+    groups = config.message.instance_group
+    if not groups:
+        fix = f"write instance_group [ {{ count: 1, kind: {_KIND_CPU} }} ]"
+        yield config.finding(WRONG_KIND, "there is no instance_group", fix, at="instance_group")
+    for number in sorted({group.kind for group in groups}):
+        kind = groups[0].DESCRIPTOR.enum_types_by_name["Kind"].values_by_number.get(number)
+        if kind is None:
+            yield config.no_number("kind", number, at="kind")
+        elif kind.name != _KIND_CPU:
+            message = f"expected instances of {_KIND_CPU}, found {kind.name}"
+            yield config.finding(WRONG_KIND, message, f"write kind: {_KIND_CPU}", at="kind")
+
+
+def _gpu(name: str) -> str:
+    """0 and 00 are one GPU."""
+    name = name.strip()
+    return str(int(name)) if name.isdecimal() and len(name) < 10 else name
+
+
+def _check_count(config: ModelConfig, num_ranks: int, num_gpus: int, what: str, *, at: str) -> Iterator[Finding]:
+    message = f"{what} has {num_gpus} GPUs for {num_ranks} ranks (tensor x pipeline parallelism)"
+    if num_gpus < num_ranks:
+        fix = f"give it {num_ranks} GPUs, or make tensor_parallel_size x pipeline_parallel_size {num_gpus}"
+        yield config.finding(TOO_FEW_GPUS, message, fix, at=at)
+    elif num_gpus > num_ranks:
+        fix = f"raise tensor_parallel_size, or name {num_ranks} GPUs"
+        yield config.finding(IDLE_GPUS, message, fix, at=at)
+
+
+def _example(count: int, num_ranks: int | None) -> str:
+    """What to write: the GPUs of `count` instances, as far as they fit a line, or one instance."""
+    size = num_ranks or 1
+    ids = ";".join(_ids(index * size, size) for index in range(min(count, 4))) + (";..." if count > 4 else "")
+    parameter = f'parameters [ {{ key: "{PARAMETER}", value: {{ string_value: "{ids}" }} }} ]'
+    if count == 1:
+        return f"write {parameter}, or leave the parameter out"
+    return f"write {parameter}, with GPUs that are there, or count: 1 for one instance"
+
+
+def _ids(first: int, size: int) -> str:
+    """`size` GPUs from number `first` on."""
+    listed = ",".join(map(str, range(first, first + (size if size <= 16 else 2))))
+    return listed + (",..." if size > 16 else "")

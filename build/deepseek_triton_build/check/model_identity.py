@@ -1,0 +1,199 @@
+"""What is known of a model, from the user, the repository and the checkpoint: release, variant, weights, GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build.build_errors import CheckpointError
+from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts
+from deepseek_triton_build.check.codes import (
+    BAD_RECORD,
+    MODEL_GONE,
+    MODEL_NOT_HERE,
+    MODEL_ON_HUB,
+    RELEASE_ASSUMED,
+    WRONG_ARCHITECTURE,
+    WRONG_PRECISION,
+)
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.generated_origin import Stamp
+from deepseek_triton_build.data.catalog import (
+    Architecture,
+    Checkpoint,
+    Gpu,
+    Variant,
+    find_gpu,
+    find_variant,
+    gpus,
+    variant_of_model,
+    variants,
+)
+from deepseek_triton_build.data.releases import READABLE_RELEASES, Release, load_release
+from deepseek_triton_build.planning.plan_request import DEFAULT_RELEASE
+from deepseek_triton_build.text import plain, shown
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """What the user says, where the files don't or against what they say."""
+
+    release: str | None = None
+    gpu: str | None = None
+    num_gpus: int | None = None
+    """GPUs of one instance."""
+    model_root: Path | None = None
+    """Where the checkpoint that model.yaml names is here: its own folder, or one above it. It has to be there."""
+    strict: bool = False
+    """A checkpoint's folder that is not here is an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    variant: Variant | None
+    architecture: Architecture | None
+    checkpoint: Checkpoint | None
+    gpu: Gpu | None
+    num_gpus: int | None
+
+
+def find_release(
+    options: CheckOptions, recorded: str | None, stamp: Stamp, *, record_file: str, file: str
+) -> tuple[Release, str, list[Finding]]:
+    """The release to check against, and how it is known.
+
+    :raises BuildError: when the user names one without a record.
+    """
+    if options.release is not None:
+        return load_release(options.release), "as asked", []
+    findings: list[Finding] = []
+    for version, known_from in ((recorded, record_file), (stamp.text("release"), stamp.file)):
+        if version in READABLE_RELEASES:
+            return load_release(version), known_from, findings
+        if version is not None:
+            message = f"{known_from} names TensorRT-LLM {shown(version)}, of which nothing is recorded here"
+            fix = f"check against one of {', '.join(READABLE_RELEASES)} with --trtllm"
+            findings.append(BAD_RECORD.finding(message, fix, file=known_from))
+    message = f"nothing says which TensorRT-LLM release it is for: checked against {DEFAULT_RELEASE}"
+    findings.append(RELEASE_ASSUMED.finding(message, "name another one with --trtllm", file=file))
+    return load_release(DEFAULT_RELEASE), "default", findings
+
+
+def find_checkpoint_folder(model: str, version_dir: Path, model_root: Path | None) -> Path | None:
+    """Where the checkpoint is on this machine. A relative path counts from the folder of model.yaml.
+
+    What the user says is always taken: the folder of that name below `model_root`, or `model_root` itself.
+    """
+    if model_root is None:
+        candidates = [version_dir / model]
+    elif os.path.isfile(model_root / "config.json"):
+        candidates = [model_root]
+    else:
+        candidates = [model_root / model.lstrip("/"), model_root / Path(model).name, model_root]
+    return next((folder for folder in candidates if os.path.isdir(folder)), None)
+
+
+def require_model_root(options: CheckOptions) -> None:
+    """:raises CheckpointError: when the folder that the user names is not there."""
+    if options.model_root is not None and not os.path.isdir(options.model_root):
+        found = "a file" if os.path.exists(options.model_root) else "nothing"
+        where = plain(str(options.model_root))
+        raise CheckpointError(f"{where}: expected the checkpoint's folder, found {found}; name the one it is in")
+
+
+def absent_checkpoint(model: str, *, strict: bool, file: str, line: int | None) -> Finding:
+    """What to say of a checkpoint that is not on this machine."""
+    if not model.startswith((".", "/", "~")) and _HUB_NAME.fullmatch(model):
+        message = f"{model} is a name, not a folder here: its files are not looked at"
+        fix = "nothing; name the folder it was downloaded to with --model, to have its files checked"
+        return MODEL_ON_HUB.finding(message, fix, file=file, line=line, key="model")
+    if strict:
+        message = f"expected a checkpoint at {shown(model)}, found no folder"
+        fix = "correct the path, or say where it is with --model"
+        return MODEL_GONE.finding(message, fix, file=file, line=line, key="model")
+    message = f"{shown(model)} is not here; the container may see it"
+    fix = "say where it is here with --model, to have its files checked"
+    return MODEL_NOT_HERE.finding(message, fix, file=file, line=line, key="model")
+
+
+def identify(
+    options: CheckOptions, stamp: Stamp, model: str, facts: CheckpointFacts | None
+) -> tuple[Identity, list[Finding]]:
+    """
+    :raises UnknownNameError: when the user names a GPU nobody knows.
+    """
+    findings = list(_unknown_names(stamp))
+    variant, checkpoint = _by_name(stamp, model)
+    architecture = variant.architecture if variant else None
+    if facts is not None:
+        findings += _contradictions(facts, variant, checkpoint, from_stamp=stamp.text("variant") is not None)
+        architecture = facts.architecture or architecture
+        if variant is not None and variant.architecture != architecture:
+            variant = None
+        checkpoint = _actual(facts, architecture, variant, checkpoint)
+    gpu = find_gpu(options.gpu) if options.gpu else gpus().get(stamp.text("gpu") or "")
+    num_gpus = options.num_gpus or stamp.num_gpus
+    known = Identity(variant=variant, architecture=architecture, checkpoint=checkpoint, gpu=gpu, num_gpus=num_gpus)
+    return known, findings
+
+
+def _unknown_names(stamp: Stamp) -> Iterator[Finding]:
+    for kind, known in (("variant", variants()), ("gpu", gpus())):
+        name: Any = stamp.values.get(kind)
+        if name is not None and name not in list(known):
+            message = f"{stamp.file} names the {kind} {shown(name)}, which is not known here"
+            yield BAD_RECORD.finding(message, f"known: {', '.join(known)}", file=stamp.file)
+
+
+def _by_name(stamp: Stamp, model: str) -> tuple[Variant | None, Checkpoint | None]:
+    """By the stamp, else by the model's name: a Hugging Face one, or a folder called like one."""
+    found = variant_of_model(model) or _by_folder_name(model)
+    name = stamp.text("variant")
+    if name in variants():
+        variant = find_variant(name)
+        planned = variant.checkpoints.get(stamp.text("precision") or "")
+        return variant, planned or (found[1] if found and found[0] == variant else None)
+    return found or (None, None)
+
+
+def _by_folder_name(model: str) -> tuple[Variant, Checkpoint] | None:
+    name = Path(model).name.lower()
+    for variant in variants().values():
+        for checkpoint in variant.checkpoints.values():
+            if name in (known.rpartition("/")[2].lower() for known in (checkpoint.model, *checkpoint.alternatives)):
+                return variant, checkpoint
+    return None
+
+
+def _contradictions(
+    facts: CheckpointFacts, variant: Variant | None, planned: Checkpoint | None, *, from_stamp: bool
+) -> Iterator[Finding]:
+    expected = variant.architecture if variant else None
+    if variant and expected and facts.class_name and facts.class_name != expected.class_name:
+        why = "generated for" if from_stamp else "named like"
+        message = f"expected {expected.class_name}, for it is {why} {variant.name}; found {plain(facts.class_name)}"
+        fix = f"point model at a checkpoint of {variant.name}, or build again for this one"
+        yield WRONG_ARCHITECTURE.finding(message, fix, file=f"{facts.label}/config.json")
+    if planned and facts.is_quantization_known and facts.precision != planned.precision:
+        found = "no quantization" if facts.quantization is None else plain(facts.quantization)
+        message = f"expected {planned.precision} weights ({planned.quant_algo}), found {found}"
+        fix = f"point model at {planned.model}"
+        fix += f", or build again with --precision {facts.precision}" if facts.precision else ""
+        yield WRONG_PRECISION.finding(message, fix, file=facts.quantization_file)
+
+
+def _actual(
+    facts: CheckpointFacts, architecture: Architecture | None, variant: Variant | None, planned: Checkpoint | None
+) -> Checkpoint | None:
+    """The catalogue's checkpoint of what is there, with the KV cache that its files say."""
+    precision = facts.precision or (planned.precision if planned else None)
+    shapes = [variant] if variant else [v for v in variants().values() if v.architecture == architecture]
+    known = (v.checkpoints.get(precision or "") for v in shapes if v.architecture is not None)
+    found = planned if planned and planned.precision == precision else next(filter(None, known), None)
+    return replace(found, kv_cache_quant_algo=facts.kv_cache_quant_algo) if found else None

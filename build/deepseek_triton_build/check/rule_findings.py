@@ -1,0 +1,58 @@
+"""The rules, over what a file's LLM arguments come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from deepseek_triton_build.check.documents import Document
+from deepseek_triton_build.check.finding import Check, Finding, make_finding
+from deepseek_triton_build.check.model_identity import Identity
+from deepseek_triton_build.check.schema import Arguments
+from deepseek_triton_build.data.releases import Release, spelling
+from deepseek_triton_build.rules import violations
+from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+
+
+def make_deployment(
+    arguments: Arguments,
+    release: Release,
+    known: Identity,
+    triton: Mapping[str, Any],
+    environment: Mapping[str, str],
+) -> Deployment:
+    """What the rules look at. What stands in a wrong place counts as it was meant."""
+    return Deployment(
+        settings=arguments.meant | spelling.canonical(arguments.settings, release.version),
+        release=release,
+        variant=known.variant,
+        architecture=known.architecture,
+        checkpoint=known.checkpoint,
+        gpu=known.gpu,
+        triton=_flat(triton),
+        environment=environment,
+    )
+
+
+def check_deployment(
+    document: Document, deployment: Deployment, arguments: Arguments, others: Sequence[tuple[Check, Violation]]
+) -> Iterator[Finding]:
+    """What `deployment` breaks, and `others`, on the lines of `document` that say so."""
+    assert deployment.release is not None  # make_deployment has one
+    version, settings = deployment.release.version, arguments.settings
+    spelled = {ours: key for key in settings for ours in spelling.canonical({key: settings[key]}, version)}
+    spelled = arguments.places | spelled
+    broken: list[tuple[Rule | Check, Violation]] = [*violations(deployment), *others]
+    for rule, violation in broken:
+        key = spelled.get(violation.key or "", violation.key)
+        line = document.line(key) if key else None
+        message, fix = violation.message, violation.fix
+        yield make_finding(rule.code, rule.severity, message, fix, file=document.file, line=line, key=key)
+
+
+def _flat(section: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted paths below a section."""
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat

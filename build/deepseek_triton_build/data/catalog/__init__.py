@@ -1,0 +1,225 @@
+"""The catalogue: architectures, variants, checkpoints and GPUs as data, each figure with its source in the YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+from deepseek_triton_build.build_errors import UnknownNameError
+from deepseek_triton_build.data.yaml_files import load_yaml
+
+Precision = Literal["fp8", "fp4", "w4a8"]
+PRECISIONS: Mapping[Precision, str] = {
+    "fp8": "FP8 weights in blocks of 128 x 128, as DeepSeek publishes them",
+    "fp4": "NVFP4 weights, Blackwell only",
+    "w4a8": "INT4 expert weights with FP8 activations (W4AFP8), Hopper only",
+}
+PRECISION_ALIASES: Mapping[str, Precision] = {"nvfp4": "fp4", "w4afp8": "w4a8"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """The shape of a model: the figures of its config.json."""
+
+    name: str
+    class_name: str
+    model_type: str
+    num_layers: int
+    """Without the MTP layer."""
+    num_dense_layers: int
+    num_mtp_layers: int
+    hidden_size: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    num_routed_experts: int
+    num_shared_experts: int
+    num_experts_per_token: int
+    num_heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    index_num_heads: int
+    """Of the sparse attention's indexer; 0 without one."""
+    index_head_dim: int
+    index_topk: int
+    source: str
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.index_num_heads > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One set of weights of a variant."""
+
+    precision: Precision
+    model: str
+    """Hugging Face name."""
+    weight_bytes: int
+    bytes_status: Literal["measured", "computed", "estimated"]
+    num_shards: int | None
+    """None: not known."""
+    quant_algo: str
+    """As its hf_quant_config.json would say."""
+    kv_cache_quant_algo: str | None
+    wo_quantized: bool
+    """Of NVFP4: attention's output projection is NVFP4 too, the others are 16 bit."""
+    source: str
+    alternatives: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A model that can be served."""
+
+    name: str
+    title: str
+    engines: tuple[str, ...]
+    """The engines it can run on; the first is the default."""
+    model: str = ""
+    """Of a variant without checkpoints: "tiny"."""
+    presets: tuple[str, ...] = ()
+    """Deployments whose pace the simulated engine can keep; the backend's own list, held to it by a test."""
+    architecture: Architecture | None = None
+    checkpoints: Mapping[str, Checkpoint] = field(default_factory=dict)
+    """Precision -> weights."""
+    min_release: str = ""
+    min_release_source: str = ""
+    thinks: bool = False
+    relaxed_acceptance: bool = False
+    trust_remote_code: bool = False
+    trust_remote_code_reason: str = ""
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
+    default_sampling_source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU and the machine it comes in."""
+
+    name: str
+    title: str
+    architecture: Literal["ampere", "hopper", "blackwell"]
+    sm: int
+    sm_count: int
+    memory_mib: int
+    """What nvidia-smi says is there."""
+    memory_source: str
+    memory_bandwidth_gb_s: float
+    gpus_per_node: int
+    nvlink_domain: int
+    """GPUs that reach each other over NVLink."""
+    published_min_gpus: Mapping[str, int]
+    """Precision -> GPUs of one instance, as NVIDIA publishes them; what is not in it is not published."""
+    published_source: str
+    recommended_gpus: Mapping[str, int] = field(default_factory=dict)
+    """Precision -> GPUs that NVIDIA recommends, where that is more."""
+
+    @property
+    def memory(self) -> int:
+        return self.memory_mib * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeBackendRow:
+    """One line of the support matrix of moe_config.backend."""
+
+    gpus: tuple[str, ...]
+    precision: Precision
+    ep: Literal["<=8", ">8", "any"]
+    backends: tuple[str, ...]
+    default: str
+    source: str
+
+    def holds_for(self, gpu: Gpu, precision: str, expert_parallel_size: int) -> bool:
+        size_fits = self.ep == "any" or (expert_parallel_size > 8) == (self.ep == ">8")
+        return gpu.name in self.gpus and precision == self.precision and size_fits
+
+
+@cache
+def architectures() -> dict[str, Architecture]:
+    return {name: Architecture(name=name, **entry) for name, entry in _load("architectures.yaml").items()}
+
+
+@cache
+def variants() -> dict[str, Variant]:
+    return {name: _variant(name, entry) for name, entry in _load("variants.yaml").items()}
+
+
+@cache
+def gpus() -> dict[str, Gpu]:
+    return {name: Gpu(name=name, **entry) for name, entry in _load("gpus.yaml").items()}
+
+
+@cache
+def moe_backend_rows() -> tuple[MoeBackendRow, ...]:
+    rows = load_yaml(__name__, "moe_backends.yaml")
+    return tuple(
+        MoeBackendRow(**(row | {"gpus": tuple(row["gpus"]), "backends": tuple(row["backends"])})) for row in rows
+    )
+
+
+def find_variant(name: str) -> Variant:
+    """:raises UnknownNameError: naming the nearest variant."""
+    variant: Variant = _find("variant", name, variants())
+    return variant
+
+
+def find_gpu(name: str) -> Gpu:
+    """:raises UnknownNameError: naming the nearest GPU."""
+    gpu: Gpu = _find("GPU", name, gpus())
+    return gpu
+
+
+def find_precision(name: str) -> Precision:
+    """The precision that `name` or its alias means.
+
+    :raises UnknownNameError: naming the nearest.
+    """
+    lower = name.lower()
+    for precision in PRECISIONS:
+        if lower == precision or PRECISION_ALIASES.get(lower) == precision:
+            return precision
+    raise UnknownNameError("precision", name, (*PRECISIONS, *PRECISION_ALIASES))
+
+
+def variant_of_model(model: str) -> tuple[Variant, Checkpoint] | None:
+    """The variant and checkpoint that a Hugging Face name belongs to."""
+    for variant in variants().values():
+        for checkpoint in variant.checkpoints.values():
+            if model in (checkpoint.model, *checkpoint.alternatives):
+                return variant, checkpoint
+    return None
+
+
+def _variant(name: str, entry: dict[str, Any]) -> Variant:
+    lists = {key: tuple(entry.get(key, ())) for key in ("engines", "presets")}
+    checkpoints = {
+        precision: _checkpoint(find_precision(precision), row)
+        for precision, row in entry.get("checkpoints", {}).items()
+    }
+    architecture = architectures()[entry["architecture"]] if "architecture" in entry else None
+    return Variant(name=name, **(entry | lists | {"checkpoints": checkpoints, "architecture": architecture}))
+
+
+def _checkpoint(precision: Precision, row: dict[str, Any]) -> Checkpoint:
+    defaults = {"num_shards": None, "wo_quantized": False}
+    return Checkpoint(precision=precision, **(defaults | row | {"alternatives": tuple(row.get("alternatives", ()))}))
+
+
+def _find(kind: str, name: str, entries: dict[str, Any]) -> Any:
+    if name.lower() not in entries:
+        raise UnknownNameError(kind, name, entries)
+    return entries[name.lower()]
+
+
+def _load(file: str) -> dict[str, dict[str, Any]]:
+    entries: dict[str, dict[str, Any]] = load_yaml(__name__, file)
+    return entries

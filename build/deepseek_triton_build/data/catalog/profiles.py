@@ -1,0 +1,160 @@
+"""Profiles: what a deployment is tuned for. Each is one or more published recipes, as data in catalog/profiles.yaml.
+
+A recipe is used as published when the asked-for workload is its own; another workload keeps its choices and computes
+the sizes again (sizes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property
+from typing import Any
+
+from deepseek_triton_build.build_errors import UnknownNameError
+from deepseek_triton_build.data.catalog import Gpu
+from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
+from deepseek_triton_build.data.yaml_files import load_yaml
+
+DEFAULT_PROFILE = "balanced"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What the requests are like. None: not said."""
+
+    isl: int | None = None
+    """Input length of a request, in tokens."""
+    osl: int | None = None
+    """Output length, in tokens."""
+    concurrency: int | None = None
+    """Requests at once, over the whole instance."""
+
+    def covers(self, other: Workload) -> bool:
+        """Nothing that `other` says is said differently here."""
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return all(theirs is None or ours == theirs for ours, theirs in pairs)
+
+    def agreement(self, other: Workload) -> int | None:
+        """In how many points the two say the same; None when they contradict each other."""
+        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        both = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+        return sum(ours == theirs for ours, theirs in both) if all(a == b for a, b in both) else None
+
+    def filled_from(self, other: Workload) -> Workload:
+        """This workload, with what it leaves open taken from `other`."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Workload(**{name: getattr(other, name) if value is None else value for name, value in values.items()})
+
+
+NOTHING_SAID = Workload()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One published configuration."""
+
+    id: str
+    architectures: tuple[str, ...]
+    """GPU architectures it is for."""
+    precisions: tuple[str, ...]
+    gpus: tuple[str, ...] = ()
+    """GPUs it is for; empty: all of those architectures."""
+    num_gpus: int | None = None
+    """What it was published for; sizes that depend on it hold only there."""
+    workload: Workload = field(default_factory=Workload)
+    source: str
+    settings: tuple[Setting, ...]
+    """Under canonical keys. tensor_parallel_size is never among them: it follows from the GPUs."""
+    environment: tuple[EnvironmentVariable, ...] = ()
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """What the recipe sets `key` to."""
+        return self._values.get(key, default)
+
+    @cached_property
+    def _values(self) -> Mapping[str, Any]:
+        return {setting.key: setting.value for setting in self.settings}
+
+    def holds_for(self, gpu: Gpu, precision: str) -> bool:
+        return (
+            gpu.architecture in self.architectures
+            and precision in self.precisions
+            and (not self.gpus or gpu.name in self.gpus)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    name: str
+    title: str
+    recipes: tuple[Recipe, ...]
+    """The first that holds for the GPU and precision is the default; one published for the number of GPUs and the
+    workload that are asked for goes before it."""
+    formats: tuple[str, ...]
+    """The renderings it makes sense in (formats.py)."""
+
+    def recipe_for(self, gpu: Gpu, precision: str, num_gpus: int | None, asked: Workload) -> Recipe | None:
+        """The recipe to start from; None when the profile has none for this GPU and precision.
+
+        :param num_gpus: None when it is not said.
+        """
+        usable = [recipe for recipe in self.recipes if recipe.holds_for(gpu, precision)]
+        same_size = [recipe for recipe in usable if num_gpus is None or recipe.num_gpus in (None, num_gpus)]
+        same_size.sort(key=lambda recipe: num_gpus is not None and recipe.num_gpus != num_gpus)
+        if asked != NOTHING_SAID:
+            same_size.sort(key=lambda recipe: _distance(recipe.workload, asked))
+        return next(iter((*same_size, *usable)), None)
+
+
+def _distance(published: Workload, asked: Workload) -> tuple[bool, bool, int]:
+    """Sorts recipes for `asked`: those that contradict it last, those for a number of requests that was not said before
+    them, and of the others those that agree in most."""
+    agreement = published.agreement(asked)
+    says_more = published.concurrency is not None and asked.concurrency is None
+    return agreement is None, says_more, -(agreement or 0)
+
+
+@cache
+def profiles() -> dict[str, Profile]:
+    entries = load_yaml("deepseek_triton_build.data.catalog", "profiles.yaml")
+    return {name: _profile(name, entry) for name, entry in entries.items()}
+
+
+def find_profile(name: str) -> Profile:
+    """:raises UnknownNameError: naming the nearest profile."""
+    if name not in profiles():
+        raise UnknownNameError("profile", name, profiles())
+    return profiles()[name]
+
+
+def _profile(name: str, entry: Mapping[str, Any]) -> Profile:
+    return Profile(
+        name=name,
+        title=entry["title"],
+        formats=tuple(entry["formats"]),
+        recipes=tuple(_recipe(row) for row in entry["recipes"]),
+    )
+
+
+def _recipe(row: Mapping[str, Any]) -> Recipe:
+    source = row["source"]
+    settings = [
+        Setting(key=key, value=line["value"], reason=line["why"], source=line.get("source", source))
+        for key, line in row["settings"].items()
+    ]
+    environment = [
+        EnvironmentVariable(name=name, value=str(line["value"]), reason=line["why"], source=line.get("source", source))
+        for name, line in row.get("environment", {}).items()
+    ]
+    return Recipe(
+        id=row["id"],
+        architectures=tuple(row["architectures"]),
+        precisions=tuple(row["precisions"]),
+        gpus=tuple(row.get("gpus", ())),
+        num_gpus=row.get("num_gpus"),
+        workload=Workload(**row.get("workload", {})),
+        source=source,
+        settings=tuple(settings),
+        environment=tuple(environment),
+    )

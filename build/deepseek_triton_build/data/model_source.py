@@ -1,0 +1,39 @@
+"""Where the model repository that every generated one is copied from lies: inside the wheel, or in the checkout."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_CANDIDATES = (_PACKAGE / "model_repository", _PACKAGE.parents[1] / "model_repository")
+"""In the wheel the folder is force-included beside this file; an editable install reads the checkout's."""
+
+
+def model_repository() -> Path:
+    """The folder that holds `tensorrt_llm/`."""
+    for candidate in _CANDIDATES:
+        if (candidate / "tensorrt_llm" / "1" / "model.py").is_file():
+            return candidate
+    raise FileNotFoundError(f"the package is incomplete: no model_repository at {' or '.join(map(str, _CANDIDATES))}")
+
+
+def version_dir() -> Path:
+    """The folder of model.py; on sys.path, it makes `deepseek_backend` importable."""
+    return model_repository() / "tensorrt_llm" / "1"
+
+
+@cache
+def contract() -> ModuleType:
+    """The backend's contract.py, loaded by itself: the generator never imports the backend."""
+    path = version_dir() / "deepseek_backend" / "contract.py"
+    spec = importlib.util.spec_from_file_location("deepseek_triton_build._contract", path)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(f"{path}: can't be loaded")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,197 @@
+"""One LLM argument, many names: what each release calls it, and what trtllm-serve, -bench and -eval do.
+
+The planner's own names are the dotted paths of TensorRT-LLM 1.2.1 (`kv_cache_config.dtype`). Settings are flat mappings
+of such paths here, before and after. Pure, and about names only: a default that changed between releases (CUDA graphs,
+overlapped scheduling) is not made up for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from deepseek_triton_build.build_errors import UnknownNameError
+from deepseek_triton_build.data.releases import load_release
+from deepseek_triton_build.data.yaml_files import load_yaml
+
+MIXED = "mixed"
+"""Stands for every era at once: a file that has keys of several."""
+
+_NEST = "pytorch_backend_config."
+
+
+def spell(settings: Mapping[str, Any], release_version: str) -> dict[str, Any]:
+    """The same settings under the keys of `release_version`, a release or an era.
+
+    A key that the release has no name for stays as it is.
+
+    :raises UnknownNameError: for a release without a record.
+    """
+    era = _era(release_version)
+    spelled: dict[str, Any] = {}
+    for key, value in settings.items():
+        spelled |= _spelled(key, value, era)
+    return spelled
+
+
+def canonical(settings: Mapping[str, Any], era_or_release: str) -> dict[str, Any]:
+    """The same settings under 1.2.1's keys; `MIXED` takes the names of every era.
+
+    Where an old and a new name say the same thing, the new one holds. A key that is no old name stays as it is.
+
+    :raises UnknownNameError: for a release without a record.
+    """
+    eras = _eras_read(era_or_release)
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        ours = _first_name(key, eras)
+        if key == ours or ours not in settings:
+            is_inverted = key in _table()["inverted"] and isinstance(value, bool)
+            result.setdefault(ours, not value if is_inverted else value)
+    for era in eras:
+        _settle_switches(result, era)
+        _settle_choices(result, era)
+    return result
+
+
+def moved(key: str, release_version: str) -> str | None:
+    """Where `key`, which `release_version` doesn't have, is there now; None when it is an old or new name of nothing.
+
+    :raises UnknownNameError: for a release without a record.
+    """
+    era = _era(release_version)
+    versions = _table()["eras"][era] if release_version == era else [release_version]
+    target = _key_now(key, era)
+    return target if target != key and any(load_release(version).find_key(target) for version in versions) else None
+
+
+def flag_name(program: str, canonical_key: str) -> str | None:
+    """The command line flag of `program` for a key of ours; None when it has none and a YAML file has to say it.
+
+    :raises UnknownNameError: for a program nobody knows.
+    """
+    flags = _flags(program).get(canonical_key)
+    return flags[0] if flags else None
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    table: Mapping[str, Any] = load_yaml("deepseek_triton_build.data.releases", "spelling.yaml")
+    return table
+
+
+def _era(name: str) -> str:
+    eras: Mapping[str, list[str]] = _table()["eras"]
+    for era, versions in eras.items():
+        if name == era or name in versions:
+            return era
+    load_release(name)  # says why a release that is known of can't be used
+    raise UnknownNameError("TensorRT-LLM release", name, [version for era in eras.values() for version in era])
+
+
+def _flags(program: str) -> Mapping[str, list[str]]:
+    programs: Mapping[str, Mapping[str, list[str]]] = _table()["flags"]
+    if program not in programs:
+        raise UnknownNameError("program", program, programs)
+    return programs[program]
+
+
+# Ours -> theirs
+
+
+def _spelled(key: str, value: Any, era: str) -> dict[str, Any]:
+    flag = _table()["switches"].get(key, {}).get(era)
+    if flag and not value:  # null is off, an empty section is on with its defaults
+        return {flag: isinstance(value, Mapping)}
+    if choice := _table()["choices"].get(key, {}).get(era, {}).get(value) if isinstance(value, str) else None:
+        return dict(choice)
+    theirs = _renamed(key, era)
+    spelled = {theirs: not value if theirs in _table()["inverted"] and isinstance(value, bool) else value}
+    flag = _table()["switches"].get(key.partition(".")[0], {}).get(era)
+    return {flag: True, **spelled} if flag and theirs != key else spelled
+
+
+def _renamed(key: str, era: str) -> str:
+    name: str = _table()["keys"].get(key, {}).get(era, key)
+    return name
+
+
+# Theirs -> ours
+
+
+def _eras_read(era_or_release: str) -> list[str]:
+    if era_or_release == MIXED:
+        return list(_table()["eras"])
+    era = _era(era_or_release)
+    # What 0.21 has flat was in the nest of 0.19, listed or not.
+    return ["0.19", "0.21"] if era == "0.19" else [era]
+
+
+def _first_name(key: str, eras: Iterable[str]) -> str:
+    """Our name for `key` of one of `eras`, or `key` itself."""
+    eras = list(eras)
+    for era in eras:
+        if (ours := _inverse(era).get(key)) is not None:
+            return ours
+    if key.startswith(_NEST) and "0.19" in eras and not _is_switch(key):
+        return _first_name(key.removeprefix(_NEST), eras)
+    aliases: Mapping[str, str] = _table()["aliases"]
+    return aliases.get(key, key)
+
+
+def _key_now(key: str, era: str) -> str:
+    """What `era` calls what `key` is in whatever era; values apart."""
+    ours = _first_name(key, _table()["eras"])
+    for section, flags in _table()["switches"].items():
+        if ours in (section, *flags.values()):
+            return str(flags.get(era, section))
+    for chosen, by_era in _table()["choices"].items():
+        value = _chosen_by(ours, by_era)
+        if ours == chosen or value:
+            choices = by_era.get(era, {})
+            theirs = choices.get(value) or next(iter(choices.values()), {chosen: None})
+            return str(next(iter(theirs)))
+    return _renamed(ours, era)
+
+
+def _chosen_by(key: str, by_era: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str | None:
+    """The value of ours that `key` is there to choose."""
+    return next((value for choices in by_era.values() for value, theirs in choices.items() if key in theirs), None)
+
+
+@cache
+def _inverse(era: str) -> Mapping[str, str]:
+    return {by_era[era]: ours for ours, by_era in _table()["keys"].items() if era in by_era}
+
+
+def _is_switch(key: str) -> bool:
+    return any(key in flags.values() for flags in _table()["switches"].values())
+
+
+def _settle_switches(settings: dict[str, Any], era: str) -> None:
+    """Make the flags of `era` into the sections they turn on or off."""
+    for section, flags in _table()["switches"].items():
+        if flags.get(era) not in settings:
+            continue
+        is_on = settings.pop(flags[era])
+        below = [key for key in settings if key.startswith(f"{section}.")]
+        if not is_on:
+            for key in below:
+                del settings[key]
+            settings.setdefault(section, None)
+        elif not below:
+            settings.setdefault(section, {})
+
+
+def _settle_choices(settings: dict[str, Any], era: str) -> None:
+    """Make the keys of `era` that choose together into the one value they choose."""
+    for ours, by_era in _table()["choices"].items():
+        choices: Mapping[str, Mapping[str, Any]] = by_era.get(era, {})
+        theirs = {key for choice in choices.values() for key in choice} & settings.keys()
+        if not theirs:
+            continue
+        fitting = [value for value, choice in choices.items() if choice.items() <= settings.items()]
+        for key in theirs:
+            del settings[key]
+        settings.setdefault(ours, fitting[0] if fitting else list(choices)[-1])

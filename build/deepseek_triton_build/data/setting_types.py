@@ -1,0 +1,167 @@
+"""What values settings take, beyond the types in the releases' records: bounds, and the backend's own settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from deepseek_triton_build.data import type_strings
+from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.text import nearest, shown
+
+_RANGES: Mapping[str, str] = {
+    "tensor_parallel_size": "int 1..",
+    "pipeline_parallel_size": "int 1..",
+    "gpus_per_node": "int 1..",
+    "moe_expert_parallel_size": "int -1..",
+    "moe_tensor_parallel_size": "int -1..",
+    "max_batch_size": "int 1..",
+    "max_num_tokens": "int 1..",
+    "max_seq_len": "int 1..",
+    "max_input_len": "int 1..",
+    "stream_interval": "int 1..",
+    "kv_cache_config.free_gpu_memory_fraction": "float 0..1",
+    "kv_cache_config.tokens_per_block": "int 1..",
+    "cuda_graph_config.max_batch_size": "int 0..",
+    "speculative_config.num_nextn_predict_layers": "int 0..",
+}
+"""Canonical key -> its type with the bounds, by what it counts. -1 leaves expert parallelism to the engine."""
+
+
+def bounded_type(canonical_key: str, spelled: str) -> str:
+    """The type `spelled` with the bounds of its key, where it has any."""
+    bounded = _RANGES.get(canonical_key)
+    if bounded is None:
+        return spelled
+    return f"{bounded} | None" if type_strings.has_none(spelled) else bounded
+
+
+BACKEND_SETTINGS: Mapping[str, str] = {
+    "engine": "Literal[tensorrt_llm, transformers, simulated]",
+    "decoupled": "true",
+    "max_batch_size": "int 0..0",
+    "default_max_tokens": "int 1..2147483647",
+    "default_sampling": "dict",
+    "unknown_parameters": "Literal[error, warn, ignore]",
+    "ignored_parameters": "list[str]",
+    "cancellation_check_period_ms": "int 1..60000",
+    "stream_mode": "Literal[delta, cumulative]",
+    "separate_reasoning": "bool",
+    "stream_interval": "int 1..2147483647 | None",
+    "stream_interval_ms": "int 1..60000 | None",
+    "default_timeout_ms": "int 1..2147483647 | None",
+    "max_inflight": "int 1..2147483647 | None",
+    "max_inflight_tokens": "int 1..9223372036854775808 | None",
+    "hang_s": "int 1..86400",
+    "on_fatal": "Literal[exit, unready]",
+    "fatal_grace_s": "int 0..600",
+    "drain_s": "int 0..86400 | None",
+    "metrics_period_s": "float 0.1..3600",
+    "engine_options": "dict",
+    "warmup": "dict | None",
+}
+"""Key -> type. The backend's own table is in its config.py, which is not imported here; a test holds the two
+together."""
+
+WARMUP_SETTINGS: Mapping[str, str] = {
+    "shapes": "list[list[int]]",
+    "max_tokens": "int 1..2147483647",
+    "max_rounds": "int 1..1000",
+    "max_s": "float 1..86400",
+}
+"""The same for what stands under triton_config.warmup, where `shapes` has to be."""
+_MOST_REQUESTS, _MOST_TOKENS = 65_536, 2**22
+"""Of one shape; the backend's own are in its config.py, and a test holds the two together."""
+_SHAPES = (
+    "a list of pairs [requests, prompt tokens] of whole numbers from 1, at most "
+    f"{_MOST_REQUESTS:,} requests and {_MOST_TOKENS:,} tokens in all"
+)
+
+
+def warmup_problem(name: str, value: Any) -> str | None:
+    """Why the backend would refuse `value` for warmup's `name`: "expected ..., found ..."; None: it takes it."""
+    if name == "shapes":
+        is_right = type_strings.fits(value, WARMUP_SETTINGS[name]) and all(map(_is_shape, value))
+        return None if value and is_right else f"expected {_SHAPES}, found {shown(value)}"
+    if type_strings.fits(value, WARMUP_SETTINGS[name]):
+        return None
+    return f"expected {type_strings.in_words(WARMUP_SETTINGS[name])}, found {shown(value)}"
+
+
+def _is_shape(pair: list[int]) -> bool:
+    if len(pair) != 2:
+        return False
+    requests, tokens = pair
+    return 1 <= requests <= _MOST_REQUESTS and tokens >= 1 and requests * tokens <= _MOST_TOKENS
+
+
+def sampling_problem(name: str, value: Any) -> str | None:
+    """Why the backend would refuse `value` for default_sampling's `name`: "expected ..., found ..."; None: it takes it.
+
+    By the contract's SAMPLING_BY_NAME: type, range, whole numbers. The backend's own check is in its values.py, which
+    is not imported here; a test holds the two together.
+    """
+    known = contract().SAMPLING_BY_NAME
+    if name not in known:
+        near = nearest(name, known)
+        return f"expected a sampling field, found {shown(name)}" + (f"; did you mean {near}?" if near else "")
+    field = known[name]
+    items = value if field.many and isinstance(value, (list, tuple)) else [value]
+    if len(items) > field.max_items:
+        return f"expected at most {field.max_items} values, found {len(items)}"
+    return next((problem for item in items if (problem := _problem_of_one(field, item)) is not None), None)
+
+
+_SAMPLING_TYPES: Mapping[str, str] = {
+    "TYPE_BOOL": "bool",
+    "TYPE_STRING": "str",
+    "TYPE_INT32": "int",
+    "TYPE_UINT64": "int",
+    "TYPE_FP32": "float",
+}
+"""Triton's data type -> ours."""
+
+
+def _problem_of_one(field: Any, value: Any) -> str | None:
+    spelled = _SAMPLING_TYPES[field.dtype.value]
+    if field.low is not None or field.high is not None:
+        low, high = ("" if bound is None else bound for bound in (field.low, field.high))
+        spelled = f"{spelled} {low}..{high}"
+    if field.json and isinstance(value, dict):
+        return _problem_of_json(field, value)
+    # The backend rounds to the seven digits of an FP32 tensor before it looks at the range.
+    rounded = float(f"{value:.7g}") if isinstance(value, float) else value
+    if not type_strings.fits(rounded, spelled):
+        return f"expected {type_strings.in_words(spelled)}, found {shown(value)}"
+    return _problem_of_text(field, value) if spelled == "str" else None
+
+
+def _problem_of_text(field: Any, text: str) -> str | None:
+    if not text:
+        return "expected a text that is not empty, found ''"
+    if field.choices and text not in field.choices:
+        return f"expected one of {', '.join(field.choices)}, found {shown(text)}"
+    if len(text) > field.max_length:
+        return f"expected at most {field.max_length} characters, found {len(text)}"
+    if _has_half_a_character(text):
+        return f"expected whole characters, found half of a surrogate pair in {shown(text)}"
+    return _problem_of_json(field, text) if field.json else None
+
+
+def _has_half_a_character(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _problem_of_json(field: Any, value: dict[Any, Any] | str) -> str | None:
+    """A JSON object, or the text of one."""
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        is_object = isinstance(json.loads(text), dict)
+    except (TypeError, ValueError, RecursionError):  # TypeError: a date, which YAML has and JSON has not
+        is_object = False
+    if not is_object or _has_half_a_character(text):
+        return f"expected a JSON object of whole characters, found {shown(value)}"
+    if len(text) > field.max_length:
+        return f"expected at most {field.max_length} characters, found {len(text)}"
+    return None

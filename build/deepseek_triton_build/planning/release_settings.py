@@ -1,0 +1,211 @@
+"""The settings of a plan as the target's release has them: its keys, in writing order, and what it has no key for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deepseek_triton_build.build_errors import RefusedPlanError
+from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.planned_settings import Omission, Setting
+from deepseek_triton_build.data.releases import Release
+from deepseek_triton_build.data.releases.sampler_support import honoured_fields, sampler_of
+from deepseek_triton_build.data.releases.spelling import canonical, spell
+from deepseek_triton_build.data.setting_types import (
+    BACKEND_SETTINGS,
+    WARMUP_SETTINGS,
+    bounded_type,
+    sampling_problem,
+    warmup_problem,
+)
+from deepseek_triton_build.data.type_strings import fits, in_words
+from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.text import nearest, shown
+
+_NEEDED = (
+    "model",
+    "backend",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "moe_expert_parallel_size",
+    "enable_attention_dp",
+    "max_batch_size",
+    "max_num_tokens",
+    "max_seq_len",
+    "kv_cache_config.dtype",
+    "kv_cache_config.free_gpu_memory_fraction",
+    "moe_config.backend",
+)
+"""A release without one of these can't be written for; what else it lacks is left out."""
+
+
+def for_release(target: Target, chosen: Mapping[str, Setting]) -> tuple[tuple[Setting, ...], tuple[Omission, ...]]:
+    """The settings under the release's keys, in writing order, and those it has no key for."""
+    release = target.release
+    written: dict[str, Setting] = {}
+    omitted = []
+    for key, setting in sorted(chosen.items(), key=_writing_order):
+        spelled = spell({key: setting.value}, release.version)
+        missing = [name for name in spelled if release.find_key(name) is None]
+        if missing and key in _NEEDED:
+            release.require_key(missing[0])
+        elif missing:
+            omitted.append(
+                Omission(key=key, value=setting.value, reason=f"TensorRT-LLM {release.version} has no {missing[0]}")
+            )
+        else:
+            for name, value in spelled.items():
+                written.setdefault(name, Setting(key=name, value=value, reason=setting.reason, source=setting.source))
+    _drop_guided_decoding(release, written, omitted)
+    return tuple(written.values()), tuple(omitted)
+
+
+def _drop_guided_decoding(release: Release, written: dict[str, Setting], omitted: list[Omission]) -> None:
+    """Its backend is written only where the release takes guided decoding beside everything else that is written."""
+    if "guided_decoding_backend" not in written:
+        return
+    values = {key: setting.value for key, setting in written.items()}
+    if "guided_decoding" not in honoured_fields(release, values):
+        reason = f"{sampler_of(release, values)} of {release.version} does not do guided decoding"
+    elif _guided_decoding_needs_overlap_off(release) and not values.get("disable_overlap_scheduler"):
+        reason = f"TensorRT-LLM {release.version} does not do guided decoding beside the overlap scheduler"
+    else:
+        return
+    setting = written.pop("guided_decoding_backend")
+    omitted.append(Omission(key=setting.key, value=setting.value, reason=reason))
+
+
+def _guided_decoding_needs_overlap_off(release: Release) -> bool:
+    return release.supports("guided_decoding_with_overlap_scheduler") is False
+
+
+_SECTIONS = (
+    "model",
+    "backend",
+    "trust_remote_code",
+    "tensor_parallel_size",
+    "moe_expert_parallel_size",
+    "pipeline_parallel_size",
+    "enable_attention_dp",
+    "attention_dp_config",
+    "max_batch_size",
+    "max_num_tokens",
+    "max_seq_len",
+    "enable_chunked_prefill",
+    "disable_overlap_scheduler",
+    "cuda_graph_config",
+    "kv_cache_config",
+    "moe_config",
+    "speculative_config",
+    "cache_transceiver_config",
+    "sampler_type",
+    "guided_decoding_backend",
+    "stream_interval",
+    "enable_iter_perf_stats",
+    "print_iter_log",
+)
+"""The order of model.yaml; what is not listed comes last."""
+
+
+def _writing_order(item: tuple[str, Setting]) -> tuple[int, str]:
+    section = item[0].partition(".")[0]
+    position = _SECTIONS.index(section) if section in _SECTIONS else len(_SECTIONS)
+    return position, section
+
+
+_REPLACES = {
+    "cuda_graph_config.batch_sizes": "cuda_graph_config.max_batch_size",
+    "cuda_graph_config.max_batch_size": "cuda_graph_config.batch_sizes",
+}
+"""Canonical keys of which the engine takes one or the other."""
+
+
+def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[Setting, ...], dict[str, Any]]:
+    """The user's own LLM arguments put in; and those for triton_config, which come later.
+
+    :raises RefusedPlanError: for a key that the release or the backend doesn't have, and for a value it doesn't take.
+    """
+    merged = {setting.key: setting for setting in chosen}
+    triton = {}
+    for key, given in target.request.overrides:
+        value = _listed(given)
+        if key.startswith(_TRITON):
+            _refuse_backend_setting(key.removeprefix(_TRITON), value)
+            triton[key] = value
+            continue
+        ours = _refuse_argument(target, key, value)
+        before = f" instead of {shown(merged[key].value)}" if key in merged else ""
+        for replaced in _replaced(target.release, key, ours, merged):
+            del merged[replaced]
+        merged[key] = Setting(key=key, value=value, reason=f"set by hand{before}")
+    _refuse_nameless_sections(target.release, merged)
+    # A section is written in one piece: what is new in it goes where it is.
+    sections = list(dict.fromkeys(key.partition(".")[0] for key in merged))
+    return tuple(sorted(merged.values(), key=lambda setting: sections.index(setting.key.partition(".")[0]))), triton
+
+
+def _listed(value: Any) -> Any:
+    """A request has tuples for lists, as they can be hashed."""
+    return [_listed(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _refuse_nameless_sections(release: Release, written: Mapping[str, Setting]) -> None:
+    """Some sections hold a key that says what kind they are, without which the engine can't read the others."""
+    for section in {key.partition(".")[0] for key in written if "." in key}:
+        found = release.find_key(section)
+        if found is not None and found.discriminator and f"{section}.{found.discriminator}" not in written:
+            by_option = "; --mtp N sets both" if section == "speculative_config" else ""
+            raise RefusedPlanError(f"{section} needs {section}.{found.discriminator} beside what was set{by_option}")
+
+
+def _replaced(release: Release, key: str, ours: str, present: Mapping[str, Setting]) -> list[str]:
+    """Keys that can't stand beside `key`: what is below it or above it, and what the engine takes in its stead."""
+    instead = spell({_REPLACES[ours]: None}, release.version) if ours in _REPLACES else {}
+    return [
+        other for other in present if other in instead or other.startswith(f"{key}.") or key.startswith(f"{other}.")
+    ]
+
+
+_TRITON = "triton_config."
+_NOT_BY_HAND = {
+    "tensor_parallel_size": "more depends on it than a line; say it by --gpus and --pp",
+    "pipeline_parallel_size": "more depends on it than a line; say it by --pp",
+    "model": "more depends on it than a line; say it by --model",
+    "backend": "DeepSeek runs on pytorch alone; leave it out",
+}
+
+
+def _refuse_argument(target: Target, key: str, value: Any) -> str:
+    """The canonical key of an LLM argument that may be set by hand."""
+    if key in _NOT_BY_HAND:
+        raise RefusedPlanError(f"--set {key}: {_NOT_BY_HAND[key]}")
+    found = target.release.require_key(key)
+    if value is None and not found.sections:
+        raise RefusedPlanError(f"{key}: null says nothing; give a value")
+    ours = next(iter(canonical({key: value}, target.release.version)), key)
+    _refuse_misfit(key, value, bounded_type(ours, found.type))
+    return ours
+
+
+def _refuse_backend_setting(key: str, value: Any) -> None:
+    section, _, name = key.partition(".")
+    known: Mapping[str, Any] = BACKEND_SETTINGS
+    if section == "default_sampling" and name:
+        section, known = name, contract().SAMPLING_BY_NAME
+    elif section == "warmup" and name:
+        section, known = name, WARMUP_SETTINGS
+    if section not in known:
+        near = nearest(section, known)
+        hint = f"; did you mean {near}?" if near else "; docs/configuration.md has those there are"
+        raise RefusedPlanError(f"{_TRITON}{key} is not a setting of the backend{hint}")
+    if known is not BACKEND_SETTINGS:
+        judge = warmup_problem if known is WARMUP_SETTINGS else sampling_problem
+        if problem := judge(section, value):
+            raise RefusedPlanError(f"{_TRITON}{key}: {problem}")
+    elif not name:
+        _refuse_misfit(f"{_TRITON}{key}", value, BACKEND_SETTINGS[section])
+
+
+def _refuse_misfit(key: str, value: Any, spelled: str) -> None:
+    if not fits(value, spelled):
+        raise RefusedPlanError(f"{key}: expected {in_words(spelled)}, got {shown(value)}")

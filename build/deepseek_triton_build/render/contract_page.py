@@ -1,0 +1,73 @@
+"""The wire contract as a page for people: docs/contract.md, written from the same tables as config.pbtxt."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from deepseek_triton_build.data.model_source import contract
+
+_INTRODUCTION = """\
+# The wire contract
+
+Written from `model_repository/tensorrt_llm/1/deepseek_backend/contract.py` by `make generated`; edit that file.
+
+A sampling field can be given four ways, later ones winning: in the model's `default_sampling`, in
+`sampling_parameters` (one JSON object), by its plain name as a request parameter (any key of a `/generate` body that is
+not an input, scalars only), and as the input tensor `sampling_param_<name>`. Unknown names and values out of range are
+refused with the name, the value and the limit.
+
+`stop` as a plain name is the cancel flag: with the id of a running request (`"id"` in a `/generate` body) it ends that
+request. Stop strings are `sampling_param_stop`.
+
+`/generate` returns one response, so it takes requests without `streaming`; `/generate_stream` and gRPC take both.
+"""
+
+
+def contract_page() -> str:
+    """The page, in Markdown."""
+    tables = contract()
+    parts = [
+        _INTRODUCTION,
+        _guide(tables.__doc__ or ""),
+        _section("Inputs", _tensor_rows(tables.REQUEST_INPUTS), "input | type | shape | meaning"),
+        _section("Sampling fields", map(_field_row, tables.SAMPLING_FIELDS), "field | type | range | meaning"),
+        _section("Outputs", _tensor_rows(tables.OUTPUTS), "output | type | shape | meaning"),
+        _section("Error codes", _error_rows(tables), "code | Triton status | meaning"),
+        "Every error message begins with its code in brackets, because gRPC streams and SSE events lose the status.\n",
+    ]
+    return "\n".join(parts)
+
+
+def _guide(docstring: str) -> str:
+    """The docstring's own sections; what is before the first is for readers of the code."""
+    sections = re.split(r"^(.+)\n-{3,}\n", docstring, flags=re.MULTILINE)[1:]
+    titled = zip(sections[::2], sections[1::2], strict=True)
+    return "\n\n".join(f"## {title}\n\n{text.strip()}" for title, text in titled) + "\n"
+
+
+def _section(title: str, rows: Any, columns: str) -> str:
+    names = columns.split(" | ")
+    lines = [f"## {title}", "", _row(names), _row(["---"] * len(names)), *map(_row, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _tensor_rows(tensors: Any) -> list[list[str]]:
+    return [[f"`{t.name}`", _type(t.dtype), f"[{', '.join(map(str, t.dims))}]", t.meaning] for t in tensors]
+
+
+def _field_row(field: Any) -> list[str]:
+    many = ", a list" if field.many else ""
+    return [f"`{field.name}`", _type(field.dtype) + many, field.range_text(), field.meaning]
+
+
+def _error_rows(tables: Any) -> list[list[str]]:
+    return [[f"`{code.value}`", tables.TRITON_CODES[code], meaning] for code, meaning in tables.ERROR_MEANINGS.items()]
+
+
+def _type(dtype: Any) -> str:
+    return str(dtype.value).removeprefix("TYPE_")

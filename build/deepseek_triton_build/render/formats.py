@@ -1,0 +1,91 @@
+"""One plan, several renderings: the Triton repository, and the same plan for TensorRT-LLM's own programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
+from deepseek_triton_build.data.catalog.profiles import profiles
+from deepseek_triton_build.planning.plan import Plan
+from deepseek_triton_build.render import trtllm_commands
+from deepseek_triton_build.render.quickstart import quickstart_sh
+from deepseek_triton_build.render.repository_files import File, repository_files, stamped
+from deepseek_triton_build.render.stamp import stamp_line
+
+DEFAULT_FORMAT = "triton"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    title: str
+    start: str
+    """The script that runs what was written."""
+    files: Callable[[Plan, str], list[File]]
+    """Of a plan and this program's version."""
+
+
+def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
+    """Every file of `plan` in the format `name`; the same plan and version give the same bytes.
+
+    :param version: this program's, for the stamp.
+    :raises UnknownNameError: for a format nobody knows.
+    :raises RefusedPlanError: for a format that the plan makes no sense in; names one that does.
+    """
+    if name not in FORMATS:
+        note = f"{name} is a profile: --profile {name}" if name in profiles() else ""
+        raise UnknownNameError("format", name, FORMATS, note=note)
+    usable = plan.profile.formats if plan.profile is not None else (DEFAULT_FORMAT,)
+    if name not in usable:
+        what = f"profile {plan.profile.name}" if plan.profile is not None else f"the {plan.engine} engine"
+        named = " or ".join(f"--format {entry}" for entry in usable)
+        raise RefusedPlanError(f"{what} can't be written as {name} ({FORMATS[name].title}); use {named}")
+    return FORMATS[name].files(plan, version)
+
+
+def _triton(plan: Plan, version: str) -> list[File]:
+    return repository_files(plan, version=version)
+
+
+def _program(program: str, script: str, render: Callable[..., str]) -> Callable[[Plan, str], list[File]]:
+    def files(plan: Plan, version: str) -> list[File]:
+        stamp = stamp_line(plan, version, format=program)
+        args = trtllm_commands.arguments(plan, program)
+        config = trtllm_commands.extra_llm_api_config(args, stamp=stamp, program=program, script=script)
+        written = [
+            File(PurePosixPath(trtllm_commands.YAML_NAME), config.encode()),
+            File(PurePosixPath(script), render(plan, args, stamp=stamp).encode(), executable=True),
+        ]
+        return stamped(plan, written, version=version, format=program)
+
+    return files
+
+
+def _quickstart(plan: Plan, version: str) -> list[File]:
+    text = quickstart_sh(plan, stamp=stamp_line(plan, version, format="quickstart"))
+    script = File(PurePosixPath("quickstart.sh"), text.encode(), executable=True)
+    return stamped(plan, [script], version=version, format="quickstart")
+
+
+FORMATS: Mapping[str, Format] = {
+    "triton": Format(title="a Triton model repository", start="start.sh", files=_triton),
+    "trtllm-serve": Format(
+        title="TensorRT-LLM's OpenAI-compatible server",
+        start="serve.sh",
+        files=_program("trtllm-serve", "serve.sh", trtllm_commands.serve_sh),
+    ),
+    "trtllm-bench": Format(
+        title="TensorRT-LLM's throughput benchmark",
+        start="bench.sh",
+        files=_program("trtllm-bench", "bench.sh", trtllm_commands.bench_sh),
+    ),
+    "trtllm-eval": Format(
+        title="TensorRT-LLM's accuracy evaluation",
+        start="eval.sh",
+        files=_program("trtllm-eval", "eval.sh", trtllm_commands.eval_sh),
+    ),
+    "quickstart": Format(
+        title="TensorRT-LLM's quickstart_advanced.py, a few prompts once", start="quickstart.sh", files=_quickstart
+    ),
+}

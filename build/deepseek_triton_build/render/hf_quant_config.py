@@ -1,0 +1,170 @@
+"""hf_quant_config.json of a checkpoint: which quantization TensorRT-LLM takes its weights and KV cache to have."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from deepseek_triton_build.build_errors import CheckpointError
+from deepseek_triton_build.data.catalog import architectures, variants
+from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
+from deepseek_triton_build.text import shown
+
+NAME = "hf_quant_config.json"
+FP8_BLOCK_SCALES = "FP8_BLOCK_SCALES"
+"""DeepSeek's own FP8 weights (TensorRT-LLM examples/models/core/deepseek_v3/README.md, FP8 KV Cache and MLA)."""
+
+KvAlgo = Literal["FP8"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What is to become of one checkpoint's hf_quant_config.json."""
+
+    path: Path
+    before: Mapping[str, Any] | None
+    """None: there is no such file yet."""
+    after: Mapping[str, Any]
+
+    @property
+    def is_needed(self) -> bool:
+        return self.before != self.after
+
+    @property
+    def summary(self) -> str:
+        """One line, for people."""
+        if not self.is_needed:
+            return f"{self.path}: is so already"
+        quantization = self.after["quantization"]
+        values = (
+            f"{quantization['quant_algo']}, KV cache {quantization['kv_cache_quant_algo'] or 'as the engine is told'}"
+        )
+        return f"{self.path}: {'changed to' if self.before is not None else 'written with'} {values}"
+
+
+def quant_config_change(checkpoint: Path, kv_cache: KvAlgo | None) -> Change:
+    """The change that makes the checkpoint in the folder `checkpoint` say `kv_cache`; writes nothing.
+
+    DeepSeek's FP8 weights are called FP8_BLOCK_SCALES besides. Of a checkpoint quantized otherwise (NVFP4, W4AFP8) only
+    the KV cache is changed. Every other key stays.
+
+    :param kv_cache: None leaves the KV cache to kv_cache_config.dtype.
+    :raises CheckpointError: when it is no DeepSeek checkpoint, or a file can't be read.
+    """
+    model = read_json_object(checkpoint / "config.json")
+    _require_deepseek(checkpoint, model)
+    path = checkpoint / NAME
+    before = read_json_object(path) if path.exists() else None
+    quantization = (before or {}).get("quantization", {})
+    if not isinstance(quantization, dict):
+        raise CheckpointError(
+            f"{path}: expected an object under 'quantization', found {shown(quantization)}; remove the file"
+        )
+    algo = quantization.get("quant_algo")
+    if algo is None:
+        algo = _fp8_blocks(checkpoint, model)
+    elif algo not in _known_algos():
+        raise CheckpointError(
+            f"{path}: expected quant_algo to be one of {', '.join(_known_algos())}, found {shown(algo)}; "
+            "download it again, or remove it where the weights are DeepSeek's own FP8"
+        )
+    values = {**quantization, "quant_algo": algo, "kv_cache_quant_algo": kv_cache}
+    return Change(path=path, before=before, after={**(before or {}), "quantization": values})
+
+
+def apply(change: Change) -> Path | None:
+    """Carry `change` out: all of it or nothing.
+
+    :returns: where the file as it was is kept: hf_quant_config.json.bak, or .bak.1 and so on where there is one
+        already; None when there was nothing to keep.
+    :raises CheckpointError: when the folder can't be written.
+    """
+    if not change.is_needed:
+        return None
+    try:
+        text = json.dumps(change.after, indent=4, allow_nan=False) + "\n"
+        return _replace(change.path, text, keep=change.before is not None)
+    except ValueError as error:
+        raise CheckpointError(f"{change.path}: holds a number that JSON has no word for; download it again") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{change.path}: can't be written: {error.strerror}; the checkpoint is as it was"
+        ) from error
+
+
+def _known_algos() -> list[str]:
+    """What the checkpoints that are served say; W4A8_AWQ besides, as TensorRT-LLM's guide has W4AFP8."""
+    known = {checkpoint.quant_algo for variant in variants().values() for checkpoint in variant.checkpoints.values()}
+    return sorted({*filter(None, known), FP8_BLOCK_SCALES, "W4A8_AWQ"})
+
+
+def _require_deepseek(checkpoint: Path, model: Mapping[str, Any]) -> None:
+    known = {architecture.class_name for architecture in architectures().values()}
+    found = model.get("architectures") or []
+    if not isinstance(found, list) or not known.intersection(map(str, found)):
+        raise CheckpointError(
+            f"{checkpoint / 'config.json'}: expected the architecture {' or '.join(sorted(known))}, "
+            f"found {shown(found)}; name the folder of a DeepSeek checkpoint"
+        )
+
+
+def _fp8_blocks(checkpoint: Path, model: Mapping[str, Any]) -> str:
+    """FP8_BLOCK_SCALES, once config.json says that these are DeepSeek's FP8 weights."""
+    own = model.get("quantization_config")
+    method = own.get("quant_method") if isinstance(own, dict) else None
+    if method != "fp8":
+        raise CheckpointError(
+            f"{checkpoint / 'config.json'}: expected quant_method fp8 (DeepSeek's FP8 weights), found {shown(method)}; "
+            f"a checkpoint quantized otherwise brings its own {NAME}"
+        )
+    return FP8_BLOCK_SCALES
+
+
+def _replace(path: Path, text: str, *, keep: bool) -> Path | None:
+    """`text` in the place of `path`, whole or not at all, with the permissions of what was there; the backup's path."""
+    mode = stat.S_IMODE(path.stat().st_mode) if keep else 0o644
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    scratch, backup = Path(name), None
+    try:
+        _fill(handle, text.encode(), mode)
+        backup = _back_up(path, mode) if keep else None
+        os.replace(scratch, path)
+    except BaseException:
+        if scratch.exists():  # else it is in place, and what was there is in the backup only
+            scratch.unlink()
+            if backup is not None:
+                backup.unlink()
+        raise
+    return backup
+
+
+def _back_up(path: Path, mode: int) -> Path:
+    """A copy of `path` under the first free name."""
+    content = path.read_bytes()
+    for number in itertools.count():
+        backup = path.with_name(f"{path.name}.bak.{number}" if number else f"{path.name}.bak")
+        if not os.path.lexists(backup):
+            break
+    handle = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        _fill(handle, content, mode)
+    except BaseException:
+        backup.unlink()
+        raise
+    return backup
+
+
+def _fill(handle: int, content: bytes, mode: int) -> None:
+    """Onto the disk, so that no crash leaves the new name with nothing behind it."""
+    with open(handle, "wb") as file:
+        os.fchmod(handle, mode)
+        file.write(content)
+        file.flush()
+        os.fsync(handle)

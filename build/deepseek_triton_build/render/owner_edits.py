@@ -1,0 +1,132 @@
+"""What a folder's owner changed in it since it was generated, to be shown before it is replaced."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from deepseek_triton_build.text import plain
+
+MAX_LINES = 200
+MAX_BYTES = 256 * 1024
+"""A larger file is only named."""
+
+
+def edited_names(output: Path, manifest: str, recorded: Mapping[str, str], new: Mapping[str, bytes]) -> list[str]:
+    """Paths below the folder `output` that are neither as they were generated nor as they would be written now.
+
+    Among them what is gone, and what was added: files, links, pipes, empty folders. What Python caches beside our own
+    modules is none.
+
+    :param manifest: the file that `recorded` is from, which is not looked at.
+    :param recorded: path -> SHA-256 as generated. A path that leads out of the folder counts for nothing.
+    :param new: path -> content, of everything that would be written.
+    :raises OSError: when a folder or a file can't be read.
+    """
+    recorded = {name: checksum for name, checksum in recorded.items() if _is_inside(name)}
+    ours = {parent.as_posix() for name in (*recorded, *new) for parent in PurePosixPath(name).parents}
+    present = {name: path for name, path in _entries(output) if not _is_python_cache(name, path, ours)}
+    gone = [name for name in recorded if name not in present]
+    changed = [
+        name
+        for name, path in present.items()
+        if name != manifest and name not in ours and _is_edited(path, recorded.get(name), new.get(name))
+    ]
+    return sorted({*gone, *changed})
+
+
+def _entries(output: Path) -> Iterator[tuple[str, Path]]:
+    """Everything that is no folder, and the folders that hold nothing; links are not followed."""
+    for folder, folders, files in os.walk(output, onerror=_fail):
+        here = Path(folder)
+        if here != output and not folders and not files:
+            yield here.relative_to(output).as_posix(), here
+        for path in (here / name for name in (*folders, *files)):
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                yield path.relative_to(output).as_posix(), path
+
+
+def _fail(error: OSError) -> None:
+    raise error
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def _is_python_cache(name: str, path: Path, ours: set[str]) -> bool:
+    """Compiled modules beside our own."""
+    entry = PurePosixPath(name)
+    cache = entry if entry.name == "__pycache__" else entry.parent
+    if cache.name != "__pycache__" or cache.parent.as_posix() not in ours:
+        return False
+    kind = path.lstat().st_mode
+    return stat.S_ISDIR(kind) if entry is cache else stat.S_ISREG(kind) and entry.suffix == ".pyc"
+
+
+def _is_edited(path: Path, recorded: str | None, new: bytes | None) -> bool:
+    if (recorded is None and new is None) or not stat.S_ISREG(path.lstat().st_mode):
+        return True
+    content = path.read_bytes()
+    return content != new and hashlib.sha256(content).hexdigest() != recorded
+
+
+def edits_diff(output: Path, edited: Iterable[str], new: Mapping[str, bytes]) -> str:
+    """A unified diff from the files `edited` in the folder `output` to `new`, of MAX_LINES lines at most.
+
+    :param new: path -> content, of everything that would be written.
+    """
+    lines = [_printable(line) for name in edited for line in _one_file(output, name, new.get(name))]
+    if len(lines) > MAX_LINES:
+        lines = [*lines[: MAX_LINES - 1], f"... and {len(lines) - MAX_LINES + 1} more lines"]
+    return "\n".join(lines)
+
+
+def _one_file(output: Path, name: str, new: bytes | None) -> Iterator[str]:
+    path = output / name
+    becomes = "removed" if new is None else "replaced"
+    if not os.path.lexists(path):
+        yield f"{plain(name)}: was removed, and would be written again"
+        return
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        yield f"{plain(name)}: would be {becomes}; it is {_kind(found.st_mode)}"
+        return
+    old_text = _text(path.read_bytes()) if found.st_size <= MAX_BYTES else None
+    new_text = "" if new is None else _text(new)
+    if old_text is None or new_text is None:
+        yield f"{plain(name)}: would be {becomes}; it is binary or large"
+        return
+    yield from difflib.unified_diff(
+        old_text.splitlines(),
+        new_text.splitlines(),
+        fromfile=str(path),
+        tofile="/dev/null" if new is None else f"{name} as generated",
+        lineterm="",
+    )
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISLNK(mode):
+        return "a link"
+    return "a folder" if stat.S_ISDIR(mode) else "no regular file"
+
+
+def _text(content: bytes) -> str | None:
+    """None for what nobody reads as lines."""
+    if len(content) > MAX_BYTES or b"\0" in content:
+        return None
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _printable(line: str) -> str:
+    """`line` without what a terminal would obey."""
+    return "".join(character if character.isprintable() or character == "\t" else "?" for character in line)
