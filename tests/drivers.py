@@ -8,9 +8,9 @@ from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from deepseek_triton_client._blocking import run
-from deepseek_triton_client._http import HttpTransport, asyncio_transport, blocking_transport
-from deepseek_triton_client._settings import Endpoint, Settings
+from deepseek_triton_client._blocking_runtime import run
+from deepseek_triton_client._core.client_settings import Endpoint, Settings
+from deepseek_triton_client._http.http_transport import HttpTransport, asyncio_transport, blocking_transport
 
 T = TypeVar("T")
 

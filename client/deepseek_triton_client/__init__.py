@@ -16,7 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_client._client import Client, Stream
-from deepseek_triton_client._errors import (
+from deepseek_triton_client._core.client_settings import Connection, Retries, Timeouts, Tls
+from deepseek_triton_client._core.exceptions import (
     AccessDenied,
     Cancelled,
     DeadlineExceeded,
@@ -29,8 +30,8 @@ from deepseek_triton_client._errors import (
     ServerError,
     ServerUnavailable,
 )
-from deepseek_triton_client._metrics import Metrics, Sample
-from deepseek_triton_client._models import (
+from deepseek_triton_client._core.prometheus_text import Metrics, Sample
+from deepseek_triton_client._core.results import (
     Answer,
     Chunk,
     Completion,
@@ -40,8 +41,7 @@ from deepseek_triton_client._models import (
     Readiness,
     TensorMetadata,
 )
-from deepseek_triton_client._sampling import SamplingParams
-from deepseek_triton_client._settings import Connection, Retries, Timeouts, Tls
+from deepseek_triton_client._core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from deepseek_triton_client._async_client import AsyncClient, AsyncStream

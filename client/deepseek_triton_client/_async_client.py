@@ -6,16 +6,16 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from types import TracebackType
 from typing import Any, Literal, overload
 
-from deepseek_triton_client._asyncio import AsyncioRuntime
-from deepseek_triton_client._batch import in_order
+from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
 from deepseek_triton_client._client import BaseClient, BaseStream, BatchItem
-from deepseek_triton_client._errors import DeepseekTritonError
-from deepseek_triton_client._metrics import Metrics
-from deepseek_triton_client._models import Chunk, Completion, ModelMetadata, Readiness
-from deepseek_triton_client._request import Messages, Prompt
-from deepseek_triton_client._runtime import Runtime
-from deepseek_triton_client._sampling import SamplingParams
-from deepseek_triton_client._settings import Timeouts
+from deepseek_triton_client._core.checked_request import Messages, Prompt
+from deepseek_triton_client._core.client_settings import Timeouts
+from deepseek_triton_client._core.exceptions import DeepseekTritonError
+from deepseek_triton_client._core.ordered_batch import in_order
+from deepseek_triton_client._core.prometheus_text import Metrics
+from deepseek_triton_client._core.results import Chunk, Completion, ModelMetadata, Readiness
+from deepseek_triton_client._core.runtime import Runtime
+from deepseek_triton_client._core.sampling_params import SamplingParams
 
 
 class AsyncClient(BaseClient):

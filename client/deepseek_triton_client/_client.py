@@ -7,16 +7,10 @@ from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterat
 from types import TracebackType
 from typing import Any, Literal, overload
 
-from deepseek_triton_client._blocking import BlockingRuntime, run
-from deepseek_triton_client._calls import Calls
-from deepseek_triton_client._errors import DeepseekTritonError, InvalidRequest
-from deepseek_triton_client._exchange import Exchange
-from deepseek_triton_client._metrics import Metrics
-from deepseek_triton_client._models import Chunk, Completion, ModelMetadata, Readiness
-from deepseek_triton_client._request import Messages, Prompt, Request, conversing, listed, prompted
-from deepseek_triton_client._runtime import Runtime
-from deepseek_triton_client._sampling import SamplingParams
-from deepseek_triton_client._settings import (
+from deepseek_triton_client._blocking_runtime import BlockingRuntime, run
+from deepseek_triton_client._core.calls import Calls
+from deepseek_triton_client._core.checked_request import Messages, Prompt, Request, conversing, listed, prompted
+from deepseek_triton_client._core.client_settings import (
     Balance,
     Connection,
     Endpoint,
@@ -27,6 +21,12 @@ from deepseek_triton_client._settings import (
     Tls,
     setting_problems,
 )
+from deepseek_triton_client._core.exceptions import DeepseekTritonError, InvalidRequest
+from deepseek_triton_client._core.exchange import Exchange
+from deepseek_triton_client._core.prometheus_text import Metrics
+from deepseek_triton_client._core.results import Chunk, Completion, ModelMetadata, Readiness
+from deepseek_triton_client._core.runtime import Runtime
+from deepseek_triton_client._core.sampling_params import SamplingParams
 
 BatchItem = Prompt | Mapping[str, Any]
 """A prompt, or a request by the names of the arguments: {"prompt" or "messages": ..., "max_tokens": ..., ...}."""
@@ -290,7 +290,7 @@ class Client(BaseClient):
         given here. Both sides are lazy: requests are read as answers leave. The first error ends it all; with
         `return_errors` it takes its answer's place instead. Leaving the loop cancels what is under way.
         """
-        from deepseek_triton_client._background import in_background  # here, because it needs asyncio
+        from deepseek_triton_client._background_batch import in_background  # here, because it needs asyncio
 
         _ = self._calls  # a closed client says so at once
         make = self._batch(requests, params, fields, timeouts, concurrency)

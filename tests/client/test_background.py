@@ -14,7 +14,7 @@ import pytest
 from contract_metadata import METADATA
 
 from deepseek_triton_client import Client
-from deepseek_triton_client._background import _the_loop
+from deepseek_triton_client._background_batch import _the_loop
 
 LAST = {"text_output": "a", "finish_reason": "stop", "num_input_tokens": 1, "num_output_tokens": 1}
 

@@ -28,15 +28,15 @@ from deepseek_triton_client import (
     TensorMetadata,
     Timeouts,
 )
-from deepseek_triton_client import _calls as calls_module
-from deepseek_triton_client._asyncio import AsyncioRuntime
-from deepseek_triton_client._blocking import BlockingRuntime, run
-from deepseek_triton_client._calls import Calls, Server
-from deepseek_triton_client._request import Request, prompted
-from deepseek_triton_client._runtime import Event
-from deepseek_triton_client._settings import Endpoint, Settings
-from deepseek_triton_client._transports import Input, Outputs
-from deepseek_triton_client._watchdog import NO_WATCHDOG
+from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
+from deepseek_triton_client._blocking_runtime import BlockingRuntime, run
+from deepseek_triton_client._core import calls as calls_module
+from deepseek_triton_client._core.calls import Calls, Server
+from deepseek_triton_client._core.checked_request import Request, prompted
+from deepseek_triton_client._core.client_settings import Endpoint, Settings
+from deepseek_triton_client._core.runtime import Event
+from deepseek_triton_client._core.transport import Input, Outputs
+from deepseek_triton_client._core.watchdog import NO_WATCHDOG
 
 OURS = ModelMetadata(
     name="tensorrt_llm",

@@ -17,7 +17,7 @@ from deepseek_triton_client import (
     SamplingParams,
     Timeouts,
 )
-from deepseek_triton_client import _calls as calls_module
+from deepseek_triton_client._core import calls as calls_module
 
 VERBS = ("generate", "stream", "chat", "stream_chat")
 SECRET = "hf-very-secret"

@@ -14,8 +14,8 @@ from deepseek_triton_client import (
     TensorMetadata,
     Timeouts,
 )
-from deepseek_triton_client._dialect import Dialect
-from deepseek_triton_client._request import conversing, prompted
+from deepseek_triton_client._core.checked_request import conversing, prompted
+from deepseek_triton_client._core.dialect import Dialect
 
 ONE, ANY = (1,), (-1,)
 OUTPUTS = {"text_output": ("BYTES", ANY), "finish_reason": ("BYTES", ANY)}

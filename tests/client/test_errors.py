@@ -14,7 +14,7 @@ from deepseek_triton_client import (
     ServerError,
     ServerUnavailable,
 )
-from deepseek_triton_client import _errors as errors
+from deepseek_triton_client._core import exceptions as errors
 
 
 def tree(root):

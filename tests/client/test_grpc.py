@@ -16,8 +16,10 @@ import trustme
 from grpc_server import GrpcServer, Proxy, RawServer
 from tritonclient.grpc import service_pb2 as pb
 
-from deepseek_triton_client import _blocking, _errors, _grpc_asyncio, _grpc_blocking
-from deepseek_triton_client._errors import (
+from deepseek_triton_client import _blocking_runtime
+from deepseek_triton_client._core import exceptions
+from deepseek_triton_client._core.client_settings import Connection, Endpoint, Settings, Timeouts, Tls
+from deepseek_triton_client._core.exceptions import (
     AccessDenied,
     Cancelled,
     DeepseekTritonError,
@@ -28,11 +30,11 @@ from deepseek_triton_client._errors import (
     ServerError,
     ServerUnavailable,
 )
-from deepseek_triton_client._grpc import asyncio_transport, blocking_transport
-from deepseek_triton_client._grpc_errors import BY_STATUS_CODE
-from deepseek_triton_client._models import TensorMetadata
-from deepseek_triton_client._settings import Connection, Endpoint, Settings, Timeouts, Tls
-from deepseek_triton_client._transports import Input
+from deepseek_triton_client._core.results import TensorMetadata
+from deepseek_triton_client._core.transport import Input
+from deepseek_triton_client._grpc import asyncio_channel, blocking_channel
+from deepseek_triton_client._grpc.grpc_errors import BY_STATUS_CODE
+from deepseek_triton_client._grpc.grpc_transport import asyncio_transport, blocking_transport
 
 INPUTS = [
     Input("text_input", "BYTES", ["hé"]),
@@ -48,7 +50,7 @@ class Blocking:
     """Runs `body(transport)`."""
 
     def run(self, url, body, **settings):
-        return _blocking.run(self._whole(blocking_transport, url, body, settings))
+        return _blocking_runtime.run(self._whole(blocking_transport, url, body, settings))
 
     def after(self, event, callback):
         """Calls `callback` when `event` is set; from another thread, as a watchdog does."""
@@ -215,7 +217,7 @@ def test_many_streams_at_once(grpc_server, face):
         found = [None] * 20
 
         def thread(number):
-            found[number] = _blocking.run(one(transport, number))
+            found[number] = _blocking_runtime.run(one(transport, number))
 
         threads = [threading.Thread(target=thread, args=(number,)) for number in range(20)]
         for each in threads:
@@ -269,7 +271,7 @@ def test_a_status_becomes_an_error_of_this_package(grpc_server, face, status):
     grpc_server.script(lambda request, context: context.abort(status, "what"))
     error = failing(face, grpc_server.url)
     assert type(error) is BY_STATUS_CODE[status]
-    assert type(error).__module__ == _errors.__name__
+    assert type(error).__module__ == exceptions.__name__
     assert str(error) == "what"
     assert error.unprocessed is (status is grpc.StatusCode.RESOURCE_EXHAUSTED)
 
@@ -625,7 +627,7 @@ def test_responses_after_the_final_one_are_left_out(grpc_server, face):
 
 
 def test_an_interrupt_while_the_end_is_waited_for(grpc_server, face, monkeypatch):
-    for module in (_grpc_blocking, _grpc_asyncio):
+    for module in (blocking_channel, asyncio_channel):
         monkeypatch.setattr(module, "END_S", 2.0 * WAIT_S)
     left = until_gone(grpc_server, grpc_server.response(text_output="a", final=True))
 
@@ -641,7 +643,7 @@ def test_an_interrupt_while_the_end_is_waited_for(grpc_server, face, monkeypatch
 
 
 def test_a_task_that_is_cancelled_while_it_waits_for_the_end(grpc_server, monkeypatch):
-    monkeypatch.setattr(_grpc_asyncio, "END_S", 2.0 * WAIT_S)
+    monkeypatch.setattr(asyncio_channel, "END_S", 2.0 * WAIT_S)
     left = until_gone(grpc_server, grpc_server.response(text_output="a", final=True))
 
     async def body(transport):

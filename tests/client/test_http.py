@@ -21,7 +21,8 @@ from http_server import HttpServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_client._errors import (
+from deepseek_triton_client._core.client_settings import Connection, Tls
+from deepseek_triton_client._core.exceptions import (
     AccessDenied,
     Cancelled,
     DeepseekTritonError,
@@ -32,10 +33,9 @@ from deepseek_triton_client._errors import (
     ServerError,
     ServerUnavailable,
 )
-from deepseek_triton_client._http_errors import EXCHANGE_ERRORS, exchange_error
-from deepseek_triton_client._models import ModelMetadata, TensorMetadata
-from deepseek_triton_client._settings import Connection, Tls
-from deepseek_triton_client._transports import Input
+from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
+from deepseek_triton_client._core.transport import Input
+from deepseek_triton_client._http.http_errors import EXCHANGE_ERRORS, exchange_error
 
 FIRST = {"id": "r1", "model_name": "tensorrt_llm", "text_output": "你🙂"}
 LAST = {"text_output": "好", "finish_reason": "stop", "num_output_tokens": 2}

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from drivers import DRIVERS
 
-from deepseek_triton_client import _http_pool
-from deepseek_triton_client._blocking import run
-from deepseek_triton_client._http_asyncio import _within
-from deepseek_triton_client._http_pool import Pool
-from deepseek_triton_client._settings import Connection
-from deepseek_triton_client._transports import Input
+from deepseek_triton_client._blocking_runtime import run
+from deepseek_triton_client._core.client_settings import Connection
+from deepseek_triton_client._core.transport import Input
+from deepseek_triton_client._http import connection_pool
+from deepseek_triton_client._http.asyncio_socket import _within
+from deepseek_triton_client._http.connection_pool import Pool
 
 INPUTS = [Input("text_input", "BYTES", ["hi"])]
 ANSWER = {"text_output": "好"}
@@ -42,7 +42,7 @@ def clock(monkeypatch):
         def monotonic():
             return now[0]
 
-    monkeypatch.setattr(_http_pool, "time", Clock)
+    monkeypatch.setattr(connection_pool, "time", Clock)
     return now
 
 
@@ -203,8 +203,8 @@ def test_many_tasks_share_a_transport(http_server):
 
 
 def test_a_second_event_loop_makes_connections_of_its_own(http_server):
-    from deepseek_triton_client._http import asyncio_transport
-    from deepseek_triton_client._settings import Endpoint, Settings
+    from deepseek_triton_client._core.client_settings import Endpoint, Settings
+    from deepseek_triton_client._http.http_transport import asyncio_transport
 
     http_server.script(*[http_server.events(ANSWER)] * 2)
     endpoint = Endpoint.parse(http_server.url)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_client._errors import ProtocolError
-from deepseek_triton_client._metrics import Metrics, Sample
+from deepseek_triton_client._core.exceptions import ProtocolError
+from deepseek_triton_client._core.prometheus_text import Metrics, Sample
 
 TRITON = """\
 # HELP nv_inference_request_success Number of successful inference requests, all batch sizes

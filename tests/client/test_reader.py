@@ -5,9 +5,9 @@ import json
 import pytest
 
 from deepseek_triton_client import Chunk, ProtocolError
-from deepseek_triton_client._increments import Cumulative, Deltas
-from deepseek_triton_client._models import Logprob, PerfMetrics
-from deepseek_triton_client._reader import Reader
+from deepseek_triton_client._core.response_reader import Reader
+from deepseek_triton_client._core.results import Logprob, PerfMetrics
+from deepseek_triton_client._core.text_increments import Cumulative, Deltas
 
 COUNTS = {"num_input_tokens": 3, "num_output_tokens": 2, "num_cached_tokens": 1}
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from deepseek_triton_client._errors import InvalidRequest
-from deepseek_triton_client._settings import Connection, Endpoint, Retries, Settings, Timeouts, Tls
+from deepseek_triton_client._core.client_settings import Connection, Endpoint, Retries, Settings, Timeouts, Tls
+from deepseek_triton_client._core.exceptions import InvalidRequest
 
 SERVER = Endpoint("grpc", "localhost", 8001)
 

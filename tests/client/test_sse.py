@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_client._errors import ProtocolError
-from deepseek_triton_client._sse import SseDecoder
+from deepseek_triton_client._core.exceptions import ProtocolError
+from deepseek_triton_client._http.sse import SseDecoder
 
 
 def decoded(*chunks: bytes, max_bytes: int | None = None) -> list[bytes]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from deepseek_triton_client import ProtocolError
-from deepseek_triton_client._tensors import decode, encode
+from deepseek_triton_client._core.tensor_encoding import decode, encode
 
 NUMPY = {
     "BOOL": np.bool_,

@@ -14,8 +14,8 @@ import weakref
 
 import pytest
 
-from deepseek_triton_client._runtime import Deadlines
-from deepseek_triton_client._watchdog import NO_WATCHDOG, LoopWatchdog, ThreadWatchdog
+from deepseek_triton_client._core.runtime import Deadlines
+from deepseek_triton_client._core.watchdog import NO_WATCHDOG, LoopWatchdog, ThreadWatchdog
 
 LONG_S = 1000.0
 WAIT_S = 30
@@ -325,8 +325,8 @@ def test_an_interrupt_that_fails_takes_nobody_elses_watchdog(monkeypatch):
 def test_a_forked_process_has_a_watchdog_too():
     code = """
 import os, threading, time
-from deepseek_triton_client._runtime import Deadlines
-from deepseek_triton_client._watchdog import ThreadWatchdog
+from deepseek_triton_client._core.runtime import Deadlines
+from deepseek_triton_client._core.watchdog import ThreadWatchdog
 
 def bites():
     bitten = threading.Event()

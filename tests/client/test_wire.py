@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_triton_client import InvalidRequest, ModelNotFound, Overloaded, ProtocolError, ServerError
-from deepseek_triton_client._tensors import encode
-from deepseek_triton_client._transports import Input
-from deepseek_triton_client._wire import decode_json, decode_tensors, encode_json, encode_tensors
+from deepseek_triton_client._core.tensor_encoding import encode
+from deepseek_triton_client._core.transport import Input
+from deepseek_triton_client._core.wire import decode_json, decode_tensors, encode_json, encode_tensors
 
 values = {
     "BYTES": st.text(),

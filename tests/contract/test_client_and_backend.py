@@ -25,11 +25,11 @@ from deepseek_backend.request import SamplingParams as BackendParams
 from deepseek_backend.response import Outputs, outputs
 from deepseek_backend.sequence import SequenceChunk
 from deepseek_triton_client import Chunk, Logprob, PerfMetrics, SamplingParams, Timeouts
-from deepseek_triton_client._dialect import Dialect
-from deepseek_triton_client._request import conversing, prompted
-from deepseek_triton_client._transports import Input
-from deepseek_triton_client._transports import Outputs as Read
-from deepseek_triton_client._wire import decode_json, decode_tensors, encode_json, encode_tensors
+from deepseek_triton_client._core.checked_request import conversing, prompted
+from deepseek_triton_client._core.dialect import Dialect
+from deepseek_triton_client._core.transport import Input
+from deepseek_triton_client._core.transport import Outputs as Read
+from deepseek_triton_client._core.wire import decode_json, decode_tensors, encode_json, encode_tensors
 
 NUMPY = {
     Dtype.STRING: np.object_,

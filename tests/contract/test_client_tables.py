@@ -16,12 +16,12 @@ from deepseek_triton_client import (
     ServerUnavailable,
     Timeouts,
 )
-from deepseek_triton_client._dialect import Dialect
-from deepseek_triton_client._errors import BY_CODE
-from deepseek_triton_client._http_errors import status_error
-from deepseek_triton_client._reader import OUTPUT_NAMES
-from deepseek_triton_client._request import Request, conversing, prompted
-from deepseek_triton_client._sampling import LEFT_OUT, SAMPLING_FIELDS
+from deepseek_triton_client._core.checked_request import Request, conversing, prompted
+from deepseek_triton_client._core.dialect import Dialect
+from deepseek_triton_client._core.exceptions import BY_CODE
+from deepseek_triton_client._core.response_reader import OUTPUT_NAMES
+from deepseek_triton_client._core.sampling_params import LEFT_OUT, SAMPLING_FIELDS
+from deepseek_triton_client._http.http_errors import status_error
 
 BY_TENSOR = {field.tensor_name: field for field in SAMPLING_FIELDS}
 

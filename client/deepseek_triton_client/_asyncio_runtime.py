@@ -1,0 +1,52 @@
+"""The runtime of the asynchronous client: asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from deepseek_triton_client._core.client_settings import Endpoint, Settings
+from deepseek_triton_client._core.runtime import Deadlines, Watchdog
+from deepseek_triton_client._core.transport import Transport
+from deepseek_triton_client._core.watchdog import NO_WATCHDOG, LoopWatchdog
+
+
+class AsyncioRuntime:
+    """See `Runtime`."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def event(self) -> _Event:
+        return _Event()
+
+    def watchdog(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> Watchdog:
+        if not deadlines.any:
+            return NO_WATCHDOG
+        return LoopWatchdog(deadlines, interrupt, asyncio.get_running_loop())
+
+    def transport(self, endpoint: Endpoint, settings: Settings) -> Transport:
+        if endpoint.is_grpc:
+            from deepseek_triton_client._grpc.grpc_transport import (
+                asyncio_transport,  # here, because it needs the grpc extra
+            )
+
+            return asyncio_transport(endpoint, settings)
+        from deepseek_triton_client._http.http_transport import asyncio_transport as http_transport
+
+        return http_transport(endpoint, settings)
+
+
+class _Event:
+    """See `Event`. Of the running loop."""
+
+    def __init__(self) -> None:
+        self._happened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def set(self) -> None:
+        if not self._happened.done():
+            self._happened.set_result(None)
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        await asyncio.wait({self._happened}, timeout=timeout_s)  # unlike asyncio.wait_for it leaves the future as it is
+        return self._happened.done()

@@ -1,0 +1,318 @@
+"""The client's work, written once for the blocking and the asynchronous face: servers, retries, limits.
+
+All of it are coroutines over the seams in `_transports` and `_runtime`. With the blocking runtime none of them ever
+waits for anything but by blocking.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from copy import copy
+from dataclasses import dataclass
+from typing import TypeVar
+
+from deepseek_triton_client._core.checked_request import Request
+from deepseek_triton_client._core.client_settings import Endpoint, Settings, Timeouts
+from deepseek_triton_client._core.dialect import Dialect
+from deepseek_triton_client._core.exceptions import DeadlineExceeded, DeepseekTritonError, ServerUnavailable
+from deepseek_triton_client._core.exchange import Exchange, let_go
+from deepseek_triton_client._core.prometheus_text import Metrics
+from deepseek_triton_client._core.results import Completion, ModelMetadata, Readiness
+from deepseek_triton_client._core.runtime import Deadlines, Event, Runtime
+from deepseek_triton_client._core.transport import Transport
+
+T = TypeVar("T")
+
+_POLL_INTERVAL_S = 1.0
+
+_LAST_LOOK_S = 0.2
+"""So long before the end of a wait the servers are asked for the last time."""
+
+_COOL_DOWN_S = 5.0
+"""So long a server that could not be reached, or said that it is going, is tried only after the others."""
+
+_METRICS_PORT = 8002
+"""Triton's own."""
+
+
+class Server:
+    """One of the client's servers: its transport, and what it is known to be."""
+
+    def __init__(self, endpoint: Endpoint, settings: Settings, runtime: Runtime) -> None:
+        self.endpoint = endpoint
+        self.url = str(endpoint)
+        self.transport: Transport = runtime.transport(endpoint, settings)
+        self._stream_mode = settings.stream_mode
+        self._event = runtime.event
+        self._dialect: Dialect | None = None
+        self._reading: _Reading | None = None
+        self._choosing = threading.Lock()  # of who reads; never held while anything waits
+        self._failed_at = -math.inf
+
+    async def dialect(self, limit_s: Callable[[], float | None]) -> Dialect:
+        """Of the model, whose metadata is read once: who comes meanwhile waits for the outcome.
+
+        `limit_s` is asked before each step how long it may take.
+        """
+        while (dialect := self._dialect) is None:  # a local, for `failed` may forget the other one at any time
+            own = _Reading(limit_s(), self._event())
+            try:
+                with self._choosing:
+                    reading = self._reading = self._reading or own
+                if reading is own:
+                    return await self._read(own)
+            finally:
+                if self._reading is own:
+                    self._reading = None
+                own.ended.set()
+            limit = limit_s()
+            if not await reading.ended.wait(limit):
+                raise ServerUnavailable(f"the model's metadata did not come within {limit:g} s", unprocessed=True)
+            if reading.error is not None and _is_within(limit_s(), reading.limit_s):
+                raise copy(reading.error)
+        return dialect
+
+    async def _read(self, reading: _Reading) -> Dialect:
+        try:
+            metadata = await self.transport.metadata(reading.limit_s)
+            self._dialect = dialect = Dialect(metadata, self._stream_mode)
+        except DeepseekTritonError as exc:
+            reading.error = copy(exc)  # each who waits has its own, with its own request's id
+            raise
+        return dialect
+
+    def failed(self) -> None:
+        """It may come back as another model, so that is asked again."""
+        self._failed_at = time.monotonic()
+        self._dialect = None
+
+    @property
+    def is_cooling(self) -> bool:
+        return time.monotonic() - self._failed_at < _COOL_DOWN_S
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One attempt at a model's metadata. One that was cancelled ends without an error, and the next caller reads."""
+
+    limit_s: float | None
+    ended: Event
+    error: DeepseekTritonError | None = None
+
+
+class Calls:
+    """One model on the servers of `settings`."""
+
+    def __init__(self, settings: Settings, runtime: Runtime) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._servers = tuple(Server(endpoint, settings, runtime) for endpoint in settings.endpoints)
+        self._turn = 0
+
+    async def open(self, request: Request) -> Exchange:
+        """Sends the request; returns with its first response. Refusals are tried again as `Retries` says."""
+        started = time.monotonic()
+        deadlines = _deadlines(request.timeouts, started)
+        failures = 0
+        refusal: DeepseekTritonError | None = None
+        while True:
+            failures += 1
+            for server in self._in_turn():
+                try:
+                    return await self._begin(server, request, deadlines, started)
+                except DeepseekTritonError as exc:
+                    error = exc
+                if isinstance(error, ServerUnavailable):
+                    server.failed()
+                if not error.unprocessed:
+                    raise error
+                if error.code is not None:
+                    refusal = error
+            delay_s = self._settings.retries.delay_s(failures)
+            if failures >= self._settings.retries.attempts or delay_s >= _left_s(deadlines):
+                if refusal is not None and error.code is None:  # a server's own words say more than that it is gone
+                    raise error from refusal
+                raise error
+            await self._runtime.sleep(delay_s)
+
+    async def generate(self, request: Request) -> Completion:
+        exchange = await self.open(request)
+        try:
+            while await exchange.next() is not None:
+                pass
+        finally:
+            await exchange.close()
+        return exchange.completion()
+
+    async def cancel(self, request_id: str) -> None:
+        """Ends the running request of this id, on whichever server it runs."""
+        error: DeepseekTritonError | None = None
+        for server in self._servers:
+            try:
+                return await self._stop(server, request_id)
+            except DeepseekTritonError as exc:
+                error = exc
+                error.request_id, error.url = request_id, server.url
+        assert error is not None, "settings have at least one server"
+        raise error
+
+    async def metadata(self) -> ModelMetadata:
+        return await self._first_that_answers(lambda server: server.transport.metadata(self._settings.timeouts.connect))
+
+    async def metrics(self) -> Metrics:
+        """Of `metrics_url`, or of the first server's own port for them."""
+        first = self._servers[0]
+        endpoint = first.endpoint
+        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        url = self._settings.metrics_url or f"http://{host}:{_METRICS_PORT}/metrics"
+        return Metrics.parse(await first.transport.metrics(url, self._settings.timeouts.connect))
+
+    async def ready(self) -> bool:
+        """Whether one of the servers can answer now."""
+        for server in self._servers:
+            if (await self._readiness(server, 0.0, None)).state == "ready":
+                return True
+        return False
+
+    async def readiness(self) -> tuple[Readiness, ...]:
+        """How far each of the servers is, in the order of their URLs."""
+        return tuple([await self._readiness(server, 0.0, None) for server in self._servers])
+
+    async def wait_until_ready(self, timeout_s: float | None, on_progress: Callable[[Readiness], None] | None) -> None:
+        started = time.monotonic()
+        end = math.inf if timeout_s is None else started + timeout_s
+        while True:
+            seen: list[Readiness] = []
+            for server in self._servers:
+                now = time.monotonic()
+                share_s = (end - now) / (len(self._servers) - len(seen))  # one that is silent leaves time for the next
+                readiness = await self._readiness(server, now - started, now + share_s)
+                seen.append(readiness)
+                if on_progress is not None:
+                    on_progress(readiness)
+                if readiness.state == "ready":
+                    return
+            left_s = end - time.monotonic() - _LAST_LOOK_S
+            if left_s <= 0:
+                states = "; ".join(f"{each.url} is {each.state}" for each in seen)
+                name = self._settings.model_name
+                raise DeadlineExceeded(f"model {name!r} is not ready after {timeout_s:g} s: {states}")
+            await self._runtime.sleep(min(left_s, _POLL_INTERVAL_S))
+
+    async def close(self) -> None:
+        for server in self._servers:
+            await server.transport.close()
+
+    def _in_turn(self) -> Iterator[Server]:
+        """All servers, those that failed just now last."""
+        first = 0
+        if self._settings.balance == "round_robin":
+            first, self._turn = self._turn, (self._turn + 1) % len(self._servers)
+        rotated = self._servers[first:] + self._servers[:first]
+        return iter(sorted(rotated, key=lambda server: server.is_cooling))
+
+    async def _begin(self, server: Server, request: Request, deadlines: Deadlines, started: float) -> Exchange:
+        try:
+            dialect = await server.dialect(lambda: _limit_s(request.timeouts.connect, deadlines))
+            streamed = request.streaming or server.transport.always_streams
+            inputs = dialect.inputs(request, streamed=streamed)
+        except DeepseekTritonError as exc:
+            exc.request_id, exc.url = request.request_id, server.url
+            _raise_if_over(deadlines, request, exc)
+            raise
+        connect_s = _limit_s(request.timeouts.connect, deadlines)
+        responses = server.transport.open(request.request_id, inputs, connect_s=connect_s)
+        exchange = Exchange(
+            request,
+            url=server.url,
+            responses=responses,
+            reader=dialect.reader(request),
+            watchdog=self._runtime.watchdog(deadlines, responses.interrupt),
+            started=started,
+            on_lost=server.failed,
+        )
+        try:
+            await exchange.begin()
+        except DeepseekTritonError as exc:
+            _raise_if_over(deadlines, request, exc)
+            raise
+        except BaseException:
+            await exchange.close()
+            raise
+        return exchange
+
+    async def _stop(self, server: Server, request_id: str) -> None:
+        limit_s = self._settings.timeouts.connect
+        dialect = await server.dialect(lambda: limit_s)
+        responses = server.transport.open(request_id, dialect.stop_inputs(), connect_s=limit_s)
+        deadlines = _deadlines(Timeouts(total=limit_s), time.monotonic())
+        watchdog = self._runtime.watchdog(deadlines, responses.interrupt)
+        try:
+            watchdog.expect(first=True)
+            while await responses.receive() is not None:
+                pass
+        except DeepseekTritonError as exc:
+            if watchdog.expired:
+                raise DeadlineExceeded(f"cancelling took longer than timeouts.connect, {limit_s:g} s") from exc
+            if not dialect.is_stopped(exc):
+                raise
+        finally:
+            await let_go(watchdog, responses)
+
+    async def _readiness(self, server: Server, waited_s: float, end: float | None) -> Readiness:
+        connect_s = self._settings.timeouts.connect
+        deadlines = Deadlines(first_token=None, end=end, between_tokens_s=None)
+        try:
+            if not await server.transport.server_ready(_limit_s(connect_s, deadlines)):
+                return Readiness(server.url, "starting", waited_s)
+            is_ready = await server.transport.model_ready(_limit_s(connect_s, deadlines))
+        except (ServerUnavailable, DeadlineExceeded) as exc:
+            return Readiness(server.url, "unreachable", waited_s, exc.message)
+        return Readiness(server.url, "ready" if is_ready else "loading", waited_s)
+
+    async def _first_that_answers(self, ask: Callable[[Server], Awaitable[T]]) -> T:
+        for server in (servers := list(self._in_turn())):
+            try:
+                return await ask(server)
+            except DeepseekTritonError as exc:
+                exc.url = server.url
+                if server is servers[-1] or not isinstance(exc, (ServerUnavailable, DeadlineExceeded)):
+                    raise
+        raise AssertionError("settings have at least one server")
+
+
+def _deadlines(timeouts: Timeouts, started: float) -> Deadlines:
+    return Deadlines(
+        first_token=None if timeouts.first_token is None else started + timeouts.first_token,
+        end=None if timeouts.total is None else started + timeouts.total,
+        between_tokens_s=timeouts.between_tokens,
+    )
+
+
+def _left_s(deadlines: Deadlines) -> float:
+    """Until a limit that runs from the start ends the request."""
+    ends = [moment for moment in (deadlines.first_token, deadlines.end) if moment is not None]
+    return min(ends) - time.monotonic() if ends else math.inf
+
+
+def _limit_s(connect_s: float | None, deadlines: Deadlines) -> float | None:
+    """For a step before the request is sent. Never 0, which sockets take for something else."""
+    limit_s = min(math.inf if connect_s is None else connect_s, _left_s(deadlines))
+    return None if math.isinf(limit_s) else max(limit_s, 0.001)
+
+
+def _is_within(limit_s: float | None, other_s: float | None) -> bool:
+    return other_s is None or (limit_s is not None and limit_s <= other_s)
+
+
+def _raise_if_over(deadlines: Deadlines, request: Request, error: DeepseekTritonError) -> None:
+    """A step that ran into one of the request's own limits failed for that reason."""
+    if isinstance(error, ServerUnavailable) and _left_s(deadlines) <= 0:
+        over = [name for name in ("first_token", "total") if getattr(request.timeouts, name) is not None]
+        limit = min(over, key=lambda name: float(getattr(request.timeouts, name)))
+        seconds = getattr(request.timeouts, limit)
+        message = f"timeouts.{limit} of {seconds:g} s ran out before there was a connection: {error.message}"
+        raise DeadlineExceeded(message, request_id=request.request_id, url=error.url) from error

@@ -1,0 +1,110 @@
+"""One request, checked: everything in it can be put on the wire."""
+
+from __future__ import annotations
+
+import json
+import os
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deepseek_triton_client._core.client_settings import Timeouts
+from deepseek_triton_client._core.exceptions import InvalidRequest
+from deepseek_triton_client._core.sampling_params import SamplingParams
+from deepseek_triton_client._core.tensor_encoding import checked
+
+Prompt = str | Sequence[int]
+"""A text, or the ids of its tokens."""
+Messages = str | Sequence[Mapping[str, Any]]
+"""A conversation, [{"role": "user", "content": "..."}, ...]; a text is what the user says first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One of `prompt`, `input_ids` and `messages` is set."""
+
+    request_id: str
+    params: SamplingParams
+    timeouts: Timeouts
+    streaming: bool
+    """The caller wants increments."""
+    prompt: str | None = None
+    input_ids: tuple[int, ...] | None = None
+    messages: str | None = None
+    """As JSON."""
+
+    @property
+    def is_chat(self) -> bool:
+        return self.messages is not None
+
+
+def prompted(
+    prompt: Prompt, *, params: SamplingParams, timeouts: Timeouts, streaming: bool, request_id: str | None
+) -> Request:
+    """Raises InvalidRequest."""
+    common: dict[str, Any] = {"params": params, "timeouts": timeouts, "streaming": streaming}
+    common["request_id"] = _request_id(request_id)
+    if isinstance(prompt, str):
+        return Request(prompt=checked("prompt", "BYTES", prompt), **common)
+    if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
+        raise InvalidRequest(f"prompt: expected a text or a list of token ids, got {type(prompt).__name__}")
+    ids = tuple(checked("prompt", "INT32", token) for token in prompt)
+    if not ids:
+        raise InvalidRequest("prompt: expected at least one token id, got an empty list")
+    return Request(input_ids=ids, **common)
+
+
+def conversing(
+    messages: Messages, *, params: SamplingParams, timeouts: Timeouts, streaming: bool, request_id: str | None
+) -> Request:
+    """Raises InvalidRequest."""
+    return Request(
+        messages=_messages(messages),
+        params=params,
+        timeouts=timeouts,
+        streaming=streaming,
+        request_id=_request_id(request_id),
+    )
+
+
+def listed(item: Mapping[str, Any]) -> tuple[str, Any, str | None, dict[str, Any]]:
+    """One request of a batch, given as a mapping: "prompt" or "messages", its content, request id and fields.
+
+    Raises InvalidRequest.
+    """
+    kinds = [kind for kind in ("prompt", "messages") if kind in item]
+    if len(kinds) != 1:
+        raise InvalidRequest(f'expected one of "prompt" and "messages", got {", ".join(map(str, item)) or "nothing"}')
+    fields = {str(name): value for name, value in item.items() if name not in (*kinds, "request_id")}
+    return kinds[0], item[kinds[0]], item.get("request_id"), fields
+
+
+def _messages(messages: Messages) -> str:
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if isinstance(messages, (bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise InvalidRequest(f"messages: expected a text or a list of messages, got {type(messages).__name__}")
+    conversation = [_message(position, message) for position, message in enumerate(messages)]
+    if not conversation:
+        raise InvalidRequest("messages: expected at least one message, got an empty list")
+    try:
+        text = json.dumps(conversation, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise InvalidRequest(f"messages: expected what JSON can hold: {exc}") from exc
+    return str(checked("messages", "BYTES", text))
+
+
+def _message(position: int, message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        expected = f'messages[{position}]: expected {{"role": ..., "content": ...}}'
+        raise InvalidRequest(f"{expected}, got {reprlib.repr(message)}")
+    return dict(message)
+
+
+def _request_id(given: str | None) -> str:
+    if given is None:
+        return os.urandom(16).hex()
+    if not checked("request_id", "BYTES", given):
+        raise InvalidRequest("request_id: expected None for a new one, or a text that is not empty")
+    return given

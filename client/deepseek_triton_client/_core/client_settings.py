@@ -1,0 +1,313 @@
+"""How a client connects, waits and tries again."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import SplitResult, urlsplit
+
+from deepseek_triton_client._core.exceptions import InvalidRequest
+
+# Sockets count their time limit in milliseconds, in 32 bits: 24 days.
+_LONGEST_S = 2**31 // 1000 - 1
+
+Balance = Literal["failover", "round_robin"]
+StreamMode = Literal["delta", "cumulative"]
+
+
+def _is_number(value: Any, above: float, at_most: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and above < value <= at_most
+
+
+def _raise_all(problems: Iterator[str]) -> None:
+    found = list(problems)
+    if found:
+        raise InvalidRequest("; ".join(found))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """In seconds; None is no limit. DeadlineExceeded when one runs out, ServerUnavailable for `connect`.
+
+    A cold server or a long queue can keep the first token back for minutes, and a long answer takes as long as it
+    takes: only connecting is limited unless asked.
+    """
+
+    connect: float | None = 10.0
+    """To reach the server; also for each step of what has no tokens to wait for: `ready()`, `metadata()`, ..."""
+    first_token: float | None = None
+    """From sending the request, retries included, to its first chunk. Streams only."""
+    between_tokens: float | None = None
+    """Waiting for each later chunk; the time the caller spends between chunks does not count. Streams only."""
+    total: float | None = None
+    """From sending the request, retries included, to its end, the caller's own time included."""
+
+    def __post_init__(self) -> None:
+        _raise_all(
+            f"timeouts.{each.name}: expected 0 < seconds <= {_LONGEST_S}, got {getattr(self, each.name)!r}"
+            for each in fields(self)
+            if getattr(self, each.name) is not None and not _is_number(getattr(self, each.name), 0, _LONGEST_S)
+        )
+
+    def for_whole_answers(self) -> Timeouts:
+        """Without the limits that only streams have."""
+        return replace(self, first_token=None, between_tokens=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retries:
+    """What is refused before anything was generated is sent again: E_OVERLOADED, E_UNAVAILABLE, a model that is not
+    loaded, no connection.
+
+    Another server is tried at once. When all have refused, the client sleeps a random time, up to `initial_s`, then
+    twice that, and so on up to `max_s`.
+    """
+
+    attempts: int = 4
+    """How often each server is tried at the most; 1 never tries the same one again."""
+    initial_s: float = 0.25
+    max_s: float = 8.0
+
+    def __post_init__(self) -> None:
+        _raise_all(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
+            yield f"retries.attempts: expected an integer of at least 1, got {self.attempts!r}"
+        for name in ("initial_s", "max_s"):
+            if not _is_number(getattr(self, name), 0, _LONGEST_S):
+                yield f"retries.{name}: expected 0 < seconds <= {_LONGEST_S}, got {getattr(self, name)!r}"
+
+    def delay_s(self, failures: int) -> float:
+        """How long to sleep after so many failures (1 and up)."""
+        return random.uniform(0, min(self.max_s, self.initial_s * 2.0 ** min(failures - 1, 60)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tls:
+    """Certificates, as PEM files. For https:// and grpcs:// URLs, which need none of this to be checked as usual."""
+
+    ca: str | PathLike[str] | None = None
+    """Who may vouch for the server; None: the authorities that the system trusts (gRPC: that gRPC carries)."""
+    certificate: str | PathLike[str] | None = None
+    """The client's own, for servers that ask for one (mTLS), with its chain."""
+    key: str | PathLike[str] | None = None
+    """Of `certificate`; None: it is in the same file."""
+    verify: bool = True
+    """False takes any certificate, which protects from nobody who can stand in between. Not with gRPC."""
+
+    def __post_init__(self) -> None:
+        _raise_all(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        for name in ("ca", "certificate", "key"):
+            path = getattr(self, name)
+            if path is not None and not (isinstance(path, (str, PathLike)) and Path(path).is_file()):
+                yield f"tls.{name}: expected a PEM file, and there is none at {str(path)!r}"
+        if self.key is not None and self.certificate is None:
+            yield "tls.key: expected tls.certificate with it"
+        if not isinstance(self.verify, bool):
+            yield f"tls.verify: expected True or False, got {self.verify!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """What connections may cost and how long they last."""
+
+    keepalive_s: float = 30.0
+    """HTTP: how long an idle connection is kept for the next request. Less than what stands in between allows."""
+    ping_s: float | None = 310.0
+    """gRPC: how often to look for a peer that vanished without a word. By default Triton ends the connection of clients
+    that ping more often than every 300 s without data in between."""
+    max_message_bytes: int | None = 256 * 2**20
+    """The largest response, and the largest event of a stream, that is read; None is any."""
+
+    def __post_init__(self) -> None:
+        _raise_all(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        for name in ("keepalive_s", "ping_s"):
+            value = getattr(self, name)
+            if value is not None and not _is_number(value, 0, _LONGEST_S):
+                yield f"connection.{name}: expected 0 < seconds <= {_LONGEST_S}, got {value!r}"
+        limit = self.max_message_bytes
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 2**31):
+            yield f"connection.max_message_bytes: expected a positive integer below 2^31, got {limit!r}"
+
+
+_DEFAULT_PORTS = {"http": 8000, "https": 443, "grpc": 8001, "grpcs": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One server's address."""
+
+    scheme: str
+    """http, https, grpc or grpcs."""
+    host: str
+    port: int
+    path: str = ""
+    """Before Triton's own paths, for servers behind a proxy; HTTP only."""
+
+    @classmethod
+    def parse(cls, url: str) -> Endpoint:
+        """From "host", "host:port" (both HTTP) or a URL; a missing port is Triton's own. Raises InvalidRequest."""
+        expected = "url: expected http://host:port or grpc://host:port (https:// and grpcs:// with TLS)"
+        if not isinstance(url, str):
+            raise InvalidRequest(f"{expected}, got {type(url).__name__}")
+        if "@" in url:
+            _, _, after = url.rpartition("@")
+            raise InvalidRequest(f"{expected} and credentials as token= or headers=, got ***@{after}")
+        parts = _split(url if "://" in url else f"http://{url}", _DEFAULT_PORTS)
+        path = parts.path.rstrip("/") if parts else ""
+        if parts is None or parts.query or parts.fragment or (parts.scheme in ("grpc", "grpcs") and path):
+            raise InvalidRequest(f"{expected}, got {url!r}")
+        return cls(parts.scheme, str(parts.hostname), parts.port or _DEFAULT_PORTS[parts.scheme], path)
+
+    @classmethod
+    def parse_all(cls, urls: str | Iterable[str]) -> tuple[Endpoint, ...]:
+        """From one URL or several. Raises InvalidRequest."""
+        if isinstance(urls, str):
+            return (cls.parse(urls),)
+        if isinstance(urls, (bytes, Mapping)) or not isinstance(urls, Iterable):
+            raise InvalidRequest(f"url: expected a URL or a list of them, got {type(urls).__name__}")
+        return tuple(cls.parse(url) for url in urls)
+
+    @property
+    def is_grpc(self) -> bool:
+        return self.scheme in ("grpc", "grpcs")
+
+    @property
+    def is_tls(self) -> bool:
+        return self.scheme in ("https", "grpcs")
+
+    @property
+    def address(self) -> str:
+        """host:port"""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.address}{self.path}"
+
+
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]|[^\x00-\x7f])+|[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?")
+"""A name, or an address with its zone. What a name may hold beyond ASCII, IDNA says."""
+
+
+def _split(url: str, schemes: Iterable[str]) -> SplitResult | None:
+    """The parts of a URL that names a host in one of the schemes, and no user."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme not in schemes or parts.port == 0 or not _HOST.fullmatch(parts.hostname or ""):
+            return None
+    except ValueError:
+        return None
+    return parts if url.isprintable() and "@" not in url else None  # urlsplit drops line breaks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything a client is made with, checked."""
+
+    endpoints: tuple[Endpoint, ...]
+    model_name: str
+    model_version: str = ""
+    timeouts: Timeouts = Timeouts()
+    retries: Retries = Retries()
+    balance: Balance = "failover"
+    tls: Tls = Tls()
+    token: str | Callable[[], str] | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    connection: Connection = Connection()
+    stream_mode: StreamMode | None = None
+    metrics_url: str | None = None
+
+    def __post_init__(self) -> None:
+        _raise_all(self._problems())
+        object.__setattr__(self, "headers", dict(self.headers))  # the caller's own may change
+
+    def _problems(self) -> Iterator[str]:
+        if not self.endpoints:
+            yield "url: expected at least one server"
+        for name in _EXAMPLES:
+            yield from setting_problems(name, getattr(self, name))
+        yield from self._name_problems()
+        yield from self._secret_problems()
+        if isinstance(self.tls, Tls) and not self.tls.verify and any(each.scheme == "grpcs" for each in self.endpoints):
+            yield "tls.verify: gRPC always verifies; give the server's certificate as tls.ca"
+        url = self.metrics_url
+        if url is not None and (not isinstance(url, str) or _split(url, ("http", "https")) is None):
+            yield "metrics_url: expected http://host:port/path or https://, without user and password"
+
+    def _name_problems(self) -> Iterator[str]:
+        if not self.model_name or not _is_text(self.model_name):
+            yield f"model_name: expected the model's name on the server, got {self.model_name!r}"
+        if not _is_text(self.model_version):
+            yield f'model_version: expected a string such as "2", or "" for any, got {self.model_version!r}'
+        if self.balance not in ("failover", "round_robin"):
+            yield f'balance: expected "failover" or "round_robin", got {self.balance!r}'
+        if self.stream_mode not in (None, "delta", "cumulative"):
+            yield f'stream_mode: expected "delta", "cumulative" or None to find out, got {self.stream_mode!r}'
+
+    def _secret_problems(self) -> Iterator[str]:
+        if isinstance(self.headers, Mapping):
+            yield from (problem for name, value in self.headers.items() for problem in _header_problems(name, value))
+        else:
+            yield f"headers: expected a mapping of names to values, got {type(self.headers).__name__}"
+        if self.token is not None and not callable(self.token) and not _is_token(self.token):
+            yield _TOKEN_PROBLEM
+
+    def request_headers(self) -> list[tuple[str, str]]:
+        """The user's own headers, and the token as it is now. Names in lower case. Never to be logged."""
+        found = [(name.lower(), value) for name, value in self.headers.items()]
+        if self.token is not None:
+            token = self.token if isinstance(self.token, str) else self.token()
+            if not _is_token(token):
+                raise InvalidRequest(_TOKEN_PROBLEM)
+            found.append(("authorization", f"Bearer {token}"))
+        return found
+
+
+_EXAMPLES: dict[str, tuple[type, str]] = {
+    "timeouts": (Timeouts, "total=5"),
+    "retries": (Retries, "attempts=2"),
+    "tls": (Tls, 'ca="ca.pem"'),
+    "connection": (Connection, "keepalive_s=5"),
+}
+
+
+def setting_problems(name: str, value: Any) -> Iterator[str]:
+    """Where `value` is of another type than the setting `name`."""
+    kind, example = _EXAMPLES[name]
+    if not isinstance(value, kind):
+        yield f"{name}: expected {kind.__name__}, such as {kind.__name__}({example}), got {value!r:.100}"
+
+
+_TOKEN_PROBLEM = "token: expected printable ASCII, not empty and without spaces around it"
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+def _header_problems(name: Any, value: Any) -> Iterator[str]:
+    if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+        yield f"headers: expected names of letters, digits and -, got {name!r}"
+    elif not isinstance(value, str) or not _is_header_value(value):
+        yield f"headers[{name!r}]: expected printable ASCII without spaces around it"
+
+
+def _is_header_value(value: str) -> bool:
+    return value.isascii() and value.isprintable() and value == value.strip()
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) and value != "" and _is_header_value(value)
+
+
+def _is_text(value: Any) -> bool:
+    """Can be sent, which half a surrogate pair can't."""
+    return isinstance(value, str) and value.encode(errors="ignore").decode() == value

@@ -1,0 +1,257 @@
+"""How to generate: everything that a request can say beside its prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deepseek_triton_client._core.exceptions import InvalidRequest
+from deepseek_triton_client._core.tensor_encoding import checked
+
+
+def _field(datatype: str, *, many: bool = False, json: bool = False, neutral: Any = None, plain: bool = False) -> Any:
+    """`plain`: the input has the field's own name, without the sampling fields' prefix."""
+    metadata = {"datatype": datatype, "many": many, "json": json, "neutral": neutral, "plain": plain}
+    return dataclasses.field(default=None, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SamplingParams:
+    """Each field left at None is not sent, and the server's default holds; but `n` is 1 then.
+
+    Refused here, all problems at once and with InvalidRequest, is only what has the wrong type or can't be put on the
+    wire. The ranges given below are the server's to judge, and so is what its engine supports. Numbers may be numpy's.
+    """
+
+    max_tokens: int | None = _field("INT32")
+    """Most tokens to generate, 1 or more. The server cuts it to the room left in the context."""
+    temperature: float | None = _field("FP32")
+    """0 to 100: divides the logits; 0 is greedy decoding."""
+    top_k: int | None = _field("INT32", neutral=0)
+    """0 or more: sample among the k likeliest tokens; 0 is all."""
+    top_p: float | None = _field("FP32")
+    """0 to 1: sample among the likeliest tokens whose probabilities add up to p; 0 is the likeliest alone."""
+    min_p: float | None = _field("FP32", neutral=0)
+    """0 to 1: leaves out tokens less likely than this share of the likeliest one's probability."""
+    seed: int | None = _field("UINT64")
+    """-2^63 to 2^64 - 1: makes sampling repeatable; a negative one counts from 2^64 down."""
+    repetition_penalty: float | None = _field("FP32", neutral=1)
+    """0.01 to 10: divides the logits of tokens seen in prompt or output; 1 is none."""
+    presence_penalty: float | None = _field("FP32", neutral=0)
+    """-2 to 2: taken from the logit of each token already generated; 0 is none."""
+    frequency_penalty: float | None = _field("FP32", neutral=0)
+    """-2 to 2: taken from the logit of a token once for each time it was generated; 0 is none."""
+    min_tokens: int | None = _field("INT32", neutral=0)
+    """0 up to max_tokens: the text does not end by itself before this many tokens."""
+    ignore_eos: bool | None = _field("BOOL", neutral=False)
+    """Go on after the end token, up to max_tokens."""
+    stop: Sequence[str] | None = _field("BYTES", many=True)
+    """Up to 64 strings that end the text; one string may stand by itself."""
+    stop_token_ids: Sequence[int] | None = _field("INT32", many=True)
+    """Up to 64 tokens that end the text, by their ids."""
+    include_stop_str_in_output: bool | None = _field("BOOL", neutral=False)
+    """Keep the stop string, or the stop token's text, at the end of the text."""
+    skip_special_tokens: bool | None = _field("BOOL", neutral=True)
+    """Leave special tokens out of the text, as is the default."""
+    add_special_tokens: bool | None = _field("BOOL", neutral=True)
+    """Let the tokenizer put its special tokens before the prompt. False for prompts that already hold them."""
+    exclude_input_from_output: bool | None = _field("BOOL", neutral=True)
+    """False puts the prompt before the text."""
+    n: int | None = _field("INT32", neutral=1)
+    """1 to 64 answers to the prompt; None is 1. Above 1 it needs sampling: greedy ones are all the same."""
+    best_of: int | None = _field("INT32", neutral=1)
+    """1 to 64, at least n: generate so many answers and return the n likeliest. Above n not in streams."""
+    bad: Sequence[str] | None = _field("BYTES", many=True)
+    """Up to 64 strings that are not generated; one string may stand by itself."""
+    logprobs: int | None = _field("INT32")
+    """0 to 20: log-probabilities of each token and of so many of the likeliest ones at its place."""
+    prompt_logprobs: int | None = _field("INT32")
+    """0 to 20: the same for the prompt's tokens."""
+    truncate_prompt_tokens: int | None = _field("INT32")
+    """1 or more: keep only so many tokens of the prompt, its last ones."""
+    guided_json: str | Mapping[str, Any] | None = _field("BYTES", json=True)
+    """A JSON schema that the text follows, as a mapping or in JSON. One guided_... field at most."""
+    guided_json_object: bool | None = _field("BOOL", neutral=False)
+    """The text is some JSON object."""
+    guided_regex: str | None = _field("BYTES")
+    """A regular expression that the text matches."""
+    guided_grammar: str | None = _field("BYTES")
+    """A grammar, in EBNF, of the text."""
+    guided_structural_tag: str | Mapping[str, Any] | None = _field("BYTES", json=True)
+    """Constrains the text inside given tags only: TensorRT-LLM's structural_tag, as a mapping or in JSON."""
+    return_perf_metrics: bool | None = _field("BOOL", neutral=False)
+    """Have the engine measure the request, into `perf_metrics`."""
+    stream_interval: int | None = _field("INT32", plain=True)
+    """Tokens that a stream's text may wait for, 1 or more, to leave together; 1 is for none."""
+    stream_interval_ms: int | None = _field("INT32", plain=True)
+    """1 to 60,000 ms that a stream's text may wait for more; with both, whichever comes first."""
+    timeout_ms: int | None = _field("INT32", plain=True)
+    """1 ms or more that the server gives the request; then the text so far is the answer, and its finish_reason is
+    "timeout". The limits in `Timeouts` are the client's and raise instead."""
+    priority: int | None = _field("INT32", neutral=0, plain=True)
+    """Of engines that have it, whose queue it orders: higher goes first; 0 is none."""
+    separate_reasoning: bool | None = _field("BOOL", neutral=False, plain=True)
+    """Put the model's thinking into `reasoning` instead of `text`. For a chat the default is True where the model has
+    it, else the server's."""
+    chat_template_kwargs: str | Mapping[str, Any] | None = _field("BYTES", json=True, plain=True)
+    """Further arguments of the chat template, such as {"thinking": True}, as a mapping or in JSON. For chats only."""
+    return_cumulative_logprob: bool | None = _field("BOOL", neutral=False, plain=True)
+    """Return `cumulative_logprob`, the sum of the text's log-probabilities."""
+    return_logprobs: bool | None = _field("BOOL", neutral=False, plain=True)
+    """Return `logprobs`; without the field of that name, those of the generated tokens alone."""
+    return_output_ids: bool | None = _field("BOOL", neutral=False, plain=True)
+    """Return `output_ids`, the ids of the generated tokens."""
+    return_num_input_tokens: bool | None = _field("BOOL", neutral=False, plain=True)
+    """Put the count on every chunk of a stream, not only on the last."""
+    return_num_output_tokens: bool | None = _field("BOOL", neutral=False, plain=True)
+    """Put the count on every chunk of a stream, not only on the last."""
+
+    def __post_init__(self) -> None:
+        vars(self).update(_normalized(self._set()))
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{field.name}={value!r}" for field, value in self.given())
+        return f"SamplingParams({given})"
+
+    def given(self) -> Iterator[tuple[SamplingField, Any]]:
+        """The fields that are set, with their values."""
+        return ((_FIELDS[name], value) for name, value in self._set().items())
+
+    def merged(self, fields: Mapping[str, Any]) -> SamplingParams:
+        """A copy with `fields` in place of its own; None takes one back. Raises InvalidRequest with every problem."""
+        if not fields:
+            return self
+        values = {**self._set(), **_normalized(fields)}
+        merged = object.__new__(type(self))  # each request makes one, and what is checked needs no second check
+        vars(merged).update(values)  # the other fields are None, as the class has them
+        return merged
+
+    def _set(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingField:
+    """How one field goes over the wire."""
+
+    name: str
+    datatype: str
+    many: bool
+    json: bool
+    """A mapping stands for its JSON."""
+    neutral: Any
+    """The value that asks for nothing; None where there is none."""
+    plain: bool
+
+    @property
+    def tensor_name(self) -> str:
+        return self.name if self.plain else f"sampling_param_{self.name}"
+
+    def normalized(self, value: Any) -> Any:
+        """`value` as plain Python objects, lists as tuples; an empty list is None, for there is nothing to send."""
+        if self.many:
+            return self._elements(value)
+        if self.json and isinstance(value, Mapping):
+            value = self._as_json(value)
+        if self.name == "seed":
+            value = _from_2_to_the_64_down(value)
+        return checked(self.name, self.datatype, value)
+
+    def _elements(self, values: Any) -> tuple[Any, ...] | None:
+        if isinstance(values, str):
+            values = (values,)
+        if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)):
+            raise InvalidRequest(f"{self.name}: expected a list, got {values!r:.200}")
+        return tuple(checked(self.name, self.datatype, element) for element in values) or None
+
+    def _as_json(self, value: Mapping[str, Any]) -> str:
+        try:
+            return json.dumps(dict(value), ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise InvalidRequest(f"{self.name}: expected what JSON can hold: {exc}") from exc
+
+
+def _normalized(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises InvalidRequest with every problem."""
+    unknown, wrong, values = [], [], {}
+    for name, value in fields.items():
+        field = _FIELDS.get(name)
+        if field is None:
+            unknown.append(f"unknown field {name!r}{_hint(name)}")
+            continue
+        try:
+            values[name] = None if value is None else field.normalized(value)
+        except InvalidRequest as exc:
+            wrong.append(exc.message)
+    if unknown or wrong:
+        raise InvalidRequest("; ".join(unknown + wrong))
+    return values
+
+
+def _from_2_to_the_64_down(seed: Any) -> Any:
+    """No wire has room for the sign."""
+    negative = hasattr(seed, "__index__") and not isinstance(seed, bool) and -(2**63) <= seed < 0
+    return int(seed) + 2**64 if negative else seed
+
+
+SAMPLING_FIELDS: tuple[SamplingField, ...] = tuple(
+    SamplingField(field.name, **field.metadata) for field in dataclasses.fields(SamplingParams)
+)
+_FIELDS = {field.name: field for field in SAMPLING_FIELDS}
+
+LEFT_OUT: dict[str, str] = {
+    "stream": "use stream() or stream_chat()",
+    "streaming": "use stream() or stream_chat()",
+    "stream_mode": "chunks are increments, whatever the server sends; see the client's stream_mode",
+    "sampling_parameters": "give its fields by name",
+    "exclude_input_in_output": "use exclude_input_from_output",
+    "return_finish_reason": "the answer always has it, where the server says",
+    "return_stop_reason": "the answer always has it, where the server says",
+    "text_input": "give the prompt as the first argument",
+    "input_ids": "give the prompt as the first argument, as a list of ids",
+    "messages": "use chat() or stream_chat()",
+}
+"""Inputs of the wire contract that are the client's own business -> what a caller does instead.
+
+And `stop`, the flag that ends a request: `cancel()` sends it, and the name is the field of the stop strings here.
+"""
+
+_ELSEWHERE: dict[str, str] = {
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "request_output_len": "max_tokens",
+    "output_len": "max_tokens",
+    "min_length": "min_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_words": "stop",
+    "stop_strings": "stop",
+    "stop_sequences": "stop",
+    "bad_words": "bad",
+    "random_seed": "seed",
+    "num_return_sequences": "n",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "end_id": "stop_token_ids",
+    "json_schema": "guided_json",
+    "return_log_probs": "return_logprobs",
+    "top_logprobs": "logprobs",
+}
+"""What other servers and clients call a field -> its name here."""
+
+
+def _hint(name: str) -> str:
+    if name in ("timeout", "timeout_s", "request_timeout"):
+        return ": use timeouts=Timeouts(total=...), in seconds"
+    if name in LEFT_OUT:
+        return f": {LEFT_OUT[name]}"
+    plain = name.removeprefix("sampling_param_")
+    same = plain if plain in _FIELDS else _ELSEWHERE.get(name)
+    if same is not None:
+        return f": use {same}"
+    nearest = difflib.get_close_matches(name, _FIELDS, n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else f"; known are {', '.join(_FIELDS)}"

@@ -1,0 +1,60 @@
+"""Inputs as bytes, bytes as Outputs. No I/O, and no idea of what the names mean: `_dialect.py` has that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from deepseek_triton_client._core.exceptions import ProtocolError, ServerError, error_from_server
+from deepseek_triton_client._core.tensor_encoding import Tensor, decode, encode
+from deepseek_triton_client._core.transport import Input, Outputs
+
+
+def encode_json(request_id: str, inputs: Sequence[Input]) -> bytes:
+    """The body of a POST to generate_stream."""
+    body: dict[str, Any] = {"id": request_id}
+    for each in inputs:
+        body[each.name] = each.values[0] if len(each.values) == 1 else list(each.values)
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def encode_tensors(inputs: Sequence[Input]) -> list[Tensor]:
+    """The inputs of a gRPC request. Its id is not among them."""
+    return [
+        Tensor(each.name, each.datatype, len(each.values), encode(each.datatype, each.values), each.shape)
+        for each in inputs
+    ]
+
+
+def decode_json(data: bytes) -> Outputs:
+    """What an event of generate_stream holds. Raises what an `{"error": ...}` event stands for, or ProtocolError."""
+    outputs = json_object(data)
+    if "error" in outputs:
+        raise error_from_server(str(outputs["error"]), otherwise=ServerError)
+    return outputs
+
+
+def decode_tensors(tensors: Iterable[tuple[str, str, bytes]]) -> Outputs:
+    """What a gRPC response holds, given as (name, datatype, contents).
+
+    Outputs of a datatype that is not known here are left out. Raises ProtocolError for contents that don't fit theirs.
+    """
+    outputs: dict[str, Any] = {}
+    for name, datatype, data in tensors:
+        values = decode(name, datatype, data)
+        if values is not None:
+            outputs[name] = values[0] if len(values) == 1 else values
+    return outputs
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """Raises ProtocolError for anything but a JSON object in UTF-8."""
+    try:
+        # Decoded here: json would guess at UTF-16 and let halves of surrogate pairs through.
+        value = json.loads(data.decode())
+    except (ValueError, RecursionError) as exc:
+        raise ProtocolError(f"expected a JSON object, got {data[:200]!r}") from exc
+    if not isinstance(value, dict):
+        raise ProtocolError(f"expected a JSON object, got {data[:200]!r}")
+    return value

@@ -1,0 +1,1 @@
+"""Triton's gRPC protocol. Needs the extra `grpc`."""

@@ -1,0 +1,127 @@
+"""What a failed connection, a broken exchange and an error status mean."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import h11
+
+from deepseek_triton_client._core.exceptions import (
+    AccessDenied,
+    Cancelled,
+    DeepseekTritonError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    ProtocolError,
+    ServerError,
+    ServerUnavailable,
+    error_from_server,
+)
+from deepseek_triton_client._core.wire import json_object
+from deepseek_triton_client._http.sse import SseDecoder
+
+EVENT_STREAM = "text/event-stream"
+
+_QUOTED = 200
+"""So many characters of what is not Triton's are quoted."""
+
+# Connecting: nothing of the request was sent.
+
+
+def connect_error(exc: OSError, url: str, timeout_s: float | None) -> DeepseekTritonError:
+    if _is_refused_certificate(exc):
+        return AccessDenied(f"{url}: the server refused the client's certificate: {exc}")
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        text = f"the server's certificate can't be trusted: {exc.verify_message}"
+    elif isinstance(exc, ssl.SSLError):
+        text = f"the TLS handshake failed: {exc}"
+    elif isinstance(exc, TimeoutError) and exc.errno is None and timeout_s is not None:
+        text = f"no connection within {timeout_s:g} s"
+    else:
+        text = f"can't connect: {exc}"
+    return ServerUnavailable(f"{url}: {text}", unprocessed=True)
+
+
+def _is_refused_certificate(exc: BaseException | None) -> bool:
+    if not isinstance(exc, ssl.SSLError):
+        return False
+    reason = getattr(exc, "reason", None) or ""  # only errors of the TLS library have one
+    return "ALERT" in reason and any(word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED"))
+
+
+# From the first byte sent to the last one received.
+
+EXCHANGE_ERRORS = (OSError, h11.ProtocolError)
+
+
+def exchange_error(exc: Exception, what: str, timeout_s: float | None) -> DeepseekTritonError:
+    """`what` was tried, such as "POST http://host:port/path"; `timeout_s` limited each step."""
+    if isinstance(exc, h11.LocalProtocolError):
+        # Its text may quote a header, and a header may be a secret.
+        return InvalidRequest(f"{what}: the headers can't be sent as HTTP")
+    if isinstance(exc, h11.ProtocolError):
+        return ProtocolError(f"{what}: the answer is not HTTP: {exc}")
+    if isinstance(exc, TimeoutError) and exc.errno is None and timeout_s is not None:
+        return ServerUnavailable(f"{what}: no answer within {timeout_s:g} s")
+    if _is_refused_certificate(exc) or _is_refused_certificate(exc.__cause__):  # TLS 1.3 tells after the handshake
+        return AccessDenied(f"{what}: the server refused the client's certificate: {exc}")
+    return ServerUnavailable(f"{what}: the connection was lost: {str(exc) or type(exc).__name__}")
+
+
+# Answers.
+
+_BY_STATUS: dict[int, type[DeepseekTritonError]] = {
+    401: AccessDenied,
+    403: AccessDenied,
+    404: ModelNotFound,
+    407: AccessDenied,
+    408: ServerUnavailable,
+    429: Overloaded,
+    499: Cancelled,
+    502: ServerUnavailable,
+    503: ServerUnavailable,
+    504: ServerUnavailable,
+}
+
+_UNPROCESSED = frozenset({429, 503})
+
+
+def status_error(status: int, headers: Mapping[str, str], body: bytes) -> DeepseekTritonError:
+    """For an answer that is not a 200; `body` may be its beginning only."""
+    if 300 <= status < 400:
+        # Only the host: the rest of a Location may hold a secret.
+        host = _host(headers.get("location", ""))
+        return ProtocolError(f"HTTP {status}: a redirect" + (f" to {host}" if host else "") + ", which is not followed")
+    text = _error_text(status, headers, body)
+    return error_from_server(text, otherwise=_by_status(status), unprocessed=status in _UNPROCESSED)
+
+
+def _host(location: str) -> str | None:
+    try:
+        return urlsplit(location).hostname
+    except ValueError:
+        return None
+
+
+def _error_text(status: int, headers: Mapping[str, str], body: bytes) -> str:
+    """Triton's words, or what else came, such as a proxy's page.
+
+    When a model's first response is an error, the status is an error's and the body is one server-sent event.
+    """
+    is_event = headers.get("content-type", "").startswith(EVENT_STREAM)
+    try:
+        return str(json_object(b"".join(SseDecoder().feed(body)) if is_event else body)["error"])
+    except (ProtocolError, KeyError):
+        return f"HTTP {status}: {body.decode(errors='replace')[:_QUOTED]!r}"
+
+
+def _by_status(status: int) -> type[DeepseekTritonError]:
+    """For errors whose message holds no code."""
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    if status >= 500:
+        return ServerError
+    return InvalidRequest if status >= 400 else ProtocolError

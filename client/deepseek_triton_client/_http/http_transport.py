@@ -1,0 +1,395 @@
+"""Triton's generate extension over HTTP.
+
+Whole answers are streamed too and put together again: Triton notices a client that has gone while it writes a stream,
+but not while /generate waits for its one response.
+
+Over h11 and sockets of our own rather than httpx, whose pool takes longer with every request that is in flight.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+from weakref import WeakSet
+
+from deepseek_triton_client._core.client_settings import Endpoint, Settings
+from deepseek_triton_client._core.exceptions import (
+    AccessDenied,
+    Cancelled,
+    DeepseekTritonError,
+    InvalidRequest,
+    Overloaded,
+    ProtocolError,
+    ServerUnavailable,
+)
+from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
+from deepseek_triton_client._core.tls import tls_context
+from deepseek_triton_client._core.transport import Input, Outputs
+from deepseek_triton_client._core.wire import decode_json, encode_json, json_object
+from deepseek_triton_client._http.asyncio_socket import AsyncioSocket
+from deepseek_triton_client._http.blocking_socket import BlockingSocket
+from deepseek_triton_client._http.connection_pool import Pool
+from deepseek_triton_client._http.http11 import Head, Headers
+from deepseek_triton_client._http.http_connection import Connection, Socket
+from deepseek_triton_client._http.http_errors import (
+    EVENT_STREAM,
+    EXCHANGE_ERRORS,
+    connect_error,
+    exchange_error,
+    status_error,
+)
+from deepseek_triton_client._http.sse import SseDecoder
+
+_ERROR_BODY_BYTES = 2**16
+"""So much of an error's body is read."""
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+_PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
+"""What a path has besides letters, digits and what was quoted already."""
+
+_OWN_HEADERS = frozenset({"accept", "accept-encoding", "content-length", "content-type", "transfer-encoding"})
+
+Answer = tuple[int, Mapping[str, str], bytes]
+"""Status, headers and body."""
+
+NewSocket = Callable[[str, int, "ssl.SSLContext | None"], Socket]
+
+
+def blocking_transport(endpoint: Endpoint, settings: Settings) -> HttpTransport:
+    return HttpTransport(endpoint, settings, BlockingSocket)
+
+
+def asyncio_transport(endpoint: Endpoint, settings: Settings) -> HttpTransport:
+    return HttpTransport(endpoint, settings, AsyncioSocket)
+
+
+class HttpTransport:
+    """See `Transport`. Raises InvalidRequest for settings that HTTP can't have."""
+
+    always_streams = True
+
+    def __init__(self, endpoint: Endpoint, settings: Settings, new_socket: NewSocket) -> None:
+        for name in settings.headers:
+            if name.lower() in _OWN_HEADERS:
+                raise InvalidRequest(f"headers: {name!r} is set by the client itself")
+        self._settings = settings
+        self._new_socket = new_socket
+        self._server = _Target(endpoint)
+        prefix = quote(endpoint.path, safe=_PATH_CHARACTERS)
+        self._model_path = f"{prefix}/v2/models/{quote(settings.model_name, safe='')}"
+        if settings.model_version:
+            self._model_path += f"/versions/{quote(settings.model_version, safe='')}"
+        self._health_path = f"{prefix}/v2/health/ready"
+        self._generate_target = f"{self._model_path}/generate_stream".encode()
+        self._pool = Pool(settings.connection.keepalive_s)
+        self._streams: WeakSet[HttpResponseStream] = WeakSet()  # weak, so that one who is dropped ends
+        self._changing = threading.Lock()
+
+    def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> HttpResponseStream:
+        stream = HttpResponseStream(self, encode_json(request_id, inputs), connect_s)
+        with self._changing:
+            self._streams.add(stream)
+        return stream
+
+    async def server_ready(self, timeout_s: float | None) -> bool:
+        return await self._is_ready(self._health_path, timeout_s)
+
+    async def model_ready(self, timeout_s: float | None) -> bool:
+        return await self._is_ready(f"{self._model_path}/ready", timeout_s)
+
+    async def metadata(self, timeout_s: float | None) -> ModelMetadata:
+        status, headers, body = await self._get(self._model_path, timeout_s)
+        if status != 200:
+            raise _repeatable(status_error(status, headers, body))
+        return _metadata(json_object(body))
+
+    async def metrics(self, url: str, timeout_s: float | None) -> str:
+        """On a connection of its own. Another host, and a wire that TLS doesn't protect while it does the server's,
+        gets neither the token nor the user's headers."""
+        endpoint, path = _parse(url)
+        own = self._server.endpoint
+        trusted = endpoint.host == own.host and (endpoint.is_tls or not own.is_tls)
+        target = _Target(endpoint)
+        headers = self.headers(target) if trusted else [(b"host", target.host_header)]
+        request = _get_request(path, [*headers, (b"connection", b"close")])
+        exchange = HttpExchange(self._connect_to(target), request, target, timeout_s)
+        try:
+            status, found, body = await exchange.whole(self._settings.connection.max_message_bytes)
+        finally:
+            await exchange.connection.close()
+        if status != 200:
+            raise _repeatable(status_error(status, found, body))
+        try:
+            return body.decode()
+        except UnicodeDecodeError as exc:
+            raise ProtocolError(f"GET {target.endpoint}: expected text, got {body[:200]!r}") from exc
+
+    async def close(self) -> None:
+        await self._pool.close()
+        with self._changing:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.interrupt()
+
+    # For the response streams.
+
+    async def begin(self, body: bytes) -> HttpExchange:
+        """A POST to generate_stream, and a connection for it; nothing is sent yet."""
+        headers = [
+            *self.headers(self._server),
+            (b"content-type", b"application/json"),
+            (b"accept", EVENT_STREAM.encode()),
+            (b"accept-encoding", b"identity"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        request = _Request("POST", self._generate_target, headers, body)
+        connection = await self._pool.take() or self._connect_to(self._server)
+        return HttpExchange(connection, request, self._server, None)
+
+    @property
+    def max_message_bytes(self) -> int | None:
+        return self._settings.connection.max_message_bytes
+
+    async def give_back(self, connection: Connection) -> None:
+        await self._pool.give_back(connection)
+
+    def headers(self, target: _Target) -> Headers:
+        """The user's, which may stand for two of ours."""
+        headers = {b"host": target.host_header, b"user-agent": b"deepseek-triton-client"}
+        headers.update((name.encode(), value.encode()) for name, value in self._settings.request_headers())
+        return list(headers.items())
+
+    # For what is not streamed.
+
+    async def _is_ready(self, path: str, timeout_s: float | None) -> bool:
+        status, headers, body = await self._get(path, timeout_s)
+        error = None if status == 200 else status_error(status, headers, body)
+        if isinstance(error, (AccessDenied, ProtocolError)):  # waiting will not help
+            raise error
+        return error is None
+
+    async def _get(self, path: str, timeout_s: float | None) -> Answer:
+        request = _get_request(path, self.headers(self._server))
+        idle = await self._pool.take()
+        if idle is not None:
+            with suppress(ServerUnavailable):  # it may have been closed just now: a new connection tells
+                return await self._get_on(idle, request, timeout_s)
+        return await self._get_on(self._connect_to(self._server), request, timeout_s)
+
+    async def _get_on(self, connection: Connection, request: _Request, timeout_s: float | None) -> Answer:
+        exchange = HttpExchange(connection, request, self._server, timeout_s)
+        try:
+            answer = await exchange.whole(self.max_message_bytes)
+        except BaseException:
+            await connection.close()
+            raise
+        await self._pool.give_back(connection)
+        return answer
+
+    def _connect_to(self, target: _Target) -> Connection:
+        return Connection(self._new_socket(target.host, target.port, self._tls if target.endpoint.is_tls else None))
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return tls_context(self._settings.tls)
+
+
+class HttpResponseStream:
+    """See `ResponseStream`."""
+
+    def __init__(self, transport: HttpTransport, body: bytes, connect_s: float | None) -> None:
+        self._transport = transport
+        self._body = body
+        self._connect_s = connect_s
+        self._exchange: HttpExchange | None = None
+        self._decoder = SseDecoder(transport.max_message_bytes)
+        self._events: deque[bytes] = deque()
+        self._ended = False
+        self._interrupted = False
+
+    async def receive(self) -> Outputs | None:
+        try:
+            return await self._receive()
+        except ServerUnavailable as exc:
+            if self._interrupted:
+                raise Cancelled("the request was ended here, or the client was closed") from exc
+            raise
+
+    def __del__(self) -> None:
+        # A stream that was dropped without being closed: an event loop would keep its connection for ever.
+        if self._exchange is not None:
+            self.interrupt()
+
+    async def _receive(self) -> Outputs | None:
+        while not self._events:
+            if self._ended:
+                return None
+            exchange = self._exchange or await self._begin()
+            data = await exchange.read()
+            if data:
+                self._events.extend(self._decoder.feed(data))
+            else:
+                self._ended = True
+                if self._decoder.pending:
+                    raise ProtocolError(f"{exchange.what}: the response ends in the middle of an event")
+        return decode_json(self._events.popleft())
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        if self._exchange is not None:
+            self._exchange.connection.interrupt()
+
+    async def close(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        # Not before: until here an interrupt is for this request. A connection with a response not read to its end is
+        # closed by that, which is how the server sees that its client has left.
+        await self._transport.give_back(exchange.connection)
+
+    async def _begin(self) -> HttpExchange:
+        self._exchange = exchange = await self._transport.begin(self._body)
+        if self._interrupted:  # asked after the connection is known: either `interrupt` has seen it, or this does
+            exchange.connection.interrupt()
+        status, headers = await exchange.send(self._connect_s)
+        if status != 200:
+            raise status_error(status, headers, await exchange.read_error())
+        found = headers.get("content-type", "")
+        if not found.lower().startswith(EVENT_STREAM):
+            raise ProtocolError(f"{exchange.what}: expected {EVENT_STREAM}, got {found[:200]!r}")
+        return exchange
+
+
+class HttpExchange:
+    """One request and its response on one connection: the border at which foreign errors become ours."""
+
+    def __init__(self, connection: Connection, request: _Request, target: _Target, timeout_s: float | None) -> None:
+        self.connection = connection
+        self._request = request
+        self._endpoint = target.endpoint
+        self._timeout_s = timeout_s
+
+    @property
+    def what(self) -> str:
+        """For messages. Without the query, which may hold a secret."""
+        path = self._request.target.decode().partition("?")[0]
+        own = self._endpoint
+        return f"{self._request.method} {own.scheme}://{own.address}{path}"
+
+    async def send(self, connect_s: float | None) -> Head:
+        """Connects where that is still to do. Returns the response's status and headers."""
+        if not self.connection.is_connected:
+            try:
+                await self.connection.connect(connect_s)
+            except OSError as exc:
+                raise connect_error(exc, str(self._endpoint), connect_s) from exc
+        try:
+            return await self.connection.send(*self._request, timeout_s=self._timeout_s)
+        except EXCHANGE_ERRORS as exc:
+            raise exchange_error(exc, self.what, self._timeout_s) from exc
+
+    async def read(self) -> bytes:
+        """Nothing at the end of the body."""
+        try:
+            return await self.connection.read(self._timeout_s)
+        except EXCHANGE_ERRORS as exc:
+            raise exchange_error(exc, self.what, self._timeout_s) from exc
+
+    async def read_error(self) -> bytes:
+        """The beginning of an error's body, and what there is of it where it breaks off."""
+        body = bytearray()
+        with suppress(ServerUnavailable, ProtocolError):  # the status has said that something is wrong
+            while len(body) < _ERROR_BODY_BYTES and (data := await self.read()):
+                body += data
+        return bytes(body[:_ERROR_BODY_BYTES])
+
+    async def whole(self, limit: int | None) -> Answer:
+        """Sends, and reads the body to its end, or its beginning where it is an error's. For what only asks."""
+        try:
+            return await self._whole(limit)
+        except DeepseekTritonError as exc:
+            _repeatable(exc)
+            raise
+
+    async def _whole(self, limit: int | None) -> Answer:
+        status, headers = await self.send(self._timeout_s)
+        if status != 200:
+            return status, headers, await self.read_error()
+        body = bytearray()
+        while data := await self.read():
+            body += data
+            if limit is not None and len(body) > limit:
+                raise ProtocolError(f"{self.what}: the response is larger than connection.max_message_bytes, {limit}")
+        return status, headers, bytes(body)
+
+
+class _Target:
+    """A server as it is connected to, and named in a request."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.port = endpoint.port
+        try:
+            host = endpoint.host.encode("idna")
+        except UnicodeError as exc:
+            raise InvalidRequest(f"url: {endpoint.host!r} is not the name of a host: {exc}") from exc
+        self.host = host.decode()
+        self.host_header = b"[%s]" % host if b":" in host else host
+        if endpoint.port != _DEFAULT_PORTS[endpoint.scheme]:
+            self.host_header += b":%d" % endpoint.port
+
+
+class _Request(NamedTuple):
+    method: str
+    target: bytes
+    headers: Headers
+    body: bytes = b""
+
+
+def _get_request(path: str, headers: Headers) -> _Request:
+    return _Request("GET", path.encode(), [*headers, (b"accept", b"*/*"), (b"accept-encoding", b"identity")])
+
+
+def _parse(url: str) -> tuple[Endpoint, str]:
+    """A web address, with the web's default ports."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as exc:
+        raise InvalidRequest(f"metrics_url: {exc}") from exc
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or parts.username is not None:
+        raise InvalidRequest("metrics_url: expected http://host:port/path or https://, without user and password")
+    path = quote(parts.path, safe=_PATH_CHARACTERS) or "/"
+    if parts.query:
+        path += "?" + quote(parts.query, safe=_PATH_CHARACTERS + "?")
+    return Endpoint(parts.scheme, parts.hostname, port or _DEFAULT_PORTS[parts.scheme]), path
+
+
+def _repeatable(error: DeepseekTritonError) -> DeepseekTritonError:
+    """What only asks generates nothing, so it can always be sent again; and is worth it where the server was away."""
+    error.unprocessed = isinstance(error, (ServerUnavailable, Overloaded))
+    return error
+
+
+def _metadata(values: Mapping[str, Any]) -> ModelMetadata:
+    try:
+        return ModelMetadata(
+            name=values["name"],
+            versions=tuple(values.get("versions", ())),
+            platform=values["platform"],
+            inputs=tuple(_tensor(tensor) for tensor in values["inputs"]),
+            outputs=tuple(_tensor(tensor) for tensor in values["outputs"]),
+        )
+    except (KeyError, TypeError) as exc:
+        raise ProtocolError(f"expected a model's metadata, got {values!r:.200}") from exc
+
+
+def _tensor(values: Mapping[str, Any]) -> TensorMetadata:
+    return TensorMetadata(values["name"], values["datatype"], tuple(values["shape"]))
