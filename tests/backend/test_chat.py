@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deepseek_backend.chat import read_messages
+from deepseek_backend.request.messages import read_messages
 
 CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 

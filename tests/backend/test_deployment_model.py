@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_backend.engines.simulated.deployment import LATENT, NUM_LAYERS
+from deepseek_backend.engines.simulated.deployment_model import LATENT, NUM_LAYERS
 from deepseek_backend.engines.simulated.presets import PRESETS
 from deepseek_backend.engines.simulated.scheduler import Limits, RankLoad, Row, Scheduler
 

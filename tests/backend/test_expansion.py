@@ -5,8 +5,8 @@ from typing import Any
 
 from fakes import ScriptedEngine
 
-from deepseek_backend.expansion import expand
-from deepseek_backend.request import Call, GenerateRequest, Prompt, SamplingParams
+from deepseek_backend.request.expansion import expand
+from deepseek_backend.request.parsed_request import Call, GenerateRequest, Prompt, SamplingParams
 
 
 def expanded(*prompts: Prompt, **sampling: Any) -> list[GenerateRequest]:

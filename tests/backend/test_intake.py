@@ -5,12 +5,12 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepseek_backend.answer.active_request import Exchange, Place
+from deepseek_backend.answer.sequence_buffer import SequenceBuffer
+from deepseek_backend.delivery.step_queue import MAX_ITERATIONS, MAX_STEPS, Intake, joined
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.errors import EngineError
-from deepseek_backend.intake import MAX_ITERATIONS, MAX_STEPS, Intake, joined
-from deepseek_backend.lifecycle import Exchange, Place
-from deepseek_backend.request import Call, GenerateRequest, Prompt, SamplingParams
-from deepseek_backend.sequence import SequenceBuffer
+from deepseek_backend.request.parsed_request import Call, GenerateRequest, Prompt, SamplingParams
 
 
 def opened(intake, name="r", *, begun=True, **sampling):

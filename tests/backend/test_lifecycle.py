@@ -7,10 +7,10 @@ from fakes import ListReply
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepseek_backend.answer.active_request import TRANSITIONS, Event, Exchange, State, StepEffect
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.errors import CancelledError, EngineError
-from deepseek_backend.lifecycle import TRANSITIONS, Event, Exchange, State, StepEffect
-from deepseek_backend.request import Call, GenerateRequest, Prompt, SamplingParams
+from deepseek_backend.request.parsed_request import Call, GenerateRequest, Prompt, SamplingParams
 
 
 def exchange(streaming=True, prompts=("p",), **call):

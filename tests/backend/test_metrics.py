@@ -19,8 +19,17 @@ from fakes import ListReply, ScriptedEngine
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import EngineStats, Step
-from deepseek_backend.metrics import COMMON_LABELS, FAMILIES, INTER_TOKEN, PREFIX, Family, Kind, Metrics, info
-from deepseek_backend.publishing import Publisher, Turn
+from deepseek_backend.metrics.backend_metrics import (
+    COMMON_LABELS,
+    FAMILIES,
+    INTER_TOKEN,
+    PREFIX,
+    Family,
+    Kind,
+    Metrics,
+    info,
+)
+from deepseek_backend.metrics.publishing import Publisher, Turn
 from deepseek_backend.service import Service
 
 

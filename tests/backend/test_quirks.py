@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 
-from deepseek_backend import quirks
+from deepseek_backend.process import workarounds
 from deepseek_triton_build.data.releases import load_release
 
 MODULE = "openai.types.responses.response_content_part_added_event"
@@ -59,7 +59,7 @@ def test_a_missing_name_is_supplied_and_reported(
 ) -> None:
     fake_openai(OLD)
     with caplog.at_level(logging.WARNING):
-        assert quirks.apply_quirks(RECORD) == [f"{MODULE}.{NAME}"]
+        assert workarounds.apply_quirks(RECORD) == [f"{MODULE}.{NAME}"]
     supplied = getattr(importlib.import_module(MODULE), NAME)
     assert issubclass(supplied, importlib.import_module("openai").BaseModel)
     assert supplied.__annotations__ == {"text": str, "type": str}
@@ -70,27 +70,27 @@ def test_a_missing_name_is_supplied_and_reported(
 
 def test_applying_twice_supplies_once(fake_openai: Callable[[str], None]) -> None:
     fake_openai(OLD)
-    quirks.apply_quirks(RECORD)
+    workarounds.apply_quirks(RECORD)
     first = getattr(importlib.import_module(MODULE), NAME)
-    assert quirks.apply_quirks(RECORD) == []
+    assert workarounds.apply_quirks(RECORD) == []
     assert getattr(importlib.import_module(MODULE), NAME) is first
 
 
 def test_a_newer_package_is_left_alone(fake_openai: Callable[[str], None]) -> None:
     fake_openai(NEW)
     before = getattr(importlib.import_module(MODULE), NAME)
-    assert quirks.apply_quirks(RECORD) == []
+    assert workarounds.apply_quirks(RECORD) == []
     assert getattr(importlib.import_module(MODULE), NAME) is before
 
 
 @pytest.mark.usefixtures("fake_openai")
 def test_without_the_package_nothing_happens() -> None:
     """The fixture hides an installed openai only by not writing one; none is installed for these tests."""
-    assert quirks.apply_quirks(RECORD) == []
+    assert workarounds.apply_quirks(RECORD) == []
 
 
 def test_a_release_without_quirks_needs_nothing() -> None:
-    assert quirks.apply_quirks(load_release("1.1.0").record) == []
+    assert workarounds.apply_quirks(load_release("1.1.0").record) == []
 
 
 def test_a_pydantic_base_makes_a_real_model(fake_openai: Callable[[str], None]) -> None:
@@ -98,7 +98,7 @@ def test_a_pydantic_base_makes_a_real_model(fake_openai: Callable[[str], None]) 
     pytest.importorskip("pydantic")
     fake_openai(OLD)
     vars(importlib.import_module("openai"))["BaseModel"] = importlib.import_module("pydantic").BaseModel
-    quirks.apply_quirks(RECORD)
+    workarounds.apply_quirks(RECORD)
     part = getattr(importlib.import_module(MODULE), NAME)(text="hm", type="reasoning_text")
     assert part.model_dump() == {"text": "hm", "type": "reasoning_text"}
 
@@ -106,7 +106,7 @@ def test_a_pydantic_base_makes_a_real_model(fake_openai: Callable[[str], None]) 
 @pytest.fixture
 def container(tmp_path: Path) -> Path:
     """Like a container: a generated version folder, an old openai, and a tensorrt_llm that needs a newer one."""
-    backend = Path(quirks.__file__).parent
+    backend = Path(workarounds.__file__).parents[1]
     shutil.copytree(
         backend, tmp_path / "1" / "deepseek_backend", ignore=shutil.ignore_patterns("__pycache__", "engines")
     )
@@ -119,7 +119,7 @@ def container(tmp_path: Path) -> Path:
 
 
 def run_worker(container: Path, code: str, *, overlay: bool) -> subprocess.CompletedProcess[str]:
-    path = [str(container / "1" / "deepseek_backend" / "overlay")] * overlay + [str(container / "site")]
+    path = [str(container / "1" / "deepseek_backend" / "process" / "overlay")] * overlay + [str(container / "site")]
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=container, check=False

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deepseek_backend.answer.response_tensors import counts_tokens, outputs
+from deepseek_backend.answer.sequence_buffer import SequenceChunk
 from deepseek_backend.contract import OUTPUTS, PERF_OUTPUTS, Dtype
 from deepseek_backend.engines.base import Logprob, PerfMetrics
-from deepseek_backend.request import Call, SamplingParams
-from deepseek_backend.response import counts_tokens, outputs
-from deepseek_backend.sequence import SequenceChunk
+from deepseek_backend.request.parsed_request import Call, SamplingParams
 
 NUMPY = {Dtype.STRING: np.object_, Dtype.INT32: np.int32, Dtype.INT64: np.int64, Dtype.FP32: np.float32}
 RETURNED = frozenset(

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from deepseek_backend.answer.sequence_buffer import SequenceBuffer, SequenceChunk
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
-from deepseek_backend.request import Call, SamplingParams
-from deepseek_backend.sequence import SequenceBuffer, SequenceChunk
+from deepseek_backend.request.parsed_request import Call, SamplingParams
 
 
 def buffer(*, prompt: str = "p", stop: tuple[str, ...] = (), include_stop: bool = False, **call: Any) -> SequenceBuffer:

@@ -13,14 +13,14 @@ from fakes import ListReply, ScriptedEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deepseek_backend.answer.active_request import LARGE_BYTES
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import EngineHealth, Step
 from deepseek_backend.errors import ConfigError, EngineError
-from deepseek_backend.health import readiness
-from deepseek_backend.lifecycle import LARGE_BYTES
+from deepseek_backend.process.readiness import readiness
+from deepseek_backend.process.watcher import Server, drain_seconds
 from deepseek_backend.service import Service
-from deepseek_backend.watcher import Server, drain_seconds
 
 
 @pytest.fixture

@@ -11,12 +11,19 @@ from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import Engine
-from deepseek_backend.engines.simulated.babble import BOS, CLOSING_ID, EOS_ID, VOCABULARY, count_tokens, write_script
-from deepseek_backend.engines.simulated.engine import NEUTRAL_STEP_S, SimulatedEngine
-from deepseek_backend.engines.simulated.generation import Generation
+from deepseek_backend.engines.simulated.filler_text import (
+    BOS,
+    CLOSING_ID,
+    EOS_ID,
+    VOCABULARY,
+    count_tokens,
+    write_script,
+)
 from deepseek_backend.engines.simulated.presets import PRESETS
+from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S, SimulatedEngine
+from deepseek_backend.engines.simulated.simulated_generation import Generation
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
-from deepseek_backend.request import GenerateRequest, SamplingParams
+from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 PATIENCE_S = 60
 
@@ -859,7 +866,7 @@ def clock(monkeypatch):
 
         def attach(self, engine):
             self.slept = []
-            monkeypatch.setattr("deepseek_backend.engines.simulated.engine.time.monotonic", lambda: self.now)
+            monkeypatch.setattr("deepseek_backend.engines.simulated.simulated_engine.time.monotonic", lambda: self.now)
             monkeypatch.setattr(engine._stopping, "wait", self.sleep)
 
         def sleep(self, seconds):

@@ -9,12 +9,12 @@ import weakref
 import pytest
 from fakes import ListReply
 
-from deepseek_backend import streams
+from deepseek_backend.answer.active_request import Exchange
+from deepseek_backend.delivery import sender
+from deepseek_backend.delivery.sender import NUM_THREADS, URGENT_IN_A_ROW, Sender
 from deepseek_backend.engines.base import Step
 from deepseek_backend.errors import EngineError
-from deepseek_backend.lifecycle import Exchange
-from deepseek_backend.request import Call, GenerateRequest, Prompt
-from deepseek_backend.streams import NUM_THREADS, URGENT_IN_A_ROW, Sender
+from deepseek_backend.request.parsed_request import Call, GenerateRequest, Prompt
 
 
 class NoSource:
@@ -118,7 +118,7 @@ def test_what_is_under_way_gets_its_turn_among_any_number_of_new_streams(line):
 
 def test_past_the_allowance_streams_under_way_wait_and_new_ones_do_not(line, monkeypatch):
     streams_under_way = [line.open(f"{number}", started=True) for number in range(3)]
-    monkeypatch.setattr(streams, "RESPONSES_PER_S", 1e-6)
+    monkeypatch.setattr(sender, "RESPONSES_PER_S", 1e-6)
     for exchange in streams_under_way:
         line.give(exchange, "a")
     line.serve_all()
@@ -163,7 +163,7 @@ def test_an_answer_that_is_over_waits_for_none_of_the_others(line):
 
 def test_new_streams_take_nothing_from_what_those_under_way_may_send(line, monkeypatch):
     under_way = line.open("under way", started=True)
-    monkeypatch.setattr(streams, "RESPONSES_PER_S", 1e-6)
+    monkeypatch.setattr(sender, "RESPONSES_PER_S", 1e-6)
     for number in range(3):
         line.give(line.open(f"new {number}"), "a")
         line.serve_all()
@@ -191,7 +191,7 @@ def test_a_stream_that_is_over_is_not_kept_for_as_long_as_it_might_have_waited(l
 
 def test_text_waits_no_longer_than_it_may(line, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(streams.time, "monotonic", clock)
+    monkeypatch.setattr(sender.time, "monotonic", clock)
     exchange = line.open("patient", stream_interval_ms=200)
     for text in "abcd":
         line.give(exchange, text, now=clock())
@@ -206,7 +206,7 @@ def test_text_waits_no_longer_than_it_may(line, monkeypatch):
 
 def test_of_two_bounds_the_first_that_is_reached_counts(line, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(streams.time, "monotonic", clock)
+    monkeypatch.setattr(sender.time, "monotonic", clock)
     exchange = line.open("both", stream_interval=2, stream_interval_ms=200)
     for text in "abcd":
         line.give(exchange, text, now=clock())

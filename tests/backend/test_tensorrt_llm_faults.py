@@ -19,7 +19,7 @@ from deepseek_backend.engines.tensorrt_llm.faults import MAX_FAULTS_IN_A_ROW, Fa
 from deepseek_backend.engines.tensorrt_llm.loading import max_prompt_bytes
 from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, whole_text
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
-from deepseek_backend.request import GenerateRequest, SamplingParams
+from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
 

@@ -17,10 +17,10 @@ from waiting import wait_for
 from deepseek_backend.contract import PERF_OUTPUTS, ErrorCode
 from deepseek_backend.engines.base import PerfMetrics, Step
 from deepseek_backend.engines.tensorrt_llm.iteration_stats import IterationStats
-from deepseek_backend.engines.tensorrt_llm.logprobs import MAX_LIKELIEST, token_logprobs
+from deepseek_backend.engines.tensorrt_llm.requested_logprobs import MAX_LIKELIEST, token_logprobs
 from deepseek_backend.engines.tensorrt_llm.translation import perf_metrics
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
-from deepseek_backend.request import SamplingParams
+from deepseek_backend.request.parsed_request import SamplingParams
 from deepseek_triton_build.data.releases import RELEASES
 from deepseek_triton_build.data.releases.spelling import spell
 
@@ -368,7 +368,7 @@ def test_cached_tokens_are_reported_where_the_release_counts_them(make_engine: M
 def test_blocks_and_draft_tokens_are_counted_on_demand(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, release: str
 ) -> None:
-    monkeypatch.setattr("deepseek_backend.engines.tensorrt_llm.engine.STATS_PERIOD_S", 0.02)
+    monkeypatch.setattr("deepseek_backend.engines.tensorrt_llm.tensorrt_llm_engine.STATS_PERIOD_S", 0.02)
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
     harness = make_engine(release, speculative_config=MTP, enable_iter_perf_stats=True)
     request = harness.submit("x" * 40, max_tokens=10**6, ignore_eos=True)

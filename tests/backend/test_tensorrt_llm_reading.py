@@ -13,10 +13,10 @@ from waiting import wait_for
 
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.tensorrt_llm import engine as engine_module
-from deepseek_backend.engines.tensorrt_llm.increments import Increments
+from deepseek_backend.engines.tensorrt_llm.output_increments import Increments
 from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
 from deepseek_backend.errors import EngineError
-from deepseek_backend.request import GenerateRequest, SamplingParams
+from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
 

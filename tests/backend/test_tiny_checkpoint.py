@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deepseek_backend import tiny_checkpoint
-from deepseek_backend.tiny_checkpoint import (
+from deepseek_backend.engines.transformers import tiny_checkpoint
+from deepseek_backend.engines.transformers.tiny_checkpoint import (
     BOS,
     DEMO_MAX_TOKENS,
     DEMO_PROMPTS,

@@ -20,11 +20,17 @@ from deepseek_backend.contract import SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import PerfMetrics, Step, TokenLogprobs
 from deepseek_backend.engines.prompting import bos_token
-from deepseek_backend.engines.transformers import TransformersEngine, logprobs
+from deepseek_backend.engines.transformers import TransformersEngine, token_logprobs
 from deepseek_backend.engines.transformers.model_runner import ModelRunner
+from deepseek_backend.engines.transformers.tiny_checkpoint import (
+    BOS,
+    DEMO_MAX_TOKENS,
+    DEMO_PROMPTS,
+    EOS,
+    ensure_tiny_checkpoint,
+)
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
-from deepseek_backend.request import GenerateRequest, SamplingParams
-from deepseek_backend.tiny_checkpoint import BOS, DEMO_MAX_TOKENS, DEMO_PROMPTS, EOS, ensure_tiny_checkpoint
+from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 TIMEOUT_S = 120
 PROMPT = DEMO_PROMPTS[0]
@@ -387,7 +393,7 @@ def test_a_long_prompts_logits_are_never_all_there_at_once(
     (at_once, *_) = generate(own_engine, prompt, max_tokens=1, prompt_logprobs=2).steps
     assert sizes == [at_once.num_input_tokens - 1, 1]
     sizes.clear()
-    monkeypatch.setattr(logprobs, "_ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(token_logprobs, "_ROWS_AT_ONCE", 5)
     (in_pieces, *_) = generate(own_engine, prompt, max_tokens=1, prompt_logprobs=2).steps
     hook.remove()
     assert max(sizes) == 5

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from fakes import ScriptedEngine
 
-from deepseek_backend import warmup
+from deepseek_backend import engine_warmup
 from deepseek_backend.config import WarmupConfig, parse_config
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
-from deepseek_backend.metrics import ACCEPTED_DRAFT_TOKENS, DRAFT_TOKENS, LOAD_SECONDS, Kind, Metrics
+from deepseek_backend.metrics.backend_metrics import ACCEPTED_DRAFT_TOKENS, DRAFT_TOKENS, LOAD_SECONDS, Kind, Metrics
+from deepseek_backend.process.watcher import Server
 from deepseek_backend.service import Service
-from deepseek_backend.watcher import Server
 
 CHECKOUT = Path(__file__).parents[2] / "model_repository/tensorrt_llm/1"
 
@@ -36,9 +36,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(warmup, "time", clock)
-    monkeypatch.setattr(warmup, "LOOK_S", 0.001)
-    monkeypatch.setattr(warmup, "ABORT_S", 0.001)
+    monkeypatch.setattr(engine_warmup, "time", clock)
+    monkeypatch.setattr(engine_warmup, "LOOK_S", 0.001)
+    monkeypatch.setattr(engine_warmup, "ABORT_S", 0.001)
     return clock
 
 
@@ -89,14 +89,14 @@ class SteppingEngine(ScriptedEngine):
 
 @pytest.fixture
 def log(caplog):
-    caplog.set_level(logging.INFO, "deepseek_backend.warmup")
+    caplog.set_level(logging.INFO, "deepseek_backend.engine_warmup")
     return caplog
 
 
 def warm(engine, *shapes, is_exiting=lambda: False, default_sampling=None, hang_s=60, **settings):
     config, sampling = WarmupConfig(shapes=shapes, **settings), default_sampling or {}
     try:
-        return warmup.warm_up(engine, config, default_sampling=sampling, is_exiting=is_exiting, hang_s=hang_s)
+        return engine_warmup.warm_up(engine, config, default_sampling=sampling, is_exiting=is_exiting, hang_s=hang_s)
     finally:
         engine.stop()
 
@@ -368,7 +368,7 @@ def test_max_s_is_looked_at_while_thousands_are_submitted(clock, log):
     engine = Slow(clock)
     warm(engine, (10_000, 1), (1, 1), max_s=5)
 
-    assert 500 <= len(engine.requests) < 500 + 2 * warmup.LOOK_EVERY
+    assert 500 <= len(engine.requests) < 500 + 2 * engine_warmup.LOOK_EVERY
     assert "ended after max_s, 5 s" in log.text
 
 
@@ -429,7 +429,7 @@ def test_the_stand_in_for_tensorrt_llm_is_warmed_too(make_engine, log):
     harness = make_engine()
     warm_config = WarmupConfig(shapes=((1, 8), (5, 300)))
     sampling = {"temperature": 0.6}
-    warmup.warm_up(harness.engine, warm_config, default_sampling=sampling, is_exiting=lambda: False, hang_s=60)
+    engine_warmup.warm_up(harness.engine, warm_config, default_sampling=sampling, is_exiting=lambda: False, hang_s=60)
 
     assert "warm-up: 2 of 2 shapes" in log.text
     assert harness.engine.stats().num_running == 0
@@ -456,7 +456,7 @@ def test_without_a_warmup_nothing_is_sent_and_there_is_no_phase():
 
 @pytest.mark.parametrize("option", ["fail_after", "crash_after"])
 def test_an_engine_that_does_not_survive_it_fails_the_load_and_is_stopped(option, monkeypatch):
-    monkeypatch.setattr(warmup, "ABORT_S", 0.05)
+    monkeypatch.setattr(engine_warmup, "ABORT_S", 0.05)
     config = configured(options={option: 3})
     engine = create_engine(config)
 
@@ -466,7 +466,7 @@ def test_an_engine_that_does_not_survive_it_fails_the_load_and_is_stopped(option
 
 
 def test_an_engine_that_hangs_in_it_fails_the_load(monkeypatch):
-    monkeypatch.setattr(warmup, "ABORT_S", 0.05)
+    monkeypatch.setattr(engine_warmup, "ABORT_S", 0.05)
     config = dataclasses.replace(configured(options={"hang_after": 3}, max_s=1), hang_s=1)
     engine = create_engine(config)
 

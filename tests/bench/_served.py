@@ -16,7 +16,7 @@ import httpx
 import yaml
 from servers import STANDIN, build
 
-from deepseek_backend import metrics
+from deepseek_backend.metrics import backend_metrics
 from deepseek_triton_tools.processes import session_members
 from deepseek_triton_tools.server_process import ServeOptions, ServerProcess
 
@@ -98,17 +98,17 @@ class Backend:
 def backend(client: httpx.Client, server: ServerProcess) -> Backend:
     sums = _sums(client.get(server.metrics_url).text)
     return Backend(
-        accepted=sums[metrics.ACCEPTED.name],
-        finished=sums[metrics.FINISHED.name],
-        refused=sums[metrics.REFUSED.name],
-        inflight=sums[metrics.INFLIGHT.name],
-        in_engine=sums[metrics.RUNNING.name] + sums[metrics.WAITING.name],
+        accepted=sums[backend_metrics.ACCEPTED.name],
+        finished=sums[backend_metrics.FINISHED.name],
+        refused=sums[backend_metrics.REFUSED.name],
+        inflight=sums[backend_metrics.INFLIGHT.name],
+        in_engine=sums[backend_metrics.RUNNING.name] + sums[backend_metrics.WAITING.name],
     )
 
 
 def _sums(text: str) -> Mapping[str, float]:
     sums: dict[str, float] = {}
-    for name, number in re.findall(rf"^({metrics.PREFIX}\w+)(?:{{.*}})? (\S+)$", text, re.MULTILINE):
+    for name, number in re.findall(rf"^({backend_metrics.PREFIX}\w+)(?:{{.*}})? (\S+)$", text, re.MULTILINE):
         sums[name] = sums.get(name, 0.0) + float(number)
     return sums
 

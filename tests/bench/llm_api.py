@@ -32,7 +32,7 @@ from standin.harness import engines
 
 from deepseek_backend.engines.base import Step
 from deepseek_backend.errors import BackendError
-from deepseek_backend.request import GenerateRequest, SamplingParams
+from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 PROMPT = "Prove that the square root of two is irrational, in one paragraph."
 

@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorr
 
 from fakes import ScriptedEngine
 
+from deepseek_backend.answer.response_tensors import Outputs
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import Capabilities, Step
 from deepseek_backend.errors import BackendError
-from deepseek_backend.response import Outputs
 from deepseek_backend.service import Service
 
 Inputs = Mapping[str, npt.NDArray[Any]]

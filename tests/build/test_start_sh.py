@@ -165,7 +165,7 @@ def test_one_node(run):
     }
     assert shared_memory == f"--backend-config=python,shm-region-prefix-name=deepseek_triton_{LAUNCH}_"
     assert (user, value) == ("--log-verbose", "1")
-    assert result.environment["PYTHONPATH"] == f"{repository}/tensorrt_llm/1/deepseek_backend/overlay"
+    assert result.environment["PYTHONPATH"] == f"{repository}/tensorrt_llm/1/deepseek_backend/process/overlay"
 
 
 def test_supervisor_and_server_are_told_the_same(run):

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from deepseek_backend import contract
+from deepseek_backend.answer.response_tensors import Outputs, outputs
+from deepseek_backend.answer.sequence_buffer import SequenceChunk
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import Dtype, SamplingField
 from deepseek_backend.engines import base
-from deepseek_backend.parsing import parse_call
-from deepseek_backend.request import Call
-from deepseek_backend.request import SamplingParams as BackendParams
-from deepseek_backend.response import Outputs, outputs
-from deepseek_backend.sequence import SequenceChunk
+from deepseek_backend.request.parsed_request import Call
+from deepseek_backend.request.parsed_request import SamplingParams as BackendParams
+from deepseek_backend.request.parsing import parse_call
 from deepseek_triton_client import Chunk, Logprob, PerfMetrics, SamplingParams, Timeouts
 from deepseek_triton_client._core.checked_request import conversing, prompted
 from deepseek_triton_client._core.dialect import Dialect

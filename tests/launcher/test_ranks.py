@@ -10,7 +10,7 @@ import pytest
 from supervising import PYTHON, SUPERVISE, rank_of
 from waiting import wait_for
 
-from deepseek_launcher import announcing
+from deepseek_launcher import rank_events
 
 HOST = socket.gethostname()
 LAUNCHER = """\
@@ -80,7 +80,7 @@ def test_what_ranks_write_at_the_same_time_stays_whole(supervise):
 
     assert running.wait() == 0
     expected = {
-        f"[1,{rank}]<stderr>:{announcing.line(rank, 'alive!', '0123abcd', number=number, much='a' * 100)}"
+        f"[1,{rank}]<stderr>:{rank_events.line(rank, 'alive!', '0123abcd', number=number, much='a' * 100)}"
         for rank in range(3)
         for number in range(60)
     }

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deepseek_launcher import announcing, identity, mpi
+from deepseek_launcher import mpi_environment, node_identity, rank_events
 from deepseek_launcher.children import how_ended
 from deepseek_launcher.command import is_turned_off, option, seconds
 from deepseek_launcher.phases import PHASES, cause_of, phase_of, rank_of
@@ -102,9 +102,9 @@ def test_causes(line, cause):
 
 @pytest.mark.parametrize("before", ["", "[1,3]<stderr>:", "3: "])
 def test_an_announcement_is_found_behind_a_tag(before):
-    line = announcing.line(3, "started", "0123abcd", host="node2", pid=5)
+    line = rank_events.line(3, "started", "0123abcd", host="node2", pid=5)
     told = {"rank": 3, "event": "started", "host": "node2", "pid": 5, "launch": "0123abcd"}
-    assert announcing.parse(before + line, "0123abcd") == told
+    assert rank_events.parse(before + line, "0123abcd") == told
     assert " " not in line.removeprefix("deepseek-triton rank ")
 
 
@@ -131,13 +131,13 @@ def test_an_announcement_is_found_behind_a_tag(before):
 )
 def test_what_is_no_announcement(facts):
     sound = {"rank": 1, "event": "started", "host": "a", "pid": 5, "launch": "0123abcd"}
-    assert announcing.parse(f"deepseek-triton rank {json.dumps(sound)}", "0123abcd") == sound
-    assert announcing.parse(f"deepseek-triton rank {json.dumps({**sound, **facts})}", "0123abcd") is None
+    assert rank_events.parse(f"deepseek-triton rank {json.dumps(sound)}", "0123abcd") == sound
+    assert rank_events.parse(f"deepseek-triton rank {json.dumps({**sound, **facts})}", "0123abcd") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "[" * 100_000])
 def test_what_is_no_announcement_at_all(text):
-    assert announcing.parse(f"deepseek-triton rank {text}", "0123abcd") is None
+    assert rank_events.parse(f"deepseek-triton rank {text}", "0123abcd") is None
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_how_a_command_ended(code, words):
     ],
 )
 def test_which_rank_this_is(environment, rank, size):
-    assert (mpi.rank(environment), mpi.size(environment)) == (rank, size)
+    assert (mpi_environment.rank(environment), mpi_environment.size(environment)) == (rank, size)
 
 
 def test_options_of_another_command():
@@ -204,7 +204,7 @@ LAUNCH = "0123abcd"
 
 
 def started(rank, **facts):
-    return announcing.line(rank, "started", LAUNCH, **{"host": f"node{rank // 2 + 1}", "pid": 1, **facts})
+    return rank_events.line(rank, "started", LAUNCH, **{"host": f"node{rank // 2 + 1}", "pid": 1, **facts})
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def started(rank, **facts):
     [
         ([started(0), started(1)], "ranks 2, 3 on node2 never started; ranks 0, 1 on node1: starting"),
         (
-            [*map(started, range(4)), announcing.ended(3, LAUNCH, 137)],
+            [*map(started, range(4)), rank_events.ended(3, LAUNCH, 137)],
             "rank 3 on node2 ended by signal 9; ranks 0, 1 on node1, rank 2 on node2: starting",
         ),
         (
@@ -250,20 +250,20 @@ def test_what_two_nodes_compare(tmp_path):
     version = tmp_path / "repository/model/1"
     version.mkdir(parents=True)
     checkpoint.mkdir()
-    (checkpoint / identity.INDEX).write_text("{}")
+    (checkpoint / node_identity.INDEX).write_text("{}")
     (version.parent / "config.pbtxt").touch()
     (version / "model.yaml").write_text(f'a: 1\nmodel: "{checkpoint}"  # here\n')
     repository = tmp_path / "repository"
-    before = identity.repository_hash(repository)
+    before = node_identity.repository_hash(repository)
 
-    assert identity.checkpoint_hash(repository) == hashlib.sha256(b"{}").hexdigest()[:16]
+    assert node_identity.checkpoint_hash(repository) == hashlib.sha256(b"{}").hexdigest()[:16]
     (version / "__pycache__").mkdir()
     (version / "__pycache__/model.pyc").touch()
-    assert identity.repository_hash(repository) == before
+    assert node_identity.repository_hash(repository) == before
     (repository / "server.log").write_text("grows while the ranks come")
-    assert identity.repository_hash(repository) == before
+    assert node_identity.repository_hash(repository) == before
     (version / "model.py").write_text("changed")
-    assert identity.repository_hash(repository) != before
-    (checkpoint / identity.INDEX).unlink()
-    assert identity.checkpoint_hash(repository) is None
-    assert identity.served_repository(["tritonserver", f"--model-repository={repository}"]) == repository
+    assert node_identity.repository_hash(repository) != before
+    (checkpoint / node_identity.INDEX).unlink()
+    assert node_identity.checkpoint_hash(repository) is None
+    assert node_identity.served_repository(["tritonserver", f"--model-repository={repository}"]) == repository

@@ -12,7 +12,7 @@ import pytest
 from servers import build, url
 
 import deepseek_backend
-from deepseek_backend.guard import NAME
+from deepseek_backend.process.process_guard import NAME
 from deepseek_triton_client import Client
 from deepseek_triton_tools.processes import session_members
 from deepseek_triton_tools.server_process import ServerProcess
@@ -87,7 +87,7 @@ GUARDED = """\
 import os, sys, time
 if sys.argv[2:]:
     [os.dup2(0, number) for number in range(3, 1100)]
-from deepseek_backend.guard import Guard
+from deepseek_backend.process.process_guard import Guard
 Guard(int(sys.argv[1]), []).arm()
 print("armed", flush=True)
 time.sleep(1000)

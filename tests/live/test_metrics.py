@@ -10,7 +10,7 @@ from scraping import LAST, published, settled, value
 from servers import build
 from waiting import wait_for
 
-from deepseek_backend.metrics import FAMILIES, PREFIX, Kind, bound_text
+from deepseek_backend.metrics.backend_metrics import FAMILIES, PREFIX, Kind, bound_text
 from deepseek_triton_client import Client, InvalidRequest
 from deepseek_triton_tools.server_process import ServerProcess
 

@@ -13,7 +13,7 @@ from standin.loading import standin
 from deepseek_backend.config import parse_config
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
-from deepseek_backend.request import GenerateRequest, SamplingParams
+from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from deepseek_triton_build.data.releases import load_release
 
 WAIT_S = 60.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from recording import become_by, recording
 
-from deepseek_launcher.serving import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S
+from deepseek_launcher.server_processes import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S
 from deepseek_triton_build.text import plain
 from deepseek_triton_tools.cli import _parser, main
 from deepseek_triton_tools.launch import FORMS

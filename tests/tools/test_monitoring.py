@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deepseek_backend.metrics import COMMON_LABELS, FAMILIES, PREFIX, Family
+from deepseek_backend.metrics.backend_metrics import COMMON_LABELS, FAMILIES, PREFIX, Family
 from deepseek_triton_tools.server_process import ServeOptions
 
 MONITORING = Path(__file__).resolve().parents[2] / "tools" / "monitoring"

@@ -64,7 +64,7 @@ def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: 
 def _make_checkpoint(console: Console) -> str:
     """Make the demo's checkpoint, or find it cached, in a process of its own: torch stays out of this one."""
     with console.status("making the checkpoint"):
-        command = [sys.executable, "-m", "deepseek_backend.tiny_checkpoint"]
+        command = [sys.executable, "-m", "deepseek_backend.engines.transformers.tiny_checkpoint"]
         environment = os.environ | {"PYTHONPATH": str(version_dir()), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:

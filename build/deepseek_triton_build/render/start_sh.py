@@ -75,7 +75,7 @@ def _overlay(plan: Plan) -> list[str]:
             "The engine's workers are processes of their own; this gives them the work-arounds for the container's "
             "known faults."
         ),
-        'export PYTHONPATH="$repository/tensorrt_llm/1/deepseek_backend/overlay${PYTHONPATH:+:$PYTHONPATH}"',
+        'export PYTHONPATH="$repository/tensorrt_llm/1/deepseek_backend/process/overlay${PYTHONPATH:+:$PYTHONPATH}"',
     ]
 
 

@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from deepseek_backend.answer.response_tensors import Outputs
 from deepseek_backend.config import load_config
 from deepseek_backend.contract import TRITON_CODES
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.tensorrt_llm.placement import instance_environment
 from deepseek_backend.errors import BackendError, ConfigError, RequestError, one_line
-from deepseek_backend.guard import Guard
-from deepseek_backend.metrics import Kind, Metrics, info
-from deepseek_backend.parent_server import ExitWatch, end_server, own_regions, parent_server
-from deepseek_backend.publishing import Publisher, Series, Turn
-from deepseek_backend.response import Outputs
+from deepseek_backend.metrics.backend_metrics import Kind, Metrics, info
+from deepseek_backend.metrics.publishing import Publisher, Series, Turn
+from deepseek_backend.process.parent_server import ExitWatch, end_server, own_regions, parent_server
+from deepseek_backend.process.process_guard import Guard
+from deepseek_backend.process.watcher import Server
 from deepseek_backend.service import Service
-from deepseek_backend.watcher import Server
 
 logger = logging.getLogger("deepseek_backend")
 

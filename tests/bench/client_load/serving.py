@@ -14,7 +14,7 @@ import yaml
 from bench._served import repository, serving_repository
 from bench.client_load.cases import FLAT, PACED, TOKENS_PER_S, TWIN
 
-from deepseek_backend.engines.simulated.engine import NEUTRAL_STEP_S
+from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S
 from deepseek_triton_tools.processes import session_members
 from deepseek_triton_tools.server_process import ServerProcess
 

@@ -18,9 +18,9 @@ from servers import STANDIN
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.simulated import SimulatedEngine
-from deepseek_backend.engines.simulated.engine import NEUTRAL_STEP_S
+from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S
 from deepseek_backend.errors import BackendError
-from deepseek_backend.request import GenerateRequest, SamplingParams
+from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from deepseek_triton_build.data.model_source import model_repository
 
 SYSTEMS = (OURS, DELTA, CUMULATIVE, ENGINE, TRTLLM_1, TRTLLM_10, PEER, PEER_10)

@@ -16,7 +16,7 @@ import yaml
 
 from deepseek_backend.contract import INT32_MAX, MAX_STREAM_INTERVAL_MS, SAMPLING_BY_NAME
 from deepseek_backend.errors import ConfigError
-from deepseek_backend.values import check_value, shown
+from deepseek_backend.field_values import check_value, shown
 
 ENGINE_NAMES = ("tensorrt_llm", "transformers", "simulated")
 

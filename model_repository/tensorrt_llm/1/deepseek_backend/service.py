@@ -15,9 +15,12 @@ from typing import Any
 
 import numpy.typing as npt
 
-from deepseek_backend.admission import Admission
+from deepseek_backend.answer.active_request import Exchange, Reply, StepEffect
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import REQUEST_FIELDS, SAMPLING_BY_NAME, SAMPLING_FIELDS
+from deepseek_backend.delivery.sender import Sender
+from deepseek_backend.delivery.step_queue import Intake
+from deepseek_backend.engine_warmup import warm_up
 from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, Step
 from deepseek_backend.errors import (
     BackendError,
@@ -28,17 +31,14 @@ from deepseek_backend.errors import (
     UnavailableError,
     one_line,
 )
-from deepseek_backend.expansion import expand
-from deepseek_backend.health import readiness
-from deepseek_backend.intake import Intake
-from deepseek_backend.lifecycle import Exchange, Reply, StepEffect
-from deepseek_backend.metrics import Metrics
-from deepseek_backend.parsing import contradictions, parse_call
-from deepseek_backend.request import Call, GenerateRequest
-from deepseek_backend.streams import Sender
-from deepseek_backend.values import shown
-from deepseek_backend.warmup import warm_up
-from deepseek_backend.watcher import Server, Watcher
+from deepseek_backend.field_values import shown
+from deepseek_backend.metrics.backend_metrics import Metrics
+from deepseek_backend.process.readiness import readiness
+from deepseek_backend.process.watcher import Server, Watcher
+from deepseek_backend.request.admission import Admission
+from deepseek_backend.request.expansion import expand
+from deepseek_backend.request.parsed_request import Call, GenerateRequest
+from deepseek_backend.request.parsing import contradictions, parse_call
 
 logger = logging.getLogger(__name__)
 

@@ -13,17 +13,17 @@ import time
 from collections import deque
 from collections.abc import Mapping
 
-from deepseek_launcher import announcing, processes
+from deepseek_launcher import process_table, rank_events
 from deepseek_launcher.children import Child, how_ended
-from deepseek_launcher.errors import StillRunningError
-from deepseek_launcher.health import Answer, Health
-from deepseek_launcher.lines import Lines
-from deepseek_launcher.marking import LAUNCH, SERVER_NAME, kill_all, remove_shared_memory
+from deepseek_launcher.launch_tag import LAUNCH, SERVER_NAME, kill_all, remove_shared_memory
+from deepseek_launcher.launcher_errors import StillRunningError
+from deepseek_launcher.line_splitter import Lines
 from deepseek_launcher.output import Reader
 from deepseek_launcher.phases import cause_of
-from deepseek_launcher.processes import Process
+from deepseek_launcher.process_table import Process
 from deepseek_launcher.restarts import End, Outcome
-from deepseek_launcher.serving import StubWatch
+from deepseek_launcher.server_health import Answer, Health
+from deepseek_launcher.server_processes import StubWatch
 from deepseek_launcher.signals import END_NOW
 from deepseek_launcher.supervision import ORDERLY, Supervision
 from deepseek_launcher.world import Rank, World
@@ -98,7 +98,7 @@ class Attempt:
             self._first_to_end = ended
             if self._options.ranks > 1:  # the others are still to be ended, which takes its time
                 self._up.say(ended.last_words(loading=self._ready_at is None))
-        return not announcing.is_alive(line)
+        return not rank_events.is_alive(line)
 
     def _watch(self) -> Outcome:
         up = self._up
@@ -118,7 +118,7 @@ class Attempt:
         self._up.set_ready(False)
         servers = [process for process in self._up.members() if process.name == SERVER_NAME]
         for process in servers:
-            processes.send(process, signal.SIGTERM)
+            process_table.send(process, signal.SIGTERM)
         if not servers and self._options.ranks == 1:
             self._child.send(signal.SIGTERM)
         self._nothing_to_drain = not servers and self._options.ranks > 1

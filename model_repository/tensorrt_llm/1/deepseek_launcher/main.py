@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepseek_launcher.command import is_turned_off
-from deepseek_launcher.errors import LauncherError, UsageError
-from deepseek_launcher.options import RunOptions
+from deepseek_launcher.launcher_errors import LauncherError, UsageError
 from deepseek_launcher.restarts import POLICIES
+from deepseek_launcher.run_options import RunOptions
 
 
 def main(argv: Sequence[str]) -> int:
@@ -152,13 +152,13 @@ def _rank(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from deepseek_launcher.stopping import stop
+    from deepseek_launcher.launch_list import stop
 
     return stop(arguments.ids, arguments.repository, everything=arguments.all, now=arguments.now, say=_tell)
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from deepseek_launcher.stopping import show
+    from deepseek_launcher.launch_list import show
 
     return show(as_json=arguments.json, say=_say)
 

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from deepseek_launcher.lines import Lines
+from deepseek_launcher.line_splitter import Lines
 
 _KEPT_BYTES = 8 << 20
 _CHUNK = 65536

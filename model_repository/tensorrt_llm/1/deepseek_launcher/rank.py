@@ -15,14 +15,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepseek_launcher import announcing, children, identity, mpi, processes
+from deepseek_launcher import children, mpi_environment, node_identity, process_table, rank_events
 from deepseek_launcher.children import Child
 from deepseek_launcher.command import seconds
-from deepseek_launcher.guard import Guard, say_last
-from deepseek_launcher.marking import LAUNCH, RANK, SERVER_NAME, Mark, is_launch, kill_all, members, new_launch
+from deepseek_launcher.launch_tag import LAUNCH, RANK, SERVER_NAME, Mark, is_launch, kill_all, members, new_launch
 from deepseek_launcher.output import Writer
-from deepseek_launcher.serving import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S, ServerWatch
+from deepseek_launcher.server_processes import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S, ServerWatch
 from deepseek_launcher.signals import END_NOW, SAME_WISH_S, Signals
+from deepseek_launcher.supervisor_guard import Guard, say_last
 
 _PARENT_DIED = signal.SIGRTMIN + 3
 """Not a signal that anybody else sends."""
@@ -43,9 +43,9 @@ _KILLED = 128 + signal.SIGKILL
 def rank(command: Sequence[str]) -> int:
     """Run `command` as this rank; returns when nothing of it is left, with its exit code as a shell has it."""
     launch = os.environ.get(LAUNCH, "")
-    number = mpi.rank(os.environ)
+    number = mpi_environment.rank(os.environ)
     mark = Mark(launch=launch if is_launch(launch) else new_launch(), rank=number)
-    killed = f"{announcing.ended(number, mark.launch, _KILLED)}\n".encode()
+    killed = f"{rank_events.ended(number, mark.launch, _KILLED)}\n".encode()
     with Guard(mark, afterwards=lambda: say_last(killed)) as guard:
         return _Rank(mark, number, command, guard).run()
 
@@ -89,11 +89,11 @@ class _Rank:
             self._say_alive()
         # A shell whose children are killed first can still end with 0 before its own turn comes.
         code = self._clear_away(child) or (_KILLED if left_behind else 0)
-        self._stderr.write(f"{announcing.ended(self._number, self._mark.launch, code)}\n".encode())
+        self._stderr.write(f"{rank_events.ended(self._number, self._mark.launch, code)}\n".encode())
         self._stderr.flush(2)
         if self._told_now:
             return 0  # it did what it was told; mpirun would take anything else for one rank's failure
-        if code and mpi.size(os.environ) > 1 and self._stop_by is None and not self._end_now:
+        if code and mpi_environment.size(os.environ) > 1 and self._stop_by is None and not self._end_now:
             return code if _lingers(signals) else 0
         return code
 
@@ -113,7 +113,7 @@ class _Rank:
             return  # the engine's leader lets its workers go when it ends
         servers = [process for process in self._members() if process.name == SERVER_NAME]
         for process in servers:
-            processes.send(process, signal.SIGTERM)
+            process_table.send(process, signal.SIGTERM)
         if not servers:
             child.send(signal.SIGTERM)
 
@@ -133,19 +133,19 @@ class _Rank:
             time.sleep(0.02)
             children.reap()
 
-    def _members(self) -> list[processes.Process]:
+    def _members(self) -> list[process_table.Process]:
         return members(self._mark, spare=(self._guard.pid,))
 
     def _say(self, event: str, **facts: object) -> None:
-        self._stderr.write(f"{announcing.line(self._number, event, self._mark.launch, **facts)}\n".encode())
+        self._stderr.write(f"{rank_events.line(self._number, event, self._mark.launch, **facts)}\n".encode())
 
     def _facts(self) -> dict[str, object]:
         repository = checkpoint = None
-        served = identity.served_repository(self._command) or Path(__file__).resolve().parents[3]
+        served = node_identity.served_repository(self._command) or Path(__file__).resolve().parents[3]
         with contextlib.suppress(OSError):  # the engine will say it better
-            repository, checkpoint = identity.repository_hash(served), identity.checkpoint_hash(served)
+            repository, checkpoint = node_identity.repository_hash(served), node_identity.checkpoint_hash(served)
         return {
-            "size": mpi.size(os.environ),
+            "size": mpi_environment.size(os.environ),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "repository": repository,
@@ -165,8 +165,8 @@ class _Rank:
         self._say(
             "alive",
             cpu_s=round(sum(process.cpu_s for process in alive), 1),
-            read_bytes=sum(processes.read_bytes(process.pid) for process in alive),
-            rss_bytes=sum(processes.rss_bytes(process.pid) for process in alive),
+            read_bytes=sum(process_table.read_bytes(process.pid) for process in alive),
+            rss_bytes=sum(process_table.rss_bytes(process.pid) for process in alive),
         )
 
 

@@ -6,16 +6,16 @@ import os
 import signal
 import time
 
-from deepseek_launcher import children, marking, processes, record
+from deepseek_launcher import children, launch_record, launch_tag, process_table
 from deepseek_launcher.command import option
-from deepseek_launcher.errors import LauncherError
-from deepseek_launcher.guard import Guard
-from deepseek_launcher.marking import Mark
-from deepseek_launcher.options import RunOptions
+from deepseek_launcher.launch_tag import Mark
+from deepseek_launcher.launcher_errors import LauncherError
 from deepseek_launcher.output import Writer
-from deepseek_launcher.processes import Process
-from deepseek_launcher.serving import PATIENCE_S
+from deepseek_launcher.process_table import Process
+from deepseek_launcher.run_options import RunOptions
+from deepseek_launcher.server_processes import PATIENCE_S
 from deepseek_launcher.signals import END_NOW, SAME_WISH_S, Signals
+from deepseek_launcher.supervisor_guard import Guard
 
 ORDERLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _AT_ONCE = (signal.SIGQUIT, END_NOW)
@@ -70,7 +70,7 @@ class Supervision:
         return not self.stopping
 
     def members(self) -> list[Process]:
-        return marking.members(self.mark, spare=self.spare)
+        return launch_tag.members(self.mark, spare=self.spare)
 
     def close(self) -> None:
         """What is still to be written gets a moment."""
@@ -104,18 +104,18 @@ class Supervision:
         except OSError as error:
             self.say(f"--ready-file {path}: {error.strerror}")
 
-    def _open_book(self) -> record.Book | None:
-        me = processes.look_up(os.getpid())
+    def _open_book(self) -> launch_record.Book | None:
+        me = process_table.look_up(os.getpid())
         if me is None:
             raise LauncherError("/proc shows nothing of this process: it has to be mounted")
         repository = self.options.repository
         try:
-            return record.Book(
-                record.Record(
+            return launch_record.Book(
+                launch_record.Record(
                     id=self.mark.launch,
                     pid=me.pid,
                     started=me.started,
-                    namespace=record.namespace(),
+                    namespace=launch_record.namespace(),
                     state="loading",
                     ports=self.options.ports,
                     repository=str(repository.absolute()) if repository else None,

@@ -8,14 +8,14 @@ import socket
 import time
 from pathlib import Path
 
-from deepseek_launcher import ports, record
+from deepseek_launcher import launch_record, reserved_ports
 from deepseek_launcher.attempt import Attempt
-from deepseek_launcher.errors import UsageError
-from deepseek_launcher.guard import Guard
-from deepseek_launcher.marking import LAUNCH, Mark, is_launch, new_launch
-from deepseek_launcher.options import RunOptions
+from deepseek_launcher.launch_tag import LAUNCH, Mark, is_launch, new_launch
+from deepseek_launcher.launcher_errors import UsageError
 from deepseek_launcher.restarts import End, Outcome, Restarts
+from deepseek_launcher.run_options import RunOptions
 from deepseek_launcher.supervision import Supervision
+from deepseek_launcher.supervisor_guard import Guard
 
 _PORTS_FREE_S = 30
 
@@ -31,14 +31,14 @@ def run(options: RunOptions) -> int:
     launch = os.environ.get(LAUNCH, "")
     mark = Mark(launch=launch if is_launch(launch) else new_launch())
     models = model_names(options.repository) if options.repository else []
-    ports.check_free(options.http_address, options.ports)
+    reserved_ports.check_free(options.http_address, options.ports)
     claim = _claim(mark.launch)
     with claim, contextlib.ExitStack() as guarded:
         # As process 1 it takes all of its container along when it is killed.
         guard = None if os.getpid() == 1 else Guard(mark, afterwards=lambda: _forget(options, mark))
         if guard is not None:
             guarded.enter_context(guard)
-        with ports.reserve(options.ports):
+        with reserved_ports.reserve(options.ports):
             supervision = Supervision(options, mark, models, guard)
             try:
                 return _run(supervision)
@@ -51,7 +51,7 @@ def _forget(options: RunOptions, mark: Mark) -> None:
     if options.ready_file is not None:
         with contextlib.suppress(OSError):
             options.ready_file.unlink(missing_ok=True)
-    record.remove(mark.launch)
+    launch_record.remove(mark.launch)
 
 
 def model_names(repository: Path) -> list[str]:
@@ -71,7 +71,7 @@ def _claim(launch: str) -> socket.socket:
     """
     claim = socket.socket(socket.AF_UNIX)
     try:
-        claim.bind(f"\0deepseek-triton/launch/{record.namespace()}/{os.getuid()}/{launch}")
+        claim.bind(f"\0deepseek-triton/launch/{launch_record.namespace()}/{os.getuid()}/{launch}")
     except OSError as error:
         claim.close()
         raise UsageError(
@@ -108,7 +108,7 @@ def _ports_free(supervision: Supervision) -> bool:
     give_up = time.monotonic() + _PORTS_FREE_S
     while True:
         try:
-            ports.check_free(supervision.options.http_address, supervision.options.ports)
+            reserved_ports.check_free(supervision.options.http_address, supervision.options.ports)
         except UsageError as error:
             if time.monotonic() > give_up:
                 supervision.say(f"not started again: {error}")

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepseek_launcher import announcing, processes
+from deepseek_launcher import process_table, rank_events
 from deepseek_launcher.children import how_ended
-from deepseek_launcher.marking import LAUNCH
+from deepseek_launcher.launch_tag import LAUNCH
 from deepseek_launcher.phases import PHASES, STARTED, phase_of, rank_of
 
 _WORD_COMES_S = 2
@@ -35,7 +35,7 @@ class Rank:
     """The latest of PHASES that it has reached."""
     phase: str = STARTED
     phase_since_s: float = 0.0
-    process: processes.Process | None = None
+    process: process_table.Process | None = None
     """Where it is on this machine."""
     gone_since_s: float | None = None
     code: int | None = None
@@ -71,7 +71,7 @@ class World:
 
     def take(self, line: str) -> Rank | None:
         """Learn from a line; the rank that has ended and was not to, if it says that."""
-        facts = announcing.parse(line, self._launch)
+        facts = rank_events.parse(line, self._launch)
         with self._lock:
             if facts is not None:
                 return self._learn(facts)
@@ -102,19 +102,19 @@ class World:
         with self._lock:
             watched = [rank for rank in self._ranks if rank.process is not None and rank.code is None]
         for rank in watched:
-            if rank.process is None or processes.runs(rank.process):
+            if rank.process is None or process_table.runs(rank.process):
                 continue
             rank.gone_since_s = rank.gone_since_s or now
             if now - rank.gone_since_s > _WORD_COMES_S and rank.code is None:
                 return f"{rank} is gone without a word{rank.in_phase(loading=loading)}"
         return None
 
-    def _local_process(self, facts: dict[str, Any]) -> processes.Process | None:
+    def _local_process(self, facts: dict[str, Any]) -> process_table.Process | None:
         """None also where another container has this one's host name: its process numbers are not ours."""
         pid = facts["pid"]
-        ours = facts["host"] == self._own_host and processes.environment(pid).get(LAUNCH) == self._launch
+        ours = facts["host"] == self._own_host and process_table.environment(pid).get(LAUNCH) == self._launch
         with contextlib.suppress(OSError):  # at a limit; then its word has to do
-            return processes.look_up(pid) if ours else None
+            return process_table.look_up(pid) if ours else None
         return None
 
     def disagreement(self) -> str | None:

@@ -20,7 +20,7 @@ import triton_python_backend_utils as pb_utils
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.simulated import SimulatedEngine
-from deepseek_backend.request import GenerateRequest, SamplingParams
+from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 
 @dataclass(slots=True)

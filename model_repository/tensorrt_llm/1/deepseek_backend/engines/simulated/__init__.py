@@ -4,6 +4,6 @@
 what is said of its tokens; `generation` is one request of all that, and `engine` puts them on a thread.
 """
 
-from deepseek_backend.engines.simulated.engine import SimulatedEngine
+from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine
 
 __all__ = ["SimulatedEngine"]

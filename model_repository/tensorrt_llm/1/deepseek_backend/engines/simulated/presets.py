@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deepseek_backend.engines.simulated.deployment import B200, H200, Deployment
+from deepseek_backend.engines.simulated.deployment_model import B200, H200, Deployment
 
 MTP_3_TOKENS_PER_STEP = 2.82
 """Tokens an iteration yields with three drafts: "Pushing Latency Boundaries: Optimizing DeepSeek-R1 Performance on

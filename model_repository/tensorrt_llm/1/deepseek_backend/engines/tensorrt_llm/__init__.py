@@ -5,6 +5,6 @@
 a failure means.
 """
 
-from deepseek_backend.engines.tensorrt_llm.engine import TensorRTLLMEngine
+from deepseek_backend.engines.tensorrt_llm.tensorrt_llm_engine import TensorRTLLMEngine
 
 __all__ = ["TensorRTLLMEngine"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deepseek_backend.chat import Messages
 from deepseek_backend.engines import prompting
-from deepseek_backend.request import GenerateRequest
+from deepseek_backend.request.messages import Messages
+from deepseek_backend.request.parsed_request import GenerateRequest
 
 
 class PromptTokenizer:

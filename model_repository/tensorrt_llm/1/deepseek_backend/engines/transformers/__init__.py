@@ -5,6 +5,6 @@
 `detokenizer` makes text; `engine` puts them on a thread.
 """
 
-from deepseek_backend.engines.transformers.engine import TransformersEngine
+from deepseek_backend.engines.transformers.transformers_engine import TransformersEngine
 
 __all__ = ["TransformersEngine"]

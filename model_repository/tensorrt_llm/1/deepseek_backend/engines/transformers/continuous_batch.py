@@ -15,10 +15,10 @@ import torch
 from tokenizers import Tokenizer
 
 from deepseek_backend.engines.base import Step, TokenLogprobs
-from deepseek_backend.engines.transformers.generation import Generation
-from deepseek_backend.engines.transformers.logprobs import prompt_logprobs, token_logprobs
+from deepseek_backend.engines.transformers.batched_generation import Generation
 from deepseek_backend.engines.transformers.model_runner import ModelRunner
-from deepseek_backend.engines.transformers.sampling import sample_tokens
+from deepseek_backend.engines.transformers.token_logprobs import prompt_logprobs, token_logprobs
+from deepseek_backend.engines.transformers.token_sampling import sample_tokens
 from deepseek_backend.errors import EngineError, one_line
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""One request under way: its states, the text of its sequences, and its responses."""

@@ -1,0 +1,102 @@
+"""What is waiting to be sent -> named, typed arrays. Pure: knows numpy, not pb_utils."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deepseek_backend.answer.sequence_buffer import SequenceChunk
+from deepseek_backend.contract import OUTPUTS, PERF_OUTPUTS, Dtype
+from deepseek_backend.engines.base import TokenLogprobs
+from deepseek_backend.request.parsed_request import Call
+
+Outputs = list[tuple[str, npt.NDArray[Any]]]
+"""(output name, array of the dtype that contract.OUTPUTS declares)"""
+
+_NUMPY_DTYPES: dict[Dtype, npt.DTypeLike] = {
+    Dtype.STRING: np.object_,
+    Dtype.INT32: np.int32,
+    Dtype.INT64: np.int64,
+    Dtype.FP32: np.float32,
+}
+_LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, as of a token that guided decoding rules out: JSON has no such number."""
+_DTYPES = {tensor.name: _NUMPY_DTYPES[tensor.dtype] for tensor in OUTPUTS}
+
+
+def outputs(chunks: Sequence[SequenceChunk], call: Call, *, several: bool) -> Outputs:
+    """The outputs of one response, shape [len(chunks)], but for output_ids, which follow one another.
+
+    `several`: the request has more than one sequence.
+    """
+    result = [_output("text_output", [chunk.text.encode() for chunk in chunks])]
+    if (
+        len(chunks) == 1
+        and chunks[0].finish_reason is None
+        and not (several or call.separate_reasoning or call.returned)
+    ):
+        return result  # nearly every response
+    ended = any(chunk.finish_reason is not None for chunk in chunks)
+    if ended or "finish_reason" in call.returned:
+        result.append(_output("finish_reason", [str(chunk.finish_reason).encode() for chunk in chunks]))
+    if "stop_reason" in call.returned or any(chunk.stop_reason is not None for chunk in chunks):
+        result.append(_output("stop_reason", [str(chunk.stop_reason).encode() for chunk in chunks]))
+    if ended or "num_input_tokens" in call.returned:
+        result.append(_output("num_input_tokens", [chunk.num_input_tokens for chunk in chunks]))
+    if counts_tokens(call, ended=ended, several=several):
+        result.append(_output("num_output_tokens", [chunk.num_output_tokens for chunk in chunks]))
+    if several:
+        result.append(_output("sequence_index", [chunk.index for chunk in chunks]))
+    if call.separate_reasoning:
+        result.append(_output("reasoning_output", [chunk.reasoning.encode() for chunk in chunks]))
+    if ended:
+        result.append(_output("num_cached_tokens", [chunk.num_cached_tokens for chunk in chunks]))
+    return result + _token_outputs(chunks, call)
+
+
+def num_bytes(response: Outputs) -> int:
+    """About what `response` takes in the memory that the stub shares with the server."""
+    return sum(sum(map(len, array)) if array.dtype == np.object_ else array.nbytes for _, array in response)
+
+
+def counts_tokens(call: Call, *, ended: bool, several: bool) -> bool:
+    """The response carries num_output_tokens; the ids of several sequences can't be told apart without."""
+    return ended or "num_output_tokens" in call.returned or (several and "output_ids" in call.returned)
+
+
+def _token_outputs(chunks: Sequence[SequenceChunk], call: Call) -> Outputs:
+    """The outputs that a request has to ask for."""
+    returned, result = call.returned, []
+    if "output_ids" in returned:
+        result.append(_output("output_ids", [token_id for chunk in chunks for token_id in chunk.token_ids]))
+    if "logprobs" in returned:
+        result.append(_output("logprobs", [_logprobs_json(chunk.logprobs) for chunk in chunks]))
+    if "prompt_logprobs" in returned and any(chunk.prompt_logprobs for chunk in chunks):
+        result.append(_output("prompt_logprobs", [_logprobs_json(chunk.prompt_logprobs) for chunk in chunks]))
+    if "cumulative_logprob" in returned:
+        result.append(
+            _output("cumulative_logprob", [max(chunk.cumulative_logprob, _LEAST_LOGPROB) for chunk in chunks])
+        )
+    if call.sampling.return_perf_metrics and any(chunk.perf_metrics for chunk in chunks):
+        for tensor in PERF_OUTPUTS:
+            values = [getattr(chunk.perf_metrics, tensor.name, 0) for chunk in chunks]
+            result.append(_output(tensor.name, values))
+    return result
+
+
+def _logprobs_json(tokens: Sequence[TokenLogprobs | None]) -> bytes:
+    """Token id -> {logprob, rank, decoded_token} for each token, as Triton's vLLM backend writes it."""
+    document = [None if token is None else {str(entry.token_id): _entry(entry) for entry in token} for token in tokens]
+    return json.dumps(document, ensure_ascii=False).encode()
+
+
+def _entry(entry: Any) -> dict[str, Any]:
+    return {"logprob": max(_LEAST_LOGPROB, entry.logprob), "rank": entry.rank, "decoded_token": entry.text}
+
+
+def _output(name: str, values: Sequence[Any]) -> tuple[str, npt.NDArray[Any]]:
+    return name, np.array(values, dtype=_DTYPES[name])

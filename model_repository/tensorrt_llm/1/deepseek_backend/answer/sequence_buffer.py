@@ -1,0 +1,220 @@
+"""One sequence of a request, between the engine's steps and the responses: pure, and not thread-safe.
+
+Text runs through the stop strings and then, if asked, through the split of thinking and answer. What has not been sent
+is kept here; `take` hands it over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from deepseek_backend.answer.reasoning import ReasoningSplitter, ends_inside
+from deepseek_backend.answer.stop_strings import StopStringFilter
+from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, TokenLogprobs
+from deepseek_backend.request.parsed_request import Call
+
+_FREE_CHARACTERS = 1 << 20
+"""That a cumulative stream sends before it has to grow for the next chunk: about 700 tokens, one by one."""
+_PIECES = 5
+"""What waits of an answer leaves in so many chunks at least, however late: one lump at the end is no stream."""
+_SMALL_PIECE = 128
+"""Characters, about 32 tokens, that are one chunk in any case."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SequenceChunk:
+    """What a response says of one sequence."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0
+    """Tokens since the previous response that carried the count."""
+    finish_reason: FinishReason | None = None
+    """Set with the sequence's last chunk."""
+    stop_reason: int | str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    num_cached_tokens: int = 0
+    perf_metrics: PerfMetrics | None = None
+
+
+class SequenceBuffer:
+    """What one sequence has and its client has not."""
+
+    def __init__(self, index: int, call: Call, prompt: str) -> None:
+        """`prompt`: the text the engine was given; empty for one in token ids."""
+        self.index = index
+        self.finish_reason: FinishReason | None = None
+        self.last_token_s: float | None = None
+        """When the engine delivered its last token so far; the service's, for its metrics."""
+        self.num_input_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_output_tokens = 0
+        """Of the whole sequence."""
+        self.cumulative_logprob = 0.0
+        self._awaits_metrics = False
+        self._num_counted = 0
+        """Of num_output_tokens, those that a response has carried."""
+        sampling = call.sampling
+        self._call = call
+        self._filter = StopStringFilter(sampling.stop, include_stop=bool(sampling.include_stop_str_in_output))
+        self._splitter = ReasoningSplitter(opened=ends_inside(prompt)) if call.separate_reasoning else None
+        self._echo = prompt if call.echo else ""
+        """Waits for the first step, which has the counts that go with it."""
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._length = 0
+        """Characters so far."""
+        self._length_waiting = 0
+        """Of those, the ones that no chunk has had. The next two are for cumulative streams."""
+        self._length_sent = 0
+        self._characters_sent = 0
+        self._news = False
+        self._chunk = SequenceChunk(index=index)
+
+    @property
+    def ended(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def matched_stop(self) -> bool:
+        """A stop string ended the text; the engine may not know."""
+        return self._filter.matched is not None
+
+    @property
+    def settled(self) -> bool:
+        """It has ended, and nothing more is expected of the engine."""
+        return self.ended and not self._awaits_metrics
+
+    def add(self, step: Step) -> None:
+        """Take one step; its error is the caller's."""
+        if self.finish_reason is not None:
+            self._take_metrics(step)
+            return
+        if self._echo:
+            self._write_echo()
+        self.num_input_tokens = step.num_input_tokens or self.num_input_tokens
+        self.num_output_tokens += len(step.token_ids)
+        self.num_cached_tokens = step.num_cached_tokens or self.num_cached_tokens
+        if step.logprobs:
+            self.cumulative_logprob += sum(token[0].logprob for token in step.logprobs)
+        if self._call.returned:
+            self._take_details(step)
+        if step.perf_metrics is not None:
+            self._chunk.perf_metrics = step.perf_metrics
+        if step.text:
+            self._write(self._filter.push(step.text))
+        if self._filter.matched is not None:
+            self.end("stop", self._filter.matched)
+            self._awaits_metrics = bool(self._call.sampling.return_perf_metrics) and step.finish_reason is None
+        elif step.finish_reason is not None:
+            self.end(step.finish_reason, step.stop_reason)
+
+    def end(self, finish_reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """Fix the outcome; the first one stays."""
+        self._awaits_metrics = False
+        if self.ended:
+            return
+        self._write_echo()
+        self.finish_reason = finish_reason
+        self._news = True
+        self._chunk.stop_reason = stop_reason
+        if self._filter.matched is None:
+            self._write(self._filter.finish())
+        if self._splitter is not None:
+            self._keep(*self._splitter.finish())
+
+    def has_news(self) -> bool:
+        """There is something that a stream's next chunk would say, and now."""
+        if not self._news or self._awaits_metrics:
+            return False
+        return self.ended or not self._call.cumulative or self._has_grown()
+
+    @property
+    def is_one_piece(self) -> bool:
+        """What waits is little enough for one chunk: `take_piece` would take all of it."""
+        return self._length_waiting <= _SMALL_PIECE or self._length_waiting <= self._piece_length
+
+    def take_piece(self) -> SequenceChunk:
+        """The beginning of what waits, its text alone; not for cumulative streams."""
+        reasoning, text, most = "".join(self._reasoning), "".join(self._text), self._piece_length
+        chunk = SequenceChunk(index=self.index, reasoning=reasoning[:most])
+        chunk.text = text[: most - len(chunk.reasoning)]
+        self._reasoning, self._text = [reasoning[len(chunk.reasoning) :]], [text[len(chunk.text) :]]
+        self._length_waiting -= len(chunk.reasoning) + len(chunk.text)
+        return chunk
+
+    def take(self, *, counted: bool) -> SequenceChunk:
+        """What is new, or in cumulative streams the text so far. `counted`: the response carries the token count."""
+        chunk, self._chunk = self._chunk, SequenceChunk(index=self.index)
+        chunk.text, chunk.reasoning = "".join(self._text), "".join(self._reasoning)
+        chunk.finish_reason = self.finish_reason
+        chunk.cumulative_logprob = self.cumulative_logprob
+        chunk.num_input_tokens, chunk.num_cached_tokens = self.num_input_tokens, self.num_cached_tokens
+        chunk.num_output_tokens = self.num_output_tokens - self._num_counted
+        if counted:
+            self._num_counted = self.num_output_tokens
+        self._length_sent = self._length
+        self._length_waiting = 0
+        self._characters_sent += self._length
+        # Joined, so that a cumulative stream does not join all its pieces again for every chunk.
+        self._text = [chunk.text] if self._call.cumulative and chunk.text else []
+        self._reasoning = [chunk.reasoning] if self._call.cumulative and chunk.reasoning else []
+        self._news = False
+        return chunk
+
+    @property
+    def _piece_length(self) -> int:
+        num_left = _PIECES - (self._length > self._length_waiting)  # the first has left, by itself
+        return max(_SMALL_PIECE, -(-self._length // num_left))
+
+    def _has_grown(self) -> bool:
+        """A cumulative chunk is due: with each token at first, then with each sixteenth of the text.
+
+        Triton takes every response at once and keeps those its client has not read, so what a stream sends in all has
+        to be bounded: this makes it proportional to the text, where every token would make it the square of that.
+        """
+        return self._characters_sent < _FREE_CHARACTERS or self._length >= self._length_sent * 17 / 16
+
+    def _write_echo(self) -> None:
+        if self._echo:
+            self._keep("", self._echo)
+            self._echo = ""
+
+    def _take_details(self, step: Step) -> None:
+        """What was asked for beside the text."""
+        chunk, returned = self._chunk, self._call.returned
+        if "output_ids" in returned:
+            chunk.token_ids += step.token_ids
+        if "logprobs" in returned:
+            chunk.logprobs += step.logprobs
+        if "prompt_logprobs" in returned:
+            chunk.prompt_logprobs += step.prompt_logprobs
+
+    def _take_metrics(self, step: Step) -> None:
+        """After a stop string: what the engine still says is not part of the answer, but its last step has these."""
+        if step.finish_reason is not None or step.error is not None:
+            self._awaits_metrics = False
+            self._chunk.perf_metrics = step.perf_metrics
+            self.num_cached_tokens = step.num_cached_tokens or self.num_cached_tokens
+
+    def _write(self, text: str) -> None:
+        if self._splitter is not None:
+            self._keep(*self._splitter.push(text))
+        else:
+            self._keep("", text)
+
+    def _keep(self, reasoning: str, text: str) -> None:
+        if reasoning:
+            self._reasoning.append(reasoning)
+        if text:
+            self._text.append(text)
+        if reasoning or text:
+            length = len(reasoning) + len(text)
+            self._length += length
+            self._length_waiting += length
+            self._news = True

@@ -1,0 +1,1 @@
+"""The way out: steps of the engine wait in the step queue until the sender takes them to the clients."""

@@ -1,0 +1,140 @@
+"""Text without a model: a tokenizer that only cuts, and a vocabulary to babble from.
+
+The tokens of a request are fixed by its prompt and seed, so that its text is the same in every batch, process and run.
+A prompt that ends inside <think> gets a </think>, at a place that the request's length fixes too.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+import re
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deepseek_backend.answer.reasoning import CLOSING, OPENING
+
+EOS_ID = 1
+"""Of SPECIAL_TOKENS, which have the numbers they have in DeepSeek's vocabulary."""
+
+SPECIAL_TOKENS = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
+BOS, EOS = SPECIAL_TOKENS
+
+_WORDS = """
+the a of to and in is that it for as with on by this be at from or one all we can more if so what about into some could
+time them other then now only new way may first also after back work year make well even want because any these give
+most day us between think over know take people see look come good than its just model token layer expert cache latent
+head batch prompt stream memory weight gate route draft accept prefill decode step queue block page rank tensor query
+key value score soft max norm scale embed logit sample text word sentence answer question reason proof number sum prime
+square root even odd limit series point line plane angle circle matrix vector field group ring graph tree node edge path
+café naïve façade über señor Ærø Łódź Москва
+"""
+_UNSPACED = [
+    *"的一是在有和不这中大为上个国我以要他时来用们",
+    "模型",
+    "推理",
+    "专家",
+    "注意力",
+    "缓存",
+    "词元",
+    "北京",
+    "你好",
+]
+_UNSPACED += [",", ".", ".\n\n", ";", ":", "-", "?", "!", "\n", "。", ",", " 🚀", " 🧠", " ✨", " 👩‍💻", " 🇨🇳"]
+
+_ORDINARY_TOKENS = (*(f" {word}" for word in _WORDS.split()), *_UNSPACED)
+ORDINARY_IDS = range(len(SPECIAL_TOKENS), len(SPECIAL_TOKENS) + len(_ORDINARY_TOKENS))
+"""What babble is made of."""
+
+VOCABULARY: tuple[str, ...] = (*SPECIAL_TOKENS, *_ORDINARY_TOKENS, OPENING, CLOSING)
+"""Token id -> text. The tags are no special tokens, as in DeepSeek's vocabulary."""
+
+CLOSING_ID = VOCABULARY.index(CLOSING)
+
+_IDS = {text: token_id for token_id, text in enumerate(VOCABULARY)}
+_DEEPSEEK_VOCABULARY_SIZE = 129280
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+
+_SINGLES = [(token_id,) for token_id in range(len(VOCABULARY))]
+
+_TAPE_LENGTH = 1 << 16
+_MASK = _TAPE_LENGTH - 1
+
+_TOKEN = re.compile(
+    r"<｜[^｜]{1,32}｜>|</?think>|[ ]?[^\W\d_\u2e80-\U0003ffff]{1,8}|\d{1,3}|[ ]?[^\w\s]|\s+|.", re.DOTALL
+)
+"""A word with the space before it (a long one in pieces), three digits, or one character: about what a tokenizer makes
+of English, Chinese and numbers."""
+
+
+def count_tokens(prompt: str, *, add_special_tokens: bool = True) -> int:
+    """Prompt length in tokens; at least 1, for a model needs one to start from."""
+    return len(split_prompt(prompt, add_special_tokens=add_special_tokens))
+
+
+def split_prompt(prompt: str, *, add_special_tokens: bool) -> list[str]:
+    """The prompt's tokens, as text."""
+    tokens: list[str] = _TOKEN.findall(prompt)
+    if add_special_tokens or not tokens:
+        tokens.insert(0, BOS)
+    return tokens
+
+
+def id_of(text: str) -> int:
+    """The token's id. One that is not in the vocabulary has an id beyond it, always the same one."""
+    token_id = _IDS.get(text)
+    if token_id is not None:
+        return token_id
+    size = len(VOCABULARY)
+    return size + zlib.crc32(text.encode(errors="surrogatepass")) % (_DEEPSEEK_VOCABULARY_SIZE - size)
+
+
+def text_of(token_id: int) -> str:
+    """The token's text; U+FFFD for one that only a real tokenizer knows."""
+    return VOCABULARY[token_id] if token_id < len(VOCABULARY) else _UNKNOWN
+
+
+@functools.cache
+def _tape() -> list[int]:
+    """Random tokens, made once."""
+    draw = random.Random(61)
+    return [draw.randrange(ORDINARY_IDS.start, ORDINARY_IDS.stop) for _ in range(_TAPE_LENGTH)]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """All that a request would ever say: a walk over the tape."""
+
+    start: int
+    stride: int
+    """Odd, so that the walk meets the whole tape before it repeats."""
+    closes_at: int = -1
+    """Index of a </think> in place of what the tape has; -1: none."""
+
+    def read(self, first: int, end: int) -> tuple[tuple[int, ...], str]:
+        """Ids and text of the tokens from `first` up to `end`."""
+        tape = _tape()
+        if end - first == 1:  # nearly every call, once for each token
+            token_id = CLOSING_ID if first == self.closes_at else tape[(self.start + first * self.stride) & _MASK]
+            return _SINGLES[token_id], VOCABULARY[token_id]
+        ids = [tape[(self.start + index * self.stride) & _MASK] for index in range(first, end)]
+        if first <= self.closes_at < end:
+            ids[self.closes_at - first] = CLOSING_ID
+        return tuple(ids), "".join([VOCABULARY[token_id] for token_id in ids])
+
+    def find(self, token_ids: frozenset[int], first: int, end: int) -> int | None:
+        """Index of the first token from `first` up to `end` that is one of `token_ids`."""
+        ids, _ = self.read(first, end)
+        return next((first + offset for offset, token_id in enumerate(ids) if token_id in token_ids), None)
+
+
+def write_script(prompt: str | Sequence[int], seed: int | None = None, *, closes_at: int = -1) -> Script:
+    """The script for a prompt, in text or token ids; `seed` None is greedy decoding."""
+    salt = "" if seed is None else str(seed)
+    content = prompt.encode(errors="surrogatepass") if isinstance(prompt, str) else array("q", prompt).tobytes()
+    digest = hashlib.blake2b(f"{salt}\0".encode() + content, digest_size=8).digest()
+    number = int.from_bytes(digest, "little")
+    return Script(number & _MASK, (number >> 16) & _MASK | 1, closes_at)

@@ -1,0 +1,298 @@
+"""A digital twin: batches, queues and paces tokens as a given deployment would, without a model or a GPU.
+
+For load tests, dashboards, autoscaling, probes and faults. The text is babble, the same for the same prompt and seed,
+and its log-probabilities are made up (`logprobs`). What is real is the contract, the scheduling (`scheduler`) and, with
+a preset, the time it takes (`deployment`, `presets`).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+from deepseek_backend.config import BackendConfig
+from deepseek_backend.contract import SAMPLING_FIELDS
+from deepseek_backend.engines.base import (
+    TEXT_LAYER_FIELDS,
+    Capabilities,
+    EngineHealth,
+    EngineStats,
+    Step,
+    StepSink,
+    group_by_sink,
+    require,
+)
+from deepseek_backend.engines.simulated import chat_form
+from deepseek_backend.engines.simulated.filler_text import BOS
+from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
+from deepseek_backend.engines.simulated.simulated_generation import Generation, begin, stamp
+from deepseek_backend.engines.simulated.simulated_options import SimulatedOptions, parse_options
+from deepseek_backend.errors import EngineError, RequestError, UnavailableError
+from deepseek_backend.request.messages import Messages
+from deepseek_backend.request.parsed_request import GenerateRequest
+
+logger = logging.getLogger(__name__)
+
+NEUTRAL_STEP_S = 0.010
+"""An iteration without a preset, paced: 100 tokens a second for each request, whatever the batch."""
+
+_MAX_LAG_S = 1.0  # a longer stall of this process is not made up for by a burst of tokens
+
+_SAMPLING_FIELDS = frozenset(
+    {
+        "max_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed",
+        "min_tokens",
+        "ignore_eos",
+        "stop_token_ids",
+        "skip_special_tokens",
+        "add_special_tokens",
+        "logprobs",
+        "prompt_logprobs",
+        "truncate_prompt_tokens",
+        "return_perf_metrics",
+    }
+)
+_NO_LOGITS = "the simulator has no logits to apply it to"
+_UNSUPPORTED = {
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty", "bad"), _NO_LOGITS),
+    **{field.name: "the simulator writes babble, which follows no form" for field in SAMPLING_FIELDS if field.guided},
+}
+
+
+class SimulatedEngine:
+    """One thread, the engine's, owns the scheduler and the open requests and makes every call to a sink.
+
+    Other threads put functions for it into the inbox, and it runs them between two iterations.
+    """
+
+    def __init__(self, config: BackendConfig) -> None:
+        self._options = parse_options(config.engine_options)
+        self._model = config.model
+        self._scheduler = _make_scheduler(self._options)
+        self._fault_after, self._fault = self._options.fault
+        self._load_seconds: dict[str, float] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # Guards what start and stop decide, and the calls to sinks once the thread has ended. Reentrant: a sink may
+        # submit, which is refused at once then.
+        self._lock = threading.RLock()
+        self._answering = False
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        # The rest belongs to the engine's thread; health and stats only read numbers from it.
+        self._open: dict[str, Generation] = {}
+        self._failure = ""
+        self._crashed = False
+        self._generated_tokens = 0
+        self._simulated_s = 0.0
+        self._due_s: float | None = None  # when the iteration under way ends, by time.monotonic(); None while idle
+
+    def start(self) -> None:
+        """:raises EngineError: as engine_options.fail_load asks, and after `stop`."""
+        begun = time.monotonic()
+        self._stopping.wait(self._options.load_seconds)
+        if self._options.fail_load:
+            raise EngineError("the simulated load failed, as engine_options.fail_load asks")
+        logger.info("simulating %s: %s", self._model or "a model", self._options)
+        with self._lock:
+            if self._stopping.is_set():
+                raise EngineError("the engine has been stopped, and does not start again: make a new one")
+            self._answering = True
+            self._thread = threading.Thread(target=self._run, name="simulated-engine", daemon=True)
+            self._thread.start()
+        self._load_seconds = {"load": time.monotonic() - begun}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            sampling_fields=_SAMPLING_FIELDS | TEXT_LAYER_FIELDS,
+            max_seq_len=self._options.max_seq_len,
+            bos_token=BOS,
+            priority=True,
+            unsupported=_UNSUPPORTED,
+        )
+
+    @property
+    def load_seconds(self) -> Mapping[str, float]:
+        return self._load_seconds
+
+    def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
+        return chat_form.render(messages, template_kwargs)
+
+    def submit(self, request: GenerateRequest, sink: StepSink) -> None:
+        """After `stop`, the refusal is delivered before this returns, for no thread of the engine is left to do it."""
+        require(self._thread, "submit before start")
+        command = self._prepare(request, sink)
+        with self._lock:
+            if self._answering:
+                self._inbox.put(command)
+            else:
+                error = UnavailableError("the engine has stopped: try another replica")
+                sink.on_steps([(request, Step(error=error))])
+
+    def abort(self, request_id: str) -> None:
+        if self._answering:  # or nobody would ever take it out of the inbox
+            self._inbox.put(partial(self._cancel, request_id))
+
+    def health(self) -> EngineHealth:
+        if self._failure:
+            return EngineHealth(alive=False, reason=self._failure)
+        if self._thread is None or not self._thread.is_alive():
+            return EngineHealth(alive=False, reason="not started" if self._thread is None else "stopped")
+        return EngineHealth(alive=True)
+
+    def stats(self) -> EngineStats:
+        scheduler = self._scheduler
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=len(scheduler.waiting),
+            kv_blocks_used=scheduler.num_blocks_used,
+            kv_blocks_total=scheduler.num_blocks,
+            num_draft_tokens=scheduler.num_drafted,
+            num_accepted_draft_tokens=scheduler.num_accepted,
+            extra={
+                "iterations": float(scheduler.num_iterations),
+                "generated_tokens": float(self._generated_tokens),
+                "simulated_s": self._simulated_s,
+            },
+        )
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopping.set()
+        if self._thread is not None:
+            self._inbox.put(_wake)
+            self._thread.join()
+            self._close()
+
+    def _prepare(self, request: GenerateRequest, sink: StepSink) -> Callable[[], None]:
+        """What the engine's thread is to do with the request."""
+        options = self._options
+        try:
+            row = begin(request, sink, max_seq_len=options.max_seq_len, eos_after=options.eos_after)
+        except RequestError as error:
+            return partial(sink.on_steps, [(request, Step(error=error))])
+        return partial(self._accept, row)
+
+    # In the engine's thread.
+
+    def _run(self) -> None:
+        while not (self._stopping.is_set() or self._crashed):
+            try:
+                self._turn()
+            except Exception as error:
+                logger.exception("the simulated engine failed")
+                self._fail(f"the engine failed: {error!r}")
+
+    def _turn(self) -> None:
+        if self._scheduler.idle:
+            self._due_s = None
+            self._inbox.get()()
+        self._obey()
+        if not self._scheduler.idle:
+            self._iterate()
+
+    def _obey(self) -> None:
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _iterate(self) -> None:
+        loads, moved, admitted = self._scheduler.step()
+        if admitted:
+            _note_time(cast("list[Generation]", admitted))  # no other rows are ever added
+        self._pass_time(loads)
+        rows = cast("list[Generation]", moved)
+        self._generated_tokens += sum([row.generated - row.delivered for row in rows])
+        text = stamp() if self._options.stamped else ""
+        steps = [(row, row.next_step(self._scheduler, text)) for row in rows]
+        for row in [row for row in rows if row.generated == row.length]:  # not before every step has been made
+            del self._open[row.request.request_id]
+        _send(steps)
+        if self._generated_tokens >= self._fault_after:
+            self._break()
+
+    def _pass_time(self, loads: Sequence[RankLoad]) -> None:
+        """Sleep to the end of the iteration on a clock of its own, so that what each sleep oversleeps never adds up."""
+        deployment = self._options.deployment
+        seconds = deployment.step_seconds(loads) if deployment else NEUTRAL_STEP_S
+        self._simulated_s += seconds
+        if self._options.paced:
+            now = time.monotonic()
+            begun = now if self._due_s is None else max(self._due_s, now - _MAX_LAG_S)
+            self._due_s = begun + seconds / self._options.speed
+            self._stopping.wait(max(0.0, self._due_s - now))
+
+    def _break(self) -> None:
+        """The fault that the options ask for."""
+        what = {"fail": "died", "hang": "hangs", "crash": "crashed"}[self._fault]
+        reason = f"the engine {what} after {self._generated_tokens} tokens, as engine_options.{self._fault}_after asks"
+        logger.error("%s", reason)
+        if self._fault == "fail":
+            self._fail(reason)
+        elif self._fault == "hang":
+            self._stopping.wait()
+        else:
+            self._failure, self._crashed = reason, True
+
+    def _accept(self, row: Generation) -> None:
+        if self._failure:
+            _send([(row, Step(error=UnavailableError(self._failure), num_input_tokens=row.num_input_tokens))])
+        else:
+            self._open[row.request.request_id] = row
+            self._scheduler.add(row)
+
+    def _cancel(self, request_id: str) -> None:
+        row = self._open.pop(request_id, None)
+        if row is not None:
+            self._scheduler.remove(row)
+            _send([(row, row.cancelled_step(self._scheduler))])
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
+        rows = self._take_all()
+        _send([(row, Step(error=UnavailableError(reason), num_input_tokens=row.num_input_tokens)) for row in rows])
+
+    def _close(self) -> None:
+        """The last step of what is open and what has come in, once the thread has ended, however it has."""
+        with self._lock:
+            self._answering = False
+            self._obey()
+            if self._failure:
+                self._fail(self._failure)
+            else:
+                _send([(row, row.cancelled_step(self._scheduler)) for row in self._take_all()])
+
+    def _take_all(self) -> list[Generation]:
+        """The open requests, no longer open nor scheduled."""
+        rows = list(self._open.values())
+        self._open.clear()
+        self._scheduler.clear()  # not row by row: after an exception some may have ended
+        return rows
+
+
+def _make_scheduler(options: SimulatedOptions) -> Scheduler:
+    return Scheduler(options.limits, num_ranks=options.deployment.num_ranks if options.deployment else 1)
+
+
+def _note_time(admitted: Sequence[Generation]) -> None:
+    now = time.monotonic_ns()
+    for row in admitted:
+        row.scheduled_ns = now
+
+
+def _send(steps: Sequence[tuple[Generation, Step]]) -> None:
+    for sink, batch in group_by_sink(steps):
+        sink.on_steps(batch)
+
+
+def _wake() -> None:
+    """Ends the wait for a command."""

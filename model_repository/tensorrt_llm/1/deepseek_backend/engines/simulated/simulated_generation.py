@@ -1,0 +1,190 @@
+"""One request as the simulator generates it: what its prompt decides, and the steps in which it comes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deepseek_backend.answer.reasoning import ends_inside
+from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, StepSink, TokenLogprobs
+from deepseek_backend.engines.prompting import check_prompt_length, last_tokens
+from deepseek_backend.engines.simulated.filler_text import EOS_ID, VOCABULARY, Script, split_prompt, write_script
+from deepseek_backend.engines.simulated.made_up_logprobs import output_logprobs, prompt_logprobs
+from deepseek_backend.engines.simulated.scheduler import Row, Scheduler
+from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Generation(Row):
+    """An open request. The engine's thread owns it once it has been accepted."""
+
+    request: GenerateRequest
+    sink: StepSink
+    script: Script
+    finish_reason: FinishReason
+    """At its end, if nothing comes between."""
+    stop_reason: int | None = None
+    delivered: int = 0
+    wants_details: bool = False
+    """Its steps carry more than text."""
+    prompt_logprobs: Sequence[TokenLogprobs | None] = ()
+    arrival_ns: int = 0
+    scheduled_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    first_decode: int = 0
+    """Number of the iteration after the first token's."""
+
+    def next_step(self, scheduler: Scheduler, stamp: str) -> Step:
+        """The tokens that have not been delivered; a `stamp` that is not empty is the text of each."""
+        first, end = self.delivered, self.generated
+        self.delivered = end
+        if end == self.length:
+            step = self._last_step(first, stamp)
+        else:
+            token_ids, text = self.script.read(first, end)
+            if stamp:
+                text = stamp * (end - first)
+            step = Step(text, token_ids, None, None, self.num_input_tokens)
+        if self.wants_details:
+            self._add_details(step, first, scheduler)
+        return step
+
+    def cancelled_step(self, scheduler: Scheduler) -> Step:
+        step = Step(finish_reason="cancelled", num_input_tokens=self.num_input_tokens)
+        if self.request.sampling.return_perf_metrics:
+            step.perf_metrics = self._perf_metrics(scheduler)
+        return step
+
+    def _last_step(self, first: int, stamp: str) -> Step:
+        """The step with the tokens from `first` to the end; the token that stops it is counted and seldom shown."""
+        token_ids, text = self._read(first, self.length, stamp)
+        if self.finish_reason == "stop":
+            sampling = self.request.sampling
+            if self.stop_reason is None:
+                stop_id, shown = EOS_ID, sampling.skip_special_tokens is False
+            else:
+                stop_id, shown = self.stop_reason, bool(sampling.include_stop_str_in_output)
+            token_ids = (*token_ids[:-1], stop_id)
+            text = self._read(first, self.length - 1, stamp)[1] + (VOCABULARY[stop_id] if shown else "")
+        return Step(text, token_ids, self.finish_reason, self.stop_reason, self.num_input_tokens)
+
+    def _read(self, first: int, end: int, stamp: str) -> tuple[tuple[int, ...], str]:
+        token_ids, text = self.script.read(first, end)
+        return token_ids, stamp * (end - first) if stamp else text
+
+    def _add_details(self, step: Step, first: int, scheduler: Scheduler) -> None:
+        sampling = self.request.sampling
+        self.last_token_ns = time.monotonic_ns()
+        if first == 0:
+            self.first_token_ns, self.first_decode = self.last_token_ns, scheduler.num_iterations
+            step.prompt_logprobs = self.prompt_logprobs
+        if sampling.logprobs is not None:
+            step.logprobs = output_logprobs(step.token_ids, first, sampling)
+        if sampling.return_perf_metrics and step.finish_reason is not None:
+            step.perf_metrics = self._perf_metrics(scheduler)
+
+    def _perf_metrics(self, scheduler: Scheduler) -> PerfMetrics:
+        """Nothing is ever found in the cache: the twin has no prefixes to share."""
+        now = scheduler.num_iterations
+        first = self.first_decode if self.first_token_ns else now
+        num_drafted = (now - first) * scheduler.limits.num_draft_tokens
+        num_accepted = scheduler.decoded_between(first, now) - (now - first)
+        num_blocks = self.blocks if self.scheduled_ns else 0
+        num_prompt_blocks = -(-self.num_input_tokens // scheduler.limits.tokens_per_block)
+        return PerfMetrics(
+            kv_cache_missed_block=min(num_prompt_blocks, num_blocks),
+            kv_cache_alloc_new_blocks=num_blocks,
+            kv_cache_alloc_total_blocks=num_blocks,
+            arrival_time_ns=self.arrival_ns,
+            first_scheduled_time_ns=self.scheduled_ns,
+            first_token_time_ns=self.first_token_ns,
+            last_token_time_ns=self.last_token_ns,
+            acceptance_rate=num_accepted / num_drafted if num_drafted else 0.0,
+            total_accepted_draft_tokens=num_accepted,
+            total_draft_tokens=num_drafted,
+        )
+
+
+def stamp() -> str:
+    """This moment as a token's text: a space and microseconds of the monotonic clock, which all processes of a machine
+    share, in 15 digits."""
+    return f" {time.monotonic_ns() // 1000:015d}"
+
+
+def begin(request: GenerateRequest, sink: StepSink, *, max_seq_len: int, eos_after: int | None) -> Generation:
+    """The request, ready to be scheduled; in the caller's thread, for a long prompt takes a while.
+
+    :raises RequestError: when its prompt has no tokens, or leaves no room to answer.
+    """
+    sampling = request.sampling
+    tokens = _prompt_tokens(request)
+    check_prompt_length(len(tokens), max_seq_len - 1)
+    max_tokens = min(request.max_tokens, max_seq_len - len(tokens))
+    length, finish_reason = _natural_end(sampling, max_tokens, eos_after)
+    script = _script(request, length)
+    length, finish_reason, stop_reason = _stopped(sampling, script, length, finish_reason)
+    details = (sampling.logprobs, sampling.prompt_logprobs, sampling.return_perf_metrics or None)
+    return Generation(
+        num_input_tokens=len(tokens),
+        max_tokens=max_tokens,
+        length=length,
+        priority=request.priority,
+        request=request,
+        sink=sink,
+        script=script,
+        finish_reason=finish_reason,
+        stop_reason=stop_reason,
+        wants_details=details != (None, None, None),
+        prompt_logprobs=() if sampling.prompt_logprobs is None else prompt_logprobs(tokens, sampling.prompt_logprobs),
+        arrival_ns=time.monotonic_ns(),
+    )
+
+
+def _prompt_tokens(request: GenerateRequest) -> Sequence[str] | Sequence[int]:
+    """The prompt's tokens, as texts or as the ids that were given; its last ones, where it is to be truncated."""
+    sampling = request.sampling
+    tokens: Sequence[str] | Sequence[int]
+    if request.prompt_token_ids is None:
+        tokens = split_prompt(request.prompt, add_special_tokens=sampling.add_special_tokens is not False)
+    else:
+        tokens = request.prompt_token_ids
+    return last_tokens(tokens, sampling.truncate_prompt_tokens)
+
+
+def _script(request: GenerateRequest, length: int) -> Script:
+    """The whole prompt decides, also what is truncated. After <think>, a third of the answer is thinking."""
+    closes_at = length // 3 if ends_inside(request.prompt) else -1
+    prompt = request.prompt if request.prompt_token_ids is None else request.prompt_token_ids
+    return write_script(prompt, _seed(request.sampling), closes_at=closes_at)
+
+
+def _natural_end(sampling: SamplingParams, max_tokens: int, eos_after: int | None) -> tuple[int, FinishReason]:
+    """How many tokens the request generates unless a stop token comes before, and its finish reason then."""
+    if eos_after is not None and not sampling.ignore_eos:
+        with_eos = max(eos_after, (sampling.min_tokens or 0) + 1)
+        if with_eos <= max_tokens:
+            return with_eos, "stop"
+    return max_tokens, "length"
+
+
+def _stopped(
+    sampling: SamplingParams, script: Script, length: int, finish_reason: FinishReason
+) -> tuple[int, FinishReason, int | None]:
+    """Length, finish reason and stop reason with stop_token_ids; the end token at the end is none of them."""
+    if not sampling.stop_token_ids:
+        return length, finish_reason, None
+    end = length - (finish_reason == "stop")
+    found = script.find(frozenset(sampling.stop_token_ids), sampling.min_tokens or 0, end)
+    if found is None:
+        return length, finish_reason, None
+    return found + 1, "stop", script.read(found, found + 1)[0][0]
+
+
+def _seed(sampling: SamplingParams) -> int | None:
+    """What the text depends on beside the prompt; None for greedy decoding."""
+    if sampling.greedy:
+        return None
+    return sampling.seed if sampling.seed is not None else random.getrandbits(64)

@@ -1,0 +1,163 @@
+"""`engine_options` of the simulated engine: checked, with the preset's values where none are given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deepseek_backend.engines.simulated.deployment_model import Deployment
+from deepseek_backend.engines.simulated.presets import PRESETS, Preset
+from deepseek_backend.engines.simulated.scheduler import Limits
+from deepseek_backend.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedOptions:
+    """What `parse_options` makes of engine_options."""
+
+    deployment: Deployment | None
+    """None: neutral, every iteration takes NEUTRAL_STEP_S."""
+    limits: Limits
+    max_seq_len: int
+    """No more than the KV cache of one rank holds, so that every admitted request fits."""
+    paced: bool
+    """Sleep until the modelled time; otherwise run flat out."""
+    speed: float
+    """Times as fast as modelled: 2.0 halves every duration."""
+    stamped: bool
+    """The text of a token is the moment it was made (`generation.stamp`), and no babble."""
+    eos_after: int | None
+    """The end token comes after so many tokens of a request. None: every request runs to its max_tokens."""
+    load_seconds: float
+    """How long `start` takes."""
+    fail_load: bool
+    """`start` fails, after load_seconds."""
+    fail_after: int | None
+    """When all requests together have so many tokens, the engine dies an orderly death: it answers what is open and all
+    that comes with the error. The first of the three faults that is reached is the only one."""
+    hang_after: int | None
+    """Likewise, but it hangs: no token comes and nobody is answered any more, an abort neither, and it still says that
+    it is alive. `stop` ends it."""
+    crash_after: int | None
+    """Likewise, but its thread ends: its health says so, and it answers nobody."""
+
+    @property
+    def fault(self) -> tuple[float, str]:
+        """After how many tokens what happens: fail, hang or crash. After math.inf, nothing."""
+        faults = {"fail": self.fail_after, "hang": self.hang_after, "crash": self.crash_after}
+        return min(((after, name) for name, after in faults.items() if after is not None), default=(math.inf, ""))
+
+
+NEUTRAL = {"max_batch_size": 1024, "max_num_tokens": 8192, "max_seq_len": 163840, "kv_cache_tokens": 4 << 20}
+"""Limits without a preset: generous ones, of no deployment in particular."""
+
+_TOKENS_PER_BLOCK = 32  # TensorRT-LLM's default
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_count_or_null(value: Any) -> bool:
+    return value is None or _is_count(value)
+
+
+_COUNT = (_is_count, "a whole number above 0")
+_COUNT_OR_NULL = (_is_count_or_null, "a whole number above 0, or null")
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "preset": (
+        lambda value: value is None or (isinstance(value, str) and value in PRESETS),
+        f"null or one of {', '.join(PRESETS)}",
+    ),
+    "pace": (lambda value: value in ("real", "none"), "real or none"),
+    "speed": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    "text": (lambda value: value in ("babble", "stamps"), "babble or stamps"),
+    "max_batch_size": _COUNT,
+    "max_num_tokens": _COUNT,
+    "max_seq_len": (lambda value: _is_count(value) and value >= 2, "a whole number above 1"),
+    "tokens_per_block": _COUNT,
+    "kv_cache_tokens": _COUNT,
+    "eos_after": _COUNT_OR_NULL,
+    "load_seconds": (lambda value: _is_number(value) and value >= 0, "a number of seconds, 0 or more"),
+    "fail_load": (lambda value: isinstance(value, bool), "true or false"),
+    "fail_after": _COUNT_OR_NULL,
+    "hang_after": _COUNT_OR_NULL,
+    "crash_after": _COUNT_OR_NULL,
+}
+
+
+def parse_options(given: Mapping[str, Any]) -> SimulatedOptions:
+    """The options, checked.
+
+    :raises ConfigError: with every problem found.
+    """
+    problems = [
+        f"engine_options.{name}: {problem}" for name, value in given.items() if (problem := _problem(name, value))
+    ]
+    if problems:
+        raise ConfigError(problems)
+    preset = PRESETS.get(given.get("preset") or "")
+    limits, max_seq_len = _limits(given, preset)
+    problems = _limit_problems(limits)
+    if problems:
+        raise ConfigError(problems)
+    return SimulatedOptions(
+        deployment=preset.deployment if preset else None,
+        limits=limits,
+        max_seq_len=min(max_seq_len, limits.num_blocks * limits.tokens_per_block),
+        paced=given.get("pace", "real" if preset else "none") == "real",
+        speed=float(given.get("speed", 1.0)),
+        stamped=given.get("text", "babble") == "stamps",
+        eos_after=given.get("eos_after"),
+        load_seconds=float(given.get("load_seconds", 0.0)),
+        fail_load=given.get("fail_load", False),
+        fail_after=given.get("fail_after"),
+        hang_after=given.get("hang_after"),
+        crash_after=given.get("crash_after"),
+    )
+
+
+def _problem(name: str, value: Any) -> str:
+    if name not in _RULES:
+        return f"unknown option; known: {', '.join(sorted(_RULES))}"
+    accepts, expected = _RULES[name]
+    return "" if accepts(value) else f"expected {expected}, got {value!r}"
+
+
+def _limits(given: Mapping[str, Any], preset: Preset | None) -> tuple[Limits, int]:
+    """The scheduler's limits, and max_seq_len."""
+    values = dict(NEUTRAL)
+    if preset:
+        values = {name: getattr(preset, name) for name in ("max_batch_size", "max_num_tokens", "max_seq_len")}
+        values["kv_cache_tokens"] = preset.deployment.kv_cache_tokens
+    values.update((name, given[name]) for name in NEUTRAL if name in given)
+    tokens_per_block = given.get("tokens_per_block", _TOKENS_PER_BLOCK)
+    limits = Limits(
+        max_batch_size=values["max_batch_size"],
+        max_num_tokens=values["max_num_tokens"],
+        tokens_per_block=tokens_per_block,
+        num_blocks=values["kv_cache_tokens"] // tokens_per_block,
+        num_draft_tokens=preset.deployment.num_draft_tokens if preset else 0,
+        tokens_per_step=preset.tokens_per_step if preset else 1.0,
+    )
+    return limits, values["max_seq_len"]
+
+
+def _limit_problems(limits: Limits) -> list[str]:
+    problems = []
+    decode_tokens = limits.max_batch_size * limits.tokens_per_row
+    if decode_tokens > limits.max_num_tokens:
+        problems.append(
+            f"engine_options.max_num_tokens: expected at least {decode_tokens}, which a full batch decodes each "
+            f"iteration ({limits.max_batch_size} rows of {limits.tokens_per_row}), got {limits.max_num_tokens}"
+        )
+    if limits.num_blocks * limits.tokens_per_block < 2:
+        problems.append("engine_options.kv_cache_tokens: expected at least one block (tokens_per_block) and 2 tokens")
+    return problems

@@ -1,0 +1,71 @@
+"""What TensorRT-LLM's output of a request has and its sink has not, as a step.
+
+The output grows in place, with every response that is read. It is counted from what was sent, not taken from text_diff
+and its like, which know of the last response alone: several may have been read, the last step's text may be longer than
+TensorRT-LLM's, and a tokenizer without an incremental form changes the end of what it said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from deepseek_backend.engines.base import Step, TokenLogprobs
+from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
+from deepseek_backend.engines.tensorrt_llm.requested_logprobs import token_logprobs
+from deepseek_backend.engines.tensorrt_llm.translation import complete_text, finish_reason, perf_metrics, whole_text
+from deepseek_backend.request.parsed_request import GenerateRequest
+
+
+class Increments:
+    """The steps of one request, whose RequestOutput is `output`."""
+
+    def __init__(self, request: GenerateRequest, output: Any, tokenizer: PromptTokenizer) -> None:
+        self._sampling = request.sampling
+        self._output = output
+        self._tokenizer = tokenizer
+        self._num_chars_sent = 0
+        self.num_tokens_sent = 0
+
+    def take(self, *, cut_short: bool) -> Step:
+        """What is new, which may be nothing; the last step when TensorRT-LLM has given a finish reason.
+
+        `cut_short`: of an aborted request, and of one whose reading has failed, there may be tokens without logprobs.
+
+        :raises EngineError: for logprobs that do not belong to the tokens.
+        """
+        output = self._output.outputs[0]  # a copy of a list, or a sort, every time
+        reason = output.finish_reason
+        if reason is None:
+            text = complete_text(output.text, self._num_chars_sent, final=False)
+        else:
+            text = complete_text(
+                whole_text(output.text, output.token_ids, self._decode), self._num_chars_sent, final=True
+            )
+        token_ids = output.token_ids[self.num_tokens_sent :]
+        logprobs: Sequence[TokenLogprobs] = ()
+        if self._sampling.logprobs is not None:
+            may_be_short = reason == "cancelled" or (reason is None and cut_short)
+            token_ids, logprobs = self._with_logprobs(output, token_ids, may_be_short=may_be_short)
+        step = Step(text, token_ids, logprobs=logprobs)
+        step.num_cached_tokens = getattr(self._output, "cached_tokens", 0) or 0  # from 1.2 on
+        self._num_chars_sent += len(text)
+        self.num_tokens_sent += len(token_ids)
+        if reason is not None:
+            step.finish_reason, step.stop_reason = finish_reason(reason), output.stop_reason
+            if self._sampling.return_perf_metrics and output.request_perf_metrics is not None:
+                step.perf_metrics = perf_metrics(output.request_perf_metrics)
+        return step
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._sampling.skip_special_tokens is not False)
+
+    def _with_logprobs(
+        self, output: Any, token_ids: Sequence[int], *, may_be_short: bool
+    ) -> tuple[Sequence[int], Sequence[TokenLogprobs]]:
+        """TensorRT-LLM's list goes on after the tokens with those of a stop word."""
+        start = self.num_tokens_sent
+        entries = (output.logprobs or [])[start : start + len(token_ids)]
+        if may_be_short:
+            token_ids = token_ids[: len(entries)]
+        return token_ids, token_logprobs(token_ids, entries, self._sampling, self._tokenizer.text)

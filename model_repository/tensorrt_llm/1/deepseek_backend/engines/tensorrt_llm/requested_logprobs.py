@@ -1,0 +1,77 @@
+"""Log-probabilities: what to ask TensorRT-LLM for, and what its answer is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from deepseek_backend.contract import MAX_LOGPROBS, ErrorCode
+from deepseek_backend.engines.base import Logprob, TokenLogprobs
+from deepseek_backend.errors import EngineError, RequestError
+from deepseek_backend.release import LogprobSupport
+from deepseek_backend.request.parsed_request import SamplingParams
+
+MAX_LIKELIEST = 64
+"""Most tokens asked for at each place, so that the sampled one is among them. Each costs time on the loop thread."""
+
+
+def num_logprobs(sampling: SamplingParams, support: LogprobSupport | None) -> int | None:
+    """TensorRT-LLM's `logprobs` for ours; its 1 is our 0 (the token alone), for its 0 is none at all.
+
+    A sampler that has the likeliest tokens only leaves the sampled one out when it is none of them. It is one of them
+    for sure in greedy decoding, and with a top_k no larger than what may be asked for; other requests are refused.
+
+    :raises RequestError: E_UNSUPPORTED, for more than the sampler has.
+    """
+    if sampling.logprobs is None:
+        return None
+    if support is None:  # not left out in silence, and with MTP it would end every other request
+        raise RequestError("logprobs: this sampler has none", code=ErrorCode.UNSUPPORTED)
+    if support.of == "sampled":
+        _check_most(sampling.logprobs, 0, "this sampler has that of the sampled token only")
+        return 1
+    _check_most(sampling.logprobs, support.most or MAX_LOGPROBS, "this release has no more")
+    if sampling.greedy:
+        return max(1, sampling.logprobs)
+    most = support.most or MAX_LIKELIEST
+    if not sampling.top_k or sampling.top_k > most:
+        raise RequestError(
+            f"logprobs: this sampler has those of the likeliest tokens only, and the sampled one may be none of them: "
+            f"expected greedy decoding{f' or a top_k of at most {most}' if most > 1 else ''}",
+            code=ErrorCode.UNSUPPORTED,
+        )
+    return max(sampling.logprobs, sampling.top_k)
+
+
+def token_logprobs(
+    token_ids: Sequence[int],
+    entries: Sequence[Mapping[int, Any]],
+    sampling: SamplingParams,
+    text: Callable[[int], str],
+) -> list[TokenLogprobs]:
+    """`entries`, one for each of `token_ids`, as the engine protocol has them.
+
+    :raises EngineError: when they don't fit the tokens: better no answer than one with another token's numbers.
+    """
+    if len(entries) != len(token_ids) or not all(map(_has, entries, token_ids)):
+        raise EngineError("TensorRT-LLM sent log-probabilities that do not belong to the tokens it sent")
+    most = sampling.logprobs or 0
+    return [_token_logprobs(token_id, entry, most, text) for token_id, entry in zip(token_ids, entries, strict=True)]
+
+
+def _token_logprobs(token_id: int, entry: Mapping[int, Any], most: int, text: Callable[[int], str]) -> TokenLogprobs:
+    """Ranks are TensorRT-LLM's; of a sampler that has the sampled token alone that is 1, the lowest it can be."""
+    likeliest = sorted((other.rank, token, other.logprob) for token, other in entry.items() if token != token_id)
+    return [
+        Logprob(token_id, float(entry[token_id].logprob), entry[token_id].rank, text(token_id)),
+        *(Logprob(token, float(value), rank, text(token)) for rank, token, value in likeliest if rank <= most),
+    ]
+
+
+def _has(entry: Any, token_id: int) -> bool:
+    return isinstance(entry, Mapping) and token_id in entry
+
+
+def _check_most(given: int, most: int, why: str) -> None:
+    if given > most:
+        raise RequestError(f"logprobs: expected at most {most}, got {given}; {why}", code=ErrorCode.UNSUPPORTED)

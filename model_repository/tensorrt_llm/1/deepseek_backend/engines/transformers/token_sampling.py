@@ -1,0 +1,119 @@
+"""Logits -> the next token of each row, as each request asked for it.
+
+Order of steps: penalties, min_tokens, bad, temperature, top_k, top_p, min_p; each filter sees what the one before left.
+Random numbers are drawn on the CPU, one per token, so a seed means the same on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from tokenizers import Tokenizer
+
+from deepseek_backend.request.parsed_request import SamplingParams
+
+
+def spellings(tokenizer: Tokenizer, bad: Iterable[str]) -> list[list[int]]:
+    """The token sequences that would write a string of `bad`, at the beginning of a word or inside one."""
+    texts = [text for word in bad for text in (word, f" {word}")]
+    sequences = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    return [sequence for sequence in sequences if sequence]
+
+
+class TokenSampler:
+    """Chooses the tokens of one request."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        prompt_ids: Sequence[int],
+        end_ids: Iterable[int],
+        bad_sequences: Sequence[Sequence[int]] = (),
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        """`end_ids`: the end and stop tokens that min_tokens holds off. Those outside the vocabulary never come up.
+
+        `bad_sequences`: token ids of which the last is not chosen after the others.
+        """
+        self.greedy = params.greedy
+        self._params = params
+        self._generator = torch.Generator()
+        if params.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(params.seed)
+        self._end_ids = torch.tensor([i for i in end_ids if i < vocab_size], dtype=torch.long, device=device)
+        self._bad = [(list(before), last) for *before, last in bad_sequences]
+        self._output_ids: list[int] = []
+        # [vocab_size]; only where a penalty reads them, as they are large for a real vocabulary.
+        self._counts: torch.Tensor | None = None
+        if _penalizes(params):
+            self._counts = torch.zeros(vocab_size, device=device)
+            self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            self._seen[torch.tensor(prompt_ids, dtype=torch.long, device=device)] = True
+
+    def adjust(self, logits: torch.Tensor) -> None:
+        """Apply penalties, min_tokens and bad to `logits` [vocab_size] in place."""
+        if self._counts is not None:
+            penalty = self._params.repetition_penalty or 1.0
+            repeated = torch.where(logits > 0, logits / penalty, logits * penalty)
+            logits.copy_(torch.where(self._seen, repeated, logits))
+            logits -= self._counts * (self._params.frequency_penalty or 0.0)
+            logits -= (self._counts > 0) * (self._params.presence_penalty or 0.0)
+        if len(self._output_ids) < (self._params.min_tokens or 0):
+            logits[self._end_ids] = -torch.inf
+        if self._bad:
+            logits[[last for before, last in self._bad if self._output_ends_with(before)]] = -torch.inf
+
+    def choose(self, logits: torch.Tensor) -> int:
+        """A token drawn from `logits` [vocab_size], adjusted."""
+        temperature = 1.0 if self._params.temperature is None else self._params.temperature
+        # Less the largest, and in float64: a small temperature must not overflow, nor a sum over 130,000 tokens lose
+        # the small ones.
+        scaled = (logits.double() - logits.max()) / temperature
+        probabilities, token_ids = scaled.softmax(-1).sort(descending=True, stable=True)
+        kept = probabilities[: self._num_kept(probabilities)].cumsum(-1).cpu()
+        threshold = torch.rand((), generator=self._generator, dtype=torch.float64) * kept[-1]
+        index = int(torch.searchsorted(kept, threshold, right=True))
+        return int(token_ids[min(index, len(kept) - 1)])
+
+    def record(self, token_id: int) -> None:
+        """Count `token_id` as generated."""
+        self._output_ids.append(token_id)
+        if self._counts is not None:
+            self._counts[token_id] += 1
+            self._seen[token_id] = True
+
+    def _output_ends_with(self, token_ids: list[int]) -> bool:
+        return not token_ids or self._output_ids[-len(token_ids) :] == token_ids
+
+    def _num_kept(self, probabilities: torch.Tensor) -> int:
+        """How many of `probabilities`, in descending order, pass the filters: each of the three keeps the likeliest."""
+        num_kept = min(self._params.top_k or len(probabilities), len(probabilities))
+        if self._params.top_p is not None:
+            cumulative = probabilities[:num_kept].cumsum(-1)
+            before = cumulative - probabilities[:num_kept]
+            num_kept = int((before < self._params.top_p * cumulative[-1]).sum())
+        if self._params.min_p is not None:
+            num_kept = int((probabilities[:num_kept] >= self._params.min_p * probabilities[0]).sum())
+        return max(1, num_kept)  # a top_p below the smallest step of a float would keep none
+
+
+def _penalizes(params: SamplingParams) -> bool:
+    return (params.repetition_penalty or 1.0) != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
+
+
+@torch.inference_mode()
+def sample_tokens(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> list[int]:
+    """The next token of each row of `logits` [len(samplers), vocab_size] float32, which is changed; and record them."""
+    for row, sampler in zip(logits, samplers, strict=True):
+        sampler.adjust(row)
+    token_ids: list[int] = logits.argmax(-1).tolist()
+    for index, sampler in enumerate(samplers):
+        if not sampler.greedy:
+            token_ids[index] = sampler.choose(logits[index])
+        sampler.record(token_ids[index])
+    return token_ids

@@ -1,0 +1,284 @@
+"""Runs any DeepSeek checkpoint that fits one device, by transformers' own model code. The embedded default.
+
+transformers' continuous batching fails on DeepSeek-V3: its cache takes head_dim, the rotary part, for the key's width.
+So the batching is ours (`continuous_batch`, `slot_cache`); the model is theirs, untouched.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from deepseek_backend.config import BackendConfig
+from deepseek_backend.contract import SAMPLING_FIELDS
+from deepseek_backend.engines.base import (
+    TEXT_LAYER_FIELDS,
+    Capabilities,
+    EngineHealth,
+    EngineStats,
+    FinishReason,
+    Step,
+    StepSink,
+    group_by_sink,
+    require,
+)
+from deepseek_backend.engines.prompting import render_chat
+from deepseek_backend.engines.transformers.batched_generation import Generation
+from deepseek_backend.engines.transformers.checkpoint_loading import Checkpoint, load_checkpoint
+from deepseek_backend.engines.transformers.continuous_batch import ContinuousBatch
+from deepseek_backend.engines.transformers.model_runner import ModelRunner
+from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, one_line
+from deepseek_backend.request.messages import Messages
+from deepseek_backend.request.parsed_request import GenerateRequest
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_DEFAULT_MAX_SEQ_LEN = 4096
+
+_SAMPLING_FIELDS = frozenset(
+    {
+        "max_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "min_tokens",
+        "ignore_eos",
+        "stop_token_ids",
+        "skip_special_tokens",
+        "add_special_tokens",
+        "bad",
+        "logprobs",
+        "prompt_logprobs",
+        "truncate_prompt_tokens",
+        "return_perf_metrics",
+    }
+)
+
+_NO_GUIDE = "the transformers engine has no guided decoding; TensorRT-LLM has, with guided_decoding_backend"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """`triton_config.engine_options`. None: chosen at start."""
+
+    device: str | None = None
+    """A torch device. Default: cuda where there is one, else cpu."""
+    dtype: str | None = None
+    """float32, bfloat16 or float16. Default: float32 on cpu, else bfloat16."""
+    max_num_seqs: int = 32
+    """Most requests in the running batch; more wait."""
+    max_seq_len: int | None = None
+    """Prompt plus generated tokens. Default: the model's max_position_embeddings, 4,096 at most."""
+    num_threads: int | None = None
+    """Threads of one operation on the CPU. Default: torch's own choice."""
+
+
+def parse_options(values: Mapping[str, Any]) -> EngineOptions:
+    """:raises ConfigError: with every problem found."""
+    known = {option.name for option in fields(EngineOptions)}
+    problems = [f"{name}: unknown option; known: {', '.join(sorted(known))}" for name in values if name not in known]
+    for name in ("max_num_seqs", "max_seq_len", "num_threads"):
+        least = 2 if name == "max_seq_len" else 1
+        value = values.get(name, least)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            problems.append(f"{name}: expected a whole number from {least}, got {value!r}")
+    if values.get("dtype", _DTYPES[0]) not in _DTYPES:
+        problems.append(f"dtype: expected one of {', '.join(_DTYPES)}, got {values['dtype']!r}")
+    problems += _device_problems(values.get("device", "cpu"))
+    if problems:
+        raise ConfigError([f"triton_config.engine_options.{problem}" for problem in problems])
+    return EngineOptions(**values)
+
+
+def _device_problems(device: Any) -> list[str]:
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError):
+        return [f"device: expected a torch device such as cpu or cuda:0, got {device!r}"]
+    return []
+
+
+class TransformersEngine:
+    """The engine protocol around a ContinuousBatch that one thread drives."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        """:raises ConfigError: when an engine option is unknown or out of range."""
+        self._config = config
+        self._options = parse_options(config.engine_options)
+        # Set by `start`, before the thread; `stop` drops them after it.
+        self._checkpoint: Checkpoint | None = None
+        self._capabilities: Capabilities | None = None
+        self._load_seconds: Mapping[str, float] = {}
+        self._batch: ContinuousBatch | None = None
+        self._thread: threading.Thread | None = None
+        # How requests cross over to the thread. All guarded by _wake.
+        self._wake = threading.Condition()
+        self._arrivals: list[Generation] = []
+        self._aborts: set[str] = set()
+        self._down = "the engine has not been started"
+        """Why nothing is served; empty while it is. The thread ends when it is set."""
+        # One call of a sink at a time. Reentrant: a sink may submit, which may be refused at once.
+        self._delivery = threading.RLock()
+
+    def start(self) -> None:
+        """:raises EngineError: when the checkpoint can't be loaded, or is shorter than max_seq_len."""
+        options = self._options
+        device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        dtype = options.dtype or ("float32" if torch.device(device).type == "cpu" else "bfloat16")
+        if options.num_threads is not None:
+            torch.set_num_threads(options.num_threads)
+        checkpoint = load_checkpoint(
+            self._config.model, version_dir=self._config.version_dir, device=device, dtype=dtype
+        )
+        max_seq_len = _max_seq_len(options.max_seq_len, checkpoint.max_position_embeddings)
+        self._capabilities = Capabilities(
+            sampling_fields=_SAMPLING_FIELDS | TEXT_LAYER_FIELDS,
+            max_seq_len=max_seq_len,
+            max_prompt_bytes=max_seq_len * checkpoint.longest_token_bytes,
+            bos_token=checkpoint.bos_token,
+            priority=True,
+            unsupported={field.name: _NO_GUIDE for field in SAMPLING_FIELDS if field.guided},
+        )
+        self._checkpoint = checkpoint
+        self._load_seconds = checkpoint.load_seconds
+        runner = ModelRunner(checkpoint.model, options.max_num_seqs)
+        self._batch = ContinuousBatch(runner, checkpoint.tokenizer, options.max_num_seqs)
+        self._down = ""
+        self._thread = threading.Thread(target=self._run, args=(self._batch,), name="transformers-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        capabilities: Capabilities = require(self._capabilities, "capabilities are known after start()")
+        return capabilities
+
+    @property
+    def load_seconds(self) -> Mapping[str, float]:
+        return self._load_seconds
+
+    def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
+        return render_chat(self._loaded().chat_tokenizer, messages, template_kwargs)
+
+    def submit(self, request: GenerateRequest, sink: StepSink) -> None:
+        """Tokenizes in the caller's thread; the engine's thread does the rest."""
+        try:
+            generation = Generation(request, sink, self._loaded(), self.capabilities.max_seq_len)
+            with self._wake:
+                if self._down:
+                    raise UnavailableError(self._down)
+                self._arrivals.append(generation)
+                self._wake.notify()
+        except BackendError as error:
+            self._refuse(request, sink, error)
+        except Exception as error:  # the border to the tokenizer, which must not end the caller's thread
+            logger.exception("a request can't be read")
+            self._refuse(request, sink, EngineError(f"the request can't be read: {one_line(error)}"))
+
+    def _refuse(self, request: GenerateRequest, sink: StepSink, error: BackendError) -> None:
+        with self._delivery:
+            sink.on_steps([(request, Step(error=error))])
+
+    def abort(self, request_id: str) -> None:
+        with self._wake:
+            if not self._down:  # or nobody would ever take it out again
+                self._aborts.add(request_id)
+                self._wake.notify()
+
+    def health(self) -> EngineHealth:
+        if not self._down and not (self._thread and self._thread.is_alive()):
+            return EngineHealth(alive=False, reason="the engine's thread has ended")
+        return EngineHealth(alive=not self._down, reason=self._down)
+
+    def stats(self) -> EngineStats:
+        """A KV block is one token here: the cache grows with what is in it, up to the total."""
+        batch = self._batch
+        if batch is None:
+            return EngineStats(num_running=0, num_waiting=0)
+        return EngineStats(
+            num_running=batch.num_running,
+            num_waiting=batch.num_waiting + len(self._arrivals),
+            kv_blocks_used=batch.num_cached_tokens,
+            kv_blocks_total=self._options.max_num_seqs * self.capabilities.max_seq_len,
+        )
+
+    def stop(self) -> None:
+        with self._wake:
+            self._down = self._down or "the engine has been stopped"
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = self._batch = self._checkpoint = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _loaded(self) -> Checkpoint:
+        """:raises UnavailableError: when nothing is served."""
+        checkpoint = self._checkpoint
+        if checkpoint is None or self._down:
+            raise UnavailableError(self._down)
+        return checkpoint
+
+    # --- the engine's thread ------------------------------------------------------------------------------------------
+
+    def _run(self, batch: ContinuousBatch) -> None:
+        try:
+            while not self._down:
+                self._iterate(batch)
+            self._end(batch, finish_reason="cancelled")
+        except Exception as error:  # whatever the model raised must reach every open request
+            logger.exception("the engine has failed")
+            with self._wake:
+                self._down = f"the engine has failed: {one_line(error)}"
+            self._end(batch, error=EngineError(self._down))
+
+    def _iterate(self, batch: ContinuousBatch) -> None:
+        """Wait for work, then one iteration and one delivery."""
+        with self._wake:
+            while not (self._down or self._arrivals or self._aborts or batch.num_running or batch.num_waiting):
+                self._wake.wait()
+            arrivals, self._arrivals = self._arrivals, []
+            aborts, self._aborts = self._aborts, set()
+        batch.add(arrivals)
+        if aborts:
+            batch.cancel(aborts)
+        if not self._down:
+            batch.iterate()
+        self._deliver(batch)
+
+    def _end(
+        self, batch: ContinuousBatch, *, finish_reason: FinishReason | None = None, error: EngineError | None = None
+    ) -> None:
+        """The last step of everything open."""
+        with self._wake:
+            arrivals, self._arrivals = self._arrivals, []
+        for generation in [*batch.close(), *arrivals]:
+            batch.steps.append((generation, generation.step(finish_reason=finish_reason, error=error)))
+        self._deliver(batch)
+
+    def _deliver(self, batch: ContinuousBatch) -> None:
+        steps, batch.steps = batch.steps, []
+        with self._delivery:
+            for sink, its_steps in group_by_sink(steps):
+                sink.on_steps(its_steps)
+
+
+def _max_seq_len(asked: int | None, max_position_embeddings: int) -> int:
+    if asked is None:
+        return min(max_position_embeddings, _DEFAULT_MAX_SEQ_LEN)
+    if asked > max_position_embeddings:
+        raise EngineError(
+            f"engine_options.max_seq_len is {asked}, more than the checkpoint's max_position_embeddings, "
+            f"{max_position_embeddings}"
+        )
+    return asked

@@ -1,0 +1,1 @@
+"""What the backend counts, and its way to /metrics."""

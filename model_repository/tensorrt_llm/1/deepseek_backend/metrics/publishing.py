@@ -1,0 +1,212 @@
+"""From `Metrics` to Triton's /metrics: a thread that writes what has changed.
+
+Each write is a message from the stub to tritonserver and back, 15 to 45 microseconds, so the threads that serve never
+write: they count, and once in a period the differences go out. Where pb_utils has histograms (2.51 does), a request's
+latencies and lengths are written to them, an observation a message. Between tokens that would be up to 50,000 messages
+a second; there the buckets, sum and count go out as counters, with the names that Prometheus gives a histogram's, in
+twenty messages a period at most. Where there are no histograms all of them are written so. PromQL sees no difference.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from deepseek_backend.metrics.backend_metrics import Histogram, Kind, Metrics, Sample
+
+logger = logging.getLogger(__name__)
+
+_STOP_S = 5.0
+"""A write that takes longer has nobody at the other end."""
+
+
+class Series(Protocol):
+    """One series; what its kind does not have is not called. pb_utils.Metric has this form."""
+
+    def increment(self, value: float) -> None: ...
+
+    def set(self, value: float) -> None: ...
+
+    def observe(self, value: float) -> None: ...
+
+
+class MetricFactory(Protocol):
+    """Where series are made, with the labels that all have. model.py implements it on Triton's metrics."""
+
+    @property
+    def has_histograms(self) -> bool: ...
+
+    def claim(self) -> bool:
+        """Whether series can be made; asked before the first, until it is so."""
+
+    def series(
+        self, name: str, kind: Kind, text: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
+    ) -> Series:
+        """A series of the family `name`, which is made on first use."""
+
+    def close(self) -> None:
+        """Take every series away."""
+
+
+class Turn:
+    """The right to have series of some labels on this tritonserver: one process at a time.
+
+    A model that is loaded again without an unload is there twice until the old one has finalized. Triton's core (2.51
+    to its main branch of 2026) counts the users of a series in each process's own family object: when the old one's
+    series go, the new one's memory goes with them, and tritonserver dies of a corrupted heap. So the new one waits. The
+    right is an abstract socket's name, which the kernel takes back from a process that ends.
+    """
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        # The server's pid and what that number is good in: containers may share the host's network, and so these names.
+        server = (os.stat("/proc/self/ns/pid").st_ino, os.getppid())
+        name = hashlib.sha256(repr((server, sorted(labels.items()))).encode()).hexdigest()
+        self._address = f"\0deepseek_triton_metrics_{name}"
+        self._held: socket.socket | None = None
+
+    def take(self) -> bool:
+        """True when it is ours."""
+        if self._held is not None:
+            return True
+        mine = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            mine.bind(self._address)
+        except OSError as error:
+            mine.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return False
+        self._held = mine
+        return True
+
+    def give_back(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+
+class Publisher:
+    """Publishes once in a period and once more on `stop`.
+
+    The first write that fails is the last: in python_backend up to its main branch of July 2026, the stub reads a
+    metric's error text from shared memory after the server may have freed it, and a few such errors end tritonserver
+    (boost::interprocess::lock_exception). So nothing is written that Triton would refuse, and nothing is tried twice.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        factory: MetricFactory,
+        *,
+        observe_state: Callable[[], None],
+        period_s: float,
+    ) -> None:
+        """`observe_state` brings the gauges up to date."""
+        self._metrics = metrics
+        self._factory = factory
+        self._observe_state = observe_state
+        self._period_s = period_s
+        self._series: dict[tuple[str, ...], Series] = {}
+        self._written: dict[tuple[str, ...], float] = {}
+        self._observed: dict[str, Histogram] = {}
+        self._state_is_known = True
+        self._broken = False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish once more and take everything away."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+        if self._thread.is_alive():
+            logger.error("the metrics are stuck: Triton has not taken a number for %.0f s", _STOP_S)
+            return
+        self.publish()
+        self._series.clear()
+        self._factory.close()
+
+    def publish(self) -> None:
+        """Write every difference once. Raises nothing: metrics must not hurt serving."""
+        if self._broken:
+            return
+        self._look_at_state()
+        try:
+            if self._factory.claim():
+                self._write_all()
+        except Exception:
+            self._broken = True
+            logger.exception("a metric can't be written; serving goes on, nothing more is published on /metrics")
+
+    def _run(self) -> None:
+        self.publish()
+        while not self._broken and not self._stopped.wait(self._period_s):
+            self.publish()
+
+    def _look_at_state(self) -> None:
+        try:
+            self._observe_state()
+        except Exception:
+            if self._state_is_known:  # once, not every second
+                logger.exception("the engine's state can't be read; the gauges on /metrics stay as they are")
+            self._state_is_known = False
+        else:
+            self._state_is_known = True
+
+    def _write_all(self) -> None:
+        for sample in self._metrics.samples():
+            self._write(sample)
+        for histogram in self._metrics.histograms():
+            if self._factory.has_histograms and not histogram.family.per_token:
+                self._observe(histogram)
+            else:
+                for sample in histogram.as_counters():
+                    self._write(sample)
+
+    def _write(self, sample: Sample) -> None:
+        key = (sample.name, *sample.labels.values())
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = self._factory.series(sample.name, sample.kind, sample.help, sample.labels)
+            self._written[key] = 0.0  # what a new series has
+        before = self._written[key]
+        if sample.value == before:
+            return
+        if sample.kind is Kind.GAUGE:
+            series.set(float(sample.value))
+        elif sample.value > before:
+            series.increment(float(sample.value - before))
+        else:  # an engine that counts backwards; Triton refuses a decrease
+            return
+        self._written[key] = sample.value
+
+    def _observe(self, histogram: Histogram) -> None:
+        """Observe what is new: in each bucket as often as values fell into it, their mean.
+
+        Counts and sum are then what the values themselves would make, and nothing has to be kept for each request.
+        """
+        family = histogram.family
+        if family.name not in self._observed:
+            made = self._factory.series(family.name, family.kind, family.help, {}, family.buckets)
+            self._series[(family.name,)] = made
+            self._observed[family.name] = Histogram(family)
+        series, before = self._series[(family.name,)], self._observed[family.name]
+        for index, count in enumerate(histogram.counts):
+            new = count - before.counts[index]
+            for _ in range(new):
+                series.observe(_inside(index, (histogram.sums[index] - before.sums[index]) / new, family.buckets))
+        self._observed[family.name] = histogram
+
+
+def _inside(index: int, mean: float, buckets: Sequence[float]) -> float:
+    """`mean`, not carried out of its bucket by rounding."""
+    return min(mean, buckets[index]) if index < len(buckets) else mean

@@ -1,0 +1,83 @@
+"""One call -> a request of its own for each answer to each prompt, as engines take them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from deepseek_backend.contract import ErrorCode
+from deepseek_backend.engines.base import Capabilities, Engine
+from deepseek_backend.errors import RequestError
+from deepseek_backend.request.parsed_request import Call, GenerateRequest, SamplingParams, SharedTokenIds, utf8_length
+
+MAX_ECHO_BYTES = 16 << 20
+"""Of the prompts in one answer: each answer to a prompt repeats it."""
+
+
+def expand(call: Call, engine: Engine, ids: Iterator[int]) -> list[GenerateRequest]:
+    """The requests of `call`, prompt by prompt, with ids from `ids`.
+
+    :raises RequestError: for a prompt that can't be served, or rendered.
+    """
+    answers, capabilities = call.num_sequences_per_prompt, engine.capabilities
+    requests: list[GenerateRequest] = []
+    echoed = 0
+    for prompt in call.prompts:
+        text = prompt.text
+        if prompt.messages is not None:
+            text = engine.render_chat(prompt.messages, call.chat_template_kwargs)
+        if call.sampling.truncate_prompt_tokens is None:
+            _check_size(text, prompt.token_ids, capabilities)
+        echoed += len(text) * answers if call.echo else 0
+        if echoed > MAX_ECHO_BYTES:
+            raise RequestError(
+                f"exclude_input_from_output: false repeats the prompts {echoed:,} times a character, more than "
+                f"{MAX_ECHO_BYTES:,}: leave them out, or send fewer at once"
+            )
+        sampling = _without_second_bos(text, call.sampling, capabilities.bos_token)
+        shared = SharedTokenIds() if answers > 1 else None
+        requests += [
+            GenerateRequest(
+                request_id=str(next(ids)),
+                prompt=text,
+                prompt_token_ids=prompt.token_ids,
+                shared_token_ids=shared,
+                sampling=_with_own_seed(sampling, choice),
+                max_tokens=call.max_tokens,
+                priority=call.priority,
+            )
+            for choice in range(answers)
+        ]
+    return requests
+
+
+def _check_size(text: str, token_ids: Sequence[int] | None, capabilities: Capabilities) -> None:
+    """:raises RequestError: for a prompt that can't fit, and that the engine is not to cut."""
+    if token_ids is not None:
+        if len(token_ids) >= capabilities.max_seq_len:
+            raise RequestError(
+                f"input_ids: {len(token_ids):,} tokens do not fit the context of {capabilities.max_seq_len:,}, "
+                "with one left for the answer: shorten the prompt",
+                code=ErrorCode.PROMPT_TOO_LONG,
+            )
+        return
+    most = capabilities.max_prompt_bytes
+    if most is not None and (size := utf8_length(text)) > most:
+        raise RequestError(
+            f"the prompt has {size:,} bytes; more than {most:,} can't fit the context: shorten it",
+            code=ErrorCode.PROMPT_TOO_LONG,
+        )
+
+
+def _without_second_bos(text: str, sampling: SamplingParams, bos_token: str) -> SamplingParams:
+    """A rendered chat begins with the token that the tokenizer would put before it once more."""
+    if not bos_token or sampling.add_special_tokens is not None or not text.startswith(bos_token):
+        return sampling
+    return dataclasses.replace(sampling, add_special_tokens=False)
+
+
+def _with_own_seed(sampling: SamplingParams, choice: int) -> SamplingParams:
+    """Several answers with one seed would be one answer several times."""
+    if not choice or sampling.seed is None:
+        return sampling
+    return dataclasses.replace(sampling, seed=(sampling.seed + choice) % 2**64)

@@ -1,0 +1,334 @@
+"""What a client sent, wherever it put it: input tensors, request parameters and JSON, checked one by one.
+
+Nothing here stops at the first problem: `Problems` collects them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+
+from deepseek_backend.config import BackendConfig
+from deepseek_backend.contract import (
+    EXEMPT_PARAMETERS,
+    INPUTS,
+    MAX_CHAT_BYTES,
+    MAX_INPUT_IDS,
+    MAX_PROMPTS,
+    REQUEST_FIELDS,
+    SAMPLING_BY_NAME,
+    SAMPLING_FIELDS,
+    TIMEOUT_US,
+    Dtype,
+    SamplingField,
+)
+from deepseek_backend.field_values import check_characters, check_value, shown
+from deepseek_backend.request.messages import read_messages
+from deepseek_backend.request.parsed_request import Prompt
+
+
+class Problems:
+    """What is wrong with a request: the first few in full, and how many more there are.
+
+    A request may hold any number of unknown names, and each would cost the search for the nearest known one.
+    """
+
+    MOST = 8
+
+    __slots__ = ("_found", "_num_more")
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+        self._num_more = 0
+
+    def add(self, problem: str | Callable[[], str]) -> None:
+        """`problem`, or what makes its text where that takes time."""
+        if len(self._found) >= self.MOST:
+            self._num_more += 1
+        else:
+            self._found.append(problem if isinstance(problem, str) else problem())
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def __str__(self) -> str:
+        """All of them in one line."""
+        return "; ".join(self._found) + (f"; and {self._num_more:,} more" if self._num_more else "")
+
+
+_PROMPTS = ("text_input", "messages", "input_ids")
+_GUIDE_ALIASES = ("structured_outputs", "guided_decoding")
+"""vLLM's names for an object with the guide in it, the present one and the one before."""
+
+
+class Reader:
+    """Collects values and problems from the three places a request may hold them.
+
+    What is done with a name stands in two tables at the end of this file, for tensors and for request parameters.
+    """
+
+    def __init__(self, config: BackendConfig) -> None:
+        self.sampling: dict[str, Any] = {}
+        self.flags: dict[str, bool] = {}
+        self.settings: dict[str, Any] = {}
+        self.problems = Problems()
+        self.warnings = Problems()
+        """Unknown parameters, where they pass with a warning."""
+        self._config = config
+
+    def read(self, inputs: Mapping[str, npt.NDArray[Any]], parameters: str) -> None:
+        """All values but the prompts and the chat template's arguments: where one comes twice, the later place wins."""
+        if "sampling_parameters" in inputs:
+            self._read_sampling_json(inputs["sampling_parameters"])
+        if parameters and parameters != "{}":  # what most requests have, and reading it takes a microsecond
+            self._read_parameters(json.loads(parameters))
+        for name, array in inputs.items():
+            entry = _TENSORS.get(name)
+            if entry is not None and (array.size or name in _LISTS):
+                read, what = entry
+                read(self, what, array)
+
+    def _read_sampling_json(self, array: npt.NDArray[Any]) -> None:
+        document = self._json_object("sampling_parameters", _first(array))
+        if any(alias in document for alias in _GUIDE_ALIASES):
+            document = self._with_guides(document)
+        for name, value in document.items():
+            if value is None or (name == "logprobs" and value is False):  # how OpenAI's clients say "not"
+                continue
+            field = SAMPLING_BY_NAME.get(name)
+            if field is not None:
+                self._field_parameter(field, value)
+            else:
+                self.problems.add(partial(_unknown_field, name))
+
+    def _read_parameters(self, parameters: Mapping[str, Any]) -> None:
+        for name, value in parameters.items():
+            entry = _PARAMETERS.get(name)
+            if entry is not None:
+                read, what = entry
+                read(self, what, value)
+            elif name not in EXEMPT_PARAMETERS:
+                self._unknown(name)
+
+    def read_prompts(self, inputs: Mapping[str, npt.NDArray[Any]]) -> tuple[Prompt, ...]:
+        given = [name for name in _PROMPTS if name in inputs and inputs[name].size]
+        if len(given) != 1:
+            got = " and ".join(given) or "none"
+            self.problems.add(f"text_input: expected a prompt in one of {', '.join(_PROMPTS)}, got {got}")
+            return ()
+        array = inputs[given[0]]
+        if given[0] == "input_ids":
+            return self._token_ids(array)
+        if array.size > MAX_PROMPTS:
+            self.problems.add(f"{given[0]}: expected at most {MAX_PROMPTS} prompts, got {array.size}")
+            return ()
+        read = self._text if given[0] == "text_input" else self._messages
+        return tuple([prompt for value in array.flat if (prompt := read(value)) is not None])
+
+    def read_template_kwargs(self, array: npt.NDArray[Any]) -> Mapping[str, Any]:
+        kwargs = self._json_object("chat_template_kwargs", _first(array))
+        try:
+            check_characters("chat_template_kwargs", kwargs)
+        except ValueError as error:
+            self.problems.add(str(error))
+        return kwargs
+
+    def agreed(self, name: str, alias: str, *, default: bool) -> bool:
+        """The value of a flag that has two names; `name` may be a sampling field's."""
+        value, same = self.flags.get(name, self.sampling.get(name)), self.flags.get(alias)
+        if value is None:
+            return default if same is None else same
+        if same is not None and same != value:
+            said = f"{name} {str(value).lower()} and {alias} {str(same).lower()}"
+            self.problems.add(f"{name}: expected one value, got {said}")
+        return bool(value)
+
+    def _token_ids(self, array: npt.NDArray[Any]) -> tuple[Prompt, ...]:
+        if array.size > MAX_INPUT_IDS:
+            self.problems.add(f"input_ids: expected at most {MAX_INPUT_IDS:,} token ids, got {array.size:,}")
+            return ()
+        if (least := int(array.min())) < 0:
+            self.problems.add(f"input_ids: expected token ids from 0, got {least}")
+            return ()
+        return (Prompt(token_ids=tuple(array.reshape(-1).tolist())),)
+
+    def _text(self, value: bytes | str) -> Prompt | None:
+        try:
+            text = _decoded(value)
+        except UnicodeDecodeError as error:
+            self.problems.add(f"text_input: {_not_utf8(error)}")
+            return None
+        if not text:
+            self.problems.add("text_input: expected a prompt, got an empty string")
+            return None
+        return Prompt(text=text)
+
+    def _messages(self, value: bytes | str) -> Prompt | None:
+        if len(value) > MAX_CHAT_BYTES:
+            self.problems.add(f"messages: expected at most {MAX_CHAT_BYTES:,} bytes, got {len(value):,}")
+            return None
+        try:
+            return Prompt(messages=read_messages(_decoded(value)))
+        except UnicodeDecodeError as error:
+            self.problems.add(f"messages: {_not_utf8(error)}")
+        except ValueError as error:
+            self.problems.add(str(error))
+        return None
+
+    def _with_guides(self, document: dict[str, Any]) -> dict[str, Any]:
+        """`document` with vLLM's objects taken apart into the fields here."""
+        fields = dict(document)
+        for alias in _GUIDE_ALIASES:
+            guides = self._json_object(alias, fields.pop(alias, None))
+            for name, guide in guides.items():
+                if fields.setdefault(f"guided_{name}", guide) != guide:
+                    self.problems.add(f"guided_{name}: given twice, by itself and in {alias}; expected one of them")
+        return fields
+
+    def _json_object(self, name: str, value: object) -> dict[str, Any]:
+        """The object that `value` is or says in JSON; an empty one for None."""
+        if isinstance(value, (str, bytes)):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError) as error:
+                self.problems.add(f"{name}: expected a JSON object, got text that is not JSON ({error})")
+                return {}
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self.problems.add(f"{name}: expected a JSON object, got {shown(value)}")
+            return {}
+        return value
+
+    def _field_tensor(self, field: SamplingField, array: npt.NDArray[Any]) -> None:
+        try:
+            self._set(field, _python_value(field, array))
+        except UnicodeDecodeError as error:
+            self.problems.add(f"{field.name}: {_not_utf8(error)}")
+
+    def _field_parameter(self, field: SamplingField, value: object) -> None:
+        self._set(field, _number(field, value) if isinstance(value, str) else value)
+
+    def _setting_parameter(self, field: SamplingField, value: object) -> None:
+        """Unlike a sampling field it was never written as a string: no other server has it."""
+        self._set(field, value)
+
+    def _set(self, field: SamplingField, value: object) -> None:
+        into = self.settings if field.name in _SETTINGS else self.sampling
+        try:
+            into[field.name] = check_value(field, value)
+        except ValueError as error:
+            self.problems.add(str(error))
+
+    def _flag_tensor(self, name: str, array: npt.NDArray[Any]) -> None:
+        self.flags[name] = bool(array.item(0))
+
+    def _flag_parameter(self, name: str, value: object) -> None:
+        if isinstance(value, bool):
+            self.flags[name] = value
+        else:
+            hint = ' (stop strings are "sampling_param_stop")' if name == "stop" else ""
+            self.problems.add(f"{name}: expected true or false, got {shown(value)}{hint}")
+
+    def _unknown(self, name: str) -> None:
+        mode = self._config.unknown_parameters
+        if mode == "ignore" or any(fnmatch.fnmatchcase(name, pattern) for pattern in self._config.ignored_parameters):
+            return
+        if mode == "error":
+            self.problems.add(partial(_unknown_parameter, name))
+        else:
+            self.warnings.add(partial(_unknown_parameter, name))
+
+
+def _first(array: npt.NDArray[Any] | None) -> object:
+    return None if array is None or not array.size else array.flat[0]
+
+
+def _number(field: SamplingField, value: str) -> object:
+    """`value`; a number where a client of Triton's vLLM backend wrote it as a string."""
+    if field.dtype in (Dtype.STRING, Dtype.BOOL) or len(value) > _NUMBER_LENGTH:
+        return value
+    if field.dtype is Dtype.FP32:
+        return float(value) if _DECIMAL.fullmatch(value) else value
+    return int(value) if _WHOLE.fullmatch(value) else value
+
+
+_NUMBER_LENGTH = 40
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def _python_value(field: SamplingField, array: npt.NDArray[Any]) -> object:
+    return [_decoded(value) for value in array.reshape(-1).tolist()] if field.many else _decoded(array.item(0))
+
+
+def _decoded(value: Any) -> Any:
+    """Of a tensor of strings, which come as bytes; any other value as it is."""
+    return value.decode("utf-8") if isinstance(value, bytes) else value
+
+
+_NAME_LENGTH = 100
+"""No name is longer, and the search for the nearest takes its time by the product of the lengths."""
+
+_NAMES_ELSEWHERE = {
+    "prompt": "text_input",
+    "max_new_tokens": "max_tokens",
+    "stop_words": "sampling_param_stop",
+    "stop_sequences": "sampling_param_stop",
+    "random_seed": "seed",
+}
+"""What other servers call it -> what it is called here."""
+
+
+def _unknown_parameter(name: str) -> str:
+    if name in _INPUT_NAMES:
+        return f"{name}: expected an input tensor, got a request parameter"
+    return f"unknown parameter {shown(name)}{_nearest(name, _KNOWN_NAMES)}"
+
+
+def _unknown_field(name: str) -> str:
+    return f"sampling_parameters: no field {shown(name)}{_nearest(name, SAMPLING_BY_NAME)}"
+
+
+def _nearest(name: str, known: Any) -> str:
+    if name in _NAMES_ELSEWHERE:
+        return f"; here it is {_NAMES_ELSEWHERE[name]!r}"
+    match = difflib.get_close_matches(name[:_NAME_LENGTH], list(known), n=1)
+    return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"expected UTF-8 text, got byte {error.object[error.start]:#04x} at {error.start}"
+
+
+_SETTINGS = {field.name: field for field in (*REQUEST_FIELDS, TIMEOUT_US)}
+_LISTS = frozenset(field.tensor.name for field in SAMPLING_FIELDS if field.many)
+"""Tensors that say something with no value in them: no list, whatever the model's default is."""
+_FLAGS = tuple(t.name for t in INPUTS if t.dtype is Dtype.BOOL and not t.name.startswith("sampling_param_"))
+_FLAG_ALIASES = {"Streaming": "streaming"}
+"""Request parameters as upstream's llmapi_client.py spells them."""
+_INPUT_NAMES = frozenset(tensor.name for tensor in INPUTS)
+_KNOWN_NAMES = sorted(_INPUT_NAMES | set(SAMPLING_BY_NAME) | {TIMEOUT_US.name})
+
+_Table = Mapping[str, tuple[Callable[[Reader, Any, Any], None], Any]]
+"""Name -> (what reads its value, the field or the flag that it is read for)."""
+
+_TENSORS: _Table = {
+    **{name: (Reader._flag_tensor, name) for name in _FLAGS},
+    **{field.tensor.name: (Reader._field_tensor, field) for field in SAMPLING_FIELDS},
+    **{field.name: (Reader._field_tensor, field) for field in REQUEST_FIELDS},
+}
+_PARAMETERS: _Table = {
+    **{field.name: (Reader._field_parameter, field) for field in SAMPLING_FIELDS if field.plain_name},
+    **{field.tensor.name: (Reader._field_parameter, field) for field in SAMPLING_FIELDS},
+    **{name: (Reader._setting_parameter, field) for name, field in _SETTINGS.items() if name not in EXEMPT_PARAMETERS},
+    **{name: (Reader._flag_parameter, name) for name in _FLAGS},
+    **{alias: (Reader._flag_parameter, name) for alias, name in _FLAG_ALIASES.items()},
+}

@@ -1,0 +1,204 @@
+"""Tensors and request parameters -> Call. Pure: knows numpy arrays, not pb_utils.
+
+A value may come four ways, later ones winning: the model's `default_sampling`, `sampling_parameters` (one JSON
+object), request parameters (every key of a /generate body that is not an input tensor), input tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from deepseek_backend.config import BackendConfig
+from deepseek_backend.contract import (
+    INPUTS,
+    MAX_SEQUENCES_OF_REQUEST,
+    REQUEST_FIELDS,
+    SAMPLING_BY_NAME,
+    SAMPLING_FIELDS,
+    TIMEOUT_US,
+    ErrorCode,
+)
+from deepseek_backend.errors import RequestError
+from deepseek_backend.request.field_reader import Reader
+from deepseek_backend.request.parsed_request import Call, Prompt, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+def parse_call(
+    inputs: Mapping[str, npt.NDArray[Any]], parameters: str, config: BackendConfig, supported: Mapping[str, str]
+) -> Call:
+    """The call that `inputs` (tensor name -> array) and `parameters` (Triton's JSON object) make.
+
+    `supported` maps each sampling field, and priority, to "" or, where the engine can't do it, to the reason.
+
+    :raises RequestError: with every problem found, in one line.
+    """
+    reader = Reader(config)
+    reader.read(inputs, parameters)
+    if reader.flags.get("stop"):
+        _raise(reader)
+        return Call(stop=True)
+    prompts = reader.read_prompts(inputs)
+    template_kwargs = _template_kwargs(reader, inputs, prompts)
+    streaming = reader.agreed("streaming", "stream", default=False)
+    echo = _echo(reader, prompts, config)
+    fields = _with_defaults(reader, config, streaming=streaming)
+    returned = _returned(reader.flags, fields)
+    _check_together(reader, fields, len(prompts), config, streaming=streaming)
+    _raise(reader)
+    settings = reader.settings
+    refuse_unsupported(fields, supported)
+    if "priority" in settings:
+        refuse_unsupported({"priority": settings["priority"]}, supported)
+    if "seed" in fields:
+        fields["seed"] %= 2**64
+    sampling = SamplingParams.of(fields)
+    stream_interval, stream_interval_ms = _stream_interval(settings, config)
+    return Call(
+        prompts=prompts,
+        chat_template_kwargs=template_kwargs,
+        streaming=streaming,
+        cumulative=settings.get("stream_mode", config.stream_mode) == "cumulative",
+        stream_interval=stream_interval,
+        stream_interval_ms=stream_interval_ms,
+        sampling=sampling,
+        max_tokens=sampling.max_tokens or config.default_max_tokens,
+        priority=settings.get("priority", 0),
+        timeout_ms=settings.get("timeout_ms", config.default_timeout_ms),
+        timeout_us=settings.get(TIMEOUT_US.name, 0),
+        echo=echo,
+        separate_reasoning=reader.flags.get("separate_reasoning", config.separate_reasoning),
+        returned=returned,
+    )
+
+
+def contradictions(fields: Mapping[str, Any], default_max_tokens: int, *, streaming: bool = False) -> list[str]:
+    """Sampling fields that are right one by one and not together."""
+    if _YIELDING.isdisjoint(fields):
+        return []
+    problems = []
+    n, best_of = fields.get("n") or 1, fields.get("best_of") or 1
+    max_tokens, min_tokens = fields.get("max_tokens") or default_max_tokens, fields.get("min_tokens") or 0
+    if min_tokens > max_tokens:
+        problems.append(f"min_tokens: expected at most max_tokens, which is {max_tokens}, got {min_tokens}")
+    if 1 < best_of < n:
+        problems.append(f"best_of: expected at least n, which is {n}, got {best_of}")
+    if best_of > n and streaming:
+        problems.append("best_of: more than n can't be streamed, for the best is known at the end; use n")
+    if max(n, best_of) > 1 and SamplingParams.of(fields).greedy:
+        problems.append("n, best_of: greedy decoding gives the same answer each time; set a temperature above 0")
+    guided = [name for name in _GUIDED if fields.get(name)]
+    if len(guided) > 1:
+        problems.append(f"{', '.join(guided)}: expected one of them, got {len(guided)}")
+    return problems
+
+
+_GUIDED = tuple(f.name for f in SAMPLING_FIELDS if f.guided)
+_YIELDING_IN_TURN = ("min_tokens", "best_of", "n", *_GUIDED)
+"""Defaults that give way to what a request says. In every contradiction there is one of these."""
+_YIELDING = frozenset(_YIELDING_IN_TURN)
+
+
+def _with_defaults(reader: Reader, config: BackendConfig, *, streaming: bool) -> dict[str, Any]:
+    """What the request gives, over the model's defaults; a default that contradicts the request is left out."""
+    given, defaults = reader.sampling, config.default_sampling
+    fields: dict[str, Any] = {**defaults, **given}
+    if _YIELDING.isdisjoint(defaults):
+        return fields
+
+    def problems(candidates: Mapping[str, Any]) -> int:
+        return len(contradictions(candidates, config.default_max_tokens, streaming=streaming))
+
+    for name in _YIELDING_IN_TURN:
+        if name in fields and name not in given:
+            without = {key: value for key, value in fields.items() if key != name}
+            if problems(without) < problems(fields):
+                fields = without
+    return fields
+
+
+def _template_kwargs(
+    reader: Reader, inputs: Mapping[str, npt.NDArray[Any]], prompts: Sequence[Prompt]
+) -> Mapping[str, Any]:
+    if "chat_template_kwargs" not in inputs:
+        return {}
+    kwargs = reader.read_template_kwargs(inputs["chat_template_kwargs"])
+    if kwargs and not any(prompt.messages is not None for prompt in prompts):
+        reader.problems.add("chat_template_kwargs: expected beside messages only, for nothing else is rendered")
+    return kwargs
+
+
+def _stream_interval(settings: Mapping[str, Any], config: BackendConfig) -> tuple[int | None, int | None]:
+    """(tokens, milliseconds): the request's, or the model's where the request gives neither."""
+    if "stream_interval" in settings or "stream_interval_ms" in settings:
+        return settings.get("stream_interval"), settings.get("stream_interval_ms")
+    return config.stream_interval, config.stream_interval_ms
+
+
+def _echo(reader: Reader, prompts: Sequence[Prompt], config: BackendConfig) -> bool:
+    default = config.default_sampling.get("exclude_input_from_output", True)
+    echo = not reader.agreed("exclude_input_from_output", "exclude_input_in_output", default=default)
+    if echo and any(prompt.token_ids is not None for prompt in prompts):
+        reader.problems.add("exclude_input_from_output: false needs a prompt in text, got input_ids")
+    return echo
+
+
+def _returned(flags: Mapping[str, bool], fields: dict[str, Any]) -> frozenset[str]:
+    """Outputs asked for. What they need of the engine is put into `fields`."""
+    returned = {_RETURNED[name] for name, on in flags.items() if on and name in _RETURNED}
+    if not returned and _ASKING.isdisjoint(fields):
+        return _NONE
+    returned |= {name for name in ("logprobs", "prompt_logprobs") if fields.get(name) is not None}
+    if flags.get("return_logprobs") is False:
+        returned.discard("logprobs")
+    if returned & {"logprobs", "cumulative_logprob"} or (fields.get("best_of") or 1) > (fields.get("n") or 1):
+        fields.setdefault("logprobs", 0)
+    return frozenset(returned)
+
+
+_RETURNED = {tensor.name: tensor.name.removeprefix("return_") for tensor in INPUTS if tensor.name.startswith("return_")}
+_ASKING = frozenset({"logprobs", "prompt_logprobs", "best_of"})
+"""Fields that ask for an output, or for what it takes, without a flag."""
+_NONE: frozenset[str] = frozenset()
+
+
+def _check_together(
+    reader: Reader, fields: Mapping[str, Any], num_prompts: int, config: BackendConfig, *, streaming: bool
+) -> None:
+    if _YIELDING.isdisjoint(fields):
+        return
+    for problem in contradictions(fields, config.default_max_tokens, streaming=streaming):
+        reader.problems.add(problem)
+    answers = max(fields.get("n") or 1, fields.get("best_of") or 1)
+    if num_prompts * answers > MAX_SEQUENCES_OF_REQUEST:
+        reader.problems.add(
+            f"n, best_of: expected at most {MAX_SEQUENCES_OF_REQUEST:,} answers to all prompts together, got "
+            f"{num_prompts:,} prompts with {answers} each"
+        )
+
+
+def _raise(reader: Reader) -> None:
+    if reader.warnings:
+        logger.warning("passed over: %s", reader.warnings)
+    if reader.problems:
+        raise RequestError(str(reader.problems))
+
+
+_FIELDS = SAMPLING_BY_NAME | {field.name: field for field in REQUEST_FIELDS}
+
+
+def refuse_unsupported(fields: dict[str, Any], supported: Mapping[str, str]) -> None:
+    """Refuse, by name, fields the engine can't honour. A neutral value asks for nothing: it is taken out instead.
+
+    :raises RequestError: with the reason.
+    """
+    for name in [name for name in fields if supported.get(name)]:
+        neutral = _FIELDS[name].neutral
+        if neutral is None or fields[name] != neutral:
+            raise RequestError(f"{name}: {supported[name]}", code=ErrorCode.UNSUPPORTED)
+        del fields[name]
