@@ -28,7 +28,7 @@ types: $(INSTALLED)  ## mypy, strict
 	@$(BIN)/mypy
 
 generated: $(INSTALLED)  ## write config.pbtxt, the embedded model.yaml, docs/contract.md and docs/rules.md again
-	@$(BIN)/python -m deepseek_triton_tools.generated
+	@$(BIN)/python -m deepseek_triton_tools.generated_files
 
 check: lint types test  ## lint, types and test
 
@@ -37,7 +37,7 @@ clean:  ## remove .venv and what the tools leave
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml
-	@$(PYTHON) tools/deepseek_triton_tools/preflight.py
+	@$(PYTHON) tools/deepseek_triton_tools/host/preflight.py
 	@echo "installing into $(VENV), about a minute the first time"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'

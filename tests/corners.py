@@ -16,7 +16,7 @@ import pytest
 from servers import url
 
 from deepseek_triton_client import AsyncClient, AsyncStream, Client, Completion
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 T = TypeVar("T")
 

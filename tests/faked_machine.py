@@ -8,8 +8,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deepseek_triton_tools.diagnosis.machine import NOT_FOUND, Disk, Done, Interface, Limit, Process, Python
-from deepseek_triton_tools.warming.host_memory import HostMemory
+from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Disk, Done, Interface, Limit, Process, Python
+from deepseek_triton_tools.host.host_memory import HostMemory
 
 GIB = 2**30
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from hosts import Host, HostsError
 from servers import STANDIN, build
 
-from deepseek_triton_tools.tritonserver import find_tritonserver
+from deepseek_triton_tools.host.tritonserver import find_tritonserver
 
 RANKS = 16
 
-_COMMAND_LINE = [sys.executable, "-m", "deepseek_triton_tools.cli"]
+_COMMAND_LINE = [sys.executable, "-m", "deepseek_triton_tools.cli.main"]
 _TESTS = Path(__file__).resolve().parent
 _INSTALL = _TESTS / "live/install_launchers.sh"
 _LAUNCHER = _TESTS / "standin/launcher/trtllm-llmapi-launch"

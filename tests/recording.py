@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.cli.main import main
 
 _PROGRAM = """\
 #!{python} -IS

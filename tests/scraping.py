@@ -9,7 +9,7 @@ import httpx
 from waiting import wait_for
 
 from deepseek_backend.metrics.backend_metrics import FAMILIES, LAST_TOKEN_AGE, PREFIX
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

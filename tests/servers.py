@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from deepseek_triton_client import Client, Retries, ServerUnavailable
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 STANDIN = Path(__file__).resolve().parent / "standin" / "tensorrt_llm"
 
 
 def build(folder: Path, *argv: str) -> Path:
     """A repository from the command line, as a user makes it."""
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "build", *argv, "--output", str(folder)]
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "build", *argv, "--output", str(folder)]
     subprocess.run(command, check=True, capture_output=True)
     return folder
 

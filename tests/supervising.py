@@ -17,7 +17,7 @@ from typing import Any
 from waiting import PATIENCE_S
 
 from deepseek_triton_build.data.model_source import model_repository
-from deepseek_triton_tools.ports import claim_ports
+from deepseek_triton_tools.host.free_ports import claim_ports
 
 SUPERVISE = model_repository() / "tensorrt_llm/1/supervise.py"
 PYTHON = (sys.executable, "-S")

@@ -18,7 +18,7 @@ _PATIENCE_S = 60
 _IN_A_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, "-m", "deepseek_triton_tools.cli", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-m", "deepseek_triton_tools.cli.main", *sys.argv[1:]])
 """
 
 

@@ -14,7 +14,7 @@ import tritonclient.grpc as triton
 from servers import url
 
 from deepseek_backend.contract import INPUTS, Dtype
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 MODEL = "tensorrt_llm"
 PROMPT = "The capital of France is"

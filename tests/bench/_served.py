@@ -17,8 +17,8 @@ import yaml
 from servers import STANDIN, build
 
 from deepseek_backend.metrics import backend_metrics
-from deepseek_triton_tools.processes import session_members
-from deepseek_triton_tools.server_process import ServeOptions, ServerProcess
+from deepseek_triton_tools.host.sessions import session_members
+from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 
 _EXIT_TICK_S = 0.005
 _METRICS_TICK_S = 0.02

@@ -32,7 +32,7 @@ from bench.client_load.leaving import Findings, Plan, leaving_process
 from bench.client_load.stayed import Limits, problems, table
 from servers import url
 
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 CORNERS = {f"{scheme} {face}": (scheme, face) for scheme in ("grpc", "http") for face in ("async", "sync")}
 TOKENS_PER_S = 100

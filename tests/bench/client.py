@@ -41,7 +41,7 @@ from bench.client_load.driving import ContenderFailed, run
 from bench.client_load.measures import Sample, measure, medians
 from bench.client_load.serving import serving_all
 
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 Samples = dict[str, dict[str, list[Sample]]]
 """Case -> contender -> its runs."""

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench._load import Answer, Connection, Grpc, Http, Request, ask
 from bench._served import await_backend, await_exit, default_folder, exit_code, serving
 
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 STREAMS_EACH = 32
 FAIL_AFTER_TOKENS = 2 * STREAMS_EACH * 200

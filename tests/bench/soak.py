@@ -36,7 +36,7 @@ from bench._jobs import EXPECTED, LEAVING, STOPPED, make_request, stop_request
 from bench._load import UNANSWERED, Answer, Connection, Grpc, Http, Request, ask
 from bench._served import Backend, await_backend, await_exit, default_folder, exit_code, memory_mib, serving, stub_pid
 
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 TOKENS_PER_S = 100
 """Of each request: the simulator's pace without a preset."""

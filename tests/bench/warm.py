@@ -41,8 +41,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.synthetic_checkpoint import make_checkpoint
 
-from deepseek_triton_tools.arguments import positive, size
-from deepseek_triton_tools.warming.residency import evict, resident_bytes
+from deepseek_triton_tools.cli.parsing import positive, size
+from deepseek_triton_tools.warming.pagecache.residency import evict, resident_bytes
 
 GIB = 2**30
 LOAD = "safetensors load"
@@ -127,7 +127,7 @@ def _measure(files: Sequence[Path], folder: Path, rounds: int, jobs: int) -> lis
 def _contenders(files: Sequence[Path], folder: Path, jobs: int) -> dict[str, list[str]]:
     """Name -> command."""
     names = [str(path) for path in files]
-    ours = [sys.executable, "-m", "deepseek_triton_tools.cli", "warm", str(folder)]
+    ours = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "warm", str(folder)]
     parallel = f'printf "%s\\0" "$@" | xargs -0 -P {jobs} -n 1 cat > /dev/null'
     commands = {
         "ours": [*ours, "--jobs", str(jobs)],

@@ -1,13 +1,13 @@
 """The backend's own warm-up and `warm --server` send the same tokens and call the same thing steady."""
 
 from deepseek_backend import engine_warmup
-from deepseek_triton_tools import server_rounds
+from deepseek_triton_tools.warming.server import rounds
 
 
 def test_both_warm_ups_send_the_same_tokens():
-    assert engine_warmup._MANY_IDS == server_rounds._MANY_IDS
-    assert engine_warmup._FEW_IDS == server_rounds._FEW_IDS
+    assert engine_warmup._MANY_IDS == rounds._MANY_IDS
+    assert engine_warmup._FEW_IDS == rounds._FEW_IDS
 
 
 def test_both_warm_ups_have_the_same_share_for_steady():
-    assert engine_warmup.STEADY == server_rounds._STEADY
+    assert engine_warmup.STEADY == rounds._STEADY

@@ -12,7 +12,7 @@ from deepseek_launcher.command import is_turned_off, option, seconds
 from deepseek_launcher.phases import PHASES, cause_of, phase_of, rank_of
 from deepseek_launcher.restarts import End, Outcome, Restarts
 from deepseek_launcher.world import World
-from deepseek_triton_tools import server_waiting
+from deepseek_triton_tools.server import waiting
 
 TWINS = {
     "loading": {"importing the engine"},
@@ -58,8 +58,8 @@ STAMP = "[12/20/2025-04:21:37] [TRT-LLM] [I] "
 def test_phases_of_real_lines(line, phase):
     number = phase_of(line)
     assert (None if number is None else PHASES[number].name) == phase
-    waiting = next((its for its, pattern in server_waiting._PHASES if pattern.search(line)), None)
-    assert waiting is None or phase in TWINS.get(waiting, {waiting})
+    waited = next((its for its, pattern in waiting._PHASES if pattern.search(line)), None)
+    assert waited is None or phase in TWINS.get(waited, {waited})
 
 
 @pytest.mark.parametrize(

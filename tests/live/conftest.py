@@ -19,7 +19,7 @@ from waiting import wait_for
 
 from deepseek_triton_build.data.model_source import model_repository
 from deepseek_triton_client import Client
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 SCHEMES = ("http", "grpc")
 

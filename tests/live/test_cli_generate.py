@@ -11,7 +11,7 @@ from terminal_session import CTRL_C, Terminal
 from deepseek_triton_client import Client, Timeouts
 
 PROMPTS = [f"The number {number} is" for number in range(24)]
-COMMAND = [sys.executable, "-m", "deepseek_triton_tools.cli"]
+COMMAND = [sys.executable, "-m", "deepseek_triton_tools.cli.main"]
 
 
 @pytest.fixture(params=["http", "grpc"])

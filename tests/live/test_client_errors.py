@@ -25,7 +25,7 @@ from deepseek_triton_client import (
     ServerUnavailable,
     Timeouts,
 )
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 VERBS = ("generate", "stream", "chat", "stream_chat")
 ONCE = Retries(attempts=1)

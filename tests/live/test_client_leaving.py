@@ -15,7 +15,7 @@ from scraping import published, settled, value
 from wire import LONG_ANSWER
 
 from deepseek_triton_client import DeadlineExceeded, DeepseekTritonError, Timeouts
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 LONG: dict[str, Any] = {"max_tokens": LONG_ANSWER, "ignore_eos": True}
 

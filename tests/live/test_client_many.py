@@ -22,7 +22,7 @@ from deepseek_triton_client import (
     Retries,
     SamplingParams,
 )
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
 

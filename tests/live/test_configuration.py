@@ -15,8 +15,8 @@ from servers import url
 from wire import MODEL, generated
 
 from deepseek_triton_build.data.model_source import model_repository
-from deepseek_triton_tools.errors import ServerFailedError
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
+from deepseek_triton_tools.tool_errors import ServerFailedError
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from wire import (
 )
 
 from deepseek_backend.contract import OUTPUTS, PERF_OUTPUTS, Dtype
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 PROMPTS = ["Hello, my name is", PROMPT, "The future of AI is"]
 SAMPLED: Fields = {"text_input": PROMPT, "temperature": 0.8, "seed": 7}

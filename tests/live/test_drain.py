@@ -6,7 +6,7 @@ import pytest
 from corners import FACES, SCHEMES, Corner
 from servers import build, change_yaml
 
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 LONG_ANSWER = 4000  # about 25 s of the twin's pace
 

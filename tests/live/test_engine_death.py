@@ -8,8 +8,8 @@ import pytest
 from servers import dying_repository, see_it_die
 
 from deepseek_triton_client import Retries, ServerUnavailable
-from deepseek_triton_tools.errors import ServerFailedError
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
+from deepseek_triton_tools.tool_errors import ServerFailedError
 
 FATAL_EXIT_CODE = 137
 

@@ -41,7 +41,7 @@ from wire import (
     texts_by_id,
 )
 
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 # --- Clients of TensorRT-LLM's llmapi model: one-dimensional tensors, sampling_param_*, a stop request by id ---
 

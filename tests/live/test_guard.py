@@ -14,8 +14,8 @@ from servers import build, url
 import deepseek_backend
 from deepseek_backend.process.process_guard import NAME
 from deepseek_triton_client import Client
-from deepseek_triton_tools.processes import session_members
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.host.sessions import session_members
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 
 def name(pid):
@@ -71,7 +71,7 @@ def test_a_server_whose_log_nobody_reads_any_more_leaves_nothing_behind(tmp_path
     """Whoever read it died first: what the guard has to say must not keep it from its work."""
     repository = build(tmp_path / "repository", "tiny", "--engine", "simulated")
     reader = (
-        "import sys; from pathlib import Path; from deepseek_triton_tools.server_process import ServerProcess\n"
+        "import sys; from pathlib import Path; from deepseek_triton_tools.server.server_process import ServerProcess\n"
         "with ServerProcess.serving(Path(sys.argv[1])) as server: print(server.pid, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", reader, str(repository)]

@@ -12,7 +12,7 @@ from waiting import wait_for
 
 from deepseek_backend.metrics.backend_metrics import FAMILIES, PREFIX, Kind, bound_text
 from deepseek_triton_client import Client, InvalidRequest
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 
 @pytest.fixture(params=["tiny_server", "simulated_server"])

@@ -11,7 +11,7 @@ import pytest
 from corners import Corner
 
 from deepseek_triton_client import InvalidRequest, Logprob, ModelNotFound, PerfMetrics, ServerError
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 MODELS = Path(__file__).resolve().parents[1] / "other_models"
 PROMPT = "一二 three 四五😀 six"

@@ -16,7 +16,7 @@ import tritonclient.grpc as triton
 from servers import url
 
 from deepseek_triton_build.data.model_source import model_repository
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 CONFIG = """\
 name: "endless"

@@ -12,9 +12,9 @@ from servers import build, url
 from waiting import wait_for
 
 from deepseek_triton_client import Client, ModelNotReady, Retries
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
-COMMAND = [sys.executable, "-m", "deepseek_triton_tools.cli", "probe"]
+COMMAND = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "probe"]
 
 
 def probe(*argv):

@@ -13,7 +13,7 @@ from supervising import Supervised, free_ports, port_options, rank_of
 from waiting import clients_leave, wait_for
 
 from deepseek_triton_client import Client, Retries, ServerUnavailable
-from deepseek_triton_tools.tritonserver import find_tritonserver
+from deepseek_triton_tools.host.tritonserver import find_tritonserver
 
 STUB = "triton_python_backend_stub"
 

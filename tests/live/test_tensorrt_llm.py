@@ -9,7 +9,7 @@ from supervising import free_ports
 from waiting import clients_leave, wait_for
 
 from deepseek_triton_client import Client
-from deepseek_triton_tools.tritonserver import find_tritonserver
+from deepseek_triton_tools.host.tritonserver import find_tritonserver
 
 
 def test_generate_and_stream_agree(trtllm):

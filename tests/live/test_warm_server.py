@@ -15,9 +15,9 @@ from live.conftest import serving
 from servers import dying_repository, url
 
 from deepseek_triton_client import AsyncClient, Client
-from deepseek_triton_tools.errors import ServerFailedError
-from deepseek_triton_tools.server_process import ServeOptions, ServerProcess
-from deepseek_triton_tools.warm_server import ServerWarmOptions, warm_server
+from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
+from deepseek_triton_tools.tool_errors import ServerFailedError
+from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
 
 DONE = (0, 3)
 """How steady a shared machine is, is not for these tests to say."""

@@ -12,8 +12,8 @@ from scraping import published, value
 from servers import build, change_yaml
 
 from deepseek_triton_client import Client
-from deepseek_triton_tools.errors import ServerFailedError
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
+from deepseek_triton_tools.tool_errors import ServerFailedError
 
 TOO_LONG = 1_000_000
 MAX_S = 2

@@ -9,8 +9,8 @@ import pytest
 from model_server import WAIT, Refusal, echo
 from terminal_session import CTRL_C, Terminal
 
-from deepseek_triton_tools import progress
-from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.generating import batch_progress
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_no_rows_are_no_answers(run, folder):
 
 
 def test_standard_input_and_output_will_do(model_server):
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "generate", "--url", model_server.url]
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "generate", "--url", model_server.url]
     command += ["--input", "-", "--output", "-"]
     done = subprocess.run(command, input='"grüß"\n"b"'.encode(), stdout=subprocess.PIPE, check=True)
 
@@ -344,7 +344,7 @@ def stopping_at(prompt):
 
 
 def start(model_server, *argv):
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "generate", "--url", model_server.url]
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "generate", "--url", model_server.url]
     return [*command, "--input", "in.jsonl", "--output", "out.jsonl", *argv]
 
 
@@ -403,7 +403,7 @@ def test_a_terminal_sees_how_far_it_is(model_server, folder):
 
 
 def test_elsewhere_a_line_now_and_then_says_it(run, monkeypatch):
-    monkeypatch.setattr(progress, "_PLAIN_S", 0.0)
+    monkeypatch.setattr(batch_progress, "_PLAIN_S", 0.0)
     lines = run(LINES)[2].splitlines()
 
     assert [line.partition(",")[0] for line in lines[:6]] == [f"{number}/6 done" for number in range(1, 7)]

@@ -9,8 +9,8 @@ from model_server import END, WAIT, Refusal, echo
 from terminal_session import CTRL_C, CTRL_D, Terminal
 
 from deepseek_triton_client import SamplingParams
-from deepseek_triton_tools.conversation import Conversation
-from deepseek_triton_tools.errors import ToolError
+from deepseek_triton_tools.generating.conversation import Conversation
+from deepseek_triton_tools.tool_errors import ToolError
 
 PROMPT = "> "
 
@@ -35,7 +35,7 @@ def pipe(model_server):
     """The same in a pipe: lines -> exit code, stdout, stderr."""
 
     def run(*lines, argv=()):
-        command = [sys.executable, "-m", "deepseek_triton_tools.cli", "chat", "--url", model_server.url, *argv]
+        command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "chat", "--url", model_server.url, *argv]
         text = "".join(f"{line}\n" for line in lines)
         done = subprocess.run(command, input=text.encode(), capture_output=True)
         return done.returncode, done.stdout.decode(), done.stderr.decode()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.cli.main import main
 
 MODEL_YAML = "tensorrt_llm/1/model.yaml"
 
@@ -133,7 +133,7 @@ def test_what_cant_be_checked_is_one_line(argv, code, expected, capsys):
 
 
 def test_the_exit_code_of_the_process(repository):
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "check", str(repository)]
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "check", str(repository)]
     assert subprocess.run(command, capture_output=True).returncode == 0
 
     edit(repository, "\nmax_num_tokens:", "\nmax_num_tokenz:")

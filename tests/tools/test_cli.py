@@ -11,17 +11,19 @@ from deepseek_triton_build.data.catalog import PRECISIONS, gpus, variants
 from deepseek_triton_build.data.catalog.profiles import profiles
 from deepseek_triton_build.data.releases import RELEASES, load_release
 from deepseek_triton_build.render.formats import FORMATS
-from deepseek_triton_tools.cli import _parser, main
-from deepseek_triton_tools.plan_request import plan_request
+from deepseek_triton_tools.cli.main import _parser, main
+from deepseek_triton_tools.cli.plan_options import plan_request
 
 
 def run(*argv):
-    return subprocess.run([sys.executable, "-m", "deepseek_triton_tools.cli", *argv], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "deepseek_triton_tools.cli.main", *argv], capture_output=True, text=True
+    )
 
 
 def test_help_names_every_verb_and_imports_nothing_heavy():
     program = (
-        "import sys\nfrom deepseek_triton_tools.cli import main\n"
+        "import sys\nfrom deepseek_triton_tools.cli.main import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n"
         "    print(sorted({'httpx', 'rich', 'yaml', 'numpy', 'torch'} & set(sys.modules)))"
     )

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from faked_machine import BASIC, GOOD_PROGRAMS, GOOD_RUNS, LDD, PYTHON, STUB, FakedMachine, nvidia_smi, topology
 
-from deepseek_triton_tools.diagnosis.capabilities import capabilities
-from deepseek_triton_tools.diagnosis.checks.software import ENTRY_POINT
-from deepseek_triton_tools.diagnosis.examine import examine
-from deepseek_triton_tools.diagnosis.expected import Container, Expected
-from deepseek_triton_tools.diagnosis.finding import Finding
-from deepseek_triton_tools.diagnosis.known_bad import KNOWN_BAD
-from deepseek_triton_tools.diagnosis.machine import Disk, Done, Interface, Process
-from deepseek_triton_tools.diagnosis.table import CHECKS
-from deepseek_triton_tools.warming.host_memory import CgroupMemory, HostMemory
+from deepseek_triton_tools.doctor.machine.capabilities import capabilities
+from deepseek_triton_tools.doctor.machine.check_table import CHECKS
+from deepseek_triton_tools.doctor.machine.checks.software import ENTRY_POINT
+from deepseek_triton_tools.doctor.machine.examine import examine
+from deepseek_triton_tools.doctor.machine.expected import Container, Expected
+from deepseek_triton_tools.doctor.machine.known_bad import KNOWN_BAD
+from deepseek_triton_tools.doctor.machine.machine import Disk, Done, Interface, Process
+from deepseek_triton_tools.doctor.machine.machine_finding import Finding
+from deepseek_triton_tools.host.host_memory import CgroupMemory, HostMemory
 
 GIB, MIB = 2**30, 2**20
 REFUSED = PermissionError(errno.EACCES, "Permission denied", "/where")

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from faked_machine import FakedMachine
 
-from deepseek_triton_tools import doctor as verb
-from deepseek_triton_tools.cli import main
-from deepseek_triton_tools.diagnosis.capabilities import CAPABILITIES
-from deepseek_triton_tools.diagnosis.known_bad import KNOWN_BAD
-from deepseek_triton_tools.diagnosis.machine import Done, Python
-from deepseek_triton_tools.diagnosis.table import CHECKS, rows
+from deepseek_triton_tools.cli import doctor as verb
+from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.doctor.machine.capabilities import CAPABILITIES
+from deepseek_triton_tools.doctor.machine.check_table import CHECKS, rows
+from deepseek_triton_tools.doctor.machine.known_bad import KNOWN_BAD
+from deepseek_triton_tools.doctor.machine.machine import Done, Python
 
 ROOT = Path(__file__).parents[2]
 LEVELS = {"ok", "skipped", "note", "warning", "error"}

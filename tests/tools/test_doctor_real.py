@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
-from deepseek_triton_tools.diagnosis import real
-from deepseek_triton_tools.diagnosis.examine import examine, report_from_json, report_to_json
-from deepseek_triton_tools.diagnosis.expected import Container, Expected, from_json, to_json
-from deepseek_triton_tools.diagnosis.hosts import bootstrap, visit_by
-from deepseek_triton_tools.diagnosis.machine import NOT_FOUND
-from deepseek_triton_tools.diagnosis.packing import BOOTSTRAP, EXPECTED, MARK, pack
-from deepseek_triton_tools.diagnosis.real import RealMachine
-from deepseek_triton_tools.diagnosis.table import CHECKS
+from deepseek_triton_tools.doctor.hosts import bootstrap, visit_by
+from deepseek_triton_tools.doctor.machine import real_machine
+from deepseek_triton_tools.doctor.machine.check_table import CHECKS
+from deepseek_triton_tools.doctor.machine.examine import examine, report_from_json, report_to_json
+from deepseek_triton_tools.doctor.machine.expected import Container, Expected, from_json, to_json
+from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND
+from deepseek_triton_tools.doctor.machine.real_machine import RealMachine
+from deepseek_triton_tools.doctor.machine.remote import EXPECTED, MARK
+from deepseek_triton_tools.doctor.packing import BOOTSTRAP, pack
 
 BARE = [sys.executable, "-I", "-S", "-c", BOOTSTRAP]
 """Without site-packages: nothing of this project, and nothing else."""
@@ -110,7 +111,7 @@ def test_a_program_runs_once_and_is_killed_with_its_children(tmp_path: Path) -> 
 def test_a_program_that_can_t_be_killed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As nvidia-smi when its driver hangs."""
     monkeypatch.setattr(os, "killpg", lambda *_: None)
-    monkeypatch.setattr(real, "_KILLED_WITHIN_S", 0.1)
+    monkeypatch.setattr(real_machine, "_KILLED_WITHIN_S", 0.1)
 
     done = RealMachine().run("sh", "-c", f"echo $$ > {tmp_path}/pid; echo first; exec sleep 60", timeout_s=0.5)
 
@@ -125,8 +126,8 @@ def test_what_a_repository_holds_besides_is_not_read_to_its_end(tmp_path: Path) 
     with (tmp_path / "model-00001.safetensors").open("wb") as file:
         file.truncate(2**40)
     script = (
-        "import sys; from deepseek_triton_tools.diagnosis.real import RealMachine\n"
-        "from deepseek_triton_tools.diagnosis.checks.storage import repository_digest\n"
+        "import sys; from deepseek_triton_tools.doctor.machine.real_machine import RealMachine\n"
+        "from deepseek_triton_tools.doctor.machine.checks.storage import repository_digest\n"
         "print(repository_digest(RealMachine(), sys.argv[1]))"
     )
 
@@ -205,7 +206,7 @@ def test_files(tmp_path: Path) -> None:
 def test_limits_are_numbers_or_none() -> None:
     script = (
         "import resource, json; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))\n"
-        "from deepseek_triton_tools.diagnosis.real import RealMachine\n"
+        "from deepseek_triton_tools.doctor.machine.real_machine import RealMachine\n"
         "print(json.dumps(RealMachine().limit('nofile')))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

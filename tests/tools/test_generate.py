@@ -12,7 +12,7 @@ import pytest
 from model_server import END, WAIT, Refusal, saying
 from terminal_session import CTRL_C, Terminal
 
-from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.cli.main import main
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_the_text_is_shown_as_it_comes(model_server):
         yield {"text_output": "two", **END, "num_output_tokens": 2}
 
     model_server.answer = answer
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "generate", "hi", "--url", model_server.url]
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "generate", "hi", "--url", model_server.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert os.read(process.stdout.fileno(), 100) == b"one "
         model_server.release.set()
@@ -328,7 +328,7 @@ def test_a_reader_that_leaves_cancels(model_server):
         yield WAIT
 
     model_server.answer = goes_on
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "generate", "hi", "--url", model_server.url]
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "generate", "hi", "--url", model_server.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert os.read(process.stdout.fileno(), 100) == b"half"
         process.stdout.close()
@@ -339,7 +339,7 @@ def test_a_reader_that_leaves_cancels(model_server):
 
 def test_a_signal_to_stop_is_no_traceback(model_server):
     model_server.answer = half_and_wait
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "generate", "hi", "--url", model_server.url]
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "generate", "hi", "--url", model_server.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert os.read(process.stdout.fileno(), 100) == b"half"
         process.send_signal(signal.SIGINT)

@@ -8,9 +8,9 @@ import pytest
 
 from deepseek_backend import contract
 from deepseek_triton_client import SamplingParams
-from deepseek_triton_tools.cli import _parser, main
-from deepseek_triton_tools.errors import ToolError
-from deepseek_triton_tools.sampling_options import assigned, sampling_fields
+from deepseek_triton_tools.cli.main import _parser, main
+from deepseek_triton_tools.cli.sampling_options import assigned, sampling_fields
+from deepseek_triton_tools.tool_errors import ToolError
 
 FIELDS = {field.name: field.metadata for field in dataclasses.fields(SamplingParams)}
 RANGES = {each.name: each for each in (*contract.SAMPLING_FIELDS, *contract.REQUEST_FIELDS)}
@@ -97,7 +97,7 @@ def test_an_assignment_that_is_none_is_refused(typed):
 
 def test_the_limits_are_given_in_seconds(model_server, monkeypatch):
     """All four, as the client is made with them."""
-    from deepseek_triton_tools import client_options
+    from deepseek_triton_tools.cli import client_options
 
     made = []
     monkeypatch.setattr("deepseek_triton_client.Client", lambda url, **settings: made.append((url, settings)))

@@ -1,28 +1,27 @@
 import pytest
 
-from deepseek_triton_tools import generated
-from deepseek_triton_tools.generated import generated_files
+from deepseek_triton_tools import generated_files as module
 
 
 def test_generated_files_are_what_the_sources_say():
     """`make generated` writes them again."""
-    assert [str(path) for path, content in generated_files().items() if path.read_bytes() != content] == []
+    assert [str(path) for path, content in module.generated_files().items() if path.read_bytes() != content] == []
 
 
 def test_make_generated_writes_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(generated, "generated_files", lambda: {tmp_path / "page.md": b"as it is now"})
+    monkeypatch.setattr(module, "generated_files", lambda: {tmp_path / "page.md": b"as it is now"})
 
-    generated.main([])
+    module.main([])
 
     assert (tmp_path / "page.md").read_bytes() == b"as it is now"
 
 
 @pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("--check", 2), ("docs", 2)])
 def test_with_any_argument_nothing_is_written(argument, status, monkeypatch, capsys):
-    monkeypatch.setattr(generated, "generated_files", lambda: pytest.fail("it was about to write"))
+    monkeypatch.setattr(module, "generated_files", lambda: pytest.fail("it was about to write"))
 
     with pytest.raises(SystemExit) as ended:
-        generated.main([argument])
+        module.main([argument])
 
     assert ended.value.code == status
     said = "".join(capsys.readouterr())

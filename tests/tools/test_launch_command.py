@@ -13,12 +13,12 @@ from recording import become_by, recording
 
 from deepseek_launcher.server_processes import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S
 from deepseek_triton_build.text import plain
-from deepseek_triton_tools.cli import _parser, main
-from deepseek_triton_tools.launch import FORMS
-from deepseek_triton_tools.launch_arguments import FORMS as FORM_NAMES
-from deepseek_triton_tools.launch_options import FORM_OPTIONS, OTHERS
-from deepseek_triton_tools.launching.facts import facts_of
-from deepseek_triton_tools.launching.options import LaunchOptions
+from deepseek_triton_tools.cli.launch import FORMS
+from deepseek_triton_tools.cli.launch_arguments import FORMS as FORM_NAMES
+from deepseek_triton_tools.cli.launch_options import FORM_OPTIONS, OTHERS
+from deepseek_triton_tools.cli.main import _parser, main
+from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.repository.launch_facts import facts_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILDS = {
@@ -251,7 +251,7 @@ def test_what_follows_two_dashes_is_the_servers(built, monkeypatch, capsys):
 
 def test_help_is_quick_to_import():
     program = (
-        "import sys\nfrom deepseek_triton_tools.cli import main\n"
+        "import sys\nfrom deepseek_triton_tools.cli.main import main\n"
         "try:\n    main(['launch', '--help'])\nexcept SystemExit:\n"
         "    print(sorted({'httpx', 'rich', 'yaml', 'deepseek_triton_build'} & set(sys.modules)))"
     )
@@ -329,7 +329,7 @@ def test_stop_and_list_are_the_supervisors(argv, expected, monkeypatch, tmp_path
     assert words == [word.format(cwd=tmp_path) for word in expected]
 
 
-LIST = [sys.executable, "-m", "deepseek_triton_tools.cli", "launch", "list", "--json"]
+LIST = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "launch", "list", "--json"]
 
 
 def test_list_says_what_runs(tmp_path):

@@ -10,7 +10,7 @@ from bench.synthetic_checkpoint import make_checkpoint
 from recording import become_by, recording
 from supervising import free_ports, port_options
 
-from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import kernel_caches
 from deepseek_triton_tools.launching.stop_times import StopTimes
 

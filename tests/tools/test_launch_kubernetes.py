@@ -21,14 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_build.arithmetic.load_time import ENGINE_START_S
-from deepseek_triton_tools.cli import main
-from deepseek_triton_tools.errors import RepositoryError, ToolError
+from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import kubernetes
 from deepseek_triton_tools.launching.config_map import MAX_BYTES, data_lines, repository_files
-from deepseek_triton_tools.launching.facts import facts_of
-from deepseek_triton_tools.launching.kubernetes_options import KubernetesOptions
-from deepseek_triton_tools.launching.options import LaunchOptions
+from deepseek_triton_tools.launching.kubernetes_settings import KubernetesOptions
+from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.stop_times import StopTimes
+from deepseek_triton_tools.repository.launch_facts import facts_of
+from deepseek_triton_tools.tool_errors import RepositoryError, ToolError
 
 GIB = 2**30
 R1_BYTES = 688574839360

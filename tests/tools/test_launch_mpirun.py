@@ -10,7 +10,7 @@ import pytest
 from recording import become_by, recording
 from supervising import free_ports, port_options
 
-from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import mpirun
 
 

@@ -9,7 +9,7 @@ import pytest
 from recording import recording
 from supervising import free_ports, port_options
 
-from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import kernel_caches, slurm
 from deepseek_triton_tools.launching.stop_times import StopTimes
 
@@ -233,7 +233,7 @@ def test_submit_hands_the_script_to_sbatch(script, built, tmp_path, monkeypatch)
     sbatch = recording(tmp_path / "bin", "sbatch", reads=True, after="print(4711)")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     text = script("r1x2", "--time", "1-0")
-    verb = [sys.executable, "-m", "deepseek_triton_tools.cli", "launch", str(built / "r1x2"), "--with", "slurm"]
+    verb = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "launch", str(built / "r1x2"), "--with", "slurm"]
     done = subprocess.run([*verb, "--time", "1-0", "--submit"], stdout=subprocess.PIPE, text=True)
 
     [call] = sbatch.calls

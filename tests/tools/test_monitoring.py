@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from deepseek_backend.metrics.backend_metrics import COMMON_LABELS, FAMILIES, PREFIX, Family
-from deepseek_triton_tools.server_process import ServeOptions
+from deepseek_triton_tools.server.server_process import ServeOptions
 
 MONITORING = Path(__file__).resolve().parents[2] / "tools" / "monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))

@@ -37,7 +37,7 @@ def test_the_wheel_holds_every_package_and_the_model_repository(wheel):
         "deepseek_triton_build/planning/plan.py",
         "deepseek_triton_build/data/catalog/variants.yaml",
         "deepseek_triton_build/data/releases/1.2.1.yaml",
-        "deepseek_triton_tools/cli.py",
+        "deepseek_triton_tools/cli/main.py",
         "deepseek_triton_tools/monitoring/grafana-dashboard.json",
         "deepseek_triton_build/model_repository/tensorrt_llm/config.pbtxt",
         "deepseek_triton_build/model_repository/tensorrt_llm/1/model.py",
@@ -79,7 +79,7 @@ class Environment:
 
     def run(self, *argv, **options):
         """The command line; nothing of this environment is on the path."""
-        command = [self.bin / "python", "-I", "-m", "deepseek_triton_tools.cli", *argv]
+        command = [self.bin / "python", "-I", "-m", "deepseek_triton_tools.cli.main", *argv]
         return subprocess.run(command, capture_output=True, text=True, env={"PATH": ""}, **options)
 
     def python(self, program):
@@ -175,4 +175,4 @@ def test_a_fresh_environment_generates_a_repository_from_the_wheel(wheel, tmp_pa
 def test_the_wheel_installs_the_command(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
-        assert "deepseek-triton = deepseek_triton_tools.cli:main" in archive.read(name).decode()
+        assert "deepseek-triton = deepseek_triton_tools.cli.main:main" in archive.read(name).decode()

@@ -7,7 +7,7 @@ from collections import namedtuple
 
 import pytest
 
-from deepseek_triton_tools import preflight
+from deepseek_triton_tools.host import preflight
 
 VersionInfo = namedtuple("VersionInfo", "major minor micro releaselevel serial")
 

@@ -19,13 +19,14 @@ import httpx
 import pytest
 from waiting import clients_leave
 
-from deepseek_triton_tools import ports, server_process
-from deepseek_triton_tools import serve as serve_module
-from deepseek_triton_tools.errors import PortError, RepositoryError, ServerFailedError, ToolError
-from deepseek_triton_tools.ports import claim_ports
-from deepseek_triton_tools.processes import kill_all, session_members
-from deepseek_triton_tools.serve import serve
-from deepseek_triton_tools.server_process import ServeOptions, ServerProcess
+from deepseek_triton_tools.cli import serve as serve_module
+from deepseek_triton_tools.cli.serve import serve
+from deepseek_triton_tools.host import free_ports
+from deepseek_triton_tools.host.free_ports import claim_ports
+from deepseek_triton_tools.host.sessions import kill_all, session_members
+from deepseek_triton_tools.server import server_process
+from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
+from deepseek_triton_tools.tool_errors import PortError, RepositoryError, ServerFailedError, ToolError
 
 CONFIG = """\
 backend: "python"
@@ -53,9 +54,9 @@ class TritonPythonModel:
 PROGRAM = """\
 import sys
 from pathlib import Path
-from deepseek_triton_tools.errors import ToolError
-from deepseek_triton_tools.serve import serve
-from deepseek_triton_tools.server_process import ServeOptions
+from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.cli.serve import serve
+from deepseek_triton_tools.server.server_process import ServeOptions
 
 repository, log = map(Path, sys.argv[1:])
 auto = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
@@ -87,8 +88,8 @@ def repository(tmp_path: Path) -> Path:
 
 
 def automatic(repository: Path, **options: object) -> ServeOptions:
-    ports = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
-    return ServeOptions(repository=repository, **{**ports, **options})
+    free_ports = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
+    return ServeOptions(repository=repository, **{**free_ports, **options})
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -319,9 +320,11 @@ def test_a_port_that_another_server_is_going_to_take_is_refused_and_not_chosen(m
     with pytest.raises(PortError, match=f"port {first.http} is spoken for"):
         claim_ports("127.0.0.1", first.http, "auto", "auto")
     given = [first.http, first.metrics]
-    automatic = ports._automatic
+    automatic = free_ports._automatic
     monkeypatch.setattr(
-        ports, "_automatic", lambda host, _: socket.create_server((host, given.pop())) if given else automatic(host, _)
+        free_ports,
+        "_automatic",
+        lambda host, _: socket.create_server((host, given.pop())) if given else automatic(host, _),
     )
     second = claim_ports("127.0.0.1", "auto", "auto", "auto")
 

@@ -15,7 +15,7 @@ BUFFERING = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "u
 def run(argv, stdout, *, unbuffered="", **options):
     """The command line with `stdout` as its standard output."""
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli", *argv]
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", *argv]
     return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, **options)
 
 
@@ -88,7 +88,7 @@ def test_a_closed_stream_is_no_failure(closed, broken_repository):
         (["check", str(broken_repository), "--trtllm", "1.2.1"], 1),
         (["plan", "x"], 2),
     ):
-        command = [sys.executable, "-m", "deepseek_triton_tools.cli", *argv]
+        command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", *argv]
         done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], capture_output=True, text=True)
         assert done.returncode == code
         assert "Traceback" not in done.stderr
@@ -97,7 +97,7 @@ def test_a_closed_stream_is_no_failure(closed, broken_repository):
 def test_an_error_that_nobody_reads_keeps_its_code():
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "deepseek_triton_tools.cli", "plan", "deepsek-r1"]
+    command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "plan", "deepsek-r1"]
     assert subprocess.run(command, stderr=writing).returncode == 2
     os.close(writing)
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from deepseek_triton_tools import preflight, tritonserver
-from deepseek_triton_tools.errors import InstallationError
-from deepseek_triton_tools.server_log import LogLine, failure_cause, parse_log_line
-from deepseek_triton_tools.tritonserver import find_tritonserver
+from deepseek_triton_tools.host import preflight, tritonserver
+from deepseek_triton_tools.host.tritonserver import find_tritonserver
+from deepseek_triton_tools.server.server_log import LogLine, failure_cause, parse_log_line
+from deepseek_triton_tools.tool_errors import InstallationError
 
 STUB = "triton_python_backend_stub"
 

@@ -5,8 +5,8 @@ import pytest
 from deepseek_triton_build.data.catalog import gpus, variants
 from deepseek_triton_build.data.catalog.profiles import profiles
 from deepseek_triton_build.data.releases import RELEASES
-from deepseek_triton_tools import tables
-from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.terminal import tables
 
 
 def printed_by(capsys, *argv):

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
 from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_tools.errors import CheckpointError
-from deepseek_triton_tools.warming.checkpoint import (
+from deepseek_triton_tools.repository.checkpoint_files import (
     Checkpoint,
     WeightFile,
     files_of_share,
     find_checkpoints,
     find_damage,
 )
-from deepseek_triton_tools.warming.options import Share
+from deepseek_triton_tools.tool_errors import CheckpointError
+from deepseek_triton_tools.warming.warm_options import Share
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

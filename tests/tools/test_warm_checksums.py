@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from deepseek_triton_tools.errors import CheckpointError
-from deepseek_triton_tools.warming.checkpoint import find_checkpoints
-from deepseek_triton_tools.warming.checksums import expected_checksums
+from deepseek_triton_tools.repository.checkpoint_files import find_checkpoints
+from deepseek_triton_tools.tool_errors import CheckpointError
+from deepseek_triton_tools.warming.checkpoint.checksums import expected_checksums
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 

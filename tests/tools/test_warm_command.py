@@ -15,8 +15,8 @@ import pytest
 from bench.synthetic_checkpoint import make_checkpoint
 from waiting import PATIENCE_S, wait_for
 
-from deepseek_triton_tools import arguments
-from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.cli import parsing
+from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.warming import take_survey
 
 
@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 
 def command(*argv):
-    return [sys.executable, "-m", "deepseek_triton_tools.cli", "warm", *map(str, argv)]
+    return [sys.executable, "-m", "deepseek_triton_tools.cli.main", "warm", *map(str, argv)]
 
 
 def run(*argv, **options):
@@ -79,7 +79,7 @@ def cut_off(path, num_bytes):
     ],
 )
 def test_a_size(text, num_bytes):
-    assert arguments.size(text) == num_bytes
+    assert parsing.size(text) == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1G", "1e9", "64GiBs", "64 bits", "0", "0.1", "nan", "1,5T"])
@@ -365,7 +365,9 @@ def test_a_command_that_turns_out_to_be_no_program_is_126(folder, hold, tmp_path
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write")
 def test_a_folder_that_cannot_be_written_to_is_said_at_once():
-    script = "import os, sys, pathlib; from deepseek_triton_tools.notify import ReadyFile; os.setuid(65534); "
+    script = (
+        "import os, sys, pathlib; from deepseek_triton_tools.host.readiness_notice import ReadyFile; os.setuid(65534); "
+    )
     script += "ReadyFile(pathlib.Path(sys.argv[1]))"
     with tempfile.TemporaryDirectory() as closed:  # pytest's own are for one user
         os.chmod(closed, 0o755)
@@ -404,7 +406,9 @@ def test_a_signal_ends_it_with_what_was_done(folder, signum, hold, code):
 
 
 def test_who_does_not_stop_is_ended_by_a_second_signal():
-    script = "from deepseek_triton_tools.stopping import Stop\nwith Stop() as stop:\n print(flush=True)\n while 1: "
+    script = (
+        "from deepseek_triton_tools.host.stop_signals import Stop\nwith Stop() as stop:\n print(flush=True)\n while 1: "
+    )
     script += "stop.event.wait() and print(flush=True); stop.event.clear()"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
         for _ in range(2):

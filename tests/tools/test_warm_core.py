@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 from mounting import mounted
 
+from deepseek_triton_tools.host.host_memory import read_host_memory
 from deepseek_triton_tools.warming import Progress, Share, Survey, WarmOptions, WarmResult, examine, take_survey, warm
 from deepseek_triton_tools.warming.evicting import evict_all
-from deepseek_triton_tools.warming.host_memory import read_host_memory
-from deepseek_triton_tools.warming.pace import Pace
-from deepseek_triton_tools.warming.reading import BUFFER, STEP
-from deepseek_triton_tools.warming.residency import evict, resident_bytes
+from deepseek_triton_tools.warming.pagecache.pace import Pace
+from deepseek_triton_tools.warming.pagecache.reading import BUFFER, STEP
+from deepseek_triton_tools.warming.pagecache.residency import evict, resident_bytes
 from deepseek_triton_tools.warming.transfer import SEGMENT, Transfer
 
 SIZE = 3 * BUFFER + 4097
@@ -122,7 +122,7 @@ def test_a_file_longer_than_a_segment_is_shared_by_threads_and_whole(tmp_path: P
 
 
 def test_an_empty_checkpoint_folder_is_refused(tmp_path: Path) -> None:
-    from deepseek_triton_tools.errors import CheckpointError
+    from deepseek_triton_tools.tool_errors import CheckpointError
 
     with pytest.raises(CheckpointError, match="safetensors"):
         survey_of(tmp_path)
@@ -479,7 +479,7 @@ def test_what_lies_in_memory_anyway_needs_no_room(checkpoint: Path) -> None:
 def test_what_is_there_already_needs_no_room(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warmed(checkpoint)
     memory = replace(read_host_memory(), available=SIZE)  # as where the pages are locked
-    monkeypatch.setattr("deepseek_triton_tools.warming.survey.read_host_memory", lambda: memory)
+    monkeypatch.setattr("deepseek_triton_tools.warming.checkpoint.survey.read_host_memory", lambda: memory)
     survey = survey_of(checkpoint)
     assert (survey.lacking, len(survey.chosen)) == (0, 4)
 
@@ -494,9 +494,9 @@ def test_every_problem_of_the_index_is_told(checkpoint: Path) -> None:
 
 _THREADS = """
 import resource, sys
-from deepseek_triton_tools.errors import ToolError
+from deepseek_triton_tools.tool_errors import ToolError
 from deepseek_triton_tools.warming import WarmOptions, take_survey, warm
-from deepseek_triton_tools.warming.checking import Check
+from deepseek_triton_tools.warming.damage_check import Check
 survey = take_survey(sys.argv[1], WarmOptions(jobs=8))
 start = __import__("threading").Thread.start
 allowed = iter([True] * int(sys.argv[2]))

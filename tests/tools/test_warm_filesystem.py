@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mounting import loop_image, mounted, overlay
 
-from deepseek_triton_tools.warming.filesystem import (
+from deepseek_triton_tools.host.mounts import mount_at
+from deepseek_triton_tools.warming.pagecache.filesystem import (
     ENOUGH_READ_AHEAD_KB,
     MOST_JOBS,
     READ_AHEAD,
@@ -22,7 +23,6 @@ from deepseek_triton_tools.warming.filesystem import (
     parse_mountinfo,
     read_mounts,
 )
-from deepseek_triton_tools.warming.mounts import mount_at
 
 SAMPLES = Path(__file__).parent / "samples"
 STORAGE = (SAMPLES / "storage.mountinfo").read_text()

@@ -18,9 +18,9 @@ from bench.synthetic_checkpoint import make_checkpoint
 from waiting import wait_for
 
 from deepseek_triton_build.arithmetic.load_time import ENGINE_START_S
-from deepseek_triton_tools.cli import main
+from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.warming import forms, take_survey
-from deepseek_triton_tools.warming.residency import evict
+from deepseek_triton_tools.warming.pagecache.residency import evict
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("init-container", "systemd", "slurm-prolog")

@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 from bench.synthetic_checkpoint import make_checkpoint
 
-from deepseek_triton_tools.cli import main
-from deepseek_triton_tools.errors import LockError
+from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.host.host_memory import HostMemory
+from deepseek_triton_tools.tool_errors import LockError
 from deepseek_triton_tools.warming import WarmOptions, take_survey, warm
 from deepseek_triton_tools.warming.hold import check_hold, hold
-from deepseek_triton_tools.warming.host_memory import HostMemory
-from deepseek_triton_tools.warming.locking import LockedFiles, allow_locking
-from deepseek_triton_tools.warming.residency import evict, resident_bytes
+from deepseek_triton_tools.warming.pagecache.locking import LockedFiles, allow_locking
+from deepseek_triton_tools.warming.pagecache.residency import evict, resident_bytes
 
 PATIENCE_S = 60
 PERIOD_S = 0.02
@@ -124,7 +124,16 @@ def run_without_the_right(folder, mode, limit):
     if not shutil.which("setpriv") or not shutil.which("prlimit"):
         pytest.skip("setpriv and prlimit are needed to take a right away")
     drop = ["setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock"]
-    verb = [sys.executable, "-m", "deepseek_triton_tools.cli", "warm", str(folder), f"--hold={mode}", "--then", "true"]
+    verb = [
+        sys.executable,
+        "-m",
+        "deepseek_triton_tools.cli.main",
+        "warm",
+        str(folder),
+        f"--hold={mode}",
+        "--then",
+        "true",
+    ]
     done = subprocess.run(
         [*drop, "prlimit", f"--memlock={limit}", *verb], capture_output=True, text=True, timeout=PATIENCE_S
     )
@@ -266,11 +275,11 @@ class Unheld:
         # Of a user namespace only the attempt tells that locking is not allowed.
         self._late = late
         monkeypatch.setattr("deepseek_triton_tools.warming.hold.allow_locking", refuse_to_lock)
-        monkeypatch.setattr("deepseek_triton_tools.warm.take_survey", lambda *args: unknown(take_survey(*args)))
+        monkeypatch.setattr("deepseek_triton_tools.cli.warm.take_survey", lambda *args: unknown(take_survey(*args)))
         if late:
-            monkeypatch.setattr("deepseek_triton_tools.warm.check_hold", lambda *_: None)
+            monkeypatch.setattr("deepseek_triton_tools.cli.warm.check_hold", lambda *_: None)
         self.ran = []
-        monkeypatch.setattr("deepseek_triton_tools.warm.run_instead", self.ran.append)
+        monkeypatch.setattr("deepseek_triton_tools.cli.warm.run_instead", self.ran.append)
 
 
 @pytest.mark.parametrize("late", [False, True])

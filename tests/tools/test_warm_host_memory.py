@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from deepseek_triton_tools.warming.host_memory import CgroupMemory, HostMemory, read_host_memory
-from deepseek_triton_tools.warming.residency import evict
+from deepseek_triton_tools.host.host_memory import CgroupMemory, HostMemory, read_host_memory
+from deepseek_triton_tools.warming.pagecache.residency import evict
 
 GIB = 2**30
 MIB = 2**20
@@ -287,7 +287,7 @@ LIMIT = 64 * MIB
 IN_IT = """
 import json, os, sys
 from pathlib import Path
-from deepseek_triton_tools.warming.host_memory import read_host_memory
+from deepseek_triton_tools.host.host_memory import read_host_memory
 
 def tell():
     memory = read_host_memory()

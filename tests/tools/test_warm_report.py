@@ -10,15 +10,16 @@ from bench.synthetic_checkpoint import make_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools import arguments
-from deepseek_triton_tools.sizes import about, part_of, sized
-from deepseek_triton_tools.tables import plain_lines
-from deepseek_triton_tools.warming import Share, Stall, WarmOptions, report, take_survey, warm
-from deepseek_triton_tools.warming.document import SCHEMA, result_document, survey_document
-from deepseek_triton_tools.warming.host_memory import CgroupMemory, HostMemory
-from deepseek_triton_tools.warming.progress import ProgressView, progress_line, stall_line
-from deepseek_triton_tools.warming.residency import evict
-from deepseek_triton_tools.warming.survey import BUDGET_SHARE
+from deepseek_triton_tools.cli import parsing
+from deepseek_triton_tools.host.host_memory import CgroupMemory, HostMemory
+from deepseek_triton_tools.host.units import about, part_of, sized
+from deepseek_triton_tools.terminal.tables import plain_lines
+from deepseek_triton_tools.warming import Share, Stall, WarmOptions, take_survey, warm
+from deepseek_triton_tools.warming.checkpoint.survey import BUDGET_SHARE
+from deepseek_triton_tools.warming.pagecache.residency import evict
+from deepseek_triton_tools.warming.report import report
+from deepseek_triton_tools.warming.report.document import SCHEMA, result_document, survey_document
+from deepseek_triton_tools.warming.report.progress_view import ProgressView, progress_line, stall_line
 from deepseek_triton_tools.warming.transfer import Problem
 from deepseek_triton_tools.warming.warming import Progress
 
@@ -137,7 +138,7 @@ def asked(ways, before, after=None):
     """The size between two words."""
     if before not in ways:
         return None
-    return arguments.size(ways.partition(before)[2].split(" ")[0])
+    return parsing.size(ways.partition(before)[2].split(" ")[0])
 
 
 def given_by(ways, memory):
@@ -146,7 +147,7 @@ def given_by(ways, memory):
         memory = replace(memory, cgroups=tuple(replace(each, limit=limit) for each in memory.cgroups))
         yield memory
     if "more available memory" in ways:
-        more = arguments.size(ways.removesuffix(" more available memory").split(" ")[-1])
+        more = parsing.size(ways.removesuffix(" more available memory").split(" ")[-1])
         yield replace(memory, available=memory.available + more)
 
 

@@ -23,14 +23,15 @@ from contract_metadata import METADATA
 from model_server import END, WAIT, Refusal
 
 from deepseek_triton_client import AsyncClient, ModelMetadata, Readiness, TensorMetadata
-from deepseek_triton_tools import server_rounds, server_shapes, server_waiting
-from deepseek_triton_tools.errors import RepositoryError, ServerFailedError, ToolError
-from deepseek_triton_tools.server_rounds import Asking, Round, ShapeResult, is_steady
-from deepseek_triton_tools.server_shapes import Shape, planned_shapes
-from deepseek_triton_tools.server_waiting import LogFollower, Waiting
-from deepseek_triton_tools.server_warmth import Warmth, duration, summary
-from deepseek_triton_tools.status_line import StatusLine
-from deepseek_triton_tools.warm_server import ServerWarmOptions, warm_server
+from deepseek_triton_tools.server import waiting
+from deepseek_triton_tools.server.waiting import LogFollower, Waiting
+from deepseek_triton_tools.terminal.status_line import StatusLine
+from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError
+from deepseek_triton_tools.warming.server import rounds, shapes
+from deepseek_triton_tools.warming.server.rounds import Asking, Round, ShapeResult, is_steady
+from deepseek_triton_tools.warming.server.shapes import Shape, planned_shapes
+from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
+from deepseek_triton_tools.warming.server.warmth import Warmth, duration, summary
 
 FAILED = """\
 E1121 12:42:09.142789 49 model_lifecycle.cc:642] "failed to load 'tensorrt_llm' version 1: Internal: no GPU"
@@ -40,7 +41,7 @@ PROGRAM = """\
 import functools, resource, sys
 from pathlib import Path
 from deepseek_triton_client import AsyncClient
-from deepseek_triton_tools.warm_server import ServerWarmOptions, warm_server
+from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
 
 url, ready_file, num_requests, max_files = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 if max_files:
@@ -294,7 +295,7 @@ def test_a_server_that_takes_no_shape_at_all_is_not_warm(model_server, run, tmp_
 
 @pytest.fixture
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(server_rounds, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(rounds, "_FIRST_PAUSE_S", 0.01)
 
 
 def test_a_full_server_is_asked_for_less_and_no_more_for_later_shapes(model_server, run, short_pauses):
@@ -346,7 +347,7 @@ def test_a_server_that_stays_full_leaves_a_shape_out_and_is_let_alone(model_serv
     assert statuses(done) == ["left out", "steady"]
     assert "max_inflight_tokens is 20" in done.document["shapes"][0]["reason"]
     # Three in the first round, and then one at a time.
-    assert sum(length(body) == 16 for body in model_server.bodies) == 3 + server_rounds._FULL_ROUNDS - 1
+    assert sum(length(body) == 16 for body in model_server.bodies) == 3 + rounds._FULL_ROUNDS - 1
 
 
 def test_a_server_that_is_full_all_the_time_is_not_steady_but_has_not_failed(model_server, run, short_pauses):
@@ -461,7 +462,7 @@ def test_a_torn_stream_of_a_server_that_is_no_longer_ready_is_a_failure(model_se
 
 
 def test_over_http_more_at_once_than_tritons_front_end_stands_are_not_asked(model_server, run, monkeypatch):
-    monkeypatch.setattr(server_rounds, "MOST_OVER_HTTP", 3)
+    monkeypatch.setattr(rounds, "MOST_OVER_HTTP", 3)
     model_server.answer = warm
     done = run(batch_sizes=(3, 4), input_lengths=(8,))
 
@@ -524,7 +525,7 @@ class Front(ThreadingHTTPServer):
 
 @pytest.fixture
 def frequent_looks(monkeypatch):
-    monkeypatch.setattr(server_waiting, "_MISSING_PERIOD_S", 0.05)
+    monkeypatch.setattr(waiting, "_MISSING_PERIOD_S", 0.05)
 
 
 NOT_FOUND = "Request for unknown model: 'tensorrt_llm' is not found"
@@ -691,7 +692,7 @@ def test_other_engines_and_unknown_servers_get_modest_shapes_and_are_told_so(tmp
     write_yaml(tmp_path, {"model": "tiny", "triton_config": {"engine": "simulated"}})
 
     for planned in (planned_shapes("tensorrt_llm", repository=tmp_path), planned_shapes("tensorrt_llm")):
-        assert max(pairs(planned)) == (max(server_shapes.MODEST_BATCH_SIZES), max(server_shapes.MODEST_INPUT_LENGTHS))
+        assert max(pairs(planned)) == (max(shapes.MODEST_BATCH_SIZES), max(shapes.MODEST_INPUT_LENGTHS))
         assert "a modest choice, because" in planned.source
 
 

@@ -18,7 +18,7 @@ from bench.client_load.contenders import CONTENDERS, Ask, Asked, AsyncAsk, Drive
 from bench.client_load.measures import Sample
 from bench.client_load.serving import machine_cpu_s, server_cpu_s
 
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 _WARM_UP_TOKENS = 4
 _WARM_UP_ROUNDS = 2

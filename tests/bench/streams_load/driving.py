@@ -21,7 +21,7 @@ from bench.streams_load.client import Share, client_process
 from bench.streams_load.measures import Measures, Used, measure
 from bench.streams_load.serving import PROMPT, chars_per_token, consume_engine, make_repository
 
-from deepseek_triton_tools.server_process import ServerProcess
+from deepseek_triton_tools.server.server_process import ServerProcess
 
 _AGREED_S = 0.3
 """From the last client's word that it is ready to the start."""

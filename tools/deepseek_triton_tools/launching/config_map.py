@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepseek_triton_build.text import plain
-from deepseek_triton_tools.errors import RepositoryError
-from deepseek_triton_tools.sizes import sized
+from deepseek_triton_tools.host.units import sized
+from deepseek_triton_tools.tool_errors import RepositoryError
 
 MAX_BYTES = 2**20
 """Of all values together (kubernetes.io, ConfigMaps: "The data stored in a ConfigMap cannot exceed 1 MiB")."""

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from deepseek_triton_build.render.yaml_text import comment, one_line
 from deepseek_triton_build.text import plain
+from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.launching import kernel_caches, script
-from deepseek_triton_tools.launching.facts import LaunchFacts
-from deepseek_triton_tools.launching.options import LaunchOptions
-from deepseek_triton_tools.sizes import sized
+from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
 Part = tuple[Sequence[str], str]
 """Words of the command, and why they are there."""

@@ -20,17 +20,17 @@ from deepseek_triton_build.check.documents import read_yaml
 from deepseek_triton_build.render.yaml_text import flow, one_line
 from deepseek_triton_build.text import plain
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.errors import ToolError
+from deepseek_triton_tools.host.units import about, sized
 from deepseek_triton_tools.launching import script
 from deepseek_triton_tools.launching.config_map import RepositoryFile, content_hash, data_lines, repository_files
-from deepseek_triton_tools.launching.facts import LaunchFacts
 from deepseek_triton_tools.launching.kubernetes_pods import Pods
 from deepseek_triton_tools.launching.kubernetes_text import block, filled, mapping
-from deepseek_triton_tools.launching.options import LaunchOptions
+from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_times import StartTimes, measured_rate
 from deepseek_triton_tools.launching.stop_times import StopTimes
-from deepseek_triton_tools.sizes import about, sized
-from deepseek_triton_tools.templates import wrapped
+from deepseek_triton_tools.repository.launch_facts import LaunchFacts
+from deepseek_triton_tools.text_templates import wrapped
+from deepseek_triton_tools.tool_errors import ToolError
 
 PLACEHOLDER = "YOUR-REGISTRY/"
 """In an image's name: it has to be replaced before the text can be applied."""

@@ -6,12 +6,12 @@ import json
 import textwrap
 from collections.abc import Iterable, Mapping
 
-from deepseek_triton_tools import templates
+from deepseek_triton_tools import text_templates
 
 
 def filled(name: str, values: Mapping[str, str]) -> str:
     """:param name: of a file in templates/kubernetes."""
-    return templates.filled(__package__, f"kubernetes/{name}", values)
+    return text_templates.filled(__package__, f"kubernetes/{name}", values)
 
 
 def block(text: str, indent: int) -> str:

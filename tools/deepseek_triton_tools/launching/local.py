@@ -8,11 +8,11 @@ import shutil
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.releases import load_release
-from deepseek_triton_tools.errors import InstallationError
+from deepseek_triton_tools.host.tritonserver import Installation, find_tritonserver
 from deepseek_triton_tools.launching import script
-from deepseek_triton_tools.launching.facts import LaunchFacts
-from deepseek_triton_tools.launching.options import LaunchOptions
-from deepseek_triton_tools.tritonserver import Installation, find_tritonserver
+from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.repository.launch_facts import LaunchFacts
+from deepseek_triton_tools.tool_errors import InstallationError
 
 
 def problems(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:

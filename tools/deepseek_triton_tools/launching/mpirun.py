@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deepseek_triton_build.text import plain
-from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.launching import local, script
-from deepseek_triton_tools.launching.facts import LaunchFacts
-from deepseek_triton_tools.launching.options import LaunchOptions
+from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.repository.launch_facts import LaunchFacts
+from deepseek_triton_tools.tool_errors import ToolError
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SLOTS = re.compile(r"\s+(?:max[-_]?slots|slots)\s*=\s*\d+|:\d+", re.ASCII)

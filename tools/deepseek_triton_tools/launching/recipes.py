@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from deepseek_triton_build.render.yaml_text import one_line
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import script
-from deepseek_triton_tools.launching.facts import LaunchFacts
-from deepseek_triton_tools.launching.options import LaunchOptions
+from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
 
 def problems(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:

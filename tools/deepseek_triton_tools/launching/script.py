@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from deepseek_triton_build.render.yaml_text import comment
-from deepseek_triton_tools import templates
+from deepseek_triton_tools import text_templates
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.errors import ToolError
-from deepseek_triton_tools.launching.facts import LaunchFacts
-from deepseek_triton_tools.launching.options import LaunchOptions
+from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.repository.launch_facts import LaunchFacts
+from deepseek_triton_tools.tool_errors import ToolError
 
 MARK = "DEEPSEEK_TRITON_LAUNCH"
 """By it the processes of a launch are known; start.sh makes one for each."""
@@ -98,4 +98,4 @@ def filled(name: str, values: Mapping[str, str]) -> str:
     """
     :param name: of a file in templates/.
     """
-    return templates.wrapped(templates.filled(__package__, name, values))
+    return text_templates.wrapped(text_templates.filled(__package__, name, values))

@@ -15,8 +15,8 @@ from deepseek_triton_build.render.yaml_text import comment, one_line
 from deepseek_triton_build.text import plain
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import docker, kernel_caches, script
-from deepseek_triton_tools.launching.facts import LaunchFacts
-from deepseek_triton_tools.launching.options import LaunchOptions
+from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
 _PLAIN = re.compile(r"[\w./:@%+=,\[\]~-]+", re.ASCII)
 """What a line of #SBATCH holds without quotes, which it reads in a way of its own."""

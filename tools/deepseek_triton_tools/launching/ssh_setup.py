@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from deepseek_triton_build.render.yaml_text import comment, one_line
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.launching import docker, mpirun, script
-from deepseek_triton_tools.launching.facts import LaunchFacts
-from deepseek_triton_tools.launching.options import LaunchOptions
+from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.repository.launch_facts import LaunchFacts
+from deepseek_triton_tools.tool_errors import ToolError
 
 DEFAULT_PORT = 2233
 """Of the sshd in the containers, which have the host's network: 22 is the host's own."""

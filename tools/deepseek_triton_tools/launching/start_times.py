@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepseek_triton_build.arithmetic.load_time import load_s
-from deepseek_triton_tools.errors import ToolError
 from deepseek_triton_tools.launching.stop_times import StopTimes
+from deepseek_triton_tools.tool_errors import ToolError
 
 GATHER_S = 1800
 """For the pods of a group to find nodes and pull the image: its 14 GB at 20 MB/s are 700 s, and a node may have to be

@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deepseek_triton_tools.warming.checking import examine
-    from deepseek_triton_tools.warming.options import Share, WarmOptions
-    from deepseek_triton_tools.warming.survey import Survey, take_survey
+    from deepseek_triton_tools.warming.checkpoint.survey import Survey, take_survey
+    from deepseek_triton_tools.warming.damage_check import examine
     from deepseek_triton_tools.warming.transfer import Problem
+    from deepseek_triton_tools.warming.warm_options import Share, WarmOptions
     from deepseek_triton_tools.warming.warming import Progress, Stall, WarmResult, warm
 
 __all__ = [
@@ -32,9 +32,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "examine": "checking",
-    **dict.fromkeys(("Share", "WarmOptions"), "options"),
-    **dict.fromkeys(("Survey", "take_survey"), "survey"),
+    "examine": "damage_check",
+    **dict.fromkeys(("Share", "WarmOptions"), "warm_options"),
+    **dict.fromkeys(("Survey", "take_survey"), "checkpoint.survey"),
     "Problem": "transfer",
     **dict.fromkeys(("Progress", "Stall", "WarmResult", "warm"), "warming"),
 }

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_tools.sizes import sized
-from deepseek_triton_tools.warming.residency import evict
-from deepseek_triton_tools.warming.survey import Survey, SurveyedFile
+from deepseek_triton_tools.host.units import sized
+from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
+from deepseek_triton_tools.warming.pagecache.residency import evict
 
 
 @dataclass(frozen=True, kw_only=True)

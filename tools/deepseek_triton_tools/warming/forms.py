@@ -15,11 +15,11 @@ from pathlib import Path
 
 from deepseek_triton_build.arithmetic.load_time import ASSUMED_RATE, ENGINE_START_S, load_s
 from deepseek_triton_build.render.yaml_text import one_line
-from deepseek_triton_tools import templates
+from deepseek_triton_tools import text_templates
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.sizes import about, sized
-from deepseek_triton_tools.warming.serving import Serving
-from deepseek_triton_tools.warming.survey import BUDGET_SHARE
+from deepseek_triton_tools.host.units import about, sized
+from deepseek_triton_tools.repository.serving_facts import Serving
+from deepseek_triton_tools.warming.checkpoint.survey import BUDGET_SHARE
 
 PERIOD_S = 10
 """Between two probes."""
@@ -43,7 +43,7 @@ def render(form: str, serving: Serving, *, rate: int | None = None) -> str:
     :param rate: bytes a second that the storage gives; assumed unless given.
     """
     values = _common(serving, rate) | _VALUES[form](serving, rate)
-    return templates.wrapped(templates.filled(__package__, _TEMPLATES[form], values))
+    return text_templates.wrapped(text_templates.filled(__package__, _TEMPLATES[form], values))
 
 
 def _common(serving: Serving, rate: int | None) -> dict[str, str]:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from deepseek_triton_tools.errors import LockError
-from deepseek_triton_tools.sizes import sized
-from deepseek_triton_tools.warming.locking import LockedFiles, allow_locking
-from deepseek_triton_tools.warming.progress import problem_line
-from deepseek_triton_tools.warming.survey import Survey, SurveyedFile
+from deepseek_triton_tools.host.units import sized
+from deepseek_triton_tools.tool_errors import LockError
+from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
+from deepseek_triton_tools.warming.pagecache.locking import LockedFiles, allow_locking
+from deepseek_triton_tools.warming.report.progress_view import problem_line
 from deepseek_triton_tools.warming.warming import STAYED, warm
 
 HoldMode = Literal["auto", "lock", "watch"]

@@ -17,12 +17,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deepseek_triton_tools.errors import ToolError
-from deepseek_triton_tools.warming.checksums import Checksum
-from deepseek_triton_tools.warming.pace import Pace
-from deepseek_triton_tools.warming.reading import STEP, Sink, Source
-from deepseek_triton_tools.warming.residency import ResidentFile
-from deepseek_triton_tools.warming.survey import SurveyedFile
+from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.warming.checkpoint.checksums import Checksum
+from deepseek_triton_tools.warming.checkpoint.survey import SurveyedFile
+from deepseek_triton_tools.warming.pagecache.pace import Pace
+from deepseek_triton_tools.warming.pagecache.reading import STEP, Sink, Source
+from deepseek_triton_tools.warming.pagecache.residency import ResidentFile
 
 SEGMENT = 2**28
 """Bytes of a file that one thread takes at once: 256 MiB."""

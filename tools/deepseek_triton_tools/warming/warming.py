@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deepseek_triton_tools.warming.asking import Asking, Residency, ask, total
-from deepseek_triton_tools.warming.checking import Check
-from deepseek_triton_tools.warming.checksums import expected_checksums
-from deepseek_triton_tools.warming.survey import Survey, SurveyedFile
+from deepseek_triton_tools.warming.checkpoint.checksums import expected_checksums
+from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
+from deepseek_triton_tools.warming.damage_check import Check
+from deepseek_triton_tools.warming.residency_query import Asking, Residency, ask, total
 from deepseek_triton_tools.warming.transfer import Problem, Transfer
 
 PERIOD_S = 0.5

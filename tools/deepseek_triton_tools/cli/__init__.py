@@ -1,0 +1,1 @@
+"""The command line: `main` builds the parser, and each verb has a file with its options and its handler."""

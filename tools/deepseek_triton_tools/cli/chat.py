@@ -1,0 +1,221 @@
+"""`deepseek-triton chat`: a conversation at the terminal, or one turn for each line of a pipe."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from deepseek_triton_client import Client, Completion, DeepseekTritonError, SamplingParams, Stream
+from deepseek_triton_tools.cli.client_options import client_of
+from deepseek_triton_tools.cli.sampling_options import assigned, sampling_fields
+from deepseek_triton_tools.generating.completion_records import as_json, tokens_per_s
+from deepseek_triton_tools.generating.conversation import Conversation
+from deepseek_triton_tools.terminal.model_text import AnswerPrinter, dimmed, visible
+from deepseek_triton_tools.terminal.output_streams import complain
+from deepseek_triton_tools.terminal.typed_lines import edited, is_interactive, piped, turns
+from deepseek_triton_tools.tool_errors import ToolError
+
+_HELP = """\
+/system TEXT       what the model is told first; /system - takes it back, /system alone shows it
+/thinking on|off   have the model think first, where its chat template can do both
+/params NAME=VALUE set a sampling field; NAME= takes it back, /params alone shows them
+/retry             ask the last thing again
+/undo              take back the last thing said and its answer
+/clear             begin anew; what /system says stays
+/save FILE         write the conversation as JSON
+/load FILE         go on with a saved one
+/help, /quit
+A line that ends in \\ goes on in the next one. //text sends "/text". Ctrl-C stops an answer, Ctrl-D ends the chat."""
+
+
+def chat(args: argparse.Namespace) -> int:
+    """Talk until the input ends. In a pipe, 1 when a turn failed.
+
+    :raises ToolError: when the options are wrong.
+    """
+    conversation = Conversation(SamplingParams()) if args.load is None else Conversation.loaded(args.load)
+    conversation.params = _for_chat(conversation.params.merged(sampling_fields(args)))
+    if args.system is not None:
+        conversation.set_system(args.system)
+    with client_of(args) as client:
+        if not is_interactive():
+            return _talk(Chat(client, conversation, args, interactive=False), piped)
+        print(dimmed(f"{args.model} on {client.url}; /help says what there is, Ctrl-D ends it", sys.stdout))
+        with edited() as read:
+            _talk(Chat(client, conversation, args, interactive=True), read)
+        print()
+        return 0
+
+
+def _talk(chat: Chat, read: Callable[[str], str]) -> int:
+    failed = 0
+    for text in turns(read):
+        try:
+            chat.say(text)
+        except (DeepseekTritonError, ToolError) as error:
+            failed += 1
+            complain(f"deepseek-triton chat: {error}")
+        except KeyboardInterrupt:
+            if not is_interactive():
+                raise
+            print()  # the answer had just ended: it was not the chat that was to end
+        if chat.is_over:
+            break
+    return 1 if failed else 0
+
+
+class Chat:
+    """One conversation with one model."""
+
+    def __init__(
+        self, client: Client, conversation: Conversation, args: argparse.Namespace, *, interactive: bool
+    ) -> None:
+        self._client = client
+        self._conversation = conversation
+        self._model: str = args.model
+        self._with_reasoning: bool = not args.hide_reasoning
+        self._interactive = interactive
+        self.is_over = False
+        self._commands: dict[str, Callable[[str], None]] = {
+            "system": self._system,
+            "thinking": self._thinking,
+            "params": self._params,
+            "retry": self._retry,
+            "undo": self._undo,
+            "clear": self._clear,
+            "save": self._save,
+            "load": self._load,
+            "help": self._help,
+            "quit": self._quit,
+        }
+
+    def say(self, text: str) -> None:
+        """One turn, or one command.
+
+        :raises DeepseekTritonError, ToolError: when it failed; the conversation is as before then.
+        """
+        if text.startswith("//"):
+            self._ask(text[1:], len(self._conversation.messages))
+        elif text.startswith("/"):
+            name, _, argument = text[1:].partition(" ")
+            if name not in self._commands:
+                nearest = difflib.get_close_matches(name, self._commands, n=1)
+                raise ToolError(f"no command /{name}; {f'did you mean /{nearest[0]}?' if nearest else 'see /help'}")
+            self._commands[name](argument.strip())
+        elif text.strip():
+            self._ask(text, len(self._conversation.messages))
+
+    def _ask(self, text: str, after: int) -> None:
+        """Have `text` answered behind the first `after` messages. Ctrl-C keeps what came until then."""
+        conversation = self._conversation
+        if after == len(conversation.messages):
+            conversation.unanswered = text  # until it is; a retry that fails leaves the answer there is
+        came: list[str] = []
+        try:
+            with self._client.stream_chat(conversation.asking(text, after), conversation.params) as stream:
+                self._show(stream, came)
+                completion = stream.completion()
+        except KeyboardInterrupt:
+            if not self._interactive:
+                raise
+            print(dimmed("[stopped]", sys.stdout))
+            if any(came):
+                conversation.answered(text, after, "".join(came), interrupted=True)
+            return
+        conversation.answered(text, after, "".join(came))
+        if self._interactive:
+            print(dimmed(_status(completion), sys.stdout))
+
+    def _show(self, stream: Stream, came: list[str]) -> None:
+        """What has come is kept before it is shown, so that Ctrl-C keeps all that somebody has seen."""
+        printer = AnswerPrinter(sys.stdout, with_reasoning=self._with_reasoning)
+        try:
+            for chunk in stream:
+                came.append(chunk.text)
+                printer.show(chunk.text, chunk.reasoning)
+        finally:
+            printer.end()
+
+    def _retry(self, _: str) -> None:
+        found = self._conversation.to_retry()
+        if found is None:
+            raise ToolError("there is nothing to ask again")
+        self._ask(*found)
+
+    def _undo(self, _: str) -> None:
+        if not self._conversation.undo():
+            raise ToolError("there is nothing to take back")
+        self._tell("taken back")
+
+    def _clear(self, _: str) -> None:
+        self._conversation.clear()
+        self._tell("begun anew")
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._conversation.set_system(None if text == "-" else text)
+        self._tell(f"system: {self._conversation.system or 'nothing'}")
+
+    def _thinking(self, text: str) -> None:
+        if text not in ("on", "off"):
+            raise ToolError("expected /thinking on or /thinking off")
+        given = json.loads(str(self._conversation.params.chat_template_kwargs or "{}"))
+        self._set({"chat_template_kwargs": {**given, "thinking": text == "on"}})
+
+    def _params(self, text: str) -> None:
+        self._set(dict([assigned(text)]) if text else {})
+
+    def _set(self, fields: dict[str, object]) -> None:
+        self._conversation.params = _for_chat(self._conversation.params.merged(fields))
+        given = {field.name: value for field, value in self._conversation.params.given()}
+        self._tell(f"params: {as_json(given)}")
+
+    def _save(self, name: str) -> None:
+        path = _path(name, "/save")
+        self._conversation.save(path, model=self._model)
+        self._tell(f"saved to {path}")
+
+    def _load(self, name: str) -> None:
+        path = _path(name, "/load")
+        conversation = Conversation.loaded(path)
+        _for_chat(conversation.params)
+        self._conversation = conversation
+        self._tell(f"{len(self._conversation.messages)} messages loaded from {path}")
+
+    def _help(self, _: str) -> None:
+        print(_HELP)
+
+    def _quit(self, _: str) -> None:
+        self.is_over = True
+
+    def _tell(self, text: str) -> None:
+        """Of a command: for people only, so that a pipe gets nothing but answers."""
+        if self._interactive:
+            print(dimmed(visible(text), sys.stdout))
+
+
+def _for_chat(params: SamplingParams) -> SamplingParams:
+    if (params.n or 1) > 1 or (params.best_of or 1) > 1:
+        raise ToolError("a chat has one answer to each turn: leave out n and best_of")
+    return params
+
+
+def _status(completion: Completion) -> str:
+    rate = tokens_per_s(completion)
+    parts = [
+        f"{completion.num_output_tokens} tokens" if completion.num_output_tokens is not None else "",
+        f"{rate:.1f} tokens/s" if rate is not None else "",
+        f"first after {completion.time_to_first_token_s:.2f} s" if completion.time_to_first_token_s else "",
+        f"ended by {completion.finish_reason}" if completion.finish_reason not in (None, "stop") else "",
+    ]
+    return f"[{', '.join(filter(None, parts))}]"
+
+
+def _path(name: str, command: str) -> Path:
+    if not name:
+        raise ToolError(f"expected {command} FILE")
+    return Path(name).expanduser()

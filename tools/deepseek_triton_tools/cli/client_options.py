@@ -1,0 +1,115 @@
+"""Options that say which server to ask and how long to wait, and the client they make."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepseek_triton_tools.cli.parsing import VerbParser, duration, number, path
+from deepseek_triton_tools.tool_errors import ToolError
+
+if TYPE_CHECKING:  # the options are part of every --help, the client is not
+    from deepseek_triton_client import Client
+
+_DEFAULT_URL = "http://localhost:8000"
+DEFAULT_MODEL = "tensorrt_llm"
+_TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
+
+
+def add_client_options(verb: VerbParser) -> None:
+    """What `client_of` reads."""
+    server = verb.add_argument_group("server")
+    server.add_argument(
+        "--url",
+        action="append",
+        metavar="URL",
+        help=f"http://, https://, grpc:// or grpcs:// address (default: {_DEFAULT_URL}); may be repeated: the first "
+        "that answers is asked",
+    )
+    add_server_options(server)
+    server.add_argument(
+        "--retries",
+        type=number,
+        metavar="N",
+        help="how often to ask again when full or unreachable (default: 3); only before the first token",
+    )
+    limits = verb.add_argument_group("time limits, in seconds")
+    limits.add_argument("--timeout", type=duration, metavar="S", help="for the whole answer (default: none)")
+    limits.add_argument("--first-token-timeout", type=duration, metavar="S", help="default: none")
+    limits.add_argument("--token-timeout", type=duration, metavar="S", help="for each later token (default: none)")
+    limits.add_argument("--connect-timeout", type=duration, metavar="S", help="default: 10")
+
+
+def add_server_options(server: argparse._ArgumentGroup) -> None:
+    """What `client_settings` reads."""
+    server.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="NAME",
+        help=f"the model's name on the server (default: {DEFAULT_MODEL})",
+    )
+    server.add_argument("--model-version", default="", metavar="V", help="default: the server's choice")
+    server.add_argument(
+        "--token-file",
+        type=path,
+        metavar="FILE",
+        help=f"holds the bearer token (default: environment variable {_TOKEN_VARIABLE})",
+    )
+    server.add_argument("--ca", type=path, metavar="FILE", help="who may vouch for the server, as PEM")
+    server.add_argument("--cert", type=path, metavar="FILE", help="this client's own certificate, as PEM")
+    server.add_argument("--key", type=path, metavar="FILE", help="of --cert, if it is not in the same file")
+
+
+def client_of(args: argparse.Namespace) -> Client:
+    """:raises ToolError: when the token can't be read."""
+    from deepseek_triton_client import Client, Retries, Timeouts
+
+    limits = {
+        "total": args.timeout,
+        "first_token": args.first_token_timeout,
+        "between_tokens": args.token_timeout,
+        "connect": args.connect_timeout,
+    }
+    return Client(
+        args.url or _DEFAULT_URL,
+        **client_settings(args),
+        timeouts=Timeouts(**{name: limit for name, limit in limits.items() if limit is not None}),
+        retries=Retries() if args.retries is None else Retries(attempts=args.retries + 1),
+    )
+
+
+def client_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Which model of a server, and who asks: arguments of Client and AsyncClient.
+
+    :raises ToolError: when the token can't be read.
+    """
+    from deepseek_triton_client import Tls
+
+    return {
+        "model_name": args.model,
+        "model_version": args.model_version,
+        "tls": Tls(ca=args.ca, certificate=args.cert, key=args.key),
+        "token": _token(args.token_file),
+    }
+
+
+def _token(path: Path | None) -> str | Callable[[], str] | None:
+    """Never an option's value, for everybody on the machine can read command lines."""
+    if path is None:
+        return os.environ.get(_TOKEN_VARIABLE) or None
+
+    def read() -> str:  # for each request anew: such files are replaced while programs run
+        try:
+            return path.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ToolError(f"the token can't be read from {path}: {_reason(error)}") from error
+
+    read()
+    return read
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else "it is not text"

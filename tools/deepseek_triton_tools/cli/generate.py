@@ -1,0 +1,98 @@
+"""`deepseek-triton generate`: one prompt or conversation, the answer as it comes; with --input, many of them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from deepseek_triton_client import Client, Completion, SamplingParams, Stream
+from deepseek_triton_tools.cli.client_options import client_of
+from deepseek_triton_tools.cli.sampling_options import sampling_fields
+from deepseek_triton_tools.generating.completion_records import as_json, completion_record, usage_line
+from deepseek_triton_tools.generating.prompt_sources import Request, request_of
+from deepseek_triton_tools.terminal.model_text import AnswerPrinter
+from deepseek_triton_tools.terminal.output_streams import complain, to_reader
+from deepseek_triton_tools.tool_errors import ToolError
+
+_OF_ONE = ("prompt", "file", "messages", "json", "no_stream", "usage", "hide_reasoning")
+_OF_MANY = ("output", "concurrency", "resume", "overwrite", "max_failures")
+
+
+def generate(args: argparse.Namespace) -> int:
+    """Ask, and print the text: as it comes, at the end, or in one JSON object.
+
+    :raises ToolError: when there is nothing to ask.
+    :raises deepseek_triton_client.DeepseekTritonError: when it can't be answered.
+    """
+    is_batch = args.input is not None
+    misplaced = [name for name in (_OF_ONE if is_batch else _OF_MANY) if getattr(args, name) not in (None, False)]
+    if misplaced:
+        options = ", ".join("PROMPT" if name == "prompt" else f"--{name.replace('_', '-')}" for name in misplaced)
+        raise ToolError(f"{options}: {'not with' if is_batch else 'only with'} --input", exit_code=2)
+    if is_batch:
+        from deepseek_triton_tools.generating.batch import run_batch
+
+        return run_batch(args)
+    request = request_of(args)
+    params = SamplingParams(**sampling_fields(args))
+    completion: Completion | None = None
+    with to_reader(), client_of(args) as client:
+        completion = _answer(client, request, params, args)
+    if completion is None:
+        return 0  # the reader left
+    if args.usage:
+        complain(usage_line(completion))
+    if completion.finish_reason in ("cancelled", "timeout"):
+        complain(f"deepseek-triton generate: the answer is not complete: {completion.finish_reason}")
+    return 0
+
+
+def _answer(client: Client, request: Request, params: SamplingParams, args: argparse.Namespace) -> Completion:
+    printer = AnswerPrinter(sys.stdout, with_reasoning=not args.hide_reasoning)
+    # Several answers come mixed, and the best of several only at the end.
+    whole = args.no_stream or (params.n or 1) > 1 or (params.best_of or 1) > 1
+    if args.json:
+        completion = _whole(client, request, params) if whole else _collected(client, request, params)
+        print(as_json(completion_record(completion)))
+    elif whole:
+        completion = _whole(client, request, params)
+        _print_answers(completion, printer)
+    else:
+        completion = _printed_stream(client, request, params, printer)
+    return completion
+
+
+def _whole(client: Client, request: Request, params: SamplingParams) -> Completion:
+    if "messages" in request:
+        return client.chat(request["messages"], params)
+    return client.generate(request["prompt"], params)
+
+
+def _stream(client: Client, request: Request, params: SamplingParams) -> Stream:
+    if "messages" in request:
+        return client.stream_chat(request["messages"], params)
+    return client.stream(request["prompt"], params)
+
+
+def _collected(client: Client, request: Request, params: SamplingParams) -> Completion:
+    """Streamed all the same: only then there is a time to the first token."""
+    with _stream(client, request, params) as stream:
+        return stream.completion()
+
+
+def _printed_stream(client: Client, request: Request, params: SamplingParams, printer: AnswerPrinter) -> Completion:
+    with _stream(client, request, params) as stream:
+        try:
+            for chunk in stream:
+                printer.show(chunk.text, chunk.reasoning)
+        finally:
+            printer.end()
+        return stream.completion()
+
+
+def _print_answers(completion: Completion, printer: AnswerPrinter) -> None:
+    for number, answer in enumerate(completion.answers, start=1):
+        if len(completion.answers) > 1:
+            print(f"--- answer {number} of {len(completion.answers)} ---")
+        printer.show(answer.text, answer.reasoning)
+        printer.end()

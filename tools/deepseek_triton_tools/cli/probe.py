@@ -1,0 +1,173 @@
+"""`deepseek-triton probe`: how a server is, asked once, as an exit code and one line."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from deepseek_triton_client import (
+    AccessDenied,
+    Client,
+    DeadlineExceeded,
+    DeepseekTritonError,
+    InvalidRequest,
+    ModelNotReady,
+    Overloaded,
+    Readiness,
+    Retries,
+    ServerUnavailable,
+    Timeouts,
+)
+from deepseek_triton_tools.cli.client_options import client_settings
+from deepseek_triton_tools.terminal.output_streams import complain, to_reader
+from deepseek_triton_tools.tool_errors import ToolError
+
+YES, NO, UNREACHABLE, TOO_LATE = 0, 1, 3, 4
+
+_DEADLINE_S = {"live": 5.0, "ready": 5.0, "generate": 30.0}
+_GENERATED_TOKENS = "deepseek_triton_generated_tokens_total"
+_METRICS_LOOK_S = 0.5
+_SPARE_S = 0.5
+"""By which the client's own limit for reaching a server comes later: one that is silent is not one that is away."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    code: int
+    line: str
+
+
+def probe(args: argparse.Namespace) -> int:
+    """
+    :returns: the exit code: YES, NO, UNREACHABLE or TOO_LATE.
+    :raises ToolError: when the token or a certificate can't be read, or the URL is none: that is no answer of a server.
+    """
+    deadline_s = args.deadline or _DEADLINE_S[args.question]
+    client = _client(args, deadline_s)
+    verdict = _within(deadline_s, lambda: _QUESTIONS[args.question](client, deadline_s))
+    if not args.quiet:
+        _say(f"{args.url}: {verdict.line}", verdict.code)
+    return verdict.code
+
+
+def _client(args: argparse.Namespace, deadline_s: float) -> Client:
+    try:
+        return Client(
+            args.url,
+            **client_settings(args),
+            metrics_url=args.metrics_url,
+            timeouts=Timeouts(connect=deadline_s + _SPARE_S, total=deadline_s),
+            retries=Retries(attempts=1),
+        )
+    except InvalidRequest as error:
+        raise ToolError(str(error), exit_code=2) from error
+    except ToolError as error:
+        raise ToolError(str(error), exit_code=2) from error
+
+
+def _say(line: str, code: int) -> None:
+    """Whether anybody reads it or not, the exit code is the answer."""
+    if code != YES:
+        complain(line)
+        return
+    try:
+        with to_reader():
+            print(line)
+    except ToolError as error:
+        complain(str(error))
+
+
+def _within(deadline_s: float, ask: Callable[[], Verdict]) -> Verdict:
+    """What `ask` says, if it does in time: looking a name up, for one, has no limit of its own."""
+    verdicts: list[Verdict] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            verdicts.append(ask())
+        except DeadlineExceeded:
+            verdicts.append(_too_late(deadline_s))
+        except ModelNotReady as error:
+            verdicts.append(Verdict(NO, f"not ready: {_text(error)}"))
+        except ServerUnavailable as error:
+            verdicts.append(Verdict(NO, _text(error)) if error.code else _unreachable(_text(error)))
+        except AccessDenied as error:
+            verdicts.append(Verdict(NO, f"refused: {_text(error)}"))
+        except DeepseekTritonError as error:
+            if error.message.startswith("tls."):  # the setting's name: nobody was asked
+                errors.append(ToolError(_text(error), exit_code=2))
+            else:
+                verdicts.append(Verdict(NO, _text(error)))
+        except ToolError as error:  # the token is read for each request
+            errors.append(ToolError(str(error), exit_code=2))
+        except BaseException as error:  # a bug: its traceback is wanted
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(deadline_s)
+    if errors:
+        raise errors[0]
+    return verdicts[0] if verdicts else _too_late(deadline_s)
+
+
+def _too_late(deadline_s: float) -> Verdict:
+    return Verdict(TOO_LATE, f"no answer within {deadline_s:g} s")
+
+
+def _text(error: DeepseekTritonError) -> str:
+    """On one line, without the address: it stands in front of each."""
+    return " ".join(error.message.split()).removeprefix(f"{error.url}: ")
+
+
+def _unreachable(detail: str) -> Verdict:
+    return Verdict(UNREACHABLE, f"nobody answers: {detail}")
+
+
+def _detail(readiness: Readiness) -> str:
+    return readiness.detail.removeprefix(f"{readiness.url}: ")
+
+
+def _live(client: Client, deadline_s: float) -> Verdict:
+    [readiness] = client.readiness()
+    return _unreachable(_detail(readiness)) if readiness.state == "unreachable" else Verdict(YES, "live")
+
+
+def _ready(client: Client, deadline_s: float) -> Verdict:
+    [readiness] = client.readiness()
+    if readiness.state == "unreachable":
+        return _unreachable(_detail(readiness))
+    if readiness.state != "ready":
+        what = "Triton is not ready" if readiness.state == "starting" else "the model is not ready, or there is none"
+        return Verdict(NO, f"not ready: {what}; it loads, stops, or its engine has failed")
+    return Verdict(YES, "ready")
+
+
+def _generate(client: Client, deadline_s: float) -> Verdict:
+    began = time.monotonic()
+    try:
+        completion = client.generate("1", max_tokens=1)
+    except Overloaded as error:
+        return _busy(client, error, began + deadline_s)
+    if not completion.num_output_tokens:
+        return Verdict(NO, f"answered without a token, finish_reason {completion.finish_reason}")
+    return Verdict(YES, f"generates: a token in {time.monotonic() - began:.2f} s")
+
+
+def _busy(client: Client, refusal: Overloaded, end: float) -> Verdict:
+    """A full server is healthy if the tokens of others go on: ending it would lose all of them."""
+    try:
+        before = client.metrics().value(_GENERATED_TOKENS)
+        while time.monotonic() < end - 2 * _METRICS_LOOK_S:
+            time.sleep(_METRICS_LOOK_S)
+            if client.metrics().value(_GENERATED_TOKENS) > before:
+                return Verdict(YES, f"generates for others, and is full: {_text(refusal)}")
+    except (DeepseekTritonError, KeyError) as error:
+        return Verdict(NO, f"full ({_text(refusal)}), and its metrics don't say whether it generates: {error}")
+    return Verdict(NO, f"full ({_text(refusal)}), and no token was made for anybody within the deadline")
+
+
+_QUESTIONS: Mapping[str, Callable[[Client, float], Verdict]] = {"live": _live, "ready": _ready, "generate": _generate}

@@ -1,0 +1,112 @@
+"""What a model repository expects of its machines, read with the generator's own eyes; and what `check` says of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from deepseek_triton_build.check import CheckedModel, Report
+from deepseek_triton_build.check.codes import MODEL_GONE, MODEL_NOT_HERE
+from deepseek_triton_build.check.documents import read_yaml
+from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
+from deepseek_triton_build.data.catalog import gpus
+from deepseek_triton_build.data.releases import containers
+from deepseek_triton_tools.doctor.machine.capabilities import OF_REPOSITORY
+from deepseek_triton_tools.doctor.machine.expected import Container, Expected
+from deepseek_triton_tools.doctor.machine.machine_finding import Finding, Reported
+from deepseek_triton_tools.repository.serving_facts import serving_of
+from deepseek_triton_tools.tool_errors import CheckpointError
+
+
+def known_containers() -> tuple[Container, ...]:
+    return tuple(Container(tag=tag, trtllm=row.trtllm, driver=row.driver) for tag, row in containers().items())
+
+
+def expected_of(repository: Path, report: Report, model: Path | None) -> Expected:
+    """Of the first of its models that TensorRT-LLM serves, else of the first.
+
+    :param model: where its checkpoint is, instead of where model.yaml says.
+    """
+    checked = _chief(report.models)
+    stamp = _stamp(repository, checked)
+    target = gpus().get(checked.gpu or "")
+    world = _world_size(repository, checked)
+    driver = next((row.driver for row in known_containers() if row.tag == _tag(stamp)), None)
+    checkpoint = _checkpoint(repository, checked, model)
+    return Expected(
+        repository=os.path.abspath(repository if repository.is_dir() else repository.parent),
+        is_ours=checked.backend == "deepseek-triton",
+        by_triton=checked.backend != "none",
+        engine=checked.engine,
+        release=checked.release if checked.engine == "tensorrt_llm" else None,
+        image=stamp.text("image"),
+        driver=driver,
+        gpu=checked.gpu,
+        gpus_per_node=min(world, target.gpus_per_node) if target and world else world,
+        world_size=world,
+        checkpoint=checkpoint,
+        checkpoint_bytes=_size(str(model or repository)) if checkpoint else None,
+    )
+
+
+def _chief(models: Sequence[CheckedModel]) -> CheckedModel:
+    return next((model for model in models if model.engine == "tensorrt_llm"), models[0])
+
+
+def _stamp(repository: Path, checked: CheckedModel) -> Stamp:
+    version_dir = (repository / checked.file).parent
+    return read_stamp(version_dir.parent, "")[0]
+
+
+def _tag(stamp: Stamp) -> str:
+    """`26.07` of the image's name."""
+    return (stamp.text("image") or "").rpartition(":")[2].partition("-")[0]
+
+
+def _world_size(repository: Path, checked: CheckedModel) -> int | None:
+    """The GPUs of one instance, as model.yaml has them; None where it needs none."""
+    if checked.engine != "tensorrt_llm":
+        return None
+    document, _ = read_yaml(repository / checked.file, checked.file)
+    if document is None:
+        return checked.num_gpus
+    sizes = [document.values.get(f"{way}_parallel_size", 1) for way in ("tensor", "pipeline")]
+    return sizes[0] * sizes[1] if all(isinstance(size, int) and size > 0 for size in sizes) else checked.num_gpus
+
+
+def _checkpoint(repository: Path, checked: CheckedModel, model: Path | None) -> str | None:
+    """Its folder or name; None of an engine that reads none."""
+    if checked.engine == "simulated" or not checked.model or checked.model == "tiny":
+        return None
+    if model is not None:
+        return os.path.abspath(model)
+    inside = (
+        repository / checked.file
+    ).parent / checked.model  # relative paths count from model.yaml, as in the backend
+    if os.path.isabs(checked.model) or checked.model.startswith(".") or inside.is_dir():
+        return os.path.abspath(inside)
+    return checked.model
+
+
+def _size(source: str) -> int | None:
+    """Bytes of its weights, by the files or by the catalogue; None where neither knows."""
+    try:
+        return serving_of(source).size
+    except CheckpointError:
+        return None
+
+
+def check_findings(report: Report, host: str) -> Iterable[Reported]:
+    """What `deepseek-triton check` says. Whether the checkpoint is there is for the machine's own checks to say."""
+    for found in report.findings:
+        if found.code in (MODEL_GONE.code, MODEL_NOT_HERE.code):
+            continue
+        where = found.file + (f":{found.line}" if found.line else "")
+        finding = Finding(
+            level=found.severity,
+            result=f"{where}: {found.message}",
+            fix=found.fix,
+            blocks=found.severity == "error",
+        )
+        yield Reported(check=f"check:{found.code}", title="check", host=host, finding=finding, needs=OF_REPOSITORY)

@@ -1,0 +1,162 @@
+"""Shared memory and the limits of a process, which containers begin with too little of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deepseek_triton_tools.doctor.machine.checks.gpu import is_on_the_bus
+from deepseek_triton_tools.doctor.machine.expected import Expected
+from deepseek_triton_tools.doctor.machine.machine import Machine
+from deepseek_triton_tools.doctor.machine.machine_finding import Finding, error, note, ok, skipped, warning
+from deepseek_triton_tools.host.units import part_of, sized
+
+GIB, MIB = 2**30, 2**20
+SHM = "/dev/shm"
+_SHM_WANTED = GIB
+"""What NVIDIA asks of a container that uses NCCL: --shm-size=1g (NCCL's user guide, troubleshooting)."""
+_SHM_LEAST = 64 * MIB
+"""Docker's own default. A model of the Python backend takes 1 MiB at the start and grows with what it hands over;
+NCCL takes some for each pair of ranks."""
+_NOFILE_WANTED = 4096
+"""An assumption: a descriptor for each open request, and those of weights, workers and metrics."""
+_STACK_WANTED = 8 * MIB
+"""Linux's default. NVIDIA starts its containers with 64 MiB (docker --ulimit stack=67108864)."""
+
+
+def check_shm(machine: Machine, expected: Expected) -> Finding:
+    try:
+        disk = machine.disk(SHM)
+    except OSError as problem:
+        cause = "tritonserver hands requests to its Python backend through it"
+        return error(f"{SHM}: {problem.strerror}", cause, f"mount a tmpfs on {SHM}")
+    said = f"{part_of(disk.total - disk.free, disk.total)} used"
+    fix = "docker --ipc=host, or --shm-size=16g; Kubernetes: an emptyDir with medium: Memory on /dev/shm"
+    fix += _left_behind(machine)
+    if disk.free < _SHM_LEAST / 2:
+        return error(said, "tritonserver's Python backend ends with SIGBUS when there is no more", fix)
+    if disk.free < _SHM_WANTED:
+        cause = f"NCCL asks for {sized(_SHM_WANTED)}, and large batches take more than the Python backend begins with"
+        return error(said, cause, fix) if _is_docker_default(disk.total, expected) else warning(said, cause, fix)
+    return ok(said)
+
+
+def _is_docker_default(total: int, expected: Expected) -> bool:
+    """Which several ranks can't begin with."""
+    return total <= _SHM_LEAST and expected.is_tensorrt_llm and (expected.gpus_per_node or 1) > 1
+
+
+def _left_behind(machine: Machine) -> str:
+    try:
+        regions = [name for name in machine.names(SHM) if is_region(name)]
+    except OSError:
+        return ""
+    return f"; {len(regions)} regions of tritonservers lie in it, remove those that nobody runs" if regions else ""
+
+
+def is_region(name: str) -> bool:
+    """Of shared memory that a tritonserver makes: by its own prefix, or by start.sh's."""
+    return name.startswith(("triton_python_backend_shm_region", "deepseek_triton_"))
+
+
+def check_memlock(machine: Machine, expected: Expected) -> Finding:
+    soft, hard = machine.limit("memlock")
+    if soft is None:
+        return ok("unlimited")
+    if _may_lock_all(machine):
+        return ok(f"{sized(soft)}, which IPC_LOCK lifts")
+    said = f"{sized(soft)}, at most {sized(hard) if hard is not None else 'unlimited'}"
+    cause = "NCCL and UCX register memory with the network cards, which counts as locked"
+    fix = "ulimit -l unlimited; docker --ulimit memlock=-1; LimitMEMLOCK=infinity of a unit"
+    if expected.is_tensorrt_llm and expected.num_nodes > 1:
+        return error(said, cause, fix)
+    return warning(said, cause, fix) if expected.is_tensorrt_llm else note(said, f"{cause}; warm --hold=lock too", fix)
+
+
+def check_nofile(machine: Machine, expected: Expected) -> Finding:
+    soft, hard = machine.limit("nofile")
+    if soft is None or soft >= _NOFILE_WANTED:
+        return ok("unlimited" if soft is None else f"{soft}")
+    said = f"{soft}, at most {hard if hard is not None else 'unlimited'}"
+    fix = "ulimit -n 65536; docker --ulimit nofile=65536; LimitNOFILE=65536 of a unit"
+    cause = "every open request takes a descriptor, and a server that has none left refuses connections"
+    return warning(said, cause, fix)
+
+
+def check_stack(machine: Machine, expected: Expected) -> Finding:
+    soft, _ = machine.limit("stack")
+    if soft is None or soft >= _STACK_WANTED:
+        return ok("unlimited" if soft is None else sized(soft))
+    fix = "ulimit -s 8192; docker --ulimit stack=67108864"
+    return warning(sized(soft), "smaller than Linux's own 8 MiB: libraries that count on that end with SIGSEGV", fix)
+
+
+def check_container(machine: Machine, expected: Expected) -> Finding:
+    """Whether it is in one, and how that was started."""
+    kind = container_kind(machine)
+    if kind is None:
+        return ok("not in a container")
+    seen = []
+    if machine.exists(SHM) and machine.disk(SHM).total <= _SHM_LEAST:
+        seen.append("--ipc=host or --shm-size")
+    if expected.is_tensorrt_llm and not machine.exists("/dev/nvidiactl") and is_on_the_bus(machine):
+        seen.append("--gpus all")
+    if machine.limit("memlock")[0] is not None and expected.is_tensorrt_llm and not _may_lock_all(machine):
+        seen.append("--ulimit memlock=-1")
+    if not seen:
+        return ok(kind)
+    cause = "the container was started without what serving needs"
+    fix = f"start it with {', '.join(seen)}: deepseek-triton launch --with docker --dry-run prints it all"
+    return (warning if expected.is_tensorrt_llm else note)(f"{kind}, without {', '.join(seen)}", cause, fix)
+
+
+def container_kind(machine: Machine) -> str | None:
+    """By the files that the engines leave: Docker's, Podman's, Kubernetes' and Singularity's."""
+    if machine.environ.get("KUBERNETES_SERVICE_HOST"):
+        return "Kubernetes"
+    if machine.exists("/.singularity.d"):
+        return "Apptainer"
+    if machine.exists("/run/.containerenv"):
+        return "Podman"
+    return "Docker" if machine.exists("/.dockerenv") else None
+
+
+def check_seccomp(machine: Machine, expected: Expected) -> Finding:
+    """Docker's own profile forbids the NUMA calls unless the container has SYS_NICE."""
+    try:
+        status = _status(machine)
+    except OSError as problem:
+        return skipped(f"/proc/self/status: {problem.strerror}")
+    if status.get("Seccomp") != "2":
+        return ok("no system call filter")
+    if _has(status, _CAP_SYS_NICE):
+        return ok("a filter, with SYS_NICE")
+    return note(
+        "system calls are filtered, without SYS_NICE",
+        "set_mempolicy and get_mempolicy fail, and NCCL can't place its buffers by NUMA node (NCCL's user guide)",
+        "docker --cap-add SYS_NICE",
+    )
+
+
+def _status(machine: Machine) -> Mapping[str, str]:
+    lines = machine.read("/proc/self/status").splitlines()
+    return {name: value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}
+
+
+def _has(status: Mapping[str, str], capability: int) -> bool:
+    return bool(int(status.get("CapEff") or "0", 16) & capability)
+
+
+def _may_lock_all(machine: Machine) -> bool:
+    """With CAP_IPC_LOCK no limit holds (mlock(2)); in a user namespace of its own, a rootless container's, it does."""
+    try:
+        owners = machine.read("/proc/self/uid_map").split()
+        return owners == _ALL_USERS and _has(_status(machine), _CAP_IPC_LOCK)
+    except OSError:
+        return False
+
+
+_CAP_IPC_LOCK = 1 << 14
+_CAP_SYS_NICE = 1 << 23
+"""capabilities(7), linux/capability.h."""
+_ALL_USERS = ["0", "0", "4294967295"]
+"""user_namespaces(7): of the first namespace."""

@@ -1,0 +1,252 @@
+"""The machine this runs on, and the Python that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Disk, Done, Interface, Limit, Process, Python
+from deepseek_triton_tools.host.free_ports import holder_of, listening_inodes
+from deepseek_triton_tools.host.host_memory import HostMemory, read_host_memory
+from deepseek_triton_tools.host.preflight import find_libpython
+
+PACKAGES = (
+    "certifi",
+    "cuda-python",
+    "deepseek-triton",
+    "h11",
+    "httpx",
+    "jinja2",
+    "mpi4py",
+    "numpy",
+    "nvidia-pytriton",
+    "openai",
+    "pyyaml",
+    "rich",
+    "safetensors",
+    "tensorrt_llm",
+    "torch",
+    "transformers",
+    "tritonclient",
+)
+_LAUNCH = b"DEEPSEEK_TRITON_LAUNCH="
+_SIOCGIFADDR = 0x8915
+"""netdevice(7): an interface's IPv4 address."""
+_IFF_UP = 1
+_KILLED_WITHIN_S = 2
+_LIMITS: Mapping[Limit, int] = {
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "nofile": resource.RLIMIT_NOFILE,
+    "stack": resource.RLIMIT_STACK,
+}
+
+
+class RealMachine:
+    def __init__(self) -> None:
+        self._done: dict[tuple[str, ...], Done] = {}
+
+    @property
+    def hostname(self) -> str:
+        return socket.gethostname()
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        return os.environ
+
+    @cached_property
+    def python(self) -> Python:
+        libc, version = platform.libc_ver()
+        libpython = find_libpython()
+        return Python(
+            executable=sys.executable,
+            version=platform.python_version(),
+            packages={name: found for name in PACKAGES if (found := _version(name))},
+            libpython=str(libpython) if libpython else None,
+            glibc=version if libc == "glibc" else None,
+            pytriton=_package_folder("pytriton"),
+        )
+
+    def read(self, path: str) -> str:
+        return Path(path).read_text(errors="replace")
+
+    def read_bytes(self, path: str, size: int = -1) -> bytes:
+        with open(path, "rb") as file:
+            return file.read(size)
+
+    def names(self, folder: str) -> Sequence[str]:
+        return sorted(os.listdir(folder))
+
+    def is_folder(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def can_write(self, path: str) -> bool:
+        return os.access(path, os.W_OK)
+
+    def disk(self, path: str) -> Disk:
+        status = os.statvfs(path)
+        return Disk(total=status.f_blocks * status.f_frsize, free=status.f_bavail * status.f_frsize)
+
+    def which(self, program: str) -> str | None:
+        return shutil.which(program)
+
+    def run(self, *command: str, timeout_s: float = 20, environ: Mapping[str, str] | None = None) -> Done:
+        if command not in self._done:
+            self._done[command] = _run(command, timeout_s, environ or {})
+        return self._done[command]
+
+    def limit(self, name: Limit) -> tuple[int | None, int | None]:
+        soft, hard = (None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(_LIMITS[name]))
+        return soft, hard
+
+    def host_memory(self) -> HostMemory:
+        return read_host_memory()
+
+    def interfaces(self) -> Sequence[Interface]:
+        v6 = _v6_addresses()
+        return [
+            Interface(name=name, is_up=_is_up(name), addresses=(*_v4_address(name), *v6.get(name, ())))
+            for _, name in socket.if_nameindex()
+        ]
+
+    def resolve(self, host: str) -> Sequence[str]:
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except UnicodeError as error:  # an empty label, or one of more than 63 characters
+            raise OSError(errno.EINVAL, "it is no name of a host") from error
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+    def processes(self) -> Sequence[Process]:
+        every = list(_processes())
+        parents = {process.pid: process.parent for process in every}
+        own = os.getpid()
+        lineage = {own}
+        while (own := parents.get(own, 0)) and own not in lineage:
+            lineage.add(own)
+        return [process for process in every if process.pid not in lineage]
+
+    def listener(self, port: int) -> str | None:
+        if not any(listening_inodes(port)):
+            return None
+        return holder_of(port) or "a process of another user"
+
+    def time(self) -> float:
+        return time.time()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _package_folder(name: str) -> str | None:
+    """Its files alone are wanted, so it isn't imported."""
+    spec = importlib.util.find_spec(name)
+    return str(Path(spec.origin).parent) if spec and spec.origin else None
+
+
+def _run(command: Sequence[str], timeout_s: float, environ: Mapping[str, str]) -> Done:
+    # Files and not pipes: what a program leaves behind may hold a pipe open for longer than the program runs.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            program = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **environ},
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Done(code=NOT_FOUND, err=f"{command[0]}: {error.strerror}")
+        code: int | None
+        try:
+            code = program.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(program.pid, signal.SIGKILL)
+            # One that the kernel doesn't let go, as a driver that hangs, is left.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.wait(_KILLED_WITHIN_S)
+        return Done(code=code, out=_all_of(out.fileno()), err=_all_of(err.fileno()))
+
+
+def _all_of(descriptor: int) -> str:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+
+
+def _is_up(interface: str) -> bool:
+    try:
+        return bool(int(Path("/sys/class/net", interface, "flags").read_text(), 16) & _IFF_UP)
+    except (OSError, ValueError):
+        return False
+
+
+def _v4_address(interface: str) -> Iterator[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, contextlib.suppress(OSError):  # it has none
+        answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        yield socket.inet_ntoa(answer[20:24])
+
+
+def _v6_addresses() -> dict[str, list[str]]:
+    """By /proc/net/if_inet6: address, index, prefix length, scope (20: of the link), flags, name."""
+    found: dict[str, list[str]] = {}
+    with contextlib.suppress(OSError):  # a kernel without IPv6
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            address, _, _, scope, _, name = line.split()
+            if scope != "20":
+                found.setdefault(name, []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address)))
+    return found
+
+
+def _processes() -> Iterator[Process]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            stat = (folder / "stat").read_text(errors="replace")
+            # The name is in parentheses and may hold anything; behind it: state, parent (proc_pid_stat(5)).
+            before, _, behind = stat.rpartition(")")
+            state, parent = behind.split()[:2]
+            if state in "ZX":
+                continue
+            command = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            yield Process(
+                pid=int(folder.name),
+                parent=int(parent),
+                name=before.partition("(")[2],
+                command=tuple(os.fsdecode(word) for word in command if word),
+                launch=_launch(folder),
+            )
+
+
+def _launch(folder: Path) -> str | None:
+    with contextlib.suppress(OSError):  # another user's
+        for variable in (folder / "environ").read_bytes().split(b"\0"):
+            if variable.startswith(_LAUNCH):
+                return os.fsdecode(variable.removeprefix(_LAUNCH))
+    return None

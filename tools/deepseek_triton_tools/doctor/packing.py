@@ -1,0 +1,44 @@
+"""The checks as a zip that a bare `python3` runs from its standard input; nothing of it is left behind."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from deepseek_triton_tools.doctor.machine.expected import Expected, to_json
+from deepseek_triton_tools.doctor.machine.remote import EXPECTED
+
+_PACKAGE = "deepseek_triton_tools"
+SENT = ("__init__.py", "_version.py", "tool_errors.py", "host", "doctor/__init__.py", "doctor/machine")
+"""What travels: the checks and all that they may import, which is the standard library only (a test holds that)."""
+_NEEDED = "Python 3.10 or newer is needed"
+BOOTSTRAP = (
+    "import os,sys\n"
+    f"sys.version_info>=(3,10) or sys.exit('{_NEEDED}, this is %d.%d' % sys.version_info[:2])\n"
+    "f=os.memfd_create('doctor')\n"
+    "open(f,'wb',closefd=False).write(sys.stdin.buffer.read())\n"
+    "sys.path.insert(0,'/proc/self/fd/%d' % f)\n"
+    "from deepseek_triton_tools.doctor.machine.remote import main\n"
+    "main()\n"
+)
+"""For `python3 -c`, the zip on its standard input. The file it makes is in memory alone."""
+
+
+def pack(expected: Expected) -> bytes:
+    """The zip. Uncompressed: not every Python has zlib."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as packed:
+        for name, path in _sources():
+            packed.writestr(f"{_PACKAGE}/{name}", path.read_bytes())
+        packed.writestr(EXPECTED, to_json(expected))
+    return content.getvalue()
+
+
+def _sources() -> Iterator[tuple[str, Path]]:
+    root = Path(__file__).parent.parent
+    for name in SENT:
+        path = root / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            yield file.relative_to(root).as_posix(), file

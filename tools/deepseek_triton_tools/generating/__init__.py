@@ -1,0 +1,1 @@
+"""Prompts in, completions out: one, a conversation, or a batch of JSON Lines."""

@@ -1,0 +1,125 @@
+"""What was said in a chat: pure state, and its file."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_client import InvalidRequest, SamplingParams
+from deepseek_triton_tools.generating.completion_records import as_json
+from deepseek_triton_tools.generating.prompt_sources import problem_of_messages, read_text
+from deepseek_triton_tools.tool_errors import ToolError
+
+Message = dict[str, Any]
+
+_INTERRUPTED = "interrupted"
+"""Beside role and content, on an answer that was stopped. It is not sent."""
+
+
+class Conversation:
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+        self.messages: list[Message] = []
+        self.unanswered: str | None = None
+        """The last thing said, when it got no answer. It is not among the messages."""
+
+    @property
+    def system(self) -> str | None:
+        first = self.messages[:1]
+        return first[0]["content"] if first and first[0]["role"] == "system" else None
+
+    def set_system(self, text: str | None) -> None:
+        rest = self.messages if self.system is None else self.messages[1:]
+        self.messages = ([{"role": "system", "content": text}] if text else []) + rest
+
+    def clear(self) -> None:
+        """Only what the model is told first stays."""
+        self.messages = self.messages[: self._start()]
+        self.unanswered = None
+
+    def undo(self) -> bool:
+        """Take back the last thing said with what came of it. False when nothing was said."""
+        if self.unanswered is not None:
+            self.unanswered = None
+            return True
+        last = self._last_said()
+        if last is None:
+            return False
+        del self.messages[last:]
+        return True
+
+    def to_retry(self) -> tuple[str, int] | None:
+        """What to ask again, and how many messages stand before it; None when nothing was said."""
+        if self.unanswered is not None:
+            return self.unanswered, len(self.messages)
+        last = self._last_said()
+        return None if last is None else (self.messages[last]["content"], last)
+
+    def asking(self, text: str, after: int) -> list[Message]:
+        """What is sent to have `text` answered behind the first `after` messages."""
+        sent = [*self.messages[:after], {"role": "user", "content": text}]
+        return [{name: value for name, value in message.items() if name != _INTERRUPTED} for message in sent]
+
+    def answered(self, text: str, after: int, answer: str, *, interrupted: bool = False) -> None:
+        """In place of whatever stood behind the first `after` messages."""
+        reply: Message = {"role": "assistant", "content": answer}
+        if interrupted:
+            reply[_INTERRUPTED] = True
+        self.messages[after:] = [{"role": "user", "content": text}, reply]
+        self.unanswered = None
+
+    def save(self, path: Path, *, model: str) -> None:
+        """As {messages, params, model}: the whole file or, when it can't be written, nothing.
+
+        :raises ToolError: then.
+        """
+        params = {field.name: value for field, value in self.params.given()}
+        document = {"model": model, "params": params, "messages": self.messages}
+        try:
+            handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(as_json(document) + "\n")
+                os.replace(scratch, path)
+            except BaseException:
+                os.unlink(scratch)
+                raise
+        except OSError as error:
+            raise ToolError(f"{path} can't be written: {error.strerror}") from error
+
+    @classmethod
+    def loaded(cls, path: Path) -> Conversation:
+        """A saved one.
+
+        :raises ToolError: when it is none.
+        """
+        try:
+            document = json.loads(read_text(path))
+        except ValueError as error:
+            raise ToolError(f"{path} is not JSON: {error}") from error
+        if not isinstance(document, dict) or not isinstance(document.get("messages"), list):
+            raise ToolError(f'{path}: expected an object with "messages", as /save writes it')
+        messages, params = document["messages"], document.get("params", {})
+        problem = problem_of_messages(messages) if messages else None
+        if problem is None and not all(isinstance(message.get("content"), str) for message in messages):
+            problem = "messages: expected a text as each one's content"
+        if problem is None and not isinstance(params, dict):
+            problem = f"params: expected an object, got {params!r:.100}"
+        if problem is not None:
+            raise ToolError(f"{path}: {problem}")
+        try:
+            conversation = cls(SamplingParams().merged(params))
+        except InvalidRequest as error:
+            raise ToolError(f"{path}: params: {error.message}") from error
+        conversation.messages = messages
+        return conversation
+
+    def _start(self) -> int:
+        return 0 if self.system is None else 1
+
+    def _last_said(self) -> int | None:
+        said = [position for position, message in enumerate(self.messages) if message["role"] == "user"]
+        return said[-1] if said else None

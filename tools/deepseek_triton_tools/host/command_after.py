@@ -1,0 +1,95 @@
+"""The command after a warm-up: in the place of this process, or beside it while it holds the files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import NoReturn
+
+from deepseek_triton_tools.host.stop_signals import Stop
+from deepseek_triton_tools.tool_errors import ToolError
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""As shells have it."""
+
+
+def find_command(command: Sequence[str]) -> None:
+    """Whether it can be run, before an hour goes into what comes first.
+
+    :raises ToolError: when it isn't there or can't be executed; exit code 127 or 126.
+    """
+    name = command[0]
+    if shutil.which(name) is not None:
+        return
+    places = [name] if os.path.dirname(name) else [os.path.join(folder, name) for folder in os.get_exec_path()]
+    code = errno.EACCES if name and any(map(os.path.exists, places)) else errno.ENOENT
+    raise _cannot_run(command, OSError(code, os.strerror(code)))
+
+
+def run_instead(command: Sequence[str]) -> NoReturn:
+    """:raises ToolError: when it can't be run; exit code 127 or 126."""
+    sys.stdout.flush()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what is ignored stays so
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        raise _cannot_run(command, error) from error
+
+
+class Child:
+    """The command beside this process; when it ends, so does what `stop` ends. No command: nothing to do.
+
+    :raises ToolError: when it can't be run; exit code 127 or 126.
+    """
+
+    def __init__(self, command: Sequence[str], stop: Stop) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        if not command:
+            return
+        try:
+            self._process = subprocess.Popen(command)
+        except OSError as error:
+            raise _cannot_run(command, error) from error
+        stop.forward = self._forward
+        threading.Thread(target=self._wait, args=(self._process, stop), name="then", daemon=True).start()
+
+    def exit_code(self) -> int:
+        """When it has ended, as a shell has it; 0 without a command."""
+        if self._process is None:
+            return 0
+        code = self._process.wait()
+        return 128 - code if code < 0 else code
+
+    @staticmethod
+    def _wait(process: subprocess.Popen[bytes], stop: Stop) -> None:
+        process.wait()
+        stop.event.set()
+
+    def _forward(self, signum: int) -> None:
+        # Ctrl-C reaches the whole foreground group by itself, and twice may mean something else than once.
+        if self._process is not None and not (signum == signal.SIGINT and _is_in_foreground()):
+            self._process.send_signal(signum)
+
+
+def _is_in_foreground() -> bool:
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # no terminal
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def _cannot_run(command: Sequence[str], error: OSError) -> ToolError:
+    code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+    return ToolError(f"--then: {command[0]} can't be run: {error.strerror}", exit_code=code)

@@ -1,0 +1,42 @@
+"""Processes of a session, by Linux's /proc: who is left, and how to end them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from deepseek_triton_tools.tool_errors import ServerFailedError
+
+_PATIENCE_S = 10
+
+
+def session_members(session: int) -> list[int]:
+    """The processes of a session that still run, by /proc/PID/stat of proc(5)."""
+    members = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        # Gone meanwhile.
+        with contextlib.suppress(OSError):
+            # The name is in parentheses and may hold anything; behind it: state, parent, group, session.
+            state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
+            if its_session == str(session) and state not in "ZX":
+                members.append(int(path.parent.name))
+    return members
+
+
+def kill_all(members: Callable[[], list[int]]) -> None:
+    """SIGKILL until none is left: one may have forked before its turn came.
+
+    :raises ServerFailedError: when some are still there after ten seconds, as when a driver holds them.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while pids := members():
+        if time.monotonic() > deadline:
+            raise ServerFailedError(f"processes {pids} of the server can't be killed: look at them with ps")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)

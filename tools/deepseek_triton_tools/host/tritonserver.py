@@ -1,0 +1,149 @@
+"""Where tritonserver is, and how it is run from there.
+
+The server that the nvidia-pytriton wheel carries needs four things a container's does not: a backend directory that
+holds the stub of the running Python, the wheel's and Python's own libraries on LD_LIBRARY_PATH, this environment's
+`bin` first on PATH (the stub finds its prefix through `python3` there, and ignores PYTHONPATH), and numpy 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deepseek_triton_tools.host.preflight import find_libpython, glibc_problem, libpython_problem
+from deepseek_triton_tools.tool_errors import InstallationError
+
+CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
+
+_BACKEND_FILES = ("libtriton_python.so", "triton_python_backend_utils.py")
+_STUB = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A tritonserver and how to run it."""
+
+    binary: Path
+    kind: str
+    """`explicit`, `path`, `container` or `wheel`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables to set, each with its whole value."""
+    extra_args: tuple[str, ...] = ()
+
+
+def find_tritonserver(explicit: Path | None = None) -> Installation:
+    """The server at `explicit`, else from PATH, else the container's, else the wheel's.
+
+    :raises InstallationError: when there is none, or the wheel's can't run here.
+    """
+    if explicit is not None:
+        if not os.access(explicit, os.X_OK) or explicit.is_dir():
+            raise InstallationError(f"--tritonserver {explicit} is no program that can be run: name the server binary")
+        return Installation(explicit.absolute(), "explicit")
+    on_path = shutil.which("tritonserver")
+    if on_path:
+        return Installation(Path(on_path), "path")
+    if CONTAINER_BINARY.is_file():
+        return Installation(CONTAINER_BINARY, "container")
+    package = _wheel_package()
+    if package is not None:
+        return _wheel_installation(package)
+    raise InstallationError(
+        "no tritonserver on PATH, in /opt/tritonserver/bin or in this Python's environment: "
+        "pip install 'deepseek-triton[server]', run in NVIDIA's Triton container, or name one with --tritonserver"
+    )
+
+
+def _wheel_package() -> Path | None:
+    """The wheel's `pytriton` folder; only its files are wanted, so it isn't imported."""
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        return None
+    package = Path(spec.origin).parent
+    return package if (package / "tritonserver/bin/tritonserver").is_file() else None
+
+
+def _wheel_installation(package: Path) -> Installation:
+    for problem in (glibc_problem(), libpython_problem(), _numpy_problem(), _stub_problem(package)):
+        if problem:
+            raise InstallationError(problem)
+    libpython = find_libpython()
+    assert libpython is not None  # libpython_problem() has looked
+    libraries = [str(package.parent / "nvidia_pytriton.libs"), str(libpython.parent)]
+    return Installation(
+        package / "tritonserver/bin/tritonserver",
+        "wheel",
+        {
+            "LD_LIBRARY_PATH": _prepended(libraries, "LD_LIBRARY_PATH"),
+            "PATH": _prepended([str(Path(sys.prefix, "bin"))], "PATH"),
+        },
+        (f"--backend-directory={_backend_directory(package)}",),
+    )
+
+
+def _prepended(folders: list[str], variable: str) -> str:
+    rest = os.environ.get(variable)
+    return os.pathsep.join([*folders, rest] if rest else folders)
+
+
+def _numpy_problem() -> str | None:
+    """With numpy 2 the stub is silently wrong: arrays arrive with other values than were sent."""
+    try:
+        version = importlib.metadata.version("numpy")
+    except importlib.metadata.PackageNotFoundError:
+        return "tritonserver's Python backend needs numpy in this environment: pip install 'numpy>=1.26,<2'"
+    if version.startswith(("0.", "1.")):
+        return None
+    return (
+        f"this environment has numpy {version}, with which the wheel's Python backend hands over wrong values: "
+        "pip install 'numpy>=1.26,<2'"
+    )
+
+
+def _stub_path(package: Path) -> Path:
+    return package / "tritonserver/python_backend_stubs/{}.{}".format(*sys.version_info) / _STUB
+
+
+def _stub_problem(package: Path) -> str | None:
+    stub = _stub_path(package)
+    if stub.is_file():
+        return None
+    known = sorted((path.name for path in stub.parent.parent.iterdir()), key=lambda name: int(name.partition(".")[2]))
+    return (
+        f"the nvidia-pytriton wheel has no Python backend for Python {stub.parent.name}: "
+        f"use one of {', '.join(known)} for the environment"
+    )
+
+
+def _backend_directory(package: Path) -> Path:
+    """The folder for --backend-directory: links to the backend's files, and the stub beside them, where it is sought.
+
+    Made once for each wheel and Python, complete or not at all.
+    """
+    key = hashlib.sha256(str(package).encode()).hexdigest()[:12]
+    release = importlib.metadata.version("nvidia-pytriton")
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "deepseek-triton/backends")
+    directory = root / f"{release}-py{_stub_path(package).parent.name}-{key}"
+    if directory.is_dir():
+        return directory
+    root.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
+    (scratch / "python").mkdir()
+    for source in [*(package / "tritonserver/backends/python" / name for name in _BACKEND_FILES), _stub_path(package)]:
+        (scratch / "python" / source.name).symlink_to(source)
+    try:
+        scratch.rename(directory)
+    except OSError:
+        # Another process was first, or the folder can't be made.
+        shutil.rmtree(scratch)
+        if not directory.is_dir():
+            raise
+    return directory

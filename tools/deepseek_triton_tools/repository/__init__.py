@@ -1,0 +1,1 @@
+"""Facts about a generated folder and the checkpoint it serves."""

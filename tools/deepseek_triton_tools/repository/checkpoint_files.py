@@ -1,0 +1,239 @@
+"""Which files of a checkpoint the engine will read, where they are, and whether they are whole."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deepseek_triton_build.check.codes import MISSING_SHARD
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.weights import INDEX, check_weights, files_read
+from deepseek_triton_build.text import plain
+from deepseek_triton_tools.repository.hub_cache import HubName, find_snapshot, parse_hub_name, unfinished_downloads
+from deepseek_triton_tools.repository.served_models import (
+    MODEL_YAML,
+    NothingToReadError,
+    ServedModel,
+    model_yamls,
+    served_models,
+)
+from deepseek_triton_tools.tool_errors import CheckpointError
+from deepseek_triton_tools.warming.warm_options import Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightFile:
+    """One *.safetensors file, as the engine opens it."""
+
+    path: Path
+    """As found in the checkpoint's folder; may be a link."""
+    size: int
+    """Bytes it has now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A folder of weights and the files in it that the engine reads."""
+
+    source: str
+    """As it was asked for."""
+    folder: Path
+    found_by: str
+    """How the folder follows from the source, for people: "a folder", "in the Hugging Face cache, revision abc",
+    "the model of r1/tensorrt_llm/1/model.yaml"."""
+    files: tuple[WeightFile, ...]
+    """By name. Of transformers those that the index names, of TensorRT-LLM all but "consolidated" ones. A file
+    that is missing or can't be looked at is not in it, but in what `find_damage` finds."""
+    only_indexed: bool = False
+    """The engine reads what the index names, and not all that is in the folder."""
+    download: str | None = None
+    """The command that downloads it, where it has a name on the Hugging Face hub."""
+    findings: tuple[Finding, ...] = ()
+    """What is wrong with it, once `find_damage` was asked."""
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def find_checkpoints(source: str) -> tuple[Checkpoint, ...]:
+    """The checkpoints that `source` means, each once: of a folder, of a Hugging Face name in the local cache
+    ("org/name", "org/name@revision"), or of all that a model repository, a model's folder or a model.yaml serves.
+
+    A folder goes before a name, as in the engines.
+
+    :raises CheckpointError: when there is none, with every place that was looked at.
+    """
+    path, name = Path(source), parse_hub_name(source)
+    if _exists(path):
+        return _at_path(source, path)
+    if name is None:
+        raise CheckpointError(
+            f"{plain(source)}: expected a checkpoint's folder, a Hugging Face name (org/name) or a model repository, "
+            "found no such file or folder; correct the path"
+        )
+    place = _in_cache(name)
+    return (_look(source, place, only_indexed=False),)
+
+
+@dataclass(frozen=True)
+class _Place:
+    folder: Path
+    found_by: str
+    download: str | None = None
+    """The command for it."""
+
+
+def _at_path(source: str, path: Path) -> tuple[Checkpoint, ...]:
+    try:
+        yamls = model_yamls(path)
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if yamls:
+        return _served(source, yamls)
+    if not is_folder:
+        raise CheckpointError(f"{path}: expected a checkpoint's folder, found a file; name its folder: {path.parent}")
+    if os.path.isdir(path / "snapshots") and not any(
+        path.glob("*.safetensors")
+    ):  # the folder of a model in a Hugging Face cache
+        name = HubName(path.resolve().name.removeprefix("models--").replace("--", "/", 1))
+        return (_look(source, _in_cache(name, path), only_indexed=False),)
+    return (_look(source, _Place(path, "a folder"), only_indexed=False),)
+
+
+def _served(source: str, yamls: Sequence[Path]) -> tuple[Checkpoint, ...]:
+    """Of several models. What has no weights is passed over where another has some."""
+    found: dict[Path, tuple[_Place, bool]] = {}
+    problems: list[CheckpointError] = []
+    for model_yaml in yamls:
+        try:
+            for served in served_models(model_yaml):
+                place = _place(served)
+                _, only_indexed = found.get(place.folder.resolve(), (None, True))
+                found[place.folder.resolve()] = (place, only_indexed and served.only_indexed)
+        except CheckpointError as error:
+            problems.append(error)
+    serious = [error for error in problems if not isinstance(error, NothingToReadError)]
+    if serious or not found:
+        raise CheckpointError("; ".join(str(error) for error in serious or problems))
+    return tuple(_look(source, place, only_indexed=only) for place, only in found.values())
+
+
+def _place(served: ServedModel) -> _Place:
+    if _exists(served.path):
+        return _Place(served.path, str(served))
+    name = parse_hub_name(served.name)
+    if name is None:
+        raise CheckpointError(
+            f"{served.model_yaml}: its {'draft ' if served.is_draft else ''}model {plain(served.name)} is not on this "
+            f"machine: {served.path} is not there; name the checkpoint's folder itself, where it is here"
+        )
+    try:
+        place = _in_cache(HubName(name.model, served.revision or name.revision))
+    except CheckpointError as error:
+        raise CheckpointError(f"{served.model_yaml}: {served.path} is no folder, and {error}") from error
+    return _Place(place.folder, f"{served}, {place.found_by}", place.download)
+
+
+def _in_cache(name: HubName, model_folder: Path | None = None) -> _Place:
+    snapshot = find_snapshot(name, model_folder)
+    return _Place(snapshot.folder, f"in the Hugging Face cache, revision {snapshot.revision}", name.download)
+
+
+def _look(source: str, place: _Place, *, only_indexed: bool) -> Checkpoint:
+    """:raises CheckpointError: when it has neither weights nor an index of them."""
+    folder = place.folder
+    try:
+        names = files_read(folder, only_indexed=only_indexed)
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    if not names and not os.path.lexists(folder / INDEX):
+        fix = f"download it: {place.download}" if place.download else "name a checkpoint's folder or a model repository"
+        raise CheckpointError(
+            f"{folder}: expected a checkpoint, found no *.safetensors file that the engine reads, no {INDEX} and no "
+            f"<version>/{MODEL_YAML}{_unfinished(folder)}; {fix}"
+        )
+    files = (_weight_file(folder / name) for name in names)
+    return Checkpoint(
+        source=source,
+        folder=folder,
+        found_by=place.found_by,
+        files=tuple(file for file in files if file is not None),
+        only_indexed=only_indexed,
+        download=place.download,
+    )
+
+
+def _weight_file(path: Path) -> WeightFile | None:
+    """None for what can't be looked at, which `find_damage` reports."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # ValueError: the index has a name that no file can have
+        return None
+    return WeightFile(path=path, size=status.st_size) if stat.S_ISREG(status.st_mode) else None
+
+
+def _nobody(_: Path) -> None:
+    pass
+
+
+def find_damage(checkpoint: Checkpoint, on_file: Callable[[Path], None] = _nobody) -> Iterator[Finding]:
+    """What is wrong with it, by its index and its files' headers; `file` is the file's whole path.
+
+    A third of a second for DeepSeek's 92,000 tensors, and as long as it takes to read 163 headers.
+
+    :param on_file: told of each file before it is opened.
+    """
+    folder = checkpoint.folder
+    for finding in check_weights(folder, str(folder), only_indexed=checkpoint.only_indexed, on_file=on_file):
+        yield _explained(finding, _unfinished(folder), checkpoint.download)
+
+
+def _unfinished(folder: Path) -> str:
+    paths = unfinished_downloads(folder)
+    if not paths:
+        return ""
+    return f"; its download is not finished: {len(paths)} *.incomplete in {paths[0].parent}"
+
+
+def _explained(finding: Finding, unfinished: str, download: str | None) -> Finding:
+    """What is missing is there in part, or can be downloaded."""
+    if finding.code != MISSING_SHARD.code:
+        return finding
+    fix = f"finish the download: {download}" if download else finding.fix
+    return replace(finding, message=finding.message + unfinished, fix=fix)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return True
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{error.filename or path}: can't be looked at: {error.strerror}; let it be read and searched"
+    )
+
+
+def files_of_share(files: Sequence[WeightFile], share: Share) -> tuple[WeightFile, ...]:
+    """The files of one share of the work, in their order; the shares are about the same in bytes.
+
+    The largest file first, each to the share that has least: whoever has the same files deals them the same way.
+    """
+    loads = [0] * share.count
+    chosen = set()
+    for file in sorted(files, key=lambda file: (-file.size, file.path)):
+        index = loads.index(min(loads))
+        loads[index] += file.size
+        if index == share.index - 1:
+            chosen.add(file.path)
+    return tuple(file for file in files if file.path in chosen)

@@ -1,0 +1,191 @@
+"""What a generated repository needs of where it is launched."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
+from deepseek_triton_build.data.catalog import gpus
+from deepseek_triton_build.render.stamp import MANIFEST
+from deepseek_triton_build.text import plain
+from deepseek_triton_tools.repository.served_models import MODEL_YAML, NothingToReadError
+from deepseek_triton_tools.repository.serving_facts import Serving, serving_of
+from deepseek_triton_tools.tool_errors import RepositoryError
+
+START_SCRIPT = "start.sh"
+SUPERVISOR = "supervise.py"
+_GIB = 2**30
+_READY_WITHIN = re.compile(r"READY_WITHIN:-(\d+)")
+_READY_WITHIN_S = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFacts:
+    """One repository, by its files and by its stamp."""
+
+    source: str
+    """As it was asked for."""
+    folder: Path
+    """Absolute."""
+    model: str
+    """Its name on the server."""
+    version_dir: Path
+    """Of that model: where model.py and the supervisor are."""
+    engine: str
+    release: str | None
+    """Of TensorRT-LLM; None for engines that need none."""
+    image: str | None
+    """The container it was made for; None likewise."""
+    gpu: str | None
+    """The catalogue's name of it."""
+    sm: int | None
+    """Its compute capability, as 90."""
+    world_size: int
+    """MPI ranks, and GPUs where there are any: of one instance."""
+    nodes: int
+    ready_within_s: int
+    """start.sh's own deadline of a start."""
+    serving: Serving | None
+    """Its checkpoint; None for what has no weights of its own."""
+
+    @property
+    def start_script(self) -> Path:
+        return self.folder / START_SCRIPT
+
+    @property
+    def supervisor(self) -> Path:
+        return self.version_dir / SUPERVISOR
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.world_size // self.nodes
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Of its GPUs; 0 for engines that need none."""
+        return self.ranks_per_node if self.gpu else 0
+
+    @property
+    def mounts(self) -> dict[str, str]:
+        """What a container needs to read the checkpoint: where it has to be there -> where it is here."""
+        return dict(self.serving.mounts) if self.serving else {}
+
+    @property
+    def shm_bytes(self) -> int:
+        """Of /dev/shm: 1 GiB for each rank, as NVIDIA's containers ask for (--shm-size=1g, of each process that NCCL's
+        and Open MPI's transports serve: an assumption), and as much for tritonserver's Python backend. Only what is
+        used takes memory."""
+        return (self.ranks_per_node + 1) * _GIB
+
+
+def facts_of(source: str) -> LaunchFacts:
+    """
+    :raises RepositoryError: when the folder is none that `deepseek-triton build` writes; all that is wrong.
+    :raises CheckpointError: when the checkpoint's size is not known.
+    """
+    folder = Path(os.path.abspath(source))
+    try:
+        problems = list(_problems(source, folder))
+    except OSError as error:
+        where = os.path.relpath(error.filename, folder) if error.filename else START_SCRIPT
+        what = plain(source) if where == "." or where.startswith("..") else plain(os.path.join(source, where))
+        raise RepositoryError(f"{what}: can't be read: {error.strerror}") from error
+    if problems:
+        raise RepositoryError("; ".join(problems))
+    [version_dir, *_] = _version_dirs(folder)
+    stamp, _ = read_stamp(version_dir.parent, "")
+    serving = _serving(source)
+    world_size = _world_size(source, stamp, serving)
+    gpu = gpus().get(stamp.text("gpu") or "")
+    if gpu is None and stamp.text("release"):
+        raise RepositoryError(
+            f"{plain(source)}: its {MANIFEST} names no GPU that this version of deepseek-triton knows: copy the folder "
+            "as it was written, or write it anew"
+        )
+    match = _READY_WITHIN.search(_text_of_script(folder))
+    return LaunchFacts(
+        source=source,
+        folder=folder,
+        model=version_dir.parent.name,
+        version_dir=version_dir,
+        engine=stamp.text("engine") or "tensorrt_llm",
+        release=stamp.text("release"),
+        image=stamp.text("image"),
+        gpu=gpu.name if gpu else None,
+        sm=gpu.sm if gpu else None,
+        world_size=world_size,
+        nodes=-(-world_size // gpu.gpus_per_node) if gpu else 1,
+        ready_within_s=int(match[1]) if match else _READY_WITHIN_S,
+        serving=serving,
+    )
+
+
+def _problems(source: str, folder: Path) -> Iterator[str]:
+    written = "launch runs what deepseek-triton build writes: deepseek-triton build VARIANT --gpu GPU --output DIR"
+    if not source.strip():
+        yield "the repository's name is empty: is a variable not set?"
+    elif not os.path.isdir(folder):  # pathlib's raises of a name that is too long
+        yield f"{plain(source)} is no folder; {written}"
+    elif not os.listdir(folder):
+        yield f"{plain(source)} is empty; {written}"
+    elif (folder.parent / START_SCRIPT).is_file() and not (folder / START_SCRIPT).is_file():
+        yield f"{plain(source)} is one model of a repository: name {plain(str(folder.parent))}"
+    elif not (folder / START_SCRIPT).is_file():
+        yield f"{plain(source)} has no {START_SCRIPT}; {written}"
+    elif not _version_dirs(folder):
+        yield f"{plain(source)} has no model's folder beside its {START_SCRIPT}; {written}"
+    elif not _is_current(folder):
+        yield (
+            f"{plain(source)} was written before there was a launch: write it anew, with the options in the first "
+            f"line of its {START_SCRIPT}"
+        )
+    elif not _is_stamped(folder):
+        yield (
+            f"{plain(source)} has no {MANIFEST} that can be read, by which it would be known for what it was made: "
+            "copy the whole folder, or write it anew"
+        )
+    elif not os.access(folder / START_SCRIPT, os.X_OK):
+        yield f"{plain(str(folder / START_SCRIPT))} can't be executed: chmod +x it, or copy the folder with its modes"
+
+
+def _version_dirs(folder: Path) -> list[Path]:
+    """Of generated models, whose stamp lies beside config.pbtxt."""
+    return sorted(path.parent for path in folder.glob(f"*/1/{MODEL_YAML}"))
+
+
+def _is_current(folder: Path) -> bool:
+    """start.sh would take DRY_RUN for nothing, and start."""
+    has_supervisor = all((version_dir / SUPERVISOR).is_file() for version_dir in _version_dirs(folder))
+    return has_supervisor and "DRY_RUN" in _text_of_script(folder)
+
+
+def _text_of_script(folder: Path) -> str:
+    return (folder / START_SCRIPT).read_text("utf-8", errors="replace")
+
+
+def _is_stamped(folder: Path) -> bool:
+    stamp, _ = read_stamp(_version_dirs(folder)[0].parent, "")
+    return stamp.text("engine") is not None
+
+
+def _serving(source: str) -> Serving | None:
+    try:
+        return serving_of(source)
+    except NothingToReadError:
+        return None
+
+
+def _world_size(source: str, stamp: Stamp, serving: Serving | None) -> int:
+    """Of start.sh, which was made for the stamp's GPUs."""
+    planned = stamp.num_gpus or 1
+    asked = serving.num_gpus if serving and serving.num_gpus and stamp.text("gpu") else planned
+    if asked != planned:
+        raise RepositoryError(
+            f"{plain(source)}: {MODEL_YAML} asks for {asked} ranks, {START_SCRIPT} starts {planned}, and the engine "
+            "would wait for the others: deepseek-triton check tells more, build --force writes it anew"
+        )
+    return planned

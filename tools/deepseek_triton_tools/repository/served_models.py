@@ -1,0 +1,116 @@
+"""Which checkpoints the models of a Triton model repository load, by their model.yaml."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build.check.documents import read_yaml
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.text import shown
+from deepseek_triton_tools.tool_errors import CheckpointError
+
+MODEL_YAML = "model.yaml"
+_TENSORRT_LLM, _TRANSFORMERS, _SIMULATED = "tensorrt_llm", "transformers", "simulated"
+_TINY = "tiny"
+_DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
+"""Of speculative_config: a draft model of its own. TensorRT-LLM 1.1 has the second name, 0.21 and 1.2 the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """One checkpoint that one model.yaml names."""
+
+    model_yaml: Path
+    name: str
+    """A folder or the name of a model on the Hugging Face hub, as it is written there."""
+    revision: str | None
+    is_draft: bool
+    only_indexed: bool
+    """The engine reads what the checkpoint's index names, and not all that is in its folder."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is if it is a folder: a relative path counts from model.yaml's folder, as in the backend."""
+        return self.model_yaml.parent / self.name
+
+    def __str__(self) -> str:
+        return f"the {'draft ' if self.is_draft else ''}model of {self.model_yaml}"
+
+
+class NothingToReadError(CheckpointError):
+    """What is served has no weights of its own."""
+
+
+def model_yamls(path: Path) -> list[Path]:
+    """Those at `path`, which is a model.yaml, or the folder of a version, a model or a repository; of each model the
+    one of its highest version, which Triton loads unless config.pbtxt says otherwise.
+
+    :raises OSError: when a folder can't be listed.
+    """
+    if not path.is_dir():
+        return [path] if path.suffix in (".yaml", ".yml") else []
+    if os.path.lexists(path / MODEL_YAML):
+        return [path / MODEL_YAML]
+    folders = [path, *(path / name for name in sorted(os.listdir(path)) if os.path.isdir(path / name))]
+    return [found for folder in folders for found in _newest(folder)]
+
+
+def _newest(model_folder: Path) -> Iterator[Path]:
+    try:
+        names = os.listdir(model_folder)
+    except OSError as error:
+        raise CheckpointError(f"{model_folder}: can't be listed: {error.strerror}; let it be read") from error
+    versions = [name for name in names if name.isdecimal() and os.path.lexists(model_folder / name / MODEL_YAML)]
+    if versions:
+        yield model_folder / max(versions, key=int) / MODEL_YAML
+
+
+def served_models(model_yaml: Path) -> list[ServedModel]:
+    """The checkpoint that `model_yaml` names, and its draft model's.
+
+    :raises NothingToReadError: when the engine reads no checkpoint.
+    :raises CheckpointError: when none can be read from it.
+    """
+    document, findings = read_yaml(model_yaml, str(model_yaml))
+    if document is None:
+        raise CheckpointError("; ".join(_text(finding, model_yaml) for finding in findings))
+    triton, model = _section(document.values, "triton_config"), document.values.get("model")
+    engine = triton.get("engine", _TENSORRT_LLM)
+    if engine == _SIMULATED:
+        raise NothingToReadError(f"{model_yaml}: the simulated engine reads no weights; there is nothing to warm")
+    if not isinstance(model, str) or not model:
+        raise CheckpointError(f"{model_yaml}: expected model: and a checkpoint's folder or name, found {shown(model)}")
+    if engine == _TRANSFORMERS and model == _TINY:
+        raise NothingToReadError(
+            f"{model_yaml}: {_TINY} is made by the backend when it starts; there is nothing to warm"
+        )
+    revision = document.values.get("revision")
+    found = ServedModel(
+        model_yaml=model_yaml,
+        name=model,
+        revision=revision if isinstance(revision, str) else None,
+        is_draft=False,
+        only_indexed=engine == _TRANSFORMERS,
+    )
+    return [found, *_drafts(model_yaml, _section(document.values, "speculative_config"))]
+
+
+def _drafts(model_yaml: Path, speculative: dict[Any, Any]) -> Iterator[ServedModel]:
+    for key in _DRAFT_KEYS:
+        name = speculative.get(key)
+        if isinstance(name, str) and name:
+            yield ServedModel(model_yaml=model_yaml, name=name, revision=None, is_draft=True, only_indexed=False)
+
+
+def _section(values: Any, key: str) -> dict[Any, Any]:
+    section = values.get(key)
+    return section if isinstance(section, dict) else {}
+
+
+def _text(finding: Finding, model_yaml: Path) -> str:
+    message = finding.message.removeprefix(f"{model_yaml}: ")
+    return f"{model_yaml}{f':{finding.line}' if finding.line else ''}: {message}; {finding.fix}"

@@ -1,0 +1,164 @@
+"""What a form of deployment needs to know of a model repository or a checkpoint: names, bytes, image, GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepseek_triton_build.check.documents import read_yaml
+from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
+from deepseek_triton_build.data.catalog import Checkpoint as KnownCheckpoint
+from deepseek_triton_build.data.catalog import gpus, variant_of_model, variants
+from deepseek_triton_build.text import plain
+from deepseek_triton_tools.repository.checkpoint_files import Checkpoint, find_checkpoints
+from deepseek_triton_tools.repository.hub_cache import hub_cache, parse_hub_name
+from deepseek_triton_tools.repository.served_models import ServedModel, model_yamls, served_models
+from deepseek_triton_tools.tool_errors import CheckpointError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What is served from where."""
+
+    source: str
+    """As it was asked for."""
+    folders: tuple[str, ...]
+    """Of checkpoints, absolute."""
+    names: tuple[str, ...]
+    """Of checkpoints in the Hugging Face cache."""
+    hub_cache: str
+    """That cache's folder on this machine."""
+    size: int
+    """Bytes of all their weights."""
+    size_from: str
+    """For people."""
+    image: str | None
+    """The container that a generated repository is for."""
+    num_gpus: int | None
+    """Of one instance: tensor_parallel_size x pipeline_parallel_size."""
+    gpus_per_node: int | None
+    """Of the machines that the plan's GPU comes in; None where the GPU is not known."""
+    model_name: str | None
+    """On the server: its folder's name in the repository."""
+
+    @property
+    def gpus_of_node(self) -> int | None:
+        """Of the instance's GPUs."""
+        if self.num_gpus is None or self.gpus_per_node is None:
+            return self.num_gpus
+        return min(self.num_gpus, self.gpus_per_node)
+
+    @property
+    def mounts(self) -> Mapping[str, str]:
+        """What of this machine a container needs to open the folders' files: where it has to be there -> where it is
+        here."""
+        return {place: source for folder in self.folders for place, source in _mounts(folder)}
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """As `warm` takes them."""
+        return (*self.folders, *self.names)
+
+
+def serving_of(source: str) -> Serving:
+    """
+    :raises CheckpointError: when there is none, or its size is not known.
+    """
+    yamls = model_yamls(Path(source)) if os.path.exists(source) else []
+    if not yamls:
+        return _of_checkpoint(source, find_checkpoints(source))
+    served = [model for model_yaml in yamls for model in served_models(model_yaml)]
+    first = served[0].model_yaml.resolve()
+    stamp, _ = read_stamp(first.parent.parent, "")
+    size, size_from = _size(source, served, stamp)
+    return Serving(
+        source=source,
+        folders=tuple(dict.fromkeys(os.path.abspath(model.path) for model in served if not _is_name(model))),
+        names=tuple(dict.fromkeys(_name(model) for model in served if _is_name(model))),
+        hub_cache=str(hub_cache()[0]),
+        size=size,
+        size_from=size_from,
+        image=stamp.text("image"),
+        num_gpus=_num_gpus(first),
+        gpus_per_node=_gpus_per_node(stamp),
+        model_name=first.parent.parent.name,
+    )
+
+
+def _of_checkpoint(source: str, found: Iterable[Checkpoint]) -> Serving:
+    is_folder = os.path.exists(source)
+    return Serving(
+        source=source,
+        folders=(os.path.abspath(source),) if is_folder else (),
+        names=() if is_folder else (source,),
+        hub_cache=str(hub_cache()[0]),
+        size=sum(checkpoint.size for checkpoint in found),
+        size_from="its files",
+        image=None,
+        num_gpus=None,
+        gpus_per_node=None,
+        model_name=None,
+    )
+
+
+def _size(source: str, served: Iterable[ServedModel], stamp: Stamp) -> tuple[int, str]:
+    """By the files where they are on this machine, else by the catalogue."""
+    try:
+        return sum(checkpoint.size for checkpoint in find_checkpoints(source)), "its files"
+    except CheckpointError:
+        known = [_known(model, stamp) for model in served]
+    by = ", ".join(f"{each.bytes_status} for {each.model}" for each in known)
+    return sum(each.weight_bytes for each in known), f"the catalogue, {by}: it is not on the machine this was made on"
+
+
+def _known(model: ServedModel, stamp: Stamp) -> KnownCheckpoint:
+    found = variant_of_model(model.name)
+    if found is not None:
+        return found[1]
+    variant = variants().get(stamp.text("variant") or "")
+    planned = variant.checkpoints.get(stamp.text("precision") or "") if variant and not model.is_draft else None
+    if planned is None:
+        raise CheckpointError(
+            f"{model}: {plain(model.name)} is neither on this machine nor known by name, so that its size is not "
+            "known; print the form where the checkpoint is"
+        )
+    return planned
+
+
+def _is_name(model: ServedModel) -> bool:
+    return not os.path.exists(model.path) and parse_hub_name(model.name) is not None
+
+
+def _name(model: ServedModel) -> str:
+    return f"{model.name}@{model.revision}" if model.revision else model.name
+
+
+def _mounts(folder: str) -> Iterator[tuple[str, str]]:
+    """A snapshot in a Hugging Face cache is links to ../../blobs: the model's whole folder. Elsewhere the folder, and
+    those that links in it lead to."""
+    parent = os.path.dirname(folder)
+    if os.path.basename(parent) == "snapshots":
+        yield os.path.dirname(parent), os.path.dirname(parent)
+        return
+    yield folder, folder
+    for path in sorted(Path(folder).glob("*")):
+        if path.is_symlink():
+            there = os.path.dirname(os.path.normpath(os.path.join(folder, os.readlink(path))))
+            if not Path(there).is_relative_to(folder):
+                yield there, os.path.dirname(os.path.realpath(path))
+
+
+def _gpus_per_node(stamp: Stamp) -> int | None:
+    gpu = gpus().get(stamp.text("gpu") or "")
+    return None if gpu is None else gpu.gpus_per_node
+
+
+def _num_gpus(model_yaml: Path) -> int | None:
+    document, _ = read_yaml(model_yaml, str(model_yaml))
+    sizes = [document.values.get(f"{way}_parallel_size") for way in ("tensor", "pipeline")] if document else [None]
+    tensor, *pipeline = sizes
+    if not isinstance(tensor, int):
+        return None
+    return tensor * (pipeline[0] if pipeline and isinstance(pipeline[0], int) else 1)

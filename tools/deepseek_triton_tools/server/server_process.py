@@ -1,0 +1,465 @@
+"""tritonserver as an object: started, awaited, stopped, and nothing of it left behind, however this process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+import httpx
+
+from deepseek_triton_tools.host.free_ports import ENDPOINTS, Claim, Port, claim_ports
+from deepseek_triton_tools.host.sessions import kill_all, session_members
+from deepseek_triton_tools.host.tritonserver import find_tritonserver
+from deepseek_triton_tools.server.server_log import HOPELESS, dead_engine, failure_cause, parse_log_line
+from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError
+
+_TICK_S = 0.2
+_LOG_TAIL_LINES = 2000
+_GRACE_S = 10
+"""On top of the exit timeout: the server begins to unload its models only when that has run out."""
+_CLIENTS_LEAVE_S = 0.5
+"""Whoever stops it has just had answers, and a SIGTERM in the moment in which a client goes can crash Triton 2.51: 0.2
+s between the two were enough in every try (docs/tritonserver.md)."""
+_STUBS_LEAVE_S = 5
+"""A stub looks every 0.3 s whether its server still lives."""
+_LAUNCHES = 3
+"""Attempts with new ports, where `auto` ones were taken by somebody else while the models loaded."""
+
+_GUARDED_EXEC = """\
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)):
+    sys.exit("prctl: " + os.strerror(ctypes.get_errno()))
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the starting process is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes the server, after asking the kernel to kill it when its parent dies. A program of its own rather than a
+preexec_fn: between fork and exec in a process with threads no Python code is safe."""
+
+_OWN_OPTIONS = {
+    "--model-repository": "DIR",
+    "--model-store": "DIR",
+    "--http-address": "--host",
+    "--grpc-address": "--host",
+    "--metrics-address": "--host",
+    "--http-port": "--http-port",
+    "--grpc-port": "--grpc-port",
+    "--metrics-port": "--metrics-port",
+    "--exit-timeout-secs": "--exit-timeout",
+    "--log-file": "--log-file",
+}
+"""tritonserver's options that serve sets, and serve's own for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What to serve and how."""
+
+    repository: Path
+    tritonserver: Path | None = None
+    http_port: Port = 8000
+    grpc_port: Port = 8001
+    metrics_port: Port = 8002
+    host: str = "127.0.0.1"
+    """tritonserver has no authentication, and its API can load models and map shared memory: it listens beyond this
+    machine only when that was asked for."""
+    exit_timeout_secs: int = 30
+    """What requests in flight get to finish after a stop was asked for. An idle connection that a client keeps open
+    counts too: the server waits for it as long."""
+    log_file: Path | None = None
+    """The server's whole log is appended here."""
+    verbose: bool = False
+    server_args: tuple[str, ...] = ()
+    """Further arguments for tritonserver, after our own."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a server is that loads."""
+
+    elapsed_s: float
+    last_message: str
+    """What the server's log said last."""
+
+
+class ServerProcess:
+    """One tritonserver and all that it starts.
+
+    A context manager: leaving it stops the server. Two threads serve it: the guardian starts and reaps the process, the
+    reader takes its output. Everything else belongs to the caller's thread.
+    """
+
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+
+    def __init__(self, options: ServeOptions, *, on_line: Callable[[str], None] | None = None) -> None:
+        """`on_line` gets every line of the server's output, in the reader's thread; an OSError from it ends that.
+
+        :raises ToolError: when the folder or the arguments can't be right. Nothing is started yet.
+        """
+        _check_server_args(options.server_args)
+        self.options = options
+        self.models = model_names(options.repository)
+        self.stop_requested = False
+        self._on_line = on_line
+        self._process: subprocess.Popen[str] | None = None
+        self._ended = threading.Event()
+        self._reader: threading.Thread | None = None
+        # The reader appends, others copy: each is one step.
+        self._lines: deque[str] = deque(maxlen=_LOG_TAIL_LINES)
+        self._hopeless = False
+        self._kill_at: float | None = None
+        self._cleared = False
+        self._claim: Claim | None = None
+        self._shm_prefix = f"deepseek_triton_{secrets.token_hex(4)}_"
+
+    @classmethod
+    def serving(
+        cls,
+        repository: Path,
+        *,
+        tritonserver: Path | None = None,
+        server_args: tuple[str, ...] = (),
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> ServerProcess:
+        """A server of `repository` on free ports of the loopback address, ready; use it in a `with`.
+
+        :raises ToolError: when it can't be started or doesn't become ready; nothing is left running.
+        """
+        options = ServeOptions(
+            repository=repository,
+            tritonserver=tritonserver,
+            http_port="auto",
+            grpc_port="auto",
+            metrics_port="auto",
+            server_args=server_args,
+        )
+        server = cls(options)
+        try:
+            server.start()
+            server.wait_until_ready(on_progress)
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """The host to connect to: a server that listens on every address is reached on the loopback one."""
+        return "127.0.0.1" if self.options.host == "0.0.0.0" else self.options.host
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.address}:{self.http_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{self.address}:{self.metrics_port}/metrics"
+
+    @property
+    def pid(self) -> int | None:
+        """None when it was never started."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs or was never started; minus the signal's number if one ended it."""
+        return self._process.returncode if self._process is not None else None
+
+    @property
+    def log_tail(self) -> list[str]:
+        """The last 2,000 lines of the server's output."""
+        return list(self._lines.copy())
+
+    def start(self) -> None:
+        """Start the server; returns before it is ready.
+
+        :raises ToolError: when there is no tritonserver, a port is taken or the log can't be written. Nothing runs.
+        """
+        installation = find_tritonserver(self.options.tritonserver)
+        self._release_ports()
+        self._claim = claim = self._claim_ports()
+        self.http_port, self.grpc_port, self.metrics_port = claim.http, claim.grpc, claim.metrics
+        try:
+            log = _open_log(self.options.log_file)
+        except ToolError:
+            self._release_ports()
+            raise
+        command = [
+            *(sys.executable, "-I", "-S", "-c", _GUARDED_EXEC, str(os.getpid()), str(installation.binary)),
+            *installation.extra_args,
+            *self._arguments(),
+            *self.options.server_args,
+        ]
+        self._lines.clear()
+        self._hopeless = self._cleared = False
+        self._ended = threading.Event()
+        spawned: Future[subprocess.Popen[str]] = Future()
+        environment = os.environ | dict(installation.environment)
+        threading.Thread(target=_guard, args=(command, environment, spawned, self._ended), daemon=True).start()
+        self._process = spawned.result()
+        self._reader = threading.Thread(target=self._read, args=(self._process, log), daemon=True)
+        self._reader.start()
+        if self.stop_requested:
+            # The request came before there was a process to tell.
+            self._process.terminate()
+
+    def _claim_ports(self) -> Claim:
+        options = self.options
+        return claim_ports(options.host, options.http_port, options.grpc_port, options.metrics_port)
+
+    def _release_ports(self) -> None:
+        if self._claim is not None:
+            self._claim.close()
+
+    def _arguments(self) -> list[str]:
+        ports = zip(ENDPOINTS, (self.http_port, self.grpc_port, self.metrics_port), strict=True)
+        return [
+            f"--model-repository={self.options.repository.absolute()}",
+            *(f"--{endpoint}-address={self.options.host}" for endpoint in ENDPOINTS),
+            *(f"--{endpoint}-port={port}" for endpoint, port in ports),
+            f"--exit-timeout-secs={self.options.exit_timeout_secs}",
+            # Of its own for each server: so that two never meet, and so that what a killed one leaves can be removed.
+            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+        ]
+
+    def _read(self, process: subprocess.Popen[str], log: FileIO | None) -> None:
+        """The reader: until the server and all its stubs have closed their end."""
+        assert process.stdout is not None
+        sinks: list[Callable[[str], object]] = [self._on_line] if self._on_line else []
+        with process.stdout, log or contextlib.nullcontext():
+            if log:
+                sinks.append(lambda line: log.write(f"{line}\n".encode()))
+            for line in process.stdout:
+                self._accept(line.rstrip("\n"), sinks)
+
+    def _accept(self, line: str, sinks: list[Callable[[str], object]]) -> None:
+        self._lines.append(line)
+        self._hopeless = self._hopeless or HOPELESS in line
+        for sink in sinks.copy():
+            try:
+                sink(line)
+            except OSError as error:
+                # A full disk or a closed terminal. Reading goes on: the server would block on output that nobody takes.
+                sinks.remove(sink)
+                self._lines.append(f"deepseek-triton: the log goes on without one of its readers: {error}")
+
+    def wait_until_ready(self, on_progress: Callable[[Progress], None] | None = None) -> bool:
+        """True when every model of the folder can be called; False when a stop was requested before that.
+
+        There is no limit to the time: a cold load takes an hour. `on_progress` is called a few times a second.
+
+        :raises ServerFailedError: when the server ended or can't become ready; nothing is left running.
+        """
+        began = time.monotonic()
+        launches = 1
+        # No connection is kept: one that idles would hold up the server's exit.
+        with httpx.Client(trust_env=False, timeout=5, headers={"Connection": "close"}) as client:
+            while self.stop_requested or not self._answers(client):
+                if on_progress:
+                    on_progress(Progress(time.monotonic() - began, self._last_message()))
+                self._kill_if_due()
+                if not self._ended.wait(_TICK_S) and not self._hopeless:
+                    continue
+                self._clear_away()
+                if self.stop_requested:
+                    return False
+                if launches == _LAUNCHES or not self._lost_free_port():
+                    raise self.failure()
+                launches += 1
+                self.start()
+        return True
+
+    def _answers(self, client: httpx.Client) -> bool:
+        """Whether the server, every model and the metrics answer; the metrics are the last to come up."""
+        urls = [f"{self.http_url}/v2/health/ready"]
+        if not self._was_given("--model-control-mode"):
+            urls += [f"{self.http_url}/v2/models/{model}/ready" for model in self.models]
+        if not self._was_given("--allow-metrics"):
+            urls.append(self.metrics_url)
+        try:
+            return all(client.get(url).is_success for url in urls)
+        except httpx.TransportError:
+            return False
+
+    def _was_given(self, option: str) -> bool:
+        return any(argument.partition("=")[0] == option for argument in self.options.server_args)
+
+    def _last_message(self) -> str:
+        parsed = map(parse_log_line, reversed(self.log_tail))
+        return next((line.message for line in parsed if line.message and not line.is_table), "")
+
+    def _lost_free_port(self) -> bool:
+        """Whether the server ended because somebody took an `auto` port between our look and its own."""
+        options = self.options
+        given = {options.http_port, options.grpc_port, options.metrics_port}
+        taken = re.search(r"Socket '\S+:(\d+)' already in use", "\n".join(self.log_tail))
+        return taken is not None and int(taken[1]) not in given
+
+    def failure(self) -> ServerFailedError:
+        """The error for a server that ended without being asked to, and where to read more."""
+        code = self.wait()
+        if self._hopeless:
+            cause, code = failure_cause(self.log_tail), 1
+        elif code > 128 and (reason := dead_engine(self.log_tail)):
+            cause = f"the engine died and the backend ended tritonserver, as on_fatal says: {reason}"
+        elif code > 128:
+            hint = "; was memory short?" if code == 128 + signal.SIGKILL else ""
+            cause = f"tritonserver was ended by signal {code - 128}{hint}"
+        else:
+            cause = failure_cause(self.log_tail)
+        return ServerFailedError(f"{cause.rstrip('.')}{self._where_to_read_more()}", exit_code=code or 1)
+
+    def _where_to_read_more(self) -> str:
+        if self.options.verbose:
+            return ""
+        path = self.options.log_file
+        if path is None:
+            # After an hour's load nobody wants to be told that --log-file would have helped.
+            descriptor, name = tempfile.mkstemp(prefix="deepseek-triton-server-", suffix=".log")
+            path = Path(name)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in self.log_tail)
+        return f" (the server's log: {path})"
+
+    def request_stop(self, signum: int = signal.SIGTERM) -> None:
+        """Ask the server to end, and return. A second time it is killed, as it is when its time has run out.
+
+        Nothing but this may be called in a signal handler. Only `wait` and `wait_until_ready` carry out the killing.
+        """
+        again, self.stop_requested = self.stop_requested, True
+        patience_s = 0 if again else self.options.exit_timeout_secs + _GRACE_S
+        self._kill_at = time.monotonic() + patience_s
+        if self._process is not None and not again:
+            self._process.send_signal(signum)
+
+    def wait(self) -> int:
+        """Block until the server has ended and nothing of it is left.
+
+        :returns: its exit code as a shell has it: 128 plus the number of the signal that ended it.
+        """
+        assert self._process is not None, "it was never started"
+        while not self._ended.wait(_TICK_S):
+            self._kill_if_due()
+        self._clear_away()
+        code = self._process.returncode
+        return 128 - code if code < 0 else code
+
+    def stop(self) -> None:
+        """End the server: with the time it needs for open requests, then by force. Does nothing where none runs."""
+        if self._process is None:
+            return
+        if not self.stop_requested:
+            if not self._ended.is_set():
+                time.sleep(_CLIENTS_LEAVE_S)
+            self.request_stop()
+        self.wait()
+
+    def _kill_if_due(self) -> None:
+        if self._process is not None and self._kill_at is not None and time.monotonic() >= self._kill_at:
+            kill_all(self._members)
+
+    def _members(self) -> list[int]:
+        """What lives of the server's session: itself, its stubs, and what they started."""
+        assert self._process is not None
+        pids = session_members(self._process.pid)
+        # Once the server is reaped its number is free, and a session with a living leader of that number is another's.
+        return [] if self._ended.is_set() and self._process.pid in pids else pids
+
+    def _clear_away(self) -> None:
+        """Afterwards there is no process, thread or shared memory of this launch."""
+        if self._cleared or self._reader is None:
+            return
+        deadline = time.monotonic() + _STUBS_LEAVE_S
+        while self._ended.is_set() and self._members() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        kill_all(self._members)
+        self._ended.wait()
+        self._reader.join(_STUBS_LEAVE_S)
+        for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
+            region.unlink(missing_ok=True)
+        self._release_ports()
+        self._cleared = True
+
+
+def model_names(repository: Path) -> list[str]:
+    """The models of the folder, sorted.
+
+    :raises RepositoryError: when there is none.
+    """
+    if not repository.is_dir():
+        raise RepositoryError(f"there is no folder {repository}: `deepseek-triton build` writes a model repository")
+    if (repository / "config.pbtxt").is_file():
+        raise RepositoryError(f"{repository} is a model, not a model repository: give the folder above it")
+    models = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    if not models:
+        raise RepositoryError(
+            f"{repository} holds no model: expected {repository}/MODEL/config.pbtxt; `deepseek-triton build` writes one"
+        )
+    return models
+
+
+def _check_server_args(arguments: Iterable[str]) -> None:
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        if option in _OWN_OPTIONS:
+            raise ToolError(f"{option} is set by serve itself: use serve's own {_OWN_OPTIONS[option]}", exit_code=2)
+
+
+def _open_log(path: Path | None) -> FileIO | None:
+    """Unbuffered: a line that a full disk refused must not be tried again on closing."""
+    try:
+        return path.open("ab", buffering=0) if path else None
+    except OSError as error:
+        raise ToolError(f"the log can't be written to {path}: {error.strerror}") from error
+
+
+def _guard(
+    command: list[str],
+    environment: dict[str, str],
+    spawned: Future[subprocess.Popen[str]],
+    ended: threading.Event,
+) -> None:
+    """The guardian. The parent whose death the kernel tells of is the thread that forked, so this one stays.
+
+    It also reaps at once: a stub takes a server that is dead but not reaped for alive, and would never leave.
+    """
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+    except BaseException as error:
+        spawned.set_exception(error)
+        return
+    spawned.set_result(process)
+    process.wait()
+    ended.set()

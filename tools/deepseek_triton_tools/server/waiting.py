@@ -1,0 +1,204 @@
+"""Waiting for a server that loads: how far it is, by its answers and by its log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deepseek_triton_client import AsyncClient, DeadlineExceeded, DeepseekTritonError, Readiness
+from deepseek_triton_tools.server.loadable_models import missing_model
+from deepseek_triton_tools.server.server_log import HOPELESS, dead_engine, failure_cause, parse_log_line
+from deepseek_triton_tools.terminal.status_line import StatusLine, clock
+from deepseek_triton_tools.tool_errors import ServerFailedError
+
+_TAIL_BYTES = 64 * 2**10
+"""Of a log that is there already: enough to tell the phase."""
+_STEP_BYTES = 2**20
+_KEPT_LINES = 2000
+_MISSING_PERIOD_S = 1.0
+"""Between two looks at whether the server has the model at all."""
+
+_PHASES = (
+    ("starting", re.compile(r"pinned_memory_manager\.cc")),
+    ("loading", re.compile(r"model_lifecycle\.cc.* \"?loading: |deepseek_backend INFO: loading ")),
+    ("prefetching the checkpoint", re.compile(r"[Pp]refetching .*(checkpoint files|to memory)")),
+    ("loading weights", re.compile(r"Loading (safetensors |bin )?weights( in parallel)?:|GB for model weights")),
+    ("allocating the KV cache", re.compile(r"Allocated .* in paged KV cache")),
+    ("autotuning", re.compile(r"Autotuning process starts")),
+    ("capturing CUDA graphs", re.compile(r"Creating CUDA graph instances|CUDA graph warmup")),
+    ("warming up", re.compile(r"deepseek_backend \w+: warm-up ")),
+    ("opening its ports", re.compile(r"model_lifecycle\.cc.* \"?successfully loaded ")),
+)
+"""A line that matches begins the phase, about in this order: lines of Triton 2.51, of TensorRT-LLM 1.1 and of this
+project's backend. One that is worded otherwise in another release leaves the phase as it is."""
+
+
+_BACKEND_ERROR = re.compile(r"deepseek_backend (?:ERROR|CRITICAL): (.+)")
+_LOOKS = 10
+
+
+class LogFollower:
+    """The lines of a log file as they come; it may not be there yet, and may begin anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode: int | None = None
+        self._offset = 0
+        self._rest = b""
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        """That came since this began."""
+        self.phase = ""
+        """Of the load; empty where nothing has told it."""
+        self.last_message = ""
+        self.is_there = False
+        self._read_from_tail()
+
+    @property
+    def lines(self) -> list[str]:
+        return list(self._lines)
+
+    def read(self) -> None:
+        """What has come since; what can't be read is as if it were not there."""
+        for line in self._new_lines():
+            self._lines.append(line)
+            self._note(line)
+
+    def _read_from_tail(self) -> None:
+        for line in self._new_lines(tail_only=True):
+            self._note(line)
+
+    def _new_lines(self, *, tail_only: bool = False) -> list[str]:
+        try:
+            with self.path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_ino != self._inode or stat.st_size < self._offset:  # rotated or emptied
+                    self._inode, self._offset, self._rest = stat.st_ino, 0, b""
+                if tail_only:
+                    self._offset = max(0, stat.st_size - _TAIL_BYTES)
+                file.seek(self._offset)
+                data = file.read(_STEP_BYTES)
+        except OSError:
+            self.is_there = False
+            return []
+        self.is_there = True
+        self._offset += len(data)
+        # Progress bars end their lines with a carriage return.
+        *whole, self._rest = re.split(rb"[\r\n]", self._rest + data)
+        return [line.decode("utf-8", "replace") for line in whole if line.strip()]
+
+    def _note(self, text: str) -> None:
+        line = parse_log_line(text)
+        if line.message.strip() and not line.is_table:
+            self.last_message = " ".join(line.message.split())
+        self.phase = next((name for name, pattern in _PHASES if pattern.search(text)), self.phase)
+
+    def failure(self, model_name: str) -> str:
+        """Why the server can't become ready, in its own words; empty where it does not say so."""
+        failed = f"failed to load '{model_name}'", f"failed to load model '{model_name}'", HOPELESS
+        if any(each in line for line in self._lines for each in failed):
+            return failure_cause(self._lines)
+        return dead_engine(self._lines)
+
+    async def last_error(self, model_name: str) -> str:
+        """Why a server failed that was ready; empty where the log does not say so within a second."""
+        for _ in range(_LOOKS):
+            self.read()
+            errors = [match[1] for line in self._lines if (match := _BACKEND_ERROR.search(line))]
+            if words := self.failure(model_name) or (errors[-1] if errors else ""):
+                return words
+            await asyncio.sleep(1 / _LOOKS)
+        return ""
+
+
+@dataclass
+class Waiting:
+    """The phases of the wait, as `AsyncClient.wait_until_ready` tells of them."""
+
+    model_name: str
+    line: StatusLine
+    log: LogFollower | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Phase -> how long it was seen."""
+    is_loading: bool = False
+    """The server answers and is ready; the model is not."""
+    _phase: str = ""
+    _since: float = field(default_factory=time.monotonic)
+
+    def see(self, readiness: Readiness) -> None:
+        """:raises ServerFailedError: when the log says that the wait is in vain."""
+        self.is_loading = readiness.state == "loading"
+        if self.log is not None:
+            self.log.read()
+            cause = "" if readiness.state == "ready" else self.log.failure(self.model_name)
+            if cause:
+                raise ServerFailedError(f"{readiness.url} can't become ready: {cause}")
+        now = time.monotonic()
+        phase = self._phase_of(readiness)
+        past = self._phase or phase
+        if past != "ready":
+            self.seconds[past] = self.seconds.get(past, 0.0) + now - self._since
+        if phase != "ready":
+            text = self._text(readiness, phase)
+            if phase != self._phase:
+                self.line.say(text)
+            else:
+                self.line.show(lambda: text)
+        self._phase, self._since = phase, now
+
+    def _phase_of(self, readiness: Readiness) -> str:
+        # Triton opens its ports when the models are loaded: only the log tells what happens until then.
+        if readiness.state == "ready" or self.log is None or not self.log.phase:
+            return readiness.state
+        return self.log.phase
+
+    def _text(self, readiness: Readiness, phase: str) -> str:
+        words = f"  {self.log.last_message}" if self.log is not None and self.log.last_message else ""
+        missing = f" (there is no log {self.log.path})" if self.log is not None and not self.log.is_there else ""
+        return f"waiting for {readiness.url}, {clock(readiness.waited_s)}: {phase}{missing}{words}"
+
+
+async def wait_for_server(client: AsyncClient, waiting: Waiting, wait_s: float | None) -> None:
+    """Returns when it is ready.
+
+    :raises ServerFailedError: when it is not within `wait_s`, or its log says that it won't be, or there is no such
+        model.
+    :raises deepseek_triton_client.ProtocolError: when it is no Triton.
+    """
+    ready = asyncio.ensure_future(client.wait_until_ready(wait_s, waiting.see))
+    missing = asyncio.ensure_future(_refuse_missing(client, waiting))
+    try:
+        await asyncio.wait({ready, missing}, return_when=asyncio.FIRST_COMPLETED)
+        await (ready if ready.done() else missing)
+    except DeadlineExceeded as error:
+        words = f"; its log says last: {waiting.log.last_message}" if waiting.log and waiting.log.last_message else ""
+        raise ServerFailedError(f"{error}{words}") from error
+    finally:
+        for task in (ready, missing):
+            task.cancel()
+        await asyncio.gather(ready, missing, return_exceptions=True)
+
+
+async def _refuse_missing(client: AsyncClient, waiting: Waiting) -> None:
+    """Looks without end. :raises ServerFailedError:"""
+    while True:
+        if waiting.is_loading and (why := await missing_model(client)):
+            raise ServerFailedError(why)
+        await asyncio.sleep(_MISSING_PERIOD_S)
+
+
+async def load_phases(client: AsyncClient, model_name: str) -> dict[str, float]:
+    """Seconds of each phase of the load, as the backend publishes them; empty where nobody does."""
+    try:
+        metrics = await client.metrics()
+    except DeepseekTritonError:
+        return {}  # the metrics are closed to us, or somebody else's: the warm-up is done all the same
+    return {
+        sample.labels["phase"]: sample.value
+        for sample in metrics.samples
+        if sample.name == "deepseek_triton_load_duration_seconds" and sample.labels.get("model") == model_name
+    }

@@ -1,0 +1,86 @@
+"""Tables and text for people: drawn by rich on a terminal, plain and untruncated lines in a pipe or a file."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from deepseek_triton_tools.terminal.output_streams import printable
+
+Row = Sequence[str]
+
+_WIDEST = 56
+"""A cell past this width does not widen its whole column in plain text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    title: str
+    headings: Row
+    rows: Sequence[Row]
+    is_grid: bool = False
+    """Short cells: none is wrapped, and all but the first two columns are right-aligned."""
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def width() -> int:
+    return shutil.get_terminal_size().columns if is_terminal() else 10_000
+
+
+def show(table: Table) -> None:
+    """Print `table` to stdout."""
+    print(styled(paragraph(table.title, ""), "1"))
+    table = replace(table, rows=[[printable(cell) for cell in row] for row in table.rows])
+    if is_terminal():
+        _draw(table)
+    else:
+        for line in plain_lines([table.headings, *table.rows]):
+            print(f"  {line}")
+    print()
+
+
+def plain_lines(rows: Sequence[Row]) -> list[str]:
+    """`rows` in columns two spaces apart; nothing is cut off."""
+    fitting = [[len(cell) for cell in column if len(cell) <= _WIDEST] for column in zip(*rows, strict=True)]
+    widths = [max(lengths, default=0) for lengths in fitting]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def paragraph(text: str, indent: str = "  ", hanging: str = "  ") -> str:
+    """`text` wrapped to the terminal; one line in a pipe."""
+    return "\n".join(
+        textwrap.wrap(
+            printable(text),
+            max(40, width()),
+            initial_indent=indent,
+            subsequent_indent=indent + hanging,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )
+
+
+def styled(text: str, code: str) -> str:
+    """`text` in an ANSI style (1 bold, 2 dim, 31 red, 33 yellow) on a terminal."""
+    return f"\x1b[{code}m{text}\x1b[0m" if is_terminal() and text else text
+
+
+def _draw(table: Table) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for number, heading in enumerate(table.headings):
+        justify: Literal["left", "right"] = "right" if table.is_grid and number > 1 else "left"
+        drawn.add_column(heading, justify=justify, overflow="fold", no_wrap=table.is_grid)
+    for row in table.rows:
+        drawn.add_row(*row)
+    Console(highlight=False, markup=False).print(drawn)

@@ -1,0 +1,1 @@
+"""Which files of a checkpoint are to be warmed, and whether they are whole."""

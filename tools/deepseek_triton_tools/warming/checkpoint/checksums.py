@@ -1,0 +1,138 @@
+"""What the files of a checkpoint should hash to, where the checkpoint says so.
+
+    HASH                                            of a file in a Hugging Face cache, whose name it is
+    .cache/huggingface/download/FILE.metadata       its second line, of a folder that `hf download` wrote into
+    SHA256SUMS, sha256sum.txt, *.sha256             what sha256sum writes, with and without --tag
+
+A hash of the hub has 64 digits (SHA-256, of all that is stored apart from Git) or 40 (Git's SHA-1 of a blob).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deepseek_triton_build.check.regular_files import read_bytes
+from deepseek_triton_tools.repository.checkpoint_files import Checkpoint, WeightFile
+from deepseek_triton_tools.tool_errors import CheckpointError
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+_SUMS_FILE = re.compile(r"sha256sums?(\.txt)?|.+\.sha256", re.IGNORECASE)
+_LINE = re.compile(r"(?P<escaped>\\?)(?P<digest>[0-9a-fA-F]{64})(?: [ *](?P<name>.+))?")
+_TAGGED_LINE = re.compile(r"(?P<escaped>\\?)SHA256 \((?P<name>.+)\) ?= (?P<digest>[0-9a-fA-F]{64})")
+_ESCAPES = {r"\\": "\\", r"\n": "\n", r"\r": "\r"}
+_MOST_BYTES = 2**20
+"""Of a file of checksums: those of 163 files are 16 KB."""
+
+
+@dataclass(frozen=True)
+class Checksum:
+    algorithm: str
+    """As hashlib names it."""
+    digest: str
+    """Hexadecimal, lower case."""
+    source: str
+    """Where it is written, for people."""
+    prefix: bytes = b""
+    """What is hashed before the file's content."""
+
+    def begin(self) -> _Hash:
+        """The hash that is to be fed the file's content."""
+        return hashlib.new(self.algorithm, self.prefix, usedforsecurity=False)
+
+
+def expected_checksums(checkpoint: Checkpoint) -> Mapping[Path, Checksum]:
+    """Of those of the checkpoint's files (by WeightFile.path) that have one.
+
+    :raises CheckpointError: when a file of checksums can't be read, or two of them disagree.
+    """
+    found: dict[Path, Checksum] = {}
+    conflicts = []
+    sums = list(_sums(checkpoint.folder))
+    for file in checkpoint.files:
+        written = [sum_ for path, sum_ in sums if path == file.path]
+        for checksum in [*_of_hub(file), *written]:
+            first = found.setdefault(file.path, checksum)
+            if first.algorithm == checksum.algorithm and first.digest != checksum.digest:
+                conflicts.append(
+                    f"{file.path}: its {checksum.algorithm} is {first.digest} by {first.source}, and {checksum.digest} "
+                    f"by {checksum.source}"
+                )
+    if conflicts:
+        raise CheckpointError(f"{'; '.join(conflicts)}; remove what is not of this checkpoint")
+    return found
+
+
+def _of_hub(file: WeightFile) -> Iterator[Checksum]:
+    blob = file.path.resolve()
+    if blob.parent.name == "blobs" and (
+        checksum := _of_hash(blob.name, file.size, "its name in the Hugging Face cache")
+    ):
+        yield checksum
+    metadata = file.path.parent / ".cache" / "huggingface" / "download" / f"{file.path.name}.metadata"
+    lines = _lines(metadata) if os.path.exists(metadata) else []
+    if len(lines) > 1 and (checksum := _of_hash(lines[1].strip(), file.size, str(metadata))):
+        yield checksum
+
+
+def _of_hash(digest: str, size: int, source: str) -> Checksum | None:
+    if re.fullmatch("[0-9a-f]{64}", digest):
+        return Checksum("sha256", digest, source)
+    if re.fullmatch("[0-9a-f]{40}", digest):
+        return Checksum("sha1", digest, source, b"blob %d\0" % size)
+    return None
+
+
+def _sums(folder: Path) -> Iterator[tuple[Path, Checksum]]:
+    """The file, and its checksum by a file of checksums in `folder`."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise CheckpointError(f"{folder}: can't be listed: {error.strerror}; let it be read") from error
+    for name in names:
+        if _SUMS_FILE.fullmatch(name):
+            yield from _sums_in(folder / name)
+
+
+def _sums_in(path: Path) -> Iterator[tuple[Path, Checksum]]:
+    num_found = 0
+    for number, line in enumerate(_lines(path), 1):
+        match = _LINE.fullmatch(line) or _TAGGED_LINE.fullmatch(line)
+        if match and (name := _name(match, path)):
+            num_found += 1
+            yield path.parent / name, Checksum("sha256", match["digest"].lower(), f"{path}:{number}")
+    if not num_found:  # other lines are comments, or a signature
+        raise CheckpointError(
+            f"{path}: expected lines as sha256sum writes them (64 digits, two spaces, a file's name), found none; "
+            "correct it, or move it out of the folder"
+        )
+
+
+def _name(match: re.Match[str], path: Path) -> str | None:
+    """The file's name; a digest alone is of the file that X.sha256 is named after."""
+    name: str | None = match["name"]
+    if name is None:
+        return path.stem if path.suffix.lower() == ".sha256" else None
+    return re.sub(r"\\[\\nr]", lambda escape: _ESCAPES[escape[0]], name) if match["escaped"] else name
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        content = read_bytes(path, _MOST_BYTES)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: can't be read: {error.strerror}; let it be read, or move it out of the folder"
+        ) from error
+    if content is None:
+        raise CheckpointError(
+            f"{path}: expected checksums, found more than {_MOST_BYTES:,} bytes; move it out of the folder"
+        )
+    lines = content.decode("utf-8", "surrogateescape").split("\n")
+    return [line.removesuffix("\r") for line in lines]

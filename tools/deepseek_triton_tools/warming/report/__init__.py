@@ -1,0 +1,1 @@
+"""What a warm-up tells people and programs."""

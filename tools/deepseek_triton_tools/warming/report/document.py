@@ -1,0 +1,139 @@
+"""What a survey and a warm-up say to programs: one JSON document, "deepseek-triton/warm/1"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from deepseek_triton_tools.repository.checkpoint_files import Checkpoint
+from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
+from deepseek_triton_tools.warming.evicting import Evicted
+from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem
+from deepseek_triton_tools.warming.report.report import engine_prefetches, file_systems, in_flight, lacking, remedies
+from deepseek_triton_tools.warming.warming import WarmResult
+
+SCHEMA = "deepseek-triton/warm/1"
+
+
+def survey_document(survey: Survey, *, action: str, exit_code: int, verbose: bool = False) -> dict[str, Any]:
+    """Of --report; the other actions add to it."""
+    files = survey.files if verbose else [file for file in survey.files if file.fate in ("damaged", "too much")]
+    options = survey.options
+    return {
+        "schema": SCHEMA,
+        "action": action,
+        "ok": exit_code == 0,
+        "exit_code": exit_code,
+        "checkpoints": [_checkpoint_json(checkpoint, survey) for checkpoint in survey.checkpoints],
+        "file_systems": [_system_json(system) for system in file_systems(survey)],
+        "memory": _memory_json(survey),
+        "size_bytes": survey.size,
+        "num_files": len(survey.files),
+        "resident_bytes": survey.resident,
+        "residency_by": sorted({each.asked_by for each in survey.files if each.asked_by}),
+        "budget_bytes": survey.budget,
+        "fits": not lacking(survey),
+        "lacking_bytes": lacking(survey),
+        "remedies": remedies(survey) if lacking(survey) else None,
+        "chosen_bytes": survey.chosen_size,
+        "chosen_files": len(survey.chosen),
+        "share": str(options.share),
+        "num_working_shares": survey.num_working_shares,
+        "jobs": survey.jobs,
+        "rate_limit_bytes_per_s": options.rate_limit,
+        "in_flight_bytes": in_flight(survey),
+        "files": [_file_json(file) for file in files],
+    }
+
+
+def result_document(result: WarmResult, *, exit_code: int, verbose: bool = False) -> dict[str, Any]:
+    """Of a warm-up."""
+    progress = result.progress
+    read = progress.done - progress.found + progress.again
+    return survey_document(result.survey, action="warm", exit_code=exit_code, verbose=verbose) | {
+        # With --hold a signal ends it with 0, whatever was warm by then.
+        "ok": exit_code == 0 and not result.was_stopped,
+        "result": {
+            "total_bytes": progress.total,
+            "done_bytes": progress.done,
+            "found_bytes": progress.found,
+            "read_bytes": read,
+            "read_again_bytes": progress.again,
+            "resident_bytes": result.resident,
+            "num_files": progress.num_files,
+            "num_files_done": progress.num_files_done,
+            "elapsed_s": round(progress.elapsed_s, 3),
+            "read_bytes_per_s": round(read / progress.elapsed_s) if progress.elapsed_s else None,
+            "was_stopped": result.was_stopped,
+            "gave_up": result.gave_up,
+            "num_verified": result.num_verified,
+            "num_unverified": result.num_unverified,
+            "problems": [asdict(problem) | {"path": str(problem.path)} for problem in progress.problems],
+            "stalls": [asdict(stall) | {"path": str(stall.path)} for stall in progress.stalls],
+        },
+    }
+
+
+def evict_document(
+    survey: Survey, evicted: Sequence[Evicted], *, exit_code: int, verbose: bool = False
+) -> dict[str, Any]:
+    """Of --evict."""
+    left = [each.left for each in evicted]
+    return survey_document(survey, action="evict", exit_code=exit_code, verbose=verbose) | {
+        "result": {
+            "resident_bytes": None if None in left else sum(filter(None, left)),
+            "stayed": [
+                {"path": str(each.path), "resident_bytes": each.left, "reason": each.reason}
+                for each in evicted
+                if each.reason or verbose
+            ],
+        }
+    }
+
+
+def _checkpoint_json(checkpoint: Checkpoint, survey: Survey) -> dict[str, Any]:
+    return {
+        "source": checkpoint.source,
+        "folder": str(checkpoint.folder),
+        "found_by": checkpoint.found_by,
+        "num_files": len(checkpoint.files),
+        "size_bytes": checkpoint.size,
+        "engine_prefetches": engine_prefetches(checkpoint, survey),
+        "findings": [asdict(finding) for finding in checkpoint.findings],
+    }
+
+
+def _system_json(system: FileSystem) -> dict[str, Any]:
+    return {**asdict(system.mount), "read_ahead_kb": system.read_ahead_kb, "reading": asdict(system.reading)}
+
+
+def _memory_json(survey: Survey) -> dict[str, Any]:
+    memory = survey.memory
+    return {
+        "total_bytes": memory.total,
+        "available_bytes": memory.available,
+        "headroom_bytes": memory.headroom,
+        "decided_by": "MemAvailable" if memory.tightest is None else memory.tightest.path,
+        "cgroups": [
+            {
+                "path": cgroup.path,
+                "version": cgroup.version,
+                "limit_bytes": cgroup.limit,
+                "usage_bytes": cgroup.usage,
+                "file_cache_bytes": cgroup.file_cache,
+                "headroom_bytes": cgroup.headroom,
+            }
+            for cgroup in memory.cgroups
+        ],
+    }
+
+
+def _file_json(each: SurveyedFile) -> dict[str, Any]:
+    return {
+        "path": str(each.file.path),
+        "size_bytes": each.file.size,
+        "resident_bytes": each.resident,
+        "fate": each.fate,
+        "mount_point": each.file_system.mount.mount_point,
+    }

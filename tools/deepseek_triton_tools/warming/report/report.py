@@ -1,0 +1,314 @@
+"""What a survey and a warm-up say to people: tables, and lines for a log."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from deepseek_triton_build.arithmetic.gpu_memory import PREFETCH_SHARE
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_tools.host.units import about, part_of, sized
+from deepseek_triton_tools.repository.checkpoint_files import Checkpoint
+from deepseek_triton_tools.terminal.tables import Row, Table
+from deepseek_triton_tools.warming.checkpoint.survey import BUDGET_SHARE, Survey, SurveyedFile
+from deepseek_triton_tools.warming.evicting import Evicted
+from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem
+from deepseek_triton_tools.warming.warming import WarmResult
+
+GIB = 2**30
+
+
+def tables(survey: Survey, *, verbose: bool = False) -> list[Table]:
+    """All that is known before a byte is read."""
+    shown = [
+        Table(
+            title="Checkpoints",
+            headings=("checkpoint", "folder", "shards", "size", "found as"),
+            rows=[[c.source, str(c.folder), str(len(c.files)), sized(c.size), c.found_by] for c in survey.checkpoints],
+        ),
+        Table(
+            title="File systems",
+            headings=("mounted at", "type", "source", "kernel's read-ahead", "read with", "why"),
+            rows=[_system_row(system) for system in file_systems(survey)],
+        ),
+        Table(title="Memory of this node", headings=("memory", "room", "how it is known"), rows=_memory_rows(survey)),
+        Table(title="What warming would do", headings=("", "value", "about it"), rows=_plan_rows(survey)),
+    ]
+    files = survey.files if verbose else [file for file in survey.files if file.fate in ("damaged", "too much")]
+    return [*shown, files_table(files)] if files else shown
+
+
+def files_table(files: Sequence[SurveyedFile]) -> Table:
+    rows = [
+        [str(each.file.path), sized(each.file.size), _resident(each.resident, each.file.size), _FATES[each.fate]]
+        for each in files
+    ]
+    return Table(title="Files", headings=("file", "size", "resident", ""), rows=rows)
+
+
+_FATES = {
+    "chosen": "",
+    "too much": "does not fit",
+    "other share": "another share's",
+    "damaged": "damaged: left out",
+}
+
+
+def preamble(survey: Survey) -> Iterator[str]:
+    """A line each: what is warmed, how it is read, what room there is."""
+    for checkpoint in survey.checkpoints:
+        name = f"{checkpoint.source}: {len(checkpoint.files)} shards, {sized(checkpoint.size)}"
+        yield f"{name} in {checkpoint.folder} ({checkpoint.found_by})"
+    for system in file_systems(survey):
+        yield f"on {mount_name(system)}, {system.reading.kind}: {_read_with(system)}: {system.reading.reason}"
+    if places := uncached(survey):
+        yield f"what is read from {places} does not stay in the page cache"
+    yield (
+        f"memory: room for {sized(survey.memory.headroom)} by {decided_by(survey)}; budget {sized(survey.budget)}; "
+        f"resident: {_resident(survey.resident, survey.size)}"
+    )
+    if lacking(survey):
+        yield f"it does not fit: {sized(lacking(survey))} too much; {remedies(survey)}"
+    if survey.lacking:
+        yield f"warming {part_of(survey.chosen_size, survey.size)}, the first files that fit"
+    if survey.exceeds_headroom:
+        yield _over_budget(survey)
+    if not survey.jobs:
+        yield _nothing_to_do(survey)
+    elif _is_shared(survey):
+        files = f"{len(survey.chosen)} shards, {sized(survey.chosen_size)}"
+        yield f"share {survey.options.share}: {files}; the rest is for other processes"
+
+
+def lacking(survey: Survey) -> int:
+    """Bytes by which the files exceed what there is room for, whatever --budget says; 0 when they fit."""
+    return max(survey.lacking, survey.needed - survey.memory.headroom if survey.exceeds_headroom else 0)
+
+
+def uncached(survey: Survey) -> str:
+    """Where what is read does not stay in the page cache, of the files that are warmed; "" where there are none."""
+    systems = {each.file_system.mount: each.file_system for each in survey.chosen}.values()
+    return " and ".join(mount_name(each) for each in systems if each.reading.jobs and not each.reading.is_cached)
+
+
+def _over_budget(survey: Survey) -> str:
+    return (
+        f"--budget {sized(survey.budget)} is more than the {sized(survey.memory.headroom)} that fits: the first files "
+        "will be dropped while the last are read"
+    )
+
+
+def _nothing_to_do(survey: Survey) -> str:
+    """For a share without a job."""
+    working = survey.num_working_shares
+    which = "share 1" if working == 1 else f"shares 1 to {working}"
+    jobs = f"{working} job{'' if working == 1 else 's'}"
+    return f"nothing to do: {survey.options.share.count} shares, {jobs}: {which} read"
+
+
+def summary(result: WarmResult) -> str:
+    """One line at the end."""
+    progress, chosen = result.progress, result.survey.chosen_size
+    read = progress.done - progress.found + progress.again
+    rate = f", {sized(read / progress.elapsed_s)}/s" if progress.elapsed_s and read else ""
+    resident = "not known by the kernel" if result.resident is None else part_of(result.resident, chosen)
+    line = (
+        f"{_verdict(result)}: {part_of(progress.done, progress.total)} done in {about(progress.elapsed_s)}; "
+        f"{sized(read)} read{rate}, {sized(progress.found)} found there; resident {resident}"
+    )
+    if not result.survey.jobs and not progress.problems and not result.was_stopped:
+        return _nothing_to_do(result.survey)
+    if progress.again:
+        line += f"; {sized(progress.again)} were dropped meanwhile and read again"
+    if result.survey.options.verify:
+        line += f"; {_verified(result)}"
+    number = len(progress.problems)
+    return f"{line}; {number} problem{'' if number == 1 else 's'}" if number else line
+
+
+def _verified(result: WarmResult) -> str:
+    files = f"{result.num_verified} of {result.num_verified + result.num_unverified} files have a checksum"
+    return f"{files}; the others are not verified" if result.num_unverified else files
+
+
+def _verdict(result: WarmResult) -> str:
+    if result.was_stopped:
+        return "stopped"
+    if result.gave_up:
+        return "given up: the storage stalled"
+    if result.is_damaged:
+        return "not whole"
+    share = f"share {result.survey.options.share} " if _is_shared(result.survey) else ""
+    if result.survey.left_out:
+        return f"{share}partly warm: not all of it fits"
+    if places := uncached(result.survey):
+        return f"{share}read, but not warm: the page cache keeps nothing of {places}"
+    return f"{share}partly warm: not all of it stayed" if result.is_partial else f"{share}warm"
+
+
+def warnings(result: WarmResult) -> Iterator[str]:
+    """What was found and is no problem of a file: those were said while it ran."""
+    for checkpoint in result.survey.checkpoints:
+        yield from (finding_line(finding) for finding in checkpoint.findings if finding.severity != "error")
+    if _was_dropped(result):
+        yield f"not all of it stayed: {_why_dropped(result.survey)}"
+
+
+def _why_dropped(survey: Survey) -> str:
+    if survey.exceeds_headroom:
+        more = f"--budget {sized(survey.budget)} is more than the {sized(survey.memory.headroom)} that fits"
+        return f"{more}; without it what fits is warmed; {remedies(survey)}"
+    return (
+        "memory is wanted by others, or a cgroup is smaller than it says; warm less with --budget, or keep it there "
+        "with --hold"
+    )
+
+
+def _was_dropped(result: WarmResult) -> bool:
+    """All was read, and the kernel did not keep it."""
+    return result.exit_code == 3 and not result.was_stopped and not result.survey.left_out
+
+
+def files_now(result: WarmResult, *, verbose: bool) -> list[SurveyedFile]:
+    """With what is resident now: all, or those that were warmed and are not there."""
+    if not verbose and not _was_dropped(result):
+        return []
+    files = result.survey.files
+    if not result.gave_up:  # else there is nobody to ask
+        files = tuple(replace(each, resident=each.ask_resident()) for each in files)
+    return [each for each in files if verbose or (each.is_chosen and each.resident != each.file.size)]
+
+
+def eviction(survey: Survey, evicted: Sequence[Evicted]) -> str:
+    """One line of what --evict did."""
+    left = [each.left for each in evicted]
+    files = f"{len(evicted)} shards, {sized(survey.size)}"
+    if None in left:
+        return f"dropped as far as the kernel wants: {files}; it does not say what is resident"
+    stayed = sum(filter(None, left))
+    before = "" if survey.resident is None else f"; resident before {sized(survey.resident)}, now {sized(stayed)}"
+    return f"{'not all dropped' if stayed else 'dropped'}: {files}{before}"
+
+
+def finding_line(finding: Finding) -> str:
+    return f"{finding.file}: {finding.severity} {finding.code} {finding.message}; {finding.fix}"
+
+
+def remedies(survey: Survey) -> str:
+    """What would make room for all of it."""
+    memory = survey.memory
+    if survey.needed <= memory.headroom:
+        return f"what would do: --budget {_option(survey.needed)}"
+    needed = math.ceil(survey.needed / BUDGET_SHARE)
+    ways = [f"--budget {_option(survey.needed)}"] if survey.options.budget is not None and survey.lacking else []
+    for cgroup in memory.cgroups:
+        if cgroup.headroom < needed:
+            limit = needed + cgroup.usage - cgroup.file_cache
+            ways.append(f"a memory limit of {_option(limit)} for the cgroup {cgroup.path} ({_option(cgroup.limit)})")
+    if memory.available < needed:
+        ways.append(f"{_option(needed - memory.available)} more available memory")
+    return f"what would do: {' and '.join(ways)}"
+
+
+def _option(num_bytes: int) -> str:
+    """Rounded up, as an option takes it."""
+    unit, name = (GIB, "GiB") if num_bytes >= 10 * GIB else (2**20, "MiB")
+    return f"{math.ceil(num_bytes / unit)}{name}"
+
+
+def decided_by(survey: Survey) -> str:
+    tightest = survey.memory.tightest
+    return "MemAvailable" if tightest is None else f"the memory limit of the cgroup {tightest.path}"
+
+
+def file_systems(survey: Survey) -> list[FileSystem]:
+    """Each once, in the order of the files."""
+    return list({each.file_system.mount: each.file_system for each in survey.files}.values())
+
+
+def mount_name(system: FileSystem) -> str:
+    return f"{system.mount.type} {system.mount.source} on {system.mount.mount_point}"
+
+
+def in_flight(survey: Survey) -> int:
+    """The most bytes that this share's threads have asked for at once."""
+    readings = [system.reading for system in file_systems(survey)]
+    return survey.jobs * max((reading.window + reading.read_ahead for reading in readings), default=0)
+
+
+def engine_prefetches(checkpoint: Checkpoint, survey: Survey) -> bool:
+    """The engine reads the checkpoint ahead by itself: it compares with MemAvailable, whatever a cgroup says."""
+    return checkpoint.size < PREFETCH_SHARE * survey.memory.available
+
+
+def _system_row(system: FileSystem) -> Row:
+    read_ahead = "unknown" if system.read_ahead_kb is None else sized(system.read_ahead_kb * 1024)
+    mount = system.mount
+    return [mount.mount_point, mount.type, mount.source, read_ahead, _read_with(system), system.reading.reason]
+
+
+def _read_with(system: FileSystem) -> str:
+    reading = system.reading
+    if not reading.jobs:
+        return "nothing to bring in"
+    ahead = f" and {sized(reading.read_ahead)} ahead" if reading.read_ahead else ""
+    cached = "" if reading.is_cached else ", and not kept in the page cache"
+    return f"{reading.jobs} windows of {sized(reading.window)}{ahead} at once by {reading.method}{cached}"
+
+
+def _memory_rows(survey: Survey) -> list[Row]:
+    memory = survey.memory
+    rows: list[Row] = [["available", sized(memory.available), f"MemAvailable, of {sized(memory.total)}"]]
+    for cgroup in memory.cgroups:
+        about_it = (
+            f"limit {sized(cgroup.limit)}, used {sized(cgroup.usage)}, {sized(cgroup.file_cache)} of it file pages"
+        )
+        rows.append([f"cgroup v{cgroup.version}", sized(cgroup.headroom), f"{cgroup.path}: {about_it}"])
+    why = "--budget" if survey.options.budget is not None else f"{BUDGET_SHARE} x {sized(memory.headroom)}"
+    return [*rows, ["budget", sized(survey.budget), f"{why}; decided by {decided_by(survey)}"]]
+
+
+def _plan_rows(survey: Survey) -> list[Row]:
+    ways = sorted({each.asked_by for each in survey.files if each.asked_by})
+    asked = f"by {' and '.join(ways)}" if ways else "the kernel does not say, or these files are somebody else's"
+    spare = f"{sized(survey.budget - survey.needed)} to spare" if survey.needed else "all of it is there already"
+    fits = ["fits", "yes", spare]
+    if lacking(survey):
+        too_much = f"{sized(lacking(survey))} too much; {remedies(survey)}"
+        fits = ["fits", "no", f"{too_much}; {_over_budget(survey)}" if survey.exceeds_headroom else too_much]
+    places = uncached(survey)
+    threads = f"{survey.num_working_shares} of {survey.options.share.count} shares work" if _is_shared(survey) else ""
+    return [
+        ["all files", sized(survey.size), f"{len(survey.files)} shards"],
+        ["resident", _resident(survey.resident, survey.size), asked],
+        fits,
+        ["to be warmed", sized(survey.chosen_size), f"{len(survey.chosen)} shards, share {survey.options.share}"],
+        *([["stays warm", "no", f"the page cache keeps nothing of {places}"]] if places else []),
+        ["windows at once", str(survey.jobs), threads],
+        ["in flight", sized(in_flight(survey)), "at most, of bytes asked for"],
+        *(_engine_row(checkpoint, survey) for checkpoint in survey.checkpoints),
+    ]
+
+
+def _engine_row(checkpoint: Checkpoint, survey: Survey) -> Row:
+    share, available = f"{PREFETCH_SHARE:.0%}", sized(survey.memory.available)
+    if not engine_prefetches(checkpoint, survey):
+        text = (
+            f"{checkpoint.source} is not smaller than {share} of the {available} available: each rank reads by itself"
+        )
+        return ["engine's prefetch", "no", text]
+    text = f"{checkpoint.source} is smaller than {share} of the {available} available"
+    if checkpoint.size > survey.memory.headroom:
+        text += ", though the cgroup can't hold it: pages are dropped while others are read"
+    return ["engine's prefetch", "yes", text]
+
+
+def _is_shared(survey: Survey) -> bool:
+    return survey.options.share.count > 1
+
+
+def _resident(resident: int | None, size: int) -> str:
+    if resident is None:
+        return "unknown"
+    return f"{part_of(resident, size)} ({resident / size:.0%})" if size else "nothing"

@@ -1,0 +1,132 @@
+"""Which requests warm a server: so many at once, of so many prompt tokens each, and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_tools.tool_errors import RepositoryError
+
+MODEST_BATCH_SIZES = (1, 4, 8)
+MODEST_INPUT_LENGTHS = (128, 1024)
+"""Where nobody says what a server takes: a server of any size takes these, and nobody beside us starves."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    num_requests: int
+    """At once."""
+    num_input_tokens: int
+    """Of each."""
+
+    def __str__(self) -> str:
+        return f"{self.num_requests} x {self.num_input_tokens:,}"
+
+
+@dataclass(frozen=True)
+class PlannedShapes:
+    shapes: tuple[Shape, ...]
+    """In the order in which they are sent."""
+    source: str
+    """Who says so, for people."""
+
+
+def planned_shapes(
+    model_name: str,
+    *,
+    repository: Path | None = None,
+    batch_sizes: tuple[int, ...] | None = None,
+    input_lengths: tuple[int, ...] | None = None,
+) -> PlannedShapes:
+    """What the repository says of the model; `batch_sizes` and `input_lengths` go before it.
+
+    :raises RepositoryError: when the repository has no such model, or its model.yaml can't be read.
+    """
+    if batch_sizes is not None and input_lengths is not None:
+        return PlannedShapes(_every(batch_sizes, input_lengths), "--batch-sizes and --input-lengths")
+    known = _MODEST if repository is None else _of_repository(repository, model_name)
+    if batch_sizes is not None:
+        lengths = sorted({shape.num_input_tokens for shape in known.shapes})
+        return PlannedShapes(_every(batch_sizes, lengths), f"--batch-sizes; the lengths: {known.source}")
+    if input_lengths is not None:
+        sizes = sorted({shape.num_requests for shape in known.shapes})
+        return PlannedShapes(_every(sizes, input_lengths), f"--input-lengths; the batch sizes: {known.source}")
+    return known
+
+
+def _every(batch_sizes: Iterable[int], input_lengths: Iterable[int]) -> tuple[Shape, ...]:
+    return tuple(dict.fromkeys(Shape(size, length) for length, size in product(input_lengths, batch_sizes)))
+
+
+_MODEST = PlannedShapes(
+    _every(MODEST_BATCH_SIZES, MODEST_INPUT_LENGTHS),
+    # Our config.pbtxt says max_batch_size 0, for the engine batches; its limits are in model.yaml alone.
+    "a modest choice, because Triton does not tell the engine's limits: give the repository, or --batch-sizes and "
+    "--input-lengths",
+)
+
+
+def _of_repository(repository: Path, model_name: str) -> PlannedShapes:
+    from deepseek_triton_build.arithmetic.warmup_shapes import (
+        shapes_of,  # here, for without a repository nothing but the client is needed
+    )
+
+    path = _model_yaml(repository, model_name)
+    document = _read(path)
+    ours = document.get("triton_config")
+    ours = ours if isinstance(ours, Mapping) else {}
+    warmup = ours.get("warmup")
+    if isinstance(warmup, Mapping) and warmup.get("shapes"):
+        return PlannedShapes(_checked(warmup["shapes"], path), f"triton_config.warmup of {path}")
+    engine = ours.get("engine", "tensorrt_llm")
+    if engine != "tensorrt_llm":  # its limits are not the LLM arguments'
+        return PlannedShapes(_MODEST.shapes, f"a modest choice, because {path} has no triton_config.warmup.shapes")
+    pairs = shapes_of({key: value for key, value in document.items() if key != "triton_config"})
+    return PlannedShapes(tuple(Shape(*pair) for pair in pairs), f"the LLM arguments of {path}")
+
+
+def _model_yaml(repository: Path, model_name: str) -> Path:
+    """Of the highest version, which Triton serves unless it is told otherwise."""
+    found = [path for path in repository.glob(f"{model_name}/*/model.yaml") if path.parent.name.isdecimal()]
+    if not found:
+        raise RepositoryError(
+            f"expected {repository}/{model_name}/VERSION/model.yaml, found none: give the server's model repository, "
+            "and --model where the model has another name"
+        )
+    return max(found, key=lambda path: int(path.parent.name))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    import yaml
+
+    from deepseek_triton_build.data.yaml_files import parse_yaml
+
+    try:
+        document = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RepositoryError(f"{path} can't be read: {' '.join(str(error).split())}") from error
+    if not isinstance(document, Mapping):
+        raise RepositoryError(f"{path}: expected a mapping of LLM arguments, got {type(document).__name__}")
+    return document
+
+
+def _checked(shapes: Any, path: Path) -> tuple[Shape, ...]:
+    listed = shapes if isinstance(shapes, list) else [shapes]
+    wrong = [shape for shape in listed if not _is_pair(shape)]
+    if wrong:
+        raise RepositoryError(
+            f"{path}: triton_config.warmup.shapes: expected pairs [requests at once, prompt tokens] of whole numbers "
+            f"from 1, got {', '.join(map(repr, wrong[:3]))}"
+        )
+    return tuple(dict.fromkeys(Shape(*pair) for pair in listed))
+
+
+def _is_pair(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in value)
+    )
