@@ -6,8 +6,9 @@ import os
 import signal
 
 import pytest
-from corners import corner, corners_loop
 from hypothesis import HealthCheck, settings
+
+from support.corners import corner, corners_loop
 
 __all__ = ["corner", "corners_loop"]
 

@@ -3,10 +3,9 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from fakes import ScriptedEngine
-
 from deepseek_backend.request.expansion import expand
 from deepseek_backend.request.parsed_request import Call, GenerateRequest, Prompt, SamplingParams
+from support.fakes import ScriptedEngine
 
 
 def expanded(*prompts: Prompt, **sampling: Any) -> list[GenerateRequest]:

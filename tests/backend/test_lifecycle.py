@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-from fakes import ListReply
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from deepseek_backend.answer.active_request import TRANSITIONS, Event, Exchange,
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.errors import CancelledError, EngineError
 from deepseek_backend.request.parsed_request import Call, GenerateRequest, Prompt, SamplingParams
+from support.fakes import ListReply
 
 
 def exchange(streaming=True, prompts=("p",), **call):

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import ListReply, ScriptedEngine
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import ErrorCode
@@ -31,6 +30,7 @@ from deepseek_backend.metrics.backend_metrics import (
 )
 from deepseek_backend.metrics.publishing import Publisher, Turn
 from deepseek_backend.service import Service
+from support.fakes import ListReply, ScriptedEngine
 
 
 @dataclass

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import ListReply, ScriptedEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from deepseek_backend.errors import ConfigError, EngineError
 from deepseek_backend.process.readiness import readiness
 from deepseek_backend.process.watcher import Server, drain_seconds
 from deepseek_backend.service import Service
+from support.fakes import ListReply, ScriptedEngine
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import time
 import weakref
 
 import pytest
-from fakes import ListReply
 
 from deepseek_backend.answer.active_request import Exchange
 from deepseek_backend.delivery import sender
@@ -15,6 +14,7 @@ from deepseek_backend.delivery.sender import NUM_THREADS, URGENT_IN_A_ROW, Sende
 from deepseek_backend.engines.base import Step
 from deepseek_backend.errors import EngineError
 from deepseek_backend.request.parsed_request import Call, GenerateRequest, Prompt
+from support.fakes import ListReply
 
 
 class NoSource:

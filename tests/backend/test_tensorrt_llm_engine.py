@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from standin.harness import WAIT_S, Harness, MakeEngine, Sink, guided_llm_args
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
@@ -25,6 +24,7 @@ from deepseek_backend.release import read_release
 from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from deepseek_triton_build.data.releases import RELEASES, load_release
 from deepseek_triton_build.data.releases.spelling import spell
+from standin.harness import WAIT_S, Harness, MakeEngine, Sink, guided_llm_args
 
 MTP = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
 MTP_SAMPLING = {**MTP, "allow_advanced_sampling": True}

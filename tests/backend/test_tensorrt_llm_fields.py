@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from standin.harness import Harness, MakeEngine, guided_llm_args
-from waiting import wait_for
 
 from deepseek_backend.contract import PERF_OUTPUTS, ErrorCode
 from deepseek_backend.engines.base import PerfMetrics, Step
@@ -23,6 +21,8 @@ from deepseek_backend.errors import EngineError, RequestError, UnavailableError
 from deepseek_backend.request.parsed_request import SamplingParams
 from deepseek_triton_build.data.releases import RELEASES
 from deepseek_triton_build.data.releases.spelling import spell
+from standin.harness import Harness, MakeEngine, guided_llm_args
+from support.waiting import wait_for
 
 MTP = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
 CPP_SAMPLER = {release: spell({"sampler_type": "TRTLLMSampler"}, release) for release in ("1.1.0", "1.0.0", "0.21.0")}

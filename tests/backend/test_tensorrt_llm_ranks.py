@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from standin.harness import WAIT_S, MakeEngine
-from standin.loading import standin
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
@@ -19,6 +17,8 @@ from deepseek_backend.engines.tensorrt_llm.placement import instance_environment
 from deepseek_backend.engines.tensorrt_llm.ranks import WorkerRankEnded, forget_launcher, world_size
 from deepseek_backend.errors import ConfigError, EngineError
 from deepseek_triton_build.data.releases import RELEASES, load_release
+from standin.harness import WAIT_S, MakeEngine
+from standin.loading import standin
 
 MPI = load_release("1.2.1").record["mpi"]
 LLMAPI_LAUNCH = {"TLLM_SPAWN_PROXY_PROCESS": "1"}

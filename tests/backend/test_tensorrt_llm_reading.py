@@ -8,15 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from standin.harness import Harness, MakeEngine
-from waiting import wait_for
 
 from deepseek_backend.engines.base import Step
-from deepseek_backend.engines.tensorrt_llm import engine as engine_module
+from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
 from deepseek_backend.engines.tensorrt_llm.output_increments import Increments
 from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
 from deepseek_backend.errors import EngineError
 from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
+from standin.harness import Harness, MakeEngine
+from support.waiting import wait_for
 
 ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
 

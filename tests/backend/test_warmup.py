@@ -9,7 +9,6 @@ import logging
 from pathlib import Path
 
 import pytest
-from fakes import ScriptedEngine
 
 from deepseek_backend import engine_warmup
 from deepseek_backend.config import WarmupConfig, parse_config
@@ -19,6 +18,7 @@ from deepseek_backend.errors import ConfigError, EngineError, RequestError, Unav
 from deepseek_backend.metrics.backend_metrics import ACCEPTED_DRAFT_TOKENS, DRAFT_TOKENS, LOAD_SECONDS, Kind, Metrics
 from deepseek_backend.process.watcher import Server
 from deepseek_backend.service import Service
+from support.fakes import ScriptedEngine
 
 CHECKOUT = Path(__file__).parents[2] / "model_repository/tensorrt_llm/1"
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import httpx
 import yaml
-from servers import STANDIN, build
 
 from deepseek_backend.metrics import backend_metrics
 from deepseek_triton_tools.host.sessions import session_members
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
+from support.servers import STANDIN, build
 
 _EXIT_TICK_S = 0.005
 _METRICS_TICK_S = 0.02

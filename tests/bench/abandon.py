@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench._served import Backend, await_backend, default_folder, serving
 from bench.client_load.leaving import Findings, Plan, leaving_process
 from bench.client_load.stayed import Limits, problems, table
-from servers import url
 
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.servers import url
 
 CORNERS = {f"{scheme} {face}": (scheme, face) for scheme in ("grpc", "http") for face in ("async", "sync")}
 TOKENS_PER_S = 100

@@ -2,7 +2,7 @@
 
     python tests/bench/generator.py [--runs 10] [--samples FILE]
 
-The space is tests/space.py's. One `build` is measured as a process, from start to end, beside `python -c pass`.
+The space is tests/support/space.py's. One `build` is measured as a process, from start to end, beside `python -c pass`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from support import space
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import space
 
 PROGRAM = Path(sys.executable).parent / "deepseek-triton"
 

@@ -28,11 +28,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorrt_llm" / "1"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from standin.harness import engines
-
 from deepseek_backend.engines.base import Step
 from deepseek_backend.errors import BackendError
 from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
+from standin.harness import engines
 
 PROMPT = "Prove that the square root of two is irrational, in one paragraph."
 

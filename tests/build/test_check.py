@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
-from checked import CHECKOUT, CONFIG, MODEL_YAML, OPTIONS, edited, only, serious, write
 
 from deepseek_triton_build.build_errors import BuildError, NothingToCheckError, UnknownNameError
 from deepseek_triton_build.check import CHECKS, CheckOptions, check_repository
 from deepseek_triton_build.rules import RULES
 from deepseek_triton_build.text import as_yaml
+from support.checked import CHECKOUT, CONFIG, MODEL_YAML, OPTIONS, edited, only, serious, write
 
 
 def test_what_is_edited_below_is_clean_itself(tmp_path: Path) -> None:

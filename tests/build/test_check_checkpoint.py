@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checked import MODEL_YAML, OPTIONS, edited, only, serious, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from deepseek_triton_build.build_errors import CheckpointError
 from deepseek_triton_build.check import CheckOptions, Report, check_repository
 from deepseek_triton_build.check.safetensors import HeaderError, read_header
 from deepseek_triton_build.check.weights import check_weights
+from support.checked import MODEL_YAML, OPTIONS, edited, only, serious, write
 
 SHARDS = {
     "model-00001-of-000003.safetensors": {"embed": 64, "layers.0.q": 128},

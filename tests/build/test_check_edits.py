@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from checked import CONFIG, MODEL_YAML, OPTIONS, edited, only, serious, write
 
 from deepseek_triton_build.check import CheckOptions, check_repository
+from support.checked import CONFIG, MODEL_YAML, OPTIONS, edited, only, serious, write
 
 GROUP = CONFIG[: CONFIG.index("KIND_CPU")].count("\n") + 1
 """Line of the instance group in config.pbtxt, which grows with the contract."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from checked import MODEL_YAML, edited, only, serious, write
 
 from deepseek_triton_build.check import CheckOptions, check_repository
+from support.checked import MODEL_YAML, edited, only, serious, write
 
 
 def check(root: Path, old: str, new: str, gpu: str, num_gpus: int) -> list[tuple[str, str]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checked import CONFIG, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from deepseek_triton_build.check.schema import check_schema
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS, WARMUP_SETTINGS, sampling_problem, warmup_problem
 from deepseek_triton_build.data.type_strings import fits
+from support.checked import CONFIG, write
 
 VALUES: list[Any] = [None, True, False, 0, 1, -1, 0.05, 1.5, 300, 10**12, 2**70, "", "x", "5", [], ["a"], [1], {}]
 CHOICES = [

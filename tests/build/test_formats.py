@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from flags import from_flags
-from scripts import forwarded_by, parameters_of, script_runner
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, UnknownNameError, Workload, make_plan
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable
 from deepseek_triton_build.data.releases.spelling import canonical
 from deepseek_triton_build.render.formats import FORMATS, format_files
 from deepseek_triton_build.render.trtllm_commands import is_path
+from support.flags import from_flags
+from support.scripts import forwarded_by, parameters_of, script_runner
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
 TWO_NODES = PlanRequest(variant="deepseek-v3", gpu="h100", num_gpus=16)

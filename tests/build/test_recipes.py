@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
-from flags import from_flags
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, make_plan
 from deepseek_triton_build.data.catalog.profiles import Workload, profiles
 from deepseek_triton_build.data.releases import RELEASES, load_release
 from deepseek_triton_build.data.releases.spelling import canonical, spell
+from support.flags import from_flags
 
 GOLDEN = Path(__file__).with_name("golden")
 

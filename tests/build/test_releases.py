@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from standin.harness import guided_llm_args
-from standin.loading import standin
 
 from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_backend.engines.tensorrt_llm.loading import DONE_OUTSIDE
@@ -27,6 +25,8 @@ from deepseek_triton_build.data.releases import (
     release_for_container,
 )
 from deepseek_triton_build.data.releases.spelling import spell
+from standin.harness import guided_llm_args
+from standin.loading import standin
 
 
 @pytest.fixture(params=RELEASES)

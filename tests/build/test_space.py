@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import space
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepseek_triton_build import Plan, PlanRequest, RefusedPlanError, Workload
 from deepseek_triton_build.data.releases.sampler_support import honoured_fields
+from support import space
 
 NUM_PROCESSES = 2
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from flags import from_flags
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameErro
 from deepseek_triton_build.data.releases import READABLE_RELEASES, RELEASES, load_release
 from deepseek_triton_build.data.releases.spelling import MIXED, canonical, flag_name, moved, spell
 from deepseek_triton_build.data.yaml_files import load_yaml
+from support.flags import from_flags
 
 TABLE = load_yaml("deepseek_triton_build.data.releases", "spelling.yaml")
 OURS = load_release("1.2.1")

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripts import forwarded_by, parameters_of, script_runner
 
 from deepseek_triton_build import PlanRequest, make_plan, write_repository
 from deepseek_triton_build.arithmetic.load_time import ENGINE_START_S, ready_within_s
@@ -14,6 +13,7 @@ from deepseek_triton_build.data.planned_settings import EnvironmentVariable
 from deepseek_triton_build.data.releases import RELEASES
 from deepseek_triton_build.render.formats import format_files
 from deepseek_triton_build.render.repository_files import repository_files
+from support.scripts import forwarded_by, parameters_of, script_runner
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
 TWO_NODES = PlanRequest(variant="deepseek-v3", gpu="h100", num_gpus=16)

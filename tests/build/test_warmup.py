@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from checked import MODEL_YAML, OPTIONS, only, serious, write
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from deepseek_triton_build.check import check_repository
 from deepseek_triton_build.data.catalog.profiles import profiles
 from deepseek_triton_build.data.releases import RELEASES
 from deepseek_triton_build.render.model_yaml import model_yaml
+from support.checked import MODEL_YAML, OPTIONS, only, serious, write
 
 COUNTS = st.integers(1, 200_000)
 GRAPH_SIZES = st.none() | st.lists(st.integers(1, 4096), max_size=40)

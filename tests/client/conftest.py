@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from grpc_server import GrpcServer
-from http_server import HttpServer
+
+from support.grpc_server import GrpcServer
+from support.http_server import HttpServer
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 import pytest
-from contract_metadata import METADATA
 
 from deepseek_triton_client import Client
 from deepseek_triton_client._background_batch import _the_loop
+from support.contract_metadata import METADATA
 
 LAST = {"text_output": "a", "finish_reason": "stop", "num_input_tokens": 1, "num_output_tokens": 1}
 

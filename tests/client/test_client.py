@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from corners import Corner
 
 from deepseek_triton_client import (
     AsyncClient,
@@ -18,6 +17,7 @@ from deepseek_triton_client import (
     Timeouts,
 )
 from deepseek_triton_client._core import calls as calls_module
+from support.corners import Corner
 
 VERBS = ("generate", "stream", "chat", "stream_chat")
 SECRET = "hf-very-secret"

@@ -16,10 +16,6 @@ from typing import Any
 
 import grpc
 import pytest
-from contract_metadata import METADATA
-from corners import Corner
-from grpc_server import GrpcServer, Proxy, RawServer
-from http_server import HttpServer
 
 import deepseek_triton_client as package
 from deepseek_triton_client import (
@@ -37,6 +33,10 @@ from deepseek_triton_client import (
     ServerUnavailable,
     Timeouts,
 )
+from support.contract_metadata import METADATA
+from support.corners import Corner
+from support.grpc_server import GrpcServer, Proxy, RawServer
+from support.http_server import HttpServer
 
 VERBS = ("generate", "stream", "chat", "stream_chat")
 FIRST = {"text_output": "你🙂"}

@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import grpc
 import pytest
 import trustme
-from grpc_server import GrpcServer, Proxy, RawServer
 from tritonclient.grpc import service_pb2 as pb
 
 from deepseek_triton_client import _blocking_runtime
@@ -35,6 +34,7 @@ from deepseek_triton_client._core.transport import Input
 from deepseek_triton_client._grpc import asyncio_channel, blocking_channel
 from deepseek_triton_client._grpc.grpc_errors import BY_STATUS_CODE
 from deepseek_triton_client._grpc.grpc_transport import asyncio_transport, blocking_transport
+from support.grpc_server import GrpcServer, Proxy, RawServer
 
 INPUTS = [
     Input("text_input", "BYTES", ["hé"]),

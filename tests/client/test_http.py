@@ -16,8 +16,6 @@ from contextlib import suppress
 import h11
 import pytest
 import trustme
-from drivers import DRIVERS
-from http_server import HttpServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +34,8 @@ from deepseek_triton_client._core.exceptions import (
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
 from deepseek_triton_client._core.transport import Input
 from deepseek_triton_client._http.http_errors import EXCHANGE_ERRORS, exchange_error
+from support.drivers import DRIVERS
+from support.http_server import HttpServer
 
 FIRST = {"id": "r1", "model_name": "tensorrt_llm", "text_output": "你🙂"}
 LAST = {"text_output": "好", "finish_reason": "stop", "num_output_tokens": 2}

@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from drivers import DRIVERS
 
 from deepseek_triton_client._blocking_runtime import run
 from deepseek_triton_client._core.client_settings import Connection
@@ -15,6 +14,7 @@ from deepseek_triton_client._core.transport import Input
 from deepseek_triton_client._http import connection_pool
 from deepseek_triton_client._http.asyncio_socket import _within
 from deepseek_triton_client._http.connection_pool import Pool
+from support.drivers import DRIVERS
 
 INPUTS = [Input("text_input", "BYTES", ["hi"])]
 ANSWER = {"text_output": "好"}

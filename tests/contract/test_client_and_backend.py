@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract_metadata import METADATA
 from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
@@ -30,6 +29,7 @@ from deepseek_triton_client._core.dialect import Dialect
 from deepseek_triton_client._core.transport import Input
 from deepseek_triton_client._core.transport import Outputs as Read
 from deepseek_triton_client._core.wire import decode_json, decode_tensors, encode_json, encode_tensors
+from support.contract_metadata import METADATA
 
 NUMPY = {
     Dtype.STRING: np.object_,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-from contract_metadata import METADATA, on_the_wire
 
 from deepseek_backend import contract
 from deepseek_triton_client import (
@@ -22,6 +21,7 @@ from deepseek_triton_client._core.exceptions import BY_CODE
 from deepseek_triton_client._core.response_reader import OUTPUT_NAMES
 from deepseek_triton_client._core.sampling_params import LEFT_OUT, SAMPLING_FIELDS
 from deepseek_triton_client._http.http_errors import status_error
+from support.contract_metadata import METADATA, on_the_wire
 
 BY_TENSOR = {field.tensor_name: field for field in SAMPLING_FIELDS}
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fakes import ListReply
-from standin.loading import standin
 
 from deepseek_backend.config import load_config
 from deepseek_backend.engines import create_engine
 from deepseek_backend.service import Service
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
 from deepseek_triton_build.data.releases import RELEASES
+from standin.loading import standin
+from support.fakes import ListReply
 
 CASES = [
     pytest.param(release, changes, id=f"{release}-{name}")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from supervising import PYTHON, Supervised, free_ports, port_options, rank_of
+
+from support.supervising import PYTHON, Supervised, free_ports, port_options, rank_of
 
 Supervise = Callable[..., Supervised]
 

@@ -3,8 +3,8 @@
 import os
 import signal
 
-from supervising import TREE, rank_of
-from waiting import wait_for
+from support.supervising import TREE, rank_of
+from support.waiting import wait_for
 
 VICTIMS = (("run",), ("rank",), ("bash",), ("run", "rank"), ("run", "rank", "bash"), ("run", "guard of run"))
 

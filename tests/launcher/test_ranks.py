@@ -7,10 +7,10 @@ import socket
 import sys
 
 import pytest
-from supervising import PYTHON, SUPERVISE, rank_of
-from waiting import wait_for
 
 from deepseek_launcher import rank_events
+from support.supervising import PYTHON, SUPERVISE, rank_of
+from support.waiting import wait_for
 
 HOST = socket.gethostname()
 LAUNCHER = """\

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from supervising import PYTHON, SUPERVISE, free_ports, is_ready, listed, name_of, rank_of, runs
-from waiting import wait_for
+
+from support.supervising import PYTHON, SUPERVISE, free_ports, is_ready, listed, name_of, rank_of, runs
+from support.waiting import wait_for
 
 
 def has_state(running, state, restarts):

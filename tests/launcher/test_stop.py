@@ -6,8 +6,9 @@ import secrets
 import subprocess
 
 import pytest
-from supervising import PYTHON, SUPERVISE, rank_of, runs
-from waiting import wait_for
+
+from support.supervising import PYTHON, SUPERVISE, rank_of, runs
+from support.waiting import wait_for
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from supervising import PYTHON, SUPERVISE, is_ready, listed, marked, name_of, rank_of, runs
-from waiting import wait_for
 
 from deepseek_launcher.output import Writer
 from deepseek_launcher.rank_events import line
 from deepseek_launcher.world import World
+from support.supervising import PYTHON, SUPERVISE, is_ready, listed, marked, name_of, rank_of, runs
+from support.waiting import wait_for
 
 
 def after(python: str) -> list[str]:

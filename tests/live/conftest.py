@@ -11,15 +11,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from hosts import Host, HostsError, two_hosts
-from launched import Launched, install_launchers, prepare
-from scraping import scrape
-from servers import STANDIN, build, change_yaml, dying_repository, see_it_die, url
-from waiting import wait_for
 
 from deepseek_triton_build.data.model_source import model_repository
 from deepseek_triton_client import Client
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.hosts import Host, HostsError, two_hosts
+from support.launched import Launched, install_launchers, prepare
+from support.scraping import scrape
+from support.servers import STANDIN, build, change_yaml, dying_repository, see_it_die, url
+from support.waiting import wait_for
 
 SCHEMES = ("http", "grpc")
 

@@ -4,8 +4,9 @@ import json
 
 import httpx
 import pytest
-from servers import url
-from wire import WAYS, WHOLE, Sent, ask, exchange, strings
+
+from support.servers import url
+from support.wire import WAYS, WHOLE, Sent, ask, exchange, strings
 
 LONG = "word " * 20_000
 

@@ -5,10 +5,10 @@ How a client can go, and what the server counts then, is test_client_leaving's.
 
 import httpx
 import pytest
-from servers import url
-from wire import LONG_ANSWER
 
 from deepseek_triton_client import DeadlineExceeded, Timeouts
+from support.servers import url
+from support.wire import LONG_ANSWER
 
 
 @pytest.mark.parametrize("how", ["leave the block", "break off by time limit"])

@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from servers import url
-from terminal_session import CTRL_C, Terminal
 
 from deepseek_triton_client import Client, Timeouts
+from support.servers import url
+from support.terminal_session import CTRL_C, Terminal
 
 PROMPTS = [f"The number {number} is" for number in range(24)]
 COMMAND = [sys.executable, "-m", "deepseek_triton_tools.cli.main"]

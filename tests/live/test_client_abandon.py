@@ -10,7 +10,8 @@ from bench import _served
 from bench.abandon import CORNERS, leave, num_interrupts, settled
 from bench.client_load.leaving import Plan
 from bench.client_load.stayed import Limits, problems, table
-from servers import url
+
+from support.servers import url
 
 NUM_STREAMS = 300
 CONCURRENCY = 32

@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from corners import Corner
-from scraping import published, settled, value
-from wire import LONG_ANSWER, STREAMS, WHOLE, ask
 
 from deepseek_triton_client import (
     Client,
@@ -26,6 +23,9 @@ from deepseek_triton_client import (
     Timeouts,
 )
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.corners import Corner
+from support.scraping import published, settled, value
+from support.wire import LONG_ANSWER, STREAMS, WHOLE, ask
 
 VERBS = ("generate", "stream", "chat", "stream_chat")
 ONCE = Retries(attempts=1)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from corners import Corner
-from scraping import published, settled, value
-from wire import LONG_ANSWER
 
 from deepseek_triton_client import DeadlineExceeded, DeepseekTritonError, Timeouts
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.corners import Corner
+from support.scraping import published, settled, value
+from support.wire import LONG_ANSWER
 
 LONG: dict[str, Any] = {"max_tokens": LONG_ANSWER, "ignore_eos": True}
 

@@ -11,8 +11,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from corners import Corner
-from wire import PROMPT, generated
 
 from deepseek_triton_client import (
     DeepseekTritonError,
@@ -23,6 +21,8 @@ from deepseek_triton_client import (
     SamplingParams,
 )
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.corners import Corner
+from support.wire import PROMPT, generated
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
 

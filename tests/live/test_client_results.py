@@ -13,13 +13,13 @@ from functools import cache
 from typing import Any
 
 import pytest
-from corners import Corner
-from wire import LONG_ANSWER, PROMPT, WHOLE, Answer, Reply, ask
 
 from deepseek_backend.contract import INPUTS, PERF_OUTPUTS
 from deepseek_triton_client import Answer as ClientAnswer
 from deepseek_triton_client import Completion
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.corners import Corner
+from support.wire import LONG_ANSWER, PROMPT, WHOLE, Answer, Reply, ask
 
 CONVERSATION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Wie heißt du? 你好 👋"}]
 SAMPLED = {"temperature": 0.8, "seed": 7}

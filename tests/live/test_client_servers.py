@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corners import FACES, SCHEMES, Corner, Loop
-from servers import build, change_yaml
-from wire import LONG_ANSWER, PROMPT
 
 from deepseek_triton_client import DeadlineExceeded, ModelMetadata, Readiness, Retries, ServerUnavailable
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
+from support.corners import FACES, SCHEMES, Corner, Loop
+from support.servers import build, change_yaml
+from support.wire import LONG_ANSWER, PROMPT
 
 NOBODY = {"http": "http://127.0.0.1:1", "grpc": "grpc://127.0.0.1:1"}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4}

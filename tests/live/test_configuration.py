@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from servers import url
-from wire import MODEL, generated
 
 from deepseek_triton_build.data.model_source import model_repository
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
+from support.servers import url
+from support.wire import MODEL, generated
 
 
 @pytest.fixture

@@ -15,7 +15,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from wire import (
+
+from deepseek_backend.contract import OUTPUTS, PERF_OUTPUTS, Dtype
+from deepseek_triton_tools.server.server_process import ServerProcess
+from support.wire import (
     LONG_ANSWER,
     PROMPT,
     STREAMS,
@@ -32,9 +35,6 @@ from wire import (
     reply,
     sent,
 )
-
-from deepseek_backend.contract import OUTPUTS, PERF_OUTPUTS, Dtype
-from deepseek_triton_tools.server.server_process import ServerProcess
 
 PROMPTS = ["Hello, my name is", PROMPT, "The future of AI is"]
 SAMPLED: Fields = {"text_input": PROMPT, "temperature": 0.8, "seed": 7}

@@ -3,10 +3,10 @@
 import threading
 
 import pytest
-from corners import FACES, SCHEMES, Corner
-from servers import build, change_yaml
 
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.corners import FACES, SCHEMES, Corner
+from support.servers import build, change_yaml
 
 LONG_ANSWER = 4000  # about 25 s of the twin's pace
 

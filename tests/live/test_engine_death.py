@@ -5,11 +5,11 @@ Then the server ends, with a code that makes a supervisor start it again, or sta
 
 import httpx
 import pytest
-from servers import dying_repository, see_it_die
 
 from deepseek_triton_client import Retries, ServerUnavailable
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
+from support.servers import dying_repository, see_it_die
 
 FATAL_EXIT_CODE = 137
 

@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
-from servers import url
-from wire import (
+
+from deepseek_triton_tools.server.server_process import ServerProcess
+from support.servers import url
+from support.wire import (
     LONG_ANSWER,
     MODEL,
     PROMPT,
@@ -40,8 +42,6 @@ from wire import (
     strings,
     texts_by_id,
 )
-
-from deepseek_triton_tools.server.server_process import ServerProcess
 
 # --- Clients of TensorRT-LLM's llmapi model: one-dimensional tensors, sampling_param_*, a stop request by id ---
 

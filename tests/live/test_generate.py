@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from servers import url
+
+from support.servers import url
 
 PROMPTS = (
     "Hello, my name is",

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers import build, url
 
 import deepseek_backend
 from deepseek_backend.process.process_guard import NAME
 from deepseek_triton_client import Client
 from deepseek_triton_tools.host.sessions import session_members
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.servers import build, url
 
 
 def name(pid):

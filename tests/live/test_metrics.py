@@ -6,13 +6,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from scraping import LAST, published, settled, value
-from servers import build
-from waiting import wait_for
 
 from deepseek_backend.metrics.backend_metrics import FAMILIES, PREFIX, Kind, bound_text
 from deepseek_triton_client import Client, InvalidRequest
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.scraping import LAST, published, settled, value
+from support.servers import build
+from support.waiting import wait_for
 
 
 @pytest.fixture(params=["tiny_server", "simulated_server"])

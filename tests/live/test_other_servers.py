@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corners import Corner
 
 from deepseek_triton_client import InvalidRequest, Logprob, ModelNotFound, PerfMetrics, ServerError
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.corners import Corner
 
 MODELS = Path(__file__).resolve().parents[1] / "other_models"
 PROMPT = "一二 three 四五😀 six"

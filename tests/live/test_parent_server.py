@@ -13,10 +13,10 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from servers import url
 
 from deepseek_triton_build.data.model_source import model_repository
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.servers import url
 
 CONFIG = """\
 name: "endless"

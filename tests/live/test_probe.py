@@ -8,11 +8,11 @@ import sys
 
 import httpx
 import pytest
-from servers import build, url
-from waiting import wait_for
 
 from deepseek_triton_client import Client, ModelNotReady, Retries
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.servers import build, url
+from support.waiting import wait_for
 
 COMMAND = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "probe"]
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hosts import Host
-from launched import Launched, last_words
-from slurm import Slurm
-from waiting import wait_for
+
+from support.hosts import Host
+from support.launched import Launched, last_words
+from support.slurm import Slurm
+from support.waiting import wait_for
 
 Submit = Callable[..., str]
 

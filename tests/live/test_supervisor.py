@@ -8,12 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from servers import build, dying_repository
-from supervising import Supervised, free_ports, port_options, rank_of
-from waiting import clients_leave, wait_for
 
 from deepseek_triton_client import Client, Retries, ServerUnavailable
 from deepseek_triton_tools.host.tritonserver import find_tritonserver
+from support.servers import build, dying_repository
+from support.supervising import Supervised, free_ports, port_options, rank_of
+from support.waiting import clients_leave, wait_for
 
 STUB = "triton_python_backend_stub"
 

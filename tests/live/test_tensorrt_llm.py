@@ -5,11 +5,10 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from supervising import free_ports
-from waiting import clients_leave, wait_for
-
 from deepseek_triton_client import Client
 from deepseek_triton_tools.host.tritonserver import find_tritonserver
+from support.supervising import free_ports
+from support.waiting import clients_leave, wait_for
 
 
 def test_generate_and_stream_agree(trtllm):

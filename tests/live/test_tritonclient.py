@@ -5,9 +5,9 @@ import queue
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from servers import url
 
 from deepseek_triton_client import Client
+from support.servers import url
 
 
 @pytest.fixture

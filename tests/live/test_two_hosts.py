@@ -1,6 +1,6 @@
 """The rendered mpirun line over two hosts, each with an ssh server of its own, under the supervisor of the first.
 
-tests/hosts.py makes the hosts, install_launchers.sh installs what they need. The engine's ranks are those of
+tests/support/hosts.py makes the hosts, install_launchers.sh installs what they need. The engine's ranks are those of
 tests/standin/launcher: real processes in a real MPI world, which load nothing.
 """
 
@@ -13,9 +13,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hosts import INTERFACE, SSH_PORT, Host, Running
-from launched import Launched, last_words
-from waiting import clients_leave, wait_for
+
+from support.hosts import INTERFACE, SSH_PORT, Host, Running
+from support.launched import Launched, last_words
+from support.waiting import clients_leave, wait_for
 
 PORTS = {8000, 8001, 8002}
 RANK_9_LOADS = "[RANK 9] [I] Prefetching"

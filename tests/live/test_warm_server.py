@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from live.conftest import serving
-from servers import dying_repository, url
 
 from deepseek_triton_client import AsyncClient, Client
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
 from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
+from support.servers import dying_repository, url
 
 DONE = (0, 3)
 """How steady a shared machine is, is not for these tests to say."""

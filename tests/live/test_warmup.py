@@ -8,12 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 from live.conftest import serving
-from scraping import published, value
-from servers import build, change_yaml
 
 from deepseek_triton_client import Client
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
+from support.scraping import published, value
+from support.servers import build, change_yaml
 
 TOO_LONG = 1_000_000
 MAX_S = 2

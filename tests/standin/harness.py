@@ -8,13 +8,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from standin.loading import standin
-
 from deepseek_backend.config import parse_config
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from deepseek_triton_build.data.releases import load_release
+from standin.loading import standin
 
 WAIT_S = 60.0
 """Only ever reached by a test that fails."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from model_server import ModelServer
+
+from support.model_server import ModelServer
 
 
 @pytest.fixture

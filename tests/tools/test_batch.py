@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from model_server import WAIT, Refusal, echo
-from terminal_session import CTRL_C, Terminal
 
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.generating import batch_progress
+from support.model_server import WAIT, Refusal, echo
+from support.terminal_session import CTRL_C, Terminal
 
 
 @pytest.fixture

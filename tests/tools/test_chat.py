@@ -5,12 +5,12 @@ import subprocess
 import sys
 
 import pytest
-from model_server import END, WAIT, Refusal, echo
-from terminal_session import CTRL_C, CTRL_D, Terminal
 
 from deepseek_triton_client import SamplingParams
 from deepseek_triton_tools.generating.conversation import Conversation
 from deepseek_triton_tools.tool_errors import ToolError
+from support.model_server import END, WAIT, Refusal, echo
+from support.terminal_session import CTRL_C, CTRL_D, Terminal
 
 PROMPT = "> "
 

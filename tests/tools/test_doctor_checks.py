@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from faked_machine import BASIC, GOOD_PROGRAMS, GOOD_RUNS, LDD, PYTHON, STUB, FakedMachine, nvidia_smi, topology
 
 from deepseek_triton_tools.doctor.machine.capabilities import capabilities
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS
@@ -21,6 +20,7 @@ from deepseek_triton_tools.doctor.machine.known_bad import KNOWN_BAD
 from deepseek_triton_tools.doctor.machine.machine import Disk, Done, Interface, Process
 from deepseek_triton_tools.doctor.machine.machine_finding import Finding
 from deepseek_triton_tools.host.host_memory import CgroupMemory, HostMemory
+from support.faked_machine import BASIC, GOOD_PROGRAMS, GOOD_RUNS, LDD, PYTHON, STUB, FakedMachine, nvidia_smi, topology
 
 GIB, MIB = 2**30, 2**20
 REFUSED = PermissionError(errno.EACCES, "Permission denied", "/where")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faked_machine import FakedMachine
 
 from deepseek_triton_tools.cli import doctor as verb
 from deepseek_triton_tools.cli.main import main
@@ -21,6 +20,7 @@ from deepseek_triton_tools.doctor.machine.capabilities import CAPABILITIES
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS, rows
 from deepseek_triton_tools.doctor.machine.known_bad import KNOWN_BAD
 from deepseek_triton_tools.doctor.machine.machine import Done, Python
+from support.faked_machine import FakedMachine
 
 ROOT = Path(__file__).parents[2]
 LEVELS = {"ok", "skipped", "note", "warning", "error"}

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from faked_machine import FakedMachine
 
 from deepseek_triton_tools.doctor.comparing import clock, compare
 from deepseek_triton_tools.doctor.hosts import Ssh, bootstrap, is_here, parse_host_file, visit_all, visit_by
 from deepseek_triton_tools.doctor.machine.examine import HostReport
 from deepseek_triton_tools.doctor.machine.expected import Expected
+from support.faked_machine import FakedMachine
 
 SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if os.path.exists("/usr/sbin/sshd") else None)
 R1 = Expected(engine="tensorrt_llm", repository="/r1")

@@ -13,7 +13,6 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from waiting import wait_for
 
 from deepseek_triton_tools.doctor.hosts import bootstrap, visit_by
 from deepseek_triton_tools.doctor.machine import real_machine
@@ -24,6 +23,7 @@ from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND
 from deepseek_triton_tools.doctor.machine.real_machine import RealMachine
 from deepseek_triton_tools.doctor.machine.remote import EXPECTED, MARK
 from deepseek_triton_tools.doctor.packing import BOOTSTRAP, pack
+from support.waiting import wait_for
 
 BARE = [sys.executable, "-I", "-S", "-c", BOOTSTRAP]
 """Without site-packages: nothing of this project, and nothing else."""

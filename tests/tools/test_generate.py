@@ -9,10 +9,10 @@ import sys
 import threading
 
 import pytest
-from model_server import END, WAIT, Refusal, saying
-from terminal_session import CTRL_C, Terminal
 
 from deepseek_triton_tools.cli.main import main
+from support.model_server import END, WAIT, Refusal, saying
+from support.terminal_session import CTRL_C, Terminal
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from recording import become_by, recording
 
 from deepseek_launcher.server_processes import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S
 from deepseek_triton_build.text import plain
@@ -19,6 +18,7 @@ from deepseek_triton_tools.cli.launch_options import FORM_OPTIONS, OTHERS
 from deepseek_triton_tools.cli.main import _parser, main
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import facts_of
+from support.recording import become_by, recording
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILDS = {

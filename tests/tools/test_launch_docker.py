@@ -7,12 +7,12 @@ import subprocess
 
 import pytest
 from bench.synthetic_checkpoint import make_checkpoint
-from recording import become_by, recording
-from supervising import free_ports, port_options
 
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import kernel_caches
 from deepseek_triton_tools.launching.stop_times import StopTimes
+from support.recording import become_by, recording
+from support.supervising import free_ports, port_options
 
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
 AWKWARD = "a, \"b\" $HOME 'c' %n:d"

@@ -16,7 +16,6 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from hosts import HostsError, two_hosts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +28,7 @@ from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.stop_times import StopTimes
 from deepseek_triton_tools.repository.launch_facts import facts_of
 from deepseek_triton_tools.tool_errors import RepositoryError, ToolError
+from support.hosts import HostsError, two_hosts
 
 GIB = 2**30
 R1_BYTES = 688574839360

@@ -7,11 +7,11 @@ import subprocess
 import time
 
 import pytest
-from recording import become_by, recording
-from supervising import free_ports, port_options
 
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import mpirun
+from support.recording import become_by, recording
+from support.supervising import free_ports, port_options
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from recording import recording
-from supervising import free_ports, port_options
 
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import kernel_caches, slurm
 from deepseek_triton_tools.launching.stop_times import StopTimes
+from support.recording import recording
+from support.supervising import free_ports, port_options
 
 
 @pytest.fixture(scope="module")

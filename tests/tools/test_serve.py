@@ -17,7 +17,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from waiting import clients_leave
 
 from deepseek_triton_tools.cli import serve as serve_module
 from deepseek_triton_tools.cli.serve import serve
@@ -27,6 +26,7 @@ from deepseek_triton_tools.host.sessions import kill_all, session_members
 from deepseek_triton_tools.server import server_process
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from deepseek_triton_tools.tool_errors import PortError, RepositoryError, ServerFailedError, ToolError
+from support.waiting import clients_leave
 
 CONFIG = """\
 backend: "python"

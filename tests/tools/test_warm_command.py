@@ -13,11 +13,11 @@ import time
 
 import pytest
 from bench.synthetic_checkpoint import make_checkpoint
-from waiting import PATIENCE_S, wait_for
 
 from deepseek_triton_tools.cli import parsing
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.warming import take_survey
+from support.waiting import PATIENCE_S, wait_for
 
 
 @pytest.fixture

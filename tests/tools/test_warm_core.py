@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mounting import mounted
 
 from deepseek_triton_tools.host.host_memory import read_host_memory
 from deepseek_triton_tools.warming import Progress, Share, Survey, WarmOptions, WarmResult, examine, take_survey, warm
@@ -27,6 +26,7 @@ from deepseek_triton_tools.warming.pagecache.pace import Pace
 from deepseek_triton_tools.warming.pagecache.reading import BUFFER, STEP
 from deepseek_triton_tools.warming.pagecache.residency import evict, resident_bytes
 from deepseek_triton_tools.warming.transfer import SEGMENT, Transfer
+from support.mounting import mounted
 
 SIZE = 3 * BUFFER + 4097
 """Of a file: some buffers, and a part of a page."""

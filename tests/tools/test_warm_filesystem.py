@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mounting import loop_image, mounted, overlay
 
 from deepseek_triton_tools.host.mounts import mount_at
 from deepseek_triton_tools.warming.pagecache.filesystem import (
@@ -23,6 +22,7 @@ from deepseek_triton_tools.warming.pagecache.filesystem import (
     parse_mountinfo,
     read_mounts,
 )
+from support.mounting import loop_image, mounted, overlay
 
 SAMPLES = Path(__file__).parent / "samples"
 STORAGE = (SAMPLES / "storage.mountinfo").read_text()

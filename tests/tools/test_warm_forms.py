@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import yaml
 from bench.synthetic_checkpoint import make_checkpoint
-from waiting import wait_for
 
 from deepseek_triton_build.arithmetic.load_time import ENGINE_START_S
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.warming import forms, take_survey
 from deepseek_triton_tools.warming.pagecache.residency import evict
+from support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("init-container", "systemd", "slurm-prolog")

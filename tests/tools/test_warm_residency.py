@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mounting import NOBODY, as_nobody, mounted, overlay
 
 from deepseek_triton_tools.warming.pagecache import linux
 from deepseek_triton_tools.warming.pagecache.linux import PAGE_SIZE
 from deepseek_triton_tools.warming.pagecache.residency import WINDOW, ResidentFile, evict, resident_bytes
+from support.mounting import NOBODY, as_nobody, mounted, overlay
 
 SIZE = 20 * PAGE_SIZE + 100
 CLONE_NEWUSER = 0x10000000

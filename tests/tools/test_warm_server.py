@@ -19,8 +19,6 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from contract_metadata import METADATA
-from model_server import END, WAIT, Refusal
 
 from deepseek_triton_client import AsyncClient, ModelMetadata, Readiness, TensorMetadata
 from deepseek_triton_tools.server import waiting
@@ -32,6 +30,8 @@ from deepseek_triton_tools.warming.server.rounds import Asking, Round, ShapeResu
 from deepseek_triton_tools.warming.server.shapes import Shape, planned_shapes
 from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
 from deepseek_triton_tools.warming.server.warmth import Warmth, duration, summary
+from support.contract_metadata import METADATA
+from support.model_server import END, WAIT, Refusal
 
 FAILED = """\
 E1121 12:42:09.142789 49 model_lifecycle.cc:642] "failed to load 'tensorrt_llm' version 1: Internal: no GPU"

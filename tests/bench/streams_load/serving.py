@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 from bench._served import repository
 from bench.streams_load.cases import CUMULATIVE, DELTA, ENGINE, OURS, PEER, PEER_10, PEERS, TRTLLM_1, TRTLLM_10, Case
-from servers import STANDIN
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import Step
@@ -22,6 +21,7 @@ from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S
 from deepseek_backend.errors import BackendError
 from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from deepseek_triton_build.data.model_source import model_repository
+from support.servers import STANDIN
 
 SYSTEMS = (OURS, DELTA, CUMULATIVE, ENGINE, TRTLLM_1, TRTLLM_10, PEER, PEER_10)
 _STREAM_INTERVALS = {TRTLLM_1: 1, TRTLLM_10: 10, PEER: 1, PEER_10: 10}

@@ -1,1 +1,4 @@
-"""This machine: memory, mounts, ports, processes. Standard library only, because `doctor` sends this folder to other hosts."""
+"""This machine: memory, mounts, ports, processes.
+
+Standard library only, because `doctor` sends this folder to other hosts.
+"""

@@ -4,7 +4,8 @@ Its text is nonsense. What it is for: real forward passes (MLA, grouped sigmoid 
 there is no room for 671 billion parameters. The same bytes come out every time: the weights are drawn by numpy's frozen
 RandomState, the tokenizer is written down rather than trained.
 
-`python -m deepseek_backend.engines.transformers.tiny_checkpoint [--output DIR]` prints the folder. Only the check at the end needs torch.
+`python -m deepseek_backend.engines.transformers.tiny_checkpoint [--output DIR]` prints the folder.
+Only the check at the end needs torch.
 """
 
 from __future__ import annotations

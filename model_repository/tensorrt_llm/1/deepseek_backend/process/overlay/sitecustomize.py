@@ -1,6 +1,6 @@
 """Python imports this at start wherever this folder is on PYTHONPATH: in the processes of the engine's workers.
 
-It only leaves a watch behind: when a process imports tensorrt_llm, the work-arounds of ../workarounds.py come first. The
+It only leaves a watch behind: when a process imports tensorrt_llm, those of ../workarounds.py come first. The
 sitecustomize that this one hides is run too.
 """
 

@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-from contract_metadata import METADATA
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
+
+from support.contract_metadata import METADATA
 
 OPTIONS = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 8 * 2**20)]
 

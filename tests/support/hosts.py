@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from waiting import PATIENCE_S, wait_for
+from support.waiting import PATIENCE_S, wait_for
 
 INTERFACE = "fabric0"
 """What connects the hosts; their only interface besides lo."""

@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hosts import Host, HostsError
-from servers import STANDIN, build
-
 from deepseek_triton_tools.host.tritonserver import find_tritonserver
+from support.hosts import Host, HostsError
+from support.servers import STANDIN, build
 
 RANKS = 16
 
 _COMMAND_LINE = [sys.executable, "-m", "deepseek_triton_tools.cli.main"]
-_TESTS = Path(__file__).resolve().parent
+_TESTS = Path(__file__).resolve().parents[1]
 _INSTALL = _TESTS / "live/install_launchers.sh"
 _LAUNCHER = _TESTS / "standin/launcher/trtllm-llmapi-launch"
 

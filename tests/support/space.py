@@ -1,7 +1,7 @@
 """The whole space of what can be asked of the generator: tests/build/test_space.py walks it, tests/bench times it.
 
-python tests/space.py build 0/2         # builds and checks every second distinct plan; what is wrong, as JSON
-python tests/space.py build 0/2 FILE    # of those that `save_plans` wrote there, instead of planning them all again
+python tests/support/space.py build 0/2         # builds and checks every second distinct plan; problems as JSON
+python tests/support/space.py build 0/2 FILE    # the same for the plans that `save_plans` wrote to FILE
 """
 
 from __future__ import annotations

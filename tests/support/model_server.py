@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from contract_metadata import METADATA
-
 from deepseek_triton_client import TensorMetadata
+from support.contract_metadata import METADATA
 
 Body = Mapping[str, Any]
 END = {"finish_reason": "stop", "num_input_tokens": 3, "num_cached_tokens": 0}

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
-from servers import url
 
 from deepseek_triton_client import AsyncClient, AsyncStream, Client, Completion
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.servers import url
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import yaml
 from deepseek_triton_client import Client, Retries, ServerUnavailable
 from deepseek_triton_tools.server.server_process import ServerProcess
 
-STANDIN = Path(__file__).resolve().parent / "standin" / "tensorrt_llm"
+STANDIN = Path(__file__).resolve().parents[1] / "standin" / "tensorrt_llm"
 
 
 def build(folder: Path, *argv: str) -> Path:

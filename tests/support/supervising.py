@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from waiting import PATIENCE_S
-
 from deepseek_triton_build.data.model_source import model_repository
 from deepseek_triton_tools.host.free_ports import claim_ports
+from support.waiting import PATIENCE_S
 
 SUPERVISE = model_repository() / "tensorrt_llm/1/supervise.py"
 PYTHON = (sys.executable, "-S")

@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from hosts import Host
-from waiting import wait_for
+from support.hosts import Host
+from support.waiting import wait_for
 
 DAEMONS = ("slurmd", "slurmctld", "munged")
 

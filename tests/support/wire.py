@@ -11,10 +11,10 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc as triton
-from servers import url
 
 from deepseek_backend.contract import INPUTS, Dtype
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.servers import url
 
 MODEL = "tensorrt_llm"
 PROMPT = "The capital of France is"

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 
 import httpx
-from waiting import wait_for
 
 from deepseek_backend.metrics.backend_metrics import FAMILIES, LAST_TOKEN_AGE, PREFIX
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.waiting import wait_for
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

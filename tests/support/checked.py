@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deepseek_triton_build.check import CheckOptions, Finding, Report
 
-CHECKOUT = Path(__file__).parents[1] / "model_repository"
+CHECKOUT = Path(__file__).parents[2] / "model_repository"
 CONFIG = (CHECKOUT / "tensorrt_llm/config.pbtxt").read_text()
 MODEL_YAML = """\
 model: deepseek-ai/DeepSeek-R1
