@@ -63,7 +63,7 @@ class RefusedPlanError(BuildError):
         self.suggestion: Mapping[str, Any] = suggestion or {}
 
 
-class CheckpointError(BuildError):
+class UnusableCheckpointError(BuildError):
     """A checkpoint's folder can't be used."""
 
 

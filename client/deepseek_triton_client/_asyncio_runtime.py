@@ -17,8 +17,8 @@ class AsyncioRuntime:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    def event(self) -> _Event:
-        return _Event()
+    def event(self) -> _AsyncioEvent:
+        return _AsyncioEvent()
 
     def watchdog(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> Watchdog:
         if not deadlines.any:
@@ -37,7 +37,7 @@ class AsyncioRuntime:
         return http_transport(endpoint, settings)
 
 
-class _Event:
+class _AsyncioEvent:
     """See `Event`. Of the running loop."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ def in_background(
 ) -> Generator[Completion | DeepseekTritonError, None, None]:
     """The answers in the order of `requests`, which is read on a thread of its own: a slow one must hold up nothing."""
     loop = _the_loop()
-    reader = _Reader(requests)
+    reader = _BatchReader(requests)
     batch = _Batch(
         settings,
         lambda calls: in_order(calls, reader.items(), make, concurrency=concurrency, return_errors=return_errors),
@@ -98,7 +98,7 @@ class _Batch:
             await self._calls.close()
 
 
-class _Reader:
+class _BatchReader:
     """Reads an iterable as it is asked to. Its thread is waited for by nobody: an iterable may block for ever, as a
     queue or a terminal does."""
 

@@ -32,8 +32,8 @@ class BlockingRuntime:
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def event(self) -> _Event:
-        return _Event()
+    def event(self) -> _BlockingEvent:
+        return _BlockingEvent()
 
     def watchdog(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> Watchdog:
         return ThreadWatchdog(deadlines, interrupt) if deadlines.any else NO_WATCHDOG
@@ -50,7 +50,7 @@ class BlockingRuntime:
         return http_transport(endpoint, settings)
 
 
-class _Event:
+class _BlockingEvent:
     """See `Event`. threading's is written in Python: an interrupt inside it can leave it locked for ever."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from deepseek_backend.engines.simulated.deployment_model import LATENT, NUM_LAYERS
 from deepseek_backend.engines.simulated.presets import PRESETS
-from deepseek_backend.engines.simulated.scheduler import Limits, RankLoad, Row, Scheduler
+from deepseek_backend.engines.simulated.scheduler import BatchLimits, RankLoad, ScheduledRow, Scheduler
 
 THROUGHPUT_B200 = PRESETS["b200x8-r1-fp4-max-throughput"]
 LATENCY_B200 = PRESETS["b200x8-r1-fp4-min-latency"]
@@ -17,7 +17,7 @@ LATENCY_B200 = PRESETS["b200x8-r1-fp4-min-latency"]
 def output_tokens_per_second(preset, concurrency, waves):
     """1,024 tokens in, 2,048 out, all requests there from the start. One rank is simulated and stands for all."""
     deployment = preset.deployment
-    limits = Limits(
+    limits = BatchLimits(
         max_batch_size=min(preset.max_batch_size, concurrency // deployment.num_ranks),
         max_num_tokens=preset.max_num_tokens,
         tokens_per_block=32,
@@ -28,7 +28,7 @@ def output_tokens_per_second(preset, concurrency, waves):
     scheduler = Scheduler(limits)
     num_requests = concurrency // deployment.num_ranks * waves
     for _ in range(num_requests):
-        scheduler.add(Row(num_input_tokens=1024, max_tokens=2048, length=2048))
+        scheduler.add(ScheduledRow(num_input_tokens=1024, max_tokens=2048, length=2048))
     seconds = 0.0
     while not scheduler.idle:
         seconds += deployment.step_seconds(scheduler.step().loads * deployment.num_ranks)
@@ -111,11 +111,11 @@ def test_every_rank_waits_for_the_slowest():
 
 def limits(**changes):
     defaults = {"max_batch_size": 4, "max_num_tokens": 32, "tokens_per_block": 4, "num_blocks": 100}
-    return Limits(**{**defaults, **changes})
+    return BatchLimits(**{**defaults, **changes})
 
 
 def row(num_input_tokens=4, length=4):
-    return Row(num_input_tokens=num_input_tokens, max_tokens=length, length=length)
+    return ScheduledRow(num_input_tokens=num_input_tokens, max_tokens=length, length=length)
 
 
 def added(scheduler, *rows):
@@ -146,7 +146,7 @@ def test_the_queue_is_in_order_of_priority_and_of_arrival_among_equals(arrivals)
     """Each arrival, and whether the row at the head leaves the queue after it."""
     scheduler, expected = Scheduler(limits()), []
     for number, (priority, leaves) in enumerate(arrivals):
-        one = Row(num_input_tokens=number, max_tokens=1, length=1, priority=priority)
+        one = ScheduledRow(num_input_tokens=number, max_tokens=1, length=1, priority=priority)
         scheduler.add(one)
         expected = sorted([*expected, one], key=lambda other: (-other.priority, other.num_input_tokens))
         if leaves:
@@ -158,7 +158,7 @@ def test_a_higher_priority_takes_no_place_from_who_runs():
     scheduler = Scheduler(limits(max_batch_size=1))
     (running,) = added(scheduler, row(4, 2))
     assert scheduler.step().admitted == [running]
-    (urgent,) = added(scheduler, Row(num_input_tokens=4, max_tokens=1, length=1, priority=9))
+    (urgent,) = added(scheduler, ScheduledRow(num_input_tokens=4, max_tokens=1, length=1, priority=9))
     assert [scheduler.step().moved for _ in range(2)] == [[running], [urgent]]
 
 

@@ -4,12 +4,12 @@ from itertools import count
 from typing import Any
 
 from deepseek_backend.request.expansion import expand
-from deepseek_backend.request.parsed_request import Call, GenerateRequest, Prompt, SamplingParams
+from deepseek_backend.request.parsed_request import GenerateRequest, ParsedRequest, Prompt, SamplingParams
 from support.fakes import ScriptedEngine
 
 
 def expanded(*prompts: Prompt, **sampling: Any) -> list[GenerateRequest]:
-    call = Call(prompts=prompts, sampling=SamplingParams(**sampling), max_tokens=5)
+    call = ParsedRequest(prompts=prompts, sampling=SamplingParams(**sampling), max_tokens=5)
     return expand(call, ScriptedEngine(), count(1))
 
 

@@ -23,12 +23,12 @@ from deepseek_backend.metrics.backend_metrics import (
     FAMILIES,
     INTER_TOKEN,
     PREFIX,
+    BackendMetrics,
     Family,
     Kind,
-    Metrics,
     info,
 )
-from deepseek_backend.metrics.publishing import Publisher, Turn
+from deepseek_backend.metrics.publishing import MetricsLease, Publisher
 from deepseek_backend.service import Service
 from support.fakes import ListReply, ScriptedEngine
 
@@ -132,8 +132,8 @@ def _text(bound: float) -> str:
 
 
 @pytest.fixture
-def metrics() -> Metrics:
-    return Metrics()
+def metrics() -> BackendMetrics:
+    return BackendMetrics()
 
 
 @pytest.fixture(params=[True, False], ids=["native histograms", "no histograms"])
@@ -142,11 +142,11 @@ def triton(request: pytest.FixtureRequest) -> FakeMetrics:
 
 
 @pytest.fixture
-def publisher(metrics: Metrics, triton: FakeMetrics) -> Publisher:
+def publisher(metrics: BackendMetrics, triton: FakeMetrics) -> Publisher:
     return Publisher(metrics, triton, observe_state=lambda: None, period_s=3600)
 
 
-def state(metrics: Metrics, *, ready: bool = True, **stats: Any) -> None:
+def state(metrics: BackendMetrics, *, ready: bool = True, **stats: Any) -> None:
     counted = EngineStats(**{"num_running": 2, "num_waiting": 1, **stats})
     metrics.observe_state(inflight=3, inflight_tokens=500, idle_s=0.25, ready=ready, stats=counted)
 
@@ -168,7 +168,7 @@ def test_no_two_families_share_a_series() -> None:
     assert len(set(names)) == len([name for family in FAMILIES for name in {family.name, *family.series_names}])
 
 
-def test_every_method_ends_in_a_number(metrics: Metrics, triton: FakeMetrics, publisher: Publisher) -> None:
+def test_every_method_ends_in_a_number(metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher) -> None:
     metrics.accepted(4)
     metrics.refused(ErrorCode.OVERLOADED)
     metrics.aborted("deadline")
@@ -198,7 +198,7 @@ def test_every_method_ends_in_a_number(metrics: Metrics, triton: FakeMetrics, pu
     assert triton.sum("request_generated_tokens") == 40
 
 
-def test_every_series_has_its_familys_labels(triton: FakeMetrics, metrics: Metrics) -> None:
+def test_every_series_has_its_familys_labels(triton: FakeMetrics, metrics: BackendMetrics) -> None:
     metrics.refused(ErrorCode.UNSUPPORTED)
     Publisher(metrics, triton, observe_state=lambda: state(metrics), period_s=3600).publish()
 
@@ -220,7 +220,7 @@ def test_what_can_be_counted_is_there_from_the_start(triton: FakeMetrics, publis
     assert triton.writes == 0
 
 
-def test_only_differences_are_written(metrics: Metrics, triton: FakeMetrics, publisher: Publisher) -> None:
+def test_only_differences_are_written(metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher) -> None:
     metrics.accepted(1)
     publisher.publish()
     made, writes = len(triton.made), triton.writes
@@ -234,7 +234,9 @@ def test_only_differences_are_written(metrics: Metrics, triton: FakeMetrics, pub
     assert triton.writes == writes + 2
 
 
-def test_gauges_go_down_and_counters_never_do(metrics: Metrics, triton: FakeMetrics, publisher: Publisher) -> None:
+def test_gauges_go_down_and_counters_never_do(
+    metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher
+) -> None:
     state(metrics, num_draft_tokens=10)
     publisher.publish()
     state(metrics, ready=False, num_draft_tokens=4, num_running=0)
@@ -248,7 +250,7 @@ def test_gauges_go_down_and_counters_never_do(metrics: Metrics, triton: FakeMetr
 
 
 def test_buckets_are_the_same_with_and_without_histograms(
-    metrics: Metrics, triton: FakeMetrics, publisher: Publisher
+    metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher
 ) -> None:
     for seconds in (0.0, 0.01, 0.0100001, 0.3, 0.4, 299.0, 1e4):
         metrics.first_token(seconds)
@@ -263,7 +265,9 @@ def test_buckets_are_the_same_with_and_without_histograms(
     assert triton.sum("time_to_first_token_seconds") == pytest.approx(0.01 + 0.0100001 + 0.7 + 299 + 1e4 + 0.7)
 
 
-def test_tokens_that_came_together_share_the_time(metrics: Metrics, triton: FakeMetrics, publisher: Publisher) -> None:
+def test_tokens_that_came_together_share_the_time(
+    metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher
+) -> None:
     metrics.tokens(3, None)
     metrics.tokens(4, 0.02)
     publisher.publish()
@@ -274,7 +278,7 @@ def test_tokens_that_came_together_share_the_time(metrics: Metrics, triton: Fake
     assert triton["generated_tokens_total"] == 7
 
 
-def test_tokens_are_never_a_message_each(metrics: Metrics, triton: FakeMetrics, publisher: Publisher) -> None:
+def test_tokens_are_never_a_message_each(metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher) -> None:
     publisher.publish()
     for _ in range(50_000):
         metrics.tokens(1, 0.02)
@@ -285,7 +289,7 @@ def test_tokens_are_never_a_message_each(metrics: Metrics, triton: FakeMetrics, 
     assert triton.writes - before <= len(INTER_TOKEN.buckets) + 4
 
 
-def test_several_threads_lose_nothing(metrics: Metrics, triton: FakeMetrics, publisher: Publisher) -> None:
+def test_several_threads_lose_nothing(metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher) -> None:
     """As in service: one thread has the tokens, any thread the rest, while a publication runs."""
     ended = threading.Event()
 
@@ -323,7 +327,7 @@ def test_several_threads_lose_nothing(metrics: Metrics, triton: FakeMetrics, pub
     assert triton.buckets("inter_token_latency_seconds")["0.02"] == 40_000
 
 
-def test_stop_publishes_once_more(metrics: Metrics, triton: FakeMetrics, publisher: Publisher) -> None:
+def test_stop_publishes_once_more(metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher) -> None:
     publisher.start()
     metrics.accepted(1)
     publisher.stop()
@@ -333,7 +337,7 @@ def test_stop_publishes_once_more(metrics: Metrics, triton: FakeMetrics, publish
 
 
 def test_nothing_is_lost_while_the_instance_before_still_has_the_series(
-    metrics: Metrics, triton: FakeMetrics, publisher: Publisher
+    metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher
 ) -> None:
     triton.free = False
     metrics.accepted(1)
@@ -348,7 +352,7 @@ def test_nothing_is_lost_while_the_instance_before_still_has_the_series(
 
 def test_one_process_at_a_time_has_the_turn() -> None:
     labels = {"model": str(uuid.uuid4()), "version": "1"}
-    old, new, other = Turn(labels), Turn(labels), Turn({**labels, "version": "2"})
+    old, new, other = MetricsLease(labels), MetricsLease(labels), MetricsLease({**labels, "version": "2"})
     try:
         assert old.take()
         assert old.take()
@@ -362,7 +366,7 @@ def test_one_process_at_a_time_has_the_turn() -> None:
             turn.give_back()
 
 
-def test_stop_before_start_publishes_too(metrics: Metrics, triton: FakeMetrics, publisher: Publisher) -> None:
+def test_stop_before_start_publishes_too(metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher) -> None:
     metrics.accepted(1)
     publisher.stop()
 
@@ -370,7 +374,7 @@ def test_stop_before_start_publishes_too(metrics: Metrics, triton: FakeMetrics, 
 
 
 def test_a_refused_write_is_the_last_and_is_said_once(
-    metrics: Metrics, triton: FakeMetrics, publisher: Publisher, caplog: pytest.LogCaptureFixture
+    metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher, caplog: pytest.LogCaptureFixture
 ) -> None:
     triton.refusing = True
     with caplog.at_level(logging.ERROR):
@@ -386,7 +390,7 @@ def test_a_refused_write_is_the_last_and_is_said_once(
 
 
 def test_an_engine_that_has_no_state_to_tell_leaves_the_counters_going(
-    metrics: Metrics, triton: FakeMetrics, caplog: pytest.LogCaptureFixture
+    metrics: BackendMetrics, triton: FakeMetrics, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unreadable() -> None:
         raise OSError("no stats")
@@ -403,7 +407,7 @@ def test_an_engine_that_has_no_state_to_tell_leaves_the_counters_going(
 
 def test_info_says_what_is_served(triton: FakeMetrics) -> None:
     config = parse_config({"model": "/models/r1", "triton_config": {"engine": "simulated"}}, version_dir=Path("/none"))
-    Publisher(Metrics(info(config)), triton, observe_state=lambda: None, period_s=1).publish()
+    Publisher(BackendMetrics(info(config)), triton, observe_state=lambda: None, period_s=1).publish()
 
     assert triton.at("info", engine="simulated", checkpoint="/models/r1", release="") == 1
 
@@ -414,7 +418,7 @@ def engine() -> ScriptedEngine:
 
 
 def test_a_request_through_the_service_is_counted(
-    metrics: Metrics, triton: FakeMetrics, engine: ScriptedEngine
+    metrics: BackendMetrics, triton: FakeMetrics, engine: ScriptedEngine
 ) -> None:
     service = Service(parse_config({"model": "m"}, version_dir=Path()), engine, metrics=metrics)
     service.start()

@@ -18,7 +18,7 @@ from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import EngineHealth, Step
 from deepseek_backend.errors import ConfigError, EngineError
 from deepseek_backend.process.readiness import readiness
-from deepseek_backend.process.watcher import Server, drain_seconds
+from deepseek_backend.process.watcher import ServerAbove, drain_seconds
 from deepseek_backend.service import Service
 from support.fakes import ListReply, ScriptedEngine
 
@@ -264,7 +264,7 @@ def test_a_step_that_cannot_be_taken_fails_its_own_request_only(service, engine)
 
 def test_an_engine_that_dies_while_the_server_drains_is_seen(engine):
     exiting = threading.Event()
-    with serving(engine, {"drain_s": 3600}, server=Server(is_exiting=exiting.is_set)) as service:
+    with serving(engine, {"drain_s": 3600}, server=ServerAbove(is_exiting=exiting.is_set)) as service:
         reply = send(service)
         exiting.set()
         while not service.draining:
@@ -436,7 +436,7 @@ def test_requests_with_one_id_are_answered_apart_and_stopped_together(service, e
 
 def test_a_server_that_exits_refuses_new_requests_and_gives_open_ones_their_time(engine):
     exiting = threading.Event()
-    with serving(engine, {"drain_s": 3600}, server=Server(is_exiting=exiting.is_set)) as service:
+    with serving(engine, {"drain_s": 3600}, server=ServerAbove(is_exiting=exiting.is_set)) as service:
         reply = send(service, stream=True)
         exiting.set()
         while not service.draining:
@@ -449,7 +449,7 @@ def test_a_server_that_exits_refuses_new_requests_and_gives_open_ones_their_time
 
 def test_what_is_open_at_the_end_of_the_drain_is_answered_with_the_text_so_far(engine):
     exiting = threading.Event()
-    with serving(engine, {"drain_s": 0}, server=Server(is_exiting=exiting.is_set)) as service:
+    with serving(engine, {"drain_s": 0}, server=ServerAbove(is_exiting=exiting.is_set)) as service:
         reply = send(service)
         engine.step([(engine.requests[0], Step(text="so far", token_ids=[1]))])
         exiting.set()
@@ -470,7 +470,7 @@ def test_the_drain_leaves_time_to_stop_within_the_exit_timeout(configured, exit_
 def test_a_dead_engine_fails_what_is_open_and_then_is_fatal(engine, on_fatal, called):
     fatal = threading.Event()
     ours = {"on_fatal": on_fatal, "fatal_grace_s": 0}
-    with serving(engine, ours, server=Server(end=lambda reason: fatal.set())) as service:
+    with serving(engine, ours, server=ServerAbove(end=lambda reason: fatal.set())) as service:
         reply = send(service)
         engine.alive = False
 
@@ -527,7 +527,7 @@ class Story:
         self.exiting = False
         self.streaming = streaming
         ours = {"drain_s": 60, "on_fatal": "unready", "max_inflight": 6}
-        self.service = Service(configured(**ours), self.engine, server=Server(is_exiting=lambda: self.exiting))
+        self.service = Service(configured(**ours), self.engine, server=ServerAbove(is_exiting=lambda: self.exiting))
         self.service.load()
         self.replies = []
         self.over = set()

@@ -21,7 +21,7 @@ from deepseek_backend.engines.simulated.filler_text import (
 )
 from deepseek_backend.engines.simulated.presets import PRESETS
 from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S, SimulatedEngine
-from deepseek_backend.engines.simulated.simulated_generation import Generation
+from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
@@ -815,8 +815,8 @@ def test_a_fault_of_the_simulator_itself_answers_everyone_once(start, monkeypatc
             raise ZeroDivisionError
         return next_step(row, scheduler, stamp)
 
-    next_step = Generation.next_step
-    monkeypatch.setattr(Generation, "next_step", fail)
+    next_step = SimulatedGeneration.next_step
+    monkeypatch.setattr(SimulatedGeneration, "next_step", fail)
     engine = start(max_batch_size=4)
     every = [*names, "late"]
     sink = RecordingSink(submit_all)

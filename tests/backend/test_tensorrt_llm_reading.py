@@ -11,7 +11,7 @@ import pytest
 
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
-from deepseek_backend.engines.tensorrt_llm.output_increments import Increments
+from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrements
 from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
 from deepseek_backend.errors import EngineError
 from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
@@ -180,11 +180,11 @@ class Output:
         return [self]
 
 
-def with_two_tokens_and_one_logprob(finish_reason: str | None) -> tuple[Output, Increments]:
+def with_two_tokens_and_one_logprob(finish_reason: str | None) -> tuple[Output, OutputIncrements]:
     tokenizer = PromptTokenizer(SimpleNamespace(decode=lambda token_ids, **_: "".join(map(chr, token_ids))))
     request = GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(logprobs=0), max_tokens=9)
     output = Output("ab", [97, 98], [{97: SimpleNamespace(logprob=-1.0, rank=1)}], finish_reason)
-    return output, Increments(request, output, tokenizer)
+    return output, OutputIncrements(request, output, tokenizer)
 
 
 @pytest.mark.parametrize(("finish_reason", "cut_short"), [(None, True), ("cancelled", False), ("cancelled", True)])

@@ -15,8 +15,14 @@ from deepseek_backend.config import WarmupConfig, parse_config
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
-from deepseek_backend.metrics.backend_metrics import ACCEPTED_DRAFT_TOKENS, DRAFT_TOKENS, LOAD_SECONDS, Kind, Metrics
-from deepseek_backend.process.watcher import Server
+from deepseek_backend.metrics.backend_metrics import (
+    ACCEPTED_DRAFT_TOKENS,
+    DRAFT_TOKENS,
+    LOAD_SECONDS,
+    BackendMetrics,
+    Kind,
+)
+from deepseek_backend.process.watcher import ServerAbove
 from deepseek_backend.service import Service
 from support.fakes import ScriptedEngine
 
@@ -412,7 +418,7 @@ def loaded(config, engine=None, **kwargs):
     [("simulated", {}, "m"), ("transformers", {"num_threads": 1, "device": "cpu"}, "tiny")],
 )
 def test_every_engine_can_be_warmed_with_nothing_left_of_it(engine, options, model, log):
-    metrics = Metrics()
+    metrics = BackendMetrics()
     with loaded(configured(engine, options, model), metrics=metrics) as service:
         counters = {sample.name: sample.value for sample in metrics.samples() if sample.kind is Kind.COUNTER}
         stats = service._engine.stats()
@@ -436,7 +442,7 @@ def test_the_stand_in_for_tensorrt_llm_is_warmed_too(make_engine, log):
 
 
 def test_the_load_has_a_phase_for_it():
-    metrics = Metrics()
+    metrics = BackendMetrics()
     with loaded(configured(), metrics=metrics):
         phases = {s.labels["phase"]: s.value for s in metrics.samples() if s.name == LOAD_SECONDS.name}
 
@@ -445,7 +451,7 @@ def test_the_load_has_a_phase_for_it():
 
 
 def test_without_a_warmup_nothing_is_sent_and_there_is_no_phase():
-    metrics, engine = Metrics(), ScriptedEngine()
+    metrics, engine = BackendMetrics(), ScriptedEngine()
     config = parse_config({"model": "m", "triton_config": {"warmup": None}}, version_dir=Path())
     with loaded(config, engine, metrics=metrics):
         phases = {s.labels["phase"] for s in metrics.samples() if s.name == LOAD_SECONDS.name}
@@ -488,7 +494,7 @@ def test_the_draft_tokens_of_the_warm_up_are_nobodys():
                 num_running=0, num_waiting=0, num_draft_tokens=self.drafts, num_accepted_draft_tokens=self.drafts // 2
             )
 
-    metrics, engine = Metrics(), Drafting()
+    metrics, engine = BackendMetrics(), Drafting()
     warming = {"warmup": {"shapes": [[2, 8]]}}
     config = parse_config({"model": "m", "triton_config": warming}, version_dir=Path())
 
@@ -505,7 +511,7 @@ def test_the_draft_tokens_of_the_warm_up_are_nobodys():
 
 
 def test_the_servers_exit_reaches_it(log):
-    with loaded(configured(), server=Server(is_exiting=lambda: True)) as service:
+    with loaded(configured(), server=ServerAbove(is_exiting=lambda: True)) as service:
         assert service.num_open == 0
     assert "the server is exiting" in log.text
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_build.build_errors import CheckpointError
+from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.check import CheckOptions, Report, check_repository
 from deepseek_triton_build.check.safetensors import HeaderError, read_header
 from deepseek_triton_build.check.weights import check_weights
@@ -454,7 +454,7 @@ def test_model_root_has_to_be_there(tmp_path: Path, place: str) -> None:
     (tmp_path / "a file").touch()
     write(tmp_path / "repository")
 
-    with pytest.raises(CheckpointError, match="expected the checkpoint's folder") as raised:
+    with pytest.raises(UnusableCheckpointError, match="expected the checkpoint's folder") as raised:
         check_repository(tmp_path / "repository", CheckOptions(model_root=tmp_path / place))
 
     assert "\n" not in str(raised.value)

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from deepseek_triton_build.build_errors import CheckpointError
+from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.planning.checkpoint_defaults import sampling_defaults
 
 
@@ -52,7 +52,7 @@ def test_no_generation_config_is_no_advice(tmp_path):
 def test_a_generation_config_nobody_can_use_is_named_in_one_line(tmp_path, text, expected):
     (tmp_path / "generation_config.json").write_text(text)
 
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(UnusableCheckpointError) as caught:
         sampling_defaults(tmp_path)
     assert f"generation_config.json: {expected}" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -61,7 +61,9 @@ def test_a_generation_config_nobody_can_use_is_named_in_one_line(tmp_path, text,
 def test_all_that_is_wrong_is_said_at_once(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"temperature": -5, "top_k": 2.5}')
 
-    with pytest.raises(CheckpointError, match=r"temperature: .*, found -5; top_k: .*, found 2\.5; correct the file"):
+    with pytest.raises(
+        UnusableCheckpointError, match=r"temperature: .*, found -5; top_k: .*, found 2\.5; correct the file"
+    ):
         sampling_defaults(tmp_path)
 
 
@@ -70,5 +72,5 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, kind):
     path = tmp_path / "generation_config.json"
     {"folder": path.mkdir, "fifo": lambda: os.mkfifo(path), "dangling-link": lambda: path.symlink_to("gone")}[kind]()
 
-    with pytest.raises(CheckpointError, match=r"generation_config\.json: (expected a file|can't be read)"):
+    with pytest.raises(UnusableCheckpointError, match=r"generation_config\.json: (expected a file|can't be read)"):
         sampling_defaults(tmp_path)

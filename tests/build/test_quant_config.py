@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from deepseek_triton_build.build_errors import CheckpointError
+from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.render.hf_quant_config import NAME, apply, quant_config_change
 
 V3 = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
@@ -140,7 +140,7 @@ def test_what_it_would_be_wrong_for_is_refused_in_one_line(checkpoint, config, q
     folder = checkpoint(config, quant)
     before = files(folder)
 
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(UnusableCheckpointError) as caught:
         quant_config_change(folder, "FP8")
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -148,7 +148,7 @@ def test_what_it_would_be_wrong_for_is_refused_in_one_line(checkpoint, config, q
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"gone/config\.json: can't be read: No such file"):
+    with pytest.raises(UnusableCheckpointError, match=r"gone/config\.json: can't be read: No such file"):
         quant_config_change(tmp_path / "gone", "FP8")
 
 
@@ -157,7 +157,7 @@ def test_a_folder_that_takes_nothing_is_left_as_it_was(checkpoint, tmp_path):
     (tmp_path / "config.json").unlink()
     tmp_path.rmdir()
 
-    with pytest.raises(CheckpointError, match=r"can't be written: .*; the checkpoint is as it was"):
+    with pytest.raises(UnusableCheckpointError, match=r"can't be written: .*; the checkpoint is as it was"):
         apply(change)
     tmp_path.mkdir()
 
@@ -165,7 +165,7 @@ def test_a_folder_that_takes_nothing_is_left_as_it_was(checkpoint, tmp_path):
 def test_a_number_json_has_no_word_for_is_refused_in_one_line(checkpoint):
     folder = checkpoint(V3, '{"quantization": {}, "more": 1e999}')
 
-    with pytest.raises(CheckpointError, match="holds a number that JSON has no word for"):
+    with pytest.raises(UnusableCheckpointError, match="holds a number that JSON has no word for"):
         apply(quant_config_change(folder, "FP8"))
     assert list(files(folder)) == [NAME]
 

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from deepseek_triton_build import PlanRequest, make_plan
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
-from deepseek_triton_build.arithmetic.warmup_shapes import MAX_REQUESTS, Limits, limits_of, shapes_of, warmup_shapes
+from deepseek_triton_build.arithmetic.warmup_shapes import (
+    MAX_REQUESTS,
+    WarmupLimits,
+    limits_of,
+    shapes_of,
+    warmup_shapes,
+)
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.check import check_repository
 from deepseek_triton_build.data.catalog.profiles import profiles
@@ -134,7 +140,7 @@ LLM_ARGS = {
 
 
 def test_the_limits_are_those_of_the_llm_arguments():
-    assert limits_of(LLM_ARGS) == Limits(
+    assert limits_of(LLM_ARGS) == WarmupLimits(
         max_batch_size=16,
         max_num_tokens=2048,
         max_input_len=4095,
@@ -166,7 +172,7 @@ def test_each_argument_counts(given, expected):
 
 
 def test_without_arguments_the_limits_are_tensorrt_llms_defaults():
-    assert limits_of({}) == Limits(
+    assert limits_of({}) == WarmupLimits(
         max_batch_size=2048,
         max_num_tokens=8192,
         max_input_len=8192,

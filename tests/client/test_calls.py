@@ -31,10 +31,10 @@ from deepseek_triton_client import (
 from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
 from deepseek_triton_client._blocking_runtime import BlockingRuntime, run
 from deepseek_triton_client._core import calls as calls_module
-from deepseek_triton_client._core.calls import Calls, Server
+from deepseek_triton_client._core.calls import Calls, ServerState
 from deepseek_triton_client._core.checked_request import Request, prompted
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
-from deepseek_triton_client._core.runtime import Event
+from deepseek_triton_client._core.runtime import RuntimeEvent
 from deepseek_triton_client._core.transport import Input, Outputs
 from deepseek_triton_client._core.watchdog import NO_WATCHDOG
 
@@ -174,7 +174,7 @@ async def wait_in_loop(event: threading.Event) -> None:
 class CountedEvent:
     """An event that says how many wait for it."""
 
-    def __init__(self, event: Event, world: World) -> None:
+    def __init__(self, event: RuntimeEvent, world: World) -> None:
         self._event = event
         self._world = world
         self.set = event.set
@@ -537,7 +537,7 @@ def test_waiting_for_anothers_metadata_keeps_to_ones_own_limits(world, limit, er
 def test_a_server_that_fails_meanwhile_still_gives_its_dialect(world):
     """Another thread may forget what was read at any time, here at the worst."""
 
-    class Forgetful(Server):
+    class Forgetful(ServerState):
         @property
         def _dialect(self):
             found, self._kept = self._kept, None

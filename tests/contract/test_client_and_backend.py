@@ -18,9 +18,9 @@ from deepseek_backend import contract
 from deepseek_backend.answer.response_tensors import Outputs, outputs
 from deepseek_backend.answer.sequence_buffer import SequenceChunk
 from deepseek_backend.config import parse_config
-from deepseek_backend.contract import Dtype, SamplingField
+from deepseek_backend.contract import Dtype, SamplingFieldSpec
 from deepseek_backend.engines import base
-from deepseek_backend.request.parsed_request import Call
+from deepseek_backend.request.parsed_request import ParsedRequest
 from deepseek_backend.request.parsed_request import SamplingParams as BackendParams
 from deepseek_backend.request.parsing import parse_call
 from deepseek_triton_client import Chunk, Logprob, PerfMetrics, SamplingParams, Timeouts
@@ -92,7 +92,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=2
 documents = st.dictionaries(texts, st.integers(0, 9) | texts, max_size=3)
 
 
-def value(field: SamplingField) -> st.SearchStrategy[Any]:
+def value(field: SamplingFieldSpec) -> st.SearchStrategy[Any]:
     """In range."""
     if field.dtype is Dtype.BOOL:
         return st.booleans()
@@ -114,7 +114,7 @@ fields = st.fixed_dictionaries(
 )
 
 
-def parsed(wire: Callable[[Sequence[Input]], Sent], request: Any, *, streamed: bool) -> Call:
+def parsed(wire: Callable[[Sequence[Input]], Sent], request: Any, *, streamed: bool) -> ParsedRequest:
     arrays, parameters = wire(Dialect(METADATA).inputs(request, streamed=streamed))
     return parse_call(arrays, json.dumps(parameters), CONFIG, SUPPORTED)
 
@@ -204,7 +204,7 @@ def test_a_request_is_ended_by_its_id(wire):
     assert parse_call(arrays, json.dumps(parameters), CONFIG, SUPPORTED).stop
 
 
-EVERYTHING = Call(
+EVERYTHING = ParsedRequest(
     separate_reasoning=True,
     returned=frozenset(
         {"num_input_tokens", "num_output_tokens", "output_ids", "logprobs", "prompt_logprobs", "cumulative_logprob"}
@@ -286,7 +286,7 @@ def test_a_stream_is_read(wire, pieces, reason):
     reader = Dialect(METADATA).reader(asked())
     said = [SequenceChunk(index=0, text=piece, num_output_tokens=1) for piece in pieces]
     said[-1].finish_reason, said[-1].num_input_tokens = reason, 3
-    chunks = [chunk for each in said for chunk in reader.chunks(wire(outputs([each], Call(), several=False)))]
+    chunks = [chunk for each in said for chunk in reader.chunks(wire(outputs([each], ParsedRequest(), several=False)))]
     assert "".join(chunk.text for chunk in chunks) == "".join(pieces)
     assert (chunks[-1].finish_reason, chunks[-1].num_input_tokens, chunks[-1].num_output_tokens) == (reason, 3, 1)
     assert reader.finished

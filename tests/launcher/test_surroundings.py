@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deepseek_launcher.output import Writer
+from deepseek_launcher.output import OutputWriter
 from deepseek_launcher.rank_events import line
 from deepseek_launcher.world import World
 from support.supervising import PYTHON, SUPERVISE, is_ready, listed, marked, name_of, rank_of, runs
@@ -142,7 +142,7 @@ def test_a_folder_of_records_that_cannot_be_looked_at_is_said_in_one_line():
 def test_output_goes_on_when_a_full_disk_has_room_again(tmp_path):
     log = tmp_path / "log"
     full = os.open("/dev/full", os.O_WRONLY)
-    writer = Writer(full)
+    writer = OutputWriter(full)
     for _ in range(2):
         writer.write(b"lost\n")
         writer.flush(60)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deepseek_backend.contract import INPUTS, OUTPUTS, Dtype, Tensor
+from deepseek_backend.contract import INPUTS, OUTPUTS, Dtype, TensorSpec
 from deepseek_triton_client import ModelMetadata, TensorMetadata
 
 
@@ -11,7 +11,7 @@ def on_the_wire(dtype: Dtype) -> str:
     return "BYTES" if dtype is Dtype.STRING else dtype.value.removeprefix("TYPE_")
 
 
-def _metadata(tensors: tuple[Tensor, ...]) -> tuple[TensorMetadata, ...]:
+def _metadata(tensors: tuple[TensorSpec, ...]) -> tuple[TensorMetadata, ...]:
     return tuple(TensorMetadata(each.name, on_the_wire(each.dtype), each.dims) for each in tensors)
 
 

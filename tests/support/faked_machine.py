@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Disk, Done, Interface, Limit, Process, Python
+from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Disk, Done, HostProcess, Interface, Limit, Python
 from deepseek_triton_tools.host.host_memory import HostMemory
 
 GIB = 2**30
@@ -100,7 +100,7 @@ class FakedMachine:
         Interface(name="eth0", is_up=True, addresses=("10.0.0.1",)),
     )
     names_of_hosts: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"node1": ("10.0.0.1",)})
-    running: Sequence[Process] = ()
+    running: Sequence[HostProcess] = ()
     taken: Mapping[int, str] = field(default_factory=dict)
     now: float = 1_000_000.0
 
@@ -172,7 +172,7 @@ class FakedMachine:
             raise socket.gaierror(-2, "Name or service not known")
         return self.names_of_hosts[host]
 
-    def processes(self) -> Sequence[Process]:
+    def processes(self) -> Sequence[HostProcess]:
         return self.running
 
     def listener(self, port: int) -> str | None:

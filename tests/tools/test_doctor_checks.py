@@ -15,10 +15,10 @@ from deepseek_triton_tools.doctor.machine.capabilities import capabilities
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS
 from deepseek_triton_tools.doctor.machine.checks.software import ENTRY_POINT
 from deepseek_triton_tools.doctor.machine.examine import examine
-from deepseek_triton_tools.doctor.machine.expected import Container, Expected
+from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer
 from deepseek_triton_tools.doctor.machine.known_bad import KNOWN_BAD
-from deepseek_triton_tools.doctor.machine.machine import Disk, Done, Interface, Process
-from deepseek_triton_tools.doctor.machine.machine_finding import Finding
+from deepseek_triton_tools.doctor.machine.machine import Disk, Done, HostProcess, Interface
+from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding
 from deepseek_triton_tools.host.host_memory import CgroupMemory, HostMemory
 from support.faked_machine import BASIC, GOOD_PROGRAMS, GOOD_RUNS, LDD, PYTHON, STUB, FakedMachine, nvidia_smi, topology
 
@@ -39,7 +39,7 @@ R1 = Expected(
     world_size=8,
     checkpoint="/models/R1",
     checkpoint_bytes=640 * GIB,
-    containers=(Container(tag="26.07", trtllm="1.2.1", driver="580.44.01"),),
+    containers=(KnownContainer(tag="26.07", trtllm="1.2.1", driver="580.44.01"),),
 )
 THEIRS = replace(R1, is_ours=False)
 TWO_NODES = replace(R1, world_size=16)
@@ -115,7 +115,7 @@ def may_lock(owners: str) -> FakedMachine:
     return with_files(files=files, limits={"memlock": (8 * MIB, 8 * MIB)})
 
 
-def run(check: str, where: FakedMachine, expected: Expected) -> Finding:
+def run(check: str, where: FakedMachine, expected: Expected) -> MachineFinding:
     [report] = examine(where, expected, checks=[each for each in CHECKS if each.id == check]).findings
     return report.finding
 
@@ -123,14 +123,14 @@ def run(check: str, where: FakedMachine, expected: Expected) -> Finding:
 HELLO = "mpirun --allow-run-as-root"
 SPAWN = "/usr/bin/python3 -c import sys; from mpi4py"
 LIBRARY = "/usr/bin/python3 -c from mpi4py import rc"
-SERVER = Process(pid=10, parent=1, name="tritonserver", command=("tritonserver",))
-A_STUB = Process(pid=11, parent=10, name="triton_python_b", command=(STUB, "model"))
-FORKED = Process(pid=12, parent=11, name="model_guard", command=(STUB, "model"))
-SUPERVISOR = Process(
+SERVER = HostProcess(pid=10, parent=1, name="tritonserver", command=("tritonserver",))
+A_STUB = HostProcess(pid=11, parent=10, name="triton_python_b", command=(STUB, "model"))
+FORKED = HostProcess(pid=12, parent=11, name="model_guard", command=(STUB, "model"))
+SUPERVISOR = HostProcess(
     pid=5, parent=1, name="python3", command=("python3", "/r/1/supervise.py", "run"), launch="0123abcd"
 )
-RANK = Process(pid=6, parent=5, name="python3", command=("python3", "/r/1/supervise.py", "rank"), launch="0123abcd")
-ORTED = Process(pid=4, parent=1, name="orted", command=("orted", "-mca"))
+RANK = HostProcess(pid=6, parent=5, name="python3", command=("python3", "/r/1/supervise.py", "rank"), launch="0123abcd")
+ORTED = HostProcess(pid=4, parent=1, name="orted", command=("orted", "-mca"))
 APPS = "439, python3, 21090, GPU-548859f7-0\n"
 ROWS = "".join(BASIC.format(n, n, 9) + "\n" for n in range(7))
 UNABLE = "Unable to determine the device handle for GPU7: 0000:DB:00.0: Unknown Error"

@@ -18,7 +18,7 @@ from deepseek_triton_tools.doctor.hosts import bootstrap, visit_by
 from deepseek_triton_tools.doctor.machine import real_machine
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS
 from deepseek_triton_tools.doctor.machine.examine import examine, report_from_json, report_to_json
-from deepseek_triton_tools.doctor.machine.expected import Container, Expected, from_json, to_json
+from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer, from_json, to_json
 from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND
 from deepseek_triton_tools.doctor.machine.real_machine import RealMachine
 from deepseek_triton_tools.doctor.machine.remote import EXPECTED, MARK
@@ -31,7 +31,7 @@ EVERYTHING = Expected(
     repository="/r1",
     engine="tensorrt_llm",
     hosts=("a", "b"),
-    containers=(Container(tag="26.07", trtllm="1.2.1", driver="590.44.01"),),
+    containers=(KnownContainer(tag="26.07", trtllm="1.2.1", driver="590.44.01"),),
 )
 
 

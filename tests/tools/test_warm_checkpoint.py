@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_tools.repository.checkpoint_files import (
-    Checkpoint,
+    CheckpointFiles,
     WeightFile,
     files_of_share,
     find_checkpoints,
@@ -31,7 +31,7 @@ NAME = "deepseek-ai/DeepSeek-R1"
 CACHE_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
 
 
-def damage(checkpoint: Checkpoint) -> tuple[Finding, ...]:
+def damage(checkpoint: CheckpointFiles) -> tuple[Finding, ...]:
     return tuple(find_damage(checkpoint))
 
 

@@ -20,7 +20,16 @@ from typing import Any
 import pytest
 
 from deepseek_triton_tools.host.host_memory import read_host_memory
-from deepseek_triton_tools.warming import Progress, Share, Survey, WarmOptions, WarmResult, examine, take_survey, warm
+from deepseek_triton_tools.warming import (
+    Share,
+    Survey,
+    WarmOptions,
+    WarmProgress,
+    WarmResult,
+    examine,
+    take_survey,
+    warm,
+)
 from deepseek_triton_tools.warming.evicting import evict_all
 from deepseek_triton_tools.warming.pagecache.pace import Pace
 from deepseek_triton_tools.warming.pagecache.reading import BUFFER, STEP
@@ -256,7 +265,7 @@ def test_stop_ends_it_with_what_was_done(checkpoint: Path) -> None:
 
 
 def test_an_error_of_the_observer_ends_the_threads(checkpoint: Path) -> None:
-    def fail(progress: Progress) -> None:
+    def fail(progress: WarmProgress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -267,7 +276,7 @@ def test_an_error_of_the_observer_ends_the_threads(checkpoint: Path) -> None:
 
 
 def test_progress_only_grows_and_ends_complete(checkpoint: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[WarmProgress] = []
     warm(survey_of(checkpoint, rate_limit=8 * SIZE), observe=seen.append)
     assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
     assert seen[-1].done == seen[-1].total
@@ -275,7 +284,7 @@ def test_progress_only_grows_and_ends_complete(checkpoint: Path) -> None:
 
 
 def test_a_pace_is_no_stall(checkpoint: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[WarmProgress] = []
     warm(survey_of(checkpoint, rate_limit=SIZE, stall_s=0.6), observe=seen.append)
     assert all(not progress.stalls for progress in seen)
 
@@ -393,7 +402,7 @@ def test_two_sources_of_one_checkpoint_are_warmed_once(checkpoint: Path, tmp_pat
 
 
 def test_what_is_dropped_while_it_lasts_is_brought_in_again(checkpoint: Path) -> None:
-    def drop(progress: Progress) -> None:
+    def drop(progress: WarmProgress) -> None:
         if progress.num_files_done and progress.done < progress.total:
             evict(checkpoint / NAMES[0])
 
@@ -430,7 +439,7 @@ def test_a_budget_above_the_headroom_is_not_read_again_and_again(checkpoint: Pat
     survey = survey_of(checkpoint, jobs=1, rate_limit=2 * SIZE)
     memory = replace(survey.memory, available=SIZE)
 
-    def drop(progress: Progress) -> None:
+    def drop(progress: WarmProgress) -> None:
         if progress.num_files_done:
             evict(checkpoint / NAMES[0])
 

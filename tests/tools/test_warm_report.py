@@ -21,7 +21,7 @@ from deepseek_triton_tools.warming.report import report
 from deepseek_triton_tools.warming.report.document import SCHEMA, result_document, survey_document
 from deepseek_triton_tools.warming.report.progress_view import ProgressView, progress_line, stall_line
 from deepseek_triton_tools.warming.transfer import Problem
-from deepseek_triton_tools.warming.warming import Progress
+from deepseek_triton_tools.warming.warming import WarmProgress
 
 GIB = 2**30
 
@@ -341,7 +341,7 @@ def progress(**changes):
         "stalls": (),
         "problems": (),
     }
-    return Progress(**values | changes)
+    return WarmProgress(**values | changes)
 
 
 def stall(**changes):

@@ -26,7 +26,7 @@ from deepseek_triton_tools.server.waiting import LogFollower, Waiting
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError
 from deepseek_triton_tools.warming.server import rounds, shapes
-from deepseek_triton_tools.warming.server.rounds import Asking, Round, ShapeResult, is_steady
+from deepseek_triton_tools.warming.server.rounds import AskingTogether, Round, ShapeResult, is_steady
 from deepseek_triton_tools.warming.server.shapes import Shape, planned_shapes
 from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
 from deepseek_triton_tools.warming.server.warmth import Warmth, duration, summary
@@ -194,7 +194,7 @@ def test_words_are_sent_where_a_model_takes_no_token_ids():
         metadata = ModelMetadata(
             "m", ("1",), "python", tuple(TensorMetadata(name, "BYTES", (1,)) for name in inputs), ()
         )
-        return Asking.of(metadata, 7)
+        return AskingTogether.of(metadata, 7)
 
     vllm = asking("text_input", "stream", "sampling_parameters")
     assert vllm.fields == {"max_tokens": 7, "ignore_eos": True}
@@ -202,7 +202,7 @@ def test_words_are_sent_where_a_model_takes_no_token_ids():
     assert len(vllm.prompt(50).split()) == 50
     assert vllm.prompt(50) != vllm.prompt(50)
     assert asking("text_input", "streaming", "sampling_param_max_tokens").fields == {"max_tokens": 7}
-    assert len(Asking.of(METADATA, 7).prompt(50)) == 50
+    assert len(AskingTogether.of(METADATA, 7).prompt(50)) == 50
 
 
 def test_a_small_vocabulary_gets_ids_that_it_has(model_server, run):

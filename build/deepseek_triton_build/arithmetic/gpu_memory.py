@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from deepseek_triton_build.data.catalog import Architecture, Checkpoint, Gpu
+from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint
 
 GIB = 2**30
 
@@ -73,7 +73,7 @@ class Weights:
         return whole_layers + self.embeddings + self.mtp_experts + self.mtp
 
 
-def weights(architecture: Architecture, checkpoint: Checkpoint) -> Weights:
+def weights(architecture: Architecture, checkpoint: KnownCheckpoint) -> Weights:
     """The parts of `checkpoint`, from the shapes of `architecture` and how its precision stores each."""
     a, stored = architecture, _STORED[checkpoint.precision]
     num_moe = a.num_layers - a.num_dense_layers
@@ -92,7 +92,7 @@ def weights(architecture: Architecture, checkpoint: Checkpoint) -> Weights:
 
 
 def weight_bytes_per_gpu(
-    architecture: Architecture, checkpoint: Checkpoint, layout: Layout, *, mtp: bool, expert_slots: int = 0
+    architecture: Architecture, checkpoint: KnownCheckpoint, layout: Layout, *, mtp: bool, expert_slots: int = 0
 ) -> int:
     """Weights of the fullest GPU.
 
@@ -160,7 +160,7 @@ class Budget:
 def make_budget(
     gpu: Gpu,
     architecture: Architecture,
-    checkpoint: Checkpoint,
+    checkpoint: KnownCheckpoint,
     layout: Layout,
     *,
     num_cuda_graphs: int,
@@ -213,7 +213,7 @@ LEAST_KV_TOKENS = 8192
 """Of one request; a deployment that holds less serves nobody."""
 
 
-def minimum_gpus(gpu: Gpu, architecture: Architecture, checkpoint: Checkpoint) -> int | None:
+def minimum_gpus(gpu: Gpu, architecture: Architecture, checkpoint: KnownCheckpoint) -> int | None:
     """The fewest GPUs that hold the weights, a small workspace and one request of 8,192 tokens; by memory alone.
 
     None when GPU_COUNTS has no such number.
@@ -235,7 +235,7 @@ def minimum_gpus(gpu: Gpu, architecture: Architecture, checkpoint: Checkpoint) -
     return None
 
 
-def host_memory_to_prefetch(checkpoint: Checkpoint) -> int:
+def host_memory_to_prefetch(checkpoint: KnownCheckpoint) -> int:
     """Available memory of one node, in bytes, from which the engine reads the checkpoint ahead. Each node reads all."""
     return math.ceil(checkpoint.weight_bytes / PREFETCH_SHARE)
 

@@ -94,7 +94,7 @@ def _graph_batches(graph_sizes: Sequence[int], most: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class WarmupLimits:
     """What a warm-up has to keep to: the arguments of `warmup_shapes`."""
 
     max_batch_size: int
@@ -119,7 +119,7 @@ def shapes_of(llm_args: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     )
 
 
-def limits_of(llm_args: Mapping[str, Any]) -> Limits:
+def limits_of(llm_args: Mapping[str, Any]) -> WarmupLimits:
     """The limits that `shapes_of` keeps to."""
     settings = canonical(dict(_flat(llm_args)), MIXED)
     max_num_tokens = _count(settings, "max_num_tokens") or DEFAULT_MAX_NUM_TOKENS
@@ -129,7 +129,7 @@ def limits_of(llm_args: Mapping[str, Any]) -> Limits:
     if not settings.get("enable_chunked_prefill"):
         longest.append(max_num_tokens)
     has_dp = settings.get("enable_attention_dp") is True
-    return Limits(
+    return WarmupLimits(
         max_batch_size=_count(settings, "max_batch_size") or DEFAULT_MAX_BATCH_SIZE,
         max_num_tokens=max_num_tokens,
         max_input_len=min(longest, default=2 * max_num_tokens),

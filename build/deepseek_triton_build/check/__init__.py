@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deepseek_triton_build.check.codes import CHECKS
-    from deepseek_triton_build.check.finding import Check, CheckedModel, Finding, Report
+    from deepseek_triton_build.check.finding import CheckCode, CheckedModel, Finding, Report
     from deepseek_triton_build.check.model_identity import CheckOptions
     from deepseek_triton_build.check.repository_report import check_repository
 
 __all__ = [
     "CHECKS",
-    "Check",
+    "CheckCode",
     "CheckOptions",
     "CheckedModel",
     "Finding",
@@ -28,7 +28,7 @@ __all__ = [
 
 _HOMES = {
     "CHECKS": "deepseek_triton_build.check.codes",
-    "Check": "deepseek_triton_build.check.finding",
+    "CheckCode": "deepseek_triton_build.check.finding",
     "CheckedModel": "deepseek_triton_build.check.finding",
     "Finding": "deepseek_triton_build.check.finding",
     "Report": "deepseek_triton_build.check.finding",

@@ -69,7 +69,7 @@ def read_yaml(path: Path, file: str) -> tuple[Document | None, list[Finding]]:
     text = read_text(path, file)
     if isinstance(text, Finding):
         return None, [text]
-    reader = _Reader(file)
+    reader = _DocumentReader(file)
     try:
         _limit_depth(text)
         node = yaml.compose(text, Loader=_Loader)
@@ -102,7 +102,7 @@ def read_json(path: Path, file: str) -> tuple[dict[str, Any] | None, list[Findin
 
 
 @dataclass
-class _Reader:
+class _DocumentReader:
     """One walk over the nodes of a YAML document."""
 
     file: str

@@ -37,7 +37,7 @@ def make_finding(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class CheckCode:
     """One kind of finding that is not a rule's."""
 
     code: str

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Layout, minimum_gpus
 from deepseek_triton_build.check.codes import NO_ROOM_FOR_CACHE, WEIGHTS_TOO_LARGE
-from deepseek_triton_build.check.finding import Check
+from deepseek_triton_build.check.finding import CheckCode
 from deepseek_triton_build.data.catalog import Gpu
 from deepseek_triton_build.rules.memory_budget import deployment_budget
 from deepseek_triton_build.rules.rule import Deployment, Violation
 from deepseek_triton_build.rules.well_typed import well_typed
 
 
-def memory_problems(deployment: Deployment) -> Iterator[tuple[Check, Violation]]:
+def memory_problems(deployment: Deployment) -> Iterator[tuple[CheckCode, Violation]]:
     """Nothing where the GPU, the architecture or the weights are not known."""
     deployment = well_typed(deployment)
     gpu, architecture, checkpoint = deployment.gpu, deployment.architecture, deployment.checkpoint

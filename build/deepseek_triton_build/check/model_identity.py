@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.build_errors import CheckpointError
+from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts
 from deepseek_triton_build.check.codes import (
     BAD_RECORD,
@@ -24,8 +24,8 @@ from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.generated_origin import Stamp
 from deepseek_triton_build.data.catalog import (
     Architecture,
-    Checkpoint,
     Gpu,
+    KnownCheckpoint,
     Variant,
     find_gpu,
     find_variant,
@@ -58,7 +58,7 @@ class CheckOptions:
 class Identity:
     variant: Variant | None
     architecture: Architecture | None
-    checkpoint: Checkpoint | None
+    checkpoint: KnownCheckpoint | None
     gpu: Gpu | None
     num_gpus: int | None
 
@@ -104,7 +104,9 @@ def require_model_root(options: CheckOptions) -> None:
     if options.model_root is not None and not os.path.isdir(options.model_root):
         found = "a file" if os.path.exists(options.model_root) else "nothing"
         where = plain(str(options.model_root))
-        raise CheckpointError(f"{where}: expected the checkpoint's folder, found {found}; name the one it is in")
+        raise UnusableCheckpointError(
+            f"{where}: expected the checkpoint's folder, found {found}; name the one it is in"
+        )
 
 
 def absent_checkpoint(model: str, *, strict: bool, file: str, line: int | None) -> Finding:
@@ -151,7 +153,7 @@ def _unknown_names(stamp: Stamp) -> Iterator[Finding]:
             yield BAD_RECORD.finding(message, f"known: {', '.join(known)}", file=stamp.file)
 
 
-def _by_name(stamp: Stamp, model: str) -> tuple[Variant | None, Checkpoint | None]:
+def _by_name(stamp: Stamp, model: str) -> tuple[Variant | None, KnownCheckpoint | None]:
     """By the stamp, else by the model's name: a Hugging Face one, or a folder called like one."""
     found = variant_of_model(model) or _by_folder_name(model)
     name = stamp.text("variant")
@@ -162,7 +164,7 @@ def _by_name(stamp: Stamp, model: str) -> tuple[Variant | None, Checkpoint | Non
     return found or (None, None)
 
 
-def _by_folder_name(model: str) -> tuple[Variant, Checkpoint] | None:
+def _by_folder_name(model: str) -> tuple[Variant, KnownCheckpoint] | None:
     name = Path(model).name.lower()
     for variant in variants().values():
         for checkpoint in variant.checkpoints.values():
@@ -172,7 +174,7 @@ def _by_folder_name(model: str) -> tuple[Variant, Checkpoint] | None:
 
 
 def _contradictions(
-    facts: CheckpointFacts, variant: Variant | None, planned: Checkpoint | None, *, from_stamp: bool
+    facts: CheckpointFacts, variant: Variant | None, planned: KnownCheckpoint | None, *, from_stamp: bool
 ) -> Iterator[Finding]:
     expected = variant.architecture if variant else None
     if variant and expected and facts.class_name and facts.class_name != expected.class_name:
@@ -189,8 +191,8 @@ def _contradictions(
 
 
 def _actual(
-    facts: CheckpointFacts, architecture: Architecture | None, variant: Variant | None, planned: Checkpoint | None
-) -> Checkpoint | None:
+    facts: CheckpointFacts, architecture: Architecture | None, variant: Variant | None, planned: KnownCheckpoint | None
+) -> KnownCheckpoint | None:
     """The catalogue's checkpoint of what is there, with the KV cache that its files say."""
     precision = facts.precision or (planned.precision if planned else None)
     shapes = [variant] if variant else [v for v in variants().values() if v.architecture == architecture]

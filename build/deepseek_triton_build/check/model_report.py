@@ -11,7 +11,7 @@ from typing import Any
 from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts, read_facts
 from deepseek_triton_build.check.codes import MODEL_MISSING, WEIGHTS_TOO_LARGE
 from deepseek_triton_build.check.documents import Document, read_yaml
-from deepseek_triton_build.check.finding import Check, CheckedModel, Finding
+from deepseek_triton_build.check.finding import CheckCode, CheckedModel, Finding
 from deepseek_triton_build.check.generated_origin import (
     RELEASE_RECORD,
     Stamp,
@@ -33,7 +33,7 @@ from deepseek_triton_build.check.model_identity import (
 from deepseek_triton_build.check.pbtxt import NAME as CONFIG
 from deepseek_triton_build.check.pbtxt import check_config, read_config
 from deepseek_triton_build.check.rule_findings import check_deployment, make_deployment
-from deepseek_triton_build.check.schema import TRITON_SECTION, UPSTREAM_KEYS, Arguments, check_schema
+from deepseek_triton_build.check.schema import TRITON_SECTION, UPSTREAM_KEYS, CheckedArguments, check_schema
 from deepseek_triton_build.check.triton_config import check_triton_config, triton_settings
 from deepseek_triton_build.check.weights import check_weights
 from deepseek_triton_build.data.releases import Release
@@ -115,7 +115,7 @@ class _Model:
         release, release_from, unsure = self.release(stamp)
         triton = {} if document is None else triton_settings(document)
         engine = str(triton.get("engine", _TENSORRT_LLM)) if self.is_ours else _TENSORRT_LLM
-        arguments = Arguments() if document is None else self.arguments(document, release)
+        arguments = CheckedArguments() if document is None else self.arguments(document, release)
         known = _NOBODY
         if engine == _TENSORRT_LLM and document is not None:
             self.findings += unsure
@@ -136,7 +136,7 @@ class _Model:
         record_file = f"{self.in_version}{RELEASE_RECORD}"
         return find_release(self.options, recorded, stamp, record_file=record_file, file=self.file)
 
-    def arguments(self, document: Document, release: Release) -> Arguments:
+    def arguments(self, document: Document, release: Release) -> CheckedArguments:
         """The LLM arguments; those that are not as they should be are findings."""
         sections = (TRITON_SECTION,) if self.is_ours else (TRITON_SECTION, *UPSTREAM_KEYS)
         arguments = check_schema(document, release, other_sections=sections)
@@ -151,7 +151,7 @@ class _Model:
         return arguments
 
     def deployment(
-        self, document: Document, arguments: Arguments, release: Release, stamp: Stamp, triton: Mapping[str, Any]
+        self, document: Document, arguments: CheckedArguments, release: Release, stamp: Stamp, triton: Mapping[str, Any]
     ) -> Identity:
         """Checkpoint, rules and memory."""
         facts = self.checkpoint(document)
@@ -214,7 +214,7 @@ def _checkpoint(
     return facts, [*findings, *check_weights(found, label)]
 
 
-def _fitting(document: Document, deployment: Deployment, is_model_yaml: bool) -> list[tuple[Check, Violation]]:
+def _fitting(document: Document, deployment: Deployment, is_model_yaml: bool) -> list[tuple[CheckCode, Violation]]:
     """What does not fit the GPUs. Beside an option file there are flags, which may say anything but the GPUs given."""
     if is_model_yaml:
         return list(memory_problems(deployment)) if _num_ranks(document, deployment.settings) is not None else []

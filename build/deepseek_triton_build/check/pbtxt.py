@@ -26,7 +26,7 @@ from deepseek_triton_build.check.codes import (
     WRONG_NAME,
 )
 from deepseek_triton_build.check.documents import read_text
-from deepseek_triton_build.check.finding import Check, Finding
+from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.text import nearest, one_line, shown
 
@@ -63,7 +63,7 @@ class ModelConfig:
                 places[said] = depth, line
         return places
 
-    def finding(self, check: Check, message: str, fix: str, *, at: str) -> Finding:
+    def finding(self, check: CheckCode, message: str, fix: str, *, at: str) -> Finding:
         return check.finding(message, fix, file=self.file, line=self.line(at), key=at.strip('"'))
 
     def no_number(self, field: str, number: int, *, at: str) -> Finding:

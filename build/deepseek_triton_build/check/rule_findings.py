@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from deepseek_triton_build.check.documents import Document
-from deepseek_triton_build.check.finding import Check, Finding, make_finding
+from deepseek_triton_build.check.finding import CheckCode, Finding, make_finding
 from deepseek_triton_build.check.model_identity import Identity
-from deepseek_triton_build.check.schema import Arguments
+from deepseek_triton_build.check.schema import CheckedArguments
 from deepseek_triton_build.data.releases import Release, spelling
 from deepseek_triton_build.rules import violations
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 
 def make_deployment(
-    arguments: Arguments,
+    arguments: CheckedArguments,
     release: Release,
     known: Identity,
     triton: Mapping[str, Any],
@@ -35,14 +35,17 @@ def make_deployment(
 
 
 def check_deployment(
-    document: Document, deployment: Deployment, arguments: Arguments, others: Sequence[tuple[Check, Violation]]
+    document: Document,
+    deployment: Deployment,
+    arguments: CheckedArguments,
+    others: Sequence[tuple[CheckCode, Violation]],
 ) -> Iterator[Finding]:
     """What `deployment` breaks, and `others`, on the lines of `document` that say so."""
     assert deployment.release is not None  # make_deployment has one
     version, settings = deployment.release.version, arguments.settings
     spelled = {ours: key for key in settings for ours in spelling.canonical({key: settings[key]}, version)}
     spelled = arguments.places | spelled
-    broken: list[tuple[Rule | Check, Violation]] = [*violations(deployment), *others]
+    broken: list[tuple[Rule | CheckCode, Violation]] = [*violations(deployment), *others]
     for rule, violation in broken:
         key = spelled.get(violation.key or "", violation.key)
         line = document.line(key) if key else None

@@ -19,7 +19,7 @@ from deepseek_triton_build.check.codes import (
     WRONG_TYPE,
 )
 from deepseek_triton_build.check.documents import Document
-from deepseek_triton_build.check.finding import Check, Finding
+from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.releases import (
     READABLE_RELEASES,
@@ -41,7 +41,7 @@ _IGNORE_IN_SECTIONS = ("0.21.0",)
 
 
 @dataclass(kw_only=True)
-class Arguments:
+class CheckedArguments:
     """The LLM arguments of a file, as dotted paths."""
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Arguments:
     """About all but `settings`."""
 
 
-def check_schema(document: Document, release: Release, *, other_sections: tuple[str, ...] = ()) -> Arguments:
+def check_schema(document: Document, release: Release, *, other_sections: tuple[str, ...] = ()) -> CheckedArguments:
     """
     :param other_sections: top-level keys that are not the engine's.
     """
@@ -68,7 +68,7 @@ class _Walk:
     document: Document
     release: Release
     other_sections: tuple[str, ...]
-    found: Arguments = field(default_factory=Arguments)
+    found: CheckedArguments = field(default_factory=CheckedArguments)
 
     def section(self, values: Mapping[Any, Any], classes: list[LlmClass], prefix: str) -> None:
         for key, value in values.items():
@@ -201,7 +201,7 @@ class _Walk:
         else:
             self.add(WRONG_TYPE, key, _expected(spelled, value), _fix_of_type(spelled, value))
 
-    def add(self, check: Check, key: str, message: str, fix: str) -> None:
+    def add(self, check: CheckCode, key: str, message: str, fix: str) -> None:
         message = message if message.startswith(key) else f"{key}: {message}"
         self.found.findings.append(
             check.finding(message, fix, file=self.document.file, line=self.document.line(key), key=key)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.build_errors import CheckpointError
+from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.data.setting_types import sampling_problem
 from deepseek_triton_build.text import one_line
 
@@ -34,7 +34,7 @@ def sampling_defaults(checkpoint: Path) -> Mapping[str, float] | None:
     defaults = {name: config[name] for name in SAMPLING_FIELDS if config.get(name) is not None}
     wrong = [f"{name}: {problem}" for name, value in defaults.items() if (problem := sampling_problem(name, value))]
     if wrong:
-        raise CheckpointError(f"{path}: {'; '.join(wrong)}; correct the file or remove it")
+        raise UnusableCheckpointError(f"{path}: {'; '.join(wrong)}; correct the file or remove it")
     return defaults or None
 
 
@@ -42,12 +42,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """:raises CheckpointError: when `path` can't be read or isn't a JSON object."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be read for ever
-            raise CheckpointError(f"{path}: expected a file, found something else; download it again")
+            raise UnusableCheckpointError(f"{path}: expected a file, found something else; download it again")
         value = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise CheckpointError(f"{path}: can't be read: {error.strerror}") from error
+        raise UnusableCheckpointError(f"{path}: can't be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: expected JSON: {one_line(str(error))}; download it again") from error
+        raise UnusableCheckpointError(f"{path}: expected JSON: {one_line(str(error))}; download it again") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}; download it again")
+        raise UnusableCheckpointError(
+            f"{path}: expected a JSON object, found {type(value).__name__}; download it again"
+        )
     return value

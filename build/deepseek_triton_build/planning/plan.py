@@ -21,7 +21,7 @@ from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Budget, Layout, host_memory_to_prefetch
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.catalog import Checkpoint, Gpu, Variant, find_variant
+from deepseek_triton_build.data.catalog import Gpu, KnownCheckpoint, Variant, find_variant
 from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID, Profile, Recipe, Workload
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting
 from deepseek_triton_build.data.releases import Release, image_name
@@ -68,7 +68,7 @@ class Plan:
     num_nodes: int = 1
     gpu: Gpu | None = None
     release: Release | None = None
-    checkpoint: Checkpoint | None = None
+    checkpoint: KnownCheckpoint | None = None
     profile: Profile | None = None
     recipe: Recipe | None = None
     budget: Budget | None = None

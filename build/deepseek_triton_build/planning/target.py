@@ -20,8 +20,8 @@ from deepseek_triton_build.arithmetic.gpu_memory import (
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import (
     Architecture,
-    Checkpoint,
     Gpu,
+    KnownCheckpoint,
     Precision,
     Variant,
     find_gpu,
@@ -43,7 +43,7 @@ class Target:
     request: PlanRequest
     variant: Variant
     architecture: Architecture
-    checkpoint: Checkpoint
+    checkpoint: KnownCheckpoint
     gpu: Gpu
     release: Release
     profile: Profile
@@ -140,7 +140,7 @@ def _default_precision(variant: Variant, gpu: Gpu) -> Precision:
     return "fp4" if gpu.architecture == "blackwell" and "fp4" in variant.checkpoints else "fp8"
 
 
-def _checkpoint(variant: Variant, precision: Precision, model: str | None) -> Checkpoint:
+def _checkpoint(variant: Variant, precision: Precision, model: str | None) -> KnownCheckpoint:
     """The published one, or the user's own by its shapes; with the KV cache's dtype that its files here ask for."""
     if precision in variant.checkpoints:
         published = variant.checkpoints[precision]
@@ -150,7 +150,7 @@ def _checkpoint(variant: Variant, precision: Precision, model: str | None) -> Ch
         raise RefusedPlanError(
             f"no {precision} checkpoint of {variant.name} is known; there is: {known}; --model names one of your own"
         )
-    own = Checkpoint(
+    own = KnownCheckpoint(
         precision=precision,
         model=model,
         weight_bytes=0,
@@ -185,7 +185,7 @@ def _size(
     request: PlanRequest,
     variant: Variant,
     architecture: Architecture,
-    checkpoint: Checkpoint,
+    checkpoint: KnownCheckpoint,
     gpu: Gpu,
     profile: Profile,
 ) -> tuple[int, Recipe]:
@@ -203,7 +203,7 @@ def _size(
 
 
 def _fewest(
-    request: PlanRequest, variant: Variant, architecture: Architecture, checkpoint: Checkpoint, gpu: Gpu
+    request: PlanRequest, variant: Variant, architecture: Architecture, checkpoint: KnownCheckpoint, gpu: Gpu
 ) -> int:
     """By arithmetic, and unless the user allows more, by what is published."""
     fits = minimum_gpus(gpu, architecture, checkpoint)
@@ -224,7 +224,7 @@ def _refuse_count(num_gpus: int, gpu: Gpu) -> None:
 
 
 def _too_few(
-    num_gpus: int, fewest: int, variant: Variant, architecture: Architecture, checkpoint: Checkpoint, gpu: Gpu
+    num_gpus: int, fewest: int, variant: Variant, architecture: Architecture, checkpoint: KnownCheckpoint, gpu: Gpu
 ) -> str:
     layout = Layout(tensor_parallel_size=num_gpus, expert_parallel_size=num_gpus)
     each = weight_bytes_per_gpu(architecture, checkpoint, layout, mtp=False) / GIB

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from deepseek_triton_build.build_errors import CheckpointError
+from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.data.catalog import architectures, variants
 from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
 from deepseek_triton_build.text import shown
@@ -64,14 +64,14 @@ def quant_config_change(checkpoint: Path, kv_cache: KvAlgo | None) -> Change:
     before = read_json_object(path) if path.exists() else None
     quantization = (before or {}).get("quantization", {})
     if not isinstance(quantization, dict):
-        raise CheckpointError(
+        raise UnusableCheckpointError(
             f"{path}: expected an object under 'quantization', found {shown(quantization)}; remove the file"
         )
     algo = quantization.get("quant_algo")
     if algo is None:
         algo = _fp8_blocks(checkpoint, model)
     elif algo not in _known_algos():
-        raise CheckpointError(
+        raise UnusableCheckpointError(
             f"{path}: expected quant_algo to be one of {', '.join(_known_algos())}, found {shown(algo)}; "
             "download it again, or remove it where the weights are DeepSeek's own FP8"
         )
@@ -92,9 +92,11 @@ def apply(change: Change) -> Path | None:
         text = json.dumps(change.after, indent=4, allow_nan=False) + "\n"
         return _replace(change.path, text, keep=change.before is not None)
     except ValueError as error:
-        raise CheckpointError(f"{change.path}: holds a number that JSON has no word for; download it again") from error
+        raise UnusableCheckpointError(
+            f"{change.path}: holds a number that JSON has no word for; download it again"
+        ) from error
     except OSError as error:
-        raise CheckpointError(
+        raise UnusableCheckpointError(
             f"{change.path}: can't be written: {error.strerror}; the checkpoint is as it was"
         ) from error
 
@@ -109,7 +111,7 @@ def _require_deepseek(checkpoint: Path, model: Mapping[str, Any]) -> None:
     known = {architecture.class_name for architecture in architectures().values()}
     found = model.get("architectures") or []
     if not isinstance(found, list) or not known.intersection(map(str, found)):
-        raise CheckpointError(
+        raise UnusableCheckpointError(
             f"{checkpoint / 'config.json'}: expected the architecture {' or '.join(sorted(known))}, "
             f"found {shown(found)}; name the folder of a DeepSeek checkpoint"
         )
@@ -120,7 +122,7 @@ def _fp8_blocks(checkpoint: Path, model: Mapping[str, Any]) -> str:
     own = model.get("quantization_config")
     method = own.get("quant_method") if isinstance(own, dict) else None
     if method != "fp8":
-        raise CheckpointError(
+        raise UnusableCheckpointError(
             f"{checkpoint / 'config.json'}: expected quant_method fp8 (DeepSeek's FP8 weights), found {shown(method)}; "
             f"a checkpoint quantized otherwise brings its own {NAME}"
         )

@@ -14,7 +14,7 @@ YAML_NAME = "extra-llm-api-config.yml"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
+class TrtllmArguments:
     """A plan's LLM arguments, each in the one place where a program takes it."""
 
     model: str
@@ -40,7 +40,7 @@ class Arguments:
         return lines
 
 
-def arguments(plan: Plan, program: str) -> Arguments:
+def arguments(plan: Plan, program: str) -> TrtllmArguments:
     """`plan` for `program`: trtllm-serve, trtllm-bench or trtllm-eval.
 
     Where the YAML has a section, it replaces what flags say of that section, so these go into the YAML too
@@ -60,7 +60,7 @@ def arguments(plan: Plan, program: str) -> Arguments:
         else:
             given.append((flag, setting))
     model = next(str(setting.value) for setting in settings if setting.key == "model")
-    return Arguments(model=model, flags=tuple(given), yaml=tuple(rest))
+    return TrtllmArguments(model=model, flags=tuple(given), yaml=tuple(rest))
 
 
 def _flag(plan: Plan, program: str, setting: Setting) -> str | None:
@@ -76,7 +76,7 @@ def _section(setting: Setting) -> str | None:
     return section if dot else None
 
 
-def extra_llm_api_config(args: Arguments, *, stamp: str, program: str, script: str) -> str:
+def extra_llm_api_config(args: TrtllmArguments, *, stamp: str, program: str, script: str) -> str:
     """The YAML beside the script; never empty, for an empty document is no mapping to the programs."""
     lines = [
         f"# {stamp}",
@@ -89,7 +89,7 @@ def extra_llm_api_config(args: Arguments, *, stamp: str, program: str, script: s
 _OPTIONS = ["--extra_llm_api_options", f'"$here/{YAML_NAME}"']
 
 
-def serve_sh(plan: Plan, args: Arguments, *, stamp: str) -> str:
+def serve_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
     """serve.sh: an OpenAI-compatible server."""
     return _script(
         plan,
@@ -126,7 +126,7 @@ _REQUESTS_PER_PLACE = 5
 performance on DeepSeek-R1)."""
 
 
-def bench_sh(plan: Plan, args: Arguments, *, stamp: str) -> str:
+def bench_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
     """bench.sh: the throughput of the plan's own workload."""
     work = plan.workload
     concurrency = work.concurrency or plan.max_concurrency
@@ -161,7 +161,7 @@ def bench_sh(plan: Plan, args: Arguments, *, stamp: str) -> str:
     )
 
 
-def _dataset_comment(plan: Plan, args: Arguments, requests: int) -> list[str]:
+def _dataset_comment(plan: Plan, args: TrtllmArguments, requests: int) -> list[str]:
     work = plan.workload
     prepare = (
         f"python3 /app/tensorrt_llm/benchmarks/cpp/prepare_dataset.py --stdout --tokenizer {shell.quoted(args.model)} "
@@ -175,7 +175,7 @@ def _dataset_comment(plan: Plan, args: Arguments, requests: int) -> list[str]:
     return [*comment(text), f"#   {one_line(prepare)}"]
 
 
-def _bench_model(plan: Plan, args: Arguments) -> list[str]:
+def _bench_model(plan: Plan, args: TrtllmArguments) -> list[str]:
     """A folder goes beside the model's name, not in its place."""
     assert plan.checkpoint is not None
     if is_path(args.model):
@@ -191,7 +191,7 @@ def is_path(model: str) -> bool:
 EVAL_TASKS = ("mmlu", "gsm8k", "gpqa_diamond")
 
 
-def eval_sh(plan: Plan, args: Arguments, *, stamp: str) -> str:
+def eval_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
     """eval.sh: accuracy on one task."""
     named = f"{', '.join(EVAL_TASKS[:-1])} or {EVAL_TASKS[-1]}"
     return _script(
@@ -226,7 +226,7 @@ def eval_sh(plan: Plan, args: Arguments, *, stamp: str) -> str:
 
 
 def _script(
-    plan: Plan, stamp: str, name: str, about: list[str], setup: list[str], args: Arguments, command: list[str]
+    plan: Plan, stamp: str, name: str, about: list[str], setup: list[str], args: TrtllmArguments, command: list[str]
 ) -> str:
     return shell.script(
         stamp,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, weights
-from deepseek_triton_build.data.catalog import Architecture, Checkpoint, Gpu, MoeBackendRow, moe_backend_rows
+from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, MoeBackendRow, moe_backend_rows
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 _MATRIX = "TensorRT-LLM deployment guide for DeepSeek-R1, MoE Backend Support Matrix"
@@ -142,7 +142,7 @@ def _choices(type_name: str) -> tuple[str, ...]:
 
 
 @cache
-def _expert_bytes(architecture: Architecture, checkpoint: Checkpoint) -> float:
+def _expert_bytes(architecture: Architecture, checkpoint: KnownCheckpoint) -> float:
     return weights(architecture, checkpoint).routed_experts
 
 

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from typing import Any, Literal
 
 from deepseek_triton_build.arithmetic.gpu_memory import Layout
-from deepseek_triton_build.data.catalog import Architecture, Checkpoint, Gpu, Variant
+from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, Variant
 from deepseek_triton_build.data.releases import Release, load_release
 
 Severity = Literal["error", "warning", "note"]
@@ -27,7 +27,7 @@ class Deployment:
     release: Release | None = None
     variant: Variant | None = None
     architecture: Architecture | None = None
-    checkpoint: Checkpoint | None = None
+    checkpoint: KnownCheckpoint | None = None
     gpu: Gpu | None = None
     triton: Mapping[str, Any] = field(default_factory=dict)
     """What is under triton_config, dotted paths."""

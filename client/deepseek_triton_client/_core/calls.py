@@ -21,7 +21,7 @@ from deepseek_triton_client._core.exceptions import DeadlineExceeded, DeepseekTr
 from deepseek_triton_client._core.exchange import Exchange, let_go
 from deepseek_triton_client._core.prometheus_text import Metrics
 from deepseek_triton_client._core.results import Completion, ModelMetadata, Readiness
-from deepseek_triton_client._core.runtime import Deadlines, Event, Runtime
+from deepseek_triton_client._core.runtime import Deadlines, Runtime, RuntimeEvent
 from deepseek_triton_client._core.transport import Transport
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ _METRICS_PORT = 8002
 """Triton's own."""
 
 
-class Server:
+class ServerState:
     """One of the client's servers: its transport, and what it is known to be."""
 
     def __init__(self, endpoint: Endpoint, settings: Settings, runtime: Runtime) -> None:
@@ -99,7 +99,7 @@ class _Reading:
     """One attempt at a model's metadata. One that was cancelled ends without an error, and the next caller reads."""
 
     limit_s: float | None
-    ended: Event
+    ended: RuntimeEvent
     error: DeepseekTritonError | None = None
 
 
@@ -109,7 +109,7 @@ class Calls:
     def __init__(self, settings: Settings, runtime: Runtime) -> None:
         self._settings = settings
         self._runtime = runtime
-        self._servers = tuple(Server(endpoint, settings, runtime) for endpoint in settings.endpoints)
+        self._servers = tuple(ServerState(endpoint, settings, runtime) for endpoint in settings.endpoints)
         self._turn = 0
 
     async def open(self, request: Request) -> Exchange:
@@ -206,7 +206,7 @@ class Calls:
         for server in self._servers:
             await server.transport.close()
 
-    def _in_turn(self) -> Iterator[Server]:
+    def _in_turn(self) -> Iterator[ServerState]:
         """All servers, those that failed just now last."""
         first = 0
         if self._settings.balance == "round_robin":
@@ -214,7 +214,7 @@ class Calls:
         rotated = self._servers[first:] + self._servers[:first]
         return iter(sorted(rotated, key=lambda server: server.is_cooling))
 
-    async def _begin(self, server: Server, request: Request, deadlines: Deadlines, started: float) -> Exchange:
+    async def _begin(self, server: ServerState, request: Request, deadlines: Deadlines, started: float) -> Exchange:
         try:
             dialect = await server.dialect(lambda: _limit_s(request.timeouts.connect, deadlines))
             streamed = request.streaming or server.transport.always_streams
@@ -244,7 +244,7 @@ class Calls:
             raise
         return exchange
 
-    async def _stop(self, server: Server, request_id: str) -> None:
+    async def _stop(self, server: ServerState, request_id: str) -> None:
         limit_s = self._settings.timeouts.connect
         dialect = await server.dialect(lambda: limit_s)
         responses = server.transport.open(request_id, dialect.stop_inputs(), connect_s=limit_s)
@@ -262,7 +262,7 @@ class Calls:
         finally:
             await let_go(watchdog, responses)
 
-    async def _readiness(self, server: Server, waited_s: float, end: float | None) -> Readiness:
+    async def _readiness(self, server: ServerState, waited_s: float, end: float | None) -> Readiness:
         connect_s = self._settings.timeouts.connect
         deadlines = Deadlines(first_token=None, end=end, between_tokens_s=None)
         try:
@@ -273,7 +273,7 @@ class Calls:
             return Readiness(server.url, "unreachable", waited_s, exc.message)
         return Readiness(server.url, "ready" if is_ready else "loading", waited_s)
 
-    async def _first_that_answers(self, ask: Callable[[Server], Awaitable[T]]) -> T:
+    async def _first_that_answers(self, ask: Callable[[ServerState], Awaitable[T]]) -> T:
         for server in (servers := list(self._in_turn())):
             try:
                 return await ask(server)

@@ -21,20 +21,18 @@ from typing import Any
 from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.client_settings import StreamMode
 from deepseek_triton_client._core.exceptions import DeepseekTritonError, InvalidRequest, ProtocolError
-from deepseek_triton_client._core.response_reader import Reader
+from deepseek_triton_client._core.response_reader import ResponseReader
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
 from deepseek_triton_client._core.sampling_params import SAMPLING_FIELDS, SamplingField, SamplingParams
 from deepseek_triton_client._core.text_increments import Cumulative, Deltas, Increments, Unknown
 from deepseek_triton_client._core.transport import Input
-
-__all__ = ["Dialect", "Reader"]
 
 _UNASKED_INTERVAL_MS = 500
 """Between the chunks of a stream that nobody reads as one: they only show whether the client is still there."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _InputPlace:
     """An input of the model that something can go to."""
 
     name: str
@@ -112,8 +110,8 @@ class Dialect:
         """The answer to `stop_inputs` says that it is done: llmapi has an error for that, ours an empty end."""
         return self.kind == "llmapi" and "cancelled by client" in error.message
 
-    def reader(self, request: Request) -> Reader:
-        return Reader(request.params.n or 1, self._increments, says_end=self.kind == "deepseek")
+    def reader(self, request: Request) -> ResponseReader:
+        return ResponseReader(request.params.n or 1, self._increments, says_end=self.kind == "deepseek")
 
     @property
     def _model(self) -> str:
@@ -175,11 +173,11 @@ class Dialect:
             found["exclude_input_from_output"] = f"{self._model} puts no prompt before a stream"
         return {name: f"{name}: {why}; use generate()" for name, why in found.items()}
 
-    def _places(self, names: Iterable[str], datatype: str) -> tuple[_Place, ...]:
+    def _places(self, names: Iterable[str], datatype: str) -> tuple[_InputPlace, ...]:
         """Those of `names` that the model declares, and declares so that they can take the datatype."""
         found = (self._declared[name] for name in names if name in self._declared)
         return tuple(
-            _Place(tensor.name, tensor.datatype, tensor.shape[-1], self._batched)
+            _InputPlace(tensor.name, tensor.datatype, tensor.shape[-1], self._batched)
             for tensor in found
             if tensor.datatype in _TAKEN_BY.get(datatype, (datatype,)) and len(tensor.shape) == 1 + self._batched
         )
@@ -190,7 +188,7 @@ def _names(field: SamplingField) -> tuple[str, ...]:
     return (field.tensor_name, field.name, *_OTHER_NAMES.get(field.name, ()))
 
 
-def _input(places: Iterable[_Place], values: Sequence[Any]) -> Input | None:
+def _input(places: Iterable[_InputPlace], values: Sequence[Any]) -> Input | None:
     """For the first place that has room for so many."""
     for place in places:
         if place.length in (-1, len(values)):

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from deepseek_triton_client._core.checked_request import Request
-from deepseek_triton_client._core.dialect import Reader
 from deepseek_triton_client._core.exceptions import Cancelled, DeadlineExceeded, DeepseekTritonError, ServerUnavailable
+from deepseek_triton_client._core.response_reader import ResponseReader
 from deepseek_triton_client._core.results import Answer, Chunk, Completion, PerfMetrics, TokenLogprobs
 from deepseek_triton_client._core.runtime import Watchdog
 from deepseek_triton_client._core.transport import ResponseStream
@@ -24,7 +24,7 @@ class Exchange:
         *,
         url: str,
         responses: ResponseStream,
-        reader: Reader,
+        reader: ResponseReader,
         watchdog: Watchdog,
         started: float,
         on_lost: Callable[[], None],

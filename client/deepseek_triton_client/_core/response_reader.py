@@ -13,7 +13,7 @@ from deepseek_triton_client._core.text_increments import Increments
 from deepseek_triton_client._core.transport import Outputs
 
 
-class Reader:
+class ResponseReader:
     """Turns the responses of one request into chunks."""
 
     def __init__(self, num_answers: int, increments: Callable[[], Increments], *, says_end: bool) -> None:

@@ -40,7 +40,7 @@ class Watchdog(Protocol):
         """No interrupt happens after this returns. May be called again."""
 
 
-class Event(Protocol):
+class RuntimeEvent(Protocol):
     """Happens once. Threads, or tasks of one event loop, may share it."""
 
     def set(self) -> None:
@@ -54,7 +54,7 @@ class Event(Protocol):
 class Runtime(Protocol):
     async def sleep(self, seconds: float) -> None: ...
 
-    def event(self) -> Event:
+    def event(self) -> RuntimeEvent:
         """A new one."""
         ...
 

@@ -17,7 +17,7 @@ from deepseek_triton_client._core.exceptions import InvalidRequest, ProtocolErro
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class WireTensor:
     """One input of a request."""
 
     name: str

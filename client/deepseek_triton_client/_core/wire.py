@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from deepseek_triton_client._core.exceptions import ProtocolError, ServerError, error_from_server
-from deepseek_triton_client._core.tensor_encoding import Tensor, decode, encode
+from deepseek_triton_client._core.tensor_encoding import WireTensor, decode, encode
 from deepseek_triton_client._core.transport import Input, Outputs
 
 
@@ -19,10 +19,10 @@ def encode_json(request_id: str, inputs: Sequence[Input]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def encode_tensors(inputs: Sequence[Input]) -> list[Tensor]:
+def encode_tensors(inputs: Sequence[Input]) -> list[WireTensor]:
     """The inputs of a gRPC request. Its id is not among them."""
     return [
-        Tensor(each.name, each.datatype, len(each.values), encode(each.datatype, each.values), each.shape)
+        WireTensor(each.name, each.datatype, len(each.values), encode(each.datatype, each.values), each.shape)
         for each in inputs
     ]
 

@@ -19,7 +19,7 @@ END_S = 1.0
 """So long an end may take that was announced: it has nothing to wait for but the network."""
 
 
-class Call(Protocol):
+class GrpcCall(Protocol):
     """One request and its responses. One thread or task reads."""
 
     async def read(self) -> bytes | None:
@@ -35,10 +35,10 @@ class Call(Protocol):
         ...
 
 
-class Channel(Protocol):
+class GrpcChannel(Protocol):
     """Calls to one server, over one connection that is made when it is needed."""
 
-    def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> Call:
+    def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> GrpcCall:
         """Sends one request. Raises Cancelled once the channel is closed."""
         ...
 

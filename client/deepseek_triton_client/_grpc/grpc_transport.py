@@ -38,7 +38,7 @@ try:
 except (ImportError, RuntimeError) as exc:  # tritonclient without its grpc extra raises RuntimeError
     raise ImportError("grpc:// URLs need more packages: pip install deepseek-triton[grpc]") from exc
 
-from deepseek_triton_client._grpc.grpc_channel import Call, Channel, check_headers, credentials, options, target
+from deepseek_triton_client._grpc.grpc_channel import GrpcCall, GrpcChannel, check_headers, credentials, options, target
 from deepseek_triton_client._grpc.grpc_errors import from_rpc_error
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -83,7 +83,7 @@ class GrpcTransport:
 
     always_streams = False
 
-    def __init__(self, channel: Channel, settings: Settings, http: Callable[[], Transport]) -> None:
+    def __init__(self, channel: GrpcChannel, settings: Settings, http: Callable[[], Transport]) -> None:
         self._channel = channel
         self._settings = settings
         self._http = http
@@ -123,7 +123,7 @@ class GrpcTransport:
     async def close(self) -> None:
         await self._channel.close()
 
-    def call(self, method: str, request: bytes, timeout_s: float | None = None) -> Call:
+    def call(self, method: str, request: bytes, timeout_s: float | None = None) -> GrpcCall:
         metadata = self._settings.request_headers()
         return self._channel.call(_SERVICE + method, request, metadata=metadata, timeout_s=timeout_s)
 
@@ -133,7 +133,7 @@ class GrpcTransport:
             self.connected = error.code() is not grpc.StatusCode.UNAVAILABLE
         return from_rpc_error(error, only_asked=only_asked)
 
-    async def answer(self, call: Call, timeout_s: float | None) -> bytes:
+    async def answer(self, call: GrpcCall, timeout_s: float | None) -> bytes:
         """Of a call with one response, for which nothing is generated, and this limit."""
         try:
             data = await call.read()
@@ -173,8 +173,8 @@ class GrpcStream:
         self._transport = transport
         self._request = request
         self._connect_s = connect_s
-        self._call: Call | None = None
-        self._responses: Call | None = None
+        self._call: GrpcCall | None = None
+        self._responses: GrpcCall | None = None
         self._num_received = 0
         self._final = False
         """The server has said that no response follows: it ends the stream at once."""
@@ -242,7 +242,7 @@ class GrpcStream:
             if self._cancelled or not self._transport.connected:
                 raise
 
-    def _begun(self, call: Call) -> Call:
+    def _begun(self, call: GrpcCall) -> GrpcCall:
         """Whoever cancels sees the call, or is seen here."""
         self._call = call
         if self._cancelled:

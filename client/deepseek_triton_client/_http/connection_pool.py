@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 
-from deepseek_triton_client._http.http_connection import Connection
+from deepseek_triton_client._http.http_connection import HttpConnection
 
 
 class Pool:
@@ -15,14 +15,14 @@ class Pool:
 
     def __init__(self, keepalive_s: float) -> None:
         self._keepalive_s = keepalive_s
-        self._idle: deque[tuple[float, Connection]] = deque()  # oldest first, with when each was given back
+        self._idle: deque[tuple[float, HttpConnection]] = deque()  # oldest first, with when each was given back
         self._lock = threading.Lock()
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._idle)
 
-    async def take(self) -> Connection | None:
+    async def take(self) -> HttpConnection | None:
         """One to send a request on, if there is one."""
         while True:
             with self._lock:
@@ -33,7 +33,7 @@ class Pool:
                 return connection
             await connection.close()
 
-    async def give_back(self, connection: Connection) -> None:
+    async def give_back(self, connection: HttpConnection) -> None:
         """Keeps it if it can serve again. Closes those that have waited for too long."""
         leaving = []
         is_idle = connection.is_idle

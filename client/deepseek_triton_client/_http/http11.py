@@ -12,7 +12,7 @@ Head = tuple[int, Mapping[str, str]]
 """A response's status and headers, their names in lower case."""
 
 
-class Conversation:
+class Http11Protocol:
     """One request after the other. Raises h11.LocalProtocolError for a request that is not HTTP,
     h11.RemoteProtocolError for a response that isn't, and ConnectionError for one that breaks off.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from deepseek_triton_client._http.http11 import Conversation, Head, Headers
+from deepseek_triton_client._http.http11 import Head, Headers, Http11Protocol
 
 
 class Socket(Protocol):
@@ -36,13 +36,13 @@ class Socket(Protocol):
         ...
 
 
-class Connection:
+class HttpConnection:
     """One request at a time, to its end or to `close`. `timeout_s` limits each wait for the network."""
 
     def __init__(self, socket: Socket) -> None:
         self.is_connected = False
         self._socket = socket
-        self._conversation = Conversation()
+        self._conversation = Http11Protocol()
 
     async def connect(self, timeout_s: float | None) -> None:
         """Raises OSError: nothing has been sent then."""
@@ -52,7 +52,7 @@ class Connection:
     async def send(
         self, method: str, target: bytes, headers: Headers, body: bytes = b"", *, timeout_s: float | None = None
     ) -> Head:
-        """Returns when the head of the response is there. Raises what `Conversation` and `Socket` raise."""
+        """Returns when the head of the response is there. Raises what `Http11Protocol` and `Socket` raise."""
         talk, socket = self._conversation, self._socket
         await socket.write(talk.request(method, target, headers, body), timeout_s)
         while (head := talk.head()) is None:

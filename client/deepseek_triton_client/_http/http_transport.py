@@ -36,7 +36,7 @@ from deepseek_triton_client._http.asyncio_socket import AsyncioSocket
 from deepseek_triton_client._http.blocking_socket import BlockingSocket
 from deepseek_triton_client._http.connection_pool import Pool
 from deepseek_triton_client._http.http11 import Head, Headers
-from deepseek_triton_client._http.http_connection import Connection, Socket
+from deepseek_triton_client._http.http_connection import HttpConnection, Socket
 from deepseek_triton_client._http.http_errors import (
     EVENT_STREAM,
     EXCHANGE_ERRORS,
@@ -157,7 +157,7 @@ class HttpTransport:
     def max_message_bytes(self) -> int | None:
         return self._settings.connection.max_message_bytes
 
-    async def give_back(self, connection: Connection) -> None:
+    async def give_back(self, connection: HttpConnection) -> None:
         await self._pool.give_back(connection)
 
     def headers(self, target: _Target) -> Headers:
@@ -183,7 +183,7 @@ class HttpTransport:
                 return await self._get_on(idle, request, timeout_s)
         return await self._get_on(self._connect_to(self._server), request, timeout_s)
 
-    async def _get_on(self, connection: Connection, request: _Request, timeout_s: float | None) -> Answer:
+    async def _get_on(self, connection: HttpConnection, request: _Request, timeout_s: float | None) -> Answer:
         exchange = HttpExchange(connection, request, self._server, timeout_s)
         try:
             answer = await exchange.whole(self.max_message_bytes)
@@ -193,8 +193,8 @@ class HttpTransport:
         await self._pool.give_back(connection)
         return answer
 
-    def _connect_to(self, target: _Target) -> Connection:
-        return Connection(self._new_socket(target.host, target.port, self._tls if target.endpoint.is_tls else None))
+    def _connect_to(self, target: _Target) -> HttpConnection:
+        return HttpConnection(self._new_socket(target.host, target.port, self._tls if target.endpoint.is_tls else None))
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -270,7 +270,7 @@ class HttpResponseStream:
 class HttpExchange:
     """One request and its response on one connection: the border at which foreign errors become ours."""
 
-    def __init__(self, connection: Connection, request: _Request, target: _Target, timeout_s: float | None) -> None:
+    def __init__(self, connection: HttpConnection, request: _Request, target: _Target, timeout_s: float | None) -> None:
         self.connection = connection
         self._request = request
         self._endpoint = target.endpoint

@@ -25,11 +25,11 @@ from deepseek_backend.contract import TRITON_CODES
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.tensorrt_llm.placement import instance_environment
 from deepseek_backend.errors import BackendError, ConfigError, RequestError, one_line
-from deepseek_backend.metrics.backend_metrics import Kind, Metrics, info
-from deepseek_backend.metrics.publishing import Publisher, Series, Turn
+from deepseek_backend.metrics.backend_metrics import BackendMetrics, Kind, info
+from deepseek_backend.metrics.publishing import MetricsLease, Publisher, Series
 from deepseek_backend.process.parent_server import ExitWatch, end_server, own_regions, parent_server
-from deepseek_backend.process.process_guard import Guard
-from deepseek_backend.process.watcher import Server
+from deepseek_backend.process.process_guard import ProcessGuard
+from deepseek_backend.process.watcher import ServerAbove
 from deepseek_backend.service import Service
 
 logger = logging.getLogger("deepseek_backend")
@@ -48,7 +48,7 @@ class TritonPythonModel:
     _service: Service | None = None
     _publisher: Publisher | None = None
     _exit_watch: ExitWatch | None = None
-    _guard: Guard | None = None
+    _guard: ProcessGuard | None = None
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the engine; Triton reports the model READY when this returns and its failure when this raises."""
@@ -65,7 +65,7 @@ class TritonPythonModel:
             server = self._watched_server()  # first: the guard is to be forked from a small process
             if config.engine == "tensorrt_llm":
                 os.environ.update(instance_environment(model_config, args["model_instance_name"]))
-            metrics = Metrics(info(config))
+            metrics = BackendMetrics(info(config))
             service = Service(config, create_engine(config), metrics=metrics, server=server)
             service.start()
         except (ConfigError, BackendError) as error:
@@ -120,17 +120,17 @@ class TritonPythonModel:
             self._exit_watch.close()
             self._exit_watch = None
 
-    def _watched_server(self) -> Server:
+    def _watched_server(self) -> ServerAbove:
         """The tritonserver above this process, for the watcher."""
         pid = parent_server()
         if pid is None:
-            return Server()
+            return ServerAbove()
         try:
-            self._guard = Guard(pid, own_regions())
+            self._guard = ProcessGuard(pid, own_regions())
         except OSError as error:
             logger.warning("no guard process: %s; a crash of this process would go unnoticed", one_line(error))
         self._exit_watch = ExitWatch(pid)
-        return Server(
+        return ServerAbove(
             is_exiting=self._exit_watch.is_exiting,
             exit_timeout_s=self._exit_watch.exit_timeout_s,
             end=lambda reason: end_server(pid),
@@ -166,7 +166,7 @@ class TritonMetrics:
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.has_histograms = hasattr(pb_utils.MetricFamily, "HISTOGRAM")
         self._labels = labels
-        self._turn = Turn(labels)
+        self._turn = MetricsLease(labels)
         self._families: dict[str, Any] = {}
 
     def claim(self) -> bool:

@@ -30,7 +30,7 @@ class Concurrency:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class PlannedLaunch:
     """What starts the plan."""
 
     script: str
@@ -91,10 +91,10 @@ def _is_served(plan: Plan, isl: int, osl: int) -> bool:
     return isl + osl <= given["max_seq_len"] and (chunked or isl <= given["max_num_tokens"])
 
 
-def launch(plan: Plan) -> Launch:
+def launch(plan: Plan) -> PlannedLaunch:
     """What starts `plan`, in the first format that its profile is written in."""
     if plan.release is None:
-        return Launch(
+        return PlannedLaunch(
             script="start.sh",
             command="deepseek-triton serve DIR",
             nodes=1,
@@ -114,7 +114,7 @@ def launch(plan: Plan) -> Launch:
         )
     else:
         command = script
-    return Launch(
+    return PlannedLaunch(
         script=script,
         command=command,
         nodes=plan.num_nodes,

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deepseek_triton_tools.server.server_log import parse_log_line
-from deepseek_triton_tools.server.server_process import Progress, ServeOptions, ServerProcess
+from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess, StartProgress
 
 _PLAIN_PROGRESS_EVERY_S = 10
 
@@ -59,7 +59,7 @@ class _View:
             print(text, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
-    def progress(self, models: list[str]) -> Iterator[Callable[[Progress], None]]:
+    def progress(self, models: list[str]) -> Iterator[Callable[[StartProgress], None]]:
         """One line that is rewritten on a terminal, a line every ten seconds elsewhere; none beside the whole log."""
         console = Console(stderr=True)
         names = ", ".join(models)
@@ -71,7 +71,7 @@ class _View:
         else:
             last_s = 0.0
 
-            def print_now_and_then(progress: Progress) -> None:
+            def print_now_and_then(progress: StartProgress) -> None:
                 nonlocal last_s
                 if progress.elapsed_s - last_s >= _PLAIN_PROGRESS_EVERY_S:
                     last_s = progress.elapsed_s
@@ -80,7 +80,7 @@ class _View:
             yield print_now_and_then
 
 
-def _progress_text(names: str, progress: Progress) -> Text:
+def _progress_text(names: str, progress: StartProgress) -> Text:
     minutes, seconds = divmod(int(progress.elapsed_s), 60)
     last = " ".join(progress.last_message.split())
     return Text(f"loading {names}, {minutes}:{seconds:02d}  {last}", no_wrap=True, overflow="ellipsis")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError
 from deepseek_triton_build.arithmetic.gpu_memory import minimum_gpus
-from deepseek_triton_build.data.catalog import PRECISIONS, Checkpoint, Gpu, Variant, find_gpu, gpus, variants
+from deepseek_triton_build.data.catalog import PRECISIONS, Gpu, KnownCheckpoint, Variant, find_gpu, gpus, variants
 from deepseek_triton_build.data.catalog.profiles import Profile, Recipe, profiles
 from deepseek_triton_build.data.releases import RELEASES, containers
 from deepseek_triton_build.planning.target import resolve_target
@@ -70,13 +70,13 @@ def _show(chosen: list[Gpu]) -> None:
     print(paragraph(_LEGEND, "", ""))
 
 
-def _served() -> Iterable[tuple[Variant, Checkpoint]]:
+def _served() -> Iterable[tuple[Variant, KnownCheckpoint]]:
     for variant in variants().values():
         for checkpoint in variant.checkpoints.values():
             yield variant, checkpoint
 
 
-def _cell(variant: Variant, checkpoint: Checkpoint, gpu: Gpu) -> Cell:
+def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
     request = PlanRequest(variant=variant.name, gpu=gpu.name, precision=checkpoint.precision, allow_unpublished=True)
     try:
         target = resolve_target(request)

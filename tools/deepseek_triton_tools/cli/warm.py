@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_tools.host.command_after import Child, find_command, run_instead
+from deepseek_triton_tools.host.command_after import CommandBeside, find_command, run_instead
 from deepseek_triton_tools.host.readiness_notice import ReadyFile, notify
 from deepseek_triton_tools.host.stop_signals import Stop
 from deepseek_triton_tools.host.units import sized
@@ -29,7 +29,7 @@ from deepseek_triton_tools.warming.report import report
 from deepseek_triton_tools.warming.report.document import evict_document, result_document, survey_document
 from deepseek_triton_tools.warming.report.progress_view import ProgressView, progress_line
 from deepseek_triton_tools.warming.warm_options import MOST_JOBS
-from deepseek_triton_tools.warming.warming import Progress
+from deepseek_triton_tools.warming.warming import WarmProgress
 
 _SWITCH_INTERVAL_S = 0.0005
 """How long the thread that reads headers may keep those that read weights waiting for Python's lock: at Python's own
@@ -211,7 +211,7 @@ def _go_on_without(args: argparse.Namespace, error: LockError) -> None:
 def _bring(survey: Survey, stop: Stop) -> WarmResult:
     view = ProgressView()
 
-    def observe(progress: Progress) -> None:
+    def observe(progress: WarmProgress) -> None:
         view(progress)
         notify(STATUS=progress_line(progress))
 
@@ -236,7 +236,7 @@ def _tell(args: argparse.Namespace, result: WarmResult, code: int) -> None:
 
 def _hold(args: argparse.Namespace, survey: Survey, ready: ReadyFile, stop: Stop, facts: dict[str, Any]) -> int | None:
     """Until told to stop, or the command ends. None: it can't be held, and the command is to be run without."""
-    beside: list[Child] = []
+    beside: list[CommandBeside] = []
     said: set[str] = set()
 
     def observe(held: Held) -> None:
@@ -248,7 +248,7 @@ def _hold(args: argparse.Namespace, survey: Survey, ready: ReadyFile, stop: Stop
         if not beside:
             complain(f"{status}; until {args.then[0] + ' ends' if args.then else 'SIGTERM or Ctrl-C'}")
             ready.write(facts | {"held_by": held.mode})
-            beside.append(Child(args.then or (), stop))
+            beside.append(CommandBeside(args.then or (), stop))
 
     try:
         hold(survey, mode=args.hold, stop=stop.event, observe=observe)

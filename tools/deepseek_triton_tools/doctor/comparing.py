@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from deepseek_triton_tools.doctor.machine.capabilities import MPIRUN, SERVE
 from deepseek_triton_tools.doctor.machine.examine import MACHINE, HostReport
 from deepseek_triton_tools.doctor.machine.expected import Expected
-from deepseek_triton_tools.doctor.machine.machine_finding import Finding, Reported, error, ok, warning
+from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, Reported, error, ok, warning
 
 _NEEDS = (SERVE, MPIRUN)
 _MOST_SKEW_S = 2.0
@@ -87,7 +87,7 @@ def compare(reports: Sequence[HostReport], expected: Expected) -> Iterator[Repor
         yield Reported(check=f"same-{name}", title=title, host=everywhere, finding=finding, needs=_NEEDS)
 
 
-def _machines(reports: Sequence[HostReport]) -> Finding:
+def _machines(reports: Sequence[HostReport]) -> MachineFinding:
     names: dict[str, list[str]] = {}
     for report in reports:
         names.setdefault(report.facts.get(MACHINE, report.host), []).append(report.host)
@@ -97,7 +97,7 @@ def _machines(reports: Sequence[HostReport]) -> Finding:
     return ok(f"{len(names)}, each by one name")
 
 
-def _finding(same: Same, values: Mapping[str, str], expected: Expected) -> Finding:
+def _finding(same: Same, values: Mapping[str, str], expected: Expected) -> MachineFinding:
     if len(set(values.values())) == 1:
         return ok(next(iter(values.values())))
     hosts_of: dict[str, list[str]] = {}

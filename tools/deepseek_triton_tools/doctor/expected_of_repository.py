@@ -13,14 +13,14 @@ from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
 from deepseek_triton_build.data.catalog import gpus
 from deepseek_triton_build.data.releases import containers
 from deepseek_triton_tools.doctor.machine.capabilities import OF_REPOSITORY
-from deepseek_triton_tools.doctor.machine.expected import Container, Expected
-from deepseek_triton_tools.doctor.machine.machine_finding import Finding, Reported
+from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer
+from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, Reported
 from deepseek_triton_tools.repository.serving_facts import serving_of
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 
-def known_containers() -> tuple[Container, ...]:
-    return tuple(Container(tag=tag, trtllm=row.trtllm, driver=row.driver) for tag, row in containers().items())
+def known_containers() -> tuple[KnownContainer, ...]:
+    return tuple(KnownContainer(tag=tag, trtllm=row.trtllm, driver=row.driver) for tag, row in containers().items())
 
 
 def expected_of(repository: Path, report: Report, model: Path | None) -> Expected:
@@ -103,7 +103,7 @@ def check_findings(report: Report, host: str) -> Iterable[Reported]:
         if found.code in (MODEL_GONE.code, MODEL_NOT_HERE.code):
             continue
         where = found.file + (f":{found.line}" if found.line else "")
-        finding = Finding(
+        finding = MachineFinding(
             level=found.severity,
             result=f"{where}: {found.message}",
             fix=found.fix,

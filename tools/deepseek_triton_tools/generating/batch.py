@@ -18,9 +18,9 @@ from deepseek_triton_client import (
 )
 from deepseek_triton_tools.cli.client_options import client_of
 from deepseek_triton_tools.cli.sampling_options import sampling_fields
-from deepseek_triton_tools.generating.batch_input import Row, Rows, open_input
+from deepseek_triton_tools.generating.batch_input import BatchRow, BatchRows, open_input
 from deepseek_triton_tools.generating.batch_output import Output, open_output
-from deepseek_triton_tools.generating.batch_progress import Progress
+from deepseek_triton_tools.generating.batch_progress import BatchProgress
 from deepseek_triton_tools.generating.prompt_sources import Request
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
@@ -37,11 +37,11 @@ def run_batch(args: argparse.Namespace) -> int:
     _check_files(args)
     params = SamplingParams(**sampling_fields(args))
     with open_input(args.input) as file:
-        rows = Rows(file, _name(args.input), params, args.chat, args.system)
+        rows = BatchRows(file, _name(args.input), params, args.chat, args.system)
         total = rows.check()
         with open_output(args.output, keep=args.resume or args.overwrite) as output:
             done = output.begin(rows, resume=args.resume)
-            progress = Progress(total, done)
+            progress = BatchProgress(total, done)
             try:
                 _answer(args, islice(rows, done, total), output, progress)
             except BaseException:
@@ -55,8 +55,8 @@ def run_batch(args: argparse.Namespace) -> int:
     return 1 if progress.failed else 0
 
 
-def _answer(args: argparse.Namespace, rows: Iterator[Row], output: Output, progress: Progress) -> None:
-    waiting: deque[Row] = deque()  # sent, and not answered yet: answers come in order
+def _answer(args: argparse.Namespace, rows: Iterator[BatchRow], output: Output, progress: BatchProgress) -> None:
+    waiting: deque[BatchRow] = deque()  # sent, and not answered yet: answers come in order
 
     def requests() -> Iterator[Request]:
         for row in rows:

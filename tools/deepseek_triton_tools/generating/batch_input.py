@@ -20,7 +20,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 
 
 @dataclass(frozen=True)
-class Row:
+class BatchRow:
     """One line of the input."""
 
     number: int
@@ -33,7 +33,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Rows:
+class BatchRows:
     """The input, to be read as often as needed; lines without content don't count."""
 
     file: IO[bytes]
@@ -43,7 +43,7 @@ class Rows:
     chat: bool = False
     system: str | None = None
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[BatchRow]:
         """:raises ToolError: for a line that is wrong."""
         for number, line in self._lines():
             try:
@@ -74,7 +74,7 @@ class Rows:
             if line.strip():
                 yield number, line.strip()
 
-    def _row(self, number: int, line: bytes) -> Row:
+    def _row(self, number: int, line: bytes) -> BatchRow:
         request = _parsed(line)
         request_id = request.get("request_id")
         row_id = request.pop("id", number if request_id is None else request_id)
@@ -82,7 +82,7 @@ class Rows:
             raise ToolError(f"id: expected a text or a whole number, got {row_id!r:.100}")
         _check(request, self.params)
         asked = as_asked(request, chat=self.chat, system=self.system)
-        return Row(number, row_id, hashlib.sha256(line).hexdigest()[:16], asked)
+        return BatchRow(number, row_id, hashlib.sha256(line).hexdigest()[:16], asked)
 
 
 def open_input(path: Path) -> IO[bytes]:

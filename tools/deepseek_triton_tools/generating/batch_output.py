@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_client import Completion, DeepseekTritonError
-from deepseek_triton_tools.generating.batch_input import Row
+from deepseek_triton_tools.generating.batch_input import BatchRow
 from deepseek_triton_tools.generating.completion_records import as_json, completion_record, error_record
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -28,7 +28,7 @@ class Output:
         self._end: int | None = None
         """Where the answers end that are kept. What is behind stays until there is something to put in its place."""
 
-    def begin(self, rows: Iterable[Row], *, resume: bool) -> int:
+    def begin(self, rows: Iterable[BatchRow], *, resume: bool) -> int:
         """How many of `rows` are answered already, which is where to go on.
 
         Rows that failed at the very end are not: a server that was gone is the usual reason to go on.
@@ -40,7 +40,7 @@ class Output:
         num_answered, self._end = self._answered(rows) if resume else (0, 0)
         return num_answered
 
-    def write(self, row: Row, answer: Completion | DeepseekTritonError) -> None:
+    def write(self, row: BatchRow, answer: Completion | DeepseekTritonError) -> None:
         """:raises ToolError: when the disk takes no more."""
         self.finish()
         record: dict[str, Any] = {"id": row.id, "input": row.digest}
@@ -64,7 +64,7 @@ class Output:
             os.ftruncate(self._descriptor, self._end)
             self._end = None
 
-    def _answered(self, rows: Iterable[Row]) -> tuple[int, int]:
+    def _answered(self, rows: Iterable[BatchRow]) -> tuple[int, int]:
         """The rows up to the last one with an answer, and where in the file they end."""
         num_answered = end = position = 0
         expected = iter(rows)
@@ -79,7 +79,7 @@ class Output:
                     num_answered, end = number, position
         return num_answered, end
 
-    def _match(self, number: int, record: dict[str, Any], row: Row | None) -> None:
+    def _match(self, number: int, record: dict[str, Any], row: BatchRow | None) -> None:
         if row is None or (record.get("id"), record.get("input")) != (row.id, row.digest):
             found = "ends before" if row is None else f"has another row {row.id!r} there"
             raise ToolError(

@@ -9,7 +9,7 @@ from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 _PLAIN_S = 10.0
 
 
-class Progress:
+class BatchProgress:
     """Of `total` rows, of which `done` were answered by an earlier run."""
 
     def __init__(self, total: int, done: int) -> None:

@@ -42,7 +42,7 @@ def run_instead(command: Sequence[str]) -> NoReturn:
         raise _cannot_run(command, error) from error
 
 
-class Child:
+class CommandBeside:
     """The command beside this process; when it ends, so does what `stop` ends. No command: nothing to do.
 
     :raises ToolError: when it can't be run; exit code 127 or 126.

@@ -35,7 +35,7 @@ class WeightFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class CheckpointFiles:
     """A folder of weights and the files in it that the engine reads."""
 
     source: str
@@ -59,7 +59,7 @@ class Checkpoint:
         return sum(file.size for file in self.files)
 
 
-def find_checkpoints(source: str) -> tuple[Checkpoint, ...]:
+def find_checkpoints(source: str) -> tuple[CheckpointFiles, ...]:
     """The checkpoints that `source` means, each once: of a folder, of a Hugging Face name in the local cache
     ("org/name", "org/name@revision"), or of all that a model repository, a model's folder or a model.yaml serves.
 
@@ -80,14 +80,14 @@ def find_checkpoints(source: str) -> tuple[Checkpoint, ...]:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Location:
     folder: Path
     found_by: str
     download: str | None = None
     """The command for it."""
 
 
-def _at_path(source: str, path: Path) -> tuple[Checkpoint, ...]:
+def _at_path(source: str, path: Path) -> tuple[CheckpointFiles, ...]:
     try:
         yamls = model_yamls(path)
         is_folder = path.is_dir()
@@ -102,12 +102,12 @@ def _at_path(source: str, path: Path) -> tuple[Checkpoint, ...]:
     ):  # the folder of a model in a Hugging Face cache
         name = HubName(path.resolve().name.removeprefix("models--").replace("--", "/", 1))
         return (_look(source, _in_cache(name, path), only_indexed=False),)
-    return (_look(source, _Place(path, "a folder"), only_indexed=False),)
+    return (_look(source, _Location(path, "a folder"), only_indexed=False),)
 
 
-def _served(source: str, yamls: Sequence[Path]) -> tuple[Checkpoint, ...]:
+def _served(source: str, yamls: Sequence[Path]) -> tuple[CheckpointFiles, ...]:
     """Of several models. What has no weights is passed over where another has some."""
-    found: dict[Path, tuple[_Place, bool]] = {}
+    found: dict[Path, tuple[_Location, bool]] = {}
     problems: list[CheckpointError] = []
     for model_yaml in yamls:
         try:
@@ -123,9 +123,9 @@ def _served(source: str, yamls: Sequence[Path]) -> tuple[Checkpoint, ...]:
     return tuple(_look(source, place, only_indexed=only) for place, only in found.values())
 
 
-def _place(served: ServedModel) -> _Place:
+def _place(served: ServedModel) -> _Location:
     if _exists(served.path):
-        return _Place(served.path, str(served))
+        return _Location(served.path, str(served))
     name = parse_hub_name(served.name)
     if name is None:
         raise CheckpointError(
@@ -136,15 +136,15 @@ def _place(served: ServedModel) -> _Place:
         place = _in_cache(HubName(name.model, served.revision or name.revision))
     except CheckpointError as error:
         raise CheckpointError(f"{served.model_yaml}: {served.path} is no folder, and {error}") from error
-    return _Place(place.folder, f"{served}, {place.found_by}", place.download)
+    return _Location(place.folder, f"{served}, {place.found_by}", place.download)
 
 
-def _in_cache(name: HubName, model_folder: Path | None = None) -> _Place:
+def _in_cache(name: HubName, model_folder: Path | None = None) -> _Location:
     snapshot = find_snapshot(name, model_folder)
-    return _Place(snapshot.folder, f"in the Hugging Face cache, revision {snapshot.revision}", name.download)
+    return _Location(snapshot.folder, f"in the Hugging Face cache, revision {snapshot.revision}", name.download)
 
 
-def _look(source: str, place: _Place, *, only_indexed: bool) -> Checkpoint:
+def _look(source: str, place: _Location, *, only_indexed: bool) -> CheckpointFiles:
     """:raises CheckpointError: when it has neither weights nor an index of them."""
     folder = place.folder
     try:
@@ -158,7 +158,7 @@ def _look(source: str, place: _Place, *, only_indexed: bool) -> Checkpoint:
             f"<version>/{MODEL_YAML}{_unfinished(folder)}; {fix}"
         )
     files = (_weight_file(folder / name) for name in names)
-    return Checkpoint(
+    return CheckpointFiles(
         source=source,
         folder=folder,
         found_by=place.found_by,
@@ -181,7 +181,7 @@ def _nobody(_: Path) -> None:
     pass
 
 
-def find_damage(checkpoint: Checkpoint, on_file: Callable[[Path], None] = _nobody) -> Iterator[Finding]:
+def find_damage(checkpoint: CheckpointFiles, on_file: Callable[[Path], None] = _nobody) -> Iterator[Finding]:
     """What is wrong with it, by its index and its files' headers; `file` is the file's whole path.
 
     A third of a second for DeepSeek's 92,000 tensors, and as long as it takes to read 163 headers.

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from deepseek_triton_build.check.documents import read_yaml
 from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
-from deepseek_triton_build.data.catalog import Checkpoint as KnownCheckpoint
-from deepseek_triton_build.data.catalog import gpus, variant_of_model, variants
+from deepseek_triton_build.data.catalog import KnownCheckpoint, gpus, variant_of_model, variants
 from deepseek_triton_build.text import plain
-from deepseek_triton_tools.repository.checkpoint_files import Checkpoint, find_checkpoints
+from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, find_checkpoints
 from deepseek_triton_tools.repository.hub_cache import hub_cache, parse_hub_name
 from deepseek_triton_tools.repository.served_models import ServedModel, model_yamls, served_models
 from deepseek_triton_tools.tool_errors import CheckpointError
@@ -87,7 +86,7 @@ def serving_of(source: str) -> Serving:
     )
 
 
-def _of_checkpoint(source: str, found: Iterable[Checkpoint]) -> Serving:
+def _of_checkpoint(source: str, found: Iterable[CheckpointFiles]) -> Serving:
     is_folder = os.path.exists(source)
     return Serving(
         source=source,

@@ -89,7 +89,7 @@ class ServeOptions:
 
 
 @dataclass(frozen=True)
-class Progress:
+class StartProgress:
     """How far a server is that loads."""
 
     elapsed_s: float
@@ -136,7 +136,7 @@ class ServerProcess:
         *,
         tritonserver: Path | None = None,
         server_args: tuple[str, ...] = (),
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[StartProgress], None] | None = None,
     ) -> ServerProcess:
         """A server of `repository` on free ports of the loopback address, ready; use it in a `with`.
 
@@ -266,7 +266,7 @@ class ServerProcess:
                 sinks.remove(sink)
                 self._lines.append(f"deepseek-triton: the log goes on without one of its readers: {error}")
 
-    def wait_until_ready(self, on_progress: Callable[[Progress], None] | None = None) -> bool:
+    def wait_until_ready(self, on_progress: Callable[[StartProgress], None] | None = None) -> bool:
         """True when every model of the folder can be called; False when a stop was requested before that.
 
         There is no limit to the time: a cold load takes an hour. `on_progress` is called a few times a second.
@@ -279,7 +279,7 @@ class ServerProcess:
         with httpx.Client(trust_env=False, timeout=5, headers={"Connection": "close"}) as client:
             while self.stop_requested or not self._answers(client):
                 if on_progress:
-                    on_progress(Progress(time.monotonic() - began, self._last_message()))
+                    on_progress(StartProgress(time.monotonic() - began, self._last_message()))
                 self._kill_if_due()
                 if not self._ended.wait(_TICK_S) and not self._hopeless:
                     continue

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from deepseek_triton_tools.warming.damage_check import examine
     from deepseek_triton_tools.warming.transfer import Problem
     from deepseek_triton_tools.warming.warm_options import Share, WarmOptions
-    from deepseek_triton_tools.warming.warming import Progress, Stall, WarmResult, warm
+    from deepseek_triton_tools.warming.warming import Stall, WarmProgress, WarmResult, warm
 
 __all__ = [
     "Problem",
-    "Progress",
     "Share",
     "Stall",
     "Survey",
     "WarmOptions",
+    "WarmProgress",
     "WarmResult",
     "examine",
     "take_survey",
@@ -36,7 +36,7 @@ _HOMES = {
     **dict.fromkeys(("Share", "WarmOptions"), "warm_options"),
     **dict.fromkeys(("Survey", "take_survey"), "checkpoint.survey"),
     "Problem": "transfer",
-    **dict.fromkeys(("Progress", "Stall", "WarmResult", "warm"), "warming"),
+    **dict.fromkeys(("WarmProgress", "Stall", "WarmResult", "warm"), "warming"),
 }
 """Name -> its module, imported when the name is asked for: `doctor` needs only host_memory, and nothing installed."""
 

@@ -21,7 +21,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 from deepseek_triton_tools.warming.checkpoint.checksums import Checksum
 from deepseek_triton_tools.warming.checkpoint.survey import SurveyedFile
 from deepseek_triton_tools.warming.pagecache.pace import Pace
-from deepseek_triton_tools.warming.pagecache.reading import STEP, Sink, Source
+from deepseek_triton_tools.warming.pagecache.reading import STEP, FileReader, Sink
 from deepseek_triton_tools.warming.pagecache.residency import ResidentFile
 
 SEGMENT = 2**28
@@ -192,7 +192,7 @@ class Transfer:
     def _try(self, segment: Segment, sink: Sink, place: Place) -> None:
         file = segment.file
         try:
-            with Source(file.path, file.surveyed.file_system, sink) as source, ResidentFile(file.path) as pages:
+            with FileReader(file.path, file.surveyed.file_system, sink) as source, ResidentFile(file.path) as pages:
                 with self._lock:
                     file.status = file.status or source.status
                 if source.status.st_size > file.surveyed.file.size:
@@ -210,7 +210,7 @@ class Transfer:
             fix = _FIXES.get(error.errno or 0, "read it by hand (cat) to see whether the storage delivers it")
             self._fail(file, file.trouble(f"can't be read at byte {place.offset:,}: {error.strerror}", fix))
 
-    def _bring(self, segment: Segment, source: Source, pages: ResidentFile, place: Place) -> None:
+    def _bring(self, segment: Segment, source: FileReader, pages: ResidentFile, place: Place) -> None:
         # All are asked about before the first is read: what the kernel only reads ahead counts as resident too.
         for begin, end, resident in list(self._windows(segment, pages)):
             place.move(segment.file, begin)
@@ -231,7 +231,7 @@ class Transfer:
             else:
                 yield begin, end, resident
 
-    def _bring_window(self, file: FileProgress, source: Source, place: Place, offset: int, end: int) -> None:
+    def _bring_window(self, file: FileProgress, source: FileReader, place: Place, offset: int, end: int) -> None:
         while offset < end and (step := self._step(end - offset, place)):
             brought = source.bring(offset, step)
             if not brought:
@@ -240,7 +240,7 @@ class Transfer:
             offset += brought
             place.move(file, offset)
 
-    def _verify(self, segment: Segment, source: Source, place: Place, checksum: Checksum) -> None:
+    def _verify(self, segment: Segment, source: FileReader, place: Place, checksum: Checksum) -> None:
         digest, offset = checksum.begin(), 0
         while offset < segment.end:
             step = self._step(segment.end - offset, place)

@@ -42,7 +42,7 @@ class Stall:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class WarmProgress:
     """How far it is; made about twice a second."""
 
     total: int
@@ -70,7 +70,7 @@ class Progress:
 class WarmResult:
     survey: Survey
     """Examined: its checkpoints have their findings."""
-    progress: Progress
+    progress: WarmProgress
     """At the end."""
     resident: int | None
     """Bytes of the chosen files in the page cache at the end; None: unknown."""
@@ -107,7 +107,7 @@ class WarmResult:
 def warm(
     survey: Survey,
     *,
-    observe: Callable[[Progress], None] | None = None,
+    observe: Callable[[WarmProgress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> WarmResult:
     """Bring the chosen files of `survey` into the page cache; while they come, look whether they are whole.
@@ -121,7 +121,7 @@ def warm(
     stop = stop or threading.Event()
     transfer = _transfer(survey)
     check = Check(survey, on_damage=transfer.leave)
-    watch = _Watch(survey, transfer, check)
+    watch = _StallWatch(survey, transfer, check)
     check.start()
     _follow(watch, observe, stop)
     residency = _ask(survey, watch, stop)
@@ -149,12 +149,12 @@ def warm(
     )
 
 
-def _ask(survey: Survey, watch: _Watch, stop: threading.Event) -> Residency:
+def _ask(survey: Survey, watch: _StallWatch, stop: threading.Event) -> Residency:
     """After a storage was given up, there is nobody to ask."""
     return {} if watch.gave_up else ask(survey.chosen, stop=stop, limit_s=survey.options.give_up_s)
 
 
-def _follow(watch: _Watch, observe: Callable[[Progress], None] | None, stop: threading.Event) -> None:
+def _follow(watch: _StallWatch, observe: Callable[[WarmProgress], None] | None, stop: threading.Event) -> None:
     """Let the threads of the transfer run, until they have ended, are stopped or hopeless."""
     watch.transfer.start()
     try:
@@ -184,7 +184,7 @@ def _rate_limit(survey: Survey) -> float | None:
     return None if limit is None else limit / survey.num_working_shares
 
 
-class _Watch:
+class _StallWatch:
     """What the calling thread sees of the others."""
 
     def __init__(self, survey: Survey, transfer: Transfer, check: Check) -> None:
@@ -229,14 +229,14 @@ class _Watch:
         self.transfer = transfer
         self._later.append(transfer)
 
-    def look(self) -> Progress:
+    def look(self) -> WarmProgress:
         now = time.monotonic()
         files = self._first.files
         total = sum(file.surveyed.file.size for file in files)
         done, found = sum(file.done for file in files), sum(file.found for file in files)
         again = sum(file.done - file.found for transfer in self._later for file in transfer.files)
         rate = self._rate(now, done - found + again)
-        return Progress(
+        return WarmProgress(
             total=total,
             done=done,
             found=found,

@@ -56,7 +56,7 @@ class Architecture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class KnownCheckpoint:
     """One set of weights of a variant."""
 
     precision: Precision
@@ -88,7 +88,7 @@ class Variant:
     presets: tuple[str, ...] = ()
     """Deployments whose pace the simulated engine can keep; the backend's own list, held to it by a test."""
     architecture: Architecture | None = None
-    checkpoints: Mapping[str, Checkpoint] = field(default_factory=dict)
+    checkpoints: Mapping[str, KnownCheckpoint] = field(default_factory=dict)
     """Precision -> weights."""
     min_release: str = ""
     min_release_source: str = ""
@@ -190,7 +190,7 @@ def find_precision(name: str) -> Precision:
     raise UnknownNameError("precision", name, (*PRECISIONS, *PRECISION_ALIASES))
 
 
-def variant_of_model(model: str) -> tuple[Variant, Checkpoint] | None:
+def variant_of_model(model: str) -> tuple[Variant, KnownCheckpoint] | None:
     """The variant and checkpoint that a Hugging Face name belongs to."""
     for variant in variants().values():
         for checkpoint in variant.checkpoints.values():
@@ -209,9 +209,11 @@ def _variant(name: str, entry: dict[str, Any]) -> Variant:
     return Variant(name=name, **(entry | lists | {"checkpoints": checkpoints, "architecture": architecture}))
 
 
-def _checkpoint(precision: Precision, row: dict[str, Any]) -> Checkpoint:
+def _checkpoint(precision: Precision, row: dict[str, Any]) -> KnownCheckpoint:
     defaults = {"num_shards": None, "wo_quantized": False}
-    return Checkpoint(precision=precision, **(defaults | row | {"alternatives": tuple(row.get("alternatives", ()))}))
+    return KnownCheckpoint(
+        precision=precision, **(defaults | row | {"alternatives": tuple(row.get("alternatives", ()))})
+    )
 
 
 def _find(kind: str, name: str, entries: dict[str, Any]) -> Any:

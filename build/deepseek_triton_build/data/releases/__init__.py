@@ -72,7 +72,7 @@ class Feature:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Container:
+class ContainerImage:
     """What nvcr.io/nvidia/tritonserver:<tag>-trtllm-python-py3 carries."""
 
     tag: str
@@ -185,10 +185,10 @@ def load_release(version: str) -> Release:
 
 
 @cache
-def containers() -> Mapping[str, Container]:
+def containers() -> Mapping[str, ContainerImage]:
     """Every published container by tag, newest first, those without a usable release too."""
     rows: Mapping[str, Mapping[str, str]] = load_yaml(__name__, "containers.yaml")
-    return {tag: Container(tag=tag, **row) for tag, row in rows.items()}
+    return {tag: ContainerImage(tag=tag, **row) for tag, row in rows.items()}
 
 
 _TRTLLM = "-trtllm-python-py3"

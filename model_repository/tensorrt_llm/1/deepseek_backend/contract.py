@@ -91,7 +91,7 @@ ERROR_MEANINGS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tensor:
+class TensorSpec:
     """One input or output of the model."""
 
     name: str
@@ -103,7 +103,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingField:
+class SamplingFieldSpec:
     """One way to shape generation: input `sampling_param_<name>`, a key of `sampling_parameters`, a plain name.
 
     REQUEST_FIELDS are checked by the same rules, and go by their plain names alone.
@@ -132,9 +132,9 @@ class SamplingField:
     """The value that asks for nothing; a field given so counts as not given, on every engine."""
 
     @property
-    def tensor(self) -> Tensor:
+    def tensor(self) -> TensorSpec:
         dims = (-1,) if self.many else (1,)
-        return Tensor(name=f"sampling_param_{self.name}", dtype=self.dtype, dims=dims, meaning=self.meaning)
+        return TensorSpec(name=f"sampling_param_{self.name}", dtype=self.dtype, dims=dims, meaning=self.meaning)
 
     def range_text(self) -> str:
         """The range in words, as error messages and the reference give it; empty where there is none."""
@@ -160,18 +160,18 @@ MAX_LOGPROBS = 20
 """Most alternatives of one token; OpenAI's own limit."""
 _GUIDE_LENGTH = 1 << 16
 
-SAMPLING_FIELDS: tuple[SamplingField, ...] = (
-    SamplingField(
+SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
+    SamplingFieldSpec(
         name="max_tokens",
         dtype=Dtype.INT32,
         low=1,
         high=INT32_MAX,
         meaning="Most tokens to generate. Not given: default_max_tokens of model.yaml. Cut to the room left.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="temperature", dtype=Dtype.FP32, low=0, high=100, meaning="Divides the logits; 0 is greedy decoding."
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="top_k",
         dtype=Dtype.INT32,
         low=0,
@@ -179,14 +179,14 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         neutral=0,
         meaning="Sample among the k likeliest tokens; 0 is all.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="top_p",
         dtype=Dtype.FP32,
         low=0,
         high=1,
         meaning="Sample among the likeliest tokens whose probabilities add up to p; 0 is the likeliest alone.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="min_p",
         dtype=Dtype.FP32,
         low=0,
@@ -194,14 +194,14 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         neutral=0,
         meaning="Leave out tokens less likely than this share of the likeliest one's probability.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="seed",
         dtype=Dtype.UINT64,
         low=-(2**63),
         high=2**64 - 1,
         meaning="Makes sampling repeatable; a negative one counts from 2^64 down. Not given: a new one each time.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="repetition_penalty",
         dtype=Dtype.FP32,
         low=0.01,
@@ -209,7 +209,7 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         neutral=1,
         meaning="Divides (or multiplies, when negative) the logits of tokens seen in prompt or output; 1 is none.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="presence_penalty",
         dtype=Dtype.FP32,
         low=-2,
@@ -217,7 +217,7 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         neutral=0,
         meaning="Taken from the logit of each token already generated.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="frequency_penalty",
         dtype=Dtype.FP32,
         low=-2,
@@ -225,7 +225,7 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         neutral=0,
         meaning="Taken from the logit of a token once for each time it was generated.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="min_tokens",
         dtype=Dtype.INT32,
         low=0,
@@ -233,44 +233,44 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         neutral=0,
         meaning="The end token and stop_token_ids are not sampled before this many tokens.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="ignore_eos", dtype=Dtype.BOOL, neutral=False, meaning="Go on after the end token, up to max_tokens."
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="stop",
         dtype=Dtype.STRING,
         many=True,
         plain_name=False,
         meaning="Strings that end the text; not part of it unless include_stop_str_in_output.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="stop_token_ids", dtype=Dtype.INT32, many=True, low=0, high=INT32_MAX, meaning="Tokens that end the text."
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="include_stop_str_in_output",
         dtype=Dtype.BOOL,
         neutral=False,
         meaning="Keep the stop string, or the stop token's text, at the end of the text.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="skip_special_tokens",
         dtype=Dtype.BOOL,
         neutral=True,
         meaning="Leave special tokens out of the text. Default true.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="add_special_tokens",
         dtype=Dtype.BOOL,
         neutral=True,
         meaning="Let the tokenizer put its begin-of-sentence token before the prompt. Default true.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="exclude_input_from_output",
         dtype=Dtype.BOOL,
         neutral=True,
         meaning="False puts the prompt before the text. Default true.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="n",
         dtype=Dtype.INT32,
         low=1,
@@ -278,7 +278,7 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         neutral=1,
         meaning="Answers to each prompt. Needs sampling: greedy decoding gives the same one every time.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="best_of",
         dtype=Dtype.INT32,
         low=1,
@@ -287,13 +287,13 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         meaning="Generate so many answers to each prompt and return the n with the highest cumulative_logprob. Not for "
         "streams, which can't wait.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="bad",
         dtype=Dtype.STRING,
         many=True,
         meaning="Strings that are not generated.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="logprobs",
         dtype=Dtype.INT32,
         low=0,
@@ -301,21 +301,21 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         meaning="Log-probabilities of each generated token and of so many of the likeliest ones at its place, in "
         "output logprobs; 0 is the generated one alone.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="prompt_logprobs",
         dtype=Dtype.INT32,
         low=0,
         high=MAX_LOGPROBS,
         meaning="The same for the prompt's tokens, in output prompt_logprobs.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="truncate_prompt_tokens",
         dtype=Dtype.INT32,
         low=1,
         high=INT32_MAX,
         meaning="Keep only so many tokens of the prompt, its last ones.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="guided_json",
         dtype=Dtype.STRING,
         guided=True,
@@ -323,28 +323,28 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         max_length=_GUIDE_LENGTH,
         meaning="A JSON schema that the text follows.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="guided_json_object",
         dtype=Dtype.BOOL,
         guided=True,
         neutral=False,
         meaning="The text is some JSON object.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="guided_regex",
         dtype=Dtype.STRING,
         guided=True,
         max_length=_GUIDE_LENGTH,
         meaning="A regular expression that the text matches.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="guided_grammar",
         dtype=Dtype.STRING,
         guided=True,
         max_length=_GUIDE_LENGTH,
         meaning="A grammar, in EBNF, of the text.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="guided_structural_tag",
         dtype=Dtype.STRING,
         guided=True,
@@ -352,7 +352,7 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
         max_length=_GUIDE_LENGTH,
         meaning="Constrains the text inside given tags only; TensorRT-LLM's structural_tag.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="return_perf_metrics",
         dtype=Dtype.BOOL,
         neutral=False,
@@ -363,22 +363,22 @@ SAMPLING_FIELDS: tuple[SamplingField, ...] = (
 SAMPLING_BY_NAME = {field.name: field for field in SAMPLING_FIELDS}
 
 
-REQUEST_FIELDS: tuple[SamplingField, ...] = (
-    SamplingField(
+REQUEST_FIELDS: tuple[SamplingFieldSpec, ...] = (
+    SamplingFieldSpec(
         name="stream_mode",
         dtype=Dtype.STRING,
         choices=("delta", "cumulative"),
         meaning='"delta" or "cumulative": the whole text so far in each chunk, and of all else what is new. Not given: '
         "stream_mode of model.yaml.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="stream_interval",
         dtype=Dtype.INT32,
         low=1,
         high=INT32_MAX,
         meaning="Tokens that a stream's text may wait for, to leave together. The first does not wait; 1 is for none.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="stream_interval_ms",
         dtype=Dtype.INT32,
         low=1,
@@ -386,14 +386,14 @@ REQUEST_FIELDS: tuple[SamplingField, ...] = (
         meaning="How long a stream's text may wait for more. With both, whichever comes first; with neither given, as "
         "model.yaml says.",
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="timeout_ms",
         dtype=Dtype.INT32,
         low=1,
         high=INT32_MAX,
         meaning='From arrival to the last token; then the text so far is the answer, with finish_reason "timeout".',
     ),
-    SamplingField(
+    SamplingFieldSpec(
         name="priority",
         dtype=Dtype.INT32,
         low=-INT32_MAX,
@@ -405,26 +405,28 @@ REQUEST_FIELDS: tuple[SamplingField, ...] = (
 """Of the request as a whole, with one value."""
 
 
-def _flag(name: str, meaning: str) -> Tensor:
-    return Tensor(name=name, dtype=Dtype.BOOL, dims=(1,), meaning=meaning)
+def _flag(name: str, meaning: str) -> TensorSpec:
+    return TensorSpec(name=name, dtype=Dtype.BOOL, dims=(1,), meaning=meaning)
 
 
 # Optional on the wire, so that its absence is answered by the backend, with the contract's code.
-TEXT_INPUT = Tensor(
+TEXT_INPUT = TensorSpec(
     name="text_input", dtype=Dtype.STRING, dims=(-1,), meaning="The prompt; several are answered one by one."
 )
 
-REQUEST_INPUTS: tuple[Tensor, ...] = (
+REQUEST_INPUTS: tuple[TensorSpec, ...] = (
     TEXT_INPUT,
-    Tensor(name="input_ids", dtype=Dtype.INT32, dims=(-1,), meaning="The prompt in token ids, instead of text_input."),
-    Tensor(
+    TensorSpec(
+        name="input_ids", dtype=Dtype.INT32, dims=(-1,), meaning="The prompt in token ids, instead of text_input."
+    ),
+    TensorSpec(
         name="messages",
         dtype=Dtype.STRING,
         dims=(-1,),
         meaning="A conversation, instead of text_input: a JSON array of {role, content}, rendered with the "
         "checkpoint's own chat template. Several are answered one by one.",
     ),
-    Tensor(
+    TensorSpec(
         name="chat_template_kwargs",
         dtype=Dtype.STRING,
         dims=(1,),
@@ -433,7 +435,7 @@ REQUEST_INPUTS: tuple[Tensor, ...] = (
     _flag("streaming", "Send increments as they come; otherwise one response at the end."),
     _flag("stream", "The same, as Triton's vLLM backend spells it."),
     _flag("stop", "End the running request that has this request's id. Nothing is generated."),
-    Tensor(
+    TensorSpec(
         name="sampling_parameters",
         dtype=Dtype.STRING,
         dims=(1,),
@@ -442,7 +444,7 @@ REQUEST_INPUTS: tuple[Tensor, ...] = (
     _flag("exclude_input_in_output", "False puts the prompt before the text (the vLLM backend's spelling)."),
     _flag("return_finish_reason", 'Put finish_reason on every chunk, "None" on all but the last.'),
     _flag("return_stop_reason", 'Put stop_reason on every chunk, "None" where there is none.'),
-    *(Tensor(name=field.name, dtype=field.dtype, dims=(1,), meaning=field.meaning) for field in REQUEST_FIELDS),
+    *(TensorSpec(name=field.name, dtype=field.dtype, dims=(1,), meaning=field.meaning) for field in REQUEST_FIELDS),
     _flag("separate_reasoning", "Put the model's thinking into reasoning_output instead of text_output."),
     _flag("return_cumulative_logprob", "Put cumulative_logprob, the sum so far, on every chunk."),
     _flag("return_logprobs", "Put logprobs on every chunk; alone it asks for those of the generated tokens."),
@@ -451,14 +453,14 @@ REQUEST_INPUTS: tuple[Tensor, ...] = (
     _flag("return_num_output_tokens", "Put num_output_tokens on every chunk, not only on the last."),
 )
 
-INPUTS: tuple[Tensor, ...] = REQUEST_INPUTS + tuple(field.tensor for field in SAMPLING_FIELDS)
+INPUTS: tuple[TensorSpec, ...] = REQUEST_INPUTS + tuple(field.tensor for field in SAMPLING_FIELDS)
 
 
-def _output(name: str, dtype: Dtype, meaning: str) -> Tensor:
-    return Tensor(name=name, dtype=dtype, dims=(-1,), meaning=meaning)
+def _output(name: str, dtype: Dtype, meaning: str) -> TensorSpec:
+    return TensorSpec(name=name, dtype=dtype, dims=(-1,), meaning=meaning)
 
 
-PERF_OUTPUTS: tuple[Tensor, ...] = (
+PERF_OUTPUTS: tuple[TensorSpec, ...] = (
     _output("kv_cache_reused_block", Dtype.INT32, "KV blocks of the prompt that were in the cache."),
     _output("kv_cache_missed_block", Dtype.INT32, "KV blocks of the prompt that were not."),
     _output("kv_cache_alloc_new_blocks", Dtype.INT32, "KV blocks newly allocated."),
@@ -474,8 +476,8 @@ PERF_OUTPUTS: tuple[Tensor, ...] = (
 )
 """On the final response with `return_perf_metrics`; upstream's names, with the types it declares and doesn't send."""
 
-OUTPUTS: tuple[Tensor, ...] = (
-    Tensor(
+OUTPUTS: tuple[TensorSpec, ...] = (
+    TensorSpec(
         name="text_output",
         dtype=Dtype.STRING,
         dims=(-1,),
@@ -513,7 +515,7 @@ OUTPUTS: tuple[Tensor, ...] = (
 EXEMPT_PARAMETERS = frozenset({"id", "priority", "triton_enable_empty_final_response"})
 """Request parameters that belong to Triton or its clients and are never taken for a misspelt field."""
 
-TIMEOUT_US = SamplingField(
+TIMEOUT_US = SamplingFieldSpec(
     name="timeout",
     dtype=Dtype.INT32,
     low=0,

@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
-from deepseek_backend.contract import Dtype, SamplingField
+from deepseek_backend.contract import Dtype, SamplingFieldSpec
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
@@ -20,7 +20,7 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
-def check_value(field: SamplingField, value: object) -> Any:
+def check_value(field: SamplingFieldSpec, value: object) -> Any:
     """`value` as `field` holds it: bool, int, float, str, or a tuple of those.
 
     :raises ValueError: saying what was expected and what came.
@@ -49,7 +49,7 @@ def check_characters(where: str, value: object) -> None:
         raise ValueError(f"{where}: expected less, got something nested too deep") from None
 
 
-def _check_json(field: SamplingField, value: object) -> str:
+def _check_json(field: SamplingFieldSpec, value: object) -> str:
     """The JSON text; an object is written out."""
     if not isinstance(value, dict):
         _check_text(field, value)
@@ -63,13 +63,13 @@ def _check_json(field: SamplingField, value: object) -> str:
     return _check_text(field, text)
 
 
-def _check_bool(field: SamplingField, value: object) -> bool:
+def _check_bool(field: SamplingFieldSpec, value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{field.name}: expected true or false, got {shown(value)}")
     return value
 
 
-def _check_text(field: SamplingField, value: object) -> str:
+def _check_text(field: SamplingFieldSpec, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{field.name}: expected a string that is not empty, got {shown(value)}")
     check_characters(field.name, value)
@@ -80,14 +80,14 @@ def _check_text(field: SamplingField, value: object) -> str:
     return value
 
 
-def _check_int(field: SamplingField, value: object) -> int:
+def _check_int(field: SamplingFieldSpec, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{field.name}: expected a whole number, got {shown(value)}")
     _check_range(field, value)
     return value
 
 
-def _check_float(field: SamplingField, value: object) -> float:
+def _check_float(field: SamplingFieldSpec, value: object) -> float:
     if isinstance(value, int) and not isinstance(value, bool):
         _check_range(field, value)  # first: a whole number may be too large for a float
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -98,12 +98,12 @@ def _check_float(field: SamplingField, value: object) -> float:
     return rounded
 
 
-def _check_range(field: SamplingField, value: float) -> None:
+def _check_range(field: SamplingFieldSpec, value: float) -> None:
     if (field.low is not None and value < field.low) or (field.high is not None and value > field.high):
         raise ValueError(f"{field.name}: expected a number {field.range_text()}, got {shown(value)}")
 
 
-_CHECKS: dict[Dtype, Callable[[SamplingField, object], Any]] = {
+_CHECKS: dict[Dtype, Callable[[SamplingFieldSpec, object], Any]] = {
     Dtype.BOOL: _check_bool,
     Dtype.STRING: _check_text,
     Dtype.INT32: _check_int,

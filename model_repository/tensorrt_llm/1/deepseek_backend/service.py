@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy.typing as npt
 
-from deepseek_backend.answer.active_request import Exchange, Reply, StepEffect
+from deepseek_backend.answer.active_request import ActiveRequest, Reply, StepEffect
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import REQUEST_FIELDS, SAMPLING_BY_NAME, SAMPLING_FIELDS
 from deepseek_backend.delivery.sender import Sender
-from deepseek_backend.delivery.step_queue import Intake
+from deepseek_backend.delivery.step_queue import StepQueue
 from deepseek_backend.engine_warmup import warm_up
 from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, Step
 from deepseek_backend.errors import (
@@ -32,12 +32,12 @@ from deepseek_backend.errors import (
     one_line,
 )
 from deepseek_backend.field_values import shown
-from deepseek_backend.metrics.backend_metrics import Metrics
+from deepseek_backend.metrics.backend_metrics import BackendMetrics
 from deepseek_backend.process.readiness import readiness
-from deepseek_backend.process.watcher import Server, Watcher
+from deepseek_backend.process.watcher import ServerAbove, Watcher
 from deepseek_backend.request.admission import Admission
 from deepseek_backend.request.expansion import expand
-from deepseek_backend.request.parsed_request import Call, GenerateRequest
+from deepseek_backend.request.parsed_request import GenerateRequest, ParsedRequest
 from deepseek_backend.request.parsing import contradictions, parse_call
 
 logger = logging.getLogger(__name__)
@@ -51,15 +51,15 @@ class Service:
         config: BackendConfig,
         engine: Engine,
         *,
-        metrics: Metrics | None = None,
-        server: Server | None = None,
+        metrics: BackendMetrics | None = None,
+        server: ServerAbove | None = None,
     ) -> None:
         self.config = config
         self._engine = engine
-        self._metrics = metrics or Metrics()
+        self._metrics = metrics or BackendMetrics()
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._open: dict[Exchange, None] = {}
+        self._open: dict[ActiveRequest, None] = {}
         """From acceptance to the final response, in order of arrival. Guarded by _lock."""
         self._draining = ""
         """Why nothing is accepted any more."""
@@ -72,9 +72,9 @@ class Service:
         """Proposed and accepted for the warm-up's requests: no user's."""
         self._supported: dict[str, str] = {}
         self._admission = Admission(max_inflight=config.max_inflight, max_inflight_tokens=config.max_inflight_tokens)
-        self._intake = Intake(self._take_step, self._refuse)
+        self._intake = StepQueue(self._take_step, self._refuse)
         self.sender = Sender(self._intake, on_closed=self._forget, on_broken=self._give_up)
-        self._server = server or Server()
+        self._server = server or ServerAbove()
         self.watcher = Watcher(self, self._server)
 
     def start(self) -> None:
@@ -177,7 +177,7 @@ class Service:
             if self._intake.is_behind:
                 time.sleep(_YIELD_S)
 
-    def _take_step(self, exchange: Exchange, index: int, step: Step, now: float) -> bool:
+    def _take_step(self, exchange: ActiveRequest, index: int, step: Step, now: float) -> bool:
         """True when there may be something to send."""
         effect = exchange.add(index, step, now)
         if step.token_ids:
@@ -197,7 +197,7 @@ class Service:
             self.end_early(exchange, cause=cause, error=error)
 
     def end_early(
-        self, exchange: Exchange, *, cause: str, error: BackendError | None = None, timed_out: bool = False
+        self, exchange: ActiveRequest, *, cause: str, error: BackendError | None = None, timed_out: bool = False
     ) -> None:
         """End a request before the engine does: with the error, or with the text so far."""
         self.sender.notify(self._intake.collect(wait=True))
@@ -254,25 +254,25 @@ class Service:
         """Release the engine; the second time there is nothing to do."""
         self._engine.stop()
 
-    def snapshot(self) -> list[Exchange]:
+    def snapshot(self) -> list[ActiveRequest]:
         """The open exchanges, oldest first."""
         with self._lock:
             return list(self._open)
 
-    def client_has_gone(self, exchange: Exchange) -> None:
+    def client_has_gone(self, exchange: ActiveRequest) -> None:
         """The watcher's word."""
         self.end_early(exchange, cause="client_gone", error=CancelledError("the client has gone"))
 
-    def _take_in(self, reply: Reply, client_id: str) -> Exchange:
+    def _take_in(self, reply: Reply, client_id: str) -> ActiveRequest:
         now = time.monotonic()
-        exchange = Exchange(reply, client_id=client_id, arrived_s=now)
+        exchange = ActiveRequest(reply, client_id=client_id, arrived_s=now)
         with self._lock:
             if not self._open and not self._starved:
                 self._last_token_s, self._starved = now, True
             self._open[exchange] = None
         return exchange
 
-    def _submit(self, exchange: Exchange, call: Call, timeout_us: int) -> None:
+    def _submit(self, exchange: ActiveRequest, call: ParsedRequest, timeout_us: int) -> None:
         requests = expand(call, self._engine, self._ids)
         exchange.admitted = self._admission.admit(requests)
         if not exchange.begin(call, requests):  # the server is exiting and has ended everything
@@ -290,7 +290,7 @@ class Service:
         if exchange.ended:  # while it was being submitted; an abort may have come before the engine knew it
             self._tell_engine(exchange)
 
-    def _stop_by_client_id(self, stopper: Exchange) -> None:
+    def _stop_by_client_id(self, stopper: ActiveRequest) -> None:
         """End every running request that has the stopper's id, then answer the stopper, with no text."""
         if not stopper.client_id:
             raise RequestError('stop: expected the id of the request to end as this request\'s "id", got none')
@@ -302,7 +302,7 @@ class Service:
         stopper.end(finish_reason="stop")
         self.sender.notify([stopper])
 
-    def _count_tokens(self, exchange: Exchange, index: int, num_tokens: int, now: float) -> None:
+    def _count_tokens(self, exchange: ActiveRequest, index: int, num_tokens: int, now: float) -> None:
         sequence = exchange.sequences[index]
         before, sequence.last_token_s = sequence.last_token_s, now
         self._metrics.tokens(num_tokens, None if before is None else now - before)
@@ -341,7 +341,7 @@ class Service:
         if problems:
             raise ConfigError(problems)
 
-    def _refuse(self, exchange: Exchange, error: BackendError) -> None:
+    def _refuse(self, exchange: ActiveRequest, error: BackendError) -> None:
         """Answer with the error what has not reached the engine, or not all of it."""
         if exchange.end(error=error):
             self._abort(exchange, "error")
@@ -349,21 +349,21 @@ class Service:
             self._tell_engine(exchange)
         self.sender.notify([exchange])
 
-    def _abort(self, exchange: Exchange, cause: str) -> None:
+    def _abort(self, exchange: ActiveRequest, cause: str) -> None:
         if exchange.requests:
             self._metrics.aborted(cause)
             self._tell_engine(exchange)
 
-    def _tell_engine(self, exchange: Exchange) -> None:
+    def _tell_engine(self, exchange: ActiveRequest) -> None:
         for request in exchange.requests:
             self._engine.abort(request.request_id)
 
-    def _give_up(self, exchange: Exchange) -> None:
+    def _give_up(self, exchange: ActiveRequest) -> None:
         self._tell_engine(exchange)
         if exchange.closed:
             self._forget(exchange)
 
-    def _forget(self, exchange: Exchange) -> None:
+    def _forget(self, exchange: ActiveRequest) -> None:
         with self._lock:
             if exchange not in self._open:
                 return
@@ -376,7 +376,7 @@ class Service:
             exchange.admitted.release()
         self._count_ended(exchange)
 
-    def _count_ended(self, exchange: Exchange) -> None:
+    def _count_ended(self, exchange: ActiveRequest) -> None:
         if not exchange.requests:
             if exchange.error is not None:
                 self._metrics.refused(exchange.error.code)

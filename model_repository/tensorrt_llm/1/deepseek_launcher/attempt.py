@@ -14,15 +14,15 @@ from collections import deque
 from collections.abc import Mapping
 
 from deepseek_launcher import process_table, rank_events
-from deepseek_launcher.children import Child, how_ended
+from deepseek_launcher.children import ChildProcess, how_ended
 from deepseek_launcher.launch_tag import LAUNCH, SERVER_NAME, kill_all, remove_shared_memory
 from deepseek_launcher.launcher_errors import StillRunningError
 from deepseek_launcher.line_splitter import Lines
-from deepseek_launcher.output import Reader
+from deepseek_launcher.output import OutputReader
 from deepseek_launcher.phases import cause_of
 from deepseek_launcher.process_table import Process
 from deepseek_launcher.restarts import End, Outcome
-from deepseek_launcher.server_health import Answer, Health
+from deepseek_launcher.server_health import HealthAnswer, ServerHealth
 from deepseek_launcher.server_processes import StubWatch
 from deepseek_launcher.signals import END_NOW
 from deepseek_launcher.supervision import ORDERLY, Supervision
@@ -76,11 +76,11 @@ class Attempt:
         up.note("loading")
         reading, writing = os.pipe2(os.O_CLOEXEC)
         environment: Mapping[str, str] = {**os.environ, LAUNCH: up.mark.launch}
-        self._child = Child(self._options.command, environment, output=writing)
+        self._child = ChildProcess(self._options.command, environment, output=writing)
         os.close(writing)
-        self._reader = Reader(reading, up.stdout, Lines(self._hear, tagged=self._options.ranks > 1))
+        self._reader = OutputReader(reading, up.stdout, Lines(self._hear, tagged=self._options.ranks > 1))
         address = "127.0.0.1" if self._options.http_address == "0.0.0.0" else self._options.http_address
-        self._health = Health(address, self._options.http_port, up.models, every_s=self._options.health_every_s)
+        self._health = ServerHealth(address, self._options.http_port, up.models, every_s=self._options.health_every_s)
         try:
             outcome = self._watch()
         finally:
@@ -204,7 +204,7 @@ class Attempt:
         up.set_ready(True)
         up.note("ready")
 
-    def _stopped_answering(self, answer: Answer) -> None:
+    def _stopped_answering(self, answer: HealthAnswer) -> None:
         """Said, and no more: a server that has too much to do must not be ended for it."""
         up = self._up
         self._is_ready = False

@@ -34,11 +34,11 @@ _HANDED_ON = (
 _PYTHON = sys.executable or os.readlink("/proc/self/exe")
 """Python can't tell without a PATH."""
 
-_own: dict[int, Child] = {}
+_own: dict[int, ChildProcess] = {}
 """Those started here that are not reaped yet. Only the main thread starts and reaps."""
 
 
-class Child:
+class ChildProcess:
     """A command in a session of its own, killed by the kernel when this process dies, however that comes.
 
     Start it in the main thread: what counts for the kernel is the end of the thread that started it.

@@ -10,8 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepseek_launcher import launch_record, process_table
-from deepseek_launcher.launch_record import Record
-from deepseek_launcher.launch_tag import SERVER_NAME, Mark, is_launch, kill_all, launches, members, remove_shared_memory
+from deepseek_launcher.launch_record import LaunchRecord
+from deepseek_launcher.launch_tag import (
+    SERVER_NAME,
+    LaunchTag,
+    is_launch,
+    kill_all,
+    launches,
+    members,
+    remove_shared_memory,
+)
 from deepseek_launcher.launcher_errors import UsageError
 from deepseek_launcher.server_processes import PATIENCE_S
 from deepseek_launcher.signals import END_NOW
@@ -23,11 +31,11 @@ _TICK_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class FoundLaunch:
     """A launch that has a supervisor, or processes, or both."""
 
     id: str
-    record: Record | None
+    record: LaunchRecord | None
     supervisor: process_table.Process | None
     num_processes: int
 
@@ -48,7 +56,7 @@ class Launch:
         }
 
 
-def find_launches() -> list[Launch]:
+def find_launches() -> list[FoundLaunch]:
     """:raises LauncherError: when the folder of the records is somebody else's."""
     marked = launches()
     records = {one.id: one for one in launch_record.read_all() if is_launch(one.id)}
@@ -57,7 +65,7 @@ def find_launches() -> list[Launch]:
     for name in sorted(marked.keys() | here.keys()):
         known = here.get(name)
         supervisor = known.supervisor() if known else None
-        found.append(Launch(id=name, record=known, supervisor=supervisor, num_processes=len(marked.get(name, []))))
+        found.append(FoundLaunch(id=name, record=known, supervisor=supervisor, num_processes=len(marked.get(name, []))))
     return found
 
 
@@ -73,7 +81,7 @@ def show(*, as_json: bool, say: Callable[[str], None]) -> int:
     return 0
 
 
-def _columns(launch: Launch) -> list[str]:
+def _columns(launch: FoundLaunch) -> list[str]:
     who = f"process {launch.supervisor.pid}" if launch.supervisor else f"{launch.num_processes} processes left"
     known = launch.record
     if known is None:
@@ -110,21 +118,21 @@ def stop(
     return 0
 
 
-def _is_meant(launch: Launch, ids: Sequence[str], folders: Set[Path]) -> bool:
+def _is_meant(launch: FoundLaunch, ids: Sequence[str], folders: Set[Path]) -> bool:
     if launch.id in ids:
         return True
     known = launch.record.repository if launch.record else None
     return known is not None and Path(known).resolve() in folders
 
 
-def _ask(launch: Launch, *, now: bool) -> None:
+def _ask(launch: FoundLaunch, *, now: bool) -> None:
     # To one that stops already, SIGTERM would say "at once".
     if launch.supervisor is not None and (now or launch.state != "stopping"):
         process_table.send(launch.supervisor, END_NOW if now else signal.SIGTERM)
         process_table.send(launch.supervisor, signal.SIGCONT)  # Ctrl-Z may have stopped it
 
 
-def _finish(launch: Launch, *, now: bool) -> None:
+def _finish(launch: FoundLaunch, *, now: bool) -> None:
     patience_s = _MARGIN_S
     if launch.record is not None and not now:
         patience_s += int(launch.record.exit_timeout_s) + PATIENCE_S
@@ -133,7 +141,7 @@ def _finish(launch: Launch, *, now: bool) -> None:
         time.sleep(_TICK_S)
     if launch.supervisor is not None:
         process_table.send(launch.supervisor, signal.SIGKILL)
-    mark = Mark(launch=launch.id)
+    mark = LaunchTag(launch=launch.id)
     if launch.supervisor is None and not now:
         _ask_ranks(mark, give_up)
     kill_all(mark)
@@ -141,7 +149,7 @@ def _finish(launch: Launch, *, now: bool) -> None:
     launch_record.remove(launch.id)
 
 
-def _ask_ranks(mark: Mark, give_up: float) -> None:
+def _ask_ranks(mark: LaunchTag, give_up: float) -> None:
     """Without a supervisor here, as on a further node, or after it was killed: each process for itself."""
     left = members(mark)
     # tritonserver drains, and its end ends the others; where there is none, there is nothing to drain.

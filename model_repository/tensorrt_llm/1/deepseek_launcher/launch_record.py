@@ -19,7 +19,7 @@ _MODE = 0o700
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class LaunchRecord:
     """A launch as its supervisor wrote it down."""
 
     id: str
@@ -54,10 +54,10 @@ def folder() -> Path:
     return Path(base) / f"deepseek-triton-{os.getuid()}" / "launches"
 
 
-class Book:
+class LaunchRecordFile:
     """The file of one supervisor."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: LaunchRecord) -> None:
         """:raises LauncherError: when the folder can't be used."""
         self._record = record
         _make_folder(folder())
@@ -92,7 +92,7 @@ class Book:
             raise
 
 
-def read_all() -> list[Record]:
+def read_all() -> list[LaunchRecord]:
     """Those of this user's folder; a file that is no record is passed over.
 
     :raises LauncherError: when the folder is somebody else's.
@@ -111,9 +111,9 @@ def read_all() -> list[Record]:
     return found
 
 
-def _parse(facts: dict[str, Any]) -> Record:
+def _parse(facts: dict[str, Any]) -> LaunchRecord:
     """:raises TypeError: or ValueError, when it is not what a Book has written."""
-    record = Record(**facts)
+    record = LaunchRecord(**facts)
     wanted: dict[str, type | tuple[type, ...]] = {
         **dict.fromkeys(("id", "namespace", "state"), str),
         **dict.fromkeys(("pid", "started", "restarts"), int),

@@ -40,7 +40,7 @@ def is_launch(text: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class LaunchTag:
     """A launch, or one rank of it."""
 
     launch: str
@@ -52,7 +52,7 @@ class Mark:
         return self.rank is None or environment.get(RANK) == str(self.rank)
 
 
-def members(mark: Mark, *, spare: Collection[int] = ()) -> list[Process]:
+def members(mark: LaunchTag, *, spare: Collection[int] = ()) -> list[Process]:
     """What carries the mark and still runs, all below it, and all below this process.
 
     Never this process, what it was started from, or one in `spare`. All orphans of a container come to its process 1,
@@ -83,7 +83,7 @@ def launches() -> dict[str, list[Process]]:
     return found
 
 
-def kill_all(mark: Mark, *, spare: Collection[int] = ()) -> None:
+def kill_all(mark: LaunchTag, *, spare: Collection[int] = ()) -> None:
     """SIGKILL until none is left: one may have forked before its turn came.
 
     The youngest first, so that guards come last: when this process is killed meanwhile, they go on.

@@ -37,7 +37,7 @@ def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-class Writer:
+class OutputWriter:
     """Writes to a descriptor from a thread of its own.
 
     Where nobody reads there, what is over 8 MiB is dropped and counted, and what comes while a disk is full; where it
@@ -108,10 +108,10 @@ class Writer:
         return len(chunk)
 
 
-class Reader:
+class OutputReader:
     """Reads a pipe to its end in a thread of its own."""
 
-    def __init__(self, descriptor: int, writer: Writer, lines: Lines) -> None:
+    def __init__(self, descriptor: int, writer: OutputWriter, lines: Lines) -> None:
         self._descriptor = descriptor
         self._writer = writer
         self._lines = lines

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepseek_launcher import children, mpi_environment, node_identity, process_table, rank_events
-from deepseek_launcher.children import Child
+from deepseek_launcher.children import ChildProcess
 from deepseek_launcher.command import seconds
-from deepseek_launcher.launch_tag import LAUNCH, RANK, SERVER_NAME, Mark, is_launch, kill_all, members, new_launch
-from deepseek_launcher.output import Writer
+from deepseek_launcher.launch_tag import LAUNCH, RANK, SERVER_NAME, LaunchTag, is_launch, kill_all, members, new_launch
+from deepseek_launcher.output import OutputWriter
 from deepseek_launcher.server_processes import DEFAULT_EXIT_TIMEOUT_S, PATIENCE_S, ServerWatch
 from deepseek_launcher.signals import END_NOW, SAME_WISH_S, Signals
-from deepseek_launcher.supervisor_guard import Guard, say_last
+from deepseek_launcher.supervisor_guard import SupervisorGuard, say_last
 
 _PARENT_DIED = signal.SIGRTMIN + 3
 """Not a signal that anybody else sends."""
@@ -44,14 +44,14 @@ def rank(command: Sequence[str]) -> int:
     """Run `command` as this rank; returns when nothing of it is left, with its exit code as a shell has it."""
     launch = os.environ.get(LAUNCH, "")
     number = mpi_environment.rank(os.environ)
-    mark = Mark(launch=launch if is_launch(launch) else new_launch(), rank=number)
+    mark = LaunchTag(launch=launch if is_launch(launch) else new_launch(), rank=number)
     killed = f"{rank_events.ended(number, mark.launch, _KILLED)}\n".encode()
-    with Guard(mark, afterwards=lambda: say_last(killed)) as guard:
+    with SupervisorGuard(mark, afterwards=lambda: say_last(killed)) as guard:
         return _Rank(mark, number, command, guard).run()
 
 
 class _Rank:
-    def __init__(self, mark: Mark, number: int, command: Sequence[str], guard: Guard) -> None:
+    def __init__(self, mark: LaunchTag, number: int, command: Sequence[str], guard: SupervisorGuard) -> None:
         self._mark = mark
         self._number = number
         self._command = command
@@ -68,9 +68,9 @@ class _Rank:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # mpirun hands that on, too
         children.adopt_orphans()
         children.signal_at_parents_death(_PARENT_DIED)
-        self._stderr = Writer(2)
+        self._stderr = OutputWriter(2)
         self._say("started", **self._facts())
-        child = Child(self._command, {**os.environ, LAUNCH: self._mark.launch, RANK: str(self._number)})
+        child = ChildProcess(self._command, {**os.environ, LAUNCH: self._mark.launch, RANK: str(self._number)})
         server = ServerWatch(self._mark, self._command, spare=(self._guard.pid,)) if self._number == 0 else None
         tick_s = _OTHERS_TICK_S if server is None else _TICK_S
         left_behind = False
@@ -97,7 +97,7 @@ class _Rank:
             return code if _lingers(signals) else 0
         return code
 
-    def _take(self, signum: int, child: Child) -> None:
+    def _take(self, signum: int, child: ChildProcess) -> None:
         if signum == _PARENT_DIED:
             return  # the loop looks whether it is so
         self._told_now = self._told_now or signum == END_NOW
@@ -108,7 +108,7 @@ class _Rank:
         elif signum not in _ORDERLY or now - self._asked_at > SAME_WISH_S:
             self._end_now = True
 
-    def _ask_to_end(self, child: Child) -> None:
+    def _ask_to_end(self, child: ChildProcess) -> None:
         if self._number != 0:
             return  # the engine's leader lets its workers go when it ends
         servers = [process for process in self._members() if process.name == SERVER_NAME]
@@ -117,7 +117,7 @@ class _Rank:
         if not servers:
             child.send(signal.SIGTERM)
 
-    def _clear_away(self, child: Child) -> int:
+    def _clear_away(self, child: ChildProcess) -> int:
         """Returns when nothing of this rank is left: the command's exit code."""
         assert child.exit_code is not None
         leave_by = time.monotonic() + (_LEAVE_S if child.exit_code == 0 else 0)
@@ -127,7 +127,7 @@ class _Rank:
         kill_all(self._mark, spare=(self._guard.pid,))
         return child.exit_code
 
-    def _kill(self, child: Child) -> None:
+    def _kill(self, child: ChildProcess) -> None:
         kill_all(self._mark, spare=(self._guard.pid,))
         while child.exit_code is None:
             time.sleep(0.02)

@@ -20,7 +20,7 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 
 
 @dataclass(frozen=True)
-class Answer:
+class HealthAnswer:
     """What the server said last."""
 
     ready: bool
@@ -30,10 +30,10 @@ class Answer:
     """It answered, be it no."""
 
 
-SILENT = Answer(False, "nothing was asked yet", False)
+SILENT = HealthAnswer(False, "nothing was asked yet", False)
 
 
-class Health:
+class ServerHealth:
     """Asks until `close`. `answer` and `num_asked` may be read by anybody: each is replaced in one step."""
 
     def __init__(self, address: str, port: int, models: Sequence[str], *, every_s: float) -> None:
@@ -61,15 +61,15 @@ class Health:
             rarely = was_ready and (self.answer.ready or not self.answer.spoke)
             pause_s = self._every_s if rarely else min(self._every_s, _LOADING_EVERY_S)
 
-    def _ask(self) -> Answer:
+    def _ask(self) -> HealthAnswer:
         for path in self._paths:
             try:
                 status = self._status(path)
             except (OSError, ValueError) as error:
-                return Answer(False, f"{path}: {error}", False)
+                return HealthAnswer(False, f"{path}: {error}", False)
             if status != 200:
-                return Answer(False, f"{path} answers {status}", True)
-        return Answer(True, "", True)
+                return HealthAnswer(False, f"{path} answers {status}", True)
+        return HealthAnswer(True, "", True)
 
     def _status(self, path: str) -> int:
         """:raises ValueError: for what is no HTTP. OSError when none comes in time.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from deepseek_launcher import process_table
-from deepseek_launcher.launch_tag import SERVER_NAME, STUB_NAME, Mark, members
+from deepseek_launcher.launch_tag import SERVER_NAME, STUB_NAME, LaunchTag, members
 from deepseek_launcher.process_table import Process
 
 DEFAULT_EXIT_TIMEOUT_S = 30.0
@@ -33,7 +33,7 @@ class ServerWatch:
     and every rank stay for ever, with their GPUs. So: a subshell that goes together with its server has failed.
     """
 
-    def __init__(self, mark: Mark, command: Sequence[str], *, spare: Collection[int] = ()) -> None:
+    def __init__(self, mark: LaunchTag, command: Sequence[str], *, spare: Collection[int] = ()) -> None:
         self._mark = mark
         self._spare = spare
         self._is_expected = any(os.path.basename(word) == SERVER_NAME for word in command)
@@ -88,7 +88,7 @@ class ServerWatch:
 class StubWatch:
     """The stubs that were there when the models were ready. tritonserver can say 200 for ever without them."""
 
-    def __init__(self, mark: Mark, *, spare: Collection[int] = ()) -> None:
+    def __init__(self, mark: LaunchTag, *, spare: Collection[int] = ()) -> None:
         found = [process for process in members(mark, spare=spare) if process.name == STUB_NAME]
         servers = {process.pid for process in process_table.all_processes() if process.name == SERVER_NAME}
         self._stubs = [process for process in found if process.parent in servers]

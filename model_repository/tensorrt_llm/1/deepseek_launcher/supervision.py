@@ -8,14 +8,14 @@ import time
 
 from deepseek_launcher import children, launch_record, launch_tag, process_table
 from deepseek_launcher.command import option
-from deepseek_launcher.launch_tag import Mark
+from deepseek_launcher.launch_tag import LaunchTag
 from deepseek_launcher.launcher_errors import LauncherError
-from deepseek_launcher.output import Writer
+from deepseek_launcher.output import OutputWriter
 from deepseek_launcher.process_table import Process
 from deepseek_launcher.run_options import RunOptions
 from deepseek_launcher.server_processes import PATIENCE_S
 from deepseek_launcher.signals import END_NOW, SAME_WISH_S, Signals
-from deepseek_launcher.supervisor_guard import Guard
+from deepseek_launcher.supervisor_guard import SupervisorGuard
 
 ORDERLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _AT_ONCE = (signal.SIGQUIT, END_NOW)
@@ -24,7 +24,7 @@ _AT_ONCE = (signal.SIGQUIT, END_NOW)
 class Supervision:
     """Make it in the main thread, which alone uses it, after the guard."""
 
-    def __init__(self, options: RunOptions, mark: Mark, models: list[str], guard: Guard | None) -> None:
+    def __init__(self, options: RunOptions, mark: LaunchTag, models: list[str], guard: SupervisorGuard | None) -> None:
         self.options = options
         self.mark = mark
         # With a control mode given, models come and go on request.
@@ -38,7 +38,7 @@ class Supervision:
         self.is_stuck = False
         self._signals = Signals((*ORDERLY, *_AT_ONCE))
         children.adopt_orphans()
-        self.stdout, self._stderr = Writer(1), Writer(2)
+        self.stdout, self._stderr = OutputWriter(1), OutputWriter(2)
         self._book = self._open_book()
         self.set_ready(False)  # of one that was killed together with its guard, or whose machine was
 
@@ -104,14 +104,14 @@ class Supervision:
         except OSError as error:
             self.say(f"--ready-file {path}: {error.strerror}")
 
-    def _open_book(self) -> launch_record.Book | None:
+    def _open_book(self) -> launch_record.LaunchRecordFile | None:
         me = process_table.look_up(os.getpid())
         if me is None:
             raise LauncherError("/proc shows nothing of this process: it has to be mounted")
         repository = self.options.repository
         try:
-            return launch_record.Book(
-                launch_record.Record(
+            return launch_record.LaunchRecordFile(
+                launch_record.LaunchRecord(
                     id=self.mark.launch,
                     pid=me.pid,
                     started=me.started,

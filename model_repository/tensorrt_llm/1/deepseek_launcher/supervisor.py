@@ -10,12 +10,12 @@ from pathlib import Path
 
 from deepseek_launcher import launch_record, reserved_ports
 from deepseek_launcher.attempt import Attempt
-from deepseek_launcher.launch_tag import LAUNCH, Mark, is_launch, new_launch
+from deepseek_launcher.launch_tag import LAUNCH, LaunchTag, is_launch, new_launch
 from deepseek_launcher.launcher_errors import UsageError
 from deepseek_launcher.restarts import End, Outcome, Restarts
 from deepseek_launcher.run_options import RunOptions
 from deepseek_launcher.supervision import Supervision
-from deepseek_launcher.supervisor_guard import Guard
+from deepseek_launcher.supervisor_guard import SupervisorGuard
 
 _PORTS_FREE_S = 30
 
@@ -29,13 +29,13 @@ def run(options: RunOptions) -> int:
     :raises UsageError: when a port is taken, or another supervisor has the same launch. Nothing is started.
     """
     launch = os.environ.get(LAUNCH, "")
-    mark = Mark(launch=launch if is_launch(launch) else new_launch())
+    mark = LaunchTag(launch=launch if is_launch(launch) else new_launch())
     models = model_names(options.repository) if options.repository else []
     reserved_ports.check_free(options.http_address, options.ports)
     claim = _claim(mark.launch)
     with claim, contextlib.ExitStack() as guarded:
         # As process 1 it takes all of its container along when it is killed.
-        guard = None if os.getpid() == 1 else Guard(mark, afterwards=lambda: _forget(options, mark))
+        guard = None if os.getpid() == 1 else SupervisorGuard(mark, afterwards=lambda: _forget(options, mark))
         if guard is not None:
             guarded.enter_context(guard)
         with reserved_ports.reserve(options.ports):
@@ -46,7 +46,7 @@ def run(options: RunOptions) -> int:
                 supervision.close()
 
 
-def _forget(options: RunOptions, mark: Mark) -> None:
+def _forget(options: RunOptions, mark: LaunchTag) -> None:
     """What says that it runs."""
     if options.ready_file is not None:
         with contextlib.suppress(OSError):

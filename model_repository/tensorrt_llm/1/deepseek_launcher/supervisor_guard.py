@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from deepseek_launcher.launch_tag import Mark, kill_all, remove_shared_memory
+from deepseek_launcher.launch_tag import LaunchTag, kill_all, remove_shared_memory
 from deepseek_launcher.launcher_errors import LauncherError, StillRunningError
 
 NAME = "launch_guard"
@@ -25,14 +25,14 @@ _WORD = b"."
 _READ_WITHIN_S = 2.0
 
 
-class Guard:
+class SupervisorGuard:
     """The guarded process's side. Make it before any thread is started, and before anything is opened: it is a fork.
 
     As a context manager it is dismissed at the end, unless that is an error which nobody has foreseen: this process may
     not have come to clear up then, as when it can open no more files.
     """
 
-    def __init__(self, mark: Mark, *, afterwards: Callable[[], None] | None = None) -> None:
+    def __init__(self, mark: LaunchTag, *, afterwards: Callable[[], None] | None = None) -> None:
         """`afterwards` runs in the guard when it had to act."""
         reading, self._writing = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
@@ -41,7 +41,7 @@ class Guard:
             _watch(reading, mark, afterwards)
         os.close(reading)
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> SupervisorGuard:
         return self
 
     def __exit__(
@@ -60,7 +60,7 @@ class Guard:
             os.close(self._writing)
 
 
-def _watch(reading: int, mark: Mark, afterwards: Callable[[], None] | None) -> NoReturn:
+def _watch(reading: int, mark: LaunchTag, afterwards: Callable[[], None] | None) -> NoReturn:
     try:
         os.setsid()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
@@ -75,7 +75,7 @@ def _watch(reading: int, mark: Mark, afterwards: Callable[[], None] | None) -> N
         os._exit(0)
 
 
-def _clear_away(mark: Mark) -> None:
+def _clear_away(mark: LaunchTag) -> None:
     left = ""
     try:
         kill_all(mark)

@@ -14,33 +14,33 @@ from deepseek_triton_tools.doctor.machine.checks import (
     software,
     storage,
 )
-from deepseek_triton_tools.doctor.machine.machine_finding import Check
+from deepseek_triton_tools.doctor.machine.machine_finding import MachineCheck
 
 _SERVING = "an error with a repository for TensorRT-LLM, else a note"
 
-CHECKS: Sequence[Check] = (
-    Check(
+CHECKS: Sequence[MachineCheck] = (
+    MachineCheck(
         id="python",
         title="Python",
         about="the version: 3.10 or newer; 3.12 at most with the nvidia-pytriton wheel's server. Error",
         needs=can.TRITON,
         run=software.check_python,
     ),
-    Check(
+    MachineCheck(
         id="libpython",
         title="libpython",
         about="the shared library of this Python, which the wheel's Python backend is linked with. Error",
         needs=can.TRITON,
         run=software.check_libpython,
     ),
-    Check(
+    MachineCheck(
         id="glibc",
         title="C library",
         about="glibc 2.35 or newer for the wheel (error), any glibc for the container's (note)",
         needs=can.TRITON,
         run=software.check_glibc,
     ),
-    Check(
+    MachineCheck(
         id="numpy",
         title="numpy",
         about="there, and below 2 with the wheel, whose stub hands over wrong values otherwise. Error; a note without "
@@ -48,21 +48,21 @@ CHECKS: Sequence[Check] = (
         needs=can.TRITON,
         run=software.check_numpy,
     ),
-    Check(
+    MachineCheck(
         id="tools",
         title="the tools' packages",
         about="httpx, pyyaml, rich of the extra `tools`. Note",
         needs=(can.GENERATOR, can.WARM, can.DEMO, can.SIMULATED, can.LOCAL, can.DOCKER, can.SLURM, can.KUBERNETES),
         run=software.check_tools,
     ),
-    Check(
+    MachineCheck(
         id="client",
         title="the client's packages",
         about="certifi and h11 (error), tritonclient for gRPC",
         needs=(can.CLIENT,),
         run=software.check_client,
     ),
-    Check(
+    MachineCheck(
         id="transformers",
         title="the demo's packages",
         about="torch, transformers, safetensors, jinja2. An error with a repository for the transformers engine, "
@@ -71,7 +71,7 @@ CHECKS: Sequence[Check] = (
         needs=(can.DEMO,),
         run=software.check_transformers,
     ),
-    Check(
+    MachineCheck(
         id="tritonserver",
         title="tritonserver",
         about="on PATH, in /opt/tritonserver, or of the nvidia-pytriton wheel; which container it is. An error with a "
@@ -79,7 +79,7 @@ CHECKS: Sequence[Check] = (
         needs=can.TRITON,
         run=software.check_tritonserver,
     ),
-    Check(
+    MachineCheck(
         id="python-backend",
         title="Python backend",
         about="its stub is there, has its libraries (ldd), and which Python it is for. Error; a warning where the "
@@ -88,7 +88,7 @@ CHECKS: Sequence[Check] = (
         needs=can.TRITON,
         run=software.check_python_backend,
     ),
-    Check(
+    MachineCheck(
         id="tensorrt-llm",
         title="TensorRT-LLM",
         about=f"installed, with a tritonserver that is not the wheel's ({_SERVING}), the repository's release (error), "
@@ -96,7 +96,7 @@ CHECKS: Sequence[Check] = (
         needs=(can.SERVE,),
         run=software.check_tensorrt_llm,
     ),
-    Check(
+    MachineCheck(
         id="known-bad",
         title="known faults",
         about="versions that are known not to work together (below). A note where start.sh works around it, an error "
@@ -104,14 +104,14 @@ CHECKS: Sequence[Check] = (
         needs=(can.SERVE,),
         run=software.check_known_bad,
     ),
-    Check(
+    MachineCheck(
         id="mpi",
         title="MPI",
         about=f"mpirun, Open MPI's ({_SERVING}); mpi4py linked with the same one; Open MPI 5 is a warning",
         needs=(can.SERVE, can.MPIRUN),
         run=mpi_setup.check_mpi,
     ),
-    Check(
+    MachineCheck(
         id="mpi-hello",
         title="MPI, two ranks",
         about=f"`mpirun -n 2` of a program that says its rank, 10 s at most ({_SERVING}); the message is mapped to a "
@@ -119,7 +119,7 @@ CHECKS: Sequence[Check] = (
         needs=(can.SERVE, can.MPIRUN),
         run=mpi_setup.check_hello,
     ),
-    Check(
+    MachineCheck(
         id="mpi-spawn",
         title="MPI, spawning",
         about="`MPI.COMM_SELF.Spawn` of one process, 5 s at most. Plain tritonserver and trtllm-serve start workers "
@@ -128,21 +128,21 @@ CHECKS: Sequence[Check] = (
         needs=(can.SERVE,),
         run=mpi_setup.check_spawn,
     ),
-    Check(
+    MachineCheck(
         id="gpus",
         title="GPUs",
         about=f"nvidia-smi sees them, as many and of the kind that the repository is for, Hopper or newer ({_SERVING})",
         needs=(can.SERVE,),
         run=gpu.check_gpus,
     ),
-    Check(
+    MachineCheck(
         id="gpu-driver",
         title="GPU driver",
         about="not older than the container's table says. Warning",
         needs=(can.SERVE,),
         run=gpu.check_driver,
     ),
-    Check(
+    MachineCheck(
         id="gpu-memory",
         title="GPU memory",
         about="who holds more than 1 GiB of a GPU, and which launch that is of. With a repository for TensorRT-LLM an "
@@ -150,21 +150,21 @@ CHECKS: Sequence[Check] = (
         needs=(can.SERVE,),
         run=gpu.check_memory,
     ),
-    Check(
+    MachineCheck(
         id="gpu-health",
         title="GPU health",
         about=f"uncorrected ECC errors, rows to remap, the NVSwitch fabric's state (CUDA error 802) ({_SERVING})",
         needs=(can.SERVE,),
         run=gpu.check_health,
     ),
-    Check(
+    MachineCheck(
         id="gpu-mig",
         title="MIG",
         about=f"off ({_SERVING})",
         needs=(can.SERVE,),
         run=gpu.check_mig,
     ),
-    Check(
+    MachineCheck(
         id="gpu-links",
         title="GPU links",
         about="every two GPUs are joined by NVLink (nvidia-smi topo -m). A warning with a repository for TensorRT-LLM, "
@@ -172,21 +172,21 @@ CHECKS: Sequence[Check] = (
         needs=(),
         run=gpu.check_links,
     ),
-    Check(
+    MachineCheck(
         id="gpu-persistence",
         title="GPU persistence",
         about="on. Note",
         needs=(),
         run=gpu.check_persistence,
     ),
-    Check(
+    MachineCheck(
         id="shm",
         title="/dev/shm",
         about="less than 1 GiB free is a warning; less than 32 MiB, or Docker's 64 MiB for several GPUs, an error",
         needs=can.TRITON,
         run=process_limits.check_shm,
     ),
-    Check(
+    MachineCheck(
         id="memlock",
         title="locked memory",
         about="unlimited, or CAP_IPC_LOCK. An error with a repository for several machines, a warning with one for "
@@ -194,15 +194,15 @@ CHECKS: Sequence[Check] = (
         needs=(can.SERVE,),
         run=process_limits.check_memlock,
     ),
-    Check(
+    MachineCheck(
         id="nofile",
         title="file descriptors",
         about="a soft limit below 4096 is a warning",
         needs=(),
         run=process_limits.check_nofile,
     ),
-    Check(id="stack", title="stack", about="below 8 MiB is a warning", needs=(), run=process_limits.check_stack),
-    Check(
+    MachineCheck(id="stack", title="stack", about="below 8 MiB is a warning", needs=(), run=process_limits.check_stack),
+    MachineCheck(
         id="container",
         title="container",
         about="which kind, and which of --ipc, --gpus and --ulimit memlock it lacks. A warning with a repository for "
@@ -210,21 +210,21 @@ CHECKS: Sequence[Check] = (
         needs=(),
         run=process_limits.check_container,
     ),
-    Check(
+    MachineCheck(
         id="seccomp",
         title="system calls",
         about="a filter without SYS_NICE, which forbids placing memory by NUMA node. Note",
         needs=(),
         run=process_limits.check_seccomp,
     ),
-    Check(
+    MachineCheck(
         id="repository",
         title="repository",
         about="is at its path. Error; on other hosts too",
         needs=can.OF_REPOSITORY,
         run=storage.check_repository,
     ),
-    Check(
+    MachineCheck(
         id="checkpoint",
         title="checkpoint",
         about="is there, every file of its index, each as long as its own header says. Error; a name that is not in "
@@ -233,7 +233,7 @@ CHECKS: Sequence[Check] = (
         needs=can.OF_REPOSITORY,
         run=storage.check_checkpoint,
     ),
-    Check(
+    MachineCheck(
         id="host-memory",
         title="host memory",
         about="what MemAvailable and the memory cgroups leave, against the checkpoint: less is a warning; less than "
@@ -242,7 +242,7 @@ CHECKS: Sequence[Check] = (
         needs=(can.SERVE,),
         run=storage.check_host_memory,
     ),
-    Check(
+    MachineCheck(
         id="disk",
         title="disk",
         about="10 GiB where compiled kernels are kept, 1 GiB in TMPDIR, the checkpoint's size where it is yet to be "
@@ -250,7 +250,7 @@ CHECKS: Sequence[Check] = (
         needs=(),
         run=storage.check_disk,
     ),
-    Check(
+    MachineCheck(
         id="ports",
         title="ports",
         about="HTTP, gRPC and metrics (HTTP_PORT, GRPC_PORT, METRICS_PORT) are free, and who has them. An error with a "
@@ -258,7 +258,7 @@ CHECKS: Sequence[Check] = (
         needs=can.OF_REPOSITORY,
         run=network.check_ports,
     ),
-    Check(
+    MachineCheck(
         id="interface",
         title="network interface",
         about="--interface is there, up, with an address (error); without it, which one would be taken, and a warning "
@@ -266,7 +266,7 @@ CHECKS: Sequence[Check] = (
         needs=(can.MPIRUN,),
         run=network.check_interface,
     ),
-    Check(
+    MachineCheck(
         id="hostname",
         title="host name",
         about="resolves, to an address of this machine. For several machines an error, and a warning where it is a "
@@ -274,14 +274,14 @@ CHECKS: Sequence[Check] = (
         needs=(can.MPIRUN,),
         run=network.check_hostname,
     ),
-    Check(
+    MachineCheck(
         id="ssh",
         title="ssh",
         about="there. For several machines an error, else a note",
         needs=(can.MPIRUN,),
         run=network.check_ssh,
     ),
-    Check(
+    MachineCheck(
         id="leftovers",
         title="leftovers",
         about="processes of a launch whose supervisor is gone, stubs whose tritonserver is gone (warning), shared "
@@ -290,21 +290,21 @@ CHECKS: Sequence[Check] = (
         needs=(),
         run=running.check_leftovers,
     ),
-    Check(
+    MachineCheck(
         id="docker",
         title="Docker",
         about="docker or podman answers, and knows NVIDIA's runtime where there are GPUs. Note",
         needs=(can.DOCKER,),
         run=running.check_docker,
     ),
-    Check(
+    MachineCheck(
         id="slurm",
         title="Slurm",
         about="sbatch and srun, and sinfo answers. Note",
         needs=(can.SLURM,),
         run=running.check_slurm,
     ),
-    Check(
+    MachineCheck(
         id="kubectl",
         title="Kubernetes",
         about="kubectl with a context. Note",

@@ -10,7 +10,13 @@ from deepseek_triton_tools.doctor.machine.check_table import CHECKS
 from deepseek_triton_tools.doctor.machine.checks import gpu, mpi_setup, software, storage
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import Check, Finding, Reported, skipped, warning
+from deepseek_triton_tools.doctor.machine.machine_finding import (
+    MachineCheck,
+    MachineFinding,
+    Reported,
+    skipped,
+    warning,
+)
 
 MACHINE = "machine"
 """The fact that tells machines apart: containers and namespaces of one kernel have names of their own."""
@@ -29,7 +35,7 @@ class HostReport:
 
 
 def examine(
-    machine: Machine, expected: Expected, *, host: str | None = None, checks: Sequence[Check] = CHECKS
+    machine: Machine, expected: Expected, *, host: str | None = None, checks: Sequence[MachineCheck] = CHECKS
 ) -> HostReport:
     """
     :param host: what the findings call it; its own name unless given.
@@ -47,7 +53,7 @@ def examine(
     )
 
 
-def _run(check: Check, machine: Machine, expected: Expected) -> Finding:
+def _run(check: MachineCheck, machine: Machine, expected: Expected) -> MachineFinding:
     try:
         return check.run(machine, expected)
     except OSError as problem:
@@ -94,7 +100,7 @@ def report_from_json(text: str) -> HostReport:
     try:
         values = json.loads(text)
         values["findings"] = tuple(
-            Reported(**{**row, "finding": Finding(**row["finding"]), "needs": tuple(row["needs"])})
+            Reported(**{**row, "finding": MachineFinding(**row["finding"]), "needs": tuple(row["needs"])})
             for row in values["findings"]
         )
         return HostReport(**values)

@@ -10,7 +10,7 @@ TENSORRT_LLM = "tensorrt_llm"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Container:
+class KnownContainer:
     """A published Triton container."""
 
     tag: str
@@ -50,7 +50,7 @@ class Expected:
     metrics_port: int = 8002
     hosts: tuple[str, ...] = ()
     interface: str | None = None
-    containers: tuple[Container, ...] = ()
+    containers: tuple[KnownContainer, ...] = ()
     """All that are known, newest first."""
 
     @property
@@ -72,5 +72,5 @@ def to_json(expected: Expected) -> str:
 def from_json(text: str) -> Expected:
     values = json.loads(text)
     values["hosts"] = tuple(values["hosts"])
-    values["containers"] = tuple(Container(**row) for row in values["containers"])
+    values["containers"] = tuple(KnownContainer(**row) for row in values["containers"])
     return Expected(**values)

@@ -48,7 +48,7 @@ class Interface:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Process:
+class HostProcess:
     pid: int
     parent: int
     name: str
@@ -139,7 +139,7 @@ class Machine(Protocol):
         """Its addresses; OSError where it has none."""
         ...
 
-    def processes(self) -> Sequence[Process]:
+    def processes(self) -> Sequence[HostProcess]:
         """Those that can be seen, this one and those it descends from left out."""
         ...
 

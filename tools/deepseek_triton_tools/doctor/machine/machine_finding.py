@@ -15,7 +15,7 @@ LEVELS: tuple[Level, ...] = ("ok", "skipped", "note", "warning", "error")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class MachineFinding:
     level: Level
     result: str
     """What was found, on one line."""
@@ -26,41 +26,41 @@ class Finding:
     """It stands in the way of what the check is needed for; a note may, where nobody asked for that."""
 
 
-def ok(result: str) -> Finding:
-    return Finding(level="ok", result=result)
+def ok(result: str) -> MachineFinding:
+    return MachineFinding(level="ok", result=result)
 
 
-def skipped(reason: str) -> Finding:
+def skipped(reason: str) -> MachineFinding:
     """Nothing was looked at."""
-    return Finding(level="skipped", result=reason)
+    return MachineFinding(level="skipped", result=reason)
 
 
-def note(result: str, cause: str = "", fix: str = "", *, blocks: bool = False) -> Finding:
-    return Finding(level="note", result=result, cause=cause, fix=fix, blocks=blocks)
+def note(result: str, cause: str = "", fix: str = "", *, blocks: bool = False) -> MachineFinding:
+    return MachineFinding(level="note", result=result, cause=cause, fix=fix, blocks=blocks)
 
 
-def warning(result: str, cause: str, fix: str) -> Finding:
-    return Finding(level="warning", result=result, cause=cause, fix=fix)
+def warning(result: str, cause: str, fix: str) -> MachineFinding:
+    return MachineFinding(level="warning", result=result, cause=cause, fix=fix)
 
 
-def error(result: str, cause: str, fix: str) -> Finding:
-    return Finding(level="error", result=result, cause=cause, fix=fix, blocks=True)
+def error(result: str, cause: str, fix: str) -> MachineFinding:
+    return MachineFinding(level="error", result=result, cause=cause, fix=fix, blocks=True)
 
 
-def lack(expected: Expected, result: str, cause: str, fix: str) -> Finding:
+def lack(expected: Expected, result: str, cause: str, fix: str) -> MachineFinding:
     """Of what only TensorRT-LLM needs: an error where a repository for it is to be served, else a note."""
     return error(result, cause, fix) if expected.is_tensorrt_llm else note(result, cause, fix, blocks=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class MachineCheck:
     id: str
     title: str
     about: str
     """What it looks at and what it says when, for docs/doctor.md."""
     needs: tuple[str, ...]
     """Capabilities (capabilities.py) that a blocking finding stands in the way of."""
-    run: Callable[[Machine, Expected], Finding]
+    run: Callable[[Machine, Expected], MachineFinding]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,5 +71,5 @@ class Reported:
     title: str
     host: str
     """Where; several are separated by commas."""
-    finding: Finding
+    finding: MachineFinding
     needs: tuple[str, ...] = ()

@@ -49,7 +49,7 @@ class NoGpusError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class InstalledGpu:
     index: int
     name: str
     """`NVIDIA H200`."""
@@ -77,7 +77,7 @@ class Holder:
     """Its uuid."""
 
 
-def gpus(machine: Machine) -> Sequence[Gpu]:
+def gpus(machine: Machine) -> Sequence[InstalledGpu]:
     """:raises NoGpusError: when there is none to be seen."""
     return [_gpu(row) for row in _ask(machine, _BASIC)]
 
@@ -154,9 +154,9 @@ def _said(done: Done) -> str:
     return telling[0][:_MOST_SAID] if telling else f"it names no GPU, and ended with {done.code}"
 
 
-def _gpu(row: Mapping[str, str]) -> Gpu:
+def _gpu(row: Mapping[str, str]) -> InstalledGpu:
     persistence = row["persistence_mode"]
-    return Gpu(
+    return InstalledGpu(
         index=_number(row["index"]),
         name=row["name"],
         uuid=row["uuid"],

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Disk, Done, Interface, Limit, Process, Python
+from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Disk, Done, HostProcess, Interface, Limit, Python
 from deepseek_triton_tools.host.free_ports import holder_of, listening_inodes
 from deepseek_triton_tools.host.host_memory import HostMemory, read_host_memory
 from deepseek_triton_tools.host.preflight import find_libpython
@@ -138,7 +138,7 @@ class RealMachine:
             raise OSError(errno.EINVAL, "it is no name of a host") from error
         return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
-    def processes(self) -> Sequence[Process]:
+    def processes(self) -> Sequence[HostProcess]:
         every = list(_processes())
         parents = {process.pid: process.parent for process in every}
         own = os.getpid()
@@ -225,7 +225,7 @@ def _v6_addresses() -> dict[str, list[str]]:
     return found
 
 
-def _processes() -> Iterator[Process]:
+def _processes() -> Iterator[HostProcess]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # gone meanwhile
             stat = (folder / "stat").read_text(errors="replace")
@@ -235,7 +235,7 @@ def _processes() -> Iterator[Process]:
             if state in "ZX":
                 continue
             command = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-            yield Process(
+            yield HostProcess(
                 pid=int(folder.name),
                 parent=int(parent),
                 name=before.partition("(")[2],

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepseek_triton_build.check.regular_files import read_bytes
-from deepseek_triton_tools.repository.checkpoint_files import Checkpoint, WeightFile
+from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Checksum:
         return hashlib.new(self.algorithm, self.prefix, usedforsecurity=False)
 
 
-def expected_checksums(checkpoint: Checkpoint) -> Mapping[Path, Checksum]:
+def expected_checksums(checkpoint: CheckpointFiles) -> Mapping[Path, Checksum]:
     """Of those of the checkpoint's files (by WeightFile.path) that have one.
 
     :raises CheckpointError: when a file of checksums can't be read, or two of them disagree.

@@ -9,7 +9,12 @@ from typing import Literal
 
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_tools.host.host_memory import HostMemory, read_host_memory
-from deepseek_triton_tools.repository.checkpoint_files import Checkpoint, WeightFile, files_of_share, find_checkpoints
+from deepseek_triton_tools.repository.checkpoint_files import (
+    CheckpointFiles,
+    WeightFile,
+    files_of_share,
+    find_checkpoints,
+)
 from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem, Mount, file_system_of, read_mounts
 from deepseek_triton_tools.warming.pagecache.residency import ResidentFile
 from deepseek_triton_tools.warming.warm_options import Share, WarmOptions
@@ -18,7 +23,7 @@ BUDGET_SHARE = 0.9
 """Of the headroom: the engine too reads ahead only while the checkpoint is smaller than that share of the available
 memory (TensorRT-LLM's weight_loader.py), and its own processes need the rest."""
 
-Fate = Literal["chosen", "too much", "other share", "damaged"]
+Selection = Literal["chosen", "too much", "other share", "damaged"]
 """What becomes of a file: it is warmed; it does not fit the budget; another process warms it; it is damaged."""
 
 
@@ -30,7 +35,7 @@ class SurveyedFile:
     """Bytes of it in the page cache; None: unknown."""
     asked_by: str | None
     """How the kernel was asked: cachestat or mincore."""
-    fate: Fate
+    fate: Selection
 
     @property
     def is_chosen(self) -> bool:
@@ -43,7 +48,7 @@ class SurveyedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[CheckpointFiles, ...]
     files: tuple[SurveyedFile, ...]
     """Of all shares, in the order they are read."""
     memory: HostMemory
@@ -140,7 +145,7 @@ def with_findings(survey: Survey, findings: Mapping[Path, Sequence[Finding]]) ->
     return replace(survey, checkpoints=checkpoints, files=files)
 
 
-def _distinct(checkpoints: Sequence[Checkpoint]) -> list[WeightFile]:
+def _distinct(checkpoints: Sequence[CheckpointFiles]) -> list[WeightFile]:
     """The files of all, each once: two repositories may serve one checkpoint."""
     by_path = {file.path.resolve(): file for checkpoint in checkpoints for file in checkpoint.files}
     return list(by_path.values())
@@ -174,7 +179,7 @@ def _with_fates(survey: Survey) -> Survey:
     for each in survey.files:
         if each.file.path in mine:
             cost = each.file.size if each.file_system.reading.jobs else 0
-            fate: Fate = "chosen" if cost <= left else "too much"
+            fate: Selection = "chosen" if cost <= left else "too much"
             left -= cost if fate == "chosen" else 0
             each = replace(each, fate=fate)
         files.append(each)

@@ -63,7 +63,7 @@ class Sink:
             os.close(descriptor)
 
 
-class Source:
+class FileReader:
     """A file that is being read.
 
     :raises OSError: when it can't be opened.
@@ -125,7 +125,7 @@ class Source:
     def close(self) -> None:
         os.close(self.fd)
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> FileReader:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from deepseek_triton_tools.repository.checkpoint_files import Checkpoint
+from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
 from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
 from deepseek_triton_tools.warming.evicting import Evicted
 from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem
@@ -92,7 +92,7 @@ def evict_document(
     }
 
 
-def _checkpoint_json(checkpoint: Checkpoint, survey: Survey) -> dict[str, Any]:
+def _checkpoint_json(checkpoint: CheckpointFiles, survey: Survey) -> dict[str, Any]:
     return {
         "source": checkpoint.source,
         "folder": str(checkpoint.folder),

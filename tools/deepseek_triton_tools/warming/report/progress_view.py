@@ -7,7 +7,7 @@ from pathlib import Path
 from deepseek_triton_tools.host.units import about, part_of, sized
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.warming.transfer import Problem
-from deepseek_triton_tools.warming.warming import Progress, Stall
+from deepseek_triton_tools.warming.warming import Stall, WarmProgress
 
 PLAIN_S = 15.0
 """Between two lines in a log: often enough to see that a load of minutes moves."""
@@ -22,7 +22,7 @@ class ProgressView:
         self._stalled: dict[Path, float] = {}
         """File -> for how long it had stalled when that was said last."""
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: WarmProgress) -> None:
         for problem in progress.problems:
             if problem not in self._said:
                 self._said.add(problem)
@@ -45,7 +45,7 @@ class ProgressView:
                 self._status.say(stall_line(stall))
 
 
-def progress_line(progress: Progress) -> str:
+def progress_line(progress: WarmProgress) -> str:
     parts = [
         f"shards {progress.num_files_done}/{progress.num_files}",
         part_of(progress.done, progress.total),

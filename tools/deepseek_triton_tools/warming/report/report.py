@@ -9,7 +9,7 @@ from dataclasses import replace
 from deepseek_triton_build.arithmetic.gpu_memory import PREFETCH_SHARE
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_tools.host.units import about, part_of, sized
-from deepseek_triton_tools.repository.checkpoint_files import Checkpoint
+from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
 from deepseek_triton_tools.terminal.tables import Row, Table
 from deepseek_triton_tools.warming.checkpoint.survey import BUDGET_SHARE, Survey, SurveyedFile
 from deepseek_triton_tools.warming.evicting import Evicted
@@ -237,7 +237,7 @@ def in_flight(survey: Survey) -> int:
     return survey.jobs * max((reading.window + reading.read_ahead for reading in readings), default=0)
 
 
-def engine_prefetches(checkpoint: Checkpoint, survey: Survey) -> bool:
+def engine_prefetches(checkpoint: CheckpointFiles, survey: Survey) -> bool:
     """The engine reads the checkpoint ahead by itself: it compares with MemAvailable, whatever a cgroup says."""
     return checkpoint.size < PREFETCH_SHARE * survey.memory.available
 
@@ -291,7 +291,7 @@ def _plan_rows(survey: Survey) -> list[Row]:
     ]
 
 
-def _engine_row(checkpoint: Checkpoint, survey: Survey) -> Row:
+def _engine_row(checkpoint: CheckpointFiles, survey: Survey) -> Row:
     share, available = f"{PREFETCH_SHARE:.0%}", sized(survey.memory.available)
     if not engine_prefetches(checkpoint, survey):
         text = (

@@ -119,17 +119,17 @@ class ServerFailure(Exception):
 
 
 @dataclass(frozen=True)
-class Asking:
+class AskingTogether:
     """How this server is asked, by what its model takes."""
 
     prompt: Callable[[int], str | list[int]]
     """Of so many tokens; never the same twice, so that nothing of it is in the KV cache."""
     fields: dict[str, Any]
-    otherwise: Asking | None = None
+    otherwise: AskingTogether | None = None
     """Where the server refuses that."""
 
     @classmethod
-    def of(cls, metadata: ModelMetadata, max_tokens: int) -> Asking:
+    def of(cls, metadata: ModelMetadata, max_tokens: int) -> AskingTogether:
         names = {each.name for each in metadata.inputs}
         is_ours = "stream_mode" in names
         fields: dict[str, Any] = {"max_tokens": max_tokens}
@@ -156,7 +156,7 @@ class Rounds:
     """All shapes of one warm-up, one after the other."""
 
     client: AsyncClient
-    asking: Asking
+    asking: AskingTogether
     max_rounds: int
     end: float
     """By time.monotonic(): no request is open after it."""

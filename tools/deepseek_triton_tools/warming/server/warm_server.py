@@ -25,7 +25,7 @@ from deepseek_triton_tools.server.waiting import LogFollower, Waiting, load_phas
 from deepseek_triton_tools.terminal.output_streams import to_reader
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.tool_errors import ServerFailedError, ToolError
-from deepseek_triton_tools.warming.server.rounds import Asking, Round, Rounds, ServerFailure, ShapeResult
+from deepseek_triton_tools.warming.server.rounds import AskingTogether, Round, Rounds, ServerFailure, ShapeResult
 from deepseek_triton_tools.warming.server.shapes import Shape, planned_shapes
 from deepseek_triton_tools.warming.server.warmth import Warmth, document, duration, show_warmth, summary
 
@@ -143,7 +143,7 @@ class _Warming:
                 f"{client.url} is ready after {duration(waited_s)}; {len(planned.shapes)} shapes: {planned.source}"
             )
             try:
-                await self._warm_shapes(client, planned.shapes, Asking.of(metadata, options.max_tokens))
+                await self._warm_shapes(client, planned.shapes, AskingTogether.of(metadata, options.max_tokens))
             except ServerFailure as failure:
                 words = await _cause(log, client.model_name)
                 raise ServerFailedError(f"the server failed {failure}{words}") from failure.error
@@ -172,7 +172,7 @@ class _Warming:
         self._ready_at = time.monotonic()
         return await client.metadata()
 
-    async def _warm_shapes(self, client: AsyncClient, shapes: Sequence[Shape], asking: Asking) -> None:
+    async def _warm_shapes(self, client: AsyncClient, shapes: Sequence[Shape], asking: AskingTogether) -> None:
         """:raises ToolError: when the server takes none, and not because it is full."""
         assert self._ready_at is not None, "shapes are sent when the server is ready"
         _allow_files(max(shape.num_requests for shape in shapes))

@@ -4,7 +4,7 @@
       └──────────────END──────────────────^
 
 Everything that can end a request (the engine, a cancelled client, a stop, a failure) fixes its outcome; the first one
-wins and what comes later is dropped. Only the sender sends: with `Exchange.deliver`, and with `give_up` the error after
+wins and what comes later is dropped. Only the sender sends: with `deliver`, and with `give_up` the error after
 a response that could not be sent.
 
 Threads: the intake adds steps, any thread may end, one of the sender's at a time delivers, the watcher asks whether the
@@ -25,35 +25,35 @@ from deepseek_backend.answer.response_tensors import Outputs, counts_tokens, num
 from deepseek_backend.answer.sequence_buffer import SequenceBuffer, SequenceChunk
 from deepseek_backend.engines.base import FinishReason, Step
 from deepseek_backend.errors import BackendError
-from deepseek_backend.request.parsed_request import Call, GenerateRequest
+from deepseek_backend.request.parsed_request import GenerateRequest, ParsedRequest
 
 if TYPE_CHECKING:
-    from deepseek_backend.delivery.step_queue import Inflow
+    from deepseek_backend.delivery.step_queue import PendingSteps
     from deepseek_backend.request.admission import Admitted
 
 LARGE_BYTES = 256 << 10
 """A container has 64 MiB of /dev/shm unless told otherwise."""
 
 
-class State(Enum):
+class RequestState(Enum):
     OPEN = auto()
     GENERATING = auto()
     ENDED = auto()
     CLOSED = auto()
 
 
-class Event(Enum):
+class RequestEvent(Enum):
     TOKENS = auto()
     END = auto()
     FINAL_SENT = auto()
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.OPEN, Event.TOKENS): State.GENERATING,
-    (State.GENERATING, Event.TOKENS): State.GENERATING,
-    (State.OPEN, Event.END): State.ENDED,
-    (State.GENERATING, Event.END): State.ENDED,
-    (State.ENDED, Event.FINAL_SENT): State.CLOSED,
+TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
+    (RequestState.OPEN, RequestEvent.TOKENS): RequestState.GENERATING,
+    (RequestState.GENERATING, RequestEvent.TOKENS): RequestState.GENERATING,
+    (RequestState.OPEN, RequestEvent.END): RequestState.ENDED,
+    (RequestState.GENERATING, RequestEvent.END): RequestState.ENDED,
+    (RequestState.ENDED, RequestEvent.FINAL_SENT): RequestState.CLOSED,
 }
 """An event that is not here for a state is dropped: it came too late."""
 
@@ -69,19 +69,19 @@ class StepEffect(Enum):
     SEND_AND_ABORT = auto()
 
 
-class Turn(Enum):
+class Urgency(Enum):
     """How soon what waits should leave."""
 
     NONE = auto()
     """Nothing waits."""
     HELD = auto()
-    """It may wait for more, until `Exchange.due_s`: the request asks for few chunks."""
+    """It may wait for more, until `ActiveRequest.due_s`: the request asks for few chunks."""
     RUNNING = auto()
     URGENT = auto()
     """The first text, or the end: somebody looks at an empty screen, or holds resources for nothing."""
 
 
-class Place(Enum):
+class QueueState(Enum):
     """Where the sender has an exchange."""
 
     IDLE = auto()
@@ -110,7 +110,7 @@ class Reply(Protocol):
     def is_cancelled(self) -> bool: ...
 
 
-class Exchange:
+class ActiveRequest:
     """One Triton request from acceptance to its final response."""
 
     def __init__(self, reply: Reply, *, client_id: str = "", arrived_s: float = 0.0) -> None:
@@ -119,7 +119,7 @@ class Exchange:
         self.arrived_s = arrived_s
         """By time.monotonic()."""
         self.deadline_s: float | None = None
-        self.call = Call()
+        self.call = ParsedRequest()
         self.requests: tuple[GenerateRequest, ...] = ()
         """What the engine was given: one for each sequence."""
         self.sequences: list[SequenceBuffer] = []
@@ -127,18 +127,18 @@ class Exchange:
         """What it holds of admission's limits."""
         self.has_tokens = False
         """The first one has come; the service's."""
-        self.place = Place.IDLE
+        self.place = QueueState.IDLE
         """The sender's; what it reads and decides by is under its lock."""
         self.is_listed = False
         """Among those that the sender holds back, or has held back; the sender's, under its lock."""
-        self.inflows: Sequence[Inflow] = ()
+        self.inflows: Sequence[PendingSteps] = ()
         """One for each sequence; the intake's."""
         self.due_s = math.inf
         """By time.monotonic(): how long what waits may be held back."""
         self._reply = reply
         self._lock = threading.Lock()
         self._reply_lock = threading.Lock()
-        self._state = State.OPEN
+        self._state = RequestState.OPEN
         self._error: BackendError | None = None
         self._num_unsettled = 0
         """Sequences that the engine has not done with."""
@@ -153,10 +153,10 @@ class Exchange:
         self._num_tokens_waiting = 0
         """Since the last response."""
 
-    def begin(self, call: Call, requests: Sequence[GenerateRequest]) -> bool:
+    def begin(self, call: ParsedRequest, requests: Sequence[GenerateRequest]) -> bool:
         """Take the parsed call and what it asks of the engine. False: it has ended before it began."""
         with self._lock:
-            if self._state is not State.OPEN:
+            if self._state is not RequestState.OPEN:
                 return False
             self.call = call
             self._several = len(call.prompts) * call.num_choices > 1
@@ -170,17 +170,17 @@ class Exchange:
             return True
 
     @property
-    def state(self) -> State:
+    def state(self) -> RequestState:
         return self._state
 
     @property
     def ended(self) -> bool:
         """The outcome is fixed, whether or not the final response has been sent."""
-        return self._state in (State.ENDED, State.CLOSED)
+        return self._state in (RequestState.ENDED, RequestState.CLOSED)
 
     @property
     def closed(self) -> bool:
-        return self._state is State.CLOSED
+        return self._state is RequestState.CLOSED
 
     @property
     def error(self) -> BackendError | None:
@@ -198,7 +198,7 @@ class Exchange:
         """Take one engine step of a sequence; `now` by time.monotonic()."""
         with self._lock:
             sequence = self.sequences[index]
-            if sequence.settled or not self._advance(Event.TOKENS):
+            if sequence.settled or not self._advance(RequestEvent.TOKENS):
                 return StepEffect.NOTHING
             had_ended = sequence.ended
             if step.error is not None and not had_ended:
@@ -211,7 +211,7 @@ class Exchange:
             if sequence.ended and sequence.settled:
                 self._num_unsettled -= 1
                 if not self._num_unsettled:
-                    self._advance(Event.END)
+                    self._advance(RequestEvent.END)
             send = (self.call.streaming and sequence.has_news()) or self.ended
             if sequence.matched_stop and not had_ended and step.finish_reason is None:
                 return StepEffect.SEND_AND_ABORT if send else StepEffect.ABORT
@@ -222,26 +222,26 @@ class Exchange:
         with self._lock:
             return self._end_locked(finish_reason=finish_reason, error=error)
 
-    def turn(self, now: float) -> Turn:
+    def turn(self, now: float) -> Urgency:
         """How soon it should be served. Without the lock: whoever changes something asks again afterwards."""
-        if self._state is State.CLOSED:
-            return Turn.NONE
-        if self._state is State.ENDED:
-            return Turn.RUNNING if self._has_sent and self._is_cut() else Turn.URGENT
+        if self._state is RequestState.CLOSED:
+            return Urgency.NONE
+        if self._state is RequestState.ENDED:
+            return Urgency.RUNNING if self._has_sent and self._is_cut() else Urgency.URGENT
         if not self.call.streaming:
-            return Turn.NONE
+            return Urgency.NONE
         if not self._has_news():
-            return Turn.RUNNING if self._has_steps() else Turn.NONE
+            return Urgency.RUNNING if self._has_steps() else Urgency.NONE
         if not self._has_sent:
-            return Turn.URGENT
-        return Turn.HELD if self._is_held(now) else Turn.RUNNING
+            return Urgency.URGENT
+        return Urgency.HELD if self._is_held(now) else Urgency.RUNNING
 
     def deliver(self) -> bool:
         """Send what is waiting, or the next piece of it. True when that was the final response. The sender only."""
         with self._lock:
             error = self._error
             cut = self._is_cut()
-            final = self._state is State.ENDED and not cut
+            final = self._state is RequestState.ENDED and not cut
             chunks = [] if error is not None or self.closed else self._take_locked(final=final, cut=cut)
             self._has_sent = self._has_sent or bool(chunks)
             if not cut:
@@ -258,7 +258,7 @@ class Exchange:
             if not final:
                 return False
             with self._lock:
-                self._advance(Event.FINAL_SENT)
+                self._advance(RequestEvent.FINAL_SENT)
             return True
 
     def give_up(self, error: BackendError) -> None:
@@ -271,7 +271,7 @@ class Exchange:
             self._error = error
         with self._reply_lock:
             with self._lock:
-                if not self._advance(Event.FINAL_SENT):
+                if not self._advance(RequestEvent.FINAL_SENT):
                     return
             self._reply.send_error(error)
 
@@ -279,7 +279,7 @@ class Exchange:
         """Close without an answer, where there is nobody to answer."""
         with self._reply_lock, self._lock:
             self._end_locked(finish_reason="cancelled")
-            self._advance(Event.FINAL_SENT)
+            self._advance(RequestEvent.FINAL_SENT)
 
     def client_has_gone(self) -> bool:
         """False also while a response is being sent: whoever asks has others to ask."""
@@ -301,8 +301,8 @@ class Exchange:
         else:
             self._reply.send(response, final=final)
 
-    def _advance(self, event: Event) -> bool:
-        if event is Event.TOKENS and self._state is State.GENERATING:
+    def _advance(self, event: RequestEvent) -> bool:
+        if event is RequestEvent.TOKENS and self._state is RequestState.GENERATING:
             return True  # as the table has it, and nearly always
         following = TRANSITIONS.get((self._state, event))
         if following is None:
@@ -311,7 +311,7 @@ class Exchange:
         return True
 
     def _end_locked(self, *, finish_reason: FinishReason | None = None, error: BackendError | None = None) -> bool:
-        if not self._advance(Event.END):
+        if not self._advance(RequestEvent.END):
             return False
         self._error = error
         if not self.sequences:  # it never began, or asks for none: there is an answer all the same
@@ -359,7 +359,7 @@ class Exchange:
         return _best(chunks, self.call) if final else chunks
 
 
-def _best(chunks: list[SequenceChunk], call: Call) -> list[SequenceChunk]:
+def _best(chunks: list[SequenceChunk], call: ParsedRequest) -> list[SequenceChunk]:
     """Of each prompt's answers the likeliest n, likeliest first; all of them where no more were generated.
 
     One that was cut short has fewer tokens to be unlikely with, so it comes after those that are complete.

@@ -19,7 +19,7 @@ _LAYOUT = " \t\r\n"
 _OPENING_LINE = OPENING + "\n"
 
 
-class _Place(Enum):
+class _OutputPart(Enum):
     """Where the output has come to."""
 
     BEGINNING = auto()
@@ -40,31 +40,31 @@ class ReasoningSplitter:
     def __init__(self, *, opened: bool) -> None:
         """`opened`: the prompt ends inside the tag. The model may repeat the tag all the same, as R1 does."""
         self._opened = opened
-        self._place = _Place.BEGINNING
+        self._place = _OutputPart.BEGINNING
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
         """(thinking, answer) that may be shown now; the beginning of a tag is held back until it is one or isn't."""
-        if self._place is _Place.ANSWER:
+        if self._place is _OutputPart.ANSWER:
             return "", text
         thinking = ""
         text, self._held = self._held + text, ""
-        if self._place is _Place.BEGINNING:
+        if self._place is _OutputPart.BEGINNING:
             text = self._after_beginning(text)
-        if self._place is _Place.THINKING:
+        if self._place is _OutputPart.THINKING:
             thinking, text = self._up_to_closing(text)
-        if self._place is _Place.GAP:
+        if self._place is _OutputPart.GAP:
             text = text.lstrip(_LAYOUT)
             if text:
-                self._place = _Place.ANSWER
+                self._place = _OutputPart.ANSWER
         return thinking, text
 
     def finish(self) -> tuple[str, str]:
         """What was held back, at the end of the sequence. Thinking that was never closed stays thinking."""
         held, self._held = self._held, ""
-        if self._place is _Place.BEGINNING:
+        if self._place is _OutputPart.BEGINNING:
             held = self._begin(held)
-        return (held, "") if self._place is _Place.THINKING else ("", held)
+        return (held, "") if self._place is _OutputPart.THINKING else ("", held)
 
     def _after_beginning(self, text: str) -> str:
         """The text that follows what opens the output; empty while that can't be told."""
@@ -78,19 +78,19 @@ class ReasoningSplitter:
         """Settle what `text`, the output so far, begins with, and return what follows that."""
         start = text.lstrip(_LAYOUT)
         if start.startswith(OPENING):
-            self._place = _Place.THINKING
+            self._place = _OutputPart.THINKING
             return start.removeprefix(OPENING).removeprefix("\n")
         if self._opened:
-            self._place = _Place.THINKING
+            self._place = _OutputPart.THINKING
             return text.removeprefix("\n")
-        self._place = _Place.ANSWER
+        self._place = _OutputPart.ANSWER
         return text
 
     def _up_to_closing(self, text: str) -> tuple[str, str]:
         """(thinking, what follows the closing tag)"""
         thinking, closing, rest = text.partition(CLOSING)
         if closing:
-            self._place = _Place.GAP
+            self._place = _OutputPart.GAP
             return thinking, rest
         start = text.rfind(CLOSING[0])  # nowhere else in the tag: it can't begin earlier and still be incomplete
         if start >= 0 and CLOSING.startswith(text[start:]):

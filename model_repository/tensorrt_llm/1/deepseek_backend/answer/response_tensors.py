@@ -12,7 +12,7 @@ import numpy.typing as npt
 from deepseek_backend.answer.sequence_buffer import SequenceChunk
 from deepseek_backend.contract import OUTPUTS, PERF_OUTPUTS, Dtype
 from deepseek_backend.engines.base import TokenLogprobs
-from deepseek_backend.request.parsed_request import Call
+from deepseek_backend.request.parsed_request import ParsedRequest
 
 Outputs = list[tuple[str, npt.NDArray[Any]]]
 """(output name, array of the dtype that contract.OUTPUTS declares)"""
@@ -28,7 +28,7 @@ _LEAST_LOGPROB = -9999.0
 _DTYPES = {tensor.name: _NUMPY_DTYPES[tensor.dtype] for tensor in OUTPUTS}
 
 
-def outputs(chunks: Sequence[SequenceChunk], call: Call, *, several: bool) -> Outputs:
+def outputs(chunks: Sequence[SequenceChunk], call: ParsedRequest, *, several: bool) -> Outputs:
     """The outputs of one response, shape [len(chunks)], but for output_ids, which follow one another.
 
     `several`: the request has more than one sequence.
@@ -63,12 +63,12 @@ def num_bytes(response: Outputs) -> int:
     return sum(sum(map(len, array)) if array.dtype == np.object_ else array.nbytes for _, array in response)
 
 
-def counts_tokens(call: Call, *, ended: bool, several: bool) -> bool:
+def counts_tokens(call: ParsedRequest, *, ended: bool, several: bool) -> bool:
     """The response carries num_output_tokens; the ids of several sequences can't be told apart without."""
     return ended or "num_output_tokens" in call.returned or (several and "output_ids" in call.returned)
 
 
-def _token_outputs(chunks: Sequence[SequenceChunk], call: Call) -> Outputs:
+def _token_outputs(chunks: Sequence[SequenceChunk], call: ParsedRequest) -> Outputs:
     """The outputs that a request has to ask for."""
     returned, result = call.returned, []
     if "output_ids" in returned:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from deepseek_backend.answer.reasoning import ReasoningSplitter, ends_inside
 from deepseek_backend.answer.stop_strings import StopStringFilter
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, TokenLogprobs
-from deepseek_backend.request.parsed_request import Call
+from deepseek_backend.request.parsed_request import ParsedRequest
 
 _FREE_CHARACTERS = 1 << 20
 """That a cumulative stream sends before it has to grow for the next chunk: about 700 tokens, one by one."""
@@ -45,7 +45,7 @@ class SequenceChunk:
 class SequenceBuffer:
     """What one sequence has and its client has not."""
 
-    def __init__(self, index: int, call: Call, prompt: str) -> None:
+    def __init__(self, index: int, call: ParsedRequest, prompt: str) -> None:
         """`prompt`: the text the engine was given; empty for one in token ids."""
         self.index = index
         self.finish_reason: FinishReason | None = None

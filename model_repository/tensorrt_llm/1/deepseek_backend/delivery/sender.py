@@ -27,7 +27,7 @@ from itertools import count
 from typing import Protocol
 from weakref import ref
 
-from deepseek_backend.answer.active_request import Exchange, Place, Turn
+from deepseek_backend.answer.active_request import ActiveRequest, QueueState, Urgency
 from deepseek_backend.errors import EngineError, one_line
 
 logger = logging.getLogger(__name__)
@@ -43,17 +43,17 @@ _REST_S = 0.002
 """A thread that waits for its allowance sleeps no shorter."""
 
 
-class Source(Protocol):
+class StepSource(Protocol):
     """Where news come from."""
 
     @property
     def pending(self) -> bool:
         """There is something to collect."""
 
-    def collect(self) -> list[Exchange]:
+    def collect(self) -> list[ActiveRequest]:
         """Sort it in; the exchanges that may have something to send now. Safe from any thread."""
 
-    def catch_up(self, exchange: Exchange) -> None:
+    def catch_up(self, exchange: ActiveRequest) -> None:
         """Give it what has waited for its turn."""
 
 
@@ -61,7 +61,7 @@ class Sender:
     """Delivers exchanges, each by one thread at a time."""
 
     def __init__(
-        self, source: Source, on_closed: Callable[[Exchange], None], on_broken: Callable[[Exchange], None]
+        self, source: StepSource, on_closed: Callable[[ActiveRequest], None], on_broken: Callable[[ActiveRequest], None]
     ) -> None:
         """`on_closed` follows every final response; `on_broken` a response that could not be sent."""
         self._source = source
@@ -69,9 +69,9 @@ class Sender:
         self._on_broken = on_broken
         self._wakeup = threading.Condition()
         # All below under its lock. An exchange that has moved on may leave an entry behind, which is passed over.
-        self._urgent: deque[Exchange] = deque()
-        self._running: deque[Exchange] = deque()
-        self._held: list[tuple[float, int, ref[Exchange]]] = []
+        self._urgent: deque[ActiveRequest] = deque()
+        self._running: deque[ActiveRequest] = deque()
+        self._held: list[tuple[float, int, ref[ActiveRequest]]] = []
         """A heap by when they are due, with one entry of an exchange, whether or not it is still held. Weak: a request
         that is over is not kept for as long as its text might have waited."""
         self._numbers = count()
@@ -94,7 +94,7 @@ class Sender:
             with self._wakeup:
                 self._wakeup.notify()
 
-    def notify(self, exchanges: Iterable[Exchange]) -> None:
+    def notify(self, exchanges: Iterable[ActiveRequest]) -> None:
         """These may have something to send. Returns at once; safe from any thread."""
         now = time.monotonic()
         with self._wakeup:
@@ -163,28 +163,28 @@ class Sender:
     def _may_run(self, now: float) -> bool:
         return now >= self._allowed_s or self._stopping
 
-    def _put(self, exchange: Exchange, now: float) -> None:
+    def _put(self, exchange: ActiveRequest, now: float) -> None:
         """Into the queue it belongs in by now. The thread that serves it looks again by itself."""
-        if exchange.place is Place.SENDING:
+        if exchange.place is QueueState.SENDING:
             return
         turn = exchange.turn(now)
-        if turn is Turn.URGENT and exchange.place is not Place.URGENT:
-            exchange.place = Place.URGENT
+        if turn is Urgency.URGENT and exchange.place is not QueueState.URGENT:
+            exchange.place = QueueState.URGENT
             self._urgent.append(exchange)
-        elif turn is Turn.RUNNING and exchange.place in (Place.IDLE, Place.HELD):
-            exchange.place = Place.RUNNING
+        elif turn is Urgency.RUNNING and exchange.place in (QueueState.IDLE, QueueState.HELD):
+            exchange.place = QueueState.RUNNING
             self._running.append(exchange)
-        elif turn is Turn.HELD and exchange.place is Place.IDLE:
-            exchange.place = Place.HELD
+        elif turn is Urgency.HELD and exchange.place is QueueState.IDLE:
+            exchange.place = QueueState.HELD
             if exchange.due_s < math.inf and not exchange.is_listed:
                 exchange.is_listed = True
                 heapq.heappush(self._held, (exchange.due_s, next(self._numbers), ref(exchange)))
 
-    def _pick(self, now: float) -> Exchange | None:
+    def _pick(self, now: float) -> ActiveRequest | None:
         """The next to be served, taken out of its queue."""
         self._let_go(now)
-        _drop_left(self._urgent, Place.URGENT)
-        _drop_left(self._running, Place.RUNNING)
+        _drop_left(self._urgent, QueueState.URGENT)
+        _drop_left(self._running, QueueState.RUNNING)
         queue = self._urgent
         if self._running and self._may_run(now) and (not queue or self._num_urgent_in_a_row >= URGENT_IN_A_ROW):
             queue = self._running
@@ -196,7 +196,7 @@ class Sender:
             self._num_urgent_in_a_row = 0
             self._allowed_s = max(self._allowed_s, now - _BURST_S) + 1 / RESPONSES_PER_S
         exchange = queue.popleft()
-        exchange.place = Place.SENDING
+        exchange.place = QueueState.SENDING
         return exchange
 
     def _let_go(self, now: float) -> None:
@@ -206,11 +206,11 @@ class Sender:
             if exchange is None:
                 continue
             exchange.is_listed = False
-            if exchange.place is Place.HELD:
-                exchange.place = Place.IDLE
+            if exchange.place is QueueState.HELD:
+                exchange.place = QueueState.IDLE
                 self._put(exchange, math.inf if self._stopping else now)
 
-    def _deliver(self, exchange: Exchange) -> None:
+    def _deliver(self, exchange: ActiveRequest) -> None:
         try:
             self._source.catch_up(exchange)
             closed = exchange.deliver()
@@ -224,15 +224,15 @@ class Sender:
             self._on_closed(exchange)
             return
         # In this order: what others left for this thread because it was here they had left before it says it is gone.
-        exchange.place = Place.IDLE
+        exchange.place = QueueState.IDLE
         if exchange.may_wait:
             self._source.catch_up(exchange)  # how much there is decides whether it is due
         now = time.monotonic()
-        if exchange.turn(now) is not Turn.NONE:
+        if exchange.turn(now) is not Urgency.NONE:
             with self._wakeup:
                 self._put(exchange, now)
 
-    def _give_up(self, exchange: Exchange, error: EngineError) -> None:
+    def _give_up(self, exchange: ActiveRequest, error: EngineError) -> None:
         try:
             exchange.give_up(error)
         except Exception:
@@ -240,6 +240,6 @@ class Sender:
         self._on_broken(exchange)
 
 
-def _drop_left(queue: deque[Exchange], place: Place) -> None:
+def _drop_left(queue: deque[ActiveRequest], place: QueueState) -> None:
     while queue and queue[0].place is not place:
         queue.popleft()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
 
-from deepseek_backend.answer.active_request import Exchange
+from deepseek_backend.answer.active_request import ActiveRequest
 from deepseek_backend.engines.base import Step
 from deepseek_backend.errors import EngineError, one_line
 from deepseek_backend.request.parsed_request import GenerateRequest
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 Steps: TypeAlias = Sequence[tuple[GenerateRequest, Step]]
 """Of one engine iteration."""
-TakeStep: TypeAlias = Callable[[Exchange, int, Step, float], bool]
+TakeStep: TypeAlias = Callable[[ActiveRequest, int, Step, float], bool]
 """Gives the exchange a step of its sequence, at a time.monotonic(); true when there may be something to send."""
 
 NUM_BEHIND = 8
@@ -38,10 +38,10 @@ MAX_STEPS = 32
 
 
 @dataclass(slots=True, eq=False)
-class Inflow:
+class PendingSteps:
     """The steps of one sequence that nobody has looked at."""
 
-    exchange: Exchange
+    exchange: ActiveRequest
     index: int
     is_watched: bool
     """A stop string may end the answer, so every step is looked at, and at once."""
@@ -82,15 +82,15 @@ class Inflow:
         return len(self.steps) >= MAX_STEPS or (exchange.may_wait and not exchange.place.in_line)
 
 
-class Intake:
+class StepQueue:
     """Engine iterations in the order in which they came."""
 
-    def __init__(self, take: TakeStep, fail: Callable[[Exchange, EngineError], None]) -> None:
+    def __init__(self, take: TakeStep, fail: Callable[[ActiveRequest, EngineError], None]) -> None:
         """`fail`: end an exchange that could not take its step."""
         self._take = take
         self._fail = fail
-        self._inflows: dict[GenerateRequest, Inflow] = {}
-        self._unbegun: dict[GenerateRequest, Inflow] = {}
+        self._inflows: dict[GenerateRequest, PendingSteps] = {}
+        self._unbegun: dict[GenerateRequest, PendingSteps] = {}
         """Those without a step so far."""
         self._appends: dict[GenerateRequest, Callable[[Step], None]] = {}
         """Where a request's steps go: looked up for each token."""
@@ -98,16 +98,17 @@ class Intake:
         """With the time.monotonic() at which they came."""
         self._collecting = threading.Lock()
 
-    def expect(self, exchange: Exchange) -> None:
+    def expect(self, exchange: ActiveRequest) -> None:
         """There will be steps for its requests."""
         exchange.inflows = [
-            Inflow(exchange, index, bool(request.sampling.stop)) for index, request in enumerate(exchange.requests)
+            PendingSteps(exchange, index, bool(request.sampling.stop))
+            for index, request in enumerate(exchange.requests)
         ]
         for request, inflow in zip(exchange.requests, exchange.inflows, strict=True):
             self._inflows[request] = self._unbegun[request] = inflow
             self._appends[request] = inflow.steps.append
 
-    def forget(self, exchange: Exchange) -> None:
+    def forget(self, exchange: ActiveRequest) -> None:
         """Whatever still comes for its requests is dropped."""
         for request in exchange.requests:
             for table in (self._inflows, self._unbegun, self._appends):
@@ -132,7 +133,7 @@ class Intake:
     def is_full(self) -> bool:
         return len(self._iterations) > MAX_ITERATIONS
 
-    def collect(self, *, wait: bool = False) -> list[Exchange]:
+    def collect(self, *, wait: bool = False) -> list[ActiveRequest]:
         """Sort in everything that waits; the exchanges that may have something to send now.
 
         One thread at a time, for the order of the steps. Another one gets nothing; with `wait`, what is left then.
@@ -145,25 +146,25 @@ class Intake:
             self._collecting.release()
         return [inflow.exchange for inflow in moved if self._has_news(inflow)]
 
-    def catch_up(self, exchange: Exchange) -> None:
+    def catch_up(self, exchange: ActiveRequest) -> None:
         """Take the steps that wait for its turn."""
         for inflow in exchange.inflows:
             if inflow.steps:
                 self._give(inflow)
 
-    def settle(self, exchange: Exchange) -> None:
+    def settle(self, exchange: ActiveRequest) -> None:
         """Take everything that has been made of it so far, also what another thread is about to take."""
         for inflow in exchange.inflows:
             self._give(inflow)
 
-    def _has_news(self, inflow: Inflow) -> bool:
+    def _has_news(self, inflow: PendingSteps) -> bool:
         """There may be something to send of what has been sorted in."""
         if inflow.is_due:
             return self._give(inflow)
         exchange = inflow.exchange
         return exchange.call.streaming and not exchange.may_wait and not exchange.place.in_line
 
-    def _sort_in(self) -> list[Inflow]:
+    def _sort_in(self) -> list[PendingSteps]:
         """The iterations to their sequences; those that moved."""
         moved: dict[GenerateRequest, None] = {}
         appends, came_s = self._appends, 0.0
@@ -187,7 +188,7 @@ class Intake:
             if inflow := self._unbegun.pop(request, None):
                 inflow.first_s = inflow.last_s = came_s
 
-    def _give(self, inflow: Inflow) -> bool:
+    def _give(self, inflow: PendingSteps) -> bool:
         exchange = inflow.exchange
         try:
             with inflow.lock:

@@ -1,4 +1,4 @@
-"""What the backend counts: the table of metric families, and `Metrics`, which counts in this process.
+"""What the backend counts: the table of metric families, and `BackendMetrics`, which counts in this process.
 
 `publishing` writes the numbers to Triton's /metrics. Names follow Prometheus' rules: base units, _total for counters.
 """
@@ -133,7 +133,7 @@ COMMON_LABELS = ("model", "version", "model_instance")
 
 
 @dataclass(frozen=True)
-class Sample:
+class MetricSample:
     """One number of a counter or a gauge."""
 
     name: str
@@ -164,14 +164,14 @@ class Histogram:
         twin.counts, twin.sums = self.counts.copy(), self.sums.copy()
         return twin
 
-    def as_counters(self) -> Iterator[Sample]:
+    def as_counters(self) -> Iterator[MetricSample]:
         """The series that Prometheus makes of a histogram, each a counter."""
         family, (bucket, total, count) = self.family, self.family.series_names
         cumulative = list(accumulate(self.counts))
         for bound, below in zip((*family.buckets, float("inf")), cumulative, strict=True):
-            yield Sample(bucket, Kind.COUNTER, family.help, {"le": bound_text(bound)}, below)
-        yield Sample(total, Kind.COUNTER, family.help, {}, sum(self.sums))
-        yield Sample(count, Kind.COUNTER, family.help, {}, cumulative[-1])
+            yield MetricSample(bucket, Kind.COUNTER, family.help, {"le": bound_text(bound)}, below)
+        yield MetricSample(total, Kind.COUNTER, family.help, {}, sum(self.sums))
+        yield MetricSample(count, Kind.COUNTER, family.help, {}, cumulative[-1])
 
 
 def bound_text(bound: float) -> str:
@@ -179,7 +179,7 @@ def bound_text(bound: float) -> str:
     return "+Inf" if bound == float("inf") else f"{bound:.16g}"
 
 
-class Metrics:
+class BackendMetrics:
     """Counts in this process. Thread-safe."""
 
     def __init__(self, info: Mapping[str, str] | None = None) -> None:
@@ -274,12 +274,14 @@ class Metrics:
             for name, value in stats.extra.items():
                 self._values[ENGINE_STAT][(name,)] = value
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[MetricSample]:
         """Every counter and gauge as it stands."""
         with self._lock:
             self._values[GENERATED_TOKENS][()] = self._num_first_tokens + sum(self._token_counts)
             return [
-                Sample(family.name, family.kind, family.help, dict(zip(family.labels, values, strict=True)), number)
+                MetricSample(
+                    family.name, family.kind, family.help, dict(zip(family.labels, values, strict=True)), number
+                )
                 for family, series in self._values.items()
                 for values, number in series.items()
             ]

@@ -1,4 +1,4 @@
-"""From `Metrics` to Triton's /metrics: a thread that writes what has changed.
+"""From `BackendMetrics` to Triton's /metrics: a thread that writes what has changed.
 
 Each write is a message from the stub to tritonserver and back, 15 to 45 microseconds, so the threads that serve never
 write: they count, and once in a period the differences go out. Where pb_utils has histograms (2.51 does), a request's
@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from deepseek_backend.metrics.backend_metrics import Histogram, Kind, Metrics, Sample
+from deepseek_backend.metrics.backend_metrics import BackendMetrics, Histogram, Kind, MetricSample
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class MetricFactory(Protocol):
         """Take every series away."""
 
 
-class Turn:
+class MetricsLease:
     """The right to have series of some labels on this tritonserver: one process at a time.
 
     A model that is loaded again without an unload is there twice until the old one has finalized. Triton's core (2.51
@@ -101,7 +101,7 @@ class Publisher:
 
     def __init__(
         self,
-        metrics: Metrics,
+        metrics: BackendMetrics,
         factory: MetricFactory,
         *,
         observe_state: Callable[[], None],
@@ -172,7 +172,7 @@ class Publisher:
                 for sample in histogram.as_counters():
                     self._write(sample)
 
-    def _write(self, sample: Sample) -> None:
+    def _write(self, sample: MetricSample) -> None:
         key = (sample.name, *sample.labels.values())
         series = self._series.get(key)
         if series is None:

@@ -31,7 +31,7 @@ _STUB_LEAVES_S = 10.0
 _SERVER_ENDS_S = 5.0
 
 
-class Guard:
+class ProcessGuard:
     """The parent's side."""
 
     def __init__(self, server_pid: int, regions: Sequence[Path]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from deepseek_backend.answer.active_request import Exchange
+from deepseek_backend.answer.active_request import ActiveRequest
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import EngineHealth
 from deepseek_backend.errors import BackendError, UnavailableError
@@ -26,7 +26,7 @@ MARGIN_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class ServerAbove:
     """The process this one works for. The defaults are of one that never exits, as in tests."""
 
     is_exiting: Callable[[], bool] = lambda: False
@@ -47,7 +47,7 @@ class Watched(Protocol):
 
     def stop_engine(self) -> None: ...
 
-    def snapshot(self) -> list[Exchange]: ...
+    def snapshot(self) -> list[ActiveRequest]: ...
 
     def engine_health(self) -> EngineHealth: ...
 
@@ -56,16 +56,16 @@ class Watched(Protocol):
     def end_all(self, *, cause: str, error: BackendError | None = None) -> None: ...
 
     def end_early(
-        self, exchange: Exchange, *, cause: str, error: BackendError | None = None, timed_out: bool = False
+        self, exchange: ActiveRequest, *, cause: str, error: BackendError | None = None, timed_out: bool = False
     ) -> None: ...
 
-    def client_has_gone(self, exchange: Exchange) -> None: ...
+    def client_has_gone(self, exchange: ActiveRequest) -> None: ...
 
 
 class Watcher:
     """A thread that looks every cancellation_check_period_ms."""
 
-    def __init__(self, service: Watched, server: Server) -> None:
+    def __init__(self, service: Watched, server: ServerAbove) -> None:
         self._service = service
         self._server = server
         self._drain_s = drain_seconds(service.config.drain_s, server.exit_timeout_s)
@@ -102,7 +102,7 @@ class Watcher:
         self._look_at_engine(now)
         self._look_at_server(now)
 
-    def _ask_clients(self, exchanges: list[Exchange]) -> None:
+    def _ask_clients(self, exchanges: list[ActiveRequest]) -> None:
         """Ask as many as MAX_CHECKS_PER_S allows in one period, in turn."""
         most = max(1, int(MAX_CHECKS_PER_S * self._period_s))
         if len(exchanges) > most:

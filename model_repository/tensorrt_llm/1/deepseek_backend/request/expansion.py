@@ -8,13 +8,19 @@ from collections.abc import Iterator, Sequence
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Capabilities, Engine
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.parsed_request import Call, GenerateRequest, SamplingParams, SharedTokenIds, utf8_length
+from deepseek_backend.request.parsed_request import (
+    GenerateRequest,
+    ParsedRequest,
+    SamplingParams,
+    SharedTokenIds,
+    utf8_length,
+)
 
 MAX_ECHO_BYTES = 16 << 20
 """Of the prompts in one answer: each answer to a prompt repeats it."""
 
 
-def expand(call: Call, engine: Engine, ids: Iterator[int]) -> list[GenerateRequest]:
+def expand(call: ParsedRequest, engine: Engine, ids: Iterator[int]) -> list[GenerateRequest]:
     """The requests of `call`, prompt by prompt, with ids from `ids`.
 
     :raises RequestError: for a prompt that can't be served, or rendered.

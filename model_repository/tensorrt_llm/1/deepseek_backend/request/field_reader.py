@@ -27,7 +27,7 @@ from deepseek_backend.contract import (
     SAMPLING_FIELDS,
     TIMEOUT_US,
     Dtype,
-    SamplingField,
+    SamplingFieldSpec,
 )
 from deepseek_backend.field_values import check_characters, check_value, shown
 from deepseek_backend.request.messages import read_messages
@@ -68,7 +68,7 @@ _GUIDE_ALIASES = ("structured_outputs", "guided_decoding")
 """vLLM's names for an object with the guide in it, the present one and the one before."""
 
 
-class Reader:
+class FieldReader:
     """Collects values and problems from the three places a request may hold them.
 
     What is done with a name stands in two tables at the end of this file, for tensors and for request parameters.
@@ -207,20 +207,20 @@ class Reader:
             return {}
         return value
 
-    def _field_tensor(self, field: SamplingField, array: npt.NDArray[Any]) -> None:
+    def _field_tensor(self, field: SamplingFieldSpec, array: npt.NDArray[Any]) -> None:
         try:
             self._set(field, _python_value(field, array))
         except UnicodeDecodeError as error:
             self.problems.add(f"{field.name}: {_not_utf8(error)}")
 
-    def _field_parameter(self, field: SamplingField, value: object) -> None:
+    def _field_parameter(self, field: SamplingFieldSpec, value: object) -> None:
         self._set(field, _number(field, value) if isinstance(value, str) else value)
 
-    def _setting_parameter(self, field: SamplingField, value: object) -> None:
+    def _setting_parameter(self, field: SamplingFieldSpec, value: object) -> None:
         """Unlike a sampling field it was never written as a string: no other server has it."""
         self._set(field, value)
 
-    def _set(self, field: SamplingField, value: object) -> None:
+    def _set(self, field: SamplingFieldSpec, value: object) -> None:
         into = self.settings if field.name in _SETTINGS else self.sampling
         try:
             into[field.name] = check_value(field, value)
@@ -251,7 +251,7 @@ def _first(array: npt.NDArray[Any] | None) -> object:
     return None if array is None or not array.size else array.flat[0]
 
 
-def _number(field: SamplingField, value: str) -> object:
+def _number(field: SamplingFieldSpec, value: str) -> object:
     """`value`; a number where a client of Triton's vLLM backend wrote it as a string."""
     if field.dtype in (Dtype.STRING, Dtype.BOOL) or len(value) > _NUMBER_LENGTH:
         return value
@@ -265,7 +265,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-def _python_value(field: SamplingField, array: npt.NDArray[Any]) -> object:
+def _python_value(field: SamplingFieldSpec, array: npt.NDArray[Any]) -> object:
     return [_decoded(value) for value in array.reshape(-1).tolist()] if field.many else _decoded(array.item(0))
 
 
@@ -317,18 +317,22 @@ _FLAG_ALIASES = {"Streaming": "streaming"}
 _INPUT_NAMES = frozenset(tensor.name for tensor in INPUTS)
 _KNOWN_NAMES = sorted(_INPUT_NAMES | set(SAMPLING_BY_NAME) | {TIMEOUT_US.name})
 
-_Table = Mapping[str, tuple[Callable[[Reader, Any, Any], None], Any]]
+_Table = Mapping[str, tuple[Callable[[FieldReader, Any, Any], None], Any]]
 """Name -> (what reads its value, the field or the flag that it is read for)."""
 
 _TENSORS: _Table = {
-    **{name: (Reader._flag_tensor, name) for name in _FLAGS},
-    **{field.tensor.name: (Reader._field_tensor, field) for field in SAMPLING_FIELDS},
-    **{field.name: (Reader._field_tensor, field) for field in REQUEST_FIELDS},
+    **{name: (FieldReader._flag_tensor, name) for name in _FLAGS},
+    **{field.tensor.name: (FieldReader._field_tensor, field) for field in SAMPLING_FIELDS},
+    **{field.name: (FieldReader._field_tensor, field) for field in REQUEST_FIELDS},
 }
 _PARAMETERS: _Table = {
-    **{field.name: (Reader._field_parameter, field) for field in SAMPLING_FIELDS if field.plain_name},
-    **{field.tensor.name: (Reader._field_parameter, field) for field in SAMPLING_FIELDS},
-    **{name: (Reader._setting_parameter, field) for name, field in _SETTINGS.items() if name not in EXEMPT_PARAMETERS},
-    **{name: (Reader._flag_parameter, name) for name in _FLAGS},
-    **{alias: (Reader._flag_parameter, name) for alias, name in _FLAG_ALIASES.items()},
+    **{field.name: (FieldReader._field_parameter, field) for field in SAMPLING_FIELDS if field.plain_name},
+    **{field.tensor.name: (FieldReader._field_parameter, field) for field in SAMPLING_FIELDS},
+    **{
+        name: (FieldReader._setting_parameter, field)
+        for name, field in _SETTINGS.items()
+        if name not in EXEMPT_PARAMETERS
+    },
+    **{name: (FieldReader._flag_parameter, name) for name in _FLAGS},
+    **{alias: (FieldReader._flag_parameter, name) for alias, name in _FLAG_ALIASES.items()},
 }

@@ -1,4 +1,7 @@
-"""What a request asks for, read and checked: `Call` is one Triton request, `GenerateRequest` one sequence of it."""
+"""What a request asks for, read and checked.
+
+`ParsedRequest` is one Triton request, `GenerateRequest` one sequence of it.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,7 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ParsedRequest:
     """One Triton request, read and checked: what to generate and how to answer."""
 
     prompts: tuple[Prompt, ...] = ()

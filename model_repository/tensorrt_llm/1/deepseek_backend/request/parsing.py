@@ -23,26 +23,26 @@ from deepseek_backend.contract import (
     ErrorCode,
 )
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.field_reader import Reader
-from deepseek_backend.request.parsed_request import Call, Prompt, SamplingParams
+from deepseek_backend.request.field_reader import FieldReader
+from deepseek_backend.request.parsed_request import ParsedRequest, Prompt, SamplingParams
 
 logger = logging.getLogger(__name__)
 
 
 def parse_call(
     inputs: Mapping[str, npt.NDArray[Any]], parameters: str, config: BackendConfig, supported: Mapping[str, str]
-) -> Call:
+) -> ParsedRequest:
     """The call that `inputs` (tensor name -> array) and `parameters` (Triton's JSON object) make.
 
     `supported` maps each sampling field, and priority, to "" or, where the engine can't do it, to the reason.
 
     :raises RequestError: with every problem found, in one line.
     """
-    reader = Reader(config)
+    reader = FieldReader(config)
     reader.read(inputs, parameters)
     if reader.flags.get("stop"):
         _raise(reader)
-        return Call(stop=True)
+        return ParsedRequest(stop=True)
     prompts = reader.read_prompts(inputs)
     template_kwargs = _template_kwargs(reader, inputs, prompts)
     streaming = reader.agreed("streaming", "stream", default=False)
@@ -59,7 +59,7 @@ def parse_call(
         fields["seed"] %= 2**64
     sampling = SamplingParams.of(fields)
     stream_interval, stream_interval_ms = _stream_interval(settings, config)
-    return Call(
+    return ParsedRequest(
         prompts=prompts,
         chat_template_kwargs=template_kwargs,
         streaming=streaming,
@@ -104,7 +104,7 @@ _YIELDING_IN_TURN = ("min_tokens", "best_of", "n", *_GUIDED)
 _YIELDING = frozenset(_YIELDING_IN_TURN)
 
 
-def _with_defaults(reader: Reader, config: BackendConfig, *, streaming: bool) -> dict[str, Any]:
+def _with_defaults(reader: FieldReader, config: BackendConfig, *, streaming: bool) -> dict[str, Any]:
     """What the request gives, over the model's defaults; a default that contradicts the request is left out."""
     given, defaults = reader.sampling, config.default_sampling
     fields: dict[str, Any] = {**defaults, **given}
@@ -123,7 +123,7 @@ def _with_defaults(reader: Reader, config: BackendConfig, *, streaming: bool) ->
 
 
 def _template_kwargs(
-    reader: Reader, inputs: Mapping[str, npt.NDArray[Any]], prompts: Sequence[Prompt]
+    reader: FieldReader, inputs: Mapping[str, npt.NDArray[Any]], prompts: Sequence[Prompt]
 ) -> Mapping[str, Any]:
     if "chat_template_kwargs" not in inputs:
         return {}
@@ -140,7 +140,7 @@ def _stream_interval(settings: Mapping[str, Any], config: BackendConfig) -> tupl
     return config.stream_interval, config.stream_interval_ms
 
 
-def _echo(reader: Reader, prompts: Sequence[Prompt], config: BackendConfig) -> bool:
+def _echo(reader: FieldReader, prompts: Sequence[Prompt], config: BackendConfig) -> bool:
     default = config.default_sampling.get("exclude_input_from_output", True)
     echo = not reader.agreed("exclude_input_from_output", "exclude_input_in_output", default=default)
     if echo and any(prompt.token_ids is not None for prompt in prompts):
@@ -168,7 +168,7 @@ _NONE: frozenset[str] = frozenset()
 
 
 def _check_together(
-    reader: Reader, fields: Mapping[str, Any], num_prompts: int, config: BackendConfig, *, streaming: bool
+    reader: FieldReader, fields: Mapping[str, Any], num_prompts: int, config: BackendConfig, *, streaming: bool
 ) -> None:
     if _YIELDING.isdisjoint(fields):
         return
@@ -182,7 +182,7 @@ def _check_together(
         )
 
 
-def _raise(reader: Reader) -> None:
+def _raise(reader: FieldReader) -> None:
     if reader.warnings:
         logger.warning("passed over: %s", reader.warnings)
     if reader.problems:

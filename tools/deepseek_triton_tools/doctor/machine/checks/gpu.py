@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from deepseek_triton_tools.doctor.machine.checks.software import container_tag
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import Finding, error, lack, note, ok, skipped, warning
+from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, error, lack, note, ok, skipped, warning
 from deepseek_triton_tools.doctor.machine.nvidia_smi import (
     NO_ANSWER,
-    Gpu,
     Holder,
+    InstalledGpu,
     NoGpusError,
     complaint,
     gpus,
@@ -70,7 +70,7 @@ _SAID: Mapping[str, tuple[str, str]] = {
 _INSTALL = "install NVIDIA's driver, or use a machine with GPUs"
 
 
-def _seen(machine: Machine) -> Sequence[Gpu] | Finding:
+def _seen(machine: Machine) -> Sequence[InstalledGpu] | MachineFinding:
     """The GPUs, or why there is nothing to look at."""
     try:
         return gpus(machine)
@@ -78,7 +78,7 @@ def _seen(machine: Machine) -> Sequence[Gpu] | Finding:
         return skipped("no GPU is seen")
 
 
-def check_gpus(machine: Machine, expected: Expected) -> Finding:
+def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
     try:
         found = gpus(machine)
     except NoGpusError as problem:
@@ -104,7 +104,7 @@ def check_gpus(machine: Machine, expected: Expected) -> Finding:
     return ok(f"{said}, compute capability {found[0].compute_capability}")
 
 
-def kinds(gpu: Gpu) -> tuple[str, ...]:
+def kinds(gpu: InstalledGpu) -> tuple[str, ...]:
     """What the catalogue may call it."""
     known = (names for pattern, fits, names in _KINDS if re.search(pattern, gpu.name) and fits(gpu.memory_mib))
     return next(known, ())
@@ -113,15 +113,15 @@ def kinds(gpu: Gpu) -> tuple[str, ...]:
 def counted(machine: Machine) -> str | None:
     """`8 x NVIDIA H200, 143771 MiB`; None without any."""
     found = _seen(machine)
-    return None if isinstance(found, Finding) else _counted(found)
+    return None if isinstance(found, MachineFinding) else _counted(found)
 
 
 def driver(machine: Machine) -> str | None:
     found = _seen(machine)
-    return None if isinstance(found, Finding) else found[0].driver
+    return None if isinstance(found, MachineFinding) else found[0].driver
 
 
-def _counted(found: Sequence[Gpu]) -> str:
+def _counted(found: Sequence[InstalledGpu]) -> str:
     kinds_of = Counter((gpu.name, gpu.memory_mib) for gpu in found)
     return "; ".join(f"{count} x {name}, {mib} MiB" for (name, mib), count in kinds_of.items())
 
@@ -151,9 +151,9 @@ def is_on_the_bus(machine: Machine) -> bool:
         return False
 
 
-def check_driver(machine: Machine, expected: Expected) -> Finding:
+def check_driver(machine: Machine, expected: Expected) -> MachineFinding:
     found = _seen(machine)
-    if isinstance(found, Finding):
+    if isinstance(found, MachineFinding):
         return found
     version = found[0].driver
     tag = container_tag(machine)
@@ -168,10 +168,10 @@ def check_driver(machine: Machine, expected: Expected) -> Finding:
     )
 
 
-def check_memory(machine: Machine, expected: Expected) -> Finding:
+def check_memory(machine: Machine, expected: Expected) -> MachineFinding:
     """Who holds it."""
     found = _seen(machine)
-    if isinstance(found, Finding):
+    if isinstance(found, MachineFinding):
         return found
     used = [gpu for gpu in found if gpu.used_mib > _IDLE_MIB]
     if not used:
@@ -209,9 +209,9 @@ def _who(machine: Machine, holding: Sequence[Holder]) -> tuple[str, str]:
     return "; ".join(said), "; ".join(fixes)
 
 
-def check_health(machine: Machine, expected: Expected) -> Finding:
+def check_health(machine: Machine, expected: Expected) -> MachineFinding:
     found = _seen(machine)
-    if isinstance(found, Finding):
+    if isinstance(found, MachineFinding):
         return found
     try:
         rows = health(machine)
@@ -251,9 +251,9 @@ def _fabric(rows: Sequence[Mapping[str, str]]) -> str:
     return ", fabric ready" if all(row.get("fabric.state") == "Completed" for row in rows) else ""
 
 
-def check_mig(machine: Machine, expected: Expected) -> Finding:
+def check_mig(machine: Machine, expected: Expected) -> MachineFinding:
     found = _seen(machine)
-    if isinstance(found, Finding):
+    if isinstance(found, MachineFinding):
         return found
     split = [gpu.index for gpu in found if gpu.is_mig]
     if not split:
@@ -262,9 +262,9 @@ def check_mig(machine: Machine, expected: Expected) -> Finding:
     return lack(expected, f"on: {_listed(split)}", cause, "nvidia-smi -mig 0, with nothing running")
 
 
-def check_links(machine: Machine, expected: Expected) -> Finding:
+def check_links(machine: Machine, expected: Expected) -> MachineFinding:
     found = _seen(machine)
-    if isinstance(found, Finding):
+    if isinstance(found, MachineFinding):
         return found
     if len(found) < 2:
         return skipped("one GPU")
@@ -280,9 +280,9 @@ def check_links(machine: Machine, expected: Expected) -> Finding:
     return warning(said, cause, fix) if expected.is_tensorrt_llm else note(said, cause, fix)
 
 
-def check_persistence(machine: Machine, expected: Expected) -> Finding:
+def check_persistence(machine: Machine, expected: Expected) -> MachineFinding:
     found = _seen(machine)
-    if isinstance(found, Finding):
+    if isinstance(found, MachineFinding):
         return found
     off = [gpu.index for gpu in found if gpu.is_persistent is False]
     if not off:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine import Done, Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import Finding, error, lack, note, ok, skipped, warning
+from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, error, lack, note, ok, skipped, warning
 from deepseek_triton_tools.doctor.machine.versions import parts
 
 _DEADLINE_S = 5
@@ -97,7 +97,7 @@ _KINDS = (
 )
 
 
-def check_mpi(machine: Machine, expected: Expected) -> Finding:
+def check_mpi(machine: Machine, expected: Expected) -> MachineFinding:
     found = mpi_version(machine)
     if found is None:
         fix = "run in the container, which has it; else apt install openmpi-bin libopenmpi-dev"
@@ -134,7 +134,7 @@ def _other_mpi(library: str, linked: re.Match[str] | None, version: str) -> str 
     return first[:60]
 
 
-def check_hello(machine: Machine, expected: Expected) -> Finding:
+def check_hello(machine: Machine, expected: Expected) -> MachineFinding:
     """mpirun -n 2."""
     found = mpi_version(machine)
     if found is None:
@@ -155,7 +155,7 @@ def check_hello(machine: Machine, expected: Expected) -> Finding:
     return lack(expected, _failed("mpirun -n 2", done), trouble.cause, trouble.fix)
 
 
-def check_spawn(machine: Machine, expected: Expected) -> Finding:
+def check_spawn(machine: Machine, expected: Expected) -> MachineFinding:
     """COMM_SELF.Spawn."""
     if "mpi4py" not in machine.python.packages:
         return skipped("mpi4py is not installed for this Python")

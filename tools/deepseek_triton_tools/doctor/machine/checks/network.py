@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine import Interface, Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import Finding, error, note, ok, warning
+from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, error, note, ok, warning
 
 _VIRTUAL = re.compile(r"docker|veth|virbr|br-|cni|flannel|cali|lxc|tun|tap|ifb|dummy|kube")
 """Interfaces that don't lead to another machine."""
 
 
-def check_ports(machine: Machine, expected: Expected) -> Finding:
+def check_ports(machine: Machine, expected: Expected) -> MachineFinding:
     ports = {"HTTP": expected.http_port, "gRPC": expected.grpc_port, "metrics": expected.metrics_port}
     taken = {name: holder for name, port in ports.items() if (holder := machine.listener(port))}
     said = ", ".join(f"{name} {port}" for name, port in ports.items())
@@ -26,7 +26,7 @@ def check_ports(machine: Machine, expected: Expected) -> Finding:
     return error(result, cause, fix) if expected.repository else note(result, cause, fix)
 
 
-def check_interface(machine: Machine, expected: Expected) -> Finding:
+def check_interface(machine: Machine, expected: Expected) -> MachineFinding:
     found = machine.interfaces()
     if expected.interface:
         return _named(found, expected.interface)
@@ -45,7 +45,7 @@ def check_interface(machine: Machine, expected: Expected) -> Finding:
     return ok(said)
 
 
-def _named(found: Sequence[Interface], names: str) -> Finding:
+def _named(found: Sequence[Interface], names: str) -> MachineFinding:
     """As NCCL_SOCKET_IFNAME takes them: several separated by commas."""
     for name in names.split(","):
         each = next((each for each in found if each.name == name), None)
@@ -79,7 +79,7 @@ def _default_route(machine: Machine) -> str | None:
     return next((row[0] for row in rows if len(row) > 1 and row[1] == "00000000"), None)
 
 
-def check_hostname(machine: Machine, expected: Expected) -> Finding:
+def check_hostname(machine: Machine, expected: Expected) -> MachineFinding:
     name = machine.hostname
     several = expected.num_nodes > 1 or len(expected.hosts) > 1
     try:
@@ -102,7 +102,7 @@ def check_hostname(machine: Machine, expected: Expected) -> Finding:
     return ok(said)
 
 
-def check_ssh(machine: Machine, expected: Expected) -> Finding:
+def check_ssh(machine: Machine, expected: Expected) -> MachineFinding:
     program = machine.which("ssh")
     if program:
         return ok(program)

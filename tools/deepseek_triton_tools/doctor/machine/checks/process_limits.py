@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from deepseek_triton_tools.doctor.machine.checks.gpu import is_on_the_bus
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import Finding, error, note, ok, skipped, warning
+from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, error, note, ok, skipped, warning
 from deepseek_triton_tools.host.units import part_of, sized
 
 GIB, MIB = 2**30, 2**20
@@ -23,7 +23,7 @@ _STACK_WANTED = 8 * MIB
 """Linux's default. NVIDIA starts its containers with 64 MiB (docker --ulimit stack=67108864)."""
 
 
-def check_shm(machine: Machine, expected: Expected) -> Finding:
+def check_shm(machine: Machine, expected: Expected) -> MachineFinding:
     try:
         disk = machine.disk(SHM)
     except OSError as problem:
@@ -58,7 +58,7 @@ def is_region(name: str) -> bool:
     return name.startswith(("triton_python_backend_shm_region", "deepseek_triton_"))
 
 
-def check_memlock(machine: Machine, expected: Expected) -> Finding:
+def check_memlock(machine: Machine, expected: Expected) -> MachineFinding:
     soft, hard = machine.limit("memlock")
     if soft is None:
         return ok("unlimited")
@@ -72,7 +72,7 @@ def check_memlock(machine: Machine, expected: Expected) -> Finding:
     return warning(said, cause, fix) if expected.is_tensorrt_llm else note(said, f"{cause}; warm --hold=lock too", fix)
 
 
-def check_nofile(machine: Machine, expected: Expected) -> Finding:
+def check_nofile(machine: Machine, expected: Expected) -> MachineFinding:
     soft, hard = machine.limit("nofile")
     if soft is None or soft >= _NOFILE_WANTED:
         return ok("unlimited" if soft is None else f"{soft}")
@@ -82,7 +82,7 @@ def check_nofile(machine: Machine, expected: Expected) -> Finding:
     return warning(said, cause, fix)
 
 
-def check_stack(machine: Machine, expected: Expected) -> Finding:
+def check_stack(machine: Machine, expected: Expected) -> MachineFinding:
     soft, _ = machine.limit("stack")
     if soft is None or soft >= _STACK_WANTED:
         return ok("unlimited" if soft is None else sized(soft))
@@ -90,7 +90,7 @@ def check_stack(machine: Machine, expected: Expected) -> Finding:
     return warning(sized(soft), "smaller than Linux's own 8 MiB: libraries that count on that end with SIGSEGV", fix)
 
 
-def check_container(machine: Machine, expected: Expected) -> Finding:
+def check_container(machine: Machine, expected: Expected) -> MachineFinding:
     """Whether it is in one, and how that was started."""
     kind = container_kind(machine)
     if kind is None:
@@ -120,7 +120,7 @@ def container_kind(machine: Machine) -> str | None:
     return "Docker" if machine.exists("/.dockerenv") else None
 
 
-def check_seccomp(machine: Machine, expected: Expected) -> Finding:
+def check_seccomp(machine: Machine, expected: Expected) -> MachineFinding:
     """Docker's own profile forbids the NUMA calls unless the container has SYS_NICE."""
     try:
         status = _status(machine)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from deepseek_triton_tools.doctor.machine.checks.process_limits import SHM
 from deepseek_triton_tools.doctor.machine.expected import Expected
-from deepseek_triton_tools.doctor.machine.machine import Done, Machine, Process
-from deepseek_triton_tools.doctor.machine.machine_finding import Finding, note, ok, warning
+from deepseek_triton_tools.doctor.machine.machine import Done, HostProcess, Machine
+from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, note, ok, warning
 
 _STUB = "triton_python_backend_stub"
 _SUPERVISOR = "supervise.py"
@@ -18,9 +18,9 @@ _DAEMONS = ("orted", "prted", "slurmstepd")
 """What starts ranks on a host without the supervisor, and ends them with it: of Open MPI 4, Open MPI 5, Slurm."""
 
 
-def check_leftovers(machine: Machine, expected: Expected) -> Finding:
+def check_leftovers(machine: Machine, expected: Expected) -> MachineFinding:
     processes = machine.processes()
-    launches: dict[str, list[Process]] = {}
+    launches: dict[str, list[HostProcess]] = {}
     for process in processes:
         if process.launch:
             launches.setdefault(process.launch, []).append(process)
@@ -45,7 +45,7 @@ def check_leftovers(machine: Machine, expected: Expected) -> Finding:
     return ok(f"running: {running}" if running else "nothing left")
 
 
-def _processes(members: Sequence[Process]) -> str:
+def _processes(members: Sequence[HostProcess]) -> str:
     return "1 process" if len(members) == 1 else f"{len(members)} processes"
 
 
@@ -60,7 +60,7 @@ def _launch_of(region: str) -> str:
     return region.removeprefix(_OWN).partition("_")[0]
 
 
-def _supervises(process: Process, by_pid: Mapping[int, Process]) -> bool:
+def _supervises(process: HostProcess, by_pid: Mapping[int, HostProcess]) -> bool:
     """`python3 .../supervise.py run ...`, or a rank's guard whose supervisor is on another host."""
     for script, verb in zip(process.command, process.command[1:], strict=False):
         if script.rpartition("/")[2] == _SUPERVISOR and verb in ("run", "rank"):
@@ -68,14 +68,14 @@ def _supervises(process: Process, by_pid: Mapping[int, Process]) -> bool:
     return False
 
 
-def _stubs_alone(processes: Sequence[Process]) -> Sequence[int]:
+def _stubs_alone(processes: Sequence[HostProcess]) -> Sequence[int]:
     """Stubs, and what they forked, that descend from no tritonserver any more."""
     by_pid = {process.pid: process for process in processes}
     stubs = [process for process in processes if process.command and process.command[0].endswith(_STUB)]
     return [stub.pid for stub in stubs if not any(each.name == "tritonserver" for each in _ancestors(stub, by_pid))]
 
 
-def _ancestors(process: Process, by_pid: Mapping[int, Process]) -> Iterator[Process]:
+def _ancestors(process: HostProcess, by_pid: Mapping[int, HostProcess]) -> Iterator[HostProcess]:
     seen = {process.pid}
     while (above := by_pid.get(process.parent)) and above.pid not in seen:
         seen.add(above.pid)
@@ -83,7 +83,7 @@ def _ancestors(process: Process, by_pid: Mapping[int, Process]) -> Iterator[Proc
         process = above
 
 
-def _regions_of_nobody(machine: Machine, launches: dict[str, list[Process]]) -> Sequence[str]:
+def _regions_of_nobody(machine: Machine, launches: dict[str, list[HostProcess]]) -> Sequence[str]:
     """/dev/shm/deepseek_triton_<launch>_*, of launches that don't run."""
     try:
         names = [name for name in machine.names(SHM) if name.startswith(_OWN)]
@@ -92,7 +92,7 @@ def _regions_of_nobody(machine: Machine, launches: dict[str, list[Process]]) -> 
     return [name for name in names if _launch_of(name) not in launches]
 
 
-def check_docker(machine: Machine, expected: Expected) -> Finding:
+def check_docker(machine: Machine, expected: Expected) -> MachineFinding:
     program = next((name for name in ("docker", "podman") if machine.which(name)), None)
     if program is None:
         return note("none", "for launch --with docker", "install Docker or Podman", blocks=True)
@@ -106,7 +106,7 @@ def check_docker(machine: Machine, expected: Expected) -> Finding:
     return ok(program)
 
 
-def check_slurm(machine: Machine, expected: Expected) -> Finding:
+def check_slurm(machine: Machine, expected: Expected) -> MachineFinding:
     lacking = [name for name in ("sbatch", "srun") if machine.which(name) is None]
     if lacking:
         fix = "submit it where Slurm is"
@@ -118,7 +118,7 @@ def check_slurm(machine: Machine, expected: Expected) -> Finding:
     return ok("; ".join(line.strip() for line in done.out.splitlines()) or "no partition")
 
 
-def check_kubectl(machine: Machine, expected: Expected) -> Finding:
+def check_kubectl(machine: Machine, expected: Expected) -> MachineFinding:
     if machine.which("kubectl") is None:
         fix = "apply it where kubectl is"
         return note("no kubectl on PATH", "for launch --with kubernetes --submit", fix, blocks=True)

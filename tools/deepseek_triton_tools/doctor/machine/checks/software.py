@@ -5,7 +5,7 @@ from __future__ import annotations
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.known_bad import CONTAINER, Bad, find_bad
 from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import Finding, error, lack, note, ok, skipped, warning
+from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, error, lack, note, ok, skipped, warning
 from deepseek_triton_tools.doctor.machine.versions import is_before, parts
 from deepseek_triton_tools.host.preflight import NEWEST_PYTHON, OLDEST_GLIBC, OLDEST_PYTHON
 from deepseek_triton_tools.host.tritonserver import CONTAINER_BINARY
@@ -32,7 +32,7 @@ def server_binary(machine: Machine) -> str | None:
     return str(CONTAINER_BINARY) if machine.exists(str(CONTAINER_BINARY)) else wheel_server(machine)
 
 
-def check_python(machine: Machine, expected: Expected) -> Finding:
+def check_python(machine: Machine, expected: Expected) -> MachineFinding:
     version, where = machine.python.version, machine.python.executable
     oldest, newest = (".".join(map(str, each)) for each in (OLDEST_PYTHON, NEWEST_PYTHON))
     if is_before(version, oldest):
@@ -46,7 +46,7 @@ def check_python(machine: Machine, expected: Expected) -> Finding:
     return ok(f"{version} ({where})")
 
 
-def check_libpython(machine: Machine, expected: Expected) -> Finding:
+def check_libpython(machine: Machine, expected: Expected) -> MachineFinding:
     if machine.python.libpython:
         return ok(machine.python.libpython)
     if not wheel_server(machine):
@@ -59,7 +59,7 @@ def check_libpython(machine: Machine, expected: Expected) -> Finding:
     )
 
 
-def check_glibc(machine: Machine, expected: Expected) -> Finding:
+def check_glibc(machine: Machine, expected: Expected) -> MachineFinding:
     glibc, oldest = machine.python.glibc, ".".join(map(str, OLDEST_GLIBC))
     found = f"glibc {glibc}" if glibc else "not glibc"
     if not wheel_server(machine):
@@ -70,7 +70,7 @@ def check_glibc(machine: Machine, expected: Expected) -> Finding:
     return error(found, f"the nvidia-pytriton wheel is built against glibc {oldest}", fix)
 
 
-def check_numpy(machine: Machine, expected: Expected) -> Finding:
+def check_numpy(machine: Machine, expected: Expected) -> MachineFinding:
     version = machine.python.packages.get("numpy")
     if version is None:
         fix = "pip install 'numpy>=1.26,<2'"
@@ -86,7 +86,7 @@ def check_numpy(machine: Machine, expected: Expected) -> Finding:
     return ok(version)
 
 
-def check_tools(machine: Machine, expected: Expected) -> Finding:
+def check_tools(machine: Machine, expected: Expected) -> MachineFinding:
     packages = machine.python.packages
     if "deepseek-triton" not in packages:
         return skipped("deepseek-triton is not installed for this Python, and a repository doesn't need it")
@@ -97,7 +97,7 @@ def check_tools(machine: Machine, expected: Expected) -> Finding:
     return note(f"{', '.join(lacking)} missing", "all verbs but generate, chat and doctor need them", fix, blocks=True)
 
 
-def check_client(machine: Machine, expected: Expected) -> Finding:
+def check_client(machine: Machine, expected: Expected) -> MachineFinding:
     packages = machine.python.packages
     if "deepseek-triton" not in packages:
         return skipped("deepseek-triton is not installed for this Python")
@@ -109,7 +109,7 @@ def check_client(machine: Machine, expected: Expected) -> Finding:
     return ok(grpc)
 
 
-def check_transformers(machine: Machine, expected: Expected) -> Finding:
+def check_transformers(machine: Machine, expected: Expected) -> MachineFinding:
     needed = ("torch", "transformers", "safetensors", "jinja2")
     lacking = [name for name in needed if name not in machine.python.packages]
     if not lacking:
@@ -120,7 +120,7 @@ def check_transformers(machine: Machine, expected: Expected) -> Finding:
     return note(f"{', '.join(lacking)} missing", cause, _INSTALL_DEMO, blocks=True)
 
 
-def check_tritonserver(machine: Machine, expected: Expected) -> Finding:
+def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
     binary = server_binary(machine)
     if binary is None:
         fix = f"run in NVIDIA's Triton container{_image(expected)}"
@@ -144,7 +144,7 @@ def check_tritonserver(machine: Machine, expected: Expected) -> Finding:
     return ok(f"{binary} ({said})" if said else binary)
 
 
-def _blocking_note(result: str, cause: str, fix: str) -> Finding:
+def _blocking_note(result: str, cause: str, fix: str) -> MachineFinding:
     return note(result, cause, fix, blocks=True)
 
 
@@ -158,7 +158,7 @@ def container_tag(machine: Machine) -> str | None:
     return tag if len(parts(tag)) >= 2 else None
 
 
-def check_python_backend(machine: Machine, expected: Expected) -> Finding:
+def check_python_backend(machine: Machine, expected: Expected) -> MachineFinding:
     binary = server_binary(machine)
     if binary is None:
         return skipped("there is no tritonserver")
@@ -173,7 +173,7 @@ def check_python_backend(machine: Machine, expected: Expected) -> Finding:
     return _stub_of(machine, f"{root}/backends/python/{_STUB}")
 
 
-def _stub_of(machine: Machine, stub: str) -> Finding:
+def _stub_of(machine: Machine, stub: str) -> MachineFinding:
     if not machine.exists(stub):
         return warning(
             f"{stub} is not there",
@@ -196,7 +196,7 @@ def _stub_of(machine: Machine, stub: str) -> Finding:
     return ok(f"for Python {version}" if version else stub)
 
 
-def check_tensorrt_llm(machine: Machine, expected: Expected) -> Finding:
+def check_tensorrt_llm(machine: Machine, expected: Expected) -> MachineFinding:
     version = machine.python.packages.get("tensorrt_llm")
     if version is None:
         return lack(expected, "not installed", *_no_tensorrt_llm(machine, expected))
@@ -226,7 +226,7 @@ def _no_tensorrt_llm(machine: Machine, expected: Expected) -> tuple[str, str]:
     return "for serving DeepSeek on GPUs", f"run in the container {image}"
 
 
-def check_known_bad(machine: Machine, expected: Expected) -> Finding:
+def check_known_bad(machine: Machine, expected: Expected) -> MachineFinding:
     versions = {**machine.python.packages}
     if tag := container_tag(machine):
         versions[CONTAINER] = tag

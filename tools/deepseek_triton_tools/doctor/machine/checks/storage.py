@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import Finding, error, note, ok, skipped, warning
+from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, error, note, ok, skipped, warning
 from deepseek_triton_tools.host.units import sized
 
 GIB = 2**30
@@ -51,7 +51,7 @@ def _files(machine: Machine, folder: str, below: str = "") -> Iterator[str]:
             yield path
 
 
-def check_repository(machine: Machine, expected: Expected) -> Finding:
+def check_repository(machine: Machine, expected: Expected) -> MachineFinding:
     if expected.repository is None:
         return skipped("none was named")
     if machine.is_folder(expected.repository):
@@ -96,7 +96,7 @@ def index_digest(machine: Machine, expected: Expected) -> str | None:
     return hashlib.sha256(machine.read_bytes(f"{folder}/{INDEX}")).hexdigest()[:16]
 
 
-def check_checkpoint(machine: Machine, expected: Expected) -> Finding:
+def check_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
     if expected.checkpoint is None:
         return skipped("none is known" if expected.repository else "no repository was named")
     folder = checkpoint_folder(machine, expected)
@@ -114,7 +114,7 @@ def check_checkpoint(machine: Machine, expected: Expected) -> Finding:
     return error(result, "the load ends in the middle, or takes wrong weights", "download or copy those files again")
 
 
-def _absent(expected: Expected) -> Finding:
+def _absent(expected: Expected) -> MachineFinding:
     assert expected.checkpoint is not None
     size = f" {sized(expected.checkpoint_bytes)}" if expected.checkpoint_bytes else ""
     if os.path.isabs(expected.checkpoint):
@@ -168,7 +168,7 @@ def _whole_size(machine: Machine, path: str) -> int | None:
         return None
 
 
-def check_host_memory(machine: Machine, expected: Expected) -> Finding:
+def check_host_memory(machine: Machine, expected: Expected) -> MachineFinding:
     memory = machine.host_memory()
     cgroup = memory.tightest
     said = f"{sized(memory.headroom)} can be taken" + (f", by {cgroup.path}" if cgroup else "")
@@ -197,7 +197,7 @@ def _largest_file(machine: Machine, expected: Expected) -> int:
     return max((machine.size(f"{folder}/{n}") for n in machine.names(folder) if n.endswith(".safetensors")), default=0)
 
 
-def check_disk(machine: Machine, expected: Expected) -> Finding:
+def check_disk(machine: Machine, expected: Expected) -> MachineFinding:
     """Where compiled kernels and downloads go."""
     folders = _caches(machine, expected)
     little, closed, said = [], [], []

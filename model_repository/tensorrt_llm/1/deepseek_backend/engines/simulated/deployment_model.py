@@ -9,7 +9,7 @@ Four numbers were fitted, once, to the five totals of "How to get best performan
 (NVIDIA TensorRT-LLM documentation; the runs are described in `presets`), by least largest relative error, and rounded:
 
 * MEMORY_EFFICIENCY and MATH_EFFICIENCY, the share of the data sheet's rates that is reached, on both GPU types alike;
-* `Gpu.layer_overhead_s`, one for each GPU type.
+* `GpuSpeeds.layer_overhead_s`, one for each GPU type.
 
 With them the five are met within 3%. One more figure was not fitted: for 8 x B200, batch 1, without MTP, the model says
 113 tokens/s where "Pushing Latency Boundaries: Optimizing DeepSeek-R1 Performance on NVIDIA B200 GPUs" (TensorRT-LLM
@@ -56,7 +56,7 @@ weights and activations of FP4 R1 under attention DP at about 80 GB; the weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class GpuSpeeds:
     """A GPU by its data sheet: bytes, bytes/s, dense FLOP/s (half of what is printed where that is with sparsity)."""
 
     memory_bytes: float
@@ -69,14 +69,14 @@ class Gpu:
     """Fitted: what a layer takes however small the batch, from kernel starts, synchronisation and network latency."""
 
 
-B200 = Gpu(
+B200 = GpuSpeeds(
     memory_bytes=180e9,
     bandwidth=8.0e12,
     nvlink=900e9,
     flops={"nvfp4": 9000e12, "fp8": 4500e12, "bf16": 2250e12},
     layer_overhead_s=133e-6,
 )
-H200 = Gpu(
+H200 = GpuSpeeds(
     memory_bytes=141e9,
     bandwidth=4.8e12,
     nvlink=450e9,
@@ -86,14 +86,14 @@ H200 = Gpu(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deployment:
+class DeploymentModel:
     """A checkpoint on the GPUs of one node.
 
     With attention_dp each GPU is a rank that holds all attention weights and the KV cache of its own requests; without,
     attention is tensor parallel and all GPUs together are one rank. Routed experts are spread over all GPUs either way.
     """
 
-    gpu: Gpu
+    gpu: GpuSpeeds
     num_gpus: int = 8
     expert_precision: str
     """Also of the dense and shared experts."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deepseek_backend.engines.simulated.deployment_model import B200, H200, Deployment
+from deepseek_backend.engines.simulated.deployment_model import B200, H200, DeploymentModel
 
 MTP_3_TOKENS_PER_STEP = 2.82
 """Tokens an iteration yields with three drafts: "Pushing Latency Boundaries: Optimizing DeepSeek-R1 Performance on
@@ -19,7 +19,7 @@ NVIDIA B200 GPUs" (TensorRT-LLM tech blog 1), table of autoregressive MTP layers
 class Preset:
     """A deployment and the scheduler's limits, for each rank."""
 
-    deployment: Deployment
+    deployment: DeploymentModel
     max_batch_size: int
     max_num_tokens: int = 8192
     max_seq_len: int = 163840
@@ -28,14 +28,14 @@ class Preset:
 
 PRESETS = {
     "b200x8-r1-fp4-min-latency": Preset(
-        deployment=Deployment(
+        deployment=DeploymentModel(
             gpu=B200, expert_precision="nvfp4", attention_precision="bf16", kv_precision="bf16", num_draft_tokens=3
         ),
         max_batch_size=1,
         tokens_per_step=MTP_3_TOKENS_PER_STEP,
     ),
     "b200x8-r1-0528-fp4-fp8kv-max-throughput": Preset(
-        deployment=Deployment(
+        deployment=DeploymentModel(
             gpu=B200,
             expert_precision="nvfp4",
             attention_precision="bf16",
@@ -47,7 +47,7 @@ PRESETS = {
         max_num_tokens=2048,
     ),
     "b200x8-r1-fp4-max-throughput": Preset(
-        deployment=Deployment(
+        deployment=DeploymentModel(
             gpu=B200,
             expert_precision="nvfp4",
             attention_precision="bf16",
@@ -59,14 +59,14 @@ PRESETS = {
         max_num_tokens=1536,
     ),
     "h200x8-r1-fp8-min-latency": Preset(
-        deployment=Deployment(
+        deployment=DeploymentModel(
             gpu=H200, expert_precision="fp8", attention_precision="fp8", kv_precision="bf16", num_draft_tokens=3
         ),
         max_batch_size=1,
         tokens_per_step=MTP_3_TOKENS_PER_STEP,
     ),
     "h200x8-r1-fp8-max-throughput": Preset(
-        deployment=Deployment(
+        deployment=DeploymentModel(
             gpu=H200,
             expert_precision="fp8",
             attention_precision="fp8",

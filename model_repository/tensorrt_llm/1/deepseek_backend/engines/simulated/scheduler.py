@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class BatchLimits:
     """Of one rank."""
 
     max_batch_size: int
@@ -49,7 +49,7 @@ class RankLoad:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Row:
+class ScheduledRow:
     """One request as the scheduler sees it. Compared by identity."""
 
     num_input_tokens: int
@@ -62,27 +62,27 @@ class Row:
     generated: int = 0
     prefilled: int = 0
     blocks: int = 0
-    rank: Rank | None = None
+    rank: RankBatch | None = None
     """Where it runs; None while it waits and after its end."""
 
 
 class Iteration(NamedTuple):
     loads: list[RankLoad]
     """One for each rank."""
-    moved: list[Row]
+    moved: list[ScheduledRow]
     """The rows that gained tokens; those with generated == length have ended and hold nothing any more."""
-    admitted: list[Row]
+    admitted: list[ScheduledRow]
     """The rows that waited until this iteration."""
 
 
-class Rank:
+class RankBatch:
     """A batch and its KV cache."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
-        self._decoding: list[Row] = []
-        self._prefilling: Row | None = None
-        self._prompted: list[Row] = []  # rows whose prompt ends in the iteration being put together
+        self._decoding: list[ScheduledRow] = []
+        self._prefilling: ScheduledRow | None = None
+        self._prompted: list[ScheduledRow] = []  # rows whose prompt ends in the iteration being put together
         self._context_tokens = 0
         self._budget = 0
         self.free_blocks = limits.num_blocks
@@ -99,7 +99,7 @@ class Rank:
         if self._prefilling is not None:
             self._prefill(self._prefilling)
 
-    def fits(self, row: Row) -> bool:
+    def fits(self, row: ScheduledRow) -> bool:
         needed = row.num_input_tokens if row.num_input_tokens <= self._limits.max_num_tokens else 1
         return (
             self._budget >= needed  # none is left beside a prompt that is still under way
@@ -107,12 +107,12 @@ class Rank:
             and self.num_running < self._limits.max_batch_size
         )
 
-    def admit(self, row: Row) -> None:
+    def admit(self, row: ScheduledRow) -> None:
         row.rank = self
         self.free_blocks -= row.blocks
         self._prefill(row)
 
-    def advance(self, burst: int) -> list[Row]:
+    def advance(self, burst: int) -> list[ScheduledRow]:
         """Carry the iteration out: decoding rows gain `burst` tokens, a prompt's end gives one. The rows that moved."""
         for row in self._decoding:
             row.generated += burst
@@ -131,7 +131,7 @@ class Rank:
             self._release(row)
         return moved
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row: ScheduledRow) -> None:
         """Take out a row between two iterations."""
         if row is self._prefilling:
             self._prefilling = None
@@ -140,7 +140,7 @@ class Rank:
             self._context_tokens -= row.num_input_tokens + row.generated
         self._release(row)
 
-    def _prefill(self, row: Row) -> None:
+    def _prefill(self, row: ScheduledRow) -> None:
         chunk = min(row.num_input_tokens - row.prefilled, self._budget)
         self._budget -= chunk
         self.load.prefill_tokens += chunk
@@ -152,7 +152,7 @@ class Rank:
         else:
             self._prefilling = row
 
-    def _release(self, row: Row) -> None:
+    def _release(self, row: ScheduledRow) -> None:
         self.free_blocks += row.blocks
         row.rank = None
 
@@ -165,19 +165,19 @@ class Scheduler:
     max_tokens fit the KV cache of one rank.
     """
 
-    limits: Limits
+    limits: BatchLimits
     num_ranks: int = 1
-    waiting: deque[Row] = field(default_factory=deque, init=False)
+    waiting: deque[ScheduledRow] = field(default_factory=deque, init=False)
     """In the order in which they will be admitted."""
     num_iterations: int = field(default=0, init=False)
     num_drafted: int = field(default=0, init=False)
     """Draft tokens so far."""
     num_accepted: int = field(default=0, init=False)
     """Of those, the right ones; they count even where a row ended before them."""
-    ranks: list[Rank] = field(init=False)
+    ranks: list[RankBatch] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ranks = [Rank(self.limits) for _ in range(self.num_ranks)]
+        self.ranks = [RankBatch(self.limits) for _ in range(self.num_ranks)]
 
     @property
     def num_running(self) -> int:
@@ -195,14 +195,14 @@ class Scheduler:
     def num_blocks_used(self) -> int:
         return self.num_blocks - sum(rank.free_blocks for rank in self.ranks)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ScheduledRow) -> None:
         row.blocks = -(-(row.num_input_tokens + row.max_tokens) // self.limits.tokens_per_block)
         if not self.waiting or self.waiting[-1].priority >= row.priority:
             self.waiting.append(row)  # always, where nobody uses priorities
         else:
             bisect.insort(self.waiting, row, key=lambda other: -other.priority)
 
-    def remove(self, row: Row) -> None:
+    def remove(self, row: ScheduledRow) -> None:
         """Take out a row that waits or runs."""
         if row.rank is None:
             self.waiting.remove(row)
@@ -212,7 +212,7 @@ class Scheduler:
     def clear(self) -> None:
         """Take out all rows, in whatever state an exception has left them. What has been counted stays."""
         self.waiting.clear()
-        self.ranks = [Rank(self.limits) for _ in range(self.num_ranks)]
+        self.ranks = [RankBatch(self.limits) for _ in range(self.num_ranks)]
 
     def step(self) -> Iteration:
         """One iteration."""
@@ -234,7 +234,7 @@ class Scheduler:
         rate = self.limits.tokens_per_step
         return math.floor(end * rate) - math.floor(first * rate)
 
-    def _admit(self) -> list[Row]:
+    def _admit(self) -> list[ScheduledRow]:
         admitted = []
         while self.waiting:
             row = self.waiting[0]

@@ -30,7 +30,7 @@ from deepseek_backend.engines.base import (
 from deepseek_backend.engines.simulated import chat_form
 from deepseek_backend.engines.simulated.filler_text import BOS
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
-from deepseek_backend.engines.simulated.simulated_generation import Generation, begin, stamp
+from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration, begin, stamp
 from deepseek_backend.engines.simulated.simulated_options import SimulatedOptions, parse_options
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
 from deepseek_backend.request.messages import Messages
@@ -89,7 +89,7 @@ class SimulatedEngine:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         # The rest belongs to the engine's thread; health and stats only read numbers from it.
-        self._open: dict[str, Generation] = {}
+        self._open: dict[str, SimulatedGeneration] = {}
         self._failure = ""
         self._crashed = False
         self._generated_tokens = 0
@@ -208,9 +208,9 @@ class SimulatedEngine:
     def _iterate(self) -> None:
         loads, moved, admitted = self._scheduler.step()
         if admitted:
-            _note_time(cast("list[Generation]", admitted))  # no other rows are ever added
+            _note_time(cast("list[SimulatedGeneration]", admitted))  # no other rows are ever added
         self._pass_time(loads)
-        rows = cast("list[Generation]", moved)
+        rows = cast("list[SimulatedGeneration]", moved)
         self._generated_tokens += sum([row.generated - row.delivered for row in rows])
         text = stamp() if self._options.stamped else ""
         steps = [(row, row.next_step(self._scheduler, text)) for row in rows]
@@ -243,7 +243,7 @@ class SimulatedEngine:
         else:
             self._failure, self._crashed = reason, True
 
-    def _accept(self, row: Generation) -> None:
+    def _accept(self, row: SimulatedGeneration) -> None:
         if self._failure:
             _send([(row, Step(error=UnavailableError(self._failure), num_input_tokens=row.num_input_tokens))])
         else:
@@ -271,7 +271,7 @@ class SimulatedEngine:
             else:
                 _send([(row, row.cancelled_step(self._scheduler)) for row in self._take_all()])
 
-    def _take_all(self) -> list[Generation]:
+    def _take_all(self) -> list[SimulatedGeneration]:
         """The open requests, no longer open nor scheduled."""
         rows = list(self._open.values())
         self._open.clear()
@@ -283,13 +283,13 @@ def _make_scheduler(options: SimulatedOptions) -> Scheduler:
     return Scheduler(options.limits, num_ranks=options.deployment.num_ranks if options.deployment else 1)
 
 
-def _note_time(admitted: Sequence[Generation]) -> None:
+def _note_time(admitted: Sequence[SimulatedGeneration]) -> None:
     now = time.monotonic_ns()
     for row in admitted:
         row.scheduled_ns = now
 
 
-def _send(steps: Sequence[tuple[Generation, Step]]) -> None:
+def _send(steps: Sequence[tuple[SimulatedGeneration, Step]]) -> None:
     for sink, batch in group_by_sink(steps):
         sink.on_steps(batch)
 

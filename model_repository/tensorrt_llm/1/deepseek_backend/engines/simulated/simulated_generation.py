@@ -12,12 +12,12 @@ from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, StepS
 from deepseek_backend.engines.prompting import check_prompt_length, last_tokens
 from deepseek_backend.engines.simulated.filler_text import EOS_ID, VOCABULARY, Script, split_prompt, write_script
 from deepseek_backend.engines.simulated.made_up_logprobs import output_logprobs, prompt_logprobs
-from deepseek_backend.engines.simulated.scheduler import Row, Scheduler
+from deepseek_backend.engines.simulated.scheduler import ScheduledRow, Scheduler
 from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Generation(Row):
+class SimulatedGeneration(ScheduledRow):
     """An open request. The engine's thread owns it once it has been accepted."""
 
     request: GenerateRequest
@@ -114,7 +114,7 @@ def stamp() -> str:
     return f" {time.monotonic_ns() // 1000:015d}"
 
 
-def begin(request: GenerateRequest, sink: StepSink, *, max_seq_len: int, eos_after: int | None) -> Generation:
+def begin(request: GenerateRequest, sink: StepSink, *, max_seq_len: int, eos_after: int | None) -> SimulatedGeneration:
     """The request, ready to be scheduled; in the caller's thread, for a long prompt takes a while.
 
     :raises RequestError: when its prompt has no tokens, or leaves no room to answer.
@@ -127,7 +127,7 @@ def begin(request: GenerateRequest, sink: StepSink, *, max_seq_len: int, eos_aft
     script = _script(request, length)
     length, finish_reason, stop_reason = _stopped(sampling, script, length, finish_reason)
     details = (sampling.logprobs, sampling.prompt_logprobs, sampling.return_perf_metrics or None)
-    return Generation(
+    return SimulatedGeneration(
         num_input_tokens=len(tokens),
         max_tokens=max_tokens,
         length=length,

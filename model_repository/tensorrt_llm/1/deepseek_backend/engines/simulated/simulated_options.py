@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deepseek_backend.engines.simulated.deployment_model import Deployment
+from deepseek_backend.engines.simulated.deployment_model import DeploymentModel
 from deepseek_backend.engines.simulated.presets import PRESETS, Preset
-from deepseek_backend.engines.simulated.scheduler import Limits
+from deepseek_backend.engines.simulated.scheduler import BatchLimits
 from deepseek_backend.errors import ConfigError
 
 
@@ -17,9 +17,9 @@ from deepseek_backend.errors import ConfigError
 class SimulatedOptions:
     """What `parse_options` makes of engine_options."""
 
-    deployment: Deployment | None
+    deployment: DeploymentModel | None
     """None: neutral, every iteration takes NEUTRAL_STEP_S."""
-    limits: Limits
+    limits: BatchLimits
     max_seq_len: int
     """No more than the KV cache of one rank holds, so that every admitted request fits."""
     paced: bool
@@ -131,7 +131,7 @@ def _problem(name: str, value: Any) -> str:
     return "" if accepts(value) else f"expected {expected}, got {value!r}"
 
 
-def _limits(given: Mapping[str, Any], preset: Preset | None) -> tuple[Limits, int]:
+def _limits(given: Mapping[str, Any], preset: Preset | None) -> tuple[BatchLimits, int]:
     """The scheduler's limits, and max_seq_len."""
     values = dict(NEUTRAL)
     if preset:
@@ -139,7 +139,7 @@ def _limits(given: Mapping[str, Any], preset: Preset | None) -> tuple[Limits, in
         values["kv_cache_tokens"] = preset.deployment.kv_cache_tokens
     values.update((name, given[name]) for name in NEUTRAL if name in given)
     tokens_per_block = given.get("tokens_per_block", _TOKENS_PER_BLOCK)
-    limits = Limits(
+    limits = BatchLimits(
         max_batch_size=values["max_batch_size"],
         max_num_tokens=values["max_num_tokens"],
         tokens_per_block=tokens_per_block,
@@ -150,7 +150,7 @@ def _limits(given: Mapping[str, Any], preset: Preset | None) -> tuple[Limits, in
     return limits, values["max_seq_len"]
 
 
-def _limit_problems(limits: Limits) -> list[str]:
+def _limit_problems(limits: BatchLimits) -> list[str]:
     problems = []
     decode_tokens = limits.max_batch_size * limits.tokens_per_row
     if decode_tokens > limits.max_num_tokens:

@@ -17,7 +17,7 @@ from deepseek_backend.engines.tensorrt_llm.translation import complete_text, fin
 from deepseek_backend.request.parsed_request import GenerateRequest
 
 
-class Increments:
+class OutputIncrements:
     """The steps of one request, whose RequestOutput is `output`."""
 
     def __init__(self, request: GenerateRequest, output: Any, tokenizer: PromptTokenizer) -> None:

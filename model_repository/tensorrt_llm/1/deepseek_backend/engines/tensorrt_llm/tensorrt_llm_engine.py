@@ -57,7 +57,7 @@ from deepseek_backend.engines.tensorrt_llm.loading import (
     version_mismatch_allowed,
 )
 from deepseek_backend.engines.tensorrt_llm.loop_thread import LoopThread
-from deepseek_backend.engines.tensorrt_llm.output_increments import Increments
+from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrements
 from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm.ranks import forget_launcher, lead_or_work, world_size
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import num_logprobs
@@ -93,7 +93,7 @@ class _Open:
     task: asyncio.Task[None] | None = None
     output: Any = None
     """The RequestOutput; None until the prompt is tokenised, as `increments` is."""
-    increments: Increments | None = None
+    increments: OutputIncrements | None = None
     has_moved: bool = False
     """Something was read of `output` and not taken from `increments`: it is in `_moved`."""
     deadline: asyncio.TimerHandle | None = None
@@ -327,7 +327,7 @@ class TensorRTLLMEngine:
             entry.output = self._llm.generate_async(
                 inputs=token_ids, sampling_params=self._llmapi.SamplingParams(**params), streaming=True
             )
-        entry.increments = Increments(request, entry.output, self._known.tokenizer)
+        entry.increments = OutputIncrements(request, entry.output, self._known.tokenizer)
         async for _ in entry.output:  # the same object every time, and without a turn of the loop while there are more
             if not entry.has_moved:
                 self._has_moved(entry)
@@ -378,7 +378,7 @@ class TensorRTLLMEngine:
         if self._open.get(entry.request.request_id) is not entry:
             return  # it has had its last step: the engine died while its task was reading on
         try:
-            increments: Increments = require(entry.increments, "a request has moved before it was submitted")
+            increments: OutputIncrements = require(entry.increments, "a request has moved before it was submitted")
             step = increments.take(cut_short=cut_short)
         except Exception as error:  # what was read makes no sense: as if the reading had failed
             self._end_with(entry, error)

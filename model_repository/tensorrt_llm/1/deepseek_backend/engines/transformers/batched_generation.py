@@ -8,20 +8,22 @@ from typing import Literal
 
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, StepSink
 from deepseek_backend.engines.prompting import check_prompt_length, prompt_token_ids
-from deepseek_backend.engines.transformers.checkpoint_loading import Checkpoint
+from deepseek_backend.engines.transformers.checkpoint_loading import LoadedCheckpoint
 from deepseek_backend.engines.transformers.detokenizer import Detokenizer
 from deepseek_backend.engines.transformers.token_sampling import TokenSampler, spellings
 from deepseek_backend.errors import BackendError
 from deepseek_backend.request.parsed_request import GenerateRequest
 
 
-class Generation:
+class BatchedGeneration:
     """Made in the caller's thread, then the engine's thread owns it."""
 
     sampler: TokenSampler
     """From `make_sampler`."""
 
-    def __init__(self, request: GenerateRequest, sink: StepSink, checkpoint: Checkpoint, max_seq_len: int) -> None:
+    def __init__(
+        self, request: GenerateRequest, sink: StepSink, checkpoint: LoadedCheckpoint, max_seq_len: int
+    ) -> None:
         """Needs the tokenizer only, not the device.
 
         :raises RequestError: when the prompt can't be served.

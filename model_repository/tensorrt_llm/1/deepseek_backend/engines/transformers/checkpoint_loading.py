@@ -22,7 +22,7 @@ TINY = "tiny"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class LoadedCheckpoint:
     """A loaded model and what is needed around it."""
 
     model: Any
@@ -58,7 +58,7 @@ class _Stopwatch:
         self.seconds[phase], self._begun = now - self._begun, now
 
 
-def load_checkpoint(name: str, *, version_dir: Path, device: str, dtype: str) -> Checkpoint:
+def load_checkpoint(name: str, *, version_dir: Path, device: str, dtype: str) -> LoadedCheckpoint:
     """The checkpoint `name`: "tiny", a folder (relative to `version_dir`), or a name on the Hugging Face hub.
 
     Code that comes with a checkpoint is not run.
@@ -81,7 +81,7 @@ def load_checkpoint(name: str, *, version_dir: Path, device: str, dtype: str) ->
         watch.end("weights")
     except Exception as error:  # the border to transformers, which raises whatever it meets
         raise EngineError(f"can't load the checkpoint {name!r}: {one_line(error)}") from error
-    return Checkpoint(
+    return LoadedCheckpoint(
         model=model,
         tokenizer=tokenizer.backend_tokenizer,
         chat_tokenizer=tokenizer,

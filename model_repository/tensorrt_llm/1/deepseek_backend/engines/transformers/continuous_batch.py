@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 
 from deepseek_backend.engines.base import Step, TokenLogprobs
-from deepseek_backend.engines.transformers.batched_generation import Generation
+from deepseek_backend.engines.transformers.batched_generation import BatchedGeneration
 from deepseek_backend.engines.transformers.model_runner import ModelRunner
 from deepseek_backend.engines.transformers.token_logprobs import prompt_logprobs, token_logprobs
 from deepseek_backend.engines.transformers.token_sampling import sample_tokens
@@ -34,9 +34,9 @@ class ContinuousBatch:
         self._runner = runner
         self._tokenizer = tokenizer
         self._max_num_seqs = max_num_seqs
-        self._waiting: list[Generation] = []  # the next one first
-        self._running: list[Generation] = []  # by row of the runner
-        self.steps: list[tuple[Generation, Step]] = []
+        self._waiting: list[BatchedGeneration] = []  # the next one first
+        self._running: list[BatchedGeneration] = []  # by row of the runner
+        self.steps: list[tuple[BatchedGeneration, Step]] = []
         """Kept here rather than returned, so that what came before an exception is not lost with it."""
 
     @property
@@ -51,7 +51,7 @@ class ContinuousBatch:
     def num_cached_tokens(self) -> int:
         return sum(self._runner.lengths)
 
-    def add(self, generations: Iterable[Generation]) -> None:
+    def add(self, generations: Iterable[BatchedGeneration]) -> None:
         """Queue them."""
         for generation in generations:
             insort(self._waiting, generation, key=lambda one: -one.request.priority)
@@ -77,7 +77,7 @@ class ContinuousBatch:
                 self._remove(row)
         self.steps += [(generation, generation.step(finish_reason="cancelled")) for generation in dropped]
 
-    def close(self) -> list[Generation]:
+    def close(self) -> list[BatchedGeneration]:
         """Forget all open requests and return them."""
         generations = [*self._running, *self._waiting]
         self._running, self._waiting = [], []
@@ -102,7 +102,7 @@ class ContinuousBatch:
         else:
             self._prefill(generation)
 
-    def _prefill(self, generation: Generation) -> None:
+    def _prefill(self, generation: BatchedGeneration) -> None:
         generation.scheduled_ns = time.monotonic_ns()
         hidden = self._runner.prefill(generation.prompt_ids)
         of_prompt: Sequence[TokenLogprobs | None] = ()
@@ -114,7 +114,7 @@ class ContinuousBatch:
         step.prompt_logprobs = of_prompt
 
     def _choose(
-        self, logits: torch.Tensor, generations: Sequence[Generation]
+        self, logits: torch.Tensor, generations: Sequence[BatchedGeneration]
     ) -> tuple[list[int], Mapping[int, TokenLogprobs]]:
         """The next token of each row of `logits`, and its log-probabilities for the rows that ask for them."""
         asked = {row: n for row, one in enumerate(generations) if (n := one.request.sampling.logprobs) is not None}

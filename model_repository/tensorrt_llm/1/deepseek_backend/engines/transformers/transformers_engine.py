@@ -28,8 +28,8 @@ from deepseek_backend.engines.base import (
     require,
 )
 from deepseek_backend.engines.prompting import render_chat
-from deepseek_backend.engines.transformers.batched_generation import Generation
-from deepseek_backend.engines.transformers.checkpoint_loading import Checkpoint, load_checkpoint
+from deepseek_backend.engines.transformers.batched_generation import BatchedGeneration
+from deepseek_backend.engines.transformers.checkpoint_loading import LoadedCheckpoint, load_checkpoint
 from deepseek_backend.engines.transformers.continuous_batch import ContinuousBatch
 from deepseek_backend.engines.transformers.model_runner import ModelRunner
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, one_line
@@ -117,14 +117,14 @@ class TransformersEngine:
         self._config = config
         self._options = parse_options(config.engine_options)
         # Set by `start`, before the thread; `stop` drops them after it.
-        self._checkpoint: Checkpoint | None = None
+        self._checkpoint: LoadedCheckpoint | None = None
         self._capabilities: Capabilities | None = None
         self._load_seconds: Mapping[str, float] = {}
         self._batch: ContinuousBatch | None = None
         self._thread: threading.Thread | None = None
         # How requests cross over to the thread. All guarded by _wake.
         self._wake = threading.Condition()
-        self._arrivals: list[Generation] = []
+        self._arrivals: list[BatchedGeneration] = []
         self._aborts: set[str] = set()
         self._down = "the engine has not been started"
         """Why nothing is served; empty while it is. The thread ends when it is set."""
@@ -173,7 +173,7 @@ class TransformersEngine:
     def submit(self, request: GenerateRequest, sink: StepSink) -> None:
         """Tokenizes in the caller's thread; the engine's thread does the rest."""
         try:
-            generation = Generation(request, sink, self._loaded(), self.capabilities.max_seq_len)
+            generation = BatchedGeneration(request, sink, self._loaded(), self.capabilities.max_seq_len)
             with self._wake:
                 if self._down:
                     raise UnavailableError(self._down)
@@ -222,7 +222,7 @@ class TransformersEngine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _loaded(self) -> Checkpoint:
+    def _loaded(self) -> LoadedCheckpoint:
         """:raises UnavailableError: when nothing is served."""
         checkpoint = self._checkpoint
         if checkpoint is None or self._down:

@@ -6,12 +6,12 @@ import pytest
 
 from deepseek_backend.answer.sequence_buffer import SequenceBuffer, SequenceChunk
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
-from deepseek_backend.request.parsed_request import Call, SamplingParams
+from deepseek_backend.request.parsed_request import ParsedRequest, SamplingParams
 
 
 def buffer(*, prompt: str = "p", stop: tuple[str, ...] = (), include_stop: bool = False, **call: Any) -> SequenceBuffer:
     sampling = SamplingParams(stop=stop, include_stop_str_in_output=include_stop)
-    return SequenceBuffer(4, Call(sampling=sampling, **call), prompt)
+    return SequenceBuffer(4, ParsedRequest(sampling=sampling, **call), prompt)
 
 
 def token(text: str = "a", **fields: Any) -> Step:
@@ -183,7 +183,7 @@ def test_the_last_chunk_has_what_the_engine_knows_at_the_end() -> None:
 
 
 def test_a_cumulative_stream_sends_no_more_than_a_multiple_of_its_text():
-    buffer = SequenceBuffer(0, Call(streaming=True, cumulative=True), "")
+    buffer = SequenceBuffer(0, ParsedRequest(streaming=True, cumulative=True), "")
     sent = length = chunks = 0
     for _ in range(40_000):
         buffer.add(Step(text="word ", token_ids=[1]))

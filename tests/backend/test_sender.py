@@ -8,12 +8,12 @@ import weakref
 
 import pytest
 
-from deepseek_backend.answer.active_request import Exchange
+from deepseek_backend.answer.active_request import ActiveRequest
 from deepseek_backend.delivery import sender
 from deepseek_backend.delivery.sender import NUM_THREADS, URGENT_IN_A_ROW, Sender
 from deepseek_backend.engines.base import Step
 from deepseek_backend.errors import EngineError
-from deepseek_backend.request.parsed_request import Call, GenerateRequest, Prompt
+from deepseek_backend.request.parsed_request import GenerateRequest, ParsedRequest, Prompt
 from support.fakes import ListReply
 
 
@@ -41,8 +41,8 @@ class Line:
     def open(self, name, *, started=False, prompts=1, **call):
         """A stream; with `started` its first text has been sent."""
         reply = NotingReply(name, self.served)
-        exchange = Exchange(reply, client_id=name)
-        asked = Call(prompts=(Prompt(text="p"),) * prompts, streaming=True, **call)
+        exchange = ActiveRequest(reply, client_id=name)
+        asked = ParsedRequest(prompts=(Prompt(text="p"),) * prompts, streaming=True, **call)
         exchange.begin(
             asked,
             [

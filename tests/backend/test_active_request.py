@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_backend.answer.active_request import TRANSITIONS, Event, Exchange, State, StepEffect
+from deepseek_backend.answer.active_request import TRANSITIONS, ActiveRequest, RequestEvent, RequestState, StepEffect
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.errors import CancelledError, EngineError
-from deepseek_backend.request.parsed_request import Call, GenerateRequest, Prompt, SamplingParams
+from deepseek_backend.request.parsed_request import GenerateRequest, ParsedRequest, Prompt, SamplingParams
 from support.fakes import ListReply
 
 
 def exchange(streaming=True, prompts=("p",), **call):
     reply = ListReply()
-    opened = Exchange(reply)
-    asked = Call(prompts=tuple(Prompt(text=text) for text in prompts), streaming=streaming, **call)
+    opened = ActiveRequest(reply)
+    asked = ParsedRequest(prompts=tuple(Prompt(text=text) for text in prompts), streaming=streaming, **call)
     opened.begin(
         asked,
         [
@@ -43,7 +43,7 @@ def test_a_stream_is_increments_and_one_final_response_with_usage():
         "text_output": "", "finish_reason": "stop", "stop_reason": "7", "num_input_tokens": 3, "num_output_tokens": 3,
         "num_cached_tokens": 0,
     }  # fmt: skip
-    assert opened.state is State.CLOSED
+    assert opened.state is RequestState.CLOSED
 
 
 def test_deltas_that_have_not_left_leave_together():
@@ -221,10 +221,10 @@ def test_a_complete_answer_is_better_than_a_likelier_one_that_was_cut_short():
 
 def test_a_request_that_ended_before_it_began_stays_ended():
     reply = ListReply()
-    opened = Exchange(reply)
+    opened = ActiveRequest(reply)
     opened.end(finish_reason="cancelled")
 
-    assert not opened.begin(Call(), [])
+    assert not opened.begin(ParsedRequest(), [])
     opened.deliver()
     assert (reply.last["text_output"], reply.last["finish_reason"]) == ("", "cancelled")
 
@@ -247,14 +247,14 @@ def test_a_reply_is_not_asked_for_cancellation_once_closed():
     assert opened.client_has_gone() is False
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(RequestState, RequestEvent)))
 def test_only_the_transitions_of_the_table_exist(state, event):
     following = TRANSITIONS.get((state, event))
 
     assert (following is None) == (
-        state is State.CLOSED
-        or (state is State.ENDED and event is not Event.FINAL_SENT)
-        or (state in (State.OPEN, State.GENERATING) and event is Event.FINAL_SENT)
+        state is RequestState.CLOSED
+        or (state is RequestState.ENDED and event is not RequestEvent.FINAL_SENT)
+        or (state in (RequestState.OPEN, RequestState.GENERATING) and event is RequestEvent.FINAL_SENT)
     )
 
 

@@ -5,18 +5,18 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_backend.answer.active_request import Exchange, Place
+from deepseek_backend.answer.active_request import ActiveRequest, QueueState
 from deepseek_backend.answer.sequence_buffer import SequenceBuffer
-from deepseek_backend.delivery.step_queue import MAX_ITERATIONS, MAX_STEPS, Intake, joined
+from deepseek_backend.delivery.step_queue import MAX_ITERATIONS, MAX_STEPS, StepQueue, joined
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.errors import EngineError
-from deepseek_backend.request.parsed_request import Call, GenerateRequest, Prompt, SamplingParams
+from deepseek_backend.request.parsed_request import GenerateRequest, ParsedRequest, Prompt, SamplingParams
 
 
 def opened(intake, name="r", *, begun=True, **sampling):
     """A stream; `begun`: its first step has been taken."""
-    exchange = Exchange(None, client_id=name)
-    call = Call(prompts=(Prompt(text="p"),), streaming=True, sampling=SamplingParams(**sampling))
+    exchange = ActiveRequest(None, client_id=name)
+    call = ParsedRequest(prompts=(Prompt(text="p"),), streaming=True, sampling=SamplingParams(**sampling))
     exchange.begin(call, [GenerateRequest(request_id=name, prompt="p", sampling=call.sampling, max_tokens=9)])
     intake.expect(exchange)
     exchange.inflows[0].taken_s, exchange.has_tokens = float(begun), begun
@@ -30,7 +30,7 @@ def recording(**kwargs):
         taken.append((exchange.client_id, index, step.text, len(step.token_ids)))
         return True
 
-    return Intake(take, fail=kwargs.get("fail")), taken
+    return StepQueue(take, fail=kwargs.get("fail")), taken
 
 
 def timed():
@@ -41,7 +41,7 @@ def timed():
         times.append((step.text, at_s))
         return True
 
-    return Intake(take, fail=None), times
+    return StepQueue(take, fail=None), times
 
 
 def token(text, **kwargs):
@@ -112,7 +112,7 @@ def test_steps_of_a_request_that_is_over_are_dropped():
 
 def test_a_step_that_can_not_be_taken_fails_its_request_and_not_the_engine():
     failed = []
-    intake = Intake(
+    intake = StepQueue(
         lambda exchange, index, step, now: [][exchange.client_id != "bad"], lambda e, error: failed.append((e, error))
     )
     (one, request), (two, second) = opened(intake, "one"), opened(intake, "two")
@@ -163,14 +163,14 @@ def test_however_many_threads_take_them_steps_stay_in_order():
 def test_while_it_waits_for_its_turn_a_stream_is_left_alone():
     intake, taken = recording()
     exchange, request = opened(intake)
-    exchange.place = Place.RUNNING
+    exchange.place = QueueState.RUNNING
     for text in "ab":
         intake.put([(request, token(text))])
         assert intake.collect() == []
     assert taken == []
     intake.catch_up(exchange)
 
-    exchange.place = Place.SENDING
+    exchange.place = QueueState.SENDING
     intake.put([(request, token("c"))])
     assert intake.collect() == []
     intake.put([(request, token("d", finish_reason="length"))])
@@ -183,7 +183,7 @@ def test_while_it_waits_for_its_turn_a_stream_is_left_alone():
 def test_what_waits_for_a_turn_is_bounded():
     intake, taken = recording()
     exchange, request = opened(intake)
-    exchange.place = Place.RUNNING
+    exchange.place = QueueState.RUNNING
     for _ in range(MAX_STEPS):
         assert taken == []
         intake.put([(request, token("a"))])
@@ -224,7 +224,7 @@ def test_joined_steps_say_what_they_say_one_by_one(script, data):
 
 
 def _said(script):
-    call = Call(
+    call = ParsedRequest(
         streaming=True, separate_reasoning=True, returned=frozenset({"output_ids", "logprobs", "prompt_logprobs"})
     )
     sequence = SequenceBuffer(0, call, "<think>")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from deepseek_triton_client import Chunk, ProtocolError
-from deepseek_triton_client._core.response_reader import Reader
+from deepseek_triton_client._core.response_reader import ResponseReader
 from deepseek_triton_client._core.results import Logprob, PerfMetrics
 from deepseek_triton_client._core.text_increments import Cumulative, Deltas
 
@@ -13,11 +13,11 @@ COUNTS = {"num_input_tokens": 3, "num_output_tokens": 2, "num_cached_tokens": 1}
 
 
 def ours(num_answers=1):
-    return Reader(num_answers, Deltas, says_end=True)
+    return ResponseReader(num_answers, Deltas, says_end=True)
 
 
 def others(num_answers=1, increments=Deltas):
-    return Reader(num_answers, increments, says_end=False)
+    return ResponseReader(num_answers, increments, says_end=False)
 
 
 def test_a_text_alone_is_a_chunk():
