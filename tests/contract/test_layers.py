@@ -1,0 +1,75 @@
+"""What each part may import from outside. The layers inside the packages are import-linter's: `make lint`."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+
+import grimp
+import pytest
+
+OURS = (
+    "deepseek_backend",
+    "deepseek_launcher",
+    "deepseek_triton_build",
+    "deepseek_triton_client",
+    "deepseek_triton_tools",
+)
+
+
+@cache
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*OURS, include_external_packages=True, cache_dir=None)
+
+
+def imported_by(folder: str) -> set[str]:
+    """Top-level packages that the modules in `folder` import, besides the folder itself and the standard library."""
+    modules = {module for module in graph().modules if module == folder or module.startswith(f"{folder}.")}
+    assert modules, f"no module is called {folder}"
+    imported = {name for module in modules for name in graph().find_modules_directly_imported_by(module)}
+    outside = {name.partition(".")[0] for name in imported - modules}
+    return outside - sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(
+    ("folder", "allowed"),
+    [
+        pytest.param("deepseek_launcher", set(), id="the launcher runs in a stock container"),
+        pytest.param("deepseek_triton_tools.host", {"deepseek_triton_tools"}, id="doctor sends host to other hosts"),
+        pytest.param(
+            "deepseek_triton_tools.doctor.machine",
+            {"deepseek_triton_tools"},
+            id="doctor sends its checks to other hosts",
+        ),
+        pytest.param("deepseek_triton_client._core", {"certifi", "deepseek_triton_client"}, id="the client's core"),
+        pytest.param("deepseek_triton_client", {"certifi", "google", "grpc", "h11", "tritonclient"}, id="client"),
+        pytest.param("deepseek_triton_build", {"google", "tritonclient", "yaml"}, id="generator"),
+        pytest.param("deepseek_backend.request", {"deepseek_backend", "numpy"}, id="the backend's way in"),
+        pytest.param("deepseek_backend.answer", {"deepseek_backend", "numpy"}, id="the backend's answers"),
+        pytest.param("deepseek_backend.delivery", {"deepseek_backend"}, id="the backend's way out"),
+        pytest.param("deepseek_backend.process", {"deepseek_backend"}, id="the backend's process"),
+    ],
+)
+def test_a_folder_imports_only_what_it_may(folder: str, allowed: set[str]) -> None:
+    assert imported_by(folder) <= allowed
+
+
+def test_what_doctor_sends_to_other_hosts_needs_nothing_else() -> None:
+    """Every module that travels imports only modules that travel too."""
+    from deepseek_triton_tools.doctor.packing import SENT
+
+    package = "deepseek_triton_tools"
+    names = [name.removesuffix(".py").removesuffix("__init__").strip("/").replace("/", ".") for name in SENT]
+    sent = {f"{package}.{name}".rstrip(".") for name in names}
+
+    def travels(module: str) -> bool:
+        return module in sent or any(module.startswith(f"{name}.") for name in sent - {package, f"{package}.doctor"})
+
+    lacking = {
+        f"{module} -> {imported}"
+        for module in graph().modules
+        if travels(module)
+        for imported in graph().find_modules_directly_imported_by(module)
+        if imported.startswith(package) and not travels(imported)
+    }
+    assert lacking == set()
