@@ -6,8 +6,10 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+UNIT := tests/backend tests/build tests/client tests/contract tests/tools
 
-.PHONY: help venv demo test lint types generated check clean
+.PHONY: help venv demo unit test lint types docs generated check clean
 
 help:  ## show this
 	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -17,20 +19,27 @@ venv: $(INSTALLED)  ## make .venv with everything in it; PYTHON=python3.12 names
 demo: $(INSTALLED)  ## see it work: a tiny DeepSeek on a real tritonserver, without a GPU
 	@$(BIN)/deepseek-triton demo
 
-test: $(INSTALLED)  ## run the tests, WORKERS=2 files at a time
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+unit: $(INSTALLED)  ## run the quick tests, without a server: what you run while you work
+	@$(PYTEST) -m "not slow" $(UNIT)
 
-lint: $(INSTALLED)  ## ruff: rules and formatting
+test: $(INSTALLED)  ## run all tests, WORKERS=2 files at a time
+	@$(PYTEST)
+
+lint: $(INSTALLED)  ## ruff: rules and formatting; import-linter: the layers between folders
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@PYTHONPATH=model_repository/tensorrt_llm/1 $(BIN)/lint-imports --no-cache
 
 types: $(INSTALLED)  ## mypy, strict
 	@$(BIN)/mypy
 
+docs: $(INSTALLED)  ## build the documentation as a site into .cache/site; a broken link is an error
+	@$(BIN)/mkdocs build --strict --quiet
+
 generated: $(INSTALLED)  ## write config.pbtxt, the embedded model.yaml, docs/contract.md and docs/rules.md again
 	@$(BIN)/python -m deepseek_triton_tools.generated_files
 
-check: lint types test  ## lint, types and test
+check: lint types docs test  ## lint, types, docs and test
 
 clean:  ## remove .venv and what the tools leave
 	rm -rf $(VENV) dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis

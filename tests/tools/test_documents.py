@@ -1,0 +1,58 @@
+"""The README, and the documentation as a site."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_readme_is_short() -> None:
+    """What doesn't fit belongs in docs/."""
+    assert len(README) <= 7_000
+
+
+def test_the_readme_lists_every_command() -> None:
+    help_text = subprocess.run(
+        [sys.executable, "-m", "deepseek_triton_tools.cli.main", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    verbs = set(re.findall(r"^    ([a-z-]+)\b", help_text, re.MULTILINE))
+    assert {"demo", "plan", "launch"} <= verbs
+    assert {verb for verb in verbs if f"| `{verb}` |" not in README} == set()
+
+
+def test_the_index_names_every_page() -> None:
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md", "changelog.md"}
+    index = (ROOT / "docs/index.md").read_text("utf-8")
+    assert {page for page in pages if f"({page})" not in index} == set()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly: a broken link or anchor fails."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
+    loaded = re.compile(
+        r"""<(?:script|img|iframe)[^>]*\ssrc=["']?(https?:[^"' >]+)|<link[^>]*\shref=["']?(https?:[^"' >]+)"""
+    )
+    found = {
+        address
+        for page in site.rglob("*.html")
+        for match in loaded.finditer(page.read_text("utf-8"))
+        for address in match.groups()
+        if address
+    }
+    assert found == set()
