@@ -34,7 +34,7 @@ types: $(INSTALLED)  ## mypy, strict
 	@$(BIN)/mypy
 
 docs: $(INSTALLED)  ## build the documentation as a site into .cache/site; a broken link is an error
-	@$(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/zensical build --clean --strict
 
 generated: $(INSTALLED)  ## write config.pbtxt, the embedded model.yaml, docs/contract.md and docs/rules.md again
 	@$(BIN)/python -m deepseek_triton_tools.generated_files
