@@ -17,12 +17,12 @@ from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_tools.repository.checkpoint_files import (
     CheckpointFiles,
     WeightFile,
-    files_of_share,
     find_checkpoints,
     find_damage,
 )
 from deepseek_triton_tools.tool_errors import CheckpointError
-from deepseek_triton_tools.warming.warm_options import Share
+from deepseek_triton_tools.warming.checkpoint.survey import files_of_share
+from deepseek_triton_tools.warming.checkpoint.warm_options import Share
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -171,7 +171,7 @@ def test_a_damaged_shard_fails_with_its_byte_and_the_others_are_warmed(checkpoin
     assert f"ends at byte {SIZE - 1:,}" in message
     assert result.exit_code == 1
     assert [resident_bytes(checkpoint / name) for name in NAMES if name != NAMES[2]] == [SIZE] * 3
-    assert {each.file.path.name: each.fate for each in result.survey.files}[NAMES[2]] == "damaged"
+    assert {each.file.path.name: each.selection for each in result.survey.files}[NAMES[2]] == "damaged"
 
 
 def test_what_examining_finds_damaged_is_not_read(checkpoint: Path) -> None:
@@ -358,7 +358,6 @@ def test_storage_that_does_not_answer_is_named_and_given_up(checkpoint: Path, fr
 _AS_NOBODY = """
 import os, sys
 from deepseek_triton_tools.warming import take_survey, warm
-from deepseek_triton_tools.warming.warming import Progress
 survey = take_survey([sys.argv[1]])
 os.setgid(65534); os.setuid(65534)
 result = warm(survey)
@@ -465,7 +464,7 @@ def test_a_bug_in_a_thread_comes_out_and_nothing_hangs(checkpoint: Path, monkeyp
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    monkeypatch.setattr(Transfer, "_try", fail)
+    monkeypatch.setattr(Transfer, "_read_segment", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         warmed(checkpoint)
 
@@ -505,7 +504,7 @@ _THREADS = """
 import resource, sys
 from deepseek_triton_tools.tool_errors import ToolError
 from deepseek_triton_tools.warming import WarmOptions, take_survey, warm
-from deepseek_triton_tools.warming.damage_check import Check
+from deepseek_triton_tools.warming.damage_check import DamageCheck
 survey = take_survey(sys.argv[1], WarmOptions(jobs=8))
 start = __import__("threading").Thread.start
 allowed = iter([True] * int(sys.argv[2]))
@@ -524,7 +523,7 @@ except ToolError as error:
 
 @pytest.mark.parametrize(
     ("allowed", "expected"),
-    [(2, f"0 {4 * SIZE}"), (0, "can't start new thread: allow more of them (ulimit -u, pids.max)")],
+    [(2, f"0 {4 * SIZE}"), (0, "can't start new thread: allow this user more threads (ulimit -u, pids.max)")],
 )
 def test_where_threads_are_few_those_do_the_work(checkpoint: Path, allowed: int, expected: str) -> None:
     command = [sys.executable, "-c", _THREADS, str(checkpoint), str(allowed)]

@@ -10,17 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.host.mounts import mount_at
+from deepseek_triton_tools.host.mounts import Mount, mount_at, parse_mountinfo, read_mounts
 from deepseek_triton_tools.warming.pagecache.filesystem import (
     ENOUGH_READ_AHEAD_KB,
     MOST_JOBS,
     READ_AHEAD,
     FileSystem,
-    Mount,
     Reading,
     file_system_of,
-    parse_mountinfo,
-    read_mounts,
 )
 from support.mounting import loop_image, mounted, overlay
 
@@ -114,7 +111,7 @@ def test_every_name_comes_back_as_the_kernel_escapes_it(name: str) -> None:
 
 
 def test_what_is_no_mountinfo_is_refused_with_the_line() -> None:
-    with pytest.raises(ValueError, match="expected a line as of /proc/self/mountinfo, got '/dev/sda1 / ext4 rw 0 0'"):
+    with pytest.raises(ValueError, match="expected a line of /proc/self/mountinfo, got '/dev/sda1 / ext4 rw 0 0'"):
         parse_mountinfo("/dev/sda1 / ext4 rw 0 0\n")
 
 

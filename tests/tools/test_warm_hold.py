@@ -28,7 +28,7 @@ def survey(tmp_path):
     make_checkpoint(tmp_path / "R1", size=2 * 10**6)
     survey = take_survey([str(tmp_path / "R1")])
     warm(survey)
-    if survey.files[0].asked_by is None:
+    if survey.files[0].residency_method is None:
         pytest.skip("the kernel does not say what is resident here")
     return survey
 
@@ -225,7 +225,9 @@ def unknown(survey):
 
     def on_own_cache(each):
         reading = replace(each.file_system.reading, is_cached=False)
-        return replace(each, file_system=replace(each.file_system, reading=reading), resident=None, asked_by=None)
+        return replace(
+            each, file_system=replace(each.file_system, reading=reading), resident=None, residency_method=None
+        )
 
     return replace(survey, files=tuple(map(on_own_cache, survey.files)))
 

@@ -11,17 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.cli import parsing
-from deepseek_triton_tools.host.host_memory import CgroupMemory, HostMemory
+from deepseek_triton_tools.host.host_memory import BUDGET_SHARE, CgroupMemory, HostMemory
 from deepseek_triton_tools.host.units import about, part_of, sized
 from deepseek_triton_tools.terminal.tables import plain_lines
 from deepseek_triton_tools.warming import Share, Stall, WarmOptions, take_survey, warm
-from deepseek_triton_tools.warming.checkpoint.survey import BUDGET_SHARE
 from deepseek_triton_tools.warming.pagecache.residency import evict
 from deepseek_triton_tools.warming.report import report
 from deepseek_triton_tools.warming.report.document import SCHEMA, result_document, survey_document
 from deepseek_triton_tools.warming.report.progress_view import ProgressView, progress_line, stall_line
 from deepseek_triton_tools.warming.transfer import Problem
-from deepseek_triton_tools.warming.warming import WarmProgress
+from deepseek_triton_tools.warming.warm_progress import WarmProgress
 
 GIB = 2**30
 
@@ -85,7 +84,7 @@ def test_files_are_rows_where_asked_for_or_where_something_is_wrong(survey):
     name = survey.files[1].file.path.name
     assert name in text(survey, verbose=True)
 
-    damaged = (survey.files[0], replace(survey.files[1], fate="damaged"), *survey.files[2:])
+    damaged = (survey.files[0], replace(survey.files[1], selection="damaged"), *survey.files[2:])
     shown = text(replace(survey, files=damaged))
     assert name in shown
     assert "damaged: left out" in shown
@@ -93,7 +92,7 @@ def test_files_are_rows_where_asked_for_or_where_something_is_wrong(survey):
 
 
 def test_residency_that_the_kernel_keeps_to_itself_is_unknown(survey):
-    files = tuple(replace(each, resident=None, asked_by=None) for each in survey.files)
+    files = tuple(replace(each, resident=None, residency_method=None) for each in survey.files)
     unknown = replace(survey, files=files)
 
     assert "resident           unknown" in text(unknown)
@@ -187,13 +186,15 @@ def on_uncached(survey):
 
     def there(each):
         reading = replace(each.file_system.reading, is_cached=False)
-        return replace(each, file_system=replace(each.file_system, reading=reading), resident=None, asked_by=None)
+        return replace(
+            each, file_system=replace(each.file_system, reading=reading), resident=None, residency_method=None
+        )
 
     return replace(survey, files=tuple(map(there, survey.files)))
 
 
 def test_a_file_system_that_keeps_nothing_in_the_page_cache_is_never_called_warm(folder, survey):
-    place = report.mount_name(survey.files[0].file_system)
+    place = survey.files[0].file_system.mount
     result = warm(on_uncached(take_survey([str(folder)])))
 
     assert f"what is read from {place} does not stay in the page cache" in list(report.preamble(on_uncached(survey)))

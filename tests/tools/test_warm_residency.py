@@ -270,7 +270,6 @@ def test_what_is_locked_stays(cold: Path) -> None:
         address = linux.map_file(file.fileno(), PAGE_SIZE, 4 * PAGE_SIZE)
     linux.lock(address, 4 * PAGE_SIZE)
     locked_left = evict(cold)
-    linux.unlock(address, 4 * PAGE_SIZE)
     linux.unmap(address, 4 * PAGE_SIZE)
 
     assert locked_left == 4 * PAGE_SIZE
@@ -297,7 +296,6 @@ def test_a_refused_system_call_is_an_error_with_its_number() -> None:
         (lambda: linux.map_file(-1, 0, PAGE_SIZE), errno.EBADF),
         (lambda: linux.unmap(1, PAGE_SIZE), errno.EINVAL),
         (lambda: linux.lock(0, PAGE_SIZE), errno.ENOMEM),
-        (lambda: linux.unlock(0, PAGE_SIZE), errno.ENOMEM),
         (lambda: linux.file_system_magic(-1), errno.EBADF),
     ]
     for call, code in calls:

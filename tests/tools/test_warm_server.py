@@ -1,4 +1,4 @@
-"""`deepseek-triton warm --server`: against a scripted server, which says what it is cold or full for."""
+"""`deepseek-triton warm server`: against a scripted server, which says what it is cold or full for."""
 
 import contextlib
 import functools
@@ -26,10 +26,10 @@ from deepseek_triton_tools.server.waiting import LogFollower, Waiting
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError
 from deepseek_triton_tools.warming.server import rounds, shapes
-from deepseek_triton_tools.warming.server.rounds import AskingTogether, Round, ShapeResult, is_steady
+from deepseek_triton_tools.warming.server.rounds import Round, ShapeResult, is_steady, request_styles
+from deepseek_triton_tools.warming.server.server_warm_result import ServerWarmResult, duration, summary
 from deepseek_triton_tools.warming.server.shapes import Shape, planned_shapes
 from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
-from deepseek_triton_tools.warming.server.warmth import Warmth, duration, summary
 from support.contract_metadata import METADATA
 from support.model_server import END, WAIT, Refusal
 
@@ -190,19 +190,20 @@ def test_at_the_limit_what_is_open_is_cancelled_and_the_rest_is_not_begun(model_
 
 
 def test_words_are_sent_where_a_model_takes_no_token_ids():
-    def asking(*inputs):
+    def styles(*inputs):
         metadata = ModelMetadata(
             "m", ("1",), "python", tuple(TensorMetadata(name, "BYTES", (1,)) for name in inputs), ()
         )
-        return AskingTogether.of(metadata, 7)
+        return request_styles(metadata, 7)
 
-    vllm = asking("text_input", "stream", "sampling_parameters")
+    vllm, plain_vllm = styles("text_input", "stream", "sampling_parameters")
     assert vllm.fields == {"max_tokens": 7, "ignore_eos": True}
-    assert vllm.otherwise.fields == {"max_tokens": 7}
+    assert plain_vllm.fields == {"max_tokens": 7}
     assert len(vllm.prompt(50).split()) == 50
     assert vllm.prompt(50) != vllm.prompt(50)
-    assert asking("text_input", "streaming", "sampling_param_max_tokens").fields == {"max_tokens": 7}
-    assert len(AskingTogether.of(METADATA, 7).prompt(50)) == 50
+    [plain] = styles("text_input", "streaming", "sampling_param_max_tokens")
+    assert plain.fields == {"max_tokens": 7}
+    assert [len(style.prompt(50)) for style in request_styles(METADATA, 7)] == [50, 50]
 
 
 def test_a_small_vocabulary_gets_ids_that_it_has(model_server, run):
@@ -328,7 +329,7 @@ def test_a_full_server_is_asked_for_less_and_no_more_for_later_shapes(model_serv
     assert (first["rounds"][0]["num_requests"], first["rounds"][0]["num_refused"]) == (2, 2)
     assert {each["num_requests"] for each in first["rounds"]} == {2}
     assert first["rounds"][-1]["num_refused"] == 0
-    reason = "the server did not take more than 2 at once, and so many have been sent"
+    reason = "the server takes no more than 2 at once, and that many have been sent already"
     assert [other["reason"] for other in others] == [reason, reason]
     assert f"8 x 8 prompt tokens: left out: {reason}" in done.err
     assert model_server.most_at_once == 4
@@ -469,7 +470,7 @@ def test_over_http_more_at_once_than_tritons_front_end_stands_are_not_asked(mode
     assert done.code == 0
     assert statuses(done) == ["steady", "left out"]
     assert (
-        "4 x 8 prompt tokens: left out: over HTTP no more than 3 are asked at once: give the server as grpc" in done.err
+        "4 x 8 prompt tokens: left out: over HTTP no more than 3 are sent at once: give the server as grpc" in done.err
     )
     assert model_server.most_at_once == 3
 
@@ -854,9 +855,9 @@ def test_the_table_says_what_was_found_and_what_was_left_out(model_server, capsy
     assert out.splitlines()[-1].startswith("steady after ")
 
 
-def warmth_of(*results, **changes):
+def warm_result_of(*results, **changes):
     facts = {"url": "http://a:1", "model": "m", "waited_s": 1.0, "phases_s": {}, "load_s": {}, "shapes_from": "here"}
-    return Warmth(**{**facts, "results": results, "warmed_s": 2.0, **changes})
+    return ServerWarmResult(**{**facts, "results": results, "warmed_s": 2.0, **changes})
 
 
 def result_of(status, *rounds):
@@ -868,42 +869,42 @@ FEWER = Round(**{**vars(ROUND), "num_requests": 2})
 
 
 @pytest.mark.parametrize(
-    ("warmth", "expected"),
+    ("warm_result", "expected"),
     [
         pytest.param(
-            warmth_of(STEADY, result_of("left out")),
+            warm_result_of(STEADY, result_of("left out")),
             "steady after 2.0 s: its first users waited no longer than later ones will; 1 of 2 shapes were left out",
             id="measured",
         ),
         pytest.param(
-            warmth_of(STEADY, result_of("not steady", ROUND)),
+            warm_result_of(STEADY, result_of("not steady", ROUND)),
             "not steady after 2.0 s: 1 of 2 shapes have two rounds to compare",
             id="one round",
         ),
         pytest.param(
-            warmth_of(result_of("not steady", ROUND, FEWER)),
+            warm_result_of(result_of("not steady", ROUND, FEWER)),
             "not steady after 2.0 s: 0 of 1 shapes have two rounds to compare",
             id="of other sizes",
         ),
         pytest.param(
-            warmth_of(STEADY, result_of("not reached")),
+            warm_result_of(STEADY, result_of("not reached")),
             "not steady after 2.0 s: 1 of 2 shapes have two rounds to compare",
             id="not reached",
         ),
         pytest.param(
-            warmth_of(result_of("left out")),
+            warm_result_of(result_of("left out")),
             "not steady after 2.0 s: 0 of 1 shapes have two rounds to compare; 1 of 1 shapes were left out",
             id="nothing",
         ),
         pytest.param(
-            warmth_of(STEADY, was_stopped=True),
+            warm_result_of(STEADY, was_stopped=True),
             "stopped after 2.0 s: 1 of 1 shapes have two rounds to compare",
             id="stopped",
         ),
     ],
 )
-def test_that_nobody_waited_is_said_only_where_it_was_measured(warmth, expected):
-    assert summary(warmth) == expected
+def test_that_nobody_waited_is_said_only_where_it_was_measured(warm_result, expected):
+    assert summary(warm_result) == expected
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from deepseek_triton_tools.repository.served_models import (
     served_models,
 )
 from deepseek_triton_tools.tool_errors import CheckpointError
-from deepseek_triton_tools.warming.warm_options import Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,18 +221,3 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
         f"{error.filename or path}: can't be looked at: {error.strerror}; let it be read and searched"
     )
-
-
-def files_of_share(files: Sequence[WeightFile], share: Share) -> tuple[WeightFile, ...]:
-    """The files of one share of the work, in their order; the shares are about the same in bytes.
-
-    The largest file first, each to the share that has least: whoever has the same files deals them the same way.
-    """
-    loads = [0] * share.count
-    chosen = set()
-    for file in sorted(files, key=lambda file: (-file.size, file.path)):
-        index = loads.index(min(loads))
-        loads[index] += file.size
-        if index == share.index - 1:
-            chosen.add(file.path)
-    return tuple(file for file in files if file.path in chosen)

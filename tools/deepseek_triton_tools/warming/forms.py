@@ -17,9 +17,9 @@ from deepseek_triton_build.arithmetic.load_time import ASSUMED_RATE, ENGINE_STAR
 from deepseek_triton_build.render.yaml_text import one_line
 from deepseek_triton_tools import text_templates
 from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, sized
 from deepseek_triton_tools.repository.serving_facts import Serving
-from deepseek_triton_tools.warming.checkpoint.survey import BUDGET_SHARE
 
 PERIOD_S = 10
 """Between two probes."""

@@ -1,8 +1,8 @@
-"""The file system a checkpoint lies on, and how it wants to be read.
+"""The file system that a checkpoint lies on, and how it is best read.
 
-Where several threads read at once they are few: sixteen of each rank have frozen NFS clients (NVIDIA/TensorRT-LLM
-pull request 14655). A kernel that reads little ahead is asked for more by posix_fadvise; by mm/readahead.c each call
-brings in at most the larger one of read_ahead_kb and the device's largest request.
+Only a few threads read at once: sixteen threads of each rank have frozen NFS clients (NVIDIA/TensorRT-LLM pull request
+14655). Where the kernel reads little ahead, posix_fadvise asks it for more. By mm/readahead.c each such call brings in
+at most the larger one of read_ahead_kb and the device's largest request.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from deepseek_triton_tools.host.mounts import Mount, mount_at, parse_mountinfo, read_mounts
-from deepseek_triton_tools.warming.warm_options import Method
-
-__all__ = ["FileSystem", "Mount", "Reading", "file_system_of", "parse_mountinfo", "read_mounts"]
+from deepseek_triton_tools.host.host_memory import read_number
+from deepseek_triton_tools.host.mounts import Mount, mount_at, read_mounts
 
 WINDOW = 2**26
-"""64 MiB."""
+"""Bytes that a thread asks for at once: 64 MiB."""
 READ_AHEAD = 2**24
-"""16 MiB: of 128 KiB to 15 MiB the largest was the best for NFS in Azure NetApp Files' page on read-ahead."""
+"""Bytes that the kernel is asked to read ahead: 16 MiB. Azure NetApp Files' page on read-ahead has measured 128 KiB to
+15 MiB for NFS, and the largest was the best."""
 ENOUGH_READ_AHEAD_KB = 1024
-"""A kernel that reads so much ahead keeps a link busy: over NFS 1 MiB gave 940 MB/s of 10 Gbit/s and 128 KiB 300 MB/s
-(honnef.co, "NFS sequential read performance")."""
+"""A kernel that reads this much ahead keeps a link busy: over NFS at 10 Gbit/s, 1 MiB gave 940 MB/s and 128 KiB gave
+300 MB/s (honnef.co, "NFS sequential read performance")."""
 MOST_JOBS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How to read from a file system: defaults of `deepseek-triton warm`."""
+    """How to read from a file system, unless options say otherwise."""
 
     kind: str
-    """"local disk", "network", "memory", ... for people."""
+    """The kind of storage, for people: "local disk", "network", "object store" or "memory"."""
     jobs: int
-    """Windows read at once on a node; 0 where there is nothing to bring in (tmpfs)."""
+    """Windows that a node reads at once; 0 where there is nothing to bring in (tmpfs)."""
     window: int = WINDOW
-    """Bytes a thread asks for at once."""
+    """Bytes that a thread asks for at once."""
     read_ahead: int = READ_AHEAD
-    """Bytes beyond the window that the kernel is asked for ahead; 0: the kernel's own read-ahead does."""
-    method: Method = "splice"
-    """splice copies nothing; read is for what can't do it."""
+    """Bytes beyond the window that the kernel is asked to read ahead; 0: the kernel's own read-ahead is enough."""
+    method: Literal["splice", "read"] = "splice"
+    """splice copies nothing; read is for file systems that can't splice."""
     is_cached: bool = True
-    """Whether what is read stays in the page cache. Not on DAX, ZFS (its own cache) and others with a cache of their
-    own or none. Of FUSE and BeeGFS it can't be known beforehand: the residency afterwards tells."""
+    """Whether what is read stays in the page cache. It does not on DAX, on ZFS and on others that have a cache of their
+    own or none. For FUSE and BeeGFS it can't be known beforehand; the residency after the warm-up shows it."""
     reason: str
-    """Why these, in one line, with its source."""
+    """The reason for these values, in one line, with its source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class FileSystem:
     mount: Mount
     reading: Reading
     read_ahead_kb: int | None
-    """The kernel's own, by /sys/class/bdi/<device>/read_ahead_kb; None where it can't be read. Of an overlay: of the
-    file system beneath."""
+    """The kernel's read-ahead in KiB, by /sys/class/bdi/<device>/read_ahead_kb; None where it can't be read. For an
+    overlay it is that of the file system beneath."""
 
 
 def _local(reason: str) -> Reading:
@@ -134,8 +134,8 @@ _BY_TYPE: Mapping[str, Reading] = {
     "overlay": _local("an overlay whose layers can't be seen from here is read as a disk"),
     **dict.fromkeys(("tmpfs", "ramfs", "rootfs", "devtmpfs", "hugetlbfs"), _IN_MEMORY),
 }
-"""By the type in mountinfo. "fuse" stands for the processes that are not named, "overlay" for those whose layers can't
-be seen."""
+"""Type in mountinfo -> how it is read. "fuse" stands for every FUSE type that is not listed, "overlay" for overlays
+whose layers can't be seen."""
 
 _MEMORY_OF_DEVICE = replace(_memory("DAX: it is read where it lies, without the page cache"), is_cached=False)
 
@@ -143,12 +143,12 @@ _MEMORY_OF_DEVICE = replace(_memory("DAX: it is read where it lies, without the 
 def file_system_of(path: Path, mounts: Sequence[Mount] | None = None, *, sysfs: Path = Path("/sys")) -> FileSystem:
     """The file system that the file or folder at `path` (links followed) lies on.
 
-    :param mounts: those of this process unless given.
+    :param mounts: None: the mounts that this process sees.
     :raises OSError: when the path or mountinfo can't be read.
     """
     place = Path(os.path.realpath(path, strict=True))
     mounts = read_mounts() if mounts is None else mounts
-    mount = mount_at(place, mounts) or _unseen(place)
+    mount = mount_at(place, mounts) or _unknown_mount(place)
     storage = mount
     layers: list[Mount] = []
     while storage.type == "overlay" and (beneath := _beneath(storage, place, mounts, [mount, *layers])):
@@ -162,19 +162,20 @@ def file_system_of(path: Path, mounts: Sequence[Mount] | None = None, *, sysfs: 
 
 
 def _beneath(overlay: Mount, place: Path, mounts: Sequence[Mount], seen: Sequence[Mount]) -> tuple[Mount, Path] | None:
-    """Where an overlay's file lies: in the first of its layers that has it."""
+    """The mount and path where a file of an overlay really lies: in the first of its layers that has the file."""
     inside = Path(overlay.root.lstrip("/")) / place.relative_to(overlay.mount_point)
     for layer in _layers(overlay):
         file = Path(os.path.realpath(layer / inside))
         mount = mount_at(file, mounts)
-        # In a container the layers are the host's paths, which may mean something else here: the overlay itself.
+        # In a container the layers are named by paths of the host. Such a path may lead to the overlay itself here.
         if mount and mount not in seen and os.path.lexists(file):
             return mount, file
     return None
 
 
 def _layers(overlay: Mount) -> Iterator[Path]:
-    """The upper one first; a colon in a name is written with a backslash before it. Relative ones can't be found."""
+    """The folders of an overlay's layers, the upper one first. In the options a colon within a name has a backslash
+    before it. Relative paths are left out, because nothing says what they are relative to."""
     folders: list[str] = []
     for option in overlay.options:
         name, _, value = option.partition("=")
@@ -192,7 +193,7 @@ def _reading(mount: Mount, read_ahead_kb: int | None) -> Reading:
     if not reading.read_ahead:
         return reading
     if read_ahead_kb is None:
-        return _because(reading, "how far the kernel reads ahead can't be seen, so it is asked")
+        return _because(reading, "how far the kernel reads ahead can't be seen, so it is asked to")
     if read_ahead_kb >= ENOUGH_READ_AHEAD_KB:
         return replace(reading, read_ahead=0)
     return _because(reading, f"the kernel reads {read_ahead_kb} KiB ahead, so it is asked for more")
@@ -209,7 +210,7 @@ def _by_options(mount: Mount, reading: Reading) -> Reading:
 
 
 def _by_connections(nfs: Reading, nconnect: str | None) -> Reading:
-    """nfs(5): requests are spread over nconnect connections, at most 16."""
+    """The number of jobs by nconnect: requests are spread over so many connections, at most 16 (nfs(5))."""
     if nconnect is None or not nconnect.isdecimal() or int(nconnect) < 2:
         return nfs
     jobs = min(MOST_JOBS, max(nfs.jobs, int(nconnect)))
@@ -217,10 +218,10 @@ def _by_connections(nfs: Reading, nconnect: str | None) -> Reading:
 
 
 def _caches_9p(mount: Mount) -> bool:
-    """fs/9p/v9fs.c: no cache unless mounted with one; cache=<hexadecimal bits> since Linux 6.4, of which the lowest is
-    the files' cache, a name before."""
+    """Whether a 9p mount caches files, by fs/9p/v9fs.c: only where the option cache=... says so. Since Linux 6.4 its
+    value is a hexadecimal number whose lowest bit is the cache for files; before, it was a name."""
     cache = (mount.option("cache") or "0").lower()
-    with contextlib.suppress(ValueError):  # it is a name
+    with contextlib.suppress(ValueError):  # the value is a name
         return bool(int(cache, 16) & 1)
     return cache in ("loose", "fscache", "readahead")
 
@@ -230,27 +231,24 @@ def _because(reading: Reading, why: str) -> Reading:
 
 
 def _read_ahead_kb(mount: Mount, sysfs: Path) -> int | None:
-    """By the device's number (disks, NFS, FUSE), of a partition by its disk's; else by the type and a running number,
-    as btrfs-1, which nothing links to the mount: the smallest then."""
+    """The kernel's read-ahead of a mount; None where /sys does not have it.
+
+    It is found by the device's number (disks, NFS, FUSE), for a partition by the number of its disk. Others are named
+    by their type and a running number, such as btrfs-1. Nothing links that name to the mount, so the smallest value of
+    the type is taken.
+    """
     devices, block = sysfs / "class/bdi", Path(os.path.realpath(sysfs / "dev/block" / mount.device))
     by_number = (devices / mount.device, devices / f"{mount.device}-fuseblk", block / "queue", block.parent / "queue")
     choices: list[Iterable[Path]] = [*([folder] for folder in by_number), devices.glob(f"{mount.type}-*")]
     for folders in choices:
-        found = [kb for folder in folders if (kb := _number(folder / "read_ahead_kb")) is not None]
+        found = [kb for folder in folders if (kb := read_number(folder / "read_ahead_kb")) is not None]
         if found:
             return min(found)
     return None
 
 
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _unseen(place: Path) -> Mount:
-    """In a chroot whose own mount lies outside of it."""
+def _unknown_mount(place: Path) -> Mount:
+    """Stands for a mount that this process can't see: in a chroot, the mount of the root may lie outside."""
     device = os.stat(place).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     return Mount(id=0, parent=0, device=number, root="/", mount_point="/", type="unknown", source="unknown", options=())
