@@ -154,7 +154,7 @@ def test_a_folder_out_of_reach_is_not_called_missing(tmp_path):
     finally:
         os.seteuid(0)
 
-    assert f"{folder}: can't be looked at: Permission denied" in message
+    assert f"{folder}: can't be accessed: Permission denied" in message
 
 
 # The Hugging Face cache
