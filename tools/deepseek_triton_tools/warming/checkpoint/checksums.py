@@ -96,7 +96,7 @@ def _listed_checksums(folder: Path) -> Iterator[tuple[Path, Checksum]]:
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
-        raise CheckpointError(f"{folder}: can't be listed: {error.strerror}; let it be read") from error
+        raise CheckpointError(f"{folder}: can't be listed: {error.strerror}; allow this user to read it") from error
     for name in names:
         if _SUMS_FILE.fullmatch(name):
             yield from _checksums_in(folder / name)
@@ -129,7 +129,7 @@ def _lines(path: Path) -> list[str]:
         content = read_bytes(path, _MOST_BYTES)
     except OSError as error:
         raise CheckpointError(
-            f"{path}: can't be read: {error.strerror}; let it be read, or move it out of the folder"
+            f"{path}: can't be read: {error.strerror}; allow this user to read it, or move it out of the folder"
         ) from error
     if content is None:
         raise CheckpointError(
