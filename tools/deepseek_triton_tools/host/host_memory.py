@@ -1,4 +1,4 @@
-"""How much of this machine's memory the page cache can take: MemAvailable, and what the memory cgroups leave."""
+"""The memory of this machine that the page cache can take, by MemAvailable and by the limits of memory cgroups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make` needs from a machine, and how to get what is missing.
+"""Checks that a machine has what `make` needs, and says how to get what is missing.
 
 Run as `python3 preflight.py`. It needs the standard library only, and runs on Python 3.8, so that it can say that 3.8
 is too old. It prints a line for each problem, and exits with 1 when there is any.

@@ -41,8 +41,8 @@ class CheckpointFiles:
     """The user's words for the checkpoint."""
     folder: Path
     found_by: str
-    """How the folder follows from the source, for people: "a folder", "in the Hugging Face cache, revision abc",
-    "the model of r1/tensorrt_llm/1/model.yaml"."""
+    """The way that led from the source to the folder, for people: "a folder", "in the Hugging Face cache, revision
+    abc", "the model of r1/tensorrt_llm/1/model.yaml"."""
     files: tuple[WeightFile, ...]
     """The files, sorted by name. transformers reads those that the index names, TensorRT-LLM all but "consolidated"
     ones. A file that is missing or can't be accessed is left out here, and reported by `find_damage`."""
@@ -51,7 +51,7 @@ class CheckpointFiles:
     download: str | None = None
     """The command that downloads the checkpoint, where it has a name on the Hugging Face hub."""
     findings: tuple[Finding, ...] = ()
-    """What is wrong with the checkpoint; empty until a damage check has run."""
+    """Faults of the checkpoint; empty until a damage check has run."""
 
     @property
     def size(self) -> int:
@@ -177,7 +177,7 @@ def _weight_file(path: Path) -> WeightFile | None:
 
 
 def find_damage(checkpoint: CheckpointFiles, on_file: Callable[[Path], None] = lambda _: None) -> Iterator[Finding]:
-    """What is wrong with the checkpoint, by its index and the headers of its files. `Finding.file` is a whole path.
+    """Find faults of the checkpoint, by its index and the headers of its files. `Finding.file` is a whole path.
 
     It takes a third of a second for DeepSeek's 92,000 tensors, and the time to read 163 headers.
 

@@ -1,4 +1,4 @@
-"""What a launch has to know about a generated repository: names, release, image, ranks and GPUs."""
+"""The facts about a generated repository that a launch needs: names, release, image, ranks and GPUs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LaunchFacts:
 
     @property
     def mounts(self) -> dict[str, str]:
-        """What a container mounts to read the checkpoint: path in the container -> path on this machine."""
+        """Folders that a container mounts to read the checkpoint: path in the container -> path on this machine."""
         return dict(self.serving.mounts) if self.serving else {}
 
     @property

@@ -1,4 +1,4 @@
-"""What a form of deployment has to know about a model repository or a checkpoint: names, bytes, image, GPUs."""
+"""The facts about a model repository or a checkpoint that a deployment needs: names, bytes, image, GPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Serving:
     size: int
     """Bytes of all weights."""
     size_from: str
-    """Where `size` was found, for people."""
+    """The source of `size`, for people."""
     image: str | None
     """The container image that a generated repository was made for."""
     num_gpus: int | None
@@ -49,7 +49,8 @@ class Serving:
 
     @property
     def mounts(self) -> Mapping[str, str]:
-        """What a container mounts to open the files of `folders`: path in the container -> path on this machine."""
+        """Folders that a container mounts to open the files of `folders`: path in the container -> path on this
+        machine."""
         return {place: source for folder in self.folders for place, source in _mounts(folder)}
 
     @property

@@ -25,7 +25,7 @@ class DamageCheck:
         self.problems: list[Problem] = []
         self.ended = threading.Event()
         self.error: BaseException | None = None
-        """What ended the thread before its time: a bug."""
+        """The error that ended the thread before its time: a bug."""
         self.path = survey.checkpoints[0].folder if survey.checkpoints else Path()
         """The file or folder that it reads now."""
         self.since_s = time.monotonic()

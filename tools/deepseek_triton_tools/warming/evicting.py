@@ -14,13 +14,13 @@ from deepseek_triton_tools.warming.pagecache.residency import evict
 
 @dataclass(frozen=True, kw_only=True)
 class Evicted:
-    """What became of one file that was to be evicted."""
+    """One file after the attempt to evict it."""
 
     path: Path
     left: int | None
     """Bytes that are still in the page cache; None: unknown."""
     reason: str = ""
-    """Why some of them stayed, for people."""
+    """The reason why some of them stayed, for people."""
 
 
 def evict_all(survey: Survey) -> tuple[Evicted, ...]:

@@ -62,7 +62,7 @@ def _common(serving: Serving, rate: int | None) -> dict[str, str]:
 
 
 def _load_why(serving: Serving, rate: int | None) -> str:
-    """How long it takes to read all weights, and why."""
+    """A sentence about the time that reading all weights takes, with its reasons."""
     known = "as given by --rate" if rate else "assumed, because nothing was measured: give --rate"
     seconds = load_s(serving.size, rate)
     return (

@@ -26,7 +26,7 @@ _ASKING_SHARE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What the holder found in one round."""
+    """The state of the hold after one round."""
 
     mode: HoldMode
     """"lock" or "watch", never "auto"."""
@@ -34,7 +34,7 @@ class Held:
     rewarmed: int
     """Bytes brought in again since the hold began."""
     problem: str | None = None
-    """What keeps the hold from working as it should, in one line."""
+    """The reason why the hold does not work as it should, in one line."""
 
 
 Observe = Callable[[Held], None]

@@ -35,7 +35,7 @@ class ResidencyQuery:
 
 
 def ask_residency(files: Sequence[SurveyedFile], *, stop: threading.Event, limit_s: float | None) -> Residency:
-    """What is resident of each file. All are unknown when no answer comes within `limit_s`, or within two seconds
+    """The residency of each file. All are unknown when no answer comes within `limit_s`, or within two seconds
     once `stop` is set."""
     query, started = ResidencyQuery(files), time.monotonic()
     while not query.ended.wait(_TICK_S):

@@ -53,7 +53,7 @@ class Problem:
 
 @dataclass(kw_only=True)
 class FileProgress:
-    """How far one file is. Guarded by the transfer's lock."""
+    """The progress of one file. Guarded by the transfer's lock."""
 
     surveyed: SurveyedFile
     segments_left: int
@@ -85,7 +85,7 @@ class Segment:
 
 @dataclass(kw_only=True)
 class Place:
-    """Where a thread is reading. Only that thread writes it."""
+    """The place where a thread is reading. Only that thread writes it."""
 
     thread_id: int = 0
     """The kernel's number of the thread."""
@@ -116,7 +116,8 @@ class Transfer:
         self.ended = threading.Event()
         """Set when every thread has ended."""
         self.error: BaseException | None = None
-        """What ended a thread before its time: a bug, or no file descriptor was left to open /dev/null with."""
+        """The error that ended a thread before its time: a bug, or no file descriptor was left to open /dev/null
+        with."""
         self._pace = Pace(rate_limit)
         self._checksums = checksums
         self._stop = threading.Event()

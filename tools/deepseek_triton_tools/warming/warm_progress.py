@@ -1,4 +1,4 @@
-"""How far a warm-up is: what the calling thread sees of the threads that read and check files."""
+"""The progress of a warm-up, as the calling thread sees it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stall:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmProgress:
-    """How far a warm-up is; made about twice a second."""
+    """The progress of a warm-up at one moment; made about twice a second."""
 
     total: int
     """Bytes to bring in, those that are already in the page cache included."""

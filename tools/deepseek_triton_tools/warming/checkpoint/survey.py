@@ -1,4 +1,4 @@
-"""What a warm-up finds before it begins: the files, their file systems, what is in memory already, and what fits."""
+"""The survey that a warm-up begins with: the files, their file systems, what is in memory already, and what fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem, file_
 from deepseek_triton_tools.warming.pagecache.residency import ResidentFile
 
 Selection = Literal["chosen", "too much", "other share", "damaged"]
-"""What becomes of a file: this process warms it; it does not fit the budget; another process warms it; it is
+"""The decision about a file: this process warms it; it does not fit the budget; another process warms it; or it is
 damaged."""
 
 
@@ -27,7 +27,8 @@ class SurveyedFile:
     resident: int | None
     """Bytes of it in the page cache; None: unknown."""
     residency_method: str | None
-    """How `resident` is known: "cachestat", "mincore", or "memory" for a file system in memory. None: it is unknown."""
+    """The source of `resident`: "cachestat", "mincore", or "memory" for a file system in memory. None: it is
+    unknown."""
     selection: Selection
 
     @property
@@ -130,7 +131,7 @@ def take_survey(sources: str | Sequence[str], options: WarmOptions = _DEFAULTS) 
 
 
 def with_findings(survey: Survey, findings: Mapping[Path, Sequence[Finding]]) -> Survey:
-    """`survey` with what is wrong with its checkpoints; damaged files are no longer chosen.
+    """`survey` with the faults of its checkpoints; damaged files are no longer chosen.
 
     :param findings: the folder of a checkpoint -> its findings.
     """

@@ -31,7 +31,7 @@ MOST_JOBS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How to read from a file system, unless options say otherwise."""
+    """The way to read from a file system, unless options say otherwise."""
 
     kind: str
     """The kind of storage, for people: "local disk", "network", "object store" or "memory"."""

@@ -1,4 +1,4 @@
-"""What a survey, a warm-up and an eviction tell people: tables, and lines for a log."""
+"""Tables and log lines for people, about a survey, a warm-up or an eviction."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def finding_line(finding: Finding) -> str:
 
 
 def remedies(survey: Survey) -> str:
-    """What would make room for all files."""
+    """Ways to make room for all files, in one line."""
     memory = survey.memory
     if survey.needed <= memory.headroom:
         return f"what would do: --budget {_size_option(survey.needed)}"

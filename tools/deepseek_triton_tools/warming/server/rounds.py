@@ -63,7 +63,7 @@ _WORDS = (  # noqa: SIM905 - a list of so many literals is harder to read
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What was measured in one round. Each time is the median over the answers."""
+    """The measurements of one round. Each time is the median over the answers."""
 
     num_requests: int
     """Requests that were answered."""
@@ -86,7 +86,7 @@ class ShapeResult:
     """"not reached": the time limit was over before the shape's first round had ended."""
     rounds: tuple[Round, ...] = ()
     reason: str = ""
-    """Why the shape is not steady or was left out, in one line."""
+    """The reason why the shape is not steady or was left out, in one line."""
 
     @property
     def num_requests(self) -> int:

@@ -36,7 +36,7 @@ class PlannedShapes:
     shapes: tuple[Shape, ...]
     """The shapes in the order in which they are sent."""
     source: str
-    """Where the numbers come from, for people."""
+    """The origin of the numbers, for people."""
 
 
 def planned_shapes(
