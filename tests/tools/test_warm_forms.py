@@ -1,4 +1,4 @@
-"""`warm form`: the printed text can be used as it is, and its numbers follow from what is served."""
+"""`warm form`: what is printed can be used as it is, and its numbers follow from what is served."""
 
 import contextlib
 import fcntl

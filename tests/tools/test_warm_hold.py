@@ -120,7 +120,7 @@ def test_an_empty_file_is_no_trouble(tmp_path):
 
 
 def run_without_the_right(folder, mode, limit):
-    """Hold as a user with a limit on locked memory, beside a command that ends at once."""
+    """`warm files --hold` as somebody with a limit on locked memory, beside a command that ends at once."""
     if not shutil.which("setpriv") or not shutil.which("prlimit"):
         pytest.skip("setpriv and prlimit are needed to take a right away")
     drop = ["setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock"]

@@ -193,7 +193,7 @@ def files_now(result: WarmResult, *, verbose: bool) -> list[SurveyedFile]:
 
 
 def eviction(survey: Survey, evicted: Sequence[Evicted]) -> str:
-    """The line at the end of `warm evict`."""
+    """One line of what `warm evict` did."""
     left = [each.left for each in evicted]
     files = f"{len(evicted)} shards, {sized(survey.size)}"
     if None in left:
