@@ -1,5 +1,4 @@
-"""The ports that a server gets: the given ones, or free ones that are chosen here; and the process that holds a
-port."""
+"""Claiming ports for a server, given ones or free ones; and finding the process that holds a port."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class CgroupMemory:
 
     @property
     def headroom(self) -> int:
-        """Bytes that the page cache may take in this cgroup. File pages count against the limit, but the kernel can
-        replace them."""
+        """Bytes that the page cache may take in this cgroup. File pages count against the limit, but can be
+        replaced."""
         return max(0, self.limit - (self.usage - self.file_cache))
 
 
@@ -137,8 +137,7 @@ def _read_cgroup(folder: Path, root: Path, version: Version) -> CgroupMemory | N
 
 
 def read_number(file: Path) -> int | None:
-    """The number that a file of /proc or /sys holds; None where it holds another word, such as "max", or can't be
-    read."""
+    """The number in a file of /proc or /sys; None where the file can't be read or holds a word, such as "max"."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

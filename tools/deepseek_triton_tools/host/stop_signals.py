@@ -19,7 +19,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.event = threading.Event()
-        self.forward: Callable[[int], None] | None = None
+        self.forward: Callable[[int], object] | None = None
         self._signums: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._first: int | None = None
 
@@ -52,7 +52,7 @@ class Stop:
 
     def _act(self) -> None:
         while (signum := self._signums.get()) is not None:
-            if self.forward is not None:
-                self.forward(signum)
+            if (forward := self.forward) is not None:
+                forward(signum)
             else:
                 self.event.set()

@@ -1,5 +1,4 @@
-"""The command of `--then`, which runs after a warm-up: in place of this process, or beside it while it holds the
-files."""
+"""The command of `--then`, run after a warm-up: in place of this process, or beside it during a hold."""
 
 from __future__ import annotations
 

@@ -64,8 +64,7 @@ def find_tritonserver(explicit: Path | None = None) -> Installation:
 
 
 def _wheel_package() -> Path | None:
-    """The wheel's `pytriton` folder; None where the wheel is not installed. The package is not imported, because only
-    its files are needed."""
+    """The wheel's `pytriton` folder, without importing it; None where the wheel is not installed."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +70,7 @@ class LaunchFacts:
 
     @property
     def mounts(self) -> dict[str, str]:
-        """Folders that a container mounts to read the checkpoint: path in the container -> path on this machine."""
+        """Folders that a container mounts for the checkpoint: path in the container -> path on this machine."""
         return dict(self.serving.mounts) if self.serving else {}
 
     @property
@@ -92,13 +91,13 @@ def facts_of(source: str) -> LaunchFacts:
     """
     folder = Path(os.path.abspath(source))
     try:
-        problems = list(_problems(source, folder))
+        problem = _problem(source, folder)
     except OSError as error:
         where = os.path.relpath(error.filename, folder) if error.filename else START_SCRIPT
         what = plain(source) if where == "." or where.startswith("..") else plain(os.path.join(source, where))
         raise RepositoryError(f"{what}: can't be read: {error.strerror}") from error
-    if problems:
-        raise RepositoryError("; ".join(problems))
+    if problem:
+        raise RepositoryError(problem)
     [version_dir, *_] = _version_dirs(folder)
     stamp, _ = read_stamp(version_dir.parent, "")
     serving = _serving(source)
@@ -127,32 +126,34 @@ def facts_of(source: str) -> LaunchFacts:
     )
 
 
-def _problems(source: str, folder: Path) -> Iterator[str]:
+def _problem(source: str, folder: Path) -> str | None:
+    """The reason why the folder can't be launched; None where it can."""
     written = "launch runs what deepseek-triton build writes: deepseek-triton build VARIANT --gpu GPU --output DIR"
     if not source.strip():
-        yield "the repository's name is empty: is a variable not set?"
-    elif not os.path.isdir(folder):  # pathlib's is_dir raises an error for a name that is too long
-        yield f"{plain(source)} is no folder; {written}"
-    elif not os.listdir(folder):
-        yield f"{plain(source)} is empty; {written}"
-    elif (folder.parent / START_SCRIPT).is_file() and not (folder / START_SCRIPT).is_file():
-        yield f"{plain(source)} is one model of a repository: name {plain(str(folder.parent))}"
-    elif not (folder / START_SCRIPT).is_file():
-        yield f"{plain(source)} has no {START_SCRIPT}; {written}"
-    elif not _version_dirs(folder):
-        yield f"{plain(source)} has no model's folder beside its {START_SCRIPT}; {written}"
-    elif not _is_current(folder):
-        yield (
+        return "the repository's name is empty: is a variable not set?"
+    if not os.path.isdir(folder):  # pathlib's is_dir raises an error for a name that is too long
+        return f"{plain(source)} is no folder; {written}"
+    if not os.listdir(folder):
+        return f"{plain(source)} is empty; {written}"
+    if (folder.parent / START_SCRIPT).is_file() and not (folder / START_SCRIPT).is_file():
+        return f"{plain(source)} is one model of a repository: name {plain(str(folder.parent))}"
+    if not (folder / START_SCRIPT).is_file():
+        return f"{plain(source)} has no {START_SCRIPT}; {written}"
+    if not _version_dirs(folder):
+        return f"{plain(source)} has no model's folder beside its {START_SCRIPT}; {written}"
+    if not _is_current(folder):
+        return (
             f"{plain(source)} was written before there was a launch: write it anew, with the options in the first "
             f"line of its {START_SCRIPT}"
         )
-    elif not _is_stamped(folder):
-        yield (
+    if not _is_stamped(folder):
+        return (
             f"{plain(source)} has no {MANIFEST} that can be read, which says what the folder was made for: "
             "copy the whole folder, or write it anew"
         )
-    elif not os.access(folder / START_SCRIPT, os.X_OK):
-        yield f"{plain(str(folder / START_SCRIPT))} can't be executed: chmod +x it, or copy the folder with its modes"
+    if not os.access(folder / START_SCRIPT, os.X_OK):
+        return f"{plain(str(folder / START_SCRIPT))} can't be executed: chmod +x it, or copy the folder with its modes"
+    return None
 
 
 def _version_dirs(folder: Path) -> list[Path]:
@@ -161,7 +162,7 @@ def _version_dirs(folder: Path) -> list[Path]:
 
 
 def _is_current(folder: Path) -> bool:
-    """Whether start.sh knows DRY_RUN and the supervisor is there. An older start.sh would ignore DRY_RUN and start the
+    """Whether the supervisor is there and start.sh knows DRY_RUN. An older one would ignore that and start the
     server."""
     has_supervisor = all((version_dir / SUPERVISOR).is_file() for version_dir in _version_dirs(folder))
     return has_supervisor and "DRY_RUN" in _text_of_script(folder)

@@ -17,8 +17,7 @@ MODEL_YAML = "model.yaml"
 _TENSORRT_LLM, _TRANSFORMERS, _SIMULATED = "tensorrt_llm", "transformers", "simulated"
 _TINY = "tiny"
 _DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
-"""Keys of speculative_config that name a separate draft model. TensorRT-LLM 1.1 has the second name, 0.21 and 1.2 have
-the first."""
+"""Keys of speculative_config that name a draft model: the second one in TensorRT-LLM 1.1, the first in 0.21 and 1.2."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,11 +33,11 @@ class Serving:
     """Bytes of all weights."""
     size_from: str
     """The source of `size`, for people."""
-    image: str | None
+    image: str | None = None
     """The container image that a generated repository was made for."""
-    num_gpus: int | None
+    num_gpus: int | None = None
     """GPUs of one instance: tensor_parallel_size x pipeline_parallel_size."""
-    gpus_per_node: int | None
+    gpus_per_node: int | None = None
     """GPUs of a machine that has the plan's GPU; None where the GPU is not known."""
 
     @property
@@ -49,8 +49,7 @@ class Serving:
 
     @property
     def mounts(self) -> Mapping[str, str]:
-        """Folders that a container mounts to open the files of `folders`: path in the container -> path on this
-        machine."""
+        """Folders that a container mounts for `folders`: path in the container -> path on this machine."""
         return {place: source for folder in self.folders for place, source in _mounts(folder)}
 
     @property
@@ -71,6 +70,7 @@ def serving_of(source: str) -> Serving:
     first = served[0].model_yaml.resolve()
     stamp, _ = read_stamp(first.parent.parent, "")
     size, size_from = _size(source, served, stamp)
+    gpu = gpus().get(stamp.text("gpu") or "")
     return Serving(
         source=source,
         folders=tuple(dict.fromkeys(os.path.abspath(model.path) for model in served if not _is_name(model))),
@@ -80,7 +80,7 @@ def serving_of(source: str) -> Serving:
         size_from=size_from,
         image=stamp.text("image"),
         num_gpus=_num_gpus(first),
-        gpus_per_node=_gpus_per_node(stamp),
+        gpus_per_node=gpu.gpus_per_node if gpu else None,
     )
 
 
@@ -93,9 +93,6 @@ def _of_checkpoint(source: str, found: Iterable[CheckpointFiles]) -> Serving:
         hub_cache=str(hub_cache()[0]),
         size=sum(checkpoint.size for checkpoint in found),
         size_from="its files",
-        image=None,
-        num_gpus=None,
-        gpus_per_node=None,
     )
 
 
@@ -149,15 +146,10 @@ def _mounts(folder: str) -> Iterator[tuple[str, str]]:
                 yield there, os.path.dirname(os.path.realpath(path))
 
 
-def _gpus_per_node(stamp: Stamp) -> int | None:
-    gpu = gpus().get(stamp.text("gpu") or "")
-    return None if gpu is None else gpu.gpus_per_node
-
-
 def _num_gpus(model_yaml: Path) -> int | None:
     document, _ = read_yaml(model_yaml, str(model_yaml))
-    sizes = [document.values.get(f"{way}_parallel_size") for way in ("tensor", "pipeline")] if document else [None]
-    tensor, *pipeline = sizes
+    values = document.values if document else {}
+    tensor, pipeline = values.get("tensor_parallel_size"), values.get("pipeline_parallel_size")
     if not isinstance(tensor, int):
         return None
-    return tensor * (pipeline[0] if pipeline and isinstance(pipeline[0], int) else 1)
+    return tensor * (pipeline if isinstance(pipeline, int) else 1)

@@ -18,8 +18,7 @@ from deepseek_triton_tools.warming.transfer import Problem
 
 
 class DamageCheck:
-    """A thread that checks the checkpoints of `survey` and calls `on_damage`, from that thread, for each damaged
-    file."""
+    """A thread that checks the checkpoints of `survey`, and calls `on_damage` for each damaged file."""
 
     def __init__(self, survey: Survey, on_damage: Callable[[Problem], None]) -> None:
         self.problems: list[Problem] = []

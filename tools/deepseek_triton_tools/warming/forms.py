@@ -24,8 +24,7 @@ from deepseek_triton_tools.repository.serving_facts import Serving
 PERIOD_S = 10
 """Seconds between two probes."""
 PROLOG_SPARE_S = 60
-"""Seconds between the prolog's own deadline and PrologTimeout. The prolog sends SIGTERM at its deadline, and SIGKILL 10
-s later."""
+"""Seconds from the prolog's own deadline, when it sends SIGTERM and 10 s later SIGKILL, to PrologTimeout."""
 PYTHON_IMAGE = "python:3.12-slim"
 WARM_IMAGE = f"YOUR-REGISTRY/deepseek-triton-warm:{__version__}"
 _GIB = 2**30
@@ -182,8 +181,8 @@ def _systemd(serving: Serving, rate: int | None) -> dict[str, str]:
 
 
 def _unit_word(text: str) -> str:
-    """The text as one word of a unit's setting (systemd.syntax(7)): quotes and backslashes are escaped as in C, and
-    percent signs are doubled."""
+    """The text as one word of a unit's setting: quoted and escaped as in C, percent signs doubled
+    (systemd.syntax(7))."""
     text = text.replace("%", "%%")
     if all(character.isalnum() or character in "/._-=:@+%$," for character in text):
         return text

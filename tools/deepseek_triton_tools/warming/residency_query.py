@@ -35,8 +35,7 @@ class ResidencyQuery:
 
 
 def ask_residency(files: Sequence[SurveyedFile], *, stop: threading.Event, limit_s: float | None) -> Residency:
-    """The residency of each file. All are unknown when no answer comes within `limit_s`, or within two seconds
-    once `stop` is set."""
+    """The residency of each file. All are unknown after `limit_s`, or two seconds after `stop`, without an answer."""
     query, started = ResidencyQuery(files), time.monotonic()
     while not query.ended.wait(_TICK_S):
         limits = [limit for limit in (limit_s, _STOP_PATIENCE_S if stop.is_set() else None) if limit is not None]

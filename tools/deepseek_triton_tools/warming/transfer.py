@@ -68,10 +68,6 @@ class FileProgress:
     def path(self) -> Path:
         return self.surveyed.file.path
 
-    @property
-    def size_before(self) -> str:
-        return f"{self.surveyed.file.size:,} bytes when the warm-up began"
-
     def problem_with(self, message: str, fix: str) -> Problem:
         return Problem(path=self.path, message=message, fix=fix)
 
@@ -98,12 +94,8 @@ class Place:
         self.file, self.offset, self.since_s = file, offset, time.monotonic()
 
 
-class _CutError(Exception):
-    """The file ended too early."""
-
-
-class _GrownError(Exception):
-    """The file is longer than it was, or was replaced by a longer one."""
+class _ChangedError(Exception):
+    """The file is no longer as long as it was; the message says how it differs."""
 
 
 class Transfer:
@@ -116,8 +108,7 @@ class Transfer:
         self.ended = threading.Event()
         """Set when every thread has ended."""
         self.error: BaseException | None = None
-        """The error that ended a thread before its time: a bug, or no file descriptor was left to open /dev/null
-        with."""
+        """The error that ended a thread: a bug, or there was no file descriptor left to open /dev/null with."""
         self._pace = Pace(rate_limit)
         self._checksums = checksums
         self._stop = threading.Event()
@@ -199,20 +190,20 @@ class Transfer:
     def _read_segment(self, segment: Segment, sink: Sink, place: Place) -> None:
         file = segment.file
         try:
-            with FileReader(file.path, file.surveyed.file_system, sink) as source, ResidentFile(file.path) as pages:
+            reader = FileReader(file.path, file.surveyed.file_system, sink)
+            with closing(reader) as source, ResidentFile(file.path) as pages:
                 with self._lock:
                     file.status = file.status or source.status
                 if source.status.st_size > file.surveyed.file.size:
-                    raise _GrownError
+                    raise _ChangedError("it is longer by now")
                 if checksum := self._checksums.get(file.path):
                     self._verify(segment, source, place, checksum)
                 else:
                     self._bring_in(segment, source, pages, place)
             self._finish_segment(file)
-        except _CutError:
-            self._fail(file, file.problem_with(f"ends at byte {place.offset:,}, and had {file.size_before}", _WAIT))
-        except _GrownError:
-            self._fail(file, file.problem_with(f"it is longer by now, and had {file.size_before}", _WAIT))
+        except _ChangedError as error:
+            before = f"{file.surveyed.file.size:,} bytes when the warm-up began"
+            self._fail(file, file.problem_with(f"{error}, and had {before}", _WAIT))
         except OSError as error:
             fix = _FIXES.get(error.errno or 0, "read it by hand (cat) to see whether the storage delivers it")
             self._fail(file, file.problem_with(f"can't be read at byte {place.offset:,}: {error.strerror}", fix))
@@ -229,8 +220,8 @@ class Transfer:
             self._count_found(segment.file, resident)
 
     def _windows(self, segment: Segment, pages: ResidentFile) -> Iterator[tuple[int, int, int]]:
-        """(begin, end, resident bytes) of each window; 0 bytes where the kernel does not tell. A window that is partly
-        resident is divided into small ones."""
+        """(begin, end, resident bytes or 0) of each window. A window that is partly resident is divided into small
+        ones."""
         length = segment.file.surveyed.file_system.reading.window
         for begin, end in _divided(segment.begin, segment.end, length):
             resident = pages.resident(begin, end - begin) or 0
@@ -244,7 +235,7 @@ class Transfer:
         while offset < end and (step := self._next_step(end - offset, place)):
             brought = source.bring_in(offset, step)
             if not brought:
-                raise _CutError
+                raise _ChangedError(f"ends at byte {offset:,}")
             self._advance(file, brought)
             offset += brought
             place.move(file, offset)
@@ -257,7 +248,7 @@ class Transfer:
                 return
             content = source.read(offset, step)
             if not content:
-                raise _CutError
+                raise _ChangedError(f"ends at byte {offset:,}")
             digest.update(content)
             self._advance(segment.file, len(content))
             offset += len(content)

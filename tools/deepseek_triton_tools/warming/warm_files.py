@@ -85,7 +85,7 @@ def warm(
         dropped = watch.dropped_files(residency)
         if not dropped or watch.gave_up or stop.is_set():
             break
-        watch.begin_pass(_transfer(survey, dropped, {}))
+        watch.passes.append(_transfer(survey, dropped, {}))
         _run_pass(watch, observe, stop)
         residency = _residency_now(survey, watch, stop)
     watch.raise_errors()
@@ -112,14 +112,14 @@ def _residency_now(survey: Survey, watch: ProgressWatch, stop: threading.Event) 
 
 def _run_pass(watch: ProgressWatch, observe: Callable[[WarmProgress], None] | None, stop: threading.Event) -> None:
     """Let the threads of the current pass run until they end, `stop` is set, or the storage has stalled too long."""
-    watch.current_pass.start()
+    watch.passes[-1].start()
     try:
         while not watch.wait_for_end(PERIOD_S) and not watch.should_give_up() and not stop.is_set():
             if observe:
                 observe(watch.progress())
     finally:
-        watch.current_pass.stop()
-    watch.current_pass.ended.wait(PERIOD_S)  # for the steps under way; a thread that hangs is left alone
+        watch.passes[-1].stop()
+    watch.passes[-1].ended.wait(PERIOD_S)  # for the steps under way; a thread that hangs is left alone
 
 
 def _first_pass(survey: Survey) -> Transfer:

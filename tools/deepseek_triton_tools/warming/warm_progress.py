@@ -13,8 +13,7 @@ from deepseek_triton_tools.warming.residency_query import Residency, ResidencyQu
 from deepseek_triton_tools.warming.transfer import Problem, Transfer
 
 STAYED_SHARE = 0.999
-"""Share of the bytes that has to stay in the page cache. The kernel drops a page here and there, which is no sign that
-the files don't fit."""
+"""Share of the bytes that has to stay. The kernel drops a page here and there, though the files fit."""
 _RESIDENCY_PERIOD_S = 5.0
 _RATE_OVER_S = 10.0
 _CHEAP_METHODS = ("cachestat", "memory")
@@ -66,10 +65,9 @@ class ProgressWatch:
     def __init__(self, survey: Survey, first_pass: Transfer, check: DamageCheck) -> None:
         self._chosen = survey.chosen
         self._options = survey.options
-        self.current_pass = first_pass
+        self.passes = [first_pass]
+        """The passes so far. The last one is under way."""
         self.gave_up = False
-        self._first_pass = first_pass
-        self._later_passes: list[Transfer] = []
         self._check = check
         self._started_s = time.monotonic()
         self._read: deque[tuple[float, int]] = deque([(self._started_s, 0)])
@@ -85,31 +83,26 @@ class ProgressWatch:
     def wait_for_end(self, timeout_s: float) -> bool:
         """Wait until the current pass and the damage check have ended; False when they have not within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        has_ended = self.current_pass.ended.wait(timeout_s)
+        has_ended = self.passes[-1].ended.wait(timeout_s)
         return has_ended and self._check.ended.wait(max(0.0, deadline - time.monotonic()))
 
     def dropped_files(self, residency: Residency) -> list[SurveyedFile]:
         """Files that were brought in, and that the kernel has dropped a part of since."""
-        files = [file.surveyed for file in self._first_pass.files if not file.segments_left and not file.problem]
+        files = [file.surveyed for file in self.passes[0].files if not file.segments_left and not file.problem]
         parts = [(each, residency.get(each.file.path)) for each in files]
         return [each for each, part in parts if part is not None and part < STAYED_SHARE * each.file.size]
 
     def raise_errors(self) -> None:
         """Raise the error that ended one of the threads: a bug."""
-        for error in (self._check.error, *(each.error for each in self._all_passes())):
+        for error in (self._check.error, *(each.error for each in self.passes)):
             if error is not None:
                 raise error
 
-    def begin_pass(self, transfer: Transfer) -> None:
-        """Watch another pass from now on."""
-        self.current_pass = transfer
-        self._later_passes.append(transfer)
-
     def progress(self) -> WarmProgress:
         now = time.monotonic()
-        files = self._first_pass.files
+        files = self.passes[0].files
         done, found = sum(file.done for file in files), sum(file.found for file in files)
-        again = sum(file.done - file.found for each in self._later_passes for file in each.files)
+        again = sum(file.done - file.found for each in self.passes[1:] for file in each.files)
         rate = self._rate(now, done - found + again)
         return WarmProgress(
             total=sum(file.surveyed.file.size for file in files),
@@ -121,7 +114,7 @@ class ProgressWatch:
             num_files_done=sum(not file.segments_left for file in files),
             elapsed_s=now - self._started_s,
             rate=rate,
-            eta_s=_bytes_to_come(self.current_pass) / rate if rate else None,
+            eta_s=_bytes_to_come(self.passes[-1]) / rate if rate else None,
             stalls=tuple(self._stalls(now)),
             problems=self._known_problems(),
         )
@@ -133,13 +126,10 @@ class ProgressWatch:
         self.gave_up = bool(since) and limit is not None and time.monotonic() - max(since) > limit
         return self.gave_up
 
-    def _all_passes(self) -> list[Transfer]:
-        return [self._first_pass, *self._later_passes]
-
     def _known_problems(self) -> tuple[Problem, ...]:
         """A file's header and its bytes may both show one damage: the problem that was known first is reported."""
         of_check = list(self._check.problems)
-        of_files = [file.problem for each in self._all_passes() for file in each.files if file.problem]
+        of_files = [file.problem for each in self.passes for file in each.files if file.problem]
         for problems, others in ((of_check, of_files), (of_files, of_check)):
             reported = {problem.path for problem in others if problem in self._problems}
             self._problems.update(dict.fromkeys(problem for problem in problems if problem.path not in reported))
@@ -147,7 +137,7 @@ class ProgressWatch:
 
     def _waiting_threads(self) -> list[tuple[Path, int, int, float]]:
         """(file, byte, thread, time of its last byte) of each thread that waits for storage."""
-        places = [(place.file, place.offset, place.thread_id, place.since_s) for place in self.current_pass.places]
+        places = [(place.file, place.offset, place.thread_id, place.since_s) for place in self.passes[-1].places]
         waiting = [(file.path, offset, thread, since_s) for file, offset, thread, since_s in places if file]
         if not self._check.ended.is_set():
             waiting.append((self._check.path, 0, self._check.thread_id, self._check.since_s))

@@ -16,8 +16,7 @@ from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem, file_
 from deepseek_triton_tools.warming.pagecache.residency import ResidentFile
 
 Selection = Literal["chosen", "too much", "other share", "damaged"]
-"""The decision about a file: this process warms it; it does not fit the budget; another process warms it; or it is
-damaged."""
+"""This process warms the file; it does not fit the budget; another process warms it; or it is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +26,7 @@ class SurveyedFile:
     resident: int | None
     """Bytes of it in the page cache; None: unknown."""
     residency_method: str | None
-    """The source of `resident`: "cachestat", "mincore", or "memory" for a file system in memory. None: it is
-    unknown."""
+    """The source of `resident`: "cachestat", "mincore", or "memory" (the file system is in memory). None: unknown."""
     selection: Selection
 
     @property
@@ -149,8 +147,7 @@ def _distinct(checkpoints: Sequence[CheckpointFiles]) -> list[WeightFile]:
 
 
 def _file_systems(files: Sequence[WeightFile]) -> dict[Path, FileSystem]:
-    """WeightFile.path -> file system. The files of a folder are taken to lie on one file system, so each folder is
-    looked up once."""
+    """WeightFile.path -> file system. Each folder is looked up once, assuming that no mount lies on a single file."""
     mounts = read_mounts()
     by_folder: dict[Path, FileSystem] = {}
     systems = {}

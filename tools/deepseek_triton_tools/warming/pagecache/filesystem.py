@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -59,50 +60,46 @@ class FileSystem:
     overlay it is that of the file system beneath."""
 
 
-def _local(reason: str) -> Reading:
-    return Reading(kind="local disk", jobs=4, reason=reason)
-
-
-def _network(reason: str, jobs: int = 4) -> Reading:
-    return Reading(kind="network", jobs=jobs, reason=reason)
-
-
-def _objects(reason: str) -> Reading:
-    return Reading(kind="object store", jobs=MOST_JOBS, reason=reason)
-
-
-def _memory(reason: str) -> Reading:
-    return Reading(kind="memory", jobs=0, read_ahead=0, reason=reason)
+_local = partial(Reading, kind="local disk", jobs=4)
+_network = partial(Reading, kind="network", jobs=4)
+_objects = partial(Reading, kind="object store", jobs=MOST_JOBS)
+_memory = partial(Reading, kind="memory", jobs=0, read_ahead=0)
 
 
 def _with_own_cache(reading: Reading) -> Reading:
     return replace(reading, is_cached=False, read_ahead=0)
 
 
-_DISK = _local("4 threads read a quarter faster than one (tests/bench/warm.py), and keep the drives of an array busy")
-_IMAGE = _local("its blocks are decompressed by the thread that reads them, so 4 processors share that")
-_NFS = _network("one connection to the server; 16 threads a rank have frozen NFS clients (TensorRT-LLM PR 14655)")
-_CIFS = _network("one connection to the server (mount.cifs(8), max_channels)")
-_VM_SHARE = _network("the host reads for this machine, mostly over a network of its own (InferenceX PR 3134)")
-_FUSE = _network("each read is a request to a process, of which the kernel queues 12 ahead (max_background of fuse)")
-_FUSE_DISK = _local("a local disk through a process that reads for it")
-_BUCKET = _objects("an object store gives each request little; its latency is hidden by more of them")
-_STRIPED = _network("files are striped over several servers, each of which can be busy", MOST_JOBS)
-_SHARED_DISK = _local("a disk that several hosts share: read as a disk")
-_IN_MEMORY = _memory("the files lie in memory already")
-_UNKNOWN = _network("an unknown file system is read as a slow network would be", 2)
+_DISK = _local(
+    reason="4 threads read a quarter faster than one (tests/bench/warm.py), and keep the drives of an array busy"
+)
+_IMAGE = _local(reason="its blocks are decompressed by the thread that reads them, so 4 processors share that")
+_NFS = _network(
+    reason="one connection to the server; 16 threads a rank have frozen NFS clients (TensorRT-LLM PR 14655)"
+)
+_CIFS = _network(reason="one connection to the server (mount.cifs(8), max_channels)")
+_VM_SHARE = _network(reason="the host reads for this machine, mostly over a network of its own (InferenceX PR 3134)")
+_FUSE = _network(
+    reason="each read is a request to a process, of which the kernel queues 12 ahead (max_background of fuse)"
+)
+_FUSE_DISK = _local(reason="a local disk through a process that reads for it")
+_BUCKET = _objects(reason="an object store gives each request little; its latency is hidden by more of them")
+_STRIPED = _network(jobs=MOST_JOBS, reason="files are striped over several servers, each of which can be busy")
+_SHARED_DISK = _local(reason="a disk that several hosts share: read as a disk")
+_IN_MEMORY = _memory(reason="the files lie in memory already")
+_UNKNOWN = _network(jobs=2, reason="an unknown file system is read as a slow network would be")
 
 _BY_TYPE: Mapping[str, Reading] = {
     **dict.fromkeys(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "jfs", "nilfs2"), _DISK),
     **dict.fromkeys(("vfat", "exfat", "ntfs3", "ntfs", "udf", "iso9660", "hfsplus"), _DISK),
     **dict.fromkeys(("squashfs", "erofs"), _IMAGE),
     **dict.fromkeys(("ocfs2", "gfs2"), _SHARED_DISK),
-    "zfs": _with_own_cache(_local("it caches in its ARC, not in the page cache, and reads ahead by itself")),
+    "zfs": _with_own_cache(_local(reason="it caches in its ARC, not in the page cache, and reads ahead by itself")),
     **dict.fromkeys(("nfs", "nfs4"), _NFS),
     **dict.fromkeys(("cifs", "smb3", "smbfs"), _CIFS),
     "lustre": replace(_STRIPED, read_ahead=0, reason=f"{_STRIPED.reason}; its client reads ahead (max_read_ahead_mb)"),
     "gpfs": _with_own_cache(
-        _network("it caches in its page pool, not in the page cache, and reads ahead by itself", MOST_JOBS)
+        _network(jobs=MOST_JOBS, reason="it caches in its page pool, not in the page cache, and reads ahead by itself")
     ),
     "beegfs": replace(
         _STRIPED,
@@ -110,34 +107,20 @@ _BY_TYPE: Mapping[str, Reading] = {
     ),
     **dict.fromkeys(("ceph", "wekafs", "orangefs", "pvfs2"), _STRIPED),
     **dict.fromkeys(("9p", "virtiofs", "vboxsf", "prl_fs"), _VM_SHARE),
-    "afs": _network("one server a volume"),
+    "afs": _network(reason="one server a volume"),
     "fuse": _FUSE,
-    "fuse.sshfs": _network("one ssh connection, whose encryption is the limit", 2),
-    **dict.fromkeys(
-        (
-            "fuse.s3fs",
-            "fuse.mountpoint-s3",
-            "fuse.goofys",
-            "fuse.geesefs",
-            "fuse.gcsfuse",
-            "fuse.blobfuse",
-            "fuse.blobfuse2",
-            "fuse.ossfs",
-            "fuse.juicefs",
-            "fuse.JuiceFS",
-            "fuse.rclone",
-        ),
-        _BUCKET,
-    ),
+    "fuse.sshfs": _network(jobs=2, reason="one ssh connection, whose encryption is the limit"),
+    **{f"fuse.{name}": _BUCKET for name in ("s3fs", "mountpoint-s3", "goofys", "geesefs", "gcsfuse", "blobfuse")},
+    **{f"fuse.{name}": _BUCKET for name in ("blobfuse2", "ossfs", "juicefs", "JuiceFS", "rclone")},
     **dict.fromkeys(("fuse.glusterfs", "fuse.ceph-fuse", "fuse.daos", "fuse.dfuse", "fuse.quobyte"), _STRIPED),
     **dict.fromkeys(("fuseblk", "fuse.mergerfs", "fuse.bindfs", "fuse.fuse-overlayfs", "fuse.squashfuse"), _FUSE_DISK),
-    "overlay": _local("an overlay whose layers can't be seen from here is read as a disk"),
+    "overlay": _local(reason="an overlay whose layers can't be seen from here is read as a disk"),
     **dict.fromkeys(("tmpfs", "ramfs", "rootfs", "devtmpfs", "hugetlbfs"), _IN_MEMORY),
 }
 """Type in mountinfo -> how it is read. "fuse" stands for every FUSE type that is not listed, "overlay" for overlays
 whose layers can't be seen."""
 
-_MEMORY_OF_DEVICE = replace(_memory("DAX: it is read where it lies, without the page cache"), is_cached=False)
+_MEMORY_OF_DEVICE = replace(_memory(reason="DAX: it is read where it lies, without the page cache"), is_cached=False)
 
 
 def file_system_of(path: Path, mounts: Sequence[Mount] | None = None, *, sysfs: Path = Path("/sys")) -> FileSystem:

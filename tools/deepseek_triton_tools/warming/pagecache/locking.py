@@ -96,8 +96,7 @@ def _limits() -> str:
 
 
 def _may_lock_all() -> bool:
-    """Whether this process has CAP_IPC_LOCK, with which no limit holds. In a user namespace the kernel lists the
-    capability but does not honour it."""
+    """Whether no limit holds. In a user namespace the kernel lists CAP_IPC_LOCK but does not honour it."""
     status = Path("/proc/self/status").read_text()
     [effective] = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")]
     return bool(int(effective, 16) >> _CAP_IPC_LOCK & 1)

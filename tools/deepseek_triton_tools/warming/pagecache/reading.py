@@ -18,8 +18,7 @@ from pathlib import Path
 from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem
 
 STEP = 2**23
-"""Bytes of one call, after which the progress is updated: 8 MiB. With smaller steps the threads wait more often for
-Python's global lock."""
+"""Bytes of one call, between updates of the progress: 8 MiB. With smaller steps threads wait more for Python's lock."""
 BUFFER = 2**21
 """Bytes that are copied at once where splice is not possible: 2 MiB, which fit in a processor's cache."""
 MOST_BUFFERS = 2**24
@@ -33,8 +32,7 @@ _SPLICE_IMPOSSIBLE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, er
 
 
 class Sink:
-    """Discards the bytes that one of `num_threads` threads reads. Holds that thread's only buffer, which is made when
-    it is first needed."""
+    """Discards the bytes that one of `num_threads` threads reads. Its buffer is made when it is first needed."""
 
     def __init__(self, num_threads: int = 1) -> None:
         self._size = min(BUFFER, MOST_BUFFERS // num_threads)
@@ -129,9 +127,3 @@ class FileReader:
 
     def close(self) -> None:
         os.close(self.fd)
-
-    def __enter__(self) -> FileReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -40,8 +40,7 @@ class ResidentFile:
         # O_NONBLOCK: a pipe in the place of the file must not block.
         self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self.method = _method(self.fd)
-        """The system call that answers. None where no answer is to be had: a file of another user, or a file system
-        with a cache of its own."""
+        """The system call that answers. None for a file of another user or on a file system with a cache of its own."""
 
     def resident(self, offset: int = 0, length: int | None = None) -> int | None:
         """Bytes of the range that are in the page cache; None: unknown.

@@ -182,8 +182,7 @@ def _was_dropped(result: WarmResult) -> bool:
 
 
 def files_now(result: WarmResult, *, verbose: bool) -> list[SurveyedFile]:
-    """Files with what is resident now: all of them with `verbose`, else the files that were warmed and are not fully
-    resident."""
+    """Files with what is resident now: all with `verbose`, else the warmed files that are not fully resident."""
     if not verbose and not _was_dropped(result):
         return []
     files = result.survey.files
@@ -248,8 +247,7 @@ def in_flight(survey: Survey) -> int:
 
 
 def engine_prefetches(checkpoint: CheckpointFiles, survey: Survey) -> bool:
-    """Whether the engine reads the checkpoint ahead by itself. It compares its size with MemAvailable and does not look
-    at cgroups."""
+    """Whether the engine reads the checkpoint ahead by itself. It looks at MemAvailable and not at cgroups."""
     return checkpoint.size < PREFETCH_SHARE * survey.memory.available
 
 

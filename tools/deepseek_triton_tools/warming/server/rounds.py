@@ -29,16 +29,15 @@ from deepseek_triton_tools.warming.server.shapes import Shape
 T = TypeVar("T")
 
 _STEADY = 0.1
-"""Two rounds that differ by less than this share count as equal. The backend's own warm-up (its engine_warmup.py) has
-the same share, but compares whole rounds only, because there is no network between it and the engine. Here the time to
-the first token, the step time and the time of the whole answer are compared, and differences that no user notices are
-larger."""
+"""Two rounds that differ by less than this share count as equal, as in the backend's own engine_warmup.py. That one
+compares whole rounds only, because there is no network between it and the engine. Here the time to the first token, the
+step time and the time of the whole answer are compared, and differences that no user notices are larger."""
 _UNNOTICED_S = 0.02
 """A difference in waiting that no user notices, though it may be a large share of a very short wait."""
 _UNNOTICED_STEP_S = 0.001
 MOST_OVER_HTTP = 256
-"""The most requests sent at once over HTTP. Triton 2.51's HTTP front end tears streams when some 600 or more end at
-once (docs/tritonserver.md)."""
+"""Requests at once over HTTP. Triton 2.51's front end tears streams when some 600 end at once
+(docs/tritonserver.md)."""
 _FULL_ROUNDS = 4
 """Rounds of a shape that the server may refuse entirely as too many requests, before the shape is left out."""
 _FIRST_PAUSE_S = 0.5
@@ -105,8 +104,7 @@ class ShapeResult:
 
     @property
     def spared_s(self) -> float:
-        """Seconds that the first user would have waited longer for an answer than a later user; 0 where nobody would
-        notice."""
+        """Seconds that the first user would have waited longer than a later user; 0 where nobody would notice."""
         if not self.rounds:
             return 0.0
         first_s, last_s = self.first.answer_s, self.rounds[-1].answer_s
@@ -343,8 +341,7 @@ def _is_alike(one_s: float, other_s: float, unnoticed_s: float) -> bool:
 
 
 async def _all_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T | DeepseekTritonError]:
-    """The result of each coroutine, or the client's error that it raised. Any other error, and a cancellation of this
-    call, ends all of them."""
+    """The result of each coroutine, or the client's error. Any other error, or a cancellation, ends all of them."""
     tasks = [asyncio.ensure_future(each) for each in coroutines]
     try:
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)

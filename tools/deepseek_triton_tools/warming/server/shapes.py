@@ -16,8 +16,7 @@ from deepseek_triton_tools.tool_errors import RepositoryError
 
 MODEST_BATCH_SIZES = (1, 4, 8)
 MODEST_INPUT_LENGTHS = (128, 1024)
-"""The shapes where nothing says what the server takes. A server of any size takes these, and leaves room for other
-users."""
+"""The shapes where nothing says what the server takes: every server takes them, and they leave room for other users."""
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ so no more requests are open than one shape has, and a server that is full gets 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import resource
-import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from urllib.parse import urlsplit
 
 from deepseek_triton_client import AsyncClient, ModelMetadata, ProtocolError, Retries
 from deepseek_triton_tools.host.readiness_notice import ReadyFile, notify
+from deepseek_triton_tools.host.stop_signals import Stop
 from deepseek_triton_tools.server.waiting import LogFollower, Waiting, load_phases, wait_for_server
 from deepseek_triton_tools.terminal.output_streams import to_reader
 from deepseek_triton_tools.terminal.status_line import StatusLine
@@ -47,8 +46,7 @@ _PLAIN_PROGRESS_S = 10.0
 _SPARE_FILES = 64
 """Files that are open beside the connections of the requests."""
 _USUAL_PORTS = (8000, 8001)
-"""A server on one of these ports has its metrics on port 8002, where the client looks for them. For other ports the
-metrics port is unknown."""
+"""The metrics of a server on one of these ports are on port 8002; for other ports the metrics port is unknown."""
 _PORTS_FIX = (
     "give its HTTP port (8000 as a rule) as http://, or its gRPC port (8001) as grpc://; 8002 has the metrics alone"
 )
@@ -59,8 +57,8 @@ class ServerWarmOptions:
     """The server to warm, the shapes, and the limits."""
 
     client: Callable[..., AsyncClient]
-    """Makes the client of one server. Called in the event loop with `metrics_url=` and with `retries=`, because
-    refusals are dealt with here."""
+    """Makes the server's client, in the event loop. Called with `metrics_url=` and `retries=`: refusals are handled
+    here."""
     repository: Path | None = None
     """The server's model repository, whose model.yaml gives the shapes."""
     batch_sizes: tuple[int, ...] | None = None
@@ -76,8 +74,8 @@ class ServerWarmOptions:
     max_rounds: int = 10
     """The most rounds of one shape."""
     log: Path | None = None
-    """The server's log, as `serve --log-file` writes it. It tells the progress of the load, and why the server
-    failed."""
+    """The server's log, as `serve --log-file` writes it: for the progress of the load, and for the cause of a
+    failure."""
     metrics_url: str | None = None
     """None: port 8002 of a server on its usual ports."""
     ready_file: Path | None = None
@@ -99,12 +97,13 @@ def warm_server(options: ServerWarmOptions) -> int:
     line = StatusLine(_PLAIN_PROGRESS_S)
     run = _WarmUp(options, line)
     try:
-        asyncio.run(_until_signal(run.warm()))
-    except _Interrupted as interrupted:
+        with Stop() as stop:
+            asyncio.run(_until_stopped(run.warm(), stop))
+    except asyncio.CancelledError:
         line.say("interrupted: what was open is cancelled")
         line.clear()
         _print(run.result(was_stopped=True), options)
-        return 128 + interrupted.signum
+        return stop.exit_code
     finally:
         line.clear()
     result = run.result()
@@ -238,42 +237,13 @@ def _allow_open_files(num_requests: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-class _Interrupted(Exception):
-    def __init__(self, signum: int) -> None:
-        super().__init__()
-        self.signum = signum
-
-
-async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`, and cancel it at SIGINT or SIGTERM.
-
-    :raises _Interrupted: after the signal, when the open requests have been cancelled.
-    """
-    task = asyncio.ensure_future(work)
-    caught: list[int] = []
-
-    def stop(signum: int) -> None:
-        caught.append(signum)
+async def _until_stopped(work: Coroutine[Any, Any, None], stop: Stop) -> None:
+    """Run `work`. A signal cancels it, and asyncio.CancelledError is raised when the open requests have ended."""
+    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+    stop.forward = lambda _: loop.call_soon_threadsafe(task.cancel)
+    if stop.event.is_set():  # the signal came before `forward` was set
         task.cancel()
-
-    with _stop_signals_to(stop):
-        try:
-            await task
-        except asyncio.CancelledError:
-            if caught:
-                raise _Interrupted(caught[0]) from None
-            raise
-
-
-@contextlib.contextmanager
-def _stop_signals_to(stop: Callable[[int], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    # A shell lets its background jobs ignore SIGINT; a signal that was ignored stays ignored.
-    taken = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
-    for signum in taken:
-        loop.add_signal_handler(signum, stop, signum)
     try:
-        yield
+        await task
     finally:
-        for signum in taken:
-            loop.remove_signal_handler(signum)
+        stop.forward = None
