@@ -6,13 +6,13 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def sized(num_bytes: float) -> str:
-    """Format bytes with three digits or fewer: "642 GiB", "2.1 GiB"."""
+    """Format bytes in the unit that needs few digits: "642 GiB", "2.1 GiB"."""
     power = _power(num_bytes)
     return f"{_figure(num_bytes, power)} {_UNITS[power]}"
 
 
 def part_of(part: float, whole: float) -> str:
-    """Format bytes of a whole, in the unit of the whole: "171 of 642 GiB"."""
+    """Format a part and its whole, in bytes, with one unit: "171 of 642 GiB"."""
     power = _power(whole)
     return f"{_figure(part, power)} of {_figure(whole, power)} {_UNITS[power]}"
 

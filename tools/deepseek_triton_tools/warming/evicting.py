@@ -45,7 +45,7 @@ def _evict(each: SurveyedFile) -> Evicted:
 def _explained(evicted: Evicted, users: list[str]) -> Evicted:
     if evicted.reason or not evicted.left:
         return evicted
-    by = f"mapped by {', '.join(users)}" if users else "mapped or locked by somebody, or not written back yet"
+    by = f"mapped by {', '.join(users)}" if users else "mapped or locked by a process, or not written back yet"
     return Evicted(path=evicted.path, left=evicted.left, reason=f"{sized(evicted.left)} stayed: {by}")
 
 

@@ -18,8 +18,8 @@ from deepseek_triton_tools.warming.warm_progress import STAYED_SHARE
 HoldMode = Literal["auto", "lock", "watch"]
 
 _ROUNDS_LOST = 3
-"""Rounds in a row after which most of what the round before had brought in was gone again. After so many rounds the
-watch no longer brings anything in."""
+"""Rounds in a row after which most of what the round before had brought in was gone again. After that many rounds
+the watch brings nothing in any more."""
 _ASKING_SHARE = 0.05
 """Share of the time that may go into asking what is resident: mincore takes 17 ms a GiB."""
 

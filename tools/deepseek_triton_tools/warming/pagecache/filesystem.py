@@ -80,7 +80,7 @@ _NFS = _network(
 _CIFS = _network(reason="one connection to the server (mount.cifs(8), max_channels)")
 _VM_SHARE = _network(reason="the host reads for this machine, mostly over a network of its own (InferenceX PR 3134)")
 _FUSE = _network(
-    reason="each read is a request to a process, of which the kernel queues 12 ahead (max_background of fuse)"
+    reason="each read is a request to a process, and the kernel queues 12 of them ahead (max_background of fuse)"
 )
 _FUSE_DISK = _local(reason="a local disk through a process that reads for it")
 _BUCKET = _objects(reason="an object store gives each request little; its latency is hidden by more of them")
@@ -193,7 +193,7 @@ def _by_options(mount: Mount, reading: Reading) -> Reading:
 
 
 def _by_connections(nfs: Reading, nconnect: str | None) -> Reading:
-    """The number of jobs by nconnect: requests are spread over so many connections, at most 16 (nfs(5))."""
+    """The number of jobs by nconnect: requests are spread over that many connections, at most 16 (nfs(5))."""
     if nconnect is None or not nconnect.isdecimal() or int(nconnect) < 2:
         return nfs
     jobs = min(MOST_JOBS, max(nfs.jobs, int(nconnect)))

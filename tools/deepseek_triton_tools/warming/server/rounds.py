@@ -221,8 +221,8 @@ class Rounds:
 _SHAPE_ERRORS = (InvalidRequest, DeadlineExceeded, Overloaded)
 """Errors that say only what the server takes, and not that it failed."""
 _DOUBTFUL_ERRORS = (ServerError, ProtocolError)
-"""Without a code, these come from models of others, which have no codes, or from a front end that tears streams. The
-server's readiness then tells whether the request or the server was at fault."""
+"""Without a code, these errors come from models that are not ours and have no codes, or from a front end that tears
+streams. The server's readiness then tells whether the request or the server was at fault."""
 
 
 class _ShapeRounds:
