@@ -16,7 +16,7 @@ import httpx
 import yaml
 
 from deepseek_backend.metrics import backend_metrics
-from deepseek_triton_tools.host.sessions import session_members
+from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from support.servers import STANDIN, build
 

@@ -13,7 +13,7 @@ import pytest
 import deepseek_backend
 from deepseek_backend.process.process_guard import NAME
 from deepseek_triton_client import Client
-from deepseek_triton_tools.host.sessions import session_members
+from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.servers import build, url
 

@@ -1,4 +1,4 @@
-"""Mounts and other users for tests, where this machine lets them."""
+"""Mounts and other users for tests, where this machine allows them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOBODY = 65534
 
 @contextlib.contextmanager
 def mounted(*arguments: str | Path, on: Path) -> Iterator[Path]:
-    """`mount arguments on`, for as long as the block lasts; skips the test where that is not allowed."""
+    """Run `mount arguments on`, and unmount at the end of the block. Skips the test where mounting is not allowed."""
     on.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(["mount", *map(str, arguments), str(on)], capture_output=True, text=True)
     if done.returncode:
@@ -31,7 +31,7 @@ def mounted(*arguments: str | Path, on: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def overlay(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """The lower folder of an overlay, and the overlay."""
+    """Mount an overlay below `folder`; gives its lower folder and the overlay."""
     for name in ("lower", "upper", "work"):
         (folder / name).mkdir()
     layers = f"lowerdir={folder / 'lower'},upperdir={folder / 'upper'},workdir={folder / 'work'}"
@@ -41,7 +41,7 @@ def overlay(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 @contextlib.contextmanager
 def loop_image(image: Path, on: Path, *, make: str, size: int = 2**25) -> Iterator[Path]:
-    """A new file system in a file, mounted."""
+    """Make a new file system in the file `image` with the program `make`, and mount it."""
     with image.open("wb") as file:
         file.truncate(size)
     try:
@@ -53,7 +53,7 @@ def loop_image(image: Path, on: Path, *, make: str, size: int = 2**25) -> Iterat
 
 
 def as_nobody(ask: Callable[[], Any], *, prepare: Callable[[], None] | None = None) -> Any:
-    """What `ask` returns, as JSON has it, in a child process of a user who owns nothing."""
+    """Call `ask` in a child process of a user who owns nothing, and return its result after a trip through JSON."""
     if os.geteuid():
         pytest.skip("only root becomes another user")
     reading, writing = os.pipe()

@@ -22,7 +22,7 @@ from deepseek_triton_tools.cli import serve as serve_module
 from deepseek_triton_tools.cli.serve import serve
 from deepseek_triton_tools.host import free_ports
 from deepseek_triton_tools.host.free_ports import claim_ports
-from deepseek_triton_tools.host.sessions import kill_all, session_members
+from deepseek_triton_tools.host.process_sessions import kill_all, session_members
 from deepseek_triton_tools.server import server_process
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
 from deepseek_triton_tools.tool_errors import PortError, RepositoryError, ServerFailedError, ToolError

@@ -1,4 +1,4 @@
-"""Which files `warm` takes: of a folder, of the Hugging Face cache, and of what a model repository serves."""
+"""The files that `warm` takes from a folder, from the Hugging Face cache, and from what a model repository serves."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_tools.repository.checkpoint_files import (
     CheckpointFiles,
     WeightFile,
-    files_of_share,
     find_checkpoints,
     find_damage,
 )
 from deepseek_triton_tools.tool_errors import CheckpointError
-from deepseek_triton_tools.warming.warm_options import Share
+from deepseek_triton_tools.warming.checkpoint.survey import files_of_share
+from deepseek_triton_tools.warming.checkpoint.warm_options import Share
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -73,7 +73,7 @@ def refused(source: str | Path) -> str:
 # A folder
 
 
-def test_a_folder(tmp_path):
+def test_a_folder_is_a_checkpoint(tmp_path):
     folder = write_weights(tmp_path / "r1")
 
     checkpoint = only(folder)
@@ -95,7 +95,7 @@ def test_the_benchs_checkpoint_is_whole(tmp_path):
     assert len(checkpoint.files) == 4
 
 
-def test_what_is_wrong_has_the_files_whole_path(tmp_path):
+def test_a_finding_has_the_whole_path_of_its_file(tmp_path):
     folder = write_weights(tmp_path / "r1")
     os.truncate(folder / SECOND, (folder / SECOND).stat().st_size - 1)
 
@@ -125,7 +125,7 @@ def test_a_missing_file_is_a_finding_and_the_others_are_taken(tmp_path):
         ("nul\0byte", "no such file or folder"),
     ],
 )
-def test_what_is_not_there(tmp_path, monkeypatch, source, words):
+def test_a_source_that_does_not_exist_is_refused(tmp_path, monkeypatch, source, words):
     monkeypatch.chdir(tmp_path)
 
     assert words in refused(source)
@@ -154,7 +154,7 @@ def test_a_folder_out_of_reach_is_not_called_missing(tmp_path):
     finally:
         os.seteuid(0)
 
-    assert f"{folder}: can't be looked at: Permission denied" in message
+    assert f"{folder}: can't be accessed: Permission denied" in message
 
 
 # The Hugging Face cache
@@ -162,7 +162,7 @@ def test_a_folder_out_of_reach_is_not_called_missing(tmp_path):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache, in the place that a machine without settings has it; and nothing in the working folder."""
+    """An empty cache in its default place, and an empty working folder."""
     for variable in CACHE_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -172,7 +172,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def download(cache: Path, commit: str = COMMIT, ref: str | None = "main") -> Path:
-    """What `hf download` leaves of a model, and its snapshot's folder."""
+    """Write what `hf download` leaves of a model; returns the snapshot's folder."""
     model = cache / f"models--{NAME.replace('/', '--')}"
     written = write_weights(model / "new")
     snapshot = model / "snapshots" / commit
@@ -233,7 +233,7 @@ def test_the_environment_says_where_the_cache_is(cache, tmp_path, monkeypatch, v
     assert only(NAME).folder == snapshot
 
 
-def test_of_two_variables_the_hubs_own_order_holds(cache, tmp_path, monkeypatch):
+def test_the_first_variable_in_the_hubs_order_decides(cache, tmp_path, monkeypatch):
     for number, (variable, below) in enumerate(
         zip(CACHE_VARIABLES, ("", "", "hub", "huggingface/hub"), strict=True), start=1
     ):
@@ -246,7 +246,7 @@ def test_of_two_variables_the_hubs_own_order_holds(cache, tmp_path, monkeypatch)
 
 
 def test_where_the_hub_itself_has_its_cache(cache, monkeypatch):
-    """Against huggingface_hub, where it is installed."""
+    """Compared with huggingface_hub, where that is installed."""
     hub = pytest.importorskip("huggingface_hub")
     snapshot = download(cache)
 
@@ -272,7 +272,7 @@ def test_a_revision_that_is_not_in_the_cache_names_those_that_are(cache):
     assert f"hf download {NAME} --revision v9" in message
 
 
-def test_without_a_main_the_revisions_there_are_named(cache):
+def test_without_a_main_the_existing_revisions_are_named(cache):
     download(cache, ref=None)
 
     assert f"{NAME}@{COMMIT}" in refused(NAME)
@@ -310,7 +310,7 @@ def test_a_link_to_a_blob_that_was_removed_is_a_missing_file(cache):
     assert names(checkpoint) == [FIRST]
 
 
-def test_a_download_of_which_no_weights_are_there_yet(cache):
+def test_a_download_that_has_no_weights_yet_is_named(cache):
     snapshot = download(cache)
     for name in (FIRST, SECOND, INDEX):
         (snapshot / name).unlink()
@@ -432,7 +432,7 @@ def served(root: Path, model: str, version: int, text: str) -> None:
     (root / model / "config.pbtxt").touch()
 
 
-def test_of_several_versions_the_highest_number(tmp_path):
+def test_the_highest_version_is_taken(tmp_path):
     for version in (2, 10, 9):
         served(tmp_path / "repository", "m", version, f"model: {write_weights(tmp_path / str(version))}\n")
     (tmp_path / "repository" / "m" / "11").mkdir()  # without a model.yaml
@@ -441,7 +441,7 @@ def test_of_several_versions_the_highest_number(tmp_path):
     assert only(tmp_path / "repository" / "m" / "2").folder == tmp_path / "2"
 
 
-def test_of_several_models_each_checkpoint_once(tmp_path):
+def test_several_models_give_each_checkpoint_once(tmp_path):
     for model, folder in (("a", "x"), ("b", "y"), ("c", "x")):
         served(tmp_path / "repository", model, 1, f"model: {write_weights(tmp_path / folder)}\n")
 
@@ -463,7 +463,7 @@ def test_what_the_engine_does_not_read_is_left_out(tmp_path):
     assert f"reads its {len(shard('c'))} bytes all the same" in damage(by_folder)[0].message
 
 
-def test_one_checkpoint_of_two_engines_is_all_that_one_of_them_reads(tmp_path):
+def test_a_checkpoint_of_two_engines_has_all_files_that_one_of_them_reads(tmp_path):
     weights = write_weights(tmp_path / "x")
     (weights / "extra.safetensors").write_bytes(shard("c"))
     for model, engine in (("a", "transformers"), ("b", "tensorrt_llm"), ("c", "transformers")):
@@ -498,7 +498,7 @@ def test_a_model_without_weights_beside_one_with_is_passed_over(tmp_path):
         ("- a\n", "expected a mapping"),
     ],
 )
-def test_a_model_yaml_that_says_nothing(tmp_path, text, words):
+def test_a_model_yaml_without_a_checkpoint_is_refused(tmp_path, text, words):
     served(tmp_path / "r", "a", 1, text)
 
     assert words in refused(tmp_path / "r")
@@ -523,7 +523,7 @@ def files_of(sizes: list[int]) -> list[WeightFile]:
 
 
 @given(sizes=SIZES, count=st.integers(1, 12), order=st.randoms())
-def test_shares_are_a_partition_in_order_whoever_deals_it(sizes, count, order):
+def test_shares_are_a_partition_in_order_and_equal_in_every_process(sizes, count, order):
     files = files_of(sizes)
     shares = [files_of_share(files, Share(index, count)) for index in range(1, count + 1)]
     shuffled = files.copy()

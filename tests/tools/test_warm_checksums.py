@@ -1,4 +1,4 @@
-"""What the files of a checkpoint should hash to, by the Hugging Face hub and by files of checksums beside them."""
+"""The expected checksums of a checkpoint, from the Hugging Face hub and from files of checksums beside the weights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def checksums(folder: Path):
 
 
 def hashed(path: Path, checksum) -> str:
-    """As who verifies does it."""
+    """Hash the file as the verification does."""
     digest = checksum.begin()
     digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -64,7 +64,7 @@ def write_metadata(folder: Path, name: str, etag: str) -> Path:
     return path
 
 
-def test_a_checkpoint_that_does_not_say_has_none(folder):
+def test_a_checkpoint_without_checksums_has_none(folder):
     assert checksums(folder) == {}
 
 
@@ -90,14 +90,14 @@ def test_a_blob_of_the_cache_is_called_by_its_hash(tmp_path):
     assert hashed(snapshot / SECOND, found[snapshot / SECOND]) != hashes[SECOND]
 
 
-def test_a_file_outside_of_a_cache_with_a_name_like_a_hash_says_nothing(folder):
+def test_a_file_with_a_name_like_a_hash_has_no_checksum_outside_of_a_cache(folder):
     (folder / FIRST).rename(folder / DIGESTS[FIRST])
     (folder / FIRST).symlink_to(DIGESTS[FIRST])
 
     assert checksums(folder) == {}
 
 
-def test_what_a_download_into_a_folder_notes(folder):
+def test_the_metadata_of_a_download_into_a_folder_has_checksums(folder):
     git = (
         subprocess.run(["git", "hash-object", folder / SECOND], capture_output=True, check=True).stdout.decode().strip()
     )
@@ -112,13 +112,13 @@ def test_what_a_download_into_a_folder_notes(folder):
 
 
 @pytest.mark.parametrize("etag", ["", 'W/"abc"', "a" * 63, "g" * 64, "A" * 64])
-def test_an_etag_that_is_no_hash_says_nothing(folder, etag):
+def test_an_etag_that_is_no_hash_is_no_checksum(folder, etag):
     write_metadata(folder, FIRST, etag)
 
     assert checksums(folder) == {}
 
 
-def test_metadata_cut_short_says_nothing(folder):
+def test_metadata_cut_short_has_no_checksum(folder):
     write_metadata(folder, FIRST, "").write_text("a" * 40)
 
     assert checksums(folder) == {}
@@ -129,7 +129,7 @@ def test_metadata_cut_short_says_nothing(folder):
 
 @pytest.mark.parametrize("name", ["SHA256SUMS", "sha256sum.txt", "SHA256SUMS.txt", "weights.sha256"])
 @pytest.mark.parametrize("options", [[], ["--binary"], ["--tag"]], ids=["text", "binary", "tag"])
-def test_what_sha256sum_writes(folder, name, options):
+def test_the_output_of_sha256sum_is_read(folder, name, options):
     if shutil.which("sha256sum") is None:
         pytest.skip("there is no sha256sum here")
     with (folder / name).open("wb") as file:

@@ -1,4 +1,4 @@
-"""Surveying and warming real files on a real disk, and what goes wrong while it lasts."""
+"""Surveying and warming real files on a real disk, and what can go wrong meanwhile."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from deepseek_triton_tools.warming.transfer import SEGMENT, Transfer
 from support.mounting import mounted
 
 SIZE = 3 * BUFFER + 4097
-"""Of a file: some buffers, and a part of a page."""
+"""Bytes of a file: some buffers, and a part of a page."""
 HEADERS = 2**17
-"""What the kernel may have read of a file when its header was looked at."""
+"""Bytes of a file that the kernel may have read for its header."""
 NAMES = tuple(f"model-0000{number}-of-00004.safetensors" for number in range(1, 5))
 
 
@@ -171,10 +171,10 @@ def test_a_damaged_shard_fails_with_its_byte_and_the_others_are_warmed(checkpoin
     assert f"ends at byte {SIZE - 1:,}" in message
     assert result.exit_code == 1
     assert [resident_bytes(checkpoint / name) for name in NAMES if name != NAMES[2]] == [SIZE] * 3
-    assert {each.file.path.name: each.fate for each in result.survey.files}[NAMES[2]] == "damaged"
+    assert {each.file.path.name: each.selection for each in result.survey.files}[NAMES[2]] == "damaged"
 
 
-def test_what_examining_finds_damaged_is_not_read(checkpoint: Path) -> None:
+def test_a_file_that_examine_finds_damaged_is_not_read(checkpoint: Path) -> None:
     os.truncate(checkpoint / NAMES[2], SIZE - 1)
     survey = examine(survey_of(checkpoint))
     assert survey.is_damaged
@@ -208,7 +208,7 @@ def test_a_file_that_vanishes_after_the_survey_is_reported_and_the_rest_goes_on(
     assert (result.exit_code, result.progress.num_files_done) == (1, 3)
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(checkpoint: Path) -> None:
+def test_a_pipe_in_the_place_of_a_file_does_not_block(checkpoint: Path) -> None:
     survey = survey_of(checkpoint)
     (checkpoint / NAMES[3]).unlink()
     os.mkfifo(checkpoint / NAMES[3])
@@ -256,7 +256,7 @@ def test_a_wrong_checksum_names_both(checkpoint: Path) -> None:
     assert resident(checkpoint) == 4 * SIZE
 
 
-def test_stop_ends_it_with_what_was_done(checkpoint: Path) -> None:
+def test_stop_ends_the_warm_up_with_what_was_done(checkpoint: Path) -> None:
     stop = threading.Event()
     result = warm(survey_of(checkpoint, rate_limit=SIZE // 32), observe=lambda progress: stop.set(), stop=stop)
     assert result.was_stopped
@@ -283,14 +283,14 @@ def test_progress_only_grows_and_ends_complete(checkpoint: Path) -> None:
     assert seen[-1].eta_s in (0, None)
 
 
-def test_a_pace_is_no_stall(checkpoint: Path) -> None:
+def test_waiting_for_the_pace_is_no_stall(checkpoint: Path) -> None:
     seen: list[WarmProgress] = []
     warm(survey_of(checkpoint, rate_limit=SIZE, stall_s=0.6), observe=seen.append)
     assert all(not progress.stalls for progress in seen)
 
 
 class _Waits(threading.Event):
-    """Keeps what was waited for, and does not wait."""
+    """Records the times that it should wait for, and does not wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,7 +301,7 @@ class _Waits(threading.Event):
         return False
 
 
-def test_a_pace_spaces_what_is_read() -> None:
+def test_a_pace_makes_readers_wait() -> None:
     waits, pace = _Waits(), Pace(1e-3)
     for _ in range(4):
         pace.wait(1000, waits)  # a thousand bytes at a thousandth of one a second
@@ -316,7 +316,7 @@ def test_without_a_limit_nothing_waits() -> None:
 
 @pytest.fixture
 def frozen_disk(checkpoint: Path) -> Iterator[Path]:
-    """A cgroup whose processes get a byte a second from the checkpoint's disk: storage that does not answer."""
+    """A cgroup whose processes get one byte a second from the checkpoint's disk, as storage that does not answer."""
     cgroup = Path(f"/sys/fs/cgroup/blkio/deepseek-triton-test-{os.getpid()}")
     number = os.stat(checkpoint).st_dev
     limit = cgroup / "blkio.throttle.read_bps_device"
@@ -358,7 +358,6 @@ def test_storage_that_does_not_answer_is_named_and_given_up(checkpoint: Path, fr
 _AS_NOBODY = """
 import os, sys
 from deepseek_triton_tools.warming import take_survey, warm
-from deepseek_triton_tools.warming.warming import Progress
 survey = take_survey([sys.argv[1]])
 os.setgid(65534); os.setuid(65534)
 result = warm(survey)
@@ -401,7 +400,7 @@ def test_two_sources_of_one_checkpoint_are_warmed_once(checkpoint: Path, tmp_pat
     assert names(survey.files) == list(NAMES)
 
 
-def test_what_is_dropped_while_it_lasts_is_brought_in_again(checkpoint: Path) -> None:
+def test_pages_that_are_dropped_meanwhile_are_brought_in_again(checkpoint: Path) -> None:
     def drop(progress: WarmProgress) -> None:
         if progress.num_files_done and progress.done < progress.total:
             evict(checkpoint / NAMES[0])
@@ -454,18 +453,18 @@ def test_files_without_a_checksum_are_counted(checkpoint: Path) -> None:
     assert (result.num_verified, result.num_unverified, result.exit_code) == (1, 3, 0)
 
 
-def test_what_is_resident_is_said_of_the_files_that_are_whole(checkpoint: Path) -> None:
+def test_the_resident_bytes_are_those_of_whole_files(checkpoint: Path) -> None:
     os.truncate(checkpoint / NAMES[0], SIZE - 1)
     result = warmed(checkpoint)
     assert result.resident == result.survey.chosen_size == 3 * SIZE
 
 
-def test_a_bug_in_a_thread_comes_out_and_nothing_hangs(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_a_thread_is_raised_and_nothing_hangs(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    monkeypatch.setattr(Transfer, "_try", fail)
+    monkeypatch.setattr(Transfer, "_read_segment", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         warmed(checkpoint)
 
@@ -476,7 +475,7 @@ def test_shares_leave_nothing_out_where_all_of_it_fits(checkpoint: Path) -> None
     assert not any(survey.left_out for survey in surveys)
 
 
-def test_what_lies_in_memory_anyway_needs_no_room(checkpoint: Path) -> None:
+def test_files_in_memory_need_no_room(checkpoint: Path) -> None:
     with mounted("-t", "tmpfs", "none", on=checkpoint.parent / "memory") as place:
         for name in NAMES:
             shutil.copy(checkpoint / name, place)
@@ -485,7 +484,7 @@ def test_what_lies_in_memory_anyway_needs_no_room(checkpoint: Path) -> None:
         assert warm(survey).exit_code == 0
 
 
-def test_what_is_there_already_needs_no_room(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resident_files_need_no_room(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warmed(checkpoint)
     memory = replace(read_host_memory(), available=SIZE)  # as where the pages are locked
     monkeypatch.setattr("deepseek_triton_tools.warming.checkpoint.survey.read_host_memory", lambda: memory)
@@ -493,7 +492,7 @@ def test_what_is_there_already_needs_no_room(checkpoint: Path, monkeypatch: pyte
     assert (survey.lacking, len(survey.chosen)) == (0, 4)
 
 
-def test_every_problem_of_the_index_is_told(checkpoint: Path) -> None:
+def test_every_problem_of_the_index_is_reported(checkpoint: Path) -> None:
     weight_map = {"t": "../outside.safetensors", "u": "missing.safetensors"}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     told = messages(warmed(checkpoint))
@@ -505,7 +504,7 @@ _THREADS = """
 import resource, sys
 from deepseek_triton_tools.tool_errors import ToolError
 from deepseek_triton_tools.warming import WarmOptions, take_survey, warm
-from deepseek_triton_tools.warming.damage_check import Check
+from deepseek_triton_tools.warming.damage_check import DamageCheck
 survey = take_survey(sys.argv[1], WarmOptions(jobs=8))
 start = __import__("threading").Thread.start
 allowed = iter([True] * int(sys.argv[2]))
@@ -524,15 +523,15 @@ except ToolError as error:
 
 @pytest.mark.parametrize(
     ("allowed", "expected"),
-    [(2, f"0 {4 * SIZE}"), (0, "can't start new thread: allow more of them (ulimit -u, pids.max)")],
+    [(2, f"0 {4 * SIZE}"), (0, "can't start new thread: allow this user more threads (ulimit -u, pids.max)")],
 )
-def test_where_threads_are_few_those_do_the_work(checkpoint: Path, allowed: int, expected: str) -> None:
+def test_threads_that_could_start_do_all_the_work(checkpoint: Path, allowed: int, expected: str) -> None:
     command = [sys.executable, "-c", _THREADS, str(checkpoint), str(allowed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == expected, done.stderr
 
 
-def test_what_lies_in_memory_itself_is_not_blamed_on_others(checkpoint: Path) -> None:
+def test_files_on_tmpfs_stay_and_the_reason_says_so(checkpoint: Path) -> None:
     with mounted("-t", "tmpfs", "none", on=checkpoint.parent / "memory") as place:
         shutil.copy(checkpoint / NAMES[0], place)
         [evicted] = evict_all(survey_of(place))

@@ -1,4 +1,4 @@
-"""Which file system a path lies on, and how it is read: samples of mountinfo, and real mounts."""
+"""The file system that a path lies on, and how it is read: samples of mountinfo, and real mounts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_tools.host.mounts import mount_at
+from deepseek_triton_tools.host.mounts import Mount, mount_at, parse_mountinfo, read_mounts
 from deepseek_triton_tools.warming.pagecache.filesystem import (
     ENOUGH_READ_AHEAD_KB,
     MOST_JOBS,
     READ_AHEAD,
     FileSystem,
-    Mount,
     Reading,
     file_system_of,
-    parse_mountinfo,
-    read_mounts,
 )
 from support.mounting import loop_image, mounted, overlay
 
@@ -51,7 +48,7 @@ def mount_of(line: str) -> Mount:
 
 
 def kernel_mount_id(path: Path) -> int:
-    """What the kernel itself says about an open file."""
+    """The id of the mount, from the kernel's own information about an open file."""
     fd = os.open(path, os.O_PATH)
     try:
         lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
@@ -85,7 +82,7 @@ def test_any_number_of_optional_fields(optional: str) -> None:
     assert (mount.type, mount.source, mount.option("nconnect")) == ("nfs4", "filer:/x", "4")
 
 
-def test_escapes_are_undone_after_the_fields_were_parted() -> None:
+def test_escapes_are_undone_after_the_fields_were_split() -> None:
     mount = mount_of(r"1 2 0:5 /a\040-\040b /my\040models\011\134x rw - overlay a\040b rw,lowerdir=/one\054two:/three")
 
     assert mount.root == "/a - b"
@@ -94,7 +91,7 @@ def test_escapes_are_undone_after_the_fields_were_parted() -> None:
     assert mount.option("lowerdir") == "/one,two:/three"
 
 
-def test_of_an_option_that_is_given_twice_the_last_value_counts() -> None:
+def test_the_last_value_of_an_option_counts() -> None:
     mount = mount_of("1 2 0:5 / /x rw - nfs4 s rw,nconnect=2,nconnect=8")
 
     assert (mount.option("nconnect"), mount.option("rw"), mount.option("absent")) == ("8", "", None)
@@ -113,8 +110,8 @@ def test_every_name_comes_back_as_the_kernel_escapes_it(name: str) -> None:
     assert mount_of(f"1 2 0:5 / /{escaped} rw - ext4 /dev/x rw").mount_point == f"/{name}"
 
 
-def test_what_is_no_mountinfo_is_refused_with_the_line() -> None:
-    with pytest.raises(ValueError, match="expected a line as of /proc/self/mountinfo, got '/dev/sda1 / ext4 rw 0 0'"):
+def test_a_line_that_is_no_mountinfo_is_refused_and_shown() -> None:
+    with pytest.raises(ValueError, match="expected a line of /proc/self/mountinfo, got '/dev/sda1 / ext4 rw 0 0'"):
         parse_mountinfo("/dev/sda1 / ext4 rw 0 0\n")
 
 
@@ -232,7 +229,7 @@ def test_nothing_reads_with_many_threads_and_everything_says_why(tmp_path: Path,
     assert "\n" not in reading.reason
 
 
-def test_what_does_not_stay_in_the_page_cache(tmp_path: Path) -> None:
+def test_file_systems_that_keep_nothing_in_the_page_cache(tmp_path: Path) -> None:
     uncached = {name for name in NAMES if not system_of(tmp_path, name).reading.is_cached}
 
     assert uncached == {"zfs", "gpfs", "9p", "9p-mmap", "smb3", "virtiofs-dax", "ext4-dax", "xfs-dax"}
@@ -259,7 +256,7 @@ def test_unknown_kernel_read_ahead_is_helped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["lustre", "zfs", "gpfs", "tmpfs", "ext4-dax"])
-def test_what_reads_ahead_itself_or_lies_in_memory_is_not_asked(tmp_path: Path, name: str) -> None:
+def test_a_file_system_that_reads_ahead_itself_or_lies_in_memory_is_left_alone(tmp_path: Path, name: str) -> None:
     assert system_of(tmp_path, name, read_ahead_kb=0).reading.read_ahead == 0
 
 
@@ -339,7 +336,7 @@ def test_an_overlay_is_read_as_the_layer_that_has_the_file(tmp_path: Path) -> No
 
 
 def over(layers: str, folder: Path) -> Reading:
-    """Of <folder>/merged/weights, with nfs4 at <folder>/lower."""
+    """The reading of <folder>/merged/weights, with nfs4 at <folder>/lower."""
     (folder / "merged").mkdir()
     (folder / "merged/weights").touch()
     lines = (

@@ -1,4 +1,4 @@
-"""`warm --form`: what is printed can be used as it is, and its numbers follow from what is served."""
+"""`warm form`: what is printed can be used as it is, and its numbers follow from what is served."""
 
 import contextlib
 import fcntl
@@ -31,7 +31,7 @@ AWKWARD = 'a "b" $HOME %n \\t it\'s'
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """R1 for 8 x H200, by its Hugging Face name, which is on no test's machine."""
+    """R1 for 8 x H200 by its Hugging Face name, which no machine that runs this test has."""
     folder = tmp_path_factory.mktemp("repository") / "r1"
     assert main(["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8", "--output", str(folder)]) == 0
     return folder
@@ -60,7 +60,7 @@ def form(capsys):
 
 
 def comments(text):
-    """All of them, as one line."""
+    """All comments, as one line."""
     return " ".join(line.strip().removeprefix("# ") for line in text.splitlines() if line.strip().startswith("#"))
 
 
@@ -79,7 +79,7 @@ def test_every_number_has_its_reason(form, repository, name):
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_checkpoint_that_is_here_is_counted(form, checkpoint, name):
+def test_the_files_of_a_local_checkpoint_are_counted(form, checkpoint, name):
     size = take_survey([str(checkpoint)]).size
 
     assert f"{size:,} bytes (by its files)" in comments(form(name, checkpoint))
@@ -104,7 +104,7 @@ def test_a_checkpoint_of_unknown_size_is_refused(tmp_path, capsys):
     assert "/nowhere/Mine is neither on this machine nor known by name" in line
 
 
-def test_what_has_no_weights_is_refused(tmp_path, capsys):
+def test_a_model_without_weights_is_refused(tmp_path, capsys):
     assert main(["build", "tiny", "--output", str(tmp_path / "tiny")]) == 0
     capsys.readouterr()
     assert main(["warm", str(tmp_path / "tiny"), "--form", "systemd"]) == 1
@@ -170,7 +170,7 @@ def test_the_image_is_to_be_replaced_by_one_that_is_made_as_the_comment_says(for
         assert "pip" not in " ".join(warm["command"] + warm["args"])  # there is no package to install
 
 
-def test_a_checkpoints_own_form_says_its_folder(form, checkpoint):
+def test_the_form_of_a_checkpoint_has_its_folder(form, checkpoint):
     pod = yaml.safe_load(form("init-container", checkpoint))
 
     assert pod["initContainers"][0]["args"] == [str(checkpoint).replace("$", "$$"), "--then", "true"]
@@ -191,7 +191,7 @@ def snapshot_of(checkpoint, cache):
 
 
 def is_readable_in_a_pod(pod, folder):
-    """Whether each file's way leads through mounts alone, as far as links are followed."""
+    """Whether the path of each file leads through mounts only, with links followed."""
     mounts = [Path(mount["mountPath"]) for mount in pod["initContainers"][0]["volumeMounts"]]
     paths = [each for path in folder.iterdir() for each in (path, Path(os.path.normpath(folder / os.readlink(path))))]
     return all(any(path.is_relative_to(mount) for mount in mounts) for path in paths)
@@ -240,7 +240,7 @@ def test_the_pod_has_the_gpus_of_one_node(form, tmp_path, gpu, gpus, of_node):
     assert (f"{gpus // of_node} nodes of {of_node}" in comments(text)) == (gpus > of_node)
 
 
-def test_what_the_init_container_runs_warms(form, checkpoint):
+def test_the_command_of_the_init_container_warms(form, checkpoint):
     [warm] = yaml.safe_load(form("init-container", checkpoint))["initContainers"]
     evict_all(checkpoint)
     environment = {**os.environ, "PATH": f"{Path(forms._program()).parent}:{os.environ['PATH']}"}
@@ -367,13 +367,13 @@ def test_a_prolog_that_cannot_write_its_log_or_lock_ends_well(prolog, checkpoint
     assert ("warm" in done.stderr) if where == "log" else ("can't be locked: not warmed" in log)
 
 
-def test_one_rank_of_a_node_does_it(prolog, checkpoint):
+def test_only_one_rank_of_a_node_warms(prolog, checkpoint):
     done, log = prolog(checkpoint, SLURM_LOCALID="3")
 
     assert (done.returncode, done.stdout, log) == (0, "", "")
 
 
-def test_what_goes_on_in_the_background_outlives_its_prolog(prolog, checkpoint, tmp_path):
+def test_a_warm_up_in_the_background_outlives_its_prolog(prolog, checkpoint, tmp_path):
     evict_all(checkpoint)
 
     def in_background(text):
@@ -395,8 +395,8 @@ def with_limit(seconds):
     return change
 
 
-def test_what_is_waited_for_the_lock_is_taken_from_the_time_to_read(prolog, checkpoint, tmp_path):
-    """The lock comes free at the last moment: then there is no whole limit left to read in."""
+def test_waiting_for_the_lock_shortens_the_time_to_read(prolog, checkpoint, tmp_path):
+    """The lock becomes free at the last moment, so less than the whole limit is left for reading."""
     (tmp_path / "lock").touch()
 
     def change(text):
@@ -418,7 +418,7 @@ def test_a_lock_that_never_comes_free_ends_the_prolog(prolog, checkpoint, tmp_pa
     assert "can't be locked in 1 s: not warmed" in log.splitlines()[-1]
 
 
-def test_the_prolog_says_what_slurm_conf_has_to(form, repository):
+def test_the_prolog_names_the_settings_of_slurm_conf(form, repository):
     text = form("slurm-prolog", repository, "--rate", "2GB")
 
     [limit] = [int(line.partition("=")[2]) for line in text.splitlines() if line.startswith("limit=")]

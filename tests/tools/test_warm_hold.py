@@ -1,4 +1,4 @@
-"""Holding files in the page cache: locked, watched, and what happens where neither can be."""
+"""Holding files in the page cache: by locking, by watching, and where neither is possible."""
 
 import contextlib
 import resource
@@ -28,13 +28,13 @@ def survey(tmp_path):
     make_checkpoint(tmp_path / "R1", size=2 * 10**6)
     survey = take_survey([str(tmp_path / "R1")])
     warm(survey)
-    if survey.files[0].asked_by is None:
+    if survey.files[0].residency_method is None:
         pytest.skip("the kernel does not say what is resident here")
     return survey
 
 
 class Holding:
-    """A hold in a thread, and what it has said."""
+    """A hold in a thread, and the states that it has reported."""
 
     def __init__(self, survey, mode):
         self.stop = threading.Event()
@@ -55,7 +55,7 @@ class Holding:
             self._has_said.notify_all()
 
     def wait_for(self, is_it):
-        """The first that is so."""
+        """The first state for which `is_it` is true."""
 
         def found():
             return [held for held in self.seen if is_it(held)]
@@ -89,7 +89,7 @@ def may_lock(survey):
 # Locking
 
 
-def test_what_is_locked_cannot_be_dropped_until_it_is_let_go(survey):
+def test_locked_files_cannot_be_dropped_until_they_are_unlocked(survey):
     if not may_lock(survey):
         pytest.skip("nothing may be locked here: neither RLIMIT_MEMLOCK nor CAP_IPC_LOCK allows it")
     with Holding(survey, "lock") as holding:
@@ -120,7 +120,7 @@ def test_an_empty_file_is_no_trouble(tmp_path):
 
 
 def run_without_the_right(folder, mode, limit):
-    """`warm --hold` as somebody with a limit on locked memory, beside a command that ends at once."""
+    """`warm files --hold` as somebody with a limit on locked memory, beside a command that ends at once."""
     if not shutil.which("setpriv") or not shutil.which("prlimit"):
         pytest.skip("setpriv and prlimit are needed to take a right away")
     drop = ["setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock"]
@@ -143,7 +143,7 @@ def run_without_the_right(folder, mode, limit):
 
 
 @pytest.mark.parametrize("limit", ["65536:65536", "0:0"])
-def test_what_is_missing_to_lock_is_said_with_how_to_give_it_before_anything_is_read(survey, limit):
+def test_a_missing_right_to_lock_is_reported_with_the_fix_before_anything_is_read(survey, limit):
     for path in paths(survey):
         evict(path)
     done = run_without_the_right(survey.checkpoints[0].folder, "lock", limit)
@@ -180,7 +180,7 @@ def test_auto_watches_where_it_may_not_lock_and_says_why(survey):
 # Watching
 
 
-def test_what_was_dropped_is_brought_in_again(survey):
+def test_dropped_files_are_brought_in_again(survey):
     path = paths(survey)[1]
     with Holding(survey, "watch") as holding:
         holding.wait_for(lambda held: held.resident == survey.size)
@@ -193,7 +193,7 @@ def test_what_was_dropped_is_brought_in_again(survey):
     assert held.problem is None
 
 
-def test_what_is_dropped_faster_than_it_can_be_brought_in_is_left_alone(survey):
+def test_files_that_are_dropped_again_and_again_are_left_alone(survey):
     class Thrashed(Holding):
         def _observe(self, held):
             for path in paths(survey):
@@ -212,7 +212,7 @@ def test_what_is_dropped_faster_than_it_can_be_brought_in_is_left_alone(survey):
     assert last.resident < survey.size / 2
 
 
-def test_a_file_that_is_gone_is_no_end_of_the_watch(survey):
+def test_a_removed_file_does_not_end_the_watch(survey):
     with Holding(survey, "watch") as holding:
         holding.wait_for(lambda held: True)
         paths(survey)[0].unlink()
@@ -221,11 +221,13 @@ def test_a_file_that_is_gone_is_no_end_of_the_watch(survey):
 
 
 def unknown(survey):
-    """As if the kernel did not say what of its files is resident."""
+    """The survey as if the kernel did not say what of its files is resident."""
 
     def on_own_cache(each):
         reading = replace(each.file_system.reading, is_cached=False)
-        return replace(each, file_system=replace(each.file_system, reading=reading), resident=None, asked_by=None)
+        return replace(
+            each, file_system=replace(each.file_system, reading=reading), resident=None, residency_method=None
+        )
 
     return replace(survey, files=tuple(map(on_own_cache, survey.files)))
 
@@ -235,7 +237,7 @@ def refuse_to_lock(size):
 
 
 @pytest.mark.parametrize("mode", ["watch", "auto"])
-def test_what_the_kernel_does_not_tell_cannot_be_watched(survey, mode, monkeypatch):
+def test_files_of_unknown_residency_cannot_be_watched(survey, mode, monkeypatch):
     monkeypatch.setattr("deepseek_triton_tools.warming.hold.allow_locking", refuse_to_lock)
     with pytest.raises(LockError, match="the kernel does not say"):
         check_hold(unknown(survey), mode)
@@ -257,7 +259,7 @@ def test_more_than_fits_is_not_held(survey, mode):
         check_hold(replace(survey, memory=memory, budget=survey.size, options=WarmOptions(budget=survey.size)), mode)
 
 
-def test_what_can_be_locked_need_not_be_watched(survey):
+def test_files_that_can_be_locked_need_no_known_residency(survey):
     if not may_lock(survey):
         pytest.skip("nothing may be locked here: neither RLIMIT_MEMLOCK nor CAP_IPC_LOCK allows it")
     check_hold(unknown(survey), "auto")
@@ -269,7 +271,7 @@ def test_a_file_that_cannot_be_mapped_is_named(tmp_path):
 
 
 class Unheld:
-    """`run_warm` where nothing can be locked or watched."""
+    """A hold that fails, as where nothing can be locked or watched."""
 
     def __init__(self, monkeypatch, *, late):
         # Of a user namespace only the attempt tells that locking is not allowed.

@@ -1,4 +1,4 @@
-"""How much the page cache can take: samples of the layouts that occur, and a real memory cgroup."""
+"""The memory that the page cache can take: samples of the layouts that occur, and a real memory cgroup."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ V1_MOUNT = "31 30 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
 def machine(
     root: Path, *, cgroup: str, mountinfo: str, groups: Mapping[str, Mapping[str, object]], available: int = 900 * GIB
 ) -> HostMemory:
-    """What is read on a machine of 1000 GiB with these files, `groups` beneath /sys/fs/cgroup."""
+    """The memory read on a machine of 1000 GiB with these files; `groups` are below /sys/fs/cgroup."""
     meminfo = (
         f"MemTotal: {1000 * GIB // 1024} kB\nMemFree:  5 kB\nMemAvailable: {available // 1024} kB\nHugePages_Total: 0\n"
     )
@@ -237,7 +237,7 @@ def test_the_mount_that_has_the_cgroup_is_taken_where_there_are_several(tmp_path
     assert limits(memory) == {"/sys/fs/cgroup/a": 2 * GIB}
 
 
-def test_a_limit_of_all_memory_or_more_is_none(tmp_path: Path) -> None:
+def test_a_limit_above_the_machines_memory_is_no_limit(tmp_path: Path) -> None:
     memory = machine(tmp_path, cgroup="0::/a", mountinfo=V2_MOUNT, groups={"a": v2(1000 * GIB, 999 * GIB)})
 
     assert memory.cgroups == ()

@@ -1,4 +1,4 @@
-"""What `warm` says of a survey and of a result: what fits, what would make it fit, and how far it is."""
+"""The texts and documents of `warm`: what fits, what would make it fit, the progress and the result."""
 
 import json
 import os
@@ -11,17 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_triton_tools.cli import parsing
-from deepseek_triton_tools.host.host_memory import CgroupMemory, HostMemory
+from deepseek_triton_tools.host.host_memory import BUDGET_SHARE, CgroupMemory, HostMemory
 from deepseek_triton_tools.host.units import about, part_of, sized
 from deepseek_triton_tools.terminal.tables import plain_lines
 from deepseek_triton_tools.warming import Share, Stall, WarmOptions, take_survey, warm
-from deepseek_triton_tools.warming.checkpoint.survey import BUDGET_SHARE
 from deepseek_triton_tools.warming.pagecache.residency import evict
 from deepseek_triton_tools.warming.report import report
 from deepseek_triton_tools.warming.report.document import SCHEMA, result_document, survey_document
 from deepseek_triton_tools.warming.report.progress_view import ProgressView, progress_line, stall_line
 from deepseek_triton_tools.warming.transfer import Problem
-from deepseek_triton_tools.warming.warming import WarmProgress
+from deepseek_triton_tools.warming.warm_progress import WarmProgress
 
 GIB = 2**30
 
@@ -35,7 +34,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def survey(folder):
-    """Of a machine with 1 TiB, in no cgroup."""
+    """The survey of a machine with 1 TiB, in no cgroup."""
     found = take_survey([str(folder)])
     return in_memory(found, HostMemory(total=2**40, available=1000 * GIB, cgroups=()))
 
@@ -45,7 +44,7 @@ def in_memory(survey, memory):
 
 
 def enlarged(survey, num_bytes):
-    """As if the first file had so many bytes more."""
+    """The survey as if the first file had that many bytes more."""
     first = survey.files[0]
     file = replace(first.file, size=first.file.size + num_bytes)
     checkpoint = replace(survey.checkpoints[0], files=(file, *survey.checkpoints[0].files[1:]))
@@ -85,15 +84,15 @@ def test_files_are_rows_where_asked_for_or_where_something_is_wrong(survey):
     name = survey.files[1].file.path.name
     assert name in text(survey, verbose=True)
 
-    damaged = (survey.files[0], replace(survey.files[1], fate="damaged"), *survey.files[2:])
+    damaged = (survey.files[0], replace(survey.files[1], selection="damaged"), *survey.files[2:])
     shown = text(replace(survey, files=damaged))
     assert name in shown
     assert "damaged: left out" in shown
     assert survey.files[0].file.path.name not in shown
 
 
-def test_residency_that_the_kernel_keeps_to_itself_is_unknown(survey):
-    files = tuple(replace(each, resident=None, asked_by=None) for each in survey.files)
+def test_residency_that_the_kernel_does_not_tell_is_unknown(survey):
+    files = tuple(replace(each, resident=None, residency_method=None) for each in survey.files)
     unknown = replace(survey, files=files)
 
     assert "resident           unknown" in text(unknown)
@@ -120,7 +119,7 @@ def test_the_cgroup_that_decides_is_named_with_the_limit_that_would_do(survey):
     limit=st.none() | st.integers(1, 800 * GIB),
     usage=st.integers(0, 100 * GIB),
 )
-def test_with_what_would_do_it_fits(survey, size, available, limit, usage):
+def test_the_checkpoint_fits_after_the_remedy(survey, size, available, limit, usage):
     cgroups = () if limit is None else (cgroup(limit, usage),)
     tight = in_memory(enlarged(survey, size), HostMemory(total=2**40, available=available, cgroups=cgroups))
     if not tight.lacking:
@@ -152,7 +151,7 @@ def given_by(ways, memory):
 
 
 def too_large_a_budget(survey):
-    """More is asked for than there is room, and all of it would be read."""
+    """The survey of a budget above the headroom, so that everything would be read."""
     memory = HostMemory(total=2**40, available=survey.size // 2, cgroups=())
     return replace(survey, memory=memory, budget=2**40, options=WarmOptions(budget=2**40))
 
@@ -172,7 +171,7 @@ def test_a_budget_above_what_fits_is_warned_of(survey):
     assert "that fits" not in "\n".join(report.preamble(survey))
 
 
-def test_where_the_budget_was_too_large_nobody_is_told_to_hold(folder, survey):
+def test_after_too_large_a_budget_hold_is_not_recommended(folder, survey):
     result = replace(warm(take_survey([str(folder)])), resident=0)
     [usual] = report.warnings(result)
     [line] = report.warnings(replace(result, survey=too_large_a_budget(result.survey)))
@@ -183,17 +182,19 @@ def test_where_the_budget_was_too_large_nobody_is_told_to_hold(folder, survey):
 
 
 def on_uncached(survey):
-    """As if its files lay where nothing stays in the page cache."""
+    """The survey as if its files lay where nothing stays in the page cache."""
 
     def there(each):
         reading = replace(each.file_system.reading, is_cached=False)
-        return replace(each, file_system=replace(each.file_system, reading=reading), resident=None, asked_by=None)
+        return replace(
+            each, file_system=replace(each.file_system, reading=reading), resident=None, residency_method=None
+        )
 
     return replace(survey, files=tuple(map(there, survey.files)))
 
 
 def test_a_file_system_that_keeps_nothing_in_the_page_cache_is_never_called_warm(folder, survey):
-    place = report.mount_name(survey.files[0].file_system)
+    place = survey.files[0].file_system.mount
     result = warm(on_uncached(take_survey([str(folder)])))
 
     assert f"what is read from {place} does not stay in the page cache" in list(report.preamble(on_uncached(survey)))
@@ -282,7 +283,7 @@ def test_the_summary_says_how_it_ended(folder, options, changes, verdict):
         (3, 1, "; 3 of 4 files have a checksum; the others are not verified"),
     ],
 )
-def test_how_many_files_could_be_verified_is_said(folder, verified, unverified, said):
+def test_the_number_of_verified_files_is_shown(folder, verified, unverified, said):
     result = warm(take_survey([str(folder)], WarmOptions(verify=True)))
     result = replace(result, num_verified=verified, num_unverified=unverified)
 
@@ -364,7 +365,7 @@ def test_a_stall_names_file_byte_mount_and_how_long():
     )
 
 
-def test_a_stall_is_said_again_when_it_has_doubled_and_when_it_is_over(capsys):
+def test_a_stall_is_shown_again_when_it_has_doubled_and_when_it_is_over(capsys):
     view = ProgressView()
     for waited_s in (31.0, 40.0, 61.0, 63.0):
         view(progress(stalls=(stall(waited_s=waited_s),)))
@@ -376,7 +377,7 @@ def test_a_stall_is_said_again_when_it_has_doubled_and_when_it_is_over(capsys):
     assert lines[2:] == ["/m/model-00041.safetensors: goes on"]
 
 
-def test_a_problem_is_said_once_whenever_it_comes(capsys):
+def test_a_problem_is_shown_once(capsys):
     first, second = (Problem(path=Path(name), message="ends at byte 7", fix="download it again") for name in "ab")
     view = ProgressView()
     view(progress(problems=(second,)))

@@ -1,4 +1,4 @@
-"""What is in the page cache, asked of real files."""
+"""Page cache residency of real files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PR_SET_DUMPABLE = 4
 
 @pytest.fixture(params=["cachestat", "mincore"])
 def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder on a disk or on an overlay, for which the kernel is asked in different ways; everybody may enter it."""
+    """A folder on a disk or on an overlay, for which different system calls answer; every user may enter it."""
     with tempfile.TemporaryDirectory() as path:
         os.chmod(path, 0o755)
         if request.param == "mincore":
@@ -51,7 +51,7 @@ def cold_file(path: Path, size: int = SIZE) -> Path:
 
 
 def read_pages(path: Path, pages: set[int]) -> None:
-    """Those and no others: without the kernel's read-ahead."""
+    """Read these pages and no others, without the kernel's read-ahead."""
     with path.open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         for page in pages:
@@ -59,7 +59,7 @@ def read_pages(path: Path, pages: set[int]) -> None:
 
 
 def expected(pages: set[int], begin: int, end: int) -> int:
-    """Bytes of the range in those pages."""
+    """Bytes of the range that lie in those pages."""
     end = min(end, SIZE)
     return sum(max(0, min(end, (page + 1) * PAGE_SIZE) - max(begin, page * PAGE_SIZE)) for page in pages)
 
@@ -134,7 +134,7 @@ def test_a_large_sparse_file_needs_no_large_buffer(folder: Path) -> None:
     assert peak < 2**18
 
 
-def test_somebody_elses_file_is_unknown(cold: Path) -> None:
+def test_the_residency_of_another_users_file_is_unknown(cold: Path) -> None:
     cold.read_bytes()
     cold.chmod(0o644)
 
@@ -143,13 +143,13 @@ def test_somebody_elses_file_is_unknown(cold: Path) -> None:
             return [os.geteuid(), file.method, file.resident()]
 
     assert as_nobody(ask)[0] == NOBODY
-    if linux_tells_everybody(cold):  # cachestat did before about 6.17
+    if linux_tells_every_user(cold):  # cachestat did before about 6.17
         pytest.skip("this kernel's cachestat tells everybody")
     assert as_nobody(ask)[1:] == [None, None]
     assert as_nobody(lambda: evict(cold)) is None
 
 
-def linux_tells_everybody(path: Path) -> bool:
+def linux_tells_every_user(path: Path) -> bool:
     def ask() -> bool:
         with path.open("rb") as file:
             try:
@@ -160,7 +160,7 @@ def linux_tells_everybody(path: Path) -> bool:
     return bool(as_nobody(ask))
 
 
-def test_mincore_is_not_believed_about_somebody_elses_file(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mincore_is_not_believed_about_another_users_file(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_cachestat(monkeypatch)
     cold.chmod(0o644)
 
@@ -174,7 +174,7 @@ def test_mincore_is_not_believed_about_somebody_elses_file(cold: Path, monkeypat
 
 
 @pytest.mark.parametrize("make_known", [lambda path: os.chown(path, NOBODY, NOBODY), lambda path: path.chmod(0o666)])
-def test_a_file_that_one_owns_or_may_write_is_known(cold: Path, make_known: Callable[[Path], None]) -> None:
+def test_the_residency_of_an_owned_or_writable_file_is_known(cold: Path, make_known: Callable[[Path], None]) -> None:
     if os.geteuid():
         pytest.skip("only root gives files away")
     make_known(cold)
@@ -197,7 +197,7 @@ def test_root_of_a_user_namespace_does_not_own_the_files_of_the_host(cold: Path)
 
     if not Path("/proc/self/ns/user").exists() or not as_nobody(can_unshare):
         pytest.skip("no user namespaces here")
-    if linux_tells_everybody(cold):
+    if linux_tells_every_user(cold):
         pytest.skip("this kernel's cachestat tells everybody")
     assert as_nobody(ask, prepare=become_root) == [0, None]
 
@@ -225,7 +225,7 @@ def test_mincore_where_the_kernel_or_a_filter_refuses_cachestat(
         assert file.resident() == PAGE_SIZE + 100
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_the_place_of_a_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
 
     assert resident_bytes(tmp_path / "pipe") is None
@@ -247,7 +247,7 @@ def test_no_file_stays_open(cold: Path) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_evicting_what_was_just_written(folder: Path) -> None:
+def test_evicting_a_file_that_was_just_written(folder: Path) -> None:
     (folder / "dirty").write_bytes(os.urandom(SIZE))
     assert resident_bytes(folder / "dirty") == SIZE
 
@@ -264,13 +264,12 @@ def test_evicting_through_an_overlay_drops_the_pages_of_the_file_beneath(tmp_pat
         assert resident_bytes(lower / "weights") == 0
 
 
-def test_what_is_locked_stays(cold: Path) -> None:
+def test_locked_pages_stay(cold: Path) -> None:
     cold.read_bytes()
     with cold.open("rb") as file:
         address = linux.map_file(file.fileno(), PAGE_SIZE, 4 * PAGE_SIZE)
     linux.lock(address, 4 * PAGE_SIZE)
     locked_left = evict(cold)
-    linux.unlock(address, 4 * PAGE_SIZE)
     linux.unmap(address, 4 * PAGE_SIZE)
 
     assert locked_left == 4 * PAGE_SIZE
@@ -297,7 +296,6 @@ def test_a_refused_system_call_is_an_error_with_its_number() -> None:
         (lambda: linux.map_file(-1, 0, PAGE_SIZE), errno.EBADF),
         (lambda: linux.unmap(1, PAGE_SIZE), errno.EINVAL),
         (lambda: linux.lock(0, PAGE_SIZE), errno.ENOMEM),
-        (lambda: linux.unlock(0, PAGE_SIZE), errno.ENOMEM),
         (lambda: linux.file_system_magic(-1), errno.EBADF),
     ]
     for call, code in calls:

@@ -1,4 +1,4 @@
-"""`deepseek-triton warm --server`: against a scripted server, which says what it is cold or full for."""
+"""`deepseek-triton warm server`: against a scripted server, which says what it is cold or full for."""
 
 import contextlib
 import functools
@@ -26,10 +26,10 @@ from deepseek_triton_tools.server.waiting import LogFollower, Waiting
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError
 from deepseek_triton_tools.warming.server import rounds, shapes
-from deepseek_triton_tools.warming.server.rounds import AskingTogether, Round, ShapeResult, is_steady
+from deepseek_triton_tools.warming.server.rounds import Round, ShapeResult, is_steady, request_styles
+from deepseek_triton_tools.warming.server.server_warm_result import ServerWarmResult, duration, summary
 from deepseek_triton_tools.warming.server.shapes import Shape, planned_shapes
 from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
-from deepseek_triton_tools.warming.server.warmth import Warmth, duration, summary
 from support.contract_metadata import METADATA
 from support.model_server import END, WAIT, Refusal
 
@@ -60,7 +60,7 @@ sys.exit(warm_server(ServerWarmOptions(
 
 @pytest.fixture
 def run(model_server, capsys):
-    """Warms the scripted server -> the exit code and what it printed as JSON."""
+    """Warm the scripted server; gives the exit code, the JSON document and stderr."""
 
     def warm(*, url=model_server.url, batch_sizes=(1,), input_lengths=(8,), limit_s=60, **options):
         code = warm_server(
@@ -81,7 +81,7 @@ def run(model_server, capsys):
 
 @pytest.fixture
 def child(model_server, tmp_path):
-    """The same in a process of its own."""
+    """Starts a process that warms the scripted server."""
 
     def start(num_requests=1, max_files=0):
         argv = [model_server.url, str(tmp_path / "ready"), str(num_requests), str(max_files)]
@@ -155,7 +155,7 @@ def test_never_more_are_open_than_a_shape_has_and_no_prompt_comes_twice(model_se
         assert body["stream_interval"] == 1
 
 
-def test_a_server_that_never_gets_steady_is_given_up_after_max_rounds(model_server, run, tmp_path):
+def test_a_server_that_never_gets_steady_has_max_rounds(model_server, run, tmp_path):
     times = iter((0.9, 0.0) * 3)
 
     def uneven(body):
@@ -190,19 +190,20 @@ def test_at_the_limit_what_is_open_is_cancelled_and_the_rest_is_not_begun(model_
 
 
 def test_words_are_sent_where_a_model_takes_no_token_ids():
-    def asking(*inputs):
+    def styles(*inputs):
         metadata = ModelMetadata(
             "m", ("1",), "python", tuple(TensorMetadata(name, "BYTES", (1,)) for name in inputs), ()
         )
-        return AskingTogether.of(metadata, 7)
+        return request_styles(metadata, 7)
 
-    vllm = asking("text_input", "stream", "sampling_parameters")
+    vllm, plain_vllm = styles("text_input", "stream", "sampling_parameters")
     assert vllm.fields == {"max_tokens": 7, "ignore_eos": True}
-    assert vllm.otherwise.fields == {"max_tokens": 7}
+    assert plain_vllm.fields == {"max_tokens": 7}
     assert len(vllm.prompt(50).split()) == 50
     assert vllm.prompt(50) != vllm.prompt(50)
-    assert asking("text_input", "streaming", "sampling_param_max_tokens").fields == {"max_tokens": 7}
-    assert len(AskingTogether.of(METADATA, 7).prompt(50)) == 50
+    [plain] = styles("text_input", "streaming", "sampling_param_max_tokens")
+    assert plain.fields == {"max_tokens": 7}
+    assert [len(style.prompt(50)) for style in request_styles(METADATA, 7)] == [50, 50]
 
 
 def test_a_small_vocabulary_gets_ids_that_it_has(model_server, run):
@@ -245,7 +246,7 @@ def test_two_rounds_are_steady_when_no_time_differs_by_a_tenth(changes, expected
     assert is_steady([other, ROUND, ROUND])
 
 
-def test_what_nobody_notices_is_steady_and_spares_nobody_anything():
+def test_differences_that_nobody_notices_count_as_steady():
     quick = Round(num_requests=1, num_refused=0, ttft_s=0.002, step_s=0.0002, answer_s=0.004)
     slower = Round(num_requests=1, num_refused=0, ttft_s=0.009, step_s=0.0009, answer_s=0.015)
     assert is_steady([quick, slower])
@@ -298,7 +299,7 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(rounds, "_FIRST_PAUSE_S", 0.01)
 
 
-def test_a_full_server_is_asked_for_less_and_no_more_for_later_shapes(model_server, run, short_pauses):
+def test_a_full_server_gets_fewer_requests_for_later_shapes_too(model_server, run, short_pauses):
     room = threading.Semaphore(2)
     refused = threading.Event()
     asked_at_first = threading.Barrier(4)
@@ -328,13 +329,13 @@ def test_a_full_server_is_asked_for_less_and_no_more_for_later_shapes(model_serv
     assert (first["rounds"][0]["num_requests"], first["rounds"][0]["num_refused"]) == (2, 2)
     assert {each["num_requests"] for each in first["rounds"]} == {2}
     assert first["rounds"][-1]["num_refused"] == 0
-    reason = "the server did not take more than 2 at once, and so many have been sent"
+    reason = "the server takes no more than 2 at once, and that many have been sent already"
     assert [other["reason"] for other in others] == [reason, reason]
     assert f"8 x 8 prompt tokens: left out: {reason}" in done.err
     assert model_server.most_at_once == 4
 
 
-def test_a_server_that_stays_full_leaves_a_shape_out_and_is_let_alone(model_server, run, short_pauses):
+def test_a_shape_that_the_server_stays_full_for_is_left_out(model_server, run, short_pauses):
     def full_for_long_ones(body):
         if length(body) == 16:
             raise Refusal(503, "[E_OVERLOADED] max_inflight_tokens is 20")
@@ -461,7 +462,7 @@ def test_a_torn_stream_of_a_server_that_is_no_longer_ready_is_a_failure(model_se
         warm_server(ServerWarmOptions(client=client, batch_sizes=(1,), input_lengths=(8,)))
 
 
-def test_over_http_more_at_once_than_tritons_front_end_stands_are_not_asked(model_server, run, monkeypatch):
+def test_over_http_no_more_requests_are_sent_at_once_than_the_front_end_survives(model_server, run, monkeypatch):
     monkeypatch.setattr(rounds, "MOST_OVER_HTTP", 3)
     model_server.answer = warm
     done = run(batch_sizes=(3, 4), input_lengths=(8,))
@@ -469,7 +470,7 @@ def test_over_http_more_at_once_than_tritons_front_end_stands_are_not_asked(mode
     assert done.code == 0
     assert statuses(done) == ["steady", "left out"]
     assert (
-        "4 x 8 prompt tokens: left out: over HTTP no more than 3 are asked at once: give the server as grpc" in done.err
+        "4 x 8 prompt tokens: left out: over HTTP no more than 3 are sent at once: give the server as grpc" in done.err
     )
     assert model_server.most_at_once == 3
 
@@ -487,7 +488,7 @@ def serving(server):
 
 
 class Front(ThreadingHTTPServer):
-    """Triton without the model: what it says of its health, of the model and of its repository."""
+    """Triton's HTTP front end without the model: its answers about its health, the model and the repository."""
 
     daemon_threads = True
 
@@ -581,7 +582,7 @@ def test_a_model_that_may_come_is_waited_for(run, frequent_looks, facts, last_as
         assert last_asked == "/v2/repository/index" or "/v2/repository/index" not in server.asked
 
 
-def test_what_is_no_triton_is_said_with_its_address_and_what_to_give(run):
+def test_a_server_that_is_no_triton_is_refused_with_the_ports_to_give(run):
     class Metrics(BaseHTTPRequestHandler):
         """Triton's metrics port: an empty 200 to everything."""
 
@@ -602,7 +603,7 @@ def test_what_is_no_triton_is_said_with_its_address_and_what_to_give(run):
 # --- the ready file ---
 
 
-def test_a_ready_file_where_none_can_be_is_said_before_anything_is_sent(model_server, run, tmp_path):
+def test_an_impossible_ready_file_is_refused_before_anything_is_sent(model_server, run, tmp_path):
     with pytest.raises(ToolError, match="expected a folder that can be written to") as caught:
         run(ready_file=tmp_path / "none" / "ready")
     assert caught.value.exit_code == 2
@@ -696,7 +697,7 @@ def test_other_engines_and_unknown_servers_get_modest_shapes_and_are_told_so(tmp
         assert "a modest choice, because" in planned.source
 
 
-def test_what_is_given_goes_before_what_the_repository_says(tmp_path):
+def test_given_sizes_replace_those_of_the_repository(tmp_path):
     write_yaml(tmp_path, {"triton_config": {"warmup": {"shapes": [[1, 64], [8, 512], [2, 64]]}}})
     given = functools.partial(planned_shapes, "tensorrt_llm", repository=tmp_path)
 
@@ -717,7 +718,7 @@ def test_what_is_given_goes_before_what_the_repository_says(tmp_path):
         ),
     ],
 )
-def test_a_model_yaml_that_is_none_is_refused(tmp_path, document, expected):
+def test_an_invalid_model_yaml_is_refused(tmp_path, document, expected):
     write_yaml(tmp_path, document)
     with pytest.raises(RepositoryError, match=expected):
         planned_shapes("tensorrt_llm", repository=tmp_path)
@@ -808,7 +809,7 @@ def test_a_log_that_begins_anew_is_read_from_its_start(tmp_path):
     assert log.phase == "loading"
 
 
-def test_a_wait_is_told_in_phases(tmp_path, capsys):
+def test_a_wait_is_shown_in_phases(tmp_path, capsys):
     path = tmp_path / "log"
     log = LogFollower(path)
     waiting = Waiting("tensorrt_llm", StatusLine(1000.0), log)
@@ -854,9 +855,9 @@ def test_the_table_says_what_was_found_and_what_was_left_out(model_server, capsy
     assert out.splitlines()[-1].startswith("steady after ")
 
 
-def warmth_of(*results, **changes):
+def warm_result_of(*results, **changes):
     facts = {"url": "http://a:1", "model": "m", "waited_s": 1.0, "phases_s": {}, "load_s": {}, "shapes_from": "here"}
-    return Warmth(**{**facts, "results": results, "warmed_s": 2.0, **changes})
+    return ServerWarmResult(**{**facts, "results": results, "warmed_s": 2.0, **changes})
 
 
 def result_of(status, *rounds):
@@ -868,42 +869,42 @@ FEWER = Round(**{**vars(ROUND), "num_requests": 2})
 
 
 @pytest.mark.parametrize(
-    ("warmth", "expected"),
+    ("warm_result", "expected"),
     [
         pytest.param(
-            warmth_of(STEADY, result_of("left out")),
+            warm_result_of(STEADY, result_of("left out")),
             "steady after 2.0 s: its first users waited no longer than later ones will; 1 of 2 shapes were left out",
             id="measured",
         ),
         pytest.param(
-            warmth_of(STEADY, result_of("not steady", ROUND)),
+            warm_result_of(STEADY, result_of("not steady", ROUND)),
             "not steady after 2.0 s: 1 of 2 shapes have two rounds to compare",
             id="one round",
         ),
         pytest.param(
-            warmth_of(result_of("not steady", ROUND, FEWER)),
+            warm_result_of(result_of("not steady", ROUND, FEWER)),
             "not steady after 2.0 s: 0 of 1 shapes have two rounds to compare",
             id="of other sizes",
         ),
         pytest.param(
-            warmth_of(STEADY, result_of("not reached")),
+            warm_result_of(STEADY, result_of("not reached")),
             "not steady after 2.0 s: 1 of 2 shapes have two rounds to compare",
             id="not reached",
         ),
         pytest.param(
-            warmth_of(result_of("left out")),
+            warm_result_of(result_of("left out")),
             "not steady after 2.0 s: 0 of 1 shapes have two rounds to compare; 1 of 1 shapes were left out",
             id="nothing",
         ),
         pytest.param(
-            warmth_of(STEADY, was_stopped=True),
+            warm_result_of(STEADY, was_stopped=True),
             "stopped after 2.0 s: 1 of 1 shapes have two rounds to compare",
             id="stopped",
         ),
     ],
 )
-def test_that_nobody_waited_is_said_only_where_it_was_measured(warmth, expected):
-    assert summary(warmth) == expected
+def test_the_summary_says_that_nobody_waited_only_where_it_was_measured(warm_result, expected):
+    assert summary(warm_result) == expected
 
 
 @pytest.mark.parametrize(

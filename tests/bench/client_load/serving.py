@@ -15,7 +15,7 @@ from bench._served import repository, serving_repository
 from bench.client_load.cases import FLAT, PACED, TOKENS_PER_S, TWIN
 
 from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S
-from deepseek_triton_tools.host.sessions import session_members
+from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServerProcess
 
 _ONLY_DECOUPLED = ('"decoupled": (lambda value: value is True', '"decoupled": (lambda value: value is False')

@@ -15,21 +15,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_tools.host.command_after import CommandBeside, find_command, run_instead
 from deepseek_triton_tools.host.readiness_notice import ReadyFile, notify
 from deepseek_triton_tools.host.stop_signals import Stop
+from deepseek_triton_tools.host.then_command import CommandBeside, find_command, run_instead
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.terminal.tables import show
 from deepseek_triton_tools.tool_errors import LockError, ToolError
 from deepseek_triton_tools.warming import Share, Survey, WarmOptions, WarmResult, examine, take_survey, warm
+from deepseek_triton_tools.warming.checkpoint.warm_options import MOST_JOBS
 from deepseek_triton_tools.warming.evicting import evict_all
 from deepseek_triton_tools.warming.hold import Held, check_hold, hold
 from deepseek_triton_tools.warming.report import report
 from deepseek_triton_tools.warming.report.document import evict_document, result_document, survey_document
 from deepseek_triton_tools.warming.report.progress_view import ProgressView, progress_line
-from deepseek_triton_tools.warming.warm_options import MOST_JOBS
-from deepseek_triton_tools.warming.warming import WarmProgress
+from deepseek_triton_tools.warming.warm_progress import WarmProgress
 
 _SWITCH_INTERVAL_S = 0.0005
 """How long the thread that reads headers may keep those that read weights waiting for Python's lock: at Python's own

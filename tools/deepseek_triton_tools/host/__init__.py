@@ -1,4 +1,4 @@
-"""This machine: memory, mounts, ports, processes.
+"""This machine: its memory, mounts, ports, processes and signals.
 
-Standard library only, because `doctor` sends this folder to other hosts.
+This folder imports the standard library and tool_errors only, because `doctor` sends it to other hosts.
 """

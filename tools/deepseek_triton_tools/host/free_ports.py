@@ -1,4 +1,4 @@
-"""Which ports a server gets: given ones that are free, or free ones; and who holds a port that isn't."""
+"""Claiming ports for a server, given ones or free ones; and finding the process that holds a port."""
 
 from __future__ import annotations
 
@@ -20,67 +20,72 @@ ENDPOINTS = ("http", "grpc", "metrics")
 
 _FIRST_UNPRIVILEGED = 1024
 _CHOICE = 16384
-"""So many ports `auto` chooses from: with Linux's defaults from 16384 to 32767."""
+"""Number of ports that `auto` chooses from. With Linux's defaults they are 16384 to 32767."""
 _TRIES = 32
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Ports that no other server of ours takes until `close`, or the end of this process.
+    """Ports that no other server of ours takes until `close`, or until this process ends.
 
-    tritonserver takes its ports only when the model has loaded, an hour later, and two of them can share one without a
-    word: each would get half of the requests. So each port has a mark, the name of a socket in Linux's abstract
-    namespace, which is the network's own and needs no clearing up.
+    tritonserver opens its ports only when the model has loaded, perhaps an hour later. Two servers can then share a
+    port without any error, and each would get half of the requests. So each port is reserved by binding a Unix socket
+    to a name in Linux's abstract namespace. Each network namespace has names of its own, and they vanish with the
+    process.
     """
 
     http: int
     grpc: int
     metrics: int
-    marks: contextlib.ExitStack
+    reservations: contextlib.ExitStack
 
     def close(self) -> None:
-        self.marks.close()
+        self.reservations.close()
 
 
 def claim_ports(host: str, http: Port, grpc: Port, metrics: Port) -> Claim:
-    """The ports of HTTP, gRPC and metrics, each free at this moment and marked.
+    """Claim a port each for HTTP, gRPC and metrics. All are free at this moment.
 
-    :raises PortError: when a given one is taken, or marked by another process.
+    :raises PortError: when a given port is taken, or reserved by another process.
     """
     given = dict(zip(ENDPOINTS, (http, grpc, metrics), strict=True))
     numbers = [port for port in given.values() if port != "auto"]
     if len(set(numbers)) < len(numbers):
         raise PortError(f"HTTP, gRPC and metrics need a port each, got {', '.join(map(str, given.values()))}")
-    with contextlib.ExitStack() as held, contextlib.ExitStack() as marks:
-        # The given ones first, and all are held until the last is chosen: `auto` must not pick any of them.
+    with contextlib.ExitStack() as listeners, contextlib.ExitStack() as reservations:
+        # The given ports come first, and all listeners stay open until the last port is chosen, so that `auto` picks
+        # none of them.
         first = sorted(ENDPOINTS, key=lambda endpoint: given[endpoint] == "auto")
-        chosen = {endpoint: _claim(host, endpoint, given[endpoint], held, marks) for endpoint in first}
-        return Claim(**chosen, marks=marks.pop_all())
+        chosen = {endpoint: _claim(host, endpoint, given[endpoint], listeners, reservations) for endpoint in first}
+        return Claim(**chosen, reservations=reservations.pop_all())
 
 
-def _claim(host: str, endpoint: str, port: Port, held: contextlib.ExitStack, marks: contextlib.ExitStack) -> int:
+def _claim(
+    host: str, endpoint: str, port: Port, listeners: contextlib.ExitStack, reservations: contextlib.ExitStack
+) -> int:
     while True:
         listener = _listener(host, endpoint, port) if port != "auto" else _automatic(host, endpoint)
-        number: int = held.enter_context(listener).getsockname()[1]
-        mark = socket.socket(socket.AF_UNIX)
+        number: int = listeners.enter_context(listener).getsockname()[1]
+        reservation = socket.socket(socket.AF_UNIX)
         try:
-            mark.bind(f"\0deepseek-triton/port/{number}")
+            reservation.bind(f"\0deepseek-triton/port/{number}")
         except OSError as error:
-            mark.close()
+            reservation.close()
             if error.errno != errno.EADDRINUSE:
-                raise PortError(f"port {number} can't be marked as ours: {error.strerror}") from error
+                raise PortError(f"port {number} can't be reserved: {error.strerror}") from error
             if port == "auto":
-                continue  # this one is held, so the next is another
+                continue  # its listener stays open, so the next choice is another port
             raise PortError(
                 f"port {number} is spoken for: another deepseek-triton is loading a model to serve there; "
                 "end that, or choose another port or auto"
             ) from error
-        marks.enter_context(mark)
+        reservations.enter_context(reservation)
         return number
 
 
 def _automatic(host: str, endpoint: str) -> socket.socket:
-    """Below the ports that outgoing connections get, for one of those could be gone when the model has loaded."""
+    """A listener on a random free port below those of outgoing connections. A port of those could be taken by a
+    connection before the model has loaded."""
     low = _first_of_outgoing()
     below = range(max(_FIRST_UNPRIVILEGED, low - _CHOICE), low)
     for port in random.sample(below, min(_TRIES, len(below))):
@@ -97,7 +102,10 @@ def _first_of_outgoing() -> int:
 
 
 def _listener(host: str, endpoint: str, port: int) -> socket.socket:
-    """:param port: 0 for any."""
+    """Listen on the port; 0: on any.
+
+    :raises PortError: when the port can't be listened on.
+    """
     try:
         return socket.create_server((host, port))
     except OSError as error:
@@ -106,17 +114,17 @@ def _listener(host: str, endpoint: str, port: int) -> socket.socket:
             by = f" by {holder}" if holder else ""
             message = f"port {port} for {endpoint} is taken{by}: end that, or give --{endpoint}-port another or auto"
         elif error.errno == errno.EACCES:
-            message = f"port {port} for {endpoint} is for root alone: give --{endpoint}-port another, 1024 or higher"
+            message = f"port {port} for {endpoint} is for root only: give --{endpoint}-port another, 1024 or higher"
         else:
             message = f"can't listen on {host!r} for {endpoint} ({error}): give --host an address of this machine"
         raise PortError(message) from error
 
 
 def holder_of(port: int) -> str | None:
-    """Which process listens on `port`, where /proc lets us see it."""
+    """The process that listens on `port`; None where nothing does or /proc does not show it to this user."""
     sockets = {f"socket:[{inode}]" for inode in listening_inodes(port)}
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        # Another user's, or gone meanwhile.
+        # The process belongs to another user, or has ended meanwhile.
         with contextlib.suppress(OSError):
             if os.readlink(descriptor) in sockets:
                 name = (descriptor.parents[1] / "comm").read_text().strip()
@@ -125,7 +133,10 @@ def holder_of(port: int) -> str | None:
 
 
 def listening_inodes(port: int) -> Iterator[str]:
-    """Columns of /proc/net/tcp, from proc(5): 1 is address:port in hex, 3 the state, 9 the inode."""
+    """The inodes of sockets that listen on `port`, by /proc/net/tcp.
+
+    Its columns (proc(5)): 1 is address:port in hexadecimal, 3 is the state, 9 is the inode.
+    """
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
         for row in table.read_text().splitlines()[1:] if table.is_file() else []:
             columns = row.split()

@@ -1,4 +1,4 @@
-"""How much of this machine's memory the page cache can take: MemAvailable, and what the memory cgroups leave."""
+"""The memory of this machine that the page cache can take, by MemAvailable and by the limits of memory cgroups."""
 
 from __future__ import annotations
 
@@ -10,32 +10,37 @@ from typing import Literal
 
 from deepseek_triton_tools.host.mounts import Mount, read_mounts
 
+BUDGET_SHARE = 0.9
+"""Share of the headroom that weights may fill. The engine too reads ahead only while the checkpoint is smaller than
+this share of the available memory (TensorRT-LLM's weight_loader.py), and its own processes need the rest."""
+
 Version = Literal[1, 2]
 
 _LIMITS: Mapping[Version, Sequence[str]] = {1: ("memory.limit_in_bytes",), 2: ("memory.max", "memory.high")}
 _USAGE: Mapping[Version, str] = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _FILE_PAGES: Mapping[Version, Sequence[str]] = {
-    1: ("total_active_file", "total_inactive_file"),  # without total_: of the group, less those in it
+    1: ("total_active_file", "total_inactive_file"),  # the names without total_ leave out the cgroups below
     2: ("active_file", "inactive_file"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupMemory:
-    """One memory cgroup with a limit, this process's own or one above it."""
+    """A memory cgroup with a limit: this process's own cgroup or one above it."""
 
     path: str
-    """Its folder, as this process sees it."""
+    """The cgroup's folder, as this process sees it."""
     version: Version
     limit: int
-    """Bytes: the lowest of memory.max and memory.high (v2), memory.limit_in_bytes (v1)."""
+    """Bytes: the lower one of memory.max and memory.high (v2), or memory.limit_in_bytes (v1)."""
     usage: int
     file_cache: int
     """Bytes of `usage` that are file pages the kernel can drop: active_file + inactive_file of memory.stat."""
 
     @property
     def headroom(self) -> int:
-        """Bytes that the page cache may take in it: file pages count against the limit, but can be replaced."""
+        """Bytes that the page cache may take in this cgroup. File pages count against the limit, but can be
+        replaced."""
         return max(0, self.limit - (self.usage - self.file_cache))
 
 
@@ -43,26 +48,29 @@ class CgroupMemory:
 class HostMemory:
     total: int
     available: int
-    """MemAvailable; bytes."""
+    """Bytes of MemAvailable."""
     cgroups: tuple[CgroupMemory, ...]
-    """Those with a limit, the innermost first."""
+    """The cgroups that have a limit, the innermost first."""
 
     @property
     def headroom(self) -> int:
-        """Bytes that the page cache may take."""
+        """Bytes that the page cache may take on this machine."""
         return min([self.available, *(cgroup.headroom for cgroup in self.cgroups)])
 
     @property
     def tightest(self) -> CgroupMemory | None:
-        """The cgroup that decides; None when the machine's memory does."""
+        """The cgroup that decides the headroom; None when the machine's memory decides it."""
         tightest = min(self.cgroups, key=lambda cgroup: cgroup.headroom, default=None)
         return tightest if tightest and tightest.headroom < self.available else None
 
 
 def read_host_memory(root: Path = Path("/")) -> HostMemory:
-    """By /proc and /sys/fs/cgroup under `root` (proc(5), the kernel's cgroup-v2.rst and cgroup-v1/memory.rst).
+    """Read the memory from /proc and /sys/fs/cgroup under `root` (proc(5), the kernel's cgroup-v2.rst and
+    cgroup-v1/memory.rst).
 
-    :raises OSError: when /proc/meminfo can't be read. Cgroup files that can't be read are no limit.
+    A cgroup whose files can't be read counts as one without a limit.
+
+    :raises OSError: when /proc/meminfo can't be read.
     """
     meminfo = _numbers((root / "proc/meminfo").read_text())
     total = meminfo["MemTotal"] * 1024
@@ -71,14 +79,14 @@ def read_host_memory(root: Path = Path("/")) -> HostMemory:
     return HostMemory(
         total=total,
         available=meminfo["MemAvailable"] * 1024,
-        # A limit of all memory and more is none; version 1 writes 2**63 less a page for it.
+        # A limit above the machine's memory is no limit; version 1 writes 2**63 less a page for "no limit".
         cgroups=tuple(cgroup for cgroup in cgroups if cgroup and cgroup.limit < total),
     )
 
 
 def _memory_cgroups(root: Path) -> Iterator[tuple[Path, Version]]:
-    """The folders of this process's cgroup and of those above it. A machine has the memory controller in one of the
-    versions, though it may have both mounted."""
+    """The folders of this process's cgroup and of the cgroups above it. A machine has the memory controller in one of
+    the two versions, though both may be mounted."""
     try:
         lines = os.fsdecode((root / "proc/self/cgroup").read_bytes()).split("\n")
         mounts = read_mounts(root)
@@ -87,18 +95,18 @@ def _memory_cgroups(root: Path) -> Iterator[tuple[Path, Version]]:
     for line in filter(None, lines):
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
-            of_memory = [mount for mount in mounts if mount.type == "cgroup" and "memory" in mount.options]
-            yield from ((folder, 1) for folder in _folders(Path(path), of_memory, root))
+            memory_mounts = [mount for mount in mounts if mount.type == "cgroup" and "memory" in mount.options]
+            yield from ((folder, 1) for folder in _folders(Path(path), memory_mounts, root))
         elif not controllers:
             unified = [mount for mount in mounts if mount.type == "cgroup2"]
             yield from ((folder, 2) for folder in _folders(Path(path), unified, root))
 
 
 def _folders(cgroup: Path, mounts: Sequence[Mount], root: Path) -> Sequence[Path]:
-    """From the cgroup's own folder up to the mount point.
+    """The folders from the cgroup's own one up to the mount point.
 
-    A container may see its own cgroup as all there is, while /proc/self/cgroup has the path from the host's: then it
-    is the mount point.
+    A container may see nothing but its own cgroup, while /proc/self/cgroup has the path that the host sees. The
+    cgroup's folder is the mount point then.
     """
     for mount in mounts:
         top = root / mount.mount_point.lstrip("/")
@@ -110,9 +118,9 @@ def _folders(cgroup: Path, mounts: Sequence[Mount], root: Path) -> Sequence[Path
 
 
 def _read_cgroup(folder: Path, root: Path, version: Version) -> CgroupMemory | None:
-    """None where it has no limit, or doesn't say."""
-    limits = [limit for name in _LIMITS[version] if (limit := _read_number(folder / name)) is not None]
-    usage = _read_number(folder / _USAGE[version])
+    """None where the cgroup has no limit, or can't be read."""
+    limits = [limit for name in _LIMITS[version] if (limit := read_number(folder / name)) is not None]
+    usage = read_number(folder / _USAGE[version])
     if not limits or usage is None:
         return None
     try:
@@ -128,8 +136,8 @@ def _read_cgroup(folder: Path, root: Path, version: Version) -> CgroupMemory | N
     )
 
 
-def _read_number(file: Path) -> int | None:
-    """None where there is none: "max"."""
+def read_number(file: Path) -> int | None:
+    """The number in a file of /proc or /sys; None where the file can't be read or holds a word, such as "max"."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):
@@ -137,6 +145,6 @@ def _read_number(file: Path) -> int | None:
 
 
 def _numbers(text: str) -> Mapping[str, int]:
-    """Of lines as "MemTotal: 123 kB" and "active_file 123"."""
+    """Name -> number, for lines such as "MemTotal: 123 kB" and "active_file 123"."""
     fields = (line.replace(":", " ").split() for line in text.splitlines())
     return {name: int(number) for name, number, *_ in fields}

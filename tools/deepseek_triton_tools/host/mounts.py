@@ -1,4 +1,4 @@
-"""What is mounted where, by /proc/self/mountinfo (proc_pid_mountinfo(5))."""
+"""The mounts that this process sees, by /proc/self/mountinfo (proc_pid_mountinfo(5))."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ class Mount:
 
     id: int
     parent: int
-    """The id of the mount that it is mounted on; not always among those that a process sees."""
+    """The id of the mount that this one is mounted on; a process does not always see that one."""
     device: str
-    """major:minor. Btrfs and overlays number their files differently."""
+    """major:minor of the device. The files of btrfs and overlays have other device numbers."""
     root: str
-    """Which folder of the file system is mounted; "/" for all of it."""
+    """The folder of the file system that is mounted; "/" for the whole file system."""
     mount_point: str
     type: str
-    """With the subtype: "ext4", "nfs4", "fuse.sshfs"."""
+    """The type with its subtype: "ext4", "nfs4", "fuse.sshfs"."""
     source: str
     options: tuple[str, ...]
-    """Of the mount and of its super block."""
+    """Options of the mount and of its super block."""
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.source} on {self.mount_point}"
 
     def option(self, name: str) -> str | None:
-        """The value of `name=value`; the last one where there are several."""
+        """The value of the option `name=value`; the last one where there are several."""
         values = [value for key, is_set, value in (option.partition("=") for option in self.options) if key == name]
         return values[-1] if values else None
 
     def contains(self, path: Path) -> bool:
-        """By its mount point alone: another mount may hide it."""
+        """Whether `path` is below the mount point. Another mount may hide it all the same."""
         return path.is_relative_to(self.mount_point)
 
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
-    """The mounts of /proc/<pid>/mountinfo, in its order.
+    """The mounts in the text of /proc/<pid>/mountinfo, in its order.
 
-    :raises ValueError: when a line is not as the kernel writes it.
+    :raises ValueError: when a line is not in the kernel's format.
     """
     return tuple(_parse_line(line) for line in text.split("\n") if line)
 
 
 def read_mounts(root: Path = Path("/")) -> tuple[Mount, ...]:
-    """Those that this process sees, by /proc under `root`.
+    """The mounts that this process sees, by /proc under `root`.
 
     :raises OSError: when they can't be read.
     """
@@ -56,11 +59,13 @@ def read_mounts(root: Path = Path("/")) -> tuple[Mount, ...]:
 
 
 def mount_at(path: Path, mounts: Sequence[Mount]) -> Mount | None:
-    """The mount on which `path`, absolute and without links, is found; None where a process sees none (in a chroot).
+    """The mount that `path` lies on; None where this process does not see it (in a chroot).
 
-    Walks down as the kernel does, from the outermost mount to the first one on it that lies on the way, and so on: the
-    order of the lines tells nothing for sure, and neither does the length of the mount points, for a later mount hides
+    This walks down as the kernel does: from the outermost mount to the first mount on it that lies on the way, and so
+    on. Neither the order of the lines nor the length of the mount points would decide it, because a later mount hides
     what lies beneath.
+
+    :param path: an absolute path without links.
     """
     on_the_way = [mount for mount in mounts if mount.contains(path)]
     ids = {mount.id for mount in on_the_way}
@@ -73,12 +78,14 @@ def mount_at(path: Path, mounts: Sequence[Mount]) -> Mount | None:
 
 
 def _parse_line(line: str) -> Mount:
-    """36 35 98:0 /root /point rw,noatime master:1 - ext3 /dev/sda1 rw,errors=continue; no or several fields like
-    master:1, and escapes for what would part the fields."""
+    """Parse a line such as `36 35 98:0 /root /point rw,noatime master:1 - ext3 /dev/sda1 rw,errors=continue`.
+
+    There may be no field like master:1, or several. A character that would end a field is escaped.
+    """
     mount, dash, system = line.partition(" - ")
     fields, system_fields = mount.split(" "), system.split(" ")
     if not dash or len(fields) < 6 or len(system_fields) < 2:
-        raise ValueError(f"expected a line as of /proc/self/mountinfo, got {line!r}")
+        raise ValueError(f"expected a line of /proc/self/mountinfo, got {line!r}")
     type_, source, options = system_fields[0], system_fields[1], " ".join(system_fields[2:])
     return Mount(
         id=int(fields[0]),

@@ -1,7 +1,7 @@
-"""What `make` needs of a machine, each lack with how to get it.
+"""Checks that a machine has what `make` needs, and says how to get what is missing.
 
-Run as `python3 preflight.py`: standard library only, and Python 3.8 is enough to be told that 3.8 isn't. Prints a line
-for each problem; exits 1 when there is any.
+Run as `python3 preflight.py`. It needs the standard library only, and runs on Python 3.8, so that it can say that 3.8
+is too old. It prints a line for each problem, and exits with 1 when there is any.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import sysconfig
 from pathlib import Path
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 12)
-"""numpy 1.26, the last that the wheel's Python stub works with, is built for no newer Python than 3.12."""
+"""The wheel's Python stub works with numpy 1.26 at most, which is built for no Python newer than 3.12."""
 
 OLDEST_GLIBC = (2, 35)
-"""What NVIDIA built the nvidia-pytriton wheel against: Ubuntu 22.04's."""
+"""NVIDIA built the nvidia-pytriton wheel against this version, which is that of Ubuntu 22.04."""
 
 
 def problems() -> list[str]:
-    """What this machine and this Python lack, a line each."""
+    """One line for each thing that this machine or this Python lacks."""
     found = [machine_problem(), python_problem(), venv_problem(), glibc_problem(), libpython_problem()]
     return [problem for problem in found if problem]
 
@@ -81,7 +81,8 @@ def libpython_name() -> str:
 def find_libpython() -> Path | None:
     """This Python's shared library; None when it was built without one.
 
-    A build that was moved after it was installed (conda, uv) records a LIBDIR that is not there: so base_prefix too.
+    A Python that was moved after its build (conda, uv) records a LIBDIR that does not exist, so the folder below
+    base_prefix is searched too.
     """
     folders = [sysconfig.get_config_var("LIBDIR"), str(Path(sys.base_prefix, "lib"))]
     candidates = [Path(folder, libpython_name()) for folder in folders if folder]

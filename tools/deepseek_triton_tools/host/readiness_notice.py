@@ -1,4 +1,4 @@
-"""What a service manager is told: readiness by a file for probes, and by the socket of sd_notify(3)."""
+"""Telling others that something is ready: by a file for probes, and by the socket of sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from deepseek_triton_tools.tool_errors import ToolError
 
 
 class ReadyFile:
-    """A file that is there while something is ready. Without a path, nothing happens.
+    """A file that exists while something is ready. Without a path, nothing happens.
 
-    One of an earlier run is removed at once.
+    A file of an earlier run is removed at once.
 
-    :raises ToolError: when it can't be removed, or could not be written later; exit code 2.
+    :raises ToolError: when that file can't be removed, or the folder can't be written to; exit code 2.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -34,9 +34,9 @@ class ReadyFile:
         self.remove()
 
     def write(self, facts: Mapping[str, Any]) -> None:
-        """One JSON line; whoever sees the file sees all of it.
+        """Write one line of JSON. The file appears with its whole content, never with a part of it.
 
-        :raises ToolError: when it can't be written.
+        :raises ToolError: when the file can't be written.
         """
         if self._path is None:
             return
@@ -45,7 +45,7 @@ class ReadyFile:
             new.write_text(json.dumps(facts, allow_nan=False) + "\n", "utf-8")
             os.replace(new, self._path)
         except OSError as error:
-            with contextlib.suppress(OSError):  # it may never have been made
+            with contextlib.suppress(OSError):  # it may never have been created
                 new.unlink()
             raise ToolError(f"--ready-file {self._path}: can't be written: {error.strerror}") from error
 
@@ -59,9 +59,9 @@ class ReadyFile:
 
 
 def notify(**fields: str) -> None:
-    """Tell the service manager that started this process, if one did: READY="1", STATUS="...".
+    """Send READY="1", STATUS="..." and the like to the service manager that started this process, if one did.
 
-    One that does not listen is no trouble of ours.
+    Errors are ignored, because the work goes on whether or not the service manager listens.
     """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address or address[0] not in "/@":  # other address families are for virtual machines

@@ -1,8 +1,9 @@
-"""Where tritonserver is, and how it is run from there.
+"""Finding tritonserver, and what it needs to run from there.
 
-The server that the nvidia-pytriton wheel carries needs four things a container's does not: a backend directory that
-holds the stub of the running Python, the wheel's and Python's own libraries on LD_LIBRARY_PATH, this environment's
-`bin` first on PATH (the stub finds its prefix through `python3` there, and ignores PYTHONPATH), and numpy 1.
+The server in the nvidia-pytriton wheel needs four things that the server in a container does not: a backend directory
+that holds the stub of the running Python, the libraries of the wheel and of Python on LD_LIBRARY_PATH, this
+environment's `bin` first on PATH (the stub finds its prefix through `python3` there, and ignores PYTHONPATH), and
+numpy 1.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class Installation:
     kind: str
     """`explicit`, `path`, `container` or `wheel`."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables to set, each with its whole value."""
+    """Environment variables to set, each with its whole value."""
     extra_args: tuple[str, ...] = ()
 
 
 def find_tritonserver(explicit: Path | None = None) -> Installation:
-    """The server at `explicit`, else from PATH, else the container's, else the wheel's.
+    """The server at `explicit`, else the one on PATH, else the container's, else the wheel's.
 
-    :raises InstallationError: when there is none, or the wheel's can't run here.
+    :raises InstallationError: when there is no server, or the wheel's can't run here.
     """
     if explicit is not None:
         if not os.access(explicit, os.X_OK) or explicit.is_dir():
@@ -63,7 +64,7 @@ def find_tritonserver(explicit: Path | None = None) -> Installation:
 
 
 def _wheel_package() -> Path | None:
-    """The wheel's `pytriton` folder; only its files are wanted, so it isn't imported."""
+    """The wheel's `pytriton` folder, without importing it; None where the wheel is not installed."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         return None
@@ -76,7 +77,7 @@ def _wheel_installation(package: Path) -> Installation:
         if problem:
             raise InstallationError(problem)
     libpython = find_libpython()
-    assert libpython is not None  # libpython_problem() has looked
+    assert libpython is not None  # libpython_problem() has checked this
     libraries = [str(package.parent / "nvidia_pytriton.libs"), str(libpython.parent)]
     return Installation(
         package / "tritonserver/bin/tritonserver",
@@ -95,7 +96,7 @@ def _prepended(folders: list[str], variable: str) -> str:
 
 
 def _numpy_problem() -> str | None:
-    """With numpy 2 the stub is silently wrong: arrays arrive with other values than were sent."""
+    """With numpy 2 the stub is silently wrong: arrays arrive with other values than those that were sent."""
     try:
         version = importlib.metadata.version("numpy")
     except importlib.metadata.PackageNotFoundError:
@@ -124,9 +125,10 @@ def _stub_problem(package: Path) -> str | None:
 
 
 def _backend_directory(package: Path) -> Path:
-    """The folder for --backend-directory: links to the backend's files, and the stub beside them, where it is sought.
+    """The folder for --backend-directory: links to the backend's files, with the stub beside them, where the server
+    looks for it.
 
-    Made once for each wheel and Python, complete or not at all.
+    It is made once for each wheel and Python, and appears complete or not at all.
     """
     key = hashlib.sha256(str(package).encode()).hexdigest()[:12]
     release = importlib.metadata.version("nvidia-pytriton")
@@ -142,7 +144,7 @@ def _backend_directory(package: Path) -> Path:
     try:
         scratch.rename(directory)
     except OSError:
-        # Another process was first, or the folder can't be made.
+        # Another process has made the folder first, or it can't be made.
         shutil.rmtree(scratch)
         if not directory.is_dir():
             raise

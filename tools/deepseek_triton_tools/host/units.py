@@ -1,4 +1,4 @@
-"""Bytes and times as people read them."""
+"""Bytes and times in the form in which people read them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def sized(num_bytes: float) -> str:
-    """ "642 GiB", "2.1 GiB"."""
+    """Format bytes in the unit that needs few digits: "642 GiB", "2.1 GiB"."""
     power = _power(num_bytes)
     return f"{_figure(num_bytes, power)} {_UNITS[power]}"
 
 
 def part_of(part: float, whole: float) -> str:
-    """ "171 of 642 GiB"."""
+    """Format a part and its whole, in bytes, with one unit: "171 of 642 GiB"."""
     power = _power(whole)
     return f"{_figure(part, power)} of {_figure(whole, power)} {_UNITS[power]}"
 
 
 def about(seconds: float) -> str:
-    """ "2.5 s", "40 s", "4 min", "1 h 5 min"."""
+    """Format a rounded time: "2.5 s", "40 s", "4 min", "1 h 5 min"."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 99.5:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from deepseek_triton_build.arithmetic.load_time import ENGINE_START_S
 from deepseek_triton_build.render.yaml_text import one_line
+from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, sized
 from deepseek_triton_tools.launching import kernel_caches
 from deepseek_triton_tools.launching.kubernetes_text import block, filled, items, literal, mapping
@@ -18,7 +19,6 @@ from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_times import PERIOD_S, StartTimes
 from deepseek_triton_tools.launching.stop_times import GROUP_S, SPARE_S
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
-from deepseek_triton_tools.warming.checkpoint.survey import BUDGET_SHARE
 
 REPOSITORY = "/model_repository"
 REPOSITORY_MOUNT = "/etc/deepseek-triton/repository"

@@ -1,1 +1,1 @@
-"""Facts about a generated folder and the checkpoint it serves."""
+"""Facts about a generated model repository and the checkpoints that it serves."""

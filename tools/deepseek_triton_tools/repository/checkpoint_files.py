@@ -1,4 +1,4 @@
-"""Which files of a checkpoint the engine will read, where they are, and whether they are whole."""
+"""The files of a checkpoint that the engine reads: which they are, where they lie, and whether they are whole."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from deepseek_triton_tools.repository.served_models import (
     served_models,
 )
 from deepseek_triton_tools.tool_errors import CheckpointError
-from deepseek_triton_tools.warming.warm_options import Share
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightFile:
-    """One *.safetensors file, as the engine opens it."""
+    """One *.safetensors file that the engine opens."""
 
     path: Path
-    """As found in the checkpoint's folder; may be a link."""
+    """The path in the checkpoint's folder; it may be a link."""
     size: int
-    """Bytes it has now."""
+    """Bytes that the file has now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +38,20 @@ class CheckpointFiles:
     """A folder of weights and the files in it that the engine reads."""
 
     source: str
-    """As it was asked for."""
+    """The user's words for the checkpoint."""
     folder: Path
     found_by: str
-    """How the folder follows from the source, for people: "a folder", "in the Hugging Face cache, revision abc",
-    "the model of r1/tensorrt_llm/1/model.yaml"."""
+    """The way that led from the source to the folder, for people: "a folder", "in the Hugging Face cache, revision
+    abc", "the model of r1/tensorrt_llm/1/model.yaml"."""
     files: tuple[WeightFile, ...]
-    """By name. Of transformers those that the index names, of TensorRT-LLM all but "consolidated" ones. A file
-    that is missing or can't be looked at is not in it, but in what `find_damage` finds."""
+    """The files, sorted by name. transformers reads those that the index names, TensorRT-LLM all but "consolidated"
+    ones. A file that is missing or can't be accessed is left out here, and reported by `find_damage`."""
     only_indexed: bool = False
-    """The engine reads what the index names, and not all that is in the folder."""
+    """The engine reads the files that the index names, and not all that are in the folder."""
     download: str | None = None
-    """The command that downloads it, where it has a name on the Hugging Face hub."""
+    """The command that downloads the checkpoint, where it has a name on the Hugging Face hub."""
     findings: tuple[Finding, ...] = ()
-    """What is wrong with it, once `find_damage` was asked."""
+    """Faults of the checkpoint; empty until a damage check has run."""
 
     @property
     def size(self) -> int:
@@ -60,12 +59,13 @@ class CheckpointFiles:
 
 
 def find_checkpoints(source: str) -> tuple[CheckpointFiles, ...]:
-    """The checkpoints that `source` means, each once: of a folder, of a Hugging Face name in the local cache
-    ("org/name", "org/name@revision"), or of all that a model repository, a model's folder or a model.yaml serves.
+    """The checkpoints that `source` means, each once.
 
-    A folder goes before a name, as in the engines.
+    A source is a folder, a Hugging Face name in the local cache ("org/name", "org/name@revision"), or a model
+    repository, a model's folder or a model.yaml, for which all checkpoints that it serves are returned. If a folder has
+    the name, the folder is meant, as in the engines.
 
-    :raises CheckpointError: when there is none, with every place that was looked at.
+    :raises CheckpointError: when there is none; it names every place that was searched.
     """
     path, name = Path(source), parse_hub_name(source)
     if _exists(path):
@@ -75,8 +75,7 @@ def find_checkpoints(source: str) -> tuple[CheckpointFiles, ...]:
             f"{plain(source)}: expected a checkpoint's folder, a Hugging Face name (org/name) or a model repository, "
             "found no such file or folder; correct the path"
         )
-    place = _in_cache(name)
-    return (_look(source, place, only_indexed=False),)
+    return (_checkpoint(source, _in_cache(name), only_indexed=False),)
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class _Location:
     folder: Path
     found_by: str
     download: str | None = None
-    """The command for it."""
+    """The command that downloads the checkpoint."""
 
 
 def _at_path(source: str, path: Path) -> tuple[CheckpointFiles, ...]:
@@ -97,33 +96,32 @@ def _at_path(source: str, path: Path) -> tuple[CheckpointFiles, ...]:
         return _served(source, yamls)
     if not is_folder:
         raise CheckpointError(f"{path}: expected a checkpoint's folder, found a file; name its folder: {path.parent}")
-    if os.path.isdir(path / "snapshots") and not any(
-        path.glob("*.safetensors")
-    ):  # the folder of a model in a Hugging Face cache
+    # The folder of a model in a Hugging Face cache.
+    if os.path.isdir(path / "snapshots") and not any(path.glob("*.safetensors")):
         name = HubName(path.resolve().name.removeprefix("models--").replace("--", "/", 1))
-        return (_look(source, _in_cache(name, path), only_indexed=False),)
-    return (_look(source, _Location(path, "a folder"), only_indexed=False),)
+        return (_checkpoint(source, _in_cache(name, path), only_indexed=False),)
+    return (_checkpoint(source, _Location(path, "a folder"), only_indexed=False),)
 
 
 def _served(source: str, yamls: Sequence[Path]) -> tuple[CheckpointFiles, ...]:
-    """Of several models. What has no weights is passed over where another has some."""
+    """The checkpoints of several models. A model without weights is passed over where another one has some."""
     found: dict[Path, tuple[_Location, bool]] = {}
     problems: list[CheckpointError] = []
     for model_yaml in yamls:
         try:
             for served in served_models(model_yaml):
-                place = _place(served)
-                _, only_indexed = found.get(place.folder.resolve(), (None, True))
-                found[place.folder.resolve()] = (place, only_indexed and served.only_indexed)
+                location = _location(served)
+                _, only_indexed = found.get(location.folder.resolve(), (None, True))
+                found[location.folder.resolve()] = (location, only_indexed and served.only_indexed)
         except CheckpointError as error:
             problems.append(error)
     serious = [error for error in problems if not isinstance(error, NothingToReadError)]
     if serious or not found:
         raise CheckpointError("; ".join(str(error) for error in serious or problems))
-    return tuple(_look(source, place, only_indexed=only) for place, only in found.values())
+    return tuple(_checkpoint(source, location, only_indexed=only) for location, only in found.values())
 
 
-def _place(served: ServedModel) -> _Location:
+def _location(served: ServedModel) -> _Location:
     if _exists(served.path):
         return _Location(served.path, str(served))
     name = parse_hub_name(served.name)
@@ -133,10 +131,10 @@ def _place(served: ServedModel) -> _Location:
             f"machine: {served.path} is not there; name the checkpoint's folder itself, where it is here"
         )
     try:
-        place = _in_cache(HubName(name.model, served.revision or name.revision))
+        location = _in_cache(HubName(name.model, served.revision or name.revision))
     except CheckpointError as error:
         raise CheckpointError(f"{served.model_yaml}: {served.path} is no folder, and {error}") from error
-    return _Location(place.folder, f"{served}, {place.found_by}", place.download)
+    return replace(location, found_by=f"{served}, {location.found_by}")
 
 
 def _in_cache(name: HubName, model_folder: Path | None = None) -> _Location:
@@ -144,15 +142,16 @@ def _in_cache(name: HubName, model_folder: Path | None = None) -> _Location:
     return _Location(snapshot.folder, f"in the Hugging Face cache, revision {snapshot.revision}", name.download)
 
 
-def _look(source: str, place: _Location, *, only_indexed: bool) -> CheckpointFiles:
-    """:raises CheckpointError: when it has neither weights nor an index of them."""
-    folder = place.folder
+def _checkpoint(source: str, location: _Location, *, only_indexed: bool) -> CheckpointFiles:
+    """:raises CheckpointError: when the folder has neither weights nor an index of them."""
+    folder = location.folder
     try:
         names = files_read(folder, only_indexed=only_indexed)
     except OSError as error:
         raise _unreadable(folder, error) from error
     if not names and not os.path.lexists(folder / INDEX):
-        fix = f"download it: {place.download}" if place.download else "name a checkpoint's folder or a model repository"
+        download = location.download
+        fix = f"download it: {download}" if download else "name a checkpoint's folder or a model repository"
         raise CheckpointError(
             f"{folder}: expected a checkpoint, found no *.safetensors file that the engine reads, no {INDEX} and no "
             f"<version>/{MODEL_YAML}{_unfinished(folder)}; {fix}"
@@ -161,32 +160,28 @@ def _look(source: str, place: _Location, *, only_indexed: bool) -> CheckpointFil
     return CheckpointFiles(
         source=source,
         folder=folder,
-        found_by=place.found_by,
+        found_by=location.found_by,
         files=tuple(file for file in files if file is not None),
         only_indexed=only_indexed,
-        download=place.download,
+        download=location.download,
     )
 
 
 def _weight_file(path: Path) -> WeightFile | None:
-    """None for what can't be looked at, which `find_damage` reports."""
+    """None for a file that is missing, can't be accessed or is no regular file; `find_damage` reports it."""
     try:
         status = os.stat(path)
-    except (OSError, ValueError):  # ValueError: the index has a name that no file can have
+    except (OSError, ValueError):  # ValueError: the index holds a name that no file can have
         return None
     return WeightFile(path=path, size=status.st_size) if stat.S_ISREG(status.st_mode) else None
 
 
-def _nobody(_: Path) -> None:
-    pass
+def find_damage(checkpoint: CheckpointFiles, on_file: Callable[[Path], None] = lambda _: None) -> Iterator[Finding]:
+    """Find faults of the checkpoint, by its index and the headers of its files. `Finding.file` is a whole path.
 
+    It takes a third of a second for DeepSeek's 92,000 tensors, and the time to read 163 headers.
 
-def find_damage(checkpoint: CheckpointFiles, on_file: Callable[[Path], None] = _nobody) -> Iterator[Finding]:
-    """What is wrong with it, by its index and its files' headers; `file` is the file's whole path.
-
-    A third of a second for DeepSeek's 92,000 tensors, and as long as it takes to read 163 headers.
-
-    :param on_file: told of each file before it is opened.
+    :param on_file: called with each file before it is opened.
     """
     folder = checkpoint.folder
     for finding in check_weights(folder, str(folder), only_indexed=checkpoint.only_indexed, on_file=on_file):
@@ -201,7 +196,7 @@ def _unfinished(folder: Path) -> str:
 
 
 def _explained(finding: Finding, unfinished: str, download: str | None) -> Finding:
-    """What is missing is there in part, or can be downloaded."""
+    """The finding with what is known about the download, where a file is missing."""
     if finding.code != MISSING_SHARD.code:
         return finding
     fix = f"finish the download: {download}" if download else finding.fix
@@ -220,20 +215,5 @@ def _exists(path: Path) -> bool:
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
-        f"{error.filename or path}: can't be looked at: {error.strerror}; let it be read and searched"
+        f"{error.filename or path}: can't be accessed: {error.strerror}; allow this user to read and search it"
     )
-
-
-def files_of_share(files: Sequence[WeightFile], share: Share) -> tuple[WeightFile, ...]:
-    """The files of one share of the work, in their order; the shares are about the same in bytes.
-
-    The largest file first, each to the share that has least: whoever has the same files deals them the same way.
-    """
-    loads = [0] * share.count
-    chosen = set()
-    for file in sorted(files, key=lambda file: (-file.size, file.path)):
-        index = loads.index(min(loads))
-        loads[index] += file.size
-        if index == share.index - 1:
-            chosen.add(file.path)
-    return tuple(file for file in files if file.path in chosen)

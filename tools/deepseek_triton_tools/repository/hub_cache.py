@@ -1,8 +1,8 @@
-"""Models in the local cache of the Hugging Face hub, as huggingface_hub lays it out. Nothing is downloaded.
+"""Models in the local cache of the Hugging Face hub, in the layout of huggingface_hub. Nothing is downloaded.
 
-    models--ORG--NAME/refs/main               the commit that "main" was when it was downloaded
-    models--ORG--NAME/snapshots/COMMIT/FILE   links to ../../blobs/HASH
-    models--ORG--NAME/blobs/HASH.incomplete   what a download has of a file so far
+    models--ORG--NAME/refs/main               the commit that "main" was when the model was downloaded
+    models--ORG--NAME/snapshots/COMMIT/FILE   a link to ../../blobs/HASH
+    models--ORG--NAME/blobs/HASH.incomplete   the part of a file that a download has so far
 
 (https://huggingface.co/docs/huggingface_hub/guides/manage-cache)
 """
@@ -26,7 +26,7 @@ _MOST_REF_BYTES = 1000
 
 @dataclass(frozen=True)
 class HubName:
-    """ "org/name" or "org/name@revision"; the revision is a branch, a tag or a commit."""
+    """A model's name on the hub: "org/name" or "org/name@revision". The revision is a branch, a tag or a commit."""
 
     model: str
     revision: str = _MAIN
@@ -36,7 +36,7 @@ class HubName:
 
     @property
     def download(self) -> str:
-        """The command that downloads it."""
+        """The command that downloads the model."""
         return f"hf download {self.model}" + ("" if self.revision == _MAIN else f" --revision {self.revision}")
 
 
@@ -44,17 +44,17 @@ class HubName:
 class Snapshot:
     folder: Path
     revision: str
-    """The commit."""
+    """The commit of the snapshot."""
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """None for what can only be a path."""
+    """The name in `text`; None where it can only be a path."""
     match = None if text.startswith((".", "/", "~")) else _NAME.fullmatch(text)
     return HubName(match["model"], match["revision"] or _MAIN) if match else None
 
 
 def hub_cache() -> tuple[Path, str]:
-    """The folder of the cache, and what says so."""
+    """The folder of the cache, and the setting that says so, for people."""
     for variable, below in (
         ("HF_HUB_CACHE", ""),
         ("HUGGINGFACE_HUB_CACHE", ""),
@@ -66,29 +66,25 @@ def hub_cache() -> tuple[Path, str]:
     return Path(os.path.expanduser(_DEFAULT), "huggingface/hub"), "by default"
 
 
-def cached_model(name: HubName) -> Path:
-    """Where the cache has it, if it has."""
-    return hub_cache()[0] / f"models--{name.model.replace('/', '--')}"
-
-
 def find_snapshot(name: HubName, model_folder: Path | None = None) -> Snapshot:
-    """The files of one revision.
+    """The snapshot of one revision of a model.
 
-    :param model_folder: its folder in a cache; the environment's cache unless given.
-    :raises CheckpointError: when it isn't there.
+    :param model_folder: the model's folder in a cache. None: its folder in the cache that the environment names.
+    :raises CheckpointError: when the model or the revision isn't there.
     """
-    model_folder = model_folder or cached_model(name)
+    cache, cache_setting = hub_cache()
+    model_folder = model_folder or cache / f"models--{name.model.replace('/', '--')}"
     if not os.path.isdir(model_folder):
         raise CheckpointError(
-            f"{name}: the Hugging Face cache ({hub_cache()[1]}) has no {model_folder}; download it: {name.download}, "
+            f"{name}: the Hugging Face cache ({cache_setting}) has no {model_folder}; download it: {name.download}, "
             "or set HF_HUB_CACHE to the cache that has it"
         )
     revision = _commit(model_folder, name) or name.revision
     folder = model_folder / "snapshots" / revision
     if not is_inside(revision) or not os.path.isdir(folder):
-        there = _names(model_folder / "snapshots")
-        others = f"there are {listed(there)}" if there else "no revision is there"
-        fix = f"name one of them, as {name.model}@{there[0]}, or download it" if there else "download it"
+        revisions = _file_names(model_folder / "snapshots")
+        others = f"there are {listed(revisions)}" if revisions else "no revision is there"
+        fix = f"name one of them, as {name.model}@{revisions[0]}, or download it" if revisions else "download it"
         raise CheckpointError(
             f"{name}: {model_folder} has no {plain(name.revision)}: looked at refs/{plain(name.revision)} and "
             f"snapshots/{plain(revision)}; {others}; {fix}: {name.download}"
@@ -97,15 +93,15 @@ def find_snapshot(name: HubName, model_folder: Path | None = None) -> Snapshot:
 
 
 def unfinished_downloads(folder: Path) -> list[Path]:
-    """What a download has begun of the files of a snapshot, or of a folder it downloads into."""
+    """The partial files of a download into the cache, or into the folder itself, that has not finished."""
     blobs = folder.parent.parent / "blobs"
     local = folder / ".cache" / "huggingface" / "download"
     places = [local, blobs] if folder.parent.name == "snapshots" else [local]
-    return [place / name for place in places for name in _names(place) if name.endswith(".incomplete")]
+    return [place / name for place in places for name in _file_names(place) if name.endswith(".incomplete")]
 
 
 def _commit(model_folder: Path, name: HubName) -> str | None:
-    """What the revision was when it was downloaded; None when it is no branch or tag that was."""
+    """The commit that a branch or tag was when it was downloaded; None when no such branch or tag was."""
     if not is_inside(name.revision):
         return None
     ref = model_folder / "refs" / name.revision
@@ -114,12 +110,12 @@ def _commit(model_folder: Path, name: HubName) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise CheckpointError(f"{name}: {ref} can't be read: {error.strerror}; let it be read") from error
+        raise CheckpointError(f"{name}: {ref} can't be read: {error.strerror}; allow this user to read it") from error
     return (content or b"").decode("utf-8", "replace").strip() or None
 
 
-def _names(folder: Path) -> list[str]:
-    """Of what is in it; nothing in a folder that is not there, or not for us to read."""
+def _file_names(folder: Path) -> list[str]:
+    """The names in a folder, sorted; none where the folder does not exist or can't be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:

@@ -1,10 +1,9 @@
-"""What a generated repository needs of where it is launched."""
+"""The facts about a generated repository that a launch needs: names, release, image, ranks and GPUs."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,32 +24,32 @@ _READY_WITHIN_S = 600
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFacts:
-    """One repository, by its files and by its stamp."""
+    """One generated repository, by its files and by its stamp (deepseek-triton.json)."""
 
     source: str
-    """As it was asked for."""
+    """The repository's path as the user wrote it."""
     folder: Path
-    """Absolute."""
+    """The repository's absolute path."""
     model: str
-    """Its name on the server."""
+    """The model's name on the server."""
     version_dir: Path
-    """Of that model: where model.py and the supervisor are."""
+    """The model's version folder, which has model.py and the supervisor."""
     engine: str
     release: str | None
-    """Of TensorRT-LLM; None for engines that need none."""
+    """The TensorRT-LLM release; None for engines that do without."""
     image: str | None
-    """The container it was made for; None likewise."""
+    """The container image that the repository was made for; None for engines that do without."""
     gpu: str | None
-    """The catalogue's name of it."""
+    """The catalogue's name of the GPU; None for engines that do without."""
     sm: int | None
-    """Its compute capability, as 90."""
+    """The GPU's compute capability, such as 90."""
     world_size: int
-    """MPI ranks, and GPUs where there are any: of one instance."""
+    """MPI ranks of one instance. Each has a GPU where the engine uses GPUs."""
     nodes: int
     ready_within_s: int
-    """start.sh's own deadline of a start."""
+    """Seconds that start.sh allows a start to take."""
     serving: Serving | None
-    """Its checkpoint; None for what has no weights of its own."""
+    """The checkpoint; None for an engine that reads no weights."""
 
     @property
     def start_script(self) -> Path:
@@ -66,36 +65,39 @@ class LaunchFacts:
 
     @property
     def gpus_per_node(self) -> int:
-        """Of its GPUs; 0 for engines that need none."""
+        """GPUs of one instance on a node; 0 for engines that use none."""
         return self.ranks_per_node if self.gpu else 0
 
     @property
     def mounts(self) -> dict[str, str]:
-        """What a container needs to read the checkpoint: where it has to be there -> where it is here."""
+        """Folders that a container mounts for the checkpoint: path in the container -> path on this machine."""
         return dict(self.serving.mounts) if self.serving else {}
 
     @property
     def shm_bytes(self) -> int:
-        """Of /dev/shm: 1 GiB for each rank, as NVIDIA's containers ask for (--shm-size=1g, of each process that NCCL's
-        and Open MPI's transports serve: an assumption), and as much for tritonserver's Python backend. Only what is
-        used takes memory."""
+        """Bytes of /dev/shm: 1 GiB for each rank, and 1 GiB for tritonserver's Python backend.
+
+        NVIDIA's containers ask for --shm-size=1g. That this is enough for each process that uses NCCL's and Open MPI's
+        transports is an assumption. Only what is used takes memory.
+        """
         return (self.ranks_per_node + 1) * _GIB
 
 
 def facts_of(source: str) -> LaunchFacts:
-    """
-    :raises RepositoryError: when the folder is none that `deepseek-triton build` writes; all that is wrong.
+    """Read the facts about the repository at `source`.
+
+    :raises RepositoryError: when `deepseek-triton build` has not written the folder, or it was changed since.
     :raises CheckpointError: when the checkpoint's size is not known.
     """
     folder = Path(os.path.abspath(source))
     try:
-        problems = list(_problems(source, folder))
+        problem = _problem(source, folder)
     except OSError as error:
         where = os.path.relpath(error.filename, folder) if error.filename else START_SCRIPT
         what = plain(source) if where == "." or where.startswith("..") else plain(os.path.join(source, where))
         raise RepositoryError(f"{what}: can't be read: {error.strerror}") from error
-    if problems:
-        raise RepositoryError("; ".join(problems))
+    if problem:
+        raise RepositoryError(problem)
     [version_dir, *_] = _version_dirs(folder)
     stamp, _ = read_stamp(version_dir.parent, "")
     serving = _serving(source)
@@ -124,41 +126,44 @@ def facts_of(source: str) -> LaunchFacts:
     )
 
 
-def _problems(source: str, folder: Path) -> Iterator[str]:
+def _problem(source: str, folder: Path) -> str | None:
+    """The reason why the folder can't be launched; None where it can."""
     written = "launch runs what deepseek-triton build writes: deepseek-triton build VARIANT --gpu GPU --output DIR"
     if not source.strip():
-        yield "the repository's name is empty: is a variable not set?"
-    elif not os.path.isdir(folder):  # pathlib's raises of a name that is too long
-        yield f"{plain(source)} is no folder; {written}"
-    elif not os.listdir(folder):
-        yield f"{plain(source)} is empty; {written}"
-    elif (folder.parent / START_SCRIPT).is_file() and not (folder / START_SCRIPT).is_file():
-        yield f"{plain(source)} is one model of a repository: name {plain(str(folder.parent))}"
-    elif not (folder / START_SCRIPT).is_file():
-        yield f"{plain(source)} has no {START_SCRIPT}; {written}"
-    elif not _version_dirs(folder):
-        yield f"{plain(source)} has no model's folder beside its {START_SCRIPT}; {written}"
-    elif not _is_current(folder):
-        yield (
+        return "the repository's name is empty: is a variable not set?"
+    if not os.path.isdir(folder):  # pathlib's is_dir raises an error for a name that is too long
+        return f"{plain(source)} is no folder; {written}"
+    if not os.listdir(folder):
+        return f"{plain(source)} is empty; {written}"
+    if (folder.parent / START_SCRIPT).is_file() and not (folder / START_SCRIPT).is_file():
+        return f"{plain(source)} is one model of a repository: name {plain(str(folder.parent))}"
+    if not (folder / START_SCRIPT).is_file():
+        return f"{plain(source)} has no {START_SCRIPT}; {written}"
+    if not _version_dirs(folder):
+        return f"{plain(source)} has no model's folder beside its {START_SCRIPT}; {written}"
+    if not _is_current(folder):
+        return (
             f"{plain(source)} was written before there was a launch: write it anew, with the options in the first "
             f"line of its {START_SCRIPT}"
         )
-    elif not _is_stamped(folder):
-        yield (
-            f"{plain(source)} has no {MANIFEST} that can be read, by which it would be known for what it was made: "
+    if not _is_stamped(folder):
+        return (
+            f"{plain(source)} has no {MANIFEST} that can be read, which says what the folder was made for: "
             "copy the whole folder, or write it anew"
         )
-    elif not os.access(folder / START_SCRIPT, os.X_OK):
-        yield f"{plain(str(folder / START_SCRIPT))} can't be executed: chmod +x it, or copy the folder with its modes"
+    if not os.access(folder / START_SCRIPT, os.X_OK):
+        return f"{plain(str(folder / START_SCRIPT))} can't be executed: chmod +x it, or copy the folder with its modes"
+    return None
 
 
 def _version_dirs(folder: Path) -> list[Path]:
-    """Of generated models, whose stamp lies beside config.pbtxt."""
+    """The version folders of the models in the repository, sorted."""
     return sorted(path.parent for path in folder.glob(f"*/1/{MODEL_YAML}"))
 
 
 def _is_current(folder: Path) -> bool:
-    """start.sh would take DRY_RUN for nothing, and start."""
+    """Whether the supervisor is there and start.sh knows DRY_RUN. An older one would ignore that and start the
+    server."""
     has_supervisor = all((version_dir / SUPERVISOR).is_file() for version_dir in _version_dirs(folder))
     return has_supervisor and "DRY_RUN" in _text_of_script(folder)
 
@@ -180,7 +185,10 @@ def _serving(source: str) -> Serving | None:
 
 
 def _world_size(source: str, stamp: Stamp, serving: Serving | None) -> int:
-    """Of start.sh, which was made for the stamp's GPUs."""
+    """The number of ranks that start.sh starts, which was written for the GPUs in the stamp.
+
+    :raises RepositoryError: when model.yaml was changed to another number.
+    """
     planned = stamp.num_gpus or 1
     asked = serving.num_gpus if serving and serving.num_gpus and stamp.text("gpu") else planned
     if asked != planned:

@@ -1,4 +1,4 @@
-"""Which checkpoints the models of a Triton model repository load, by their model.yaml."""
+"""The checkpoints that the models of a Triton model repository load, by their model.yaml."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODEL_YAML = "model.yaml"
 _TENSORRT_LLM, _TRANSFORMERS, _SIMULATED = "tensorrt_llm", "transformers", "simulated"
 _TINY = "tiny"
 _DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
-"""Of speculative_config: a draft model of its own. TensorRT-LLM 1.1 has the second name, 0.21 and 1.2 the first."""
+"""Keys of speculative_config that name a draft model: the second one in TensorRT-LLM 1.1, the first in 0.21 and 1.2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +26,15 @@ class ServedModel:
 
     model_yaml: Path
     name: str
-    """A folder or the name of a model on the Hugging Face hub, as it is written there."""
+    """A folder or the name of a model on the Hugging Face hub, as model.yaml has it."""
     revision: str | None
     is_draft: bool
     only_indexed: bool
-    """The engine reads what the checkpoint's index names, and not all that is in its folder."""
+    """The engine reads the files that the checkpoint's index names, and not all that are in its folder."""
 
     @property
     def path(self) -> Path:
-        """Where it is if it is a folder: a relative path counts from model.yaml's folder, as in the backend."""
+        """The path, if `name` is a folder. A relative path counts from model.yaml's folder, as in the backend."""
         return self.model_yaml.parent / self.name
 
     def __str__(self) -> str:
@@ -42,12 +42,14 @@ class ServedModel:
 
 
 class NothingToReadError(CheckpointError):
-    """What is served has no weights of its own."""
+    """The served model has no weights of its own."""
 
 
 def model_yamls(path: Path) -> list[Path]:
-    """Those at `path`, which is a model.yaml, or the folder of a version, a model or a repository; of each model the
-    one of its highest version, which Triton loads unless config.pbtxt says otherwise.
+    """The model.yaml files at `path`, which is a model.yaml itself, or the folder of a version, a model or a
+    repository.
+
+    Each model has one: that of its highest version, which Triton loads unless config.pbtxt says otherwise.
 
     :raises OSError: when a folder can't be listed.
     """
@@ -63,17 +65,19 @@ def _newest(model_folder: Path) -> Iterator[Path]:
     try:
         names = os.listdir(model_folder)
     except OSError as error:
-        raise CheckpointError(f"{model_folder}: can't be listed: {error.strerror}; let it be read") from error
+        raise CheckpointError(
+            f"{model_folder}: can't be listed: {error.strerror}; allow this user to read it"
+        ) from error
     versions = [name for name in names if name.isdecimal() and os.path.lexists(model_folder / name / MODEL_YAML)]
     if versions:
         yield model_folder / max(versions, key=int) / MODEL_YAML
 
 
 def served_models(model_yaml: Path) -> list[ServedModel]:
-    """The checkpoint that `model_yaml` names, and its draft model's.
+    """The checkpoint that `model_yaml` names, and the one of its draft model.
 
     :raises NothingToReadError: when the engine reads no checkpoint.
-    :raises CheckpointError: when none can be read from it.
+    :raises CheckpointError: when the file can't be read, or names no checkpoint.
     """
     document, findings = read_yaml(model_yaml, str(model_yaml))
     if document is None:
@@ -86,7 +90,7 @@ def served_models(model_yaml: Path) -> list[ServedModel]:
         raise CheckpointError(f"{model_yaml}: expected model: and a checkpoint's folder or name, found {shown(model)}")
     if engine == _TRANSFORMERS and model == _TINY:
         raise NothingToReadError(
-            f"{model_yaml}: {_TINY} is made by the backend when it starts; there is nothing to warm"
+            f"{model_yaml}: the backend makes the model {_TINY} when it starts; there is nothing to warm"
         )
     revision = document.values.get("revision")
     found = ServedModel(

@@ -1,4 +1,4 @@
-"""What a form of deployment needs to know of a model repository or a checkpoint: names, bytes, image, GPUs."""
+"""The facts about a model repository or a checkpoint that a deployment needs: names, bytes, image, GPUs."""
 
 from __future__ import annotations
 
@@ -19,51 +19,49 @@ from deepseek_triton_tools.tool_errors import CheckpointError
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """What is served from where."""
+    """The checkpoints that are served, and what serves them."""
 
     source: str
-    """As it was asked for."""
+    """The repository or checkpoint as the user wrote it."""
     folders: tuple[str, ...]
-    """Of checkpoints, absolute."""
+    """Absolute paths of the checkpoints that are folders."""
     names: tuple[str, ...]
-    """Of checkpoints in the Hugging Face cache."""
+    """Names of the checkpoints that are in the Hugging Face cache."""
     hub_cache: str
-    """That cache's folder on this machine."""
+    """The folder of the Hugging Face cache on this machine."""
     size: int
-    """Bytes of all their weights."""
+    """Bytes of all weights."""
     size_from: str
-    """For people."""
-    image: str | None
-    """The container that a generated repository is for."""
-    num_gpus: int | None
-    """Of one instance: tensor_parallel_size x pipeline_parallel_size."""
-    gpus_per_node: int | None
-    """Of the machines that the plan's GPU comes in; None where the GPU is not known."""
-    model_name: str | None
-    """On the server: its folder's name in the repository."""
+    """The source of `size`, for people."""
+    image: str | None = None
+    """The container image that a generated repository was made for."""
+    num_gpus: int | None = None
+    """GPUs of one instance: tensor_parallel_size x pipeline_parallel_size."""
+    gpus_per_node: int | None = None
+    """GPUs of a machine that has the plan's GPU; None where the GPU is not known."""
 
     @property
     def gpus_of_node(self) -> int | None:
-        """Of the instance's GPUs."""
+        """GPUs of the instance on one node."""
         if self.num_gpus is None or self.gpus_per_node is None:
             return self.num_gpus
         return min(self.num_gpus, self.gpus_per_node)
 
     @property
     def mounts(self) -> Mapping[str, str]:
-        """What of this machine a container needs to open the folders' files: where it has to be there -> where it is
-        here."""
+        """Folders that a container mounts for `folders`: path in the container -> path on this machine."""
         return {place: source for folder in self.folders for place, source in _mounts(folder)}
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
-        """As `warm` takes them."""
+        """All checkpoints, as arguments of `deepseek-triton warm files`."""
         return (*self.folders, *self.names)
 
 
 def serving_of(source: str) -> Serving:
-    """
-    :raises CheckpointError: when there is none, or its size is not known.
+    """Read the facts about the model repository or checkpoint at `source`.
+
+    :raises CheckpointError: when there is no checkpoint, or its size is not known.
     """
     yamls = model_yamls(Path(source)) if os.path.exists(source) else []
     if not yamls:
@@ -72,6 +70,7 @@ def serving_of(source: str) -> Serving:
     first = served[0].model_yaml.resolve()
     stamp, _ = read_stamp(first.parent.parent, "")
     size, size_from = _size(source, served, stamp)
+    gpu = gpus().get(stamp.text("gpu") or "")
     return Serving(
         source=source,
         folders=tuple(dict.fromkeys(os.path.abspath(model.path) for model in served if not _is_name(model))),
@@ -81,8 +80,7 @@ def serving_of(source: str) -> Serving:
         size_from=size_from,
         image=stamp.text("image"),
         num_gpus=_num_gpus(first),
-        gpus_per_node=_gpus_per_node(stamp),
-        model_name=first.parent.parent.name,
+        gpus_per_node=gpu.gpus_per_node if gpu else None,
     )
 
 
@@ -95,15 +93,11 @@ def _of_checkpoint(source: str, found: Iterable[CheckpointFiles]) -> Serving:
         hub_cache=str(hub_cache()[0]),
         size=sum(checkpoint.size for checkpoint in found),
         size_from="its files",
-        image=None,
-        num_gpus=None,
-        gpus_per_node=None,
-        model_name=None,
     )
 
 
 def _size(source: str, served: Iterable[ServedModel], stamp: Stamp) -> tuple[int, str]:
-    """By the files where they are on this machine, else by the catalogue."""
+    """(bytes, where that was found): by the files where they are on this machine, else by the catalogue."""
     try:
         return sum(checkpoint.size for checkpoint in find_checkpoints(source)), "its files"
     except CheckpointError:
@@ -120,8 +114,8 @@ def _known(model: ServedModel, stamp: Stamp) -> KnownCheckpoint:
     planned = variant.checkpoints.get(stamp.text("precision") or "") if variant and not model.is_draft else None
     if planned is None:
         raise CheckpointError(
-            f"{model}: {plain(model.name)} is neither on this machine nor known by name, so that its size is not "
-            "known; print the form where the checkpoint is"
+            f"{model}: {plain(model.name)} is neither on this machine nor known by name, so its size is not known; "
+            "print the form on a machine that has the checkpoint"
         )
     return planned
 
@@ -135,8 +129,11 @@ def _name(model: ServedModel) -> str:
 
 
 def _mounts(folder: str) -> Iterator[tuple[str, str]]:
-    """A snapshot in a Hugging Face cache is links to ../../blobs: the model's whole folder. Elsewhere the folder, and
-    those that links in it lead to."""
+    """(path in the container, path on this machine) of each folder that the files of `folder` lie in.
+
+    A snapshot in a Hugging Face cache holds links to ../../blobs, so the model's whole folder is mounted. Elsewhere it
+    is the folder itself, and the folders that links in it lead to.
+    """
     parent = os.path.dirname(folder)
     if os.path.basename(parent) == "snapshots":
         yield os.path.dirname(parent), os.path.dirname(parent)
@@ -149,15 +146,10 @@ def _mounts(folder: str) -> Iterator[tuple[str, str]]:
                 yield there, os.path.dirname(os.path.realpath(path))
 
 
-def _gpus_per_node(stamp: Stamp) -> int | None:
-    gpu = gpus().get(stamp.text("gpu") or "")
-    return None if gpu is None else gpu.gpus_per_node
-
-
 def _num_gpus(model_yaml: Path) -> int | None:
     document, _ = read_yaml(model_yaml, str(model_yaml))
-    sizes = [document.values.get(f"{way}_parallel_size") for way in ("tensor", "pipeline")] if document else [None]
-    tensor, *pipeline = sizes
+    values = document.values if document else {}
+    tensor, pipeline = values.get("tensor_parallel_size"), values.get("pipeline_parallel_size")
     if not isinstance(tensor, int):
         return None
-    return tensor * (pipeline[0] if pipeline and isinstance(pipeline[0], int) else 1)
+    return tensor * (pipeline if isinstance(pipeline, int) else 1)

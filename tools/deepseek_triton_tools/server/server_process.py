@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 
 from deepseek_triton_tools.host.free_ports import ENDPOINTS, Claim, Port, claim_ports
-from deepseek_triton_tools.host.sessions import kill_all, session_members
+from deepseek_triton_tools.host.process_sessions import kill_all, session_members
 from deepseek_triton_tools.host.tritonserver import find_tritonserver
 from deepseek_triton_tools.server.server_log import HOPELESS, dead_engine, failure_cause, parse_log_line
 from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError

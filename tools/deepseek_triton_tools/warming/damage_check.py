@@ -1,7 +1,7 @@
-"""Looking at checkpoints' indexes and headers while their files are being read.
+"""Checking indexes and headers of checkpoints while their files are being read.
 
-A look takes a third of a second for DeepSeek's 92,000 tensors, more where the storage is slow: a load should not wait
-for it, nor end before it is known to have been for nothing.
+The check takes a third of a second for DeepSeek's 92,000 tensors, and longer where the storage is slow. The warm-up
+does not wait for it, and reads no more of a file that the check has found damaged.
 """
 
 from __future__ import annotations
@@ -17,37 +17,38 @@ from deepseek_triton_tools.warming.checkpoint.survey import Survey, with_finding
 from deepseek_triton_tools.warming.transfer import Problem
 
 
-class Check:
-    """A thread that looks at the checkpoints of `survey` and tells `on_damage` of what is damaged."""
+class DamageCheck:
+    """A thread that checks the checkpoints of `survey`, and calls `on_damage` for each damaged file."""
 
     def __init__(self, survey: Survey, on_damage: Callable[[Problem], None]) -> None:
         self.problems: list[Problem] = []
         self.ended = threading.Event()
         self.error: BaseException | None = None
-        """What ended the thread before its time, a bug."""
+        """The error that ended the thread before its time: a bug."""
         self.path = survey.checkpoints[0].folder if survey.checkpoints else Path()
-        """What it looks at."""
+        """The file or folder that it reads now."""
         self.since_s = time.monotonic()
+        """Time when it began with `path`."""
         self.thread_id = 0
-        """The kernel's."""
+        """The kernel's number of the thread."""
         self._survey = survey
         self._on_damage = on_damage
         self._findings: dict[Path, list[Finding]] = {}
-        """By the checkpoint's folder."""
+        """Folder of a checkpoint -> its findings."""
 
     def start(self) -> None:
-        # A daemon, as the threads that read: storage that does not answer must not keep the process.
+        # A daemon, like the threads that read: storage that does not answer must not keep the process alive.
         threading.Thread(target=self._run, name="warm-check", daemon=True).start()
 
     def examined(self) -> Survey:
-        """The survey with what has been found so far."""
+        """The survey with the findings so far."""
         return with_findings(self._survey, self._findings)
 
     def _run(self) -> None:
         self.thread_id = threading.get_native_id()
         try:
             for checkpoint in self._survey.checkpoints:
-                for finding in find_damage(checkpoint, self._look_at):
+                for finding in find_damage(checkpoint, self._begin_file):
                     self._findings.setdefault(checkpoint.folder, []).append(finding)
                     if finding.severity == "error":
                         self._report(finding)
@@ -57,7 +58,7 @@ class Check:
         finally:
             self.ended.set()
 
-    def _look_at(self, path: Path) -> None:
+    def _begin_file(self, path: Path) -> None:
         self.path, self.since_s = path, time.monotonic()
 
     def _report(self, finding: Finding) -> None:
@@ -67,5 +68,5 @@ class Check:
 
 
 def examine(survey: Survey) -> Survey:
-    """`survey` with what is wrong with its checkpoints; damaged files are no longer chosen."""
+    """`survey` with the findings about its checkpoints; damaged files are no longer chosen."""
     return with_findings(survey, {each.folder: list(find_damage(each)) for each in survey.checkpoints})

@@ -14,17 +14,17 @@ from deepseek_triton_tools.warming.pagecache.residency import evict
 
 @dataclass(frozen=True, kw_only=True)
 class Evicted:
-    """What became of one file."""
+    """One file after the attempt to evict it."""
 
     path: Path
     left: int | None
-    """Bytes that are still there; None: unknown."""
+    """Bytes that are still in the page cache; None: unknown."""
     reason: str = ""
-    """Why something stayed; for people."""
+    """The reason why some of them stayed, for people."""
 
 
 def evict_all(survey: Survey) -> tuple[Evicted, ...]:
-    """Drop every file of the survey, whatever its share or state."""
+    """Drop every file of the survey, whatever its share or selection."""
     done = {each.file.path: _evict(each) for each in survey.files}
     stayed = [path for path, evicted in done.items() if evicted.left and not evicted.reason]
     users = _users(stayed) if stayed else {}
@@ -45,7 +45,7 @@ def _evict(each: SurveyedFile) -> Evicted:
 def _explained(evicted: Evicted, users: list[str]) -> Evicted:
     if evicted.reason or not evicted.left:
         return evicted
-    by = f"mapped by {', '.join(users)}" if users else "mapped or locked by somebody, or not written back yet"
+    by = f"mapped by {', '.join(users)}" if users else "mapped or locked by a process, or not written back yet"
     return Evicted(path=evicted.path, left=evicted.left, reason=f"{sized(evicted.left)} stayed: {by}")
 
 
@@ -54,22 +54,22 @@ def _users(paths: list[Path]) -> Mapping[Path, list[str]]:
     by_name = {str(path.resolve()): path for path in paths}
     users: dict[Path, list[str]] = {}
     for pid, name, maps in _processes():
-        for path in {by_name[mapped] for mapped in _mapped(maps) if mapped in by_name}:
+        for path in {by_name[mapped] for mapped in _mapped_files(maps) if mapped in by_name}:
             users.setdefault(path, []).append(f"{name} ({pid})")
     return users
 
 
 def _processes() -> Iterator[tuple[str, str, str]]:
-    """Number, name and /proc/<pid>/maps of each."""
+    """(pid, name, content of /proc/<pid>/maps) of each process."""
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
             yield pid, Path("/proc", pid, "comm").read_text().strip(), Path("/proc", pid, "maps").read_text()
-        except OSError:  # it has ended, or is somebody else's
+        except OSError:  # it has ended, or belongs to another user
             continue
 
 
-def _mapped(maps: str) -> Iterator[str]:
-    """The names of the sixth column; proc(5)."""
+def _mapped_files(maps: str) -> Iterator[str]:
+    """The file names in /proc/<pid>/maps, which are its sixth column (proc(5))."""
     for line in maps.splitlines():
         columns = line.split(maxsplit=5)
         if len(columns) == 6:

@@ -1,6 +1,6 @@
-"""`warm --form`: an init container, a systemd unit, a Slurm prolog, with the numbers of what is served.
+"""`warm form`: an init container, a systemd unit, a Slurm prolog, with the numbers of what is served.
 
-The texts are in templates/; @@{name} stands for a value. Each number has its reason in the comment above it.
+The texts are in templates/, where @@{name} stands for a value. Each number has its reason in the comment above it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import math
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from deepseek_triton_build.arithmetic.load_time import ASSUMED_RATE, ENGINE_START_S, load_s
 from deepseek_triton_build.render.yaml_text import one_line
 from deepseek_triton_tools import text_templates
 from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, sized
 from deepseek_triton_tools.repository.serving_facts import Serving
-from deepseek_triton_tools.warming.checkpoint.survey import BUDGET_SHARE
 
 PERIOD_S = 10
-"""Between two probes."""
+"""Seconds between two probes."""
 PROLOG_SPARE_S = 60
-"""For a prolog to end after its own deadline, before PrologTimeout ends it: SIGTERM, 10 s later SIGKILL."""
+"""Seconds from the prolog's own deadline, when it sends SIGTERM and 10 s later SIGKILL, to PrologTimeout."""
 PYTHON_IMAGE = "python:3.12-slim"
 WARM_IMAGE = f"YOUR-REGISTRY/deepseek-triton-warm:{__version__}"
 _GIB = 2**30
@@ -38,17 +38,18 @@ _TEMPLATES: Mapping[str, str] = {
 
 
 def render(form: str, serving: Serving, *, rate: int | None = None) -> str:
-    """
+    """Render one of the forms.
+
     :param form: a key of _TEMPLATES.
-    :param rate: bytes a second that the storage gives; assumed unless given.
+    :param rate: bytes a second that the storage delivers. None: a rate is assumed.
     """
     values = _common(serving, rate) | _VALUES[form](serving, rate)
     return text_templates.wrapped(text_templates.filled(__package__, _TEMPLATES[form], values))
 
 
 def _common(serving: Serving, rate: int | None) -> dict[str, str]:
-    timeout_s = 2 * _load_s(serving, rate)
-    why = f"{_load_why(serving, rate)}; twice that, and it is {timeout_s} s."
+    timeout_s = 2 * load_s(serving.size, rate)
+    why = f"{_load_why(serving, rate)}; twice that is {timeout_s} s."
     return {
         "version": __version__,
         "source": one_line(serving.source),
@@ -59,17 +60,13 @@ def _common(serving: Serving, rate: int | None) -> dict[str, str]:
     }
 
 
-def _load_s(serving: Serving, rate: int | None) -> int:
-    return load_s(serving.size, rate)
-
-
 def _load_why(serving: Serving, rate: int | None) -> str:
-    """How long it takes to read all of it."""
-    known = "as given by --rate" if rate else "assumed, for nothing was measured: give --rate"
-    load_s = _load_s(serving, rate)
+    """A sentence about the time that reading all weights takes, with its reasons."""
+    known = "as given by --rate" if rate else "assumed, because nothing was measured: give --rate"
+    seconds = load_s(serving.size, rate)
     return (
         f"{serving.size:,} bytes (by {one_line(serving.size_from)}) at {sized(rate or ASSUMED_RATE)}/s ({known}) take "
-        f"{load_s} s, {about(load_s)}"
+        f"{seconds} s, {about(seconds)}"
     )
 
 
@@ -78,10 +75,10 @@ def _load_why(serving: Serving, rate: int | None) -> str:
 
 def _init_container(serving: Serving, rate: int | None) -> dict[str, str]:
     memory = math.ceil(serving.size / BUDGET_SHARE / _GIB) + 1
-    failures = math.ceil((_load_s(serving, rate) + ENGINE_START_S) / PERIOD_S)
+    failures = math.ceil((load_s(serving.size, rate) + ENGINE_START_S) / PERIOD_S)
     mounts = {f"checkpoint-{n}": folder for n, folder in enumerate(serving.mounts, 1)}
     mounts |= {"hub": _MOUNTED_CACHE} if serving.names else {}
-    args = [text.replace("$", "$$") for text in serving.checkpoints]  # $(NAME) would be replaced
+    args = [text.replace("$", "$$") for text in serving.checkpoints]  # Kubernetes would replace $(NAME)
     return {
         "image": json.dumps(WARM_IMAGE),
         "base": one_line(serving.image or PYTHON_IMAGE),
@@ -95,7 +92,7 @@ def _init_container(serving: Serving, rate: int | None) -> dict[str, str]:
         "volumes": "\n".join(_volume(name, path, serving.mounts.get(path)) for name, path in mounts.items()),
         "memory": f"{memory}Gi",
         "memory_why": (
-            f"Page cache is charged to the pod that reads it, and a container's limit holds for what it reads: "
+            "Page cache is charged to the pod that reads it, and a container's limit holds for what it reads: "
             f"{sized(serving.size)} of weights / {BUDGET_SHARE} (the share that warm fills at most) + 1 GiB for the "
             "program. With less, the first shards are dropped while the last are read."
         ),
@@ -113,17 +110,17 @@ def _init_container(serving: Serving, rate: int | None) -> dict[str, str]:
 
 def _base_why(serving: Serving) -> str:
     if serving.image:
-        return "It is the server's own, by deepseek-triton.json: the node pulls most of it anyway."
-    return "Any with Python 3.10 or newer does; the server's own saves a pull."
+        return "This base is the server's own image, by deepseek-triton.json: the node pulls most of it anyway."
+    return "Any base with Python 3.10 or newer will do; the server's own image saves a pull."
 
 
 def _memory_main_why(serving: Serving, memory: int) -> str:
     text = (
         f"The pod's limit is the larger of this one and the init container's, and the {sized(serving.size)} of weights "
-        f"stay charged to it; what is left of the {memory} GiB is for the engine's own processes"
+        f"stay charged to the pod. What is left of the {memory} GiB is for the engine's own processes"
     )
     if not serving.num_gpus or not serving.gpus_of_node:
-        return f"{text}. More GPUs, or a checkpoint's conversion, may need more."
+        return f"{text}. More GPUs, or the conversion of a checkpoint, may need more."
     left = (memory * _GIB - serving.size) / serving.gpus_of_node
     return (
         f"{text}: {sized(left)} for each of {serving.gpus_of_node} ranks. {_nodes_why(serving)} A /dev/shm in memory "
@@ -135,8 +132,8 @@ def _nodes_why(serving: Serving) -> str:
     whole = f"tensor_parallel_size x pipeline_parallel_size is {serving.num_gpus}"
     if serving.gpus_per_node is None or not serving.num_gpus:
         return (
-            f"{whole}; where a node has fewer GPUs, each node needs the whole checkpoint all the same, and its own "
-            "number here."
+            f"{whole}. Where a node has fewer GPUs, each node still needs the whole checkpoint, and its own number of "
+            "GPUs here."
         )
     if serving.num_gpus <= serving.gpus_per_node:
         return f"{whole}, on one node."
@@ -154,12 +151,12 @@ def _yaml_environment(serving: Serving) -> str:
 
 
 def _volume(name: str, path: str, source: str | None) -> str:
-    """:param source: where it is on this machine; None for the Hugging Face cache."""
-    what, claim = "the hub folder of a Hugging Face cache", "huggingface-hub"
+    """:param source: the folder's path on this machine; None for the Hugging Face cache."""
+    content, claim = "the hub folder of a Hugging Face cache", "huggingface-hub"
     if source is not None:
-        what, claim = one_line(f"the folder that is {source} where this was made"), "deepseek-checkpoint"
+        content, claim = one_line(f"the folder that is {source} where this was made"), "deepseek-checkpoint"
     return (
-        f"  # {what}; a hostPath or a CSI volume does as well\n"
+        f"  # {content}; a hostPath or a CSI volume does as well\n"
         f"  - name: {name}\n    persistentVolumeClaim: {{claimName: {claim}, readOnly: true}}"
     )
 
@@ -177,14 +174,15 @@ def _systemd(serving: Serving, rate: int | None) -> dict[str, str]:
         "program": _unit_word(_program()),
         "checkpoints_quoted": " ".join(_unit_word(text).replace("$", "$$") for text in serving.checkpoints),
         "memlock_why": (
-            f"To lock {sized(serving.size)}, and {sized(tables)} of page tables with it; without this --hold watches "
-            "instead, and brings in again what was evicted."
+            f"This allows locking {sized(serving.size)}, which needs {sized(tables)} of page tables too. Without it, "
+            "--hold watches the files instead, and brings in again what was evicted."
         ),
     }
 
 
 def _unit_word(text: str) -> str:
-    """One word of a unit's setting, systemd.syntax(7): quotes and backslashes as in C, and no specifiers."""
+    """The text as one word of a unit's setting: quoted and escaped as in C, percent signs doubled
+    (systemd.syntax(7))."""
     text = text.replace("%", "%%")
     if all(character.isalnum() or character in "/._-=:@+%$," for character in text):
         return text
@@ -193,7 +191,7 @@ def _unit_word(text: str) -> str:
 
 
 def _program() -> str:
-    """Where it is on this machine."""
+    """The path of deepseek-triton on this machine."""
     beside = Path(sys.executable).with_name("deepseek-triton")
     return str(beside) if beside.exists() else shutil.which("deepseek-triton") or "/usr/local/bin/deepseek-triton"
 
@@ -206,14 +204,10 @@ def _slurm_prolog(serving: Serving, rate: int | None) -> dict[str, str]:
     return {
         "environment": environment,
         "program": shlex.quote(_program()),
-        "checkpoints_quoted": _shell_words(serving.checkpoints),
-        "prolog_timeout_s": str(2 * _load_s(serving, rate) + PROLOG_SPARE_S),
+        "checkpoints_quoted": " ".join(map(shlex.quote, serving.checkpoints)),
+        "prolog_timeout_s": str(2 * load_s(serving.size, rate) + PROLOG_SPARE_S),
         "spare_s": str(PROLOG_SPARE_S),
     }
-
-
-def _shell_words(words: Sequence[str]) -> str:
-    return " ".join(map(shlex.quote, words))
 
 
 _VALUES = {"init-container": _init_container, "systemd": _systemd, "slurm-prolog": _slurm_prolog}

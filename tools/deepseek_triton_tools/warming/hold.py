@@ -1,4 +1,4 @@
-"""Keeping warmed files in the page cache: locked there, or watched and brought in again."""
+"""Keeping warmed files in the page cache: by locking them, or by watching them and reading again what was evicted."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.tool_errors import LockError
 from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
 from deepseek_triton_tools.warming.pagecache.locking import LockedFiles, allow_locking
-from deepseek_triton_tools.warming.report.progress_view import problem_line
-from deepseek_triton_tools.warming.warming import STAYED, warm
+from deepseek_triton_tools.warming.warm_files import warm
+from deepseek_triton_tools.warming.warm_progress import STAYED_SHARE
 
 HoldMode = Literal["auto", "lock", "watch"]
 
 _ROUNDS_LOST = 3
-"""So often in a row most of what was brought in may be gone again by the next round, before it is left alone."""
+"""Rounds in a row after which most of what the round before had brought in was gone again. After that many rounds
+the watch brings nothing in any more."""
 _ASKING_SHARE = 0.05
-"""Of the time may go into asking what is resident: mincore takes 17 ms a GiB."""
+"""Share of the time that may go into asking what is resident: mincore takes 17 ms a GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What the holder found in one round."""
+    """The state of the hold after one round."""
 
     mode: HoldMode
-    """lock or watch."""
+    """"lock" or "watch", never "auto"."""
     resident: int | None
     rewarmed: int
-    """Bytes brought in again, in all."""
+    """Bytes brought in again since the hold began."""
     problem: str | None = None
-    """What keeps it from holding as it should, in one line."""
+    """The reason why the hold does not work as it should, in one line."""
 
 
 Observe = Callable[[Held], None]
 
 
 def check_hold(survey: Survey, mode: HoldMode) -> None:
-    """What can be known before the files are warmed.
+    """Check before the files are warmed that they can be held.
 
-    :raises LockError: when they can't be held in this mode.
+    :raises LockError: when it is already clear that they can't be held in this mode.
     """
     if survey.exceeds_headroom:
         raise LockError(
@@ -62,10 +63,14 @@ def check_hold(survey: Survey, mode: HoldMode) -> None:
 
 
 def _check_watchable(resident: Sequence[int | None], not_locked: LockError | None = None) -> None:
-    """:param not_locked: why they can't be locked instead."""
+    """
+    :param resident: resident bytes of each file.
+    :param not_locked: why they can't be locked instead.
+    :raises LockError: when the kernel tells of no file what is resident.
+    """
     if resident and all(each is None for each in resident):
         why = (
-            "the kernel does not say what of these files is in the page cache: they are somebody else's, or their "
+            "the kernel does not say what of these files is in the page cache: they belong to another user, or their "
             "file system does not keep them there"
         )
         if not_locked is not None:
@@ -81,11 +86,11 @@ def hold(
     observe: Observe | None = None,
     period_s: float = 15.0,
 ) -> None:
-    """Until `stop` is set. "auto" locks, and watches where locking is not allowed.
+    """Hold the chosen files until `stop` is set. "auto" locks them, and watches them where locking is not allowed.
 
     :param observe: called when the files are held, and after each round of a watch.
-    :raises LockError: mode "lock", and the limit on locked memory is too low or a file can't be mapped; or the files
-        can't be watched, for the kernel does not say what of them is resident.
+    :raises LockError: when mode is "lock" and the limit on locked memory is too low or a file can't be mapped; or when
+        the files can't be watched, because the kernel does not say what of them is resident.
     """
     observe = observe or (lambda held: None)
     not_locked = None
@@ -110,10 +115,10 @@ def _lock(survey: Survey, stop: threading.Event, observe: Observe) -> None:
 
 
 class _Watch:
-    """Rounds of asking what is gone and bringing it in again."""
+    """Rounds of asking what was evicted and bringing it in again."""
 
     def __init__(self, survey: Survey, stop: threading.Event, observe: Observe, not_locked: LockError | None) -> None:
-        # What was looked at and verified once is not again.
+        # Headers and checksums were checked by the first warm-up; they are not checked again.
         self._survey = replace(survey, checkpoints=(), options=replace(survey.options, verify=False, give_up_s=None))
         self._stop = stop
         self._observe = observe
@@ -123,29 +128,33 @@ class _Watch:
 
     def run(self, period_s: float) -> None:
         began = time.monotonic()
-        gone = self._gone()
+        evicted = self._evicted()
         wait_s = max(period_s, (time.monotonic() - began) / _ASKING_SHARE)
-        self._say(gone)
+        self._notify(evicted)
         while not self._stop.wait(wait_s):
-            gone = self._gone()
-            self._judge(sum(gone.values()))
-            if gone and self._rounds_lost < _ROUNDS_LOST:
-                self._bring_again(tuple(gone))
-                gone = self._gone()
-            self._say(gone)
+            evicted = self._evicted()
+            self._count_lost_rounds(sum(evicted.values()))
+            if evicted and self._rounds_lost < _ROUNDS_LOST:
+                self._bring_in_again(tuple(evicted))
+                evicted = self._evicted()
+            self._notify(evicted)
 
-    def _gone(self) -> dict[SurveyedFile, int]:
-        """File -> bytes of it that are not resident, without those that are whole or can't be opened any more."""
+    def _evicted(self) -> dict[SurveyedFile, int]:
+        """File -> bytes of it that are not resident. Files that are fully resident, or whose residency is unknown, are
+        left out."""
         asked = {each: each.ask_resident() for each in self._survey.chosen}
         _check_watchable(list(asked.values()), self._not_locked)
         missing = {each: each.file.size - resident for each, resident in asked.items() if resident is not None}
         return {each: num_bytes for each, num_bytes in missing.items() if num_bytes > 0}
 
-    def _judge(self, missing: int) -> None:
-        """Whether what the last round brought in has stayed."""
+    def _count_lost_rounds(self, missing: int) -> None:
+        """Count the rounds in a row whose work did not stay.
+
+        :param missing: bytes that are not resident now.
+        """
         if self._rounds_lost >= _ROUNDS_LOST:
             return
-        is_noise = missing <= (1 - STAYED) * self._survey.chosen_size
+        is_noise = missing <= (1 - STAYED_SHARE) * self._survey.chosen_size
         is_lost = not is_noise and bool(self._rewarmed_last) and 2 * missing >= self._rewarmed_last
         self._rounds_lost = self._rounds_lost + 1 if is_lost else 0
         if self._rounds_lost == _ROUNDS_LOST:
@@ -154,13 +163,13 @@ class _Watch:
                 "in a row, and now left alone; give this node more memory, lower --budget, or hold by --hold=lock"
             )
 
-    def _bring_again(self, files: tuple[SurveyedFile, ...]) -> None:
+    def _bring_in_again(self, files: tuple[SurveyedFile, ...]) -> None:
         result = warm(replace(self._survey, files=files), stop=self._stop)
         self._rewarmed_last = result.progress.done - result.progress.found
         self._rewarmed += self._rewarmed_last
         for problem in result.progress.problems:
-            self._problem = problem_line(problem)
+            self._problem = str(problem)
 
-    def _say(self, gone: dict[SurveyedFile, int]) -> None:
-        resident = self._survey.chosen_size - sum(gone.values())
+    def _notify(self, evicted: dict[SurveyedFile, int]) -> None:
+        resident = self._survey.chosen_size - sum(evicted.values())
         self._observe(Held(mode="watch", resident=resident, rewarmed=self._rewarmed, problem=self._problem))

@@ -1,4 +1,4 @@
-"""Asking the kernel what is resident, in a thread: to open a file of a server that is gone never returns."""
+"""Asking the kernel what is resident, in a thread: opening a file of a server that is gone never returns."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 from deepseek_triton_tools.warming.checkpoint.survey import SurveyedFile
 
 _TICK_S = 0.1
-_PATIENCE_S = 2.0
-"""For the answer once it was said to stop."""
+_STOP_PATIENCE_S = 2.0
+"""Seconds that an answer may take once the warm-up is to stop."""
 
 Residency = Mapping[Path, int | None]
 """File -> bytes of it in the page cache; None: unknown."""
 
 
-class Asking:
-    """One question, begun at once. A daemon thread, as those that read."""
+class ResidencyQuery:
+    """One query, begun at once in a daemon thread."""
 
     def __init__(self, files: Sequence[SurveyedFile]) -> None:
         self.ended = threading.Event()
         self.answer: Residency = {}
-        """Once it has ended."""
+        """Complete when `ended` is set."""
         self._files = files
-        threading.Thread(target=self._run, name="warm-ask", daemon=True).start()
+        threading.Thread(target=self._run, name="warm-residency", daemon=True).start()
 
     def _run(self) -> None:
         try:
@@ -34,17 +34,17 @@ class Asking:
             self.ended.set()
 
 
-def ask(files: Sequence[SurveyedFile], *, stop: threading.Event, limit_s: float | None) -> Residency:
-    """What is resident of each; nothing is known when no answer comes in `limit_s`, or soon once `stop` is set."""
-    asking, started = Asking(files), time.monotonic()
-    while not asking.ended.wait(_TICK_S):
-        limits = [limit for limit in (limit_s, _PATIENCE_S if stop.is_set() else None) if limit is not None]
+def ask_residency(files: Sequence[SurveyedFile], *, stop: threading.Event, limit_s: float | None) -> Residency:
+    """The residency of each file. All are unknown after `limit_s`, or two seconds after `stop`, without an answer."""
+    query, started = ResidencyQuery(files), time.monotonic()
+    while not query.ended.wait(_TICK_S):
+        limits = [limit for limit in (limit_s, _STOP_PATIENCE_S if stop.is_set() else None) if limit is not None]
         if limits and time.monotonic() - started > min(limits):
             return dict.fromkeys(each.file.path for each in files)
-    return asking.answer
+    return query.answer
 
 
-def total(residency: Residency) -> int | None:
-    """Of all files; None when it is unknown of one."""
+def total_resident(residency: Residency) -> int | None:
+    """The sum over all files; None when one of them is unknown."""
     known = [part for part in residency.values() if part is not None]
     return sum(known) if len(known) == len(residency) else None

@@ -1,7 +1,7 @@
-"""The threads that bring files into the page cache, and what is known of each while they do.
+"""The threads that bring files into the page cache, and what is known of each of them meanwhile.
 
-The work is dealt in segments, so that the last files too are shared by all threads. A thread holds one file open and
-at most one buffer of a step; what is under way is bounded by the number of threads.
+The work is divided into segments, so that all threads share the last files too. A thread holds one file open and at
+most one buffer of a step, so the number of threads bounds what is being read at any moment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from deepseek_triton_tools.warming.pagecache.reading import STEP, FileReader, Si
 from deepseek_triton_tools.warming.pagecache.residency import ResidentFile
 
 SEGMENT = 2**28
-"""Bytes of a file that one thread takes at once: 256 MiB."""
+"""Bytes of a file that one thread takes at a time: 256 MiB."""
 
 _WAIT = "wait until it is whole, then warm again"
 _FIXES: Mapping[int, str] = {
@@ -40,36 +40,35 @@ _FIXES: Mapping[int, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One file that could not be warmed, or is not what it should be."""
+    """One file that could not be warmed, or whose content is not what it should be."""
 
     path: Path
     message: str
-    """One line, with the byte where there is one."""
+    """One line, with the byte offset where there is one."""
     fix: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}; {self.fix}"
 
 
 @dataclass(kw_only=True)
 class FileProgress:
-    """Guarded by the transfer's lock."""
+    """The progress of one file. Guarded by the transfer's lock."""
 
     surveyed: SurveyedFile
     segments_left: int
     done: int = 0
     found: int = 0
-    """Bytes of `done` that were there already."""
+    """Bytes of `done` that were in the page cache already."""
     status: os.stat_result | None = None
-    """When it was opened first."""
+    """The file's status when it was opened first."""
     problem: Problem | None = None
 
     @property
     def path(self) -> Path:
         return self.surveyed.file.path
 
-    @property
-    def size_before(self) -> str:
-        return f"{self.surveyed.file.size:,} bytes when the warm-up began"
-
-    def trouble(self, message: str, fix: str) -> Problem:
+    def problem_with(self, message: str, fix: str) -> Problem:
         return Problem(path=self.path, message=message, fix=fix)
 
 
@@ -82,38 +81,34 @@ class Segment:
 
 @dataclass(kw_only=True)
 class Place:
-    """Where a thread is. Written by that thread alone."""
+    """The place where a thread is reading. Only that thread writes it."""
 
     thread_id: int = 0
-    """The kernel's."""
+    """The kernel's number of the thread."""
     file: FileProgress | None = None
     offset: int = 0
     since_s: float = field(default_factory=time.monotonic)
-    """When its last byte came."""
+    """Time of the last byte, by time.monotonic()."""
 
     def move(self, file: FileProgress | None, offset: int) -> None:
         self.file, self.offset, self.since_s = file, offset, time.monotonic()
 
 
-class _CutError(Exception):
-    """The file ended before the byte where it should."""
-
-
-class _GrownError(Exception):
-    """The file is longer than it was, or is another one."""
+class _ChangedError(Exception):
+    """The file is no longer as long as it was; the message says how it differs."""
 
 
 class Transfer:
-    """Bringing in `files` with `jobs` threads."""
+    """One pass over `files` with `jobs` threads, which bring them into the page cache."""
 
     def __init__(
         self, files: Sequence[SurveyedFile], *, jobs: int, rate_limit: float | None, checksums: Mapping[Path, Checksum]
     ) -> None:
         self.files = [FileProgress(surveyed=file, segments_left=0) for file in files]
         self.ended = threading.Event()
-        """Every thread is done."""
+        """Set when every thread has ended."""
         self.error: BaseException | None = None
-        """Of a thread that ended by one: a bug, or no descriptor was left to open /dev/null with."""
+        """The error that ended a thread: a bug, or there was no file descriptor left to open /dev/null with."""
         self._pace = Pace(rate_limit)
         self._checksums = checksums
         self._stop = threading.Event()
@@ -126,35 +121,38 @@ class Transfer:
 
     @property
     def num_verified(self) -> int:
-        """Files that have a checksum, which is compared."""
+        """Files that have a checksum; it is compared."""
         return sum(file.path in self._checksums for file in self.files)
 
     def start(self) -> None:
-        """:raises ToolError: when this machine allows not a single thread more."""
+        """Start the threads.
+
+        :raises ToolError: when this machine allows no further thread at all.
+        """
         for number, place in enumerate(self.places):
-            # Daemons: one that waits for a dead server can't be ended, and must not keep the process.
+            # A thread that waits for a dead file server can't be ended. As a daemon it does not keep the process alive.
             thread = threading.Thread(target=self._run, args=(place,), name=f"warm-{number}", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # those that did start do all the work
+            except RuntimeError as error:  # the threads that did start do all the work
                 if not number:
-                    raise ToolError(f"{error}: allow more of them (ulimit -u, pids.max)") from error
-                self._has_ended(len(self.places) - number)
+                    raise ToolError(f"{error}: allow this user more threads (ulimit -u, pids.max)") from error
+                self._count_ended(len(self.places) - number)
                 return
 
     def stop(self) -> None:
-        """No further step is begun."""
+        """Let the threads end after the step that they are in."""
         self._stop.set()
 
-    def leave(self, problem: Problem) -> None:
-        """No more of a file that is known to be damaged."""
+    def skip_damaged(self, problem: Problem) -> None:
+        """Read no more of the file that `problem` is about. Called from the thread of the damage check."""
         for file in self.files:
             if file.path == problem.path:
                 self._fail(file, problem)
 
     def _segments_of(self, file: FileProgress) -> Iterator[Segment]:
         size = file.surveyed.file.size
-        # A checksum is computed from the first byte to the last.
+        # A checksum is computed from the first byte to the last, so such a file is one segment.
         length = size if file.path in self._checksums else SEGMENT
         begins = range(0, size, length) if size else range(1)
         file.segments_left = len(begins)
@@ -165,23 +163,23 @@ class Transfer:
         place.thread_id = threading.get_native_id()
         try:
             with closing(Sink(len(self.places))) as sink:
-                while (segment := self._next()) and not self._stop.is_set():
+                while (segment := self._next_segment()) and not self._stop.is_set():
                     place.move(segment.file, segment.begin)
-                    self._try(segment, sink, place)
+                    self._read_segment(segment, sink, place)
         except BaseException as error:
             self.error = error
             raise
         finally:
             place.move(None, 0)
-            self._has_ended(1)
+            self._count_ended(1)
 
-    def _has_ended(self, num_threads: int) -> None:
+    def _count_ended(self, num_threads: int) -> None:
         with self._lock:
             self._num_running -= num_threads
             if not self._num_running:
                 self.ended.set()
 
-    def _next(self) -> Segment | None:
+    def _next_segment(self) -> Segment | None:
         with self._lock:
             while self._segments:
                 segment = self._segments.popleft()
@@ -189,29 +187,30 @@ class Transfer:
                     return segment
         return None
 
-    def _try(self, segment: Segment, sink: Sink, place: Place) -> None:
+    def _read_segment(self, segment: Segment, sink: Sink, place: Place) -> None:
         file = segment.file
         try:
-            with FileReader(file.path, file.surveyed.file_system, sink) as source, ResidentFile(file.path) as pages:
+            reader = FileReader(file.path, file.surveyed.file_system, sink)
+            with closing(reader) as source, ResidentFile(file.path) as pages:
                 with self._lock:
                     file.status = file.status or source.status
                 if source.status.st_size > file.surveyed.file.size:
-                    raise _GrownError
+                    raise _ChangedError("it is longer by now")
                 if checksum := self._checksums.get(file.path):
                     self._verify(segment, source, place, checksum)
                 else:
-                    self._bring(segment, source, pages, place)
-            self._end(file)
-        except _CutError:
-            self._fail(file, file.trouble(f"ends at byte {place.offset:,}, and had {file.size_before}", _WAIT))
-        except _GrownError:
-            self._fail(file, file.trouble(f"it is longer by now, and had {file.size_before}", _WAIT))
+                    self._bring_in(segment, source, pages, place)
+            self._finish_segment(file)
+        except _ChangedError as error:
+            before = f"{file.surveyed.file.size:,} bytes when the warm-up began"
+            self._fail(file, file.problem_with(f"{error}, and had {before}", _WAIT))
         except OSError as error:
             fix = _FIXES.get(error.errno or 0, "read it by hand (cat) to see whether the storage delivers it")
-            self._fail(file, file.trouble(f"can't be read at byte {place.offset:,}: {error.strerror}", fix))
+            self._fail(file, file.problem_with(f"can't be read at byte {place.offset:,}: {error.strerror}", fix))
 
-    def _bring(self, segment: Segment, source: FileReader, pages: ResidentFile, place: Place) -> None:
-        # All are asked about before the first is read: what the kernel only reads ahead counts as resident too.
+    def _bring_in(self, segment: Segment, source: FileReader, pages: ResidentFile, place: Place) -> None:
+        # All windows are asked about before the first is read, because what the kernel reads ahead for one window would
+        # count as resident in the next.
         for begin, end, resident in list(self._windows(segment, pages)):
             place.move(segment.file, begin)
             if resident == end - begin:
@@ -221,21 +220,22 @@ class Transfer:
             self._count_found(segment.file, resident)
 
     def _windows(self, segment: Segment, pages: ResidentFile) -> Iterator[tuple[int, int, int]]:
-        """Begin, end and resident bytes of each; 0 where these are unknown. Small ones where a part is resident."""
+        """(begin, end, resident bytes or 0) of each window. A window that is partly resident is divided into small
+        ones."""
         length = segment.file.surveyed.file_system.reading.window
-        for begin, end in _cut(segment.begin, segment.end, length):
+        for begin, end in _divided(segment.begin, segment.end, length):
             resident = pages.resident(begin, end - begin) or 0
             if 0 < resident < end - begin:
-                for first, past in _cut(begin, end, STEP):
+                for first, past in _divided(begin, end, STEP):
                     yield first, past, pages.resident(first, past - first) or 0
             else:
                 yield begin, end, resident
 
     def _bring_window(self, file: FileProgress, source: FileReader, place: Place, offset: int, end: int) -> None:
-        while offset < end and (step := self._step(end - offset, place)):
-            brought = source.bring(offset, step)
+        while offset < end and (step := self._next_step(end - offset, place)):
+            brought = source.bring_in(offset, step)
             if not brought:
-                raise _CutError
+                raise _ChangedError(f"ends at byte {offset:,}")
             self._advance(file, brought)
             offset += brought
             place.move(file, offset)
@@ -243,24 +243,24 @@ class Transfer:
     def _verify(self, segment: Segment, source: FileReader, place: Place, checksum: Checksum) -> None:
         digest, offset = checksum.begin(), 0
         while offset < segment.end:
-            step = self._step(segment.end - offset, place)
+            step = self._next_step(segment.end - offset, place)
             if not step:
                 return
             content = source.read(offset, step)
             if not content:
-                raise _CutError
+                raise _ChangedError(f"ends at byte {offset:,}")
             digest.update(content)
             self._advance(segment.file, len(content))
             offset += len(content)
             place.move(segment.file, offset)
         if digest.hexdigest() != checksum.digest:
             message = f"its {checksum.algorithm} is {digest.hexdigest()}, and {checksum.digest} by {checksum.source}"
-            self._fail(segment.file, segment.file.trouble(message, "download it again"))
+            self._fail(segment.file, segment.file.problem_with(message, "download it again"))
 
-    def _step(self, left: int, place: Place) -> int:
-        """Bytes to ask for now, once the pace allows them; 0 when it is to end."""
+    def _next_step(self, left: int, place: Place) -> int:
+        """Bytes to ask for now, once the pace allows them; 0 when the transfer is to stop."""
         step = min(STEP, left)
-        place.since_s = math.inf  # a pace is no stall
+        place.since_s = math.inf  # waiting for the pace is no stall
         self._pace.wait(step, self._stop)
         place.since_s = time.monotonic()
         return 0 if self._stop.is_set() else step
@@ -270,11 +270,12 @@ class Transfer:
             file.done += num_bytes
 
     def _count_found(self, file: FileProgress, num_bytes: int) -> None:
-        with self._lock:  # a part of a window may have been there, and the threads may have been stopped in it
+        # When a thread is stopped within a window, more of the window may have been found than was counted as done.
+        with self._lock:
             file.found = min(file.found + num_bytes, file.done)
 
-    def _end(self, file: FileProgress) -> None:
-        """A segment is done; with the last one it is known whether the file stood still meanwhile."""
+    def _finish_segment(self, file: FileProgress) -> None:
+        """Count a segment as done. After the last one, check that the file was not changed meanwhile."""
         if self._stop.is_set():
             return
         with self._lock:
@@ -284,13 +285,13 @@ class Transfer:
         then, now = file.status, os.stat(file.path)
         if (then.st_ino, then.st_size, then.st_mtime_ns) != (now.st_ino, now.st_size, now.st_mtime_ns):
             sizes = f"{then.st_size:,} bytes, then {now.st_size:,}"
-            self._fail(file, file.trouble(f"changed while it was read: {sizes}", _WAIT))
+            self._fail(file, file.problem_with(f"changed while it was read: {sizes}", _WAIT))
 
     def _fail(self, file: FileProgress, problem: Problem) -> None:
-        with self._lock:  # of several segments that failed the first one says it
+        with self._lock:  # when several segments fail, the first problem is kept
             file.problem = file.problem or problem
 
 
-def _cut(begin: int, end: int, length: int) -> list[tuple[int, int]]:
-    """A range in pieces."""
+def _divided(begin: int, end: int, length: int) -> list[tuple[int, int]]:
+    """The range in pieces of `length` bytes."""
     return [(at, min(at + length, end)) for at in range(begin, end, length)]

@@ -1,1 +1,1 @@
-"""Which files of a checkpoint are to be warmed, and whether they are whole."""
+"""The things to be warmed: the options, the files of a checkpoint, and the checksums that they should have."""

@@ -1,10 +1,10 @@
-"""What the files of a checkpoint should hash to, where the checkpoint says so.
+"""The checksums that the files of a checkpoint should have, where the checkpoint has them.
 
-    HASH                                            of a file in a Hugging Face cache, whose name it is
-    .cache/huggingface/download/FILE.metadata       its second line, of a folder that `hf download` wrote into
-    SHA256SUMS, sha256sum.txt, *.sha256             what sha256sum writes, with and without --tag
+    blobs/HASH                                  a file in a Hugging Face cache is named after its hash
+    .cache/huggingface/download/FILE.metadata   its second line, in a folder that `hf download` wrote into
+    SHA256SUMS, sha256sum.txt, *.sha256         what sha256sum writes, with and without --tag
 
-A hash of the hub has 64 digits (SHA-256, of all that is stored apart from Git) or 40 (Git's SHA-1 of a blob).
+A hash of the hub has 64 digits (the SHA-256 of a file that is stored apart from Git) or 40 (Git's SHA-1 of a blob).
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ _LINE = re.compile(r"(?P<escaped>\\?)(?P<digest>[0-9a-fA-F]{64})(?: [ *](?P<name
 _TAGGED_LINE = re.compile(r"(?P<escaped>\\?)SHA256 \((?P<name>.+)\) ?= (?P<digest>[0-9a-fA-F]{64})")
 _ESCAPES = {r"\\": "\\", r"\n": "\n", r"\r": "\r"}
 _MOST_BYTES = 2**20
-"""Of a file of checksums: those of 163 files are 16 KB."""
+"""The most bytes that a file of checksums may have: the checksums of 163 files take 16 KB."""
 
 
 @dataclass(frozen=True)
 class Checksum:
     algorithm: str
-    """As hashlib names it."""
+    """hashlib's name of the algorithm."""
     digest: str
-    """Hexadecimal, lower case."""
+    """Hexadecimal digits in lower case."""
     source: str
-    """Where it is written, for people."""
+    """The place where the digest was found, for people."""
     prefix: bytes = b""
-    """What is hashed before the file's content."""
+    """Bytes that are hashed before the file's content."""
 
     def begin(self) -> _Hash:
-        """The hash that is to be fed the file's content."""
+        """A new hash, to be updated with the file's content."""
         return hashlib.new(self.algorithm, self.prefix, usedforsecurity=False)
 
 
 def expected_checksums(checkpoint: CheckpointFiles) -> Mapping[Path, Checksum]:
-    """Of those of the checkpoint's files (by WeightFile.path) that have one.
+    """WeightFile.path -> checksum, for the files of the checkpoint that have one.
 
     :raises CheckpointError: when a file of checksums can't be read, or two of them disagree.
     """
     found: dict[Path, Checksum] = {}
     conflicts = []
-    sums = list(_sums(checkpoint.folder))
+    listed = list(_listed_checksums(checkpoint.folder))
     for file in checkpoint.files:
-        written = [sum_ for path, sum_ in sums if path == file.path]
-        for checksum in [*_of_hub(file), *written]:
+        of_file = [checksum for path, checksum in listed if path == file.path]
+        for checksum in [*_hub_checksums(file), *of_file]:
             first = found.setdefault(file.path, checksum)
             if first.algorithm == checksum.algorithm and first.digest != checksum.digest:
                 conflicts.append(
@@ -66,23 +66,24 @@ def expected_checksums(checkpoint: CheckpointFiles) -> Mapping[Path, Checksum]:
                     f"by {checksum.source}"
                 )
     if conflicts:
-        raise CheckpointError(f"{'; '.join(conflicts)}; remove what is not of this checkpoint")
+        raise CheckpointError(f"{'; '.join(conflicts)}; remove the file of checksums that is not of this checkpoint")
     return found
 
 
-def _of_hub(file: WeightFile) -> Iterator[Checksum]:
+def _hub_checksums(file: WeightFile) -> Iterator[Checksum]:
+    """The checksums that a download from the Hugging Face hub leaves."""
     blob = file.path.resolve()
     if blob.parent.name == "blobs" and (
-        checksum := _of_hash(blob.name, file.size, "its name in the Hugging Face cache")
+        checksum := _hub_checksum(blob.name, file.size, "its name in the Hugging Face cache")
     ):
         yield checksum
     metadata = file.path.parent / ".cache" / "huggingface" / "download" / f"{file.path.name}.metadata"
     lines = _lines(metadata) if os.path.exists(metadata) else []
-    if len(lines) > 1 and (checksum := _of_hash(lines[1].strip(), file.size, str(metadata))):
+    if len(lines) > 1 and (checksum := _hub_checksum(lines[1].strip(), file.size, str(metadata))):
         yield checksum
 
 
-def _of_hash(digest: str, size: int, source: str) -> Checksum | None:
+def _hub_checksum(digest: str, size: int, source: str) -> Checksum | None:
     if re.fullmatch("[0-9a-f]{64}", digest):
         return Checksum("sha256", digest, source)
     if re.fullmatch("[0-9a-f]{40}", digest):
@@ -90,22 +91,22 @@ def _of_hash(digest: str, size: int, source: str) -> Checksum | None:
     return None
 
 
-def _sums(folder: Path) -> Iterator[tuple[Path, Checksum]]:
-    """The file, and its checksum by a file of checksums in `folder`."""
+def _listed_checksums(folder: Path) -> Iterator[tuple[Path, Checksum]]:
+    """(file, checksum) of each line in the files of checksums in `folder`."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
-        raise CheckpointError(f"{folder}: can't be listed: {error.strerror}; let it be read") from error
+        raise CheckpointError(f"{folder}: can't be listed: {error.strerror}; allow this user to read it") from error
     for name in names:
         if _SUMS_FILE.fullmatch(name):
-            yield from _sums_in(folder / name)
+            yield from _checksums_in(folder / name)
 
 
-def _sums_in(path: Path) -> Iterator[tuple[Path, Checksum]]:
+def _checksums_in(path: Path) -> Iterator[tuple[Path, Checksum]]:
     num_found = 0
     for number, line in enumerate(_lines(path), 1):
         match = _LINE.fullmatch(line) or _TAGGED_LINE.fullmatch(line)
-        if match and (name := _name(match, path)):
+        if match and (name := _file_name(match, path)):
             num_found += 1
             yield path.parent / name, Checksum("sha256", match["digest"].lower(), f"{path}:{number}")
     if not num_found:  # other lines are comments, or a signature
@@ -115,8 +116,8 @@ def _sums_in(path: Path) -> Iterator[tuple[Path, Checksum]]:
         )
 
 
-def _name(match: re.Match[str], path: Path) -> str | None:
-    """The file's name; a digest alone is of the file that X.sha256 is named after."""
+def _file_name(match: re.Match[str], path: Path) -> str | None:
+    """The name of the file that a line is about. A line without a name, in X.sha256, is about the file X."""
     name: str | None = match["name"]
     if name is None:
         return path.stem if path.suffix.lower() == ".sha256" else None
@@ -128,7 +129,7 @@ def _lines(path: Path) -> list[str]:
         content = read_bytes(path, _MOST_BYTES)
     except OSError as error:
         raise CheckpointError(
-            f"{path}: can't be read: {error.strerror}; let it be read, or move it out of the folder"
+            f"{path}: can't be read: {error.strerror}; allow this user to read it, or move it out of the folder"
         ) from error
     if content is None:
         raise CheckpointError(

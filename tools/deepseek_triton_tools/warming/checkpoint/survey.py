@@ -1,4 +1,4 @@
-"""What a warm-up finds before it begins: the files, where they lie, what is in memory already, and what fits."""
+"""The survey that a warm-up begins with: the files, their file systems, what is in memory already, and what fits."""
 
 from __future__ import annotations
 
@@ -8,23 +8,15 @@ from pathlib import Path
 from typing import Literal
 
 from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_tools.host.host_memory import HostMemory, read_host_memory
-from deepseek_triton_tools.repository.checkpoint_files import (
-    CheckpointFiles,
-    WeightFile,
-    files_of_share,
-    find_checkpoints,
-)
-from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem, Mount, file_system_of, read_mounts
+from deepseek_triton_tools.host.host_memory import BUDGET_SHARE, HostMemory, read_host_memory
+from deepseek_triton_tools.host.mounts import read_mounts
+from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, find_checkpoints
+from deepseek_triton_tools.warming.checkpoint.warm_options import Share, WarmOptions
+from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem, file_system_of
 from deepseek_triton_tools.warming.pagecache.residency import ResidentFile
-from deepseek_triton_tools.warming.warm_options import Share, WarmOptions
-
-BUDGET_SHARE = 0.9
-"""Of the headroom: the engine too reads ahead only while the checkpoint is smaller than that share of the available
-memory (TensorRT-LLM's weight_loader.py), and its own processes need the rest."""
 
 Selection = Literal["chosen", "too much", "other share", "damaged"]
-"""What becomes of a file: it is warmed; it does not fit the budget; another process warms it; it is damaged."""
+"""This process warms the file; it does not fit the budget; another process warms it; or it is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,29 +25,29 @@ class SurveyedFile:
     file_system: FileSystem
     resident: int | None
     """Bytes of it in the page cache; None: unknown."""
-    asked_by: str | None
-    """How the kernel was asked: cachestat or mincore."""
-    fate: Selection
+    residency_method: str | None
+    """The source of `resident`: "cachestat", "mincore", or "memory" (the file system is in memory). None: unknown."""
+    selection: Selection
 
     @property
     def is_chosen(self) -> bool:
-        return self.fate == "chosen"
+        return self.selection == "chosen"
 
     def ask_resident(self) -> int | None:
-        """As `resident`, now. None too for a file that can't be opened."""
-        return _ask(self.file, self.file_system)[0]
+        """Bytes of it in the page cache now. None: unknown, or the file can't be opened."""
+        return _residency(self.file, self.file_system)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
     checkpoints: tuple[CheckpointFiles, ...]
     files: tuple[SurveyedFile, ...]
-    """Of all shares, in the order they are read."""
+    """The files of all shares, in the order in which they are read."""
     memory: HostMemory
     budget: int
     """Bytes of weights that may lie in this node's page cache."""
     jobs: int
-    """Of this share; 0 where there are more shares than jobs and this one has nothing to do."""
+    """Jobs of this share. 0 where there are more shares than jobs and this one has nothing to do."""
     num_working_shares: int
     options: WarmOptions
 
@@ -66,7 +58,7 @@ class Survey:
 
     @property
     def resident(self) -> int | None:
-        """Bytes in the page cache; None when it is unknown of a file."""
+        """Bytes of all files in the page cache; None when it is unknown for one of them."""
         parts = [each.resident for each in self.files]
         return None if None in parts else sum(part for part in parts if part is not None)
 
@@ -77,15 +69,15 @@ class Survey:
 
     @property
     def needed(self) -> int:
-        """Bytes of memory that the files want: none for what lies in memory anyway (tmpfs), or is all there already
-        though it may be locked, and so no part of what the machine calls available."""
+        """Bytes of memory that the files need. Files that lie in memory anyway (tmpfs) need none. Nor do files that are
+        all resident already: they may be locked, and locked pages are no part of MemAvailable."""
         if self.options.budget is None and self.resident == self.size:
             return 0
         return sum(each.file.size for each in self.files if each.file_system.reading.jobs)
 
     @property
     def exceeds_headroom(self) -> bool:
-        """More is asked for than there is room: while the last files are read, the first are dropped."""
+        """--budget asks for more than there is room for: the first files are dropped while the last ones are read."""
         return min(self.budget, self.needed) > self.memory.headroom
 
     @property
@@ -94,8 +86,8 @@ class Survey:
 
     @property
     def left_out(self) -> tuple[SurveyedFile, ...]:
-        """Of this share, what does not fit."""
-        return tuple(each for each in self.files if each.fate == "too much")
+        """The files of this share that do not fit."""
+        return tuple(each for each in self.files if each.selection == "too much")
 
     @property
     def chosen_size(self) -> int:
@@ -103,7 +95,7 @@ class Survey:
 
     @property
     def is_damaged(self) -> bool:
-        """Of a checkpoint something is missing, cut off, or not what it should be; known once it was examined."""
+        """A file of a checkpoint is missing, cut off or otherwise wrong. Known only after the damage check."""
         return any(finding.severity == "error" for each in self.checkpoints for finding in each.findings)
 
 
@@ -111,10 +103,10 @@ _DEFAULTS = WarmOptions()
 
 
 def take_survey(sources: str | Sequence[str], options: WarmOptions = _DEFAULTS) -> Survey:
-    """What there is to warm, of one checkpoint or several. Reads no weights.
+    """Survey one checkpoint or several. Reads no weights.
 
     :raises CheckpointError: when a source is no checkpoint.
-    :raises OSError: when this machine does not say what memory it has.
+    :raises OSError: when this machine's memory or mounts can't be read.
     """
     sources = [sources] if isinstance(sources, str) else sources
     checkpoints = tuple(checkpoint for source in sources for checkpoint in find_checkpoints(source))
@@ -133,27 +125,30 @@ def take_survey(sources: str | Sequence[str], options: WarmOptions = _DEFAULTS) 
         num_working_shares=num_working,
         options=options,
     )
-    return _with_fates(survey)
+    return _with_selections(survey)
 
 
 def with_findings(survey: Survey, findings: Mapping[Path, Sequence[Finding]]) -> Survey:
-    """`survey` with what is wrong with its checkpoints, by folder; what is damaged is not chosen."""
+    """`survey` with the faults of its checkpoints; damaged files are no longer chosen.
+
+    :param findings: the folder of a checkpoint -> its findings.
+    """
     checkpoints = tuple(replace(each, findings=tuple(findings.get(each.folder, ()))) for each in survey.checkpoints)
     errors = (finding for found in findings.values() for finding in found if finding.severity == "error")
     damaged = {Path(finding.file) for finding in errors}
-    files = tuple(replace(each, fate="damaged") if each.file.path in damaged else each for each in survey.files)
+    files = tuple(replace(each, selection="damaged") if each.file.path in damaged else each for each in survey.files)
     return replace(survey, checkpoints=checkpoints, files=files)
 
 
 def _distinct(checkpoints: Sequence[CheckpointFiles]) -> list[WeightFile]:
-    """The files of all, each once: two repositories may serve one checkpoint."""
+    """The files of all checkpoints, each once: two repositories may serve one checkpoint."""
     by_path = {file.path.resolve(): file for checkpoint in checkpoints for file in checkpoint.files}
     return list(by_path.values())
 
 
 def _file_systems(files: Sequence[WeightFile]) -> dict[Path, FileSystem]:
-    """By WeightFile.path. The files of one folder are on one file system, where nothing is mounted on a file."""
-    mounts: Sequence[Mount] = read_mounts()
+    """WeightFile.path -> file system. Each folder is looked up once, assuming that no mount lies on a single file."""
+    mounts = read_mounts()
     by_folder: dict[Path, FileSystem] = {}
     systems = {}
     for file in files:
@@ -164,11 +159,11 @@ def _file_systems(files: Sequence[WeightFile]) -> dict[Path, FileSystem]:
     return systems
 
 
-def _with_fates(survey: Survey) -> Survey:
-    """Which files this share warms: its part of them, as far as they fit.
+def _with_selections(survey: Survey) -> Survey:
+    """Select the files that this share warms: its part of them, as far as they fit.
 
-    Where not all fit, each share has its part of the budget: the parts are made before anything is measured, for other
-    processes measure at another time.
+    Where not all files fit, each share gets an equal part of the budget. The files are divided among the shares without
+    regard to what is resident, because other processes would measure that at another time.
     """
     share, count = survey.options.share, survey.num_working_shares
     if share.index > count:
@@ -179,11 +174,27 @@ def _with_fates(survey: Survey) -> Survey:
     for each in survey.files:
         if each.file.path in mine:
             cost = each.file.size if each.file_system.reading.jobs else 0
-            fate: Selection = "chosen" if cost <= left else "too much"
-            left -= cost if fate == "chosen" else 0
-            each = replace(each, fate=fate)
+            selection: Selection = "chosen" if cost <= left else "too much"
+            left -= cost if selection == "chosen" else 0
+            each = replace(each, selection=selection)
         files.append(each)
     return replace(survey, files=tuple(files))
+
+
+def files_of_share(files: Sequence[WeightFile], share: Share) -> tuple[WeightFile, ...]:
+    """The files of one share of the work, in their order; the shares are about equal in bytes.
+
+    The largest file is given out first, and each file to the share that has the fewest bytes. Every process that has
+    the same files divides them in the same way.
+    """
+    loads = [0] * share.count
+    chosen = set()
+    for file in sorted(files, key=lambda file: (-file.size, file.path)):
+        index = loads.index(min(loads))
+        loads[index] += file.size
+        if index == share.index - 1:
+            chosen.add(file.path)
+    return tuple(file for file in files if file.path in chosen)
 
 
 def _jobs_of_share(jobs: int, share: Share) -> int:
@@ -191,13 +202,16 @@ def _jobs_of_share(jobs: int, share: Share) -> int:
 
 
 def _surveyed(file: WeightFile, system: FileSystem) -> SurveyedFile:
-    """Another share's, until it is known whose it is."""
-    resident, method = _ask(file, system)
-    return SurveyedFile(file=file, file_system=system, resident=resident, asked_by=method, fate="other share")
+    """The file as another share's, until `_with_selections` gives it to this one."""
+    resident, method = _residency(file, system)
+    return SurveyedFile(
+        file=file, file_system=system, resident=resident, residency_method=method, selection="other share"
+    )
 
 
-def _ask(file: WeightFile, system: FileSystem) -> tuple[int | None, str | None]:
-    """Bytes of the file in the page cache, and how that is known. That it can't be opened is for later to report."""
+def _residency(file: WeightFile, system: FileSystem) -> tuple[int | None, str | None]:
+    """Bytes of the file in the page cache, and how that is known. A file that can't be opened is reported later, by the
+    damage check or when it is read."""
     if not system.reading.jobs:
         return file.size, "memory"
     if not system.reading.is_cached:

@@ -1,1 +1,1 @@
-"""The page cache: what is in it, and how files get into it and stay there."""
+"""The page cache of the kernel: what it holds, and how files are brought into it and kept there."""

@@ -1,8 +1,8 @@
-"""The file system a checkpoint lies on, and how it wants to be read.
+"""The file system that a checkpoint lies on, and how it is best read.
 
-Where several threads read at once they are few: sixteen of each rank have frozen NFS clients (NVIDIA/TensorRT-LLM
-pull request 14655). A kernel that reads little ahead is asked for more by posix_fadvise; by mm/readahead.c each call
-brings in at most the larger one of read_ahead_kb and the device's largest request.
+Only a few threads read at once: sixteen threads of each rank have frozen NFS clients (NVIDIA/TensorRT-LLM pull request
+14655). Where the kernel reads little ahead, posix_fadvise asks it for more. By mm/readahead.c each such call brings in
+at most the larger one of read_ahead_kb and the device's largest request.
 """
 
 from __future__ import annotations
@@ -12,42 +12,43 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
-from deepseek_triton_tools.host.mounts import Mount, mount_at, parse_mountinfo, read_mounts
-from deepseek_triton_tools.warming.warm_options import Method
-
-__all__ = ["FileSystem", "Mount", "Reading", "file_system_of", "parse_mountinfo", "read_mounts"]
+from deepseek_triton_tools.host.host_memory import read_number
+from deepseek_triton_tools.host.mounts import Mount, mount_at, read_mounts
 
 WINDOW = 2**26
-"""64 MiB."""
+"""Bytes that a thread asks for at once: 64 MiB."""
 READ_AHEAD = 2**24
-"""16 MiB: of 128 KiB to 15 MiB the largest was the best for NFS in Azure NetApp Files' page on read-ahead."""
+"""Bytes that the kernel is asked to read ahead: 16 MiB. Azure NetApp Files' page on read-ahead has measured 128 KiB to
+15 MiB for NFS, and the largest was the best."""
 ENOUGH_READ_AHEAD_KB = 1024
-"""A kernel that reads so much ahead keeps a link busy: over NFS 1 MiB gave 940 MB/s of 10 Gbit/s and 128 KiB 300 MB/s
-(honnef.co, "NFS sequential read performance")."""
+"""A kernel that reads this much ahead keeps a link busy: over NFS at 10 Gbit/s, 1 MiB gave 940 MB/s and 128 KiB gave
+300 MB/s (honnef.co, "NFS sequential read performance")."""
 MOST_JOBS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How to read from a file system: defaults of `deepseek-triton warm`."""
+    """The way to read from a file system, unless options say otherwise."""
 
     kind: str
-    """"local disk", "network", "memory", ... for people."""
+    """The kind of storage, for people: "local disk", "network", "object store" or "memory"."""
     jobs: int
-    """Windows read at once on a node; 0 where there is nothing to bring in (tmpfs)."""
+    """Windows that a node reads at once; 0 where there is nothing to bring in (tmpfs)."""
     window: int = WINDOW
-    """Bytes a thread asks for at once."""
+    """Bytes that a thread asks for at once."""
     read_ahead: int = READ_AHEAD
-    """Bytes beyond the window that the kernel is asked for ahead; 0: the kernel's own read-ahead does."""
-    method: Method = "splice"
-    """splice copies nothing; read is for what can't do it."""
+    """Bytes beyond the window that the kernel is asked to read ahead; 0: the kernel's own read-ahead is enough."""
+    method: Literal["splice", "read"] = "splice"
+    """splice copies nothing; read is for file systems that can't splice."""
     is_cached: bool = True
-    """Whether what is read stays in the page cache. Not on DAX, ZFS (its own cache) and others with a cache of their
-    own or none. Of FUSE and BeeGFS it can't be known beforehand: the residency afterwards tells."""
+    """Whether what is read stays in the page cache. It does not on DAX, on ZFS and on others that have a cache of their
+    own or none. For FUSE and BeeGFS it can't be known beforehand; the residency after the warm-up shows it."""
     reason: str
-    """Why these, in one line, with its source."""
+    """The reason for these values, in one line, with its source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,54 +56,50 @@ class FileSystem:
     mount: Mount
     reading: Reading
     read_ahead_kb: int | None
-    """The kernel's own, by /sys/class/bdi/<device>/read_ahead_kb; None where it can't be read. Of an overlay: of the
-    file system beneath."""
+    """The kernel's read-ahead in KiB, by /sys/class/bdi/<device>/read_ahead_kb; None where it can't be read. For an
+    overlay it is that of the file system beneath."""
 
 
-def _local(reason: str) -> Reading:
-    return Reading(kind="local disk", jobs=4, reason=reason)
-
-
-def _network(reason: str, jobs: int = 4) -> Reading:
-    return Reading(kind="network", jobs=jobs, reason=reason)
-
-
-def _objects(reason: str) -> Reading:
-    return Reading(kind="object store", jobs=MOST_JOBS, reason=reason)
-
-
-def _memory(reason: str) -> Reading:
-    return Reading(kind="memory", jobs=0, read_ahead=0, reason=reason)
+_local = partial(Reading, kind="local disk", jobs=4)
+_network = partial(Reading, kind="network", jobs=4)
+_objects = partial(Reading, kind="object store", jobs=MOST_JOBS)
+_memory = partial(Reading, kind="memory", jobs=0, read_ahead=0)
 
 
 def _with_own_cache(reading: Reading) -> Reading:
     return replace(reading, is_cached=False, read_ahead=0)
 
 
-_DISK = _local("4 threads read a quarter faster than one (tests/bench/warm.py), and keep the drives of an array busy")
-_IMAGE = _local("its blocks are decompressed by the thread that reads them, so 4 processors share that")
-_NFS = _network("one connection to the server; 16 threads a rank have frozen NFS clients (TensorRT-LLM PR 14655)")
-_CIFS = _network("one connection to the server (mount.cifs(8), max_channels)")
-_VM_SHARE = _network("the host reads for this machine, mostly over a network of its own (InferenceX PR 3134)")
-_FUSE = _network("each read is a request to a process, of which the kernel queues 12 ahead (max_background of fuse)")
-_FUSE_DISK = _local("a local disk through a process that reads for it")
-_BUCKET = _objects("an object store gives each request little; its latency is hidden by more of them")
-_STRIPED = _network("files are striped over several servers, each of which can be busy", MOST_JOBS)
-_SHARED_DISK = _local("a disk that several hosts share: read as a disk")
-_IN_MEMORY = _memory("the files lie in memory already")
-_UNKNOWN = _network("an unknown file system is read as a slow network would be", 2)
+_DISK = _local(
+    reason="4 threads read a quarter faster than one (tests/bench/warm.py), and keep the drives of an array busy"
+)
+_IMAGE = _local(reason="its blocks are decompressed by the thread that reads them, so 4 processors share that")
+_NFS = _network(
+    reason="one connection to the server; 16 threads a rank have frozen NFS clients (TensorRT-LLM PR 14655)"
+)
+_CIFS = _network(reason="one connection to the server (mount.cifs(8), max_channels)")
+_VM_SHARE = _network(reason="the host reads for this machine, mostly over a network of its own (InferenceX PR 3134)")
+_FUSE = _network(
+    reason="each read is a request to a process, and the kernel queues 12 of them ahead (max_background of fuse)"
+)
+_FUSE_DISK = _local(reason="a local disk through a process that reads for it")
+_BUCKET = _objects(reason="an object store gives each request little; its latency is hidden by more of them")
+_STRIPED = _network(jobs=MOST_JOBS, reason="files are striped over several servers, each of which can be busy")
+_SHARED_DISK = _local(reason="a disk that several hosts share: read as a disk")
+_IN_MEMORY = _memory(reason="the files lie in memory already")
+_UNKNOWN = _network(jobs=2, reason="an unknown file system is read as a slow network would be")
 
 _BY_TYPE: Mapping[str, Reading] = {
     **dict.fromkeys(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "jfs", "nilfs2"), _DISK),
     **dict.fromkeys(("vfat", "exfat", "ntfs3", "ntfs", "udf", "iso9660", "hfsplus"), _DISK),
     **dict.fromkeys(("squashfs", "erofs"), _IMAGE),
     **dict.fromkeys(("ocfs2", "gfs2"), _SHARED_DISK),
-    "zfs": _with_own_cache(_local("it caches in its ARC, not in the page cache, and reads ahead by itself")),
+    "zfs": _with_own_cache(_local(reason="it caches in its ARC, not in the page cache, and reads ahead by itself")),
     **dict.fromkeys(("nfs", "nfs4"), _NFS),
     **dict.fromkeys(("cifs", "smb3", "smbfs"), _CIFS),
     "lustre": replace(_STRIPED, read_ahead=0, reason=f"{_STRIPED.reason}; its client reads ahead (max_read_ahead_mb)"),
     "gpfs": _with_own_cache(
-        _network("it caches in its page pool, not in the page cache, and reads ahead by itself", MOST_JOBS)
+        _network(jobs=MOST_JOBS, reason="it caches in its page pool, not in the page cache, and reads ahead by itself")
     ),
     "beegfs": replace(
         _STRIPED,
@@ -110,45 +107,31 @@ _BY_TYPE: Mapping[str, Reading] = {
     ),
     **dict.fromkeys(("ceph", "wekafs", "orangefs", "pvfs2"), _STRIPED),
     **dict.fromkeys(("9p", "virtiofs", "vboxsf", "prl_fs"), _VM_SHARE),
-    "afs": _network("one server a volume"),
+    "afs": _network(reason="one server a volume"),
     "fuse": _FUSE,
-    "fuse.sshfs": _network("one ssh connection, whose encryption is the limit", 2),
-    **dict.fromkeys(
-        (
-            "fuse.s3fs",
-            "fuse.mountpoint-s3",
-            "fuse.goofys",
-            "fuse.geesefs",
-            "fuse.gcsfuse",
-            "fuse.blobfuse",
-            "fuse.blobfuse2",
-            "fuse.ossfs",
-            "fuse.juicefs",
-            "fuse.JuiceFS",
-            "fuse.rclone",
-        ),
-        _BUCKET,
-    ),
+    "fuse.sshfs": _network(jobs=2, reason="one ssh connection, whose encryption is the limit"),
+    **{f"fuse.{name}": _BUCKET for name in ("s3fs", "mountpoint-s3", "goofys", "geesefs", "gcsfuse", "blobfuse")},
+    **{f"fuse.{name}": _BUCKET for name in ("blobfuse2", "ossfs", "juicefs", "JuiceFS", "rclone")},
     **dict.fromkeys(("fuse.glusterfs", "fuse.ceph-fuse", "fuse.daos", "fuse.dfuse", "fuse.quobyte"), _STRIPED),
     **dict.fromkeys(("fuseblk", "fuse.mergerfs", "fuse.bindfs", "fuse.fuse-overlayfs", "fuse.squashfuse"), _FUSE_DISK),
-    "overlay": _local("an overlay whose layers can't be seen from here is read as a disk"),
+    "overlay": _local(reason="an overlay whose layers can't be seen from here is read as a disk"),
     **dict.fromkeys(("tmpfs", "ramfs", "rootfs", "devtmpfs", "hugetlbfs"), _IN_MEMORY),
 }
-"""By the type in mountinfo. "fuse" stands for the processes that are not named, "overlay" for those whose layers can't
-be seen."""
+"""Type in mountinfo -> how it is read. "fuse" stands for every FUSE type that is not listed, "overlay" for overlays
+whose layers can't be seen."""
 
-_MEMORY_OF_DEVICE = replace(_memory("DAX: it is read where it lies, without the page cache"), is_cached=False)
+_MEMORY_OF_DEVICE = replace(_memory(reason="DAX: it is read where it lies, without the page cache"), is_cached=False)
 
 
 def file_system_of(path: Path, mounts: Sequence[Mount] | None = None, *, sysfs: Path = Path("/sys")) -> FileSystem:
     """The file system that the file or folder at `path` (links followed) lies on.
 
-    :param mounts: those of this process unless given.
+    :param mounts: None: the mounts that this process sees.
     :raises OSError: when the path or mountinfo can't be read.
     """
     place = Path(os.path.realpath(path, strict=True))
     mounts = read_mounts() if mounts is None else mounts
-    mount = mount_at(place, mounts) or _unseen(place)
+    mount = mount_at(place, mounts) or _unknown_mount(place)
     storage = mount
     layers: list[Mount] = []
     while storage.type == "overlay" and (beneath := _beneath(storage, place, mounts, [mount, *layers])):
@@ -162,19 +145,20 @@ def file_system_of(path: Path, mounts: Sequence[Mount] | None = None, *, sysfs: 
 
 
 def _beneath(overlay: Mount, place: Path, mounts: Sequence[Mount], seen: Sequence[Mount]) -> tuple[Mount, Path] | None:
-    """Where an overlay's file lies: in the first of its layers that has it."""
+    """The mount and path where a file of an overlay really lies: in the first of its layers that has the file."""
     inside = Path(overlay.root.lstrip("/")) / place.relative_to(overlay.mount_point)
     for layer in _layers(overlay):
         file = Path(os.path.realpath(layer / inside))
         mount = mount_at(file, mounts)
-        # In a container the layers are the host's paths, which may mean something else here: the overlay itself.
+        # In a container the layers are named by paths of the host. Such a path may lead to the overlay itself here.
         if mount and mount not in seen and os.path.lexists(file):
             return mount, file
     return None
 
 
 def _layers(overlay: Mount) -> Iterator[Path]:
-    """The upper one first; a colon in a name is written with a backslash before it. Relative ones can't be found."""
+    """The folders of an overlay's layers, the upper one first. In the options a colon within a name has a backslash
+    before it. Relative paths are left out, because nothing says what they are relative to."""
     folders: list[str] = []
     for option in overlay.options:
         name, _, value = option.partition("=")
@@ -192,7 +176,7 @@ def _reading(mount: Mount, read_ahead_kb: int | None) -> Reading:
     if not reading.read_ahead:
         return reading
     if read_ahead_kb is None:
-        return _because(reading, "how far the kernel reads ahead can't be seen, so it is asked")
+        return _because(reading, "how far the kernel reads ahead can't be seen, so it is asked to")
     if read_ahead_kb >= ENOUGH_READ_AHEAD_KB:
         return replace(reading, read_ahead=0)
     return _because(reading, f"the kernel reads {read_ahead_kb} KiB ahead, so it is asked for more")
@@ -209,7 +193,7 @@ def _by_options(mount: Mount, reading: Reading) -> Reading:
 
 
 def _by_connections(nfs: Reading, nconnect: str | None) -> Reading:
-    """nfs(5): requests are spread over nconnect connections, at most 16."""
+    """The number of jobs by nconnect: requests are spread over that many connections, at most 16 (nfs(5))."""
     if nconnect is None or not nconnect.isdecimal() or int(nconnect) < 2:
         return nfs
     jobs = min(MOST_JOBS, max(nfs.jobs, int(nconnect)))
@@ -217,10 +201,10 @@ def _by_connections(nfs: Reading, nconnect: str | None) -> Reading:
 
 
 def _caches_9p(mount: Mount) -> bool:
-    """fs/9p/v9fs.c: no cache unless mounted with one; cache=<hexadecimal bits> since Linux 6.4, of which the lowest is
-    the files' cache, a name before."""
+    """Whether a 9p mount caches files, by fs/9p/v9fs.c: only where the option cache=... says so. Since Linux 6.4 its
+    value is a hexadecimal number whose lowest bit is the cache for files; before, it was a name."""
     cache = (mount.option("cache") or "0").lower()
-    with contextlib.suppress(ValueError):  # it is a name
+    with contextlib.suppress(ValueError):  # the value is a name
         return bool(int(cache, 16) & 1)
     return cache in ("loose", "fscache", "readahead")
 
@@ -230,27 +214,24 @@ def _because(reading: Reading, why: str) -> Reading:
 
 
 def _read_ahead_kb(mount: Mount, sysfs: Path) -> int | None:
-    """By the device's number (disks, NFS, FUSE), of a partition by its disk's; else by the type and a running number,
-    as btrfs-1, which nothing links to the mount: the smallest then."""
+    """The kernel's read-ahead of a mount; None where /sys does not have it.
+
+    It is found by the device's number (disks, NFS, FUSE), for a partition by the number of its disk. Others are named
+    by their type and a running number, such as btrfs-1. Nothing links that name to the mount, so the smallest value of
+    the type is taken.
+    """
     devices, block = sysfs / "class/bdi", Path(os.path.realpath(sysfs / "dev/block" / mount.device))
     by_number = (devices / mount.device, devices / f"{mount.device}-fuseblk", block / "queue", block.parent / "queue")
     choices: list[Iterable[Path]] = [*([folder] for folder in by_number), devices.glob(f"{mount.type}-*")]
     for folders in choices:
-        found = [kb for folder in folders if (kb := _number(folder / "read_ahead_kb")) is not None]
+        found = [kb for folder in folders if (kb := read_number(folder / "read_ahead_kb")) is not None]
         if found:
             return min(found)
     return None
 
 
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _unseen(place: Path) -> Mount:
-    """In a chroot whose own mount lies outside of it."""
+def _unknown_mount(place: Path) -> Mount:
+    """Stands for a mount that this process can't see: in a chroot, the mount of the root may lie outside."""
     device = os.stat(place).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     return Mount(id=0, parent=0, device=number, root="/", mount_point="/", type="unknown", source="unknown", options=())

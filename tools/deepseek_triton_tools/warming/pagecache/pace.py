@@ -1,4 +1,4 @@
-"""A limit on bytes a second, shared by threads."""
+"""A limit on bytes a second that threads share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class Pace:
-    """Hands out turns so that no more than `rate` bytes a second are read; None: no limit."""
+    """Makes threads wait so that together they read no more than `rate` bytes a second. None: no limit."""
 
     def __init__(self, rate: float | None) -> None:
         self._rate = rate
@@ -15,7 +15,7 @@ class Pace:
         self._next_s = 0.0
 
     def wait(self, num_bytes: int, stop: threading.Event) -> None:
-        """Until `num_bytes` may be read, or `stop` is set."""
+        """Wait until `num_bytes` may be read, or `stop` is set."""
         if self._rate is None:
             return
         with self._lock:

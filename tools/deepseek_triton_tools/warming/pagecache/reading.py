@@ -1,9 +1,10 @@
-"""One open file and how its bytes are brought into the page cache, a step at a time.
+"""One open file, whose bytes are brought into the page cache a step at a time.
 
-splice(2) through a pipe to /dev/null moves the pages and copies none of them: a sixth of the processor time of reading
-into a buffer. Either way the kernel reads ahead as for any reader in sequence, and the call returns when the bytes are
-there. sendfile(2) does the same through a pipe of its own, of 64 KiB: the kernel's read-ahead begins with what is asked
-for first, and on 31 MB shards a pipe of 1 MiB took 2.1 s where that one took 2.5 (medians of five, interleaved).
+splice(2) through a pipe to /dev/null moves the pages and copies none of them: it takes a sixth of the processor time of
+reading into a buffer. In both ways the kernel reads ahead as for any sequential reader, and the call returns when the
+bytes are in the page cache. sendfile(2) does the same through a pipe of its own, of 64 KiB. The kernel's read-ahead
+depends on the size of the first request: on 31 MB shards a pipe of 1 MiB took 2.1 s and sendfile 2.5 s (medians of
+five, interleaved).
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from pathlib import Path
 from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem
 
 STEP = 2**23
-"""Bytes of one call, after which it is known how far the file is: 8 MiB. Smaller ones wait for Python's lock more."""
+"""Bytes of one call, between updates of the progress: 8 MiB. With smaller steps threads wait more for Python's lock."""
 BUFFER = 2**21
-"""Bytes that are copied at once, where they are: 2 MiB, which a processor's cache holds."""
+"""Bytes that are copied at once where splice is not possible: 2 MiB, which fit in a processor's cache."""
 MOST_BUFFERS = 2**24
-"""Of all threads together; with more than eight of them each has a smaller one."""
+"""Bytes of the buffers of all threads together. With more than eight threads each has a smaller buffer."""
 PIPE = 2**20
-"""Bytes of a thread's pipe: 1 MiB, the most that an ordinary user's may have (/proc/sys/fs/pipe-max-size)."""
+"""Bytes of a thread's pipe: 1 MiB, the most that an ordinary user may give a pipe (/proc/sys/fs/pipe-max-size)."""
 SMALLEST_READ_AHEAD = 2**17
-"""What one call of posix_fadvise brings in at least, by the kernel's default read-ahead of 128 KiB."""
-_NOT_POSSIBLE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
-"""What splice says on a file system that can't do it, or under a filter of system calls."""
+"""Bytes that one call of posix_fadvise brings in at least: the kernel's default read-ahead of 128 KiB."""
+_SPLICE_IMPOSSIBLE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
+"""Errors of splice on a file system that does not support it, or under a filter of system calls."""
 
 
 class Sink:
-    """Where one of `num_threads` threads' bytes go: nowhere. Holds its only buffer, made when it is needed."""
+    """Discards the bytes that one of `num_threads` threads reads. Its buffer is made when it is first needed."""
 
     def __init__(self, num_threads: int = 1) -> None:
         self._size = min(BUFFER, MOST_BUFFERS // num_threads)
@@ -42,11 +43,11 @@ class Sink:
         except OSError:
             os.close(self._nowhere)
             raise
-        with contextlib.suppress(OSError):  # a user with many pipes has small ones, which do as well
+        with contextlib.suppress(OSError):  # a user with many pipes gets small ones, which work too
             fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, PIPE)
 
     def splice(self, fd: int, offset: int, length: int) -> int:
-        """Let at most PIPE bytes of a file pass; how many, 0 at its end."""
+        """Move at most PIPE bytes of a file to /dev/null. Returns how many; 0 at the file's end."""
         passed = left = os.splice(fd, self._in, min(PIPE, length), offset_src=offset)
         while left:
             left -= os.splice(self._out, self._nowhere, left)
@@ -64,9 +65,9 @@ class Sink:
 
 
 class FileReader:
-    """A file that is being read.
+    """A file that one thread reads.
 
-    :raises OSError: when it can't be opened.
+    :raises OSError: when the file can't be opened.
     """
 
     def __init__(self, path: Path, system: FileSystem, sink: Sink) -> None:
@@ -75,14 +76,16 @@ class FileReader:
         self._piece = max((system.read_ahead_kb or 0) * 1024, SMALLEST_READ_AHEAD)
         self._copies = system.reading.method == "read"
         self._advised = 0
-        # O_NONBLOCK: a pipe in the place of a file is an error then, and not waited for.
+        # With O_NONBLOCK a pipe in the place of the file is an error; without it, opening it would wait for a writer.
         self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self.status = os.fstat(self.fd)
-        if self._ahead:  # it doubles the kernel's read-ahead: of 8 MiB, that took a third of the rate
+        # This doubles the kernel's read-ahead, which helps where it is small. Doubling one of 8 MiB cost a third of the
+        # rate.
+        if self._ahead:
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
-    def bring(self, offset: int, length: int) -> int:
-        """Bring in at most `length` bytes from `offset`; how many, 0 at the file's end.
+    def bring_in(self, offset: int, length: int) -> int:
+        """Bring at most `length` bytes from `offset` into the page cache. Returns how many; 0 at the file's end.
 
         :raises OSError: when the storage can't deliver them.
         """
@@ -91,7 +94,7 @@ class FileReader:
             try:
                 return self._splice(offset, length)
             except OSError as error:
-                if error.errno not in _NOT_POSSIBLE:
+                if error.errno not in _SPLICE_IMPOSSIBLE:
                     raise
                 self._copies = True
         return len(self.read(offset, length))
@@ -104,10 +107,10 @@ class FileReader:
         except OSError:
             if not done:
                 raise
-        return done  # what could not be read is asked for again, and said with its byte
+        return done  # the next call fails at the byte that could not be read, and its error is reported
 
     def read(self, offset: int, length: int) -> memoryview:
-        """The bytes themselves, at most BUFFER, in the thread's buffer until the next call.
+        """Read at most BUFFER bytes. They lie in the thread's buffer until the next call.
 
         :raises OSError: when the storage can't deliver them.
         """
@@ -115,7 +118,7 @@ class FileReader:
         return view[: os.preadv(self.fd, [view], offset)]
 
     def _read_ahead(self, offset: int) -> None:
-        """Ask for what follows, in the pieces that the kernel takes."""
+        """Ask the kernel to read ahead, in pieces that are no larger than it takes at once."""
         end = min(offset + self._ahead, self.status.st_size) if self._ahead else 0
         self._advised = max(self._advised, offset)
         while self._advised < end:
@@ -124,9 +127,3 @@ class FileReader:
 
     def close(self) -> None:
         os.close(self.fd)
-
-    def __enter__(self) -> FileReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

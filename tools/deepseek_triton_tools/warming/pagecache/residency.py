@@ -1,8 +1,9 @@
-"""What of a file is in the page cache: by cachestat(2) where the kernel has it and tells the truth, else mincore(2).
+"""Page cache residency: which bytes of a file are in the page cache.
 
-cachestat tells nothing true of a file on an overlay, whose pages belong to the file beneath; mincore, which asks about
-a mapping, does. But mincore says that every page of somebody else's file is there (since Linux 5.2), so it is tried
-first on a page that can't be there. Pages that are still being read count for cachestat, and not for mincore.
+The kernel is asked by cachestat(2) where it has that call and answers truly, else by mincore(2). cachestat answers
+wrongly for a file on an overlay, whose pages belong to the file beneath; mincore, which asks about a mapping, answers
+rightly. But for a file of another user mincore says that every page is resident (since Linux 5.2), so it is tried first
+on a page that can't be resident. Pages that are still being read count as resident for cachestat, and not for mincore.
 """
 
 from __future__ import annotations
@@ -24,34 +25,33 @@ WINDOW = 2**26
 _OVERLAY = 0x794C7630  # OVERLAYFS_SUPER_MAGIC of linux/magic.h
 _OWN_CACHES = frozenset({0x2FC12FC1, 0x47504653})  # ZFS (its ARC) and GPFS (its page pool)
 _NOTHING_TO_WRITE = frozenset({errno.EINVAL, errno.EROFS, errno.EOPNOTSUPP})
-"""What fdatasync says on file systems that are never written, as squashfs."""
+"""Errors of fdatasync on file systems that are never written, such as squashfs."""
 _BEYOND_END = 2**30
-"""From a file's end to a page that surely isn't in the page cache: the largest folio is 512 MiB."""
+"""Bytes from a file's end to a page that is surely not in the page cache: the largest folio has 512 MiB."""
 
 
 class ResidentFile:
-    """One open file and how to ask about its pages.
+    """One open file whose page cache residency can be asked for.
 
-    :raises OSError: when it can't be opened.
+    :raises OSError: when the file can't be opened.
     """
 
     def __init__(self, path: Path) -> None:
-        # O_NONBLOCK: a pipe in the place of a file is not waited for.
+        # O_NONBLOCK: a pipe in the place of the file must not block.
         self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._method = _method(self.fd)
-
-    @property
-    def method(self) -> Literal["cachestat", "mincore"] | None:
-        """None where the kernel does not say (a file of somebody else, a file system whose cache is its own)."""
-        return self._method
+        self.method = _method(self.fd)
+        """The system call that answers. None for a file of another user or on a file system with a cache of its own."""
 
     def resident(self, offset: int = 0, length: int | None = None) -> int | None:
-        """Bytes of the range (to the file's end unless given) that are in the page cache; None: unknown."""
-        if self._method is None:
+        """Bytes of the range that are in the page cache; None: unknown.
+
+        :param length: None: up to the file's end.
+        """
+        if self.method is None:
             return None
-        size = os.fstat(self.fd).st_size  # now: a file may have become shorter
+        size = os.fstat(self.fd).st_size  # asked each time, because a file may become shorter
         end = size if length is None else min(offset + length, size)
-        return self._bytes(offset, end) if offset < end else 0
+        return self._resident_bytes(offset, end) if offset < end else 0
 
     def close(self) -> None:
         os.close(self.fd)
@@ -62,8 +62,8 @@ class ResidentFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _bytes(self, begin: int, end: int) -> int:
-        """The whole pages that the range touches, less what of the first and the last lies outside of it."""
+    def _resident_bytes(self, begin: int, end: int) -> int:
+        """Count the pages that the range touches, and subtract the parts of the first and last page outside of it."""
         first, past = begin // PAGE_SIZE * PAGE_SIZE, -(-end // PAGE_SIZE) * PAGE_SIZE
         found = self._num_pages(first, past) * PAGE_SIZE
         if begin > first:
@@ -73,29 +73,29 @@ class ResidentFile:
         return found
 
     def _num_pages(self, begin: int, end: int) -> int:
-        if self._method == "cachestat":
+        if self.method == "cachestat":
             return linux.count_cached_pages(self.fd, begin, end - begin)
         windows = ((at, min(WINDOW, end - at)) for at in range(begin, end, WINDOW))
         return sum(_num_core_pages(self.fd, offset, length) for offset, length in windows)
 
 
 def resident_bytes(path: Path) -> int | None:
-    """Of the whole file; None: unknown.
+    """Bytes of the whole file that are in the page cache; None: unknown.
 
-    :raises OSError: when it can't be opened.
+    :raises OSError: when the file can't be opened.
     """
     with ResidentFile(path) as file:
         return file.resident()
 
 
 def evict(path: Path) -> int | None:
-    """Drop the file's pages from the page cache; the bytes still there after it (mapped or locked by somebody, or not
-    yet written back), None: unknown.
+    """Drop the file's pages from the page cache.
 
-    What was not yet written to the storage is written first, for only then it can be dropped. Of a file on an overlay
-    the pages of the file beneath go, but the kernel writes it in its own time.
+    Returns the bytes that are still there (mapped or locked by a process, or not yet written back); None: unknown.
+    Pages that were not yet written to the storage are written first, because only then can the kernel drop them. For a
+    file on an overlay the pages of the file beneath are dropped, but the kernel writes that file back in its own time.
 
-    :raises OSError: when it can't be opened or written.
+    :raises OSError: when the file can't be opened or written.
     """
     with ResidentFile(path) as file:
         _write_back(file.fd)
@@ -123,17 +123,17 @@ def _method(fd: int) -> Literal["cachestat", "mincore"] | None:
 def _answers_cachestat(fd: int) -> bool:
     try:
         linux.count_cached_pages(fd, 0, 1)
-    except OSError:  # an older kernel, somebody else's file, a filter of system calls
+    except OSError:  # an older kernel, a file of another user, or a filter of system calls
         return False
     return True
 
 
 def _answers_mincore(fd: int) -> bool:
-    """Whether it says of a page that can't be there that it is not."""
+    """Whether mincore tells the truth about a page that can't be resident."""
     beyond = -(-os.fstat(fd).st_size // PAGE_SIZE) * PAGE_SIZE + _BEYOND_END
     try:
         return _num_core_pages(fd, beyond, PAGE_SIZE) == 0
-    except OSError:  # what can't be mapped, or not so far
+    except OSError:  # the file can't be mapped, or not so far beyond its end
         return False
 
 

@@ -1,1 +1,1 @@
-"""What a warm-up tells people and programs."""
+"""The output of a survey and a warm-up: for people, for logs and for programs."""

@@ -1,4 +1,4 @@
-"""What a survey and a warm-up say to programs: one JSON document, "deepseek-triton/warm/1"."""
+"""The JSON documents of a survey, a warm-up and an eviction: "deepseek-triton/warm/1"."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
 from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
 from deepseek_triton_tools.warming.evicting import Evicted
 from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem
-from deepseek_triton_tools.warming.report.report import engine_prefetches, file_systems, in_flight, lacking, remedies
-from deepseek_triton_tools.warming.warming import WarmResult
+from deepseek_triton_tools.warming.report.report import (
+    engine_prefetches,
+    file_systems,
+    files_to_show,
+    in_flight,
+    lacking,
+    remedies,
+)
+from deepseek_triton_tools.warming.warm_files import WarmResult
 
 SCHEMA = "deepseek-triton/warm/1"
 
 
 def survey_document(survey: Survey, *, action: str, exit_code: int, verbose: bool = False) -> dict[str, Any]:
-    """Of --report; the other actions add to it."""
-    files = survey.files if verbose else [file for file in survey.files if file.fate in ("damaged", "too much")]
+    """The document of `warm report`; the other actions add to it."""
     options = survey.options
     return {
         "schema": SCHEMA,
@@ -31,7 +37,7 @@ def survey_document(survey: Survey, *, action: str, exit_code: int, verbose: boo
         "size_bytes": survey.size,
         "num_files": len(survey.files),
         "resident_bytes": survey.resident,
-        "residency_by": sorted({each.asked_by for each in survey.files if each.asked_by}),
+        "residency_by": sorted({each.residency_method for each in survey.files if each.residency_method}),
         "budget_bytes": survey.budget,
         "fits": not lacking(survey),
         "lacking_bytes": lacking(survey),
@@ -43,16 +49,16 @@ def survey_document(survey: Survey, *, action: str, exit_code: int, verbose: boo
         "jobs": survey.jobs,
         "rate_limit_bytes_per_s": options.rate_limit,
         "in_flight_bytes": in_flight(survey),
-        "files": [_file_json(file) for file in files],
+        "files": [_file_json(file) for file in files_to_show(survey, verbose=verbose)],
     }
 
 
 def result_document(result: WarmResult, *, exit_code: int, verbose: bool = False) -> dict[str, Any]:
-    """Of a warm-up."""
+    """The document of `warm files`."""
     progress = result.progress
     read = progress.done - progress.found + progress.again
     return survey_document(result.survey, action="warm", exit_code=exit_code, verbose=verbose) | {
-        # With --hold a signal ends it with 0, whatever was warm by then.
+        # With --hold a signal ends the verb with exit code 0, whatever was warm by then.
         "ok": exit_code == 0 and not result.was_stopped,
         "result": {
             "total_bytes": progress.total,
@@ -78,7 +84,7 @@ def result_document(result: WarmResult, *, exit_code: int, verbose: bool = False
 def evict_document(
     survey: Survey, evicted: Sequence[Evicted], *, exit_code: int, verbose: bool = False
 ) -> dict[str, Any]:
-    """Of --evict."""
+    """The document of `warm evict`."""
     left = [each.left for each in evicted]
     return survey_document(survey, action="evict", exit_code=exit_code, verbose=verbose) | {
         "result": {
@@ -134,6 +140,6 @@ def _file_json(each: SurveyedFile) -> dict[str, Any]:
         "path": str(each.file.path),
         "size_bytes": each.file.size,
         "resident_bytes": each.resident,
-        "fate": each.fate,
+        "fate": each.selection,
         "mount_point": each.file_system.mount.mount_point,
     }

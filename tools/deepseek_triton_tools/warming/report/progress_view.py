@@ -1,4 +1,4 @@
-"""How far a warm-up is, on stderr: one line, and what stays to be read: stalls and files with trouble."""
+"""Progress of a warm-up on stderr: one line that is rewritten, and lasting lines for stalls and problems."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from pathlib import Path
 from deepseek_triton_tools.host.units import about, part_of, sized
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.warming.transfer import Problem
-from deepseek_triton_tools.warming.warming import Stall, WarmProgress
+from deepseek_triton_tools.warming.warm_progress import Stall, WarmProgress
 
 PLAIN_S = 15.0
-"""Between two lines in a log: often enough to see that a load of minutes moves."""
+"""Seconds between two lines in a log: short enough to see that a load of minutes moves."""
 
 
 class ProgressView:
-    """Shows what `warm` observes."""
+    """Shows the progress that `warm` reports; give it as `observe`."""
 
     def __init__(self) -> None:
         self._status = StatusLine(PLAIN_S)
-        self._said: set[Problem] = set()
+        self._shown_problems: set[Problem] = set()
         self._stalled: dict[Path, float] = {}
-        """File -> for how long it had stalled when that was said last."""
+        """File -> seconds that it had stalled for when that was shown last."""
 
     def __call__(self, progress: WarmProgress) -> None:
         for problem in progress.problems:
-            if problem not in self._said:
-                self._said.add(problem)
-                self._status.say(problem_line(problem))
+            if problem not in self._shown_problems:
+                self._shown_problems.add(problem)
+                self._status.say(str(problem))
         self._show_stalls(progress.stalls)
         self._status.show(lambda: progress_line(progress))
 
     def clear(self) -> None:
-        """Leave the terminal's line to others."""
+        """Remove the line from the terminal, so that others can write there."""
         self._status.clear()
 
     def _show_stalls(self, stalls: tuple[Stall, ...]) -> None:
         stalled = {stall.path: stall for stall in stalls}
         for path in set(self._stalled) - set(stalled):
             self._status.say(f"{path}: goes on")
-        self._stalled = {path: said for path, said in self._stalled.items() if path in stalled}
+        self._stalled = {path: shown_s for path, shown_s in self._stalled.items() if path in stalled}
         for path, stall in stalled.items():
             if path not in self._stalled or stall.waited_s > 2 * self._stalled[path]:
                 self._stalled[path] = stall.waited_s
@@ -63,7 +63,3 @@ def progress_line(progress: WarmProgress) -> str:
 def stall_line(stall: Stall) -> str:
     where = f"; the kernel waits in {stall.waits_in}" if stall.waits_in else ""
     return f"{stall.path}: not a byte for {about(stall.waited_s)}, at byte {stall.offset:,}; on {stall.mount}{where}"
-
-
-def problem_line(problem: Problem) -> str:
-    return f"{problem.path}: {problem.message}; {problem.fix}"

@@ -1,4 +1,4 @@
-"""What a survey and a warm-up say to people: tables, and lines for a log."""
+"""Tables and log lines for people, about a survey, a warm-up or an eviction."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from dataclasses import replace
 
 from deepseek_triton_build.arithmetic.gpu_memory import PREFETCH_SHARE
 from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, part_of, sized
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
 from deepseek_triton_tools.terminal.tables import Row, Table
-from deepseek_triton_tools.warming.checkpoint.survey import BUDGET_SHARE, Survey, SurveyedFile
+from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
 from deepseek_triton_tools.warming.evicting import Evicted
 from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem
-from deepseek_triton_tools.warming.warming import WarmResult
+from deepseek_triton_tools.warming.warm_files import WarmResult
 
 GIB = 2**30
 
 
 def tables(survey: Survey, *, verbose: bool = False) -> list[Table]:
-    """All that is known before a byte is read."""
-    shown = [
+    """Everything that is known before a byte is read."""
+    overview = [
         Table(
             title="Checkpoints",
             headings=("checkpoint", "folder", "shards", "size", "found as"),
@@ -35,19 +36,29 @@ def tables(survey: Survey, *, verbose: bool = False) -> list[Table]:
         Table(title="Memory of this node", headings=("memory", "room", "how it is known"), rows=_memory_rows(survey)),
         Table(title="What warming would do", headings=("", "value", "about it"), rows=_plan_rows(survey)),
     ]
-    files = survey.files if verbose else [file for file in survey.files if file.fate in ("damaged", "too much")]
-    return [*shown, files_table(files)] if files else shown
+    files = files_to_show(survey, verbose=verbose)
+    return [*overview, files_table(files)] if files else overview
+
+
+def files_to_show(survey: Survey, *, verbose: bool) -> list[SurveyedFile]:
+    """All files with `verbose`, else the files that are damaged or do not fit."""
+    return [each for each in survey.files if verbose or each.selection in ("damaged", "too much")]
 
 
 def files_table(files: Sequence[SurveyedFile]) -> Table:
     rows = [
-        [str(each.file.path), sized(each.file.size), _resident(each.resident, each.file.size), _FATES[each.fate]]
+        [
+            str(each.file.path),
+            sized(each.file.size),
+            _resident(each.resident, each.file.size),
+            _SELECTIONS[each.selection],
+        ]
         for each in files
     ]
     return Table(title="Files", headings=("file", "size", "resident", ""), rows=rows)
 
 
-_FATES = {
+_SELECTIONS = {
     "chosen": "",
     "too much": "does not fit",
     "other share": "another share's",
@@ -56,12 +67,12 @@ _FATES = {
 
 
 def preamble(survey: Survey) -> Iterator[str]:
-    """A line each: what is warmed, how it is read, what room there is."""
+    """Lines before the first byte is read: what is warmed, how it is read, and what room there is."""
     for checkpoint in survey.checkpoints:
         name = f"{checkpoint.source}: {len(checkpoint.files)} shards, {sized(checkpoint.size)}"
         yield f"{name} in {checkpoint.folder} ({checkpoint.found_by})"
     for system in file_systems(survey):
-        yield f"on {mount_name(system)}, {system.reading.kind}: {_read_with(system)}: {system.reading.reason}"
+        yield f"on {system.mount}, {system.reading.kind}: {_read_with(system)}: {system.reading.reason}"
     if places := uncached(survey):
         yield f"what is read from {places} does not stay in the page cache"
     yield (
@@ -82,14 +93,14 @@ def preamble(survey: Survey) -> Iterator[str]:
 
 
 def lacking(survey: Survey) -> int:
-    """Bytes by which the files exceed what there is room for, whatever --budget says; 0 when they fit."""
+    """Bytes by which the files exceed the room that there is, even where --budget allows more; 0 when they fit."""
     return max(survey.lacking, survey.needed - survey.memory.headroom if survey.exceeds_headroom else 0)
 
 
 def uncached(survey: Survey) -> str:
-    """Where what is read does not stay in the page cache, of the files that are warmed; "" where there are none."""
+    """The mounts of chosen files that keep nothing in the page cache; "" where there are none."""
     systems = {each.file_system.mount: each.file_system for each in survey.chosen}.values()
-    return " and ".join(mount_name(each) for each in systems if each.reading.jobs and not each.reading.is_cached)
+    return " and ".join(str(each.mount) for each in systems if each.reading.jobs and not each.reading.is_cached)
 
 
 def _over_budget(survey: Survey) -> str:
@@ -100,7 +111,7 @@ def _over_budget(survey: Survey) -> str:
 
 
 def _nothing_to_do(survey: Survey) -> str:
-    """For a share without a job."""
+    """The line for a share that has no job."""
     working = survey.num_working_shares
     which = "share 1" if working == 1 else f"shares 1 to {working}"
     jobs = f"{working} job{'' if working == 1 else 's'}"
@@ -108,7 +119,7 @@ def _nothing_to_do(survey: Survey) -> str:
 
 
 def summary(result: WarmResult) -> str:
-    """One line at the end."""
+    """The line at the end of a warm-up."""
     progress, chosen = result.progress, result.survey.chosen_size
     read = progress.done - progress.found + progress.again
     rate = f", {sized(read / progress.elapsed_s)}/s" if progress.elapsed_s and read else ""
@@ -148,7 +159,7 @@ def _verdict(result: WarmResult) -> str:
 
 
 def warnings(result: WarmResult) -> Iterator[str]:
-    """What was found and is no problem of a file: those were said while it ran."""
+    """Findings and losses that are no problem of a single file. Those problems were shown while the warm-up ran."""
     for checkpoint in result.survey.checkpoints:
         yield from (finding_line(finding) for finding in checkpoint.findings if finding.severity != "error")
     if _was_dropped(result):
@@ -166,26 +177,26 @@ def _why_dropped(survey: Survey) -> str:
 
 
 def _was_dropped(result: WarmResult) -> bool:
-    """All was read, and the kernel did not keep it."""
+    """Everything was read, and the kernel did not keep all of it."""
     return result.exit_code == 3 and not result.was_stopped and not result.survey.left_out
 
 
 def files_now(result: WarmResult, *, verbose: bool) -> list[SurveyedFile]:
-    """With what is resident now: all, or those that were warmed and are not there."""
+    """Files with what is resident now: all with `verbose`, else the warmed files that are not fully resident."""
     if not verbose and not _was_dropped(result):
         return []
     files = result.survey.files
-    if not result.gave_up:  # else there is nobody to ask
+    if not result.gave_up:  # asking about a storage that stalled would never return
         files = tuple(replace(each, resident=each.ask_resident()) for each in files)
     return [each for each in files if verbose or (each.is_chosen and each.resident != each.file.size)]
 
 
 def eviction(survey: Survey, evicted: Sequence[Evicted]) -> str:
-    """One line of what --evict did."""
+    """One line of what `warm evict` did."""
     left = [each.left for each in evicted]
     files = f"{len(evicted)} shards, {sized(survey.size)}"
     if None in left:
-        return f"dropped as far as the kernel wants: {files}; it does not say what is resident"
+        return f"dropped as far as the kernel allows: {files}; it does not say what is resident"
     stayed = sum(filter(None, left))
     before = "" if survey.resident is None else f"; resident before {sized(survey.resident)}, now {sized(stayed)}"
     return f"{'not all dropped' if stayed else 'dropped'}: {files}{before}"
@@ -196,23 +207,25 @@ def finding_line(finding: Finding) -> str:
 
 
 def remedies(survey: Survey) -> str:
-    """What would make room for all of it."""
+    """Ways to make room for all files, in one line."""
     memory = survey.memory
     if survey.needed <= memory.headroom:
-        return f"what would do: --budget {_option(survey.needed)}"
+        return f"what would do: --budget {_size_option(survey.needed)}"
     needed = math.ceil(survey.needed / BUDGET_SHARE)
-    ways = [f"--budget {_option(survey.needed)}"] if survey.options.budget is not None and survey.lacking else []
+    ways = [f"--budget {_size_option(survey.needed)}"] if survey.options.budget is not None and survey.lacking else []
     for cgroup in memory.cgroups:
         if cgroup.headroom < needed:
             limit = needed + cgroup.usage - cgroup.file_cache
-            ways.append(f"a memory limit of {_option(limit)} for the cgroup {cgroup.path} ({_option(cgroup.limit)})")
+            ways.append(
+                f"a memory limit of {_size_option(limit)} for the cgroup {cgroup.path} ({_size_option(cgroup.limit)})"
+            )
     if memory.available < needed:
-        ways.append(f"{_option(needed - memory.available)} more available memory")
+        ways.append(f"{_size_option(needed - memory.available)} more available memory")
     return f"what would do: {' and '.join(ways)}"
 
 
-def _option(num_bytes: int) -> str:
-    """Rounded up, as an option takes it."""
+def _size_option(num_bytes: int) -> str:
+    """The size as an option takes it, rounded up."""
     unit, name = (GIB, "GiB") if num_bytes >= 10 * GIB else (2**20, "MiB")
     return f"{math.ceil(num_bytes / unit)}{name}"
 
@@ -223,22 +236,18 @@ def decided_by(survey: Survey) -> str:
 
 
 def file_systems(survey: Survey) -> list[FileSystem]:
-    """Each once, in the order of the files."""
+    """The file systems of the files, each once, in the order of the files."""
     return list({each.file_system.mount: each.file_system for each in survey.files}.values())
 
 
-def mount_name(system: FileSystem) -> str:
-    return f"{system.mount.type} {system.mount.source} on {system.mount.mount_point}"
-
-
 def in_flight(survey: Survey) -> int:
-    """The most bytes that this share's threads have asked for at once."""
+    """The most bytes that this share's threads ask for at once."""
     readings = [system.reading for system in file_systems(survey)]
     return survey.jobs * max((reading.window + reading.read_ahead for reading in readings), default=0)
 
 
 def engine_prefetches(checkpoint: CheckpointFiles, survey: Survey) -> bool:
-    """The engine reads the checkpoint ahead by itself: it compares with MemAvailable, whatever a cgroup says."""
+    """Whether the engine reads the checkpoint ahead by itself. It looks at MemAvailable and not at cgroups."""
     return checkpoint.size < PREFETCH_SHARE * survey.memory.available
 
 
@@ -261,17 +270,15 @@ def _memory_rows(survey: Survey) -> list[Row]:
     memory = survey.memory
     rows: list[Row] = [["available", sized(memory.available), f"MemAvailable, of {sized(memory.total)}"]]
     for cgroup in memory.cgroups:
-        about_it = (
-            f"limit {sized(cgroup.limit)}, used {sized(cgroup.usage)}, {sized(cgroup.file_cache)} of it file pages"
-        )
-        rows.append([f"cgroup v{cgroup.version}", sized(cgroup.headroom), f"{cgroup.path}: {about_it}"])
+        usage = f"limit {sized(cgroup.limit)}, used {sized(cgroup.usage)}, {sized(cgroup.file_cache)} of it file pages"
+        rows.append([f"cgroup v{cgroup.version}", sized(cgroup.headroom), f"{cgroup.path}: {usage}"])
     why = "--budget" if survey.options.budget is not None else f"{BUDGET_SHARE} x {sized(memory.headroom)}"
     return [*rows, ["budget", sized(survey.budget), f"{why}; decided by {decided_by(survey)}"]]
 
 
 def _plan_rows(survey: Survey) -> list[Row]:
-    ways = sorted({each.asked_by for each in survey.files if each.asked_by})
-    asked = f"by {' and '.join(ways)}" if ways else "the kernel does not say, or these files are somebody else's"
+    ways = sorted({each.residency_method for each in survey.files if each.residency_method})
+    asked = f"by {' and '.join(ways)}" if ways else "the kernel does not say, or these files belong to another user"
     spare = f"{sized(survey.budget - survey.needed)} to spare" if survey.needed else "all of it is there already"
     fits = ["fits", "yes", spare]
     if lacking(survey):

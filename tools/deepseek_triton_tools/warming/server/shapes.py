@@ -1,4 +1,4 @@
-"""Which requests warm a server: so many at once, of so many prompt tokens each, and who says so."""
+"""The shapes that warm a server: requests at once x prompt tokens, and where these numbers come from."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from deepseek_triton_build.arithmetic.warmup_shapes import shapes_of
+from deepseek_triton_build.data.yaml_files import parse_yaml
 from deepseek_triton_tools.tool_errors import RepositoryError
 
 MODEST_BATCH_SIZES = (1, 4, 8)
 MODEST_INPUT_LENGTHS = (128, 1024)
-"""Where nobody says what a server takes: a server of any size takes these, and nobody beside us starves."""
+"""The shapes where nothing says what the server takes: every server takes them, and they leave room for other users."""
 
 
 @dataclass(frozen=True)
 class Shape:
     num_requests: int
-    """At once."""
+    """Requests that are open at once."""
     num_input_tokens: int
-    """Of each."""
+    """Prompt tokens of each request."""
 
     def __str__(self) -> str:
         return f"{self.num_requests} x {self.num_input_tokens:,}"
@@ -29,9 +33,9 @@ class Shape:
 @dataclass(frozen=True)
 class PlannedShapes:
     shapes: tuple[Shape, ...]
-    """In the order in which they are sent."""
+    """The shapes in the order in which they are sent."""
     source: str
-    """Who says so, for people."""
+    """The origin of the numbers, for people."""
 
 
 def planned_shapes(
@@ -41,55 +45,52 @@ def planned_shapes(
     batch_sizes: tuple[int, ...] | None = None,
     input_lengths: tuple[int, ...] | None = None,
 ) -> PlannedShapes:
-    """What the repository says of the model; `batch_sizes` and `input_lengths` go before it.
+    """The shapes by `batch_sizes` and `input_lengths` where these are given, else by the model's repository.
 
     :raises RepositoryError: when the repository has no such model, or its model.yaml can't be read.
     """
     if batch_sizes is not None and input_lengths is not None:
-        return PlannedShapes(_every(batch_sizes, input_lengths), "--batch-sizes and --input-lengths")
-    known = _MODEST if repository is None else _of_repository(repository, model_name)
+        return PlannedShapes(_combinations(batch_sizes, input_lengths), "--batch-sizes and --input-lengths")
+    known = _MODEST if repository is None else _repository_shapes(repository, model_name)
     if batch_sizes is not None:
         lengths = sorted({shape.num_input_tokens for shape in known.shapes})
-        return PlannedShapes(_every(batch_sizes, lengths), f"--batch-sizes; the lengths: {known.source}")
+        return PlannedShapes(_combinations(batch_sizes, lengths), f"--batch-sizes; the lengths: {known.source}")
     if input_lengths is not None:
         sizes = sorted({shape.num_requests for shape in known.shapes})
-        return PlannedShapes(_every(sizes, input_lengths), f"--input-lengths; the batch sizes: {known.source}")
+        return PlannedShapes(_combinations(sizes, input_lengths), f"--input-lengths; the batch sizes: {known.source}")
     return known
 
 
-def _every(batch_sizes: Iterable[int], input_lengths: Iterable[int]) -> tuple[Shape, ...]:
+def _combinations(batch_sizes: Iterable[int], input_lengths: Iterable[int]) -> tuple[Shape, ...]:
     return tuple(dict.fromkeys(Shape(size, length) for length, size in product(input_lengths, batch_sizes)))
 
 
 _MODEST = PlannedShapes(
-    _every(MODEST_BATCH_SIZES, MODEST_INPUT_LENGTHS),
-    # Our config.pbtxt says max_batch_size 0, for the engine batches; its limits are in model.yaml alone.
+    _combinations(MODEST_BATCH_SIZES, MODEST_INPUT_LENGTHS),
+    # Triton's metadata does not help: our config.pbtxt says max_batch_size 0, because the engine batches. The engine's
+    # limits are in model.yaml only.
     "a modest choice, because Triton does not tell the engine's limits: give the repository, or --batch-sizes and "
     "--input-lengths",
 )
 
 
-def _of_repository(repository: Path, model_name: str) -> PlannedShapes:
-    from deepseek_triton_build.arithmetic.warmup_shapes import (
-        shapes_of,  # here, for without a repository nothing but the client is needed
-    )
-
+def _repository_shapes(repository: Path, model_name: str) -> PlannedShapes:
     path = _model_yaml(repository, model_name)
-    document = _read(path)
+    document = _read_yaml(path)
     ours = document.get("triton_config")
     ours = ours if isinstance(ours, Mapping) else {}
     warmup = ours.get("warmup")
     if isinstance(warmup, Mapping) and warmup.get("shapes"):
-        return PlannedShapes(_checked(warmup["shapes"], path), f"triton_config.warmup of {path}")
+        return PlannedShapes(_warmup_shapes(warmup["shapes"], path), f"triton_config.warmup of {path}")
     engine = ours.get("engine", "tensorrt_llm")
-    if engine != "tensorrt_llm":  # its limits are not the LLM arguments'
+    if engine != "tensorrt_llm":  # the limits of other engines are not in the LLM arguments
         return PlannedShapes(_MODEST.shapes, f"a modest choice, because {path} has no triton_config.warmup.shapes")
     pairs = shapes_of({key: value for key, value in document.items() if key != "triton_config"})
     return PlannedShapes(tuple(Shape(*pair) for pair in pairs), f"the LLM arguments of {path}")
 
 
 def _model_yaml(repository: Path, model_name: str) -> Path:
-    """Of the highest version, which Triton serves unless it is told otherwise."""
+    """The model.yaml of the highest version, which Triton serves unless it is told otherwise."""
     found = [path for path in repository.glob(f"{model_name}/*/model.yaml") if path.parent.name.isdecimal()]
     if not found:
         raise RepositoryError(
@@ -99,11 +100,7 @@ def _model_yaml(repository: Path, model_name: str) -> Path:
     return max(found, key=lambda path: int(path.parent.name))
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    import yaml
-
-    from deepseek_triton_build.data.yaml_files import parse_yaml
-
+def _read_yaml(path: Path) -> Mapping[str, Any]:
     try:
         document = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -113,7 +110,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     return document
 
 
-def _checked(shapes: Any, path: Path) -> tuple[Shape, ...]:
+def _warmup_shapes(shapes: Any, path: Path) -> tuple[Shape, ...]:
     listed = shapes if isinstance(shapes, list) else [shapes]
     wrong = [shape for shape in listed if not _is_pair(shape)]
     if wrong:

@@ -1,19 +1,17 @@
-"""`deepseek-triton warm --server`: a server that is warm before its first user.
+"""`deepseek-triton warm server`: a server that is warm before its first user.
 
 It waits for the server, then sends rounds of requests in each shape that users will send, until the answers take a
-steady time: what is compiled, captured or tuned on first use then is. Other users may be there already: never are more
-requests open than one shape has, and a server that is full is asked for less.
+steady time. Whatever is compiled, captured or tuned on first use has been by then. The server may have users already,
+so no more requests are open than one shape has, and a server that is full gets fewer requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import resource
-import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,95 +19,112 @@ from urllib.parse import urlsplit
 
 from deepseek_triton_client import AsyncClient, ModelMetadata, ProtocolError, Retries
 from deepseek_triton_tools.host.readiness_notice import ReadyFile, notify
+from deepseek_triton_tools.host.stop_signals import Stop
 from deepseek_triton_tools.server.waiting import LogFollower, Waiting, load_phases, wait_for_server
 from deepseek_triton_tools.terminal.output_streams import to_reader
 from deepseek_triton_tools.terminal.status_line import StatusLine
 from deepseek_triton_tools.tool_errors import ServerFailedError, ToolError
-from deepseek_triton_tools.warming.server.rounds import AskingTogether, Round, Rounds, ServerFailure, ShapeResult
+from deepseek_triton_tools.warming.server.rounds import (
+    RequestStyle,
+    Round,
+    Rounds,
+    ServerFailure,
+    ShapeResult,
+    request_styles,
+)
+from deepseek_triton_tools.warming.server.server_warm_result import (
+    ServerWarmResult,
+    document,
+    duration,
+    show_result,
+    summary,
+)
 from deepseek_triton_tools.warming.server.shapes import Shape, planned_shapes
-from deepseek_triton_tools.warming.server.warmth import Warmth, document, duration, show_warmth, summary
 
 _NOT_STEADY = 3
 _PLAIN_PROGRESS_S = 10.0
 _SPARE_FILES = 64
-"""Beside a connection for each request."""
+"""Files that are open beside the connections of the requests."""
 _USUAL_PORTS = (8000, 8001)
-"""A server on one of these has its metrics on 8002, where the client looks for them; of others nobody knows."""
-_PORTS = (
+"""The metrics of a server on one of these ports are on port 8002; for other ports the metrics port is unknown."""
+_PORTS_FIX = (
     "give its HTTP port (8000 as a rule) as http://, or its gRPC port (8001) as grpc://; 8002 has the metrics alone"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerWarmOptions:
-    """What server to warm, with what, and for how long."""
+    """The server to warm, the shapes, and the limits."""
 
     client: Callable[..., AsyncClient]
-    """Makes the client of one server. Called in the event loop with `retries=`, for refusals are dealt with here, and
-    `metrics_url=`."""
+    """Makes the server's client, in the event loop. Called with `metrics_url=` and `retries=`: refusals are handled
+    here."""
     repository: Path | None = None
-    """The server's model repository, whose model.yaml says the shapes."""
+    """The server's model repository, whose model.yaml gives the shapes."""
     batch_sizes: tuple[int, ...] | None = None
-    """Requests at once, instead of what the repository says."""
+    """Numbers of requests at once, instead of the repository's."""
     input_lengths: tuple[int, ...] | None = None
-    """Prompt tokens, instead of what the repository says."""
+    """Numbers of prompt tokens, instead of the repository's."""
     max_tokens: int = 16
     """Tokens of each answer."""
     wait_s: float | None = 7200.0
-    """For the server to become ready; None: without end."""
+    """Seconds that the server may take to become ready. None: no limit."""
     limit_s: float = 600.0
-    """For the rounds of all shapes together, from the moment it is ready."""
+    """Seconds for the rounds of all shapes together, from the moment when the server is ready."""
     max_rounds: int = 10
-    """Of one shape, if it is not steady before."""
+    """The most rounds of one shape."""
     log: Path | None = None
-    """The server's log, as `serve --log-file` writes it: progress while it loads, and why it failed."""
+    """The server's log, as `serve --log-file` writes it: for the progress of the load, and for the cause of a
+    failure."""
     metrics_url: str | None = None
     """None: port 8002 of a server on its usual ports."""
     ready_file: Path | None = None
-    """Written when all is done, with what --json prints; one of an earlier run is removed at the start."""
+    """Written at the end, with the document that --json prints. A file of an earlier run is removed at the start."""
     as_json: bool = False
 
 
 def warm_server(options: ServerWarmOptions) -> int:
-    """Warm the server and print how; the exit code: 0 it is steady, 3 it is not within the limits, 130 after SIGINT,
-    143 after SIGTERM; then nothing of it is open any more, and what is printed is what was finished.
+    """Warm the server and print the result. Call it in the main thread.
 
-    Call it in the main thread.
+    Returns the exit code: 0 the server is steady; 3 it is not steady within the limits; 130 after SIGINT and 143 after
+    SIGTERM. After a signal the open requests are cancelled, and the shapes that were finished are printed.
 
-    :raises ToolError: when the server is not there in time, has no such model, fails, or takes none of the shapes, or a
-        file is no use.
-    :raises deepseek_triton_client.DeepseekTritonError: when the client is refused as such.
+    :raises ToolError: when the server is not ready in time, has no such model, fails, or takes none of the shapes, or
+        when a file that was given can't be used.
+    :raises deepseek_triton_client.DeepseekTritonError: when the server refuses the client whatever it sends.
     """
     ready_file = ReadyFile(options.ready_file)
     line = StatusLine(_PLAIN_PROGRESS_S)
-    warming = _Warming(options, line)
+    run = _WarmUp(options, line)
     try:
-        asyncio.run(_until_signal(warming.run()))
-    except _Interrupted as interrupted:
+        with Stop() as stop:
+            asyncio.run(_until_stopped(run.warm(), stop))
+    except asyncio.CancelledError:
         line.say("interrupted: what was open is cancelled")
         line.clear()
-        _print(warming.warmth(was_stopped=True), options)
-        return 128 + interrupted.signum
+        _print(run.result(was_stopped=True), options)
+        return stop.exit_code
     finally:
         line.clear()
-    warmth = warming.warmth()
-    # Also where it is not steady: all was tried, and nobody gains from a server that is kept from its users for it.
-    ready_file.write(document(warmth))
-    notify(READY="1", STATUS=summary(warmth))
-    _print(warmth, options)
-    return 0 if warmth.is_steady else _NOT_STEADY
+    result = run.result()
+    # The ready file is written even where the server is not steady. Everything was tried, and keeping the server from
+    # its users would not help them.
+    ready_file.write(document(result))
+    notify(READY="1", STATUS=summary(result))
+    _print(result, options)
+    return 0 if result.is_steady else _NOT_STEADY
 
 
-def _print(warmth: Warmth, options: ServerWarmOptions) -> None:
+def _print(result: ServerWarmResult, options: ServerWarmOptions) -> None:
     with to_reader():
         if options.as_json:
-            print(json.dumps(document(warmth), indent=2, allow_nan=False))
-        elif warmth.results or not warmth.was_stopped:
-            show_warmth(warmth)
+            print(json.dumps(document(result), indent=2, allow_nan=False))
+        elif result.results or not result.was_stopped:
+            show_result(result)
 
 
-class _Warming:
-    """One run, and what has come of it so far: a signal may end it anywhere."""
+class _WarmUp:
+    """One warm-up and its result so far; a signal may end it at any point."""
 
     def __init__(self, options: ServerWarmOptions, line: StatusLine) -> None:
         self._options = options
@@ -121,8 +136,11 @@ class _Warming:
         self._ready_at: float | None = None
         self._results: list[ShapeResult] = []
 
-    async def run(self) -> None:
-        """:raises ToolError:"""
+    async def warm(self) -> None:
+        """Wait for the server, then warm it.
+
+        :raises ToolError: as `warm_server` does.
+        """
         options = self._options
         async with options.client(retries=Retries(attempts=1), metrics_url=options.metrics_url) as client:
             self._url, self._model = client.url, client.model_name
@@ -137,22 +155,22 @@ class _Warming:
             try:
                 metadata = await self._metadata(client, log)
             except ProtocolError as error:
-                raise ServerFailedError(f"{client.url} does not answer as Triton: {error}; {_PORTS}") from error
-            waited_s = self.warmth().waited_s
+                raise ServerFailedError(f"{client.url} does not answer as Triton: {error}; {_PORTS_FIX}") from error
+            waited_s = self.result().waited_s
             self._line.say(
                 f"{client.url} is ready after {duration(waited_s)}; {len(planned.shapes)} shapes: {planned.source}"
             )
             try:
-                await self._warm_shapes(client, planned.shapes, AskingTogether.of(metadata, options.max_tokens))
+                await self._warm_shapes(client, planned.shapes, request_styles(metadata, options.max_tokens))
             except ServerFailure as failure:
-                words = await _cause(log, client.model_name)
-                raise ServerFailedError(f"the server failed {failure}{words}") from failure.error
+                cause = await _cause(log, client.model_name)
+                raise ServerFailedError(f"the server failed {failure}{cause}") from failure.error
             self._load_s = await _load_phases(client, options)
 
-    def warmth(self, *, was_stopped: bool = False) -> Warmth:
+    def result(self, *, was_stopped: bool = False) -> ServerWarmResult:
         ended = time.monotonic()
         ready_at = ended if self._ready_at is None else self._ready_at
-        return Warmth(
+        return ServerWarmResult(
             url=self._url,
             model=self._model,
             waited_s=ready_at - self._began,
@@ -165,20 +183,20 @@ class _Warming:
         )
 
     async def _metadata(self, client: AsyncClient, log: LogFollower | None) -> ModelMetadata:
-        """When the server is ready."""
+        """Wait until the server is ready, and return the model's metadata."""
         waiting = Waiting(client.model_name, self._line, log)
         self._phases_s = waiting.seconds
         await wait_for_server(client, waiting, self._options.wait_s)
         self._ready_at = time.monotonic()
         return await client.metadata()
 
-    async def _warm_shapes(self, client: AsyncClient, shapes: Sequence[Shape], asking: AskingTogether) -> None:
-        """:raises ToolError: when the server takes none, and not because it is full."""
+    async def _warm_shapes(self, client: AsyncClient, shapes: Sequence[Shape], styles: list[RequestStyle]) -> None:
+        """:raises ToolError: when the server takes none of the shapes, for another reason than being full."""
         assert self._ready_at is not None, "shapes are sent when the server is ready"
-        _allow_files(max(shape.num_requests for shape in shapes))
+        _allow_open_files(max(shape.num_requests for shape in shapes))
         rounds = Rounds(
             client=client,
-            asking=asking,
+            styles=styles,
             max_rounds=self._options.max_rounds,
             end=self._ready_at + self._options.limit_s,
             observe=lambda shape, done: self._line.show(lambda: _round_text(shape, done)),
@@ -209,9 +227,9 @@ async def _cause(log: LogFollower | None, model_name: str) -> str:
     return f"; its log says: {words}" if words else ""
 
 
-def _allow_files(num_requests: int) -> None:
-    """Each request over HTTP has a connection of its own, and the usual limit of 1,024 files is for old programs that
-    use select(2)."""
+def _allow_open_files(num_requests: int) -> None:
+    """Raise the soft limit on open files, as far as the hard limit allows it. Each request over HTTP has a connection
+    of its own, and the usual soft limit of 1,024 is low only for old programs that use select(2)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = num_requests + _SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -219,39 +237,13 @@ def _allow_files(num_requests: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-class _Interrupted(Exception):
-    def __init__(self, signum: int) -> None:
-        super().__init__()
-        self.signum = signum
-
-
-async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """:raises _Interrupted: after SIGINT or SIGTERM, when what was open has been cancelled."""
-    task = asyncio.ensure_future(work)
-    caught: list[int] = []
-
-    def stop(signum: int) -> None:
-        caught.append(signum)
+async def _until_stopped(work: Coroutine[Any, Any, None], stop: Stop) -> None:
+    """Run `work`. A signal cancels it, and asyncio.CancelledError is raised when the open requests have ended."""
+    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+    stop.forward = lambda _: loop.call_soon_threadsafe(task.cancel)
+    if stop.event.is_set():  # the signal came before `forward` was set
         task.cancel()
-
-    with _handled(stop):
-        try:
-            await task
-        except asyncio.CancelledError:
-            if caught:
-                raise _Interrupted(caught[0]) from None
-            raise
-
-
-@contextlib.contextmanager
-def _handled(stop: Callable[[int], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    # A shell's background jobs ignore SIGINT: what was ignored stays so.
-    taken = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
-    for signum in taken:
-        loop.add_signal_handler(signum, stop, signum)
     try:
-        yield
+        await task
     finally:
-        for signum in taken:
-            loop.remove_signal_handler(signum)
+        stop.forward = None

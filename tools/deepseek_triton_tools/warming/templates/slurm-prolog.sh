@@ -2,20 +2,20 @@
 # Made by deepseek-triton @@{version}: warm @@{source} --form slurm-prolog
 # Brings @@{checkpoints} into the page cache of a node before a job starts on it.
 #
-# Prolog= of slurm.conf: slurmd runs it as root, once on each node of a job and not for every rank. Say PrologFlags=Alloc too: without it slurmd runs it just before the first task of the job on the node, which then waits.
-# A prolog that fails drains its node. This one ends with 0 whatever becomes of the files, and says what happened in its log; but one that lasts longer than PrologTimeout (or PrologEpilogTimeout) is killed, and its node drained: leave both unset, or set them to @@{prolog_timeout_s} or more.
-# @@{timeout_why} All of it ends by then, the wait for another job's prolog among it; PrologTimeout has @@{spare_s} s more.
-# A batch job that has not started after BatchStartTimeout (10 s unless slurm.conf says more), its prolog included, is given up: set that to @@{prolog_timeout_s} or more. Or let no job wait: background=yes below.
+# Name it in Prolog= of slurm.conf: slurmd runs it as root, once on each node of a job and not for every rank. Set PrologFlags=Alloc too: without it, slurmd runs the prolog just before the job's first task on the node, which then waits.
+# A prolog that fails drains its node. This one always exits with 0, and its log says what happened. But a prolog that runs longer than PrologTimeout (or PrologEpilogTimeout) is killed, and its node is drained: leave both unset, or set them to @@{prolog_timeout_s} or more.
+# @@{timeout_why} The script ends by then, its wait for another job's prolog included; PrologTimeout has @@{spare_s} s more.
+# Slurm gives up a batch job that has not started after BatchStartTimeout, its prolog included (10 s unless slurm.conf says more): set that to @@{prolog_timeout_s} or more. With background=yes below, no job waits.
 #
-# Page cache is charged to the memory cgroup of whoever reads a page first. Here that is slurmd's own, not the job's, so that a job's --mem need not hold the checkpoint (@@{size}); a memory limit on slurmd.service has to. With PrologFlags=RunInJob, or inside a job (srun --ntasks-per-node=1), it is charged to the job, whose --mem then has to.
+# Page cache is charged to the memory cgroup of the process that reads a page first. Here that is slurmd's cgroup and not the job's. A job's --mem need not have room for the checkpoint (@@{size}), but a memory limit of slurmd.service has to. With PrologFlags=RunInJob, or inside a job (srun --ntasks-per-node=1), the job is charged, and its --mem has to have room.
 set -u
 
-partitions=""   # for jobs of these partitions only, separated by spaces; empty: of all
-background=""   # yes: the job does not wait; its engine reads meanwhile what is not there yet
+partitions=""   # only jobs of these partitions are warmed for, separated by spaces; empty: all jobs
+background=""   # yes: the job does not wait, and its engine reads itself what is not in the page cache yet
 limit=@@{timeout_s}
 log="${DEEPSEEK_TRITON_WARM_LOG:-/var/log/deepseek-triton-warm.log}"
 lock="${DEEPSEEK_TRITON_WARM_LOCK:-/run/lock/deepseek-triton-warm}"
-# Prologs are run without a search path.
+# Slurm runs prologs without a search path.
 export PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 program=@@{program}
 @@{environment}
@@ -24,29 +24,29 @@ say() { printf '%s %s job %s: %s\n' "$(date -Is)" "$(hostname)" "${SLURM_JOB_ID:
 warm() {
   local left code
   SECONDS=0
-  # Two jobs that start on one node take turns; the second finds the files there, in seconds.
+  # Two jobs that start on one node take turns. The second finds the files in the page cache, within seconds.
   { exec 9>"$lock"; } || { say "$lock can't be locked: not warmed"; return; }
   flock -w "$limit" 9 || { say "$lock can't be locked in $limit s: not warmed"; return; }
-  left=$((limit - SECONDS))  # bash counts them
+  left=$((limit - SECONDS))  # bash counts SECONDS up
   ((left > 0)) || { say "out of time after $limit s, spent waiting for $lock: not warmed"; return; }
   say "warming"
   timeout --signal=TERM --kill-after=10 "$left" "$program" warm @@{checkpoints_quoted} 9>&-
   code=$?
-  # 0 warm, 3 as far as it fits, 124 out of time; docs/warm.md has the others.
+  # 0: warm; 3: only a part fits; 124: out of time. docs/warm.md has the other codes.
   case $code in
     0) say "warm" ;;
     *) say "not all warm (exit code $code): the engine reads the rest itself" ;;
   esac
 }
 
-# As a TaskProlog it would be run by every rank: the first of a node does it.
+# As a TaskProlog, every rank would run it; only the first rank of a node goes on.
 [[ "${SLURM_LOCALID:-0}" == 0 ]] || exit 0
 [[ -z "$partitions" || " $partitions " == *" ${SLURM_JOB_PARTITION:-} "* ]] || exit 0
-# Nothing on standard output, which Slurm reads of some prologs.
+# Write nothing to standard output: Slurm reads the output of some prologs.
 { exec >>"$log"; } 2>/dev/null || exec >&2
 exec 2>&1 </dev/null
 if [[ "$background" == yes && -z "${DEEPSEEK_TRITON_WARM_DETACHED:-}" ]]; then
-  # slurmd kills the process group of a prolog that has ended, and may wait for what has its output open. What is waited for here is in a session of its own before this script ends.
+  # slurmd kills the process group of a prolog that has ended, and may wait for processes that have its output open. So the background process gets a session of its own, before this script ends.
   [[ -w "$log" ]] || exec >/dev/null 2>&1
   DEEPSEEK_TRITON_WARM_DETACHED=yes setsid bash -c 'bash "$0" &' "$0"
   exit 0

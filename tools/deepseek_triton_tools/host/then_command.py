@@ -1,4 +1,4 @@
-"""The command after a warm-up: in the place of this process, or beside it while it holds the files."""
+"""The command of `--then`, run after a warm-up: in place of this process, or beside it during a hold."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from deepseek_triton_tools.host.stop_signals import Stop
 from deepseek_triton_tools.tool_errors import ToolError
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
-"""As shells have it."""
+"""The exit codes that shells use."""
 
 
 def find_command(command: Sequence[str]) -> None:
-    """Whether it can be run, before an hour goes into what comes first.
+    """Check that the command can be run, before an hour goes into the warm-up.
 
-    :raises ToolError: when it isn't there or can't be executed; exit code 127 or 126.
+    :raises ToolError: when it does not exist (exit code 127) or can't be executed (126).
     """
     name = command[0]
     if shutil.which(name) is not None:
@@ -33,9 +33,12 @@ def find_command(command: Sequence[str]) -> None:
 
 
 def run_instead(command: Sequence[str]) -> NoReturn:
-    """:raises ToolError: when it can't be run; exit code 127 or 126."""
+    """Replace this process by the command.
+
+    :raises ToolError: when it can't be run; exit code 127 or 126.
+    """
     sys.stdout.flush()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what is ignored stays so
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec keeps an ignored signal ignored
     try:
         os.execvp(command[0], list(command))
     except OSError as error:
@@ -43,7 +46,7 @@ def run_instead(command: Sequence[str]) -> NoReturn:
 
 
 class CommandBeside:
-    """The command beside this process; when it ends, so does what `stop` ends. No command: nothing to do.
+    """The command, running beside this process. When it ends, `stop.event` is set. An empty command runs nothing.
 
     :raises ToolError: when it can't be run; exit code 127 or 126.
     """
@@ -60,7 +63,7 @@ class CommandBeside:
         threading.Thread(target=self._wait, args=(self._process, stop), name="then", daemon=True).start()
 
     def exit_code(self) -> int:
-        """When it has ended, as a shell has it; 0 without a command."""
+        """Wait for the command, and return its exit code as a shell would; 0 without a command."""
         if self._process is None:
             return 0
         code = self._process.wait()
@@ -72,7 +75,8 @@ class CommandBeside:
         stop.event.set()
 
     def _forward(self, signum: int) -> None:
-        # Ctrl-C reaches the whole foreground group by itself, and twice may mean something else than once.
+        # The terminal sends Ctrl-C to the whole foreground group, so the command has it already. A second SIGINT might
+        # mean something else to it.
         if self._process is not None and not (signum == signal.SIGINT and _is_in_foreground()):
             self._process.send_signal(signum)
 
@@ -80,7 +84,7 @@ class CommandBeside:
 def _is_in_foreground() -> bool:
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:  # no terminal
+    except OSError:  # there is no terminal
         return False
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()

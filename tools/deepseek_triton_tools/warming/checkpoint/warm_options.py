@@ -1,20 +1,17 @@
-"""What a warm-up is asked for."""
+"""The options of a warm-up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
-
-Method = Literal["splice", "read"]
 
 MOST_JOBS = 64
-"""Each is a thread with an open file; no storage is faster with more."""
+"""Each job is a thread with an open file. No storage is faster with more of them."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """This process's part of a node's work: `index` of `count`, from 1."""
+    """This process's part of a node's work: share `index` of `count`, counted from 1."""
 
     index: int = 1
     count: int = 1
@@ -31,30 +28,30 @@ class Share:
 class WarmOptions:
     """`jobs`, `budget` and `rate_limit` are for the whole node, whatever its number of shares.
 
-    :raises ValueError: with everything that is wrong.
+    :raises ValueError: lists everything that is wrong.
     """
 
     share: Share = Share()
     jobs: int | None = None
-    """Files' windows read at once, on this node. None: what suits the file system."""
+    """Windows of files that this node reads at once. None: the number that suits the file system."""
     budget: int | None = None
-    """Bytes of weights that may lie in this node's page cache. None: what fits the memory that is available."""
+    """Bytes of weights that may lie in this node's page cache. None: what fits the available memory."""
     rate_limit: int | None = None
-    """Bytes a second, on this node. None: as fast as it goes."""
+    """Bytes a second that this node may read. None: no limit."""
     verify: bool = False
     """Compute the checksums of the files, where the checkpoint has them."""
     stall_s: float = 30.0
-    """Without a byte of a file for so long, it is named."""
+    """Seconds without a byte of a file after which the file is reported."""
     give_up_s: float | None = None
-    """Without a byte of any file for so long, the warm-up ends. None: it waits, as the engine would."""
+    """Seconds without a byte of any file after which the warm-up ends. None: it waits, as the engine would."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.share, Share):
             raise ValueError(f"share: expected a Share, got {self.share!r}")
         problems = [
             f"{name}: expected {expected}, got {getattr(self, name)}"
-            for name, (holds, expected) in _LIMITS.items()
-            if getattr(self, name) is not None and not holds(getattr(self, name))
+            for name, (is_allowed, expected) in _LIMITS.items()
+            if getattr(self, name) is not None and not is_allowed(getattr(self, name))
         ]
         if problems:
             raise ValueError("; ".join(problems))
@@ -67,4 +64,4 @@ _LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "stall_s": (lambda value: value > 0, "a number of seconds above 0"),
     "give_up_s": (lambda value: value > 0, "a number of seconds above 0"),
 }
-"""Field -> (what holds for it where it is given, in words)."""
+"""Field -> the test that its value has to pass unless it is None, and that test in words."""

@@ -1,4 +1,4 @@
-"""Processes of a session, by Linux's /proc: who is left, and how to end them."""
+"""The processes of a session (setsid(2)), by Linux's /proc: finding them and killing them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PATIENCE_S = 10
 
 
 def session_members(session: int) -> list[int]:
-    """The processes of a session that still run, by /proc/PID/stat of proc(5)."""
+    """Pids of the processes of a session that still run, by /proc/PID/stat (proc(5))."""
     members = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        # Gone meanwhile.
+        # The process may have ended meanwhile.
         with contextlib.suppress(OSError):
-            # The name is in parentheses and may hold anything; behind it: state, parent, group, session.
+            # The name is in parentheses and may hold any character. After it come state, parent, group and session.
             state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
             if its_session == str(session) and state not in "ZX":
                 members.append(int(path.parent.name))
@@ -28,9 +28,9 @@ def session_members(session: int) -> list[int]:
 
 
 def kill_all(members: Callable[[], list[int]]) -> None:
-    """SIGKILL until none is left: one may have forked before its turn came.
+    """Send SIGKILL to the processes until none is left. This repeats, because a process may fork before it is killed.
 
-    :raises ServerFailedError: when some are still there after ten seconds, as when a driver holds them.
+    :raises ServerFailedError: when some are still there after ten seconds, for example because a driver holds them.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while pids := members():

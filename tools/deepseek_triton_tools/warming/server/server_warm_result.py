@@ -1,4 +1,4 @@
-"""What came of warming a server: as a table for people, and as a document."""
+"""The result of warming a server: as a table for people, and as a JSON document."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ SCHEMA = "deepseek-triton/warm-server/1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warmth:
+class ServerWarmResult:
     url: str
     model: str
     waited_s: float
+    """Seconds until the server was ready."""
     phases_s: Mapping[str, float]
-    """Of the wait, as they were seen."""
+    """Phase of the wait -> its seconds, as seen from here."""
     load_s: Mapping[str, float]
-    """Phases of the load, as the server itself measured them; empty where it does not say."""
+    """Phase of the load -> its seconds, as the server itself measured them; empty where it does not publish them."""
     shapes_from: str
     results: Sequence[ShapeResult]
     warmed_s: float
-    """From the server's readiness to the last round's end."""
+    """Seconds from the server's readiness to the end of the last round."""
     was_stopped: bool = False
-    """By a signal: the results are those of the shapes that were finished by then."""
+    """A signal ended the warm-up; the results are those of the shapes that were finished by then."""
 
     @property
     def is_steady(self) -> bool:
-        """As far as the server takes the shapes at all."""
+        """Whether every shape that the server takes is steady, and there is one."""
         found = {result.status for result in self.results}
         return not self.was_stopped and "steady" in found and found <= {"steady", "left out"}
 
@@ -42,33 +43,33 @@ class Warmth:
 
     @property
     def worst(self) -> ShapeResult | None:
-        """The shape whose first user was spared the most; None where nobody was spared anything."""
+        """The shape whose first user is spared the longest wait; None where nobody is spared anything."""
         spared = [result for result in self.results if result.spared_s > 0]
         return max(spared, key=lambda result: result.spared_s, default=None)
 
     @property
     def spared_s(self) -> float:
-        """Over all shapes."""
+        """Seconds that first users are spared, over all shapes."""
         return sum(result.spared_s for result in self.results)
 
 
-def document(warmth: Warmth) -> dict[str, Any]:
-    """For --json and the ready file."""
-    worst = warmth.worst
+def document(result: ServerWarmResult) -> dict[str, Any]:
+    """The document of --json and of the ready file."""
+    worst = result.worst
     return {
         "schema": SCHEMA,
-        "ok": warmth.is_steady,
-        "was_stopped": warmth.was_stopped,
-        "url": warmth.url,
-        "model": warmth.model,
-        "waited_s": warmth.waited_s,
-        "phases_s": dict(warmth.phases_s),
-        "load_s": dict(warmth.load_s),
-        "shapes_from": warmth.shapes_from,
-        "shapes": [_shape_document(result) for result in warmth.results],
-        "warmed_s": warmth.warmed_s,
+        "ok": result.is_steady,
+        "was_stopped": result.was_stopped,
+        "url": result.url,
+        "model": result.model,
+        "waited_s": result.waited_s,
+        "phases_s": dict(result.phases_s),
+        "load_s": dict(result.load_s),
+        "shapes_from": result.shapes_from,
+        "shapes": [_shape_document(each) for each in result.results],
+        "warmed_s": result.warmed_s,
         "spared": {
-            "total_s": warmth.spared_s,
+            "total_s": result.spared_s,
             "worst_s": worst.spared_s if worst else 0.0,
             "worst_shape": asdict(worst.shape) if worst else None,
         },
@@ -86,26 +87,26 @@ def _shape_document(result: ShapeResult) -> dict[str, Any]:
     }
 
 
-def show_warmth(warmth: Warmth) -> None:
-    """Print it to stdout."""
-    phases = f" ({_phases(warmth.phases_s)})" if warmth.phases_s else ""
-    print(paragraph(f"{warmth.model} on {warmth.url} was ready after {duration(warmth.waited_s)}{phases}", ""))
-    if warmth.load_s:
-        print(paragraph(f"its load, as it says itself: {_phases(warmth.load_s)}"))
+def show_result(result: ServerWarmResult) -> None:
+    """Print the result to stdout."""
+    phases = f" ({_phases(result.phases_s)})" if result.phases_s else ""
+    print(paragraph(f"{result.model} on {result.url} was ready after {duration(result.waited_s)}{phases}", ""))
+    if result.load_s:
+        print(paragraph(f"its load, as measured by the server: {_phases(result.load_s)}"))
     print()
-    show(_table(warmth))
-    for result in warmth.results:
-        if result.reason:
-            print(paragraph(f"{result.shape}: {result.status}: {result.reason}", ""))
-    print(paragraph(summary(warmth), ""))
+    show(_table(result))
+    for each in result.results:
+        if each.reason:
+            print(paragraph(f"{each.shape}: {each.status}: {each.reason}", ""))
+    print(paragraph(summary(result), ""))
 
 
-def _table(warmth: Warmth) -> Table:
+def _table(result: ServerWarmResult) -> Table:
     headings = ("at once", "prompt", "rounds", "first TTFT", "TTFT", "first step", "step", "spared", "now")
     return Table(
-        title=f"Shapes, from {warmth.shapes_from}",
+        title=f"Shapes, from {result.shapes_from}",
         headings=headings,
-        rows=[_row(result) for result in warmth.results],
+        rows=[_row(each) for each in result.results],
         is_grid=True,
     )
 
@@ -125,27 +126,27 @@ def _times(first: Round, last: Round) -> tuple[str, ...]:
     return (duration(first.ttft_s), duration(last.ttft_s), *steps)
 
 
-def summary(warmth: Warmth) -> str:
-    """In one line."""
-    state = "stopped" if warmth.was_stopped else "steady" if warmth.is_steady else "not steady"
-    return f"{state} after {duration(warmth.warmed_s)}: {_spared(warmth)}{_left_out(warmth)}"
+def summary(result: ServerWarmResult) -> str:
+    """The result in one line."""
+    state = "stopped" if result.was_stopped else "steady" if result.is_steady else "not steady"
+    return f"{state} after {duration(result.warmed_s)}: {_spared(result)}{_left_out(result)}"
 
 
-def _spared(warmth: Warmth) -> str:
-    if (worst := warmth.worst) is not None:
+def _spared(result: ServerWarmResult) -> str:
+    if (worst := result.worst) is not None:
         return (
             f"the first users are spared {duration(worst.spared_s)} at worst ({worst.shape} prompt tokens), "
-            f"{duration(warmth.spared_s)} over all shapes"
+            f"{duration(result.spared_s)} over all shapes"
         )
-    if warmth.is_measured:
+    if result.is_measured:
         return "its first users waited no longer than later ones will"
-    num_compared = sum(result.can_be_compared for result in warmth.results)
-    return f"{num_compared} of {len(warmth.results)} shapes have two rounds to compare"
+    num_compared = sum(each.can_be_compared for each in result.results)
+    return f"{num_compared} of {len(result.results)} shapes have two rounds to compare"
 
 
-def _left_out(warmth: Warmth) -> str:
-    number = sum(result.status == "left out" for result in warmth.results)
-    return f"; {number} of {len(warmth.results)} shapes were left out" if number else ""
+def _left_out(result: ServerWarmResult) -> str:
+    number = sum(each.status == "left out" for each in result.results)
+    return f"; {number} of {len(result.results)} shapes were left out" if number else ""
 
 
 def _phases(seconds: Mapping[str, float]) -> str:
@@ -153,7 +154,7 @@ def _phases(seconds: Mapping[str, float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """With its unit: 8.3 ms, 120 ms, 2.5 s, 3:20 min, 1:00:05 h."""
+    """The time with its unit: 8.3 ms, 120 ms, 2.5 s, 3:20 min, 1:00:05 h."""
     if seconds < 0.00995:
         return f"{1000 * seconds:.1f} ms"
     if seconds < 0.9995:
