@@ -8,7 +8,8 @@
             for chunk in stream:
                 print(chunk, end="", flush=True)
 
-AsyncClient is the same for asyncio. `grpc://` URLs need the extra: pip install deepseek-triton[grpc].
+AsyncClient is the same for asyncio. `grpc://` URLs need the extra: pip install deepseek-triton[grpc]. The module
+`deepseek_triton_client.testing` has a fake server for the tests of your own program; import it by that name.
 """
 
 from __future__ import annotations

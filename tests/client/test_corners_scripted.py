@@ -381,8 +381,8 @@ def half_an_event(server: Any) -> Any:
 
 def reset_later(server: Any) -> Any:
     def answer(handler: Any) -> None:
-        server.start(handler)
-        server.send(handler, b'data: {"text_output": "Hel"}\n\n')
+        handler.start_chunked()
+        handler.send_chunk(b'data: {"text_output": "Hel"}\n\n')
         handler.wfile.flush()
         server.reset(handler)
 

@@ -79,8 +79,8 @@ def test_an_error_status_does_not_cost_the_connection(http_server, driver, trans
 
 def test_a_response_that_is_not_read_to_its_end_costs_the_connection(http_server, driver, transport):
     def answer_half(handler):
-        http_server.start(handler)
-        http_server.send(handler, b'data: {"text_output": "\xe5\xa5\xbd"}\n\n')
+        handler.start_chunked()
+        handler.send_chunk(b'data: {"text_output": "\xe5\xa5\xbd"}\n\n')
         http_server.release.wait(30)
 
     http_server.script(answer_half, http_server.events(ANSWER))

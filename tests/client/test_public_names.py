@@ -30,6 +30,7 @@ from deepseek_triton_client import (
     TensorMetadata,
     Timeouts,
     Tls,
+    testing,
 )
 
 PUBLIC = [
@@ -70,7 +71,12 @@ def test_public_names():
     assert package.__all__ == PUBLIC
     assert all(hasattr(package, name) for name in PUBLIC)
     public = {name for name in vars(package) if not name.startswith("_")}
-    assert public - {"TYPE_CHECKING", "Any", "annotations"} <= set(PUBLIC)
+    assert public - {"TYPE_CHECKING", "Any", "annotations", "testing"} <= set(PUBLIC)
+
+
+def test_public_names_for_tests():
+    assert testing.__all__ == ["Answer", "FakeServer", "Item", "Pause", "ReceivedRequest"]
+    assert all(hasattr(testing, name) for name in testing.__all__)
 
 
 def test_a_name_that_there_is_not():
@@ -159,8 +165,8 @@ def python(code: str) -> str:
 
 
 def test_importing_the_client_imports_no_heavy_package():
-    """Nor asyncio, before the asynchronous half is asked for."""
-    heavy = {"grpc", "numpy", "tritonclient", "google.protobuf", "yaml", "rich"}
+    """Nor asyncio and the fake server, before they are asked for."""
+    heavy = {"grpc", "numpy", "tritonclient", "google.protobuf", "yaml", "rich", "deepseek_triton_client.testing"}
     loaded = python("import sys, deepseek_triton_client; print(*sys.modules)").split()
     assert heavy.isdisjoint(loaded)
     assert "asyncio" not in loaded
