@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from deepseek_triton_client import Client
-from deepseek_triton_client._background_batch import _the_loop
+from deepseek_triton_client._background_batch import _background_loop
 from deepseek_triton_client.testing import FakeServer
 
 
@@ -69,7 +69,7 @@ def test_the_collector_may_end_a_batch_on_the_batches_own_thread(client):
     gc.disable()
     try:
         del answers, ring
-        _the_loop().call_soon_threadsafe(collect)
+        _background_loop().call_soon_threadsafe(collect)
         assert collected.wait(30)
     finally:
         gc.enable()

@@ -32,7 +32,7 @@ from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
 from deepseek_triton_client._blocking_runtime import BlockingRuntime, run
 from deepseek_triton_client._core import calls as calls_module
 from deepseek_triton_client._core.calls import Calls, ServerState
-from deepseek_triton_client._core.checked_request import Request, prompted
+from deepseek_triton_client._core.checked_request import Request, prompt_request
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.runtime import RuntimeEvent
 from deepseek_triton_client._core.transport import Input, Outputs
@@ -251,7 +251,7 @@ def world(request: pytest.FixtureRequest) -> World:
 def request(streaming: bool = True, timeouts: Mapping[str, float] | None = None, request_id: str = "r1") -> Request:
     limits = Timeouts(**(timeouts or {}))
     params = SamplingParams(max_tokens=5)
-    return prompted("hi", params=params, timeouts=limits, streaming=streaming, request_id=request_id)
+    return prompt_request("hi", params=params, timeouts=limits, streaming=streaming, request_id=request_id)
 
 
 def test_the_answer_is_put_together(world):

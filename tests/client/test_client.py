@@ -57,14 +57,24 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str, tuple[str, ...]]] = {
     "no messages": ([], {}, "messages: expected at least one message", VERBS[2:]),
     "one message": ({"role": "user", "content": "hi"}, {}, "messages: expected a text or a list", VERBS[2:]),
     "no role": ([{"content": "hi"}], {}, r"messages\[0\]: expected", VERBS[2:]),
-    "no number": ([{"role": "user", "content": float("nan")}], {}, "messages: expected what JSON can hold", VERBS[2:]),
-    "a deep one": ([{"role": "user", "content": DEEP}], {}, "messages: expected what JSON can hold", VERBS[2:]),
+    "no number": (
+        [{"role": "user", "content": float("nan")}],
+        {},
+        "messages: expected values that JSON can hold",
+        VERBS[2:],
+    ),
+    "a deep one": ([{"role": "user", "content": DEEP}], {}, "messages: expected values that JSON can hold", VERBS[2:]),
     "only deep": (DEEP, {}, r"messages\[0\]: expected", VERBS[2:]),
     "params in a dict": ("hi", {"params": {"max_tokens": 1}}, r"params: .*got dict; give fields by name: \*\*", VERBS),
     "no params": ("hi", {"params": {}}, "params: expected SamplingParams, got dict", VERBS),
     "seconds": ("hi", {"timeouts": 5}, r"timeouts: .*Timeouts\(total=5\), got 5", VERBS),
     "no seconds": ("hi", {"timeouts": 0}, r"timeouts: .*, got 0", VERBS),
-    "what JSON has not": ([{"role": "user", "content": {1j}}], {}, "messages: expected what JSON can hold", VERBS[2:]),
+    "what JSON has not": (
+        [{"role": "user", "content": {1j}}],
+        {},
+        "messages: expected values that JSON can hold",
+        VERBS[2:],
+    ),
 }
 
 
@@ -115,9 +125,9 @@ def test_every_request_has_an_id_of_its_own(corner: Corner, nowhere: str, verb: 
 
 
 WRONG_BATCHES: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "a text": ("hi", {}, "requests: expected several, in a list or the like, got str"),
-    "one request": ({"prompt": "hi"}, {}, "requests: expected several, in a list or the like, got dict"),
-    "nothing": (None, {}, "requests: expected several, in a list or the like, got NoneType"),
+    "a text": ("hi", {}, "requests: expected a list or another iterable of requests, got str"),
+    "one request": ({"prompt": "hi"}, {}, "requests: expected a list or another iterable of requests, got dict"),
+    "nothing": (None, {}, "requests: expected a list or another iterable of requests, got NoneType"),
     "none at a time": (["hi"], {"concurrency": 0}, "concurrency: expected an integer of at least 1, got 0"),
     "half at a time": (["hi"], {"concurrency": 0.5}, "concurrency: expected"),
     "true at a time": (["hi"], {"concurrency": True}, "concurrency: expected"),
@@ -162,10 +172,10 @@ def test_a_whole_answer_has_no_limits_of_tokens(nowhere: str) -> None:
     limits = Timeouts(connect=1, first_token=2, between_tokens=3, total=4)
     whole = Timeouts(connect=1, total=4)
     with Client(nowhere, timeouts=limits) as client, Client(nowhere) as other:
-        for made in (client._prompted("hi", None, {}, streaming=each) for each in (True, False)):
+        for made in (client._prompt("hi", None, {}, streaming=each) for each in (True, False)):
             assert made.timeouts == (limits if made.streaming else whole)
         for each in (True, False):
-            made = other._conversing("hi", None, {}, streaming=each, timeouts=limits)
+            made = other._chat("hi", None, {}, streaming=each, timeouts=limits)
             assert made.timeouts == (limits if each else whole)
 
 

@@ -445,8 +445,8 @@ def test_an_interrupt_while_connecting(face, blackhole):
         stream = opened(transport, 600.0)
         begun = threading.Event()
         face.after(begun, stream.interrupt)
-        begin = stream._begun
-        stream._begun = lambda call: (begin(call), begun.set())[0]
+        begin = stream._remember
+        stream._remember = lambda call: (begin(call), begun.set())[0]
         await stream.receive()
 
     assert type(failing(face, f"grpc://127.0.0.1:{blackhole}", body)) is Cancelled

@@ -129,7 +129,7 @@ def test_headers_that_are_not_the_users_to_set(driver, name):
 
 @pytest.mark.parametrize("host", ["ü." + "x" * 70, "x" * 70, "a..b"])
 def test_a_host_that_is_none(driver, host):
-    with pytest.raises(InvalidRequest, match=f"url: '{host}'"):
+    with pytest.raises(InvalidRequest, match=f"url: expected the name of a host, got '{host}'"):
         driver.transport(f"http://{host}")
 
 

@@ -168,11 +168,11 @@ def test_of_others_the_end_of_the_stream_is_the_end():
 
 
 def test_of_others_too_every_answer_has_to_come():
-    with pytest.raises(ProtocolError, match="expected 1 answers, and 0 came"):
+    with pytest.raises(ProtocolError, match="expected 1 answers, got 0"):
         others().end()
     reader = others(3)
     reader.chunks({"text_output": "a"})
-    with pytest.raises(ProtocolError, match="expected 3 answers, and 1 came"):
+    with pytest.raises(ProtocolError, match="expected 3 answers, got 1"):
         reader.end()
 
 

@@ -24,7 +24,7 @@ from deepseek_backend.request.parsed_request import ParsedRequest
 from deepseek_backend.request.parsed_request import SamplingParams as BackendParams
 from deepseek_backend.request.parsing import parse_call
 from deepseek_triton_client import Chunk, Logprob, PerfMetrics, SamplingParams, Timeouts
-from deepseek_triton_client._core.checked_request import conversing, prompted
+from deepseek_triton_client._core.checked_request import chat_request, prompt_request
 from deepseek_triton_client._core.dialect import Dialect
 from deepseek_triton_client._core.transport import Input
 from deepseek_triton_client._core.transport import Outputs as Read
@@ -121,7 +121,7 @@ def parsed(wire: Callable[[Sequence[Input]], Sent], request: Any, *, streamed: b
 
 def asked(prompt: Any = "hi", *, streaming: bool = True, **given_fields: Any) -> Any:
     params = SamplingParams().merged(given_fields)
-    return prompted(prompt, params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
+    return prompt_request(prompt, params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
 
 
 def expected(given_fields: Mapping[str, Any]) -> BackendParams:
@@ -172,7 +172,7 @@ def test_token_ids_arrive(wire, ids):
 def test_a_conversation_arrives(wire, content, kwargs):
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": content}]
     params = SamplingParams(chat_template_kwargs=kwargs)
-    request = conversing(messages, params=params, timeouts=Timeouts(), streaming=True, request_id="r1")
+    request = chat_request(messages, params=params, timeouts=Timeouts(), streaming=True, request_id="r1")
     call = parsed(wire, request, streamed=True)
     assert [each.messages for each in call.prompts] == [messages]
     assert call.chat_template_kwargs == kwargs
