@@ -26,9 +26,10 @@ from deepseek_backend.request.parsing import parse_call
 from deepseek_triton_client import Chunk, Logprob, PerfMetrics, SamplingParams, Timeouts
 from deepseek_triton_client._core.checked_request import chat_request, prompt_request
 from deepseek_triton_client._core.dialect import Dialect
+from deepseek_triton_client._core.tensor_encoding import encode
 from deepseek_triton_client._core.transport import Input
 from deepseek_triton_client._core.transport import Outputs as Read
-from deepseek_triton_client._core.wire import decode_json, decode_tensors, encode_json, encode_tensors
+from deepseek_triton_client._core.wire import decode_json, decode_tensors, encode_json
 from support.contract_metadata import METADATA
 
 NUMPY = {
@@ -59,9 +60,10 @@ def over_json(inputs: Sequence[Input]) -> Sent:
 
 def over_tensors(inputs: Sequence[Input]) -> Sent:
     arrays = {}
-    for tensor in encode_tensors(inputs):
+    for tensor in inputs:
+        data = encode(tensor.datatype, tensor.values)
         texts = tensor.datatype == "BYTES"
-        array = deserialize_bytes_tensor(tensor.data) if texts else np.frombuffer(tensor.data, DTYPES[tensor.name])
+        array = deserialize_bytes_tensor(data) if texts else np.frombuffer(data, DTYPES[tensor.name])
         arrays[tensor.name] = array.reshape(tensor.shape)
     return arrays, {}
 

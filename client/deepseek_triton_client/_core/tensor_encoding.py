@@ -11,23 +11,10 @@ import math
 import operator
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from deepseek_triton_client._core.exceptions import InvalidRequest, ProtocolError
-
-
-@dataclass(frozen=True, slots=True)
-class WireTensor:
-    """One input of a request."""
-
-    name: str
-    datatype: str
-    num_elements: int
-    data: bytes
-    shape: tuple[int, ...]
-
 
 _FORMATS = {
     "BOOL": "?",

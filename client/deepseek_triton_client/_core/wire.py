@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from deepseek_triton_client._core.exceptions import ProtocolError, ServerError, error_from_server
-from deepseek_triton_client._core.tensor_encoding import WireTensor, decode, encode
+from deepseek_triton_client._core.tensor_encoding import decode
 from deepseek_triton_client._core.transport import Input, Outputs
 
 
@@ -18,14 +18,6 @@ def encode_json(request_id: str, inputs: Sequence[Input]) -> bytes:
     for each in inputs:
         body[each.name] = each.values[0] if len(each.values) == 1 else list(each.values)
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def encode_tensors(inputs: Sequence[Input]) -> list[WireTensor]:
-    """Return the inputs of a gRPC request. The request id is not among them."""
-    return [
-        WireTensor(each.name, each.datatype, len(each.values), encode(each.datatype, each.values), each.shape)
-        for each in inputs
-    ]
 
 
 def decode_json(data: bytes) -> Outputs:

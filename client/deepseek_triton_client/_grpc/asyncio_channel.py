@@ -17,6 +17,8 @@ from deepseek_triton_client._grpc.grpc_channel import END_S, Metadata
 class AsyncioChannel:
     """See `GrpcChannel`. It belongs to the event loop of its first call."""
 
+    is_asyncio = True
+
     def __init__(self, target: str, *, options: list[tuple[str, int]], credentials: Any) -> None:
         self._target = target
         self._options = options

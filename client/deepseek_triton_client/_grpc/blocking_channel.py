@@ -14,6 +14,8 @@ from deepseek_triton_client._grpc.grpc_channel import END_S, Metadata
 class BlockingChannel:
     """See `GrpcChannel`. Threads may share it."""
 
+    is_asyncio = False
+
     def __init__(self, target: str, *, options: list[tuple[str, int]], credentials: Any) -> None:
         # The option SingleThreadedUnaryStream is not used. A lone thread takes a third less CPU with it, many threads
         # take no less, and each call that is cancelled in the middle keeps 18 KiB until the channel is closed (grpcio

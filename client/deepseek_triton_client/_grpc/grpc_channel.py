@@ -39,6 +39,9 @@ class GrpcCall(Protocol):
 class GrpcChannel(Protocol):
     """Calls to one server, over one connection that is made when it is first needed."""
 
+    is_asyncio: bool
+    """Whether its coroutines need an event loop; otherwise they block."""
+
     def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> GrpcCall:
         """Send one request. Raises Cancelled if the channel is closed."""
         ...

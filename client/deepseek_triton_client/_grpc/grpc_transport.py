@@ -28,8 +28,9 @@ from deepseek_triton_client._core.exceptions import (
     error_from_server,
 )
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
+from deepseek_triton_client._core.tensor_encoding import encode
 from deepseek_triton_client._core.transport import Input, Outputs, Transport
-from deepseek_triton_client._core.wire import decode_tensors, encode_tensors
+from deepseek_triton_client._core.wire import decode_tensors
 
 try:
     import grpc  # type: ignore[import-untyped]
@@ -45,37 +46,17 @@ _SERVICE = "/inference.GRPCInferenceService/"
 
 
 def blocking_transport(endpoint: Endpoint, settings: Settings) -> Transport:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest for settings that gRPC can't have."""
     from deepseek_triton_client._grpc.blocking_channel import BlockingChannel
 
-    def http() -> Transport:
-        from deepseek_triton_client._http.http_transport import blocking_transport
-
-        return blocking_transport(_over_http(endpoint), settings)
-
-    return GrpcTransport(BlockingChannel(target(endpoint), **_channel_arguments(endpoint, settings)), settings, http)
+    return GrpcTransport(BlockingChannel, endpoint, settings)
 
 
 def asyncio_transport(endpoint: Endpoint, settings: Settings) -> Transport:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest for settings that gRPC can't have."""
     from deepseek_triton_client._grpc.asyncio_channel import AsyncioChannel
 
-    def http() -> Transport:
-        from deepseek_triton_client._http.http_transport import asyncio_transport
-
-        return asyncio_transport(_over_http(endpoint), settings)
-
-    return GrpcTransport(AsyncioChannel(target(endpoint), **_channel_arguments(endpoint, settings)), settings, http)
-
-
-def _channel_arguments(endpoint: Endpoint, settings: Settings) -> dict[str, Any]:
-    check_headers(tuple(settings.headers))
-    return {"options": options(settings), "credentials": credentials(settings.tls) if endpoint.is_tls else None}
-
-
-def _over_http(endpoint: Endpoint) -> Endpoint:
-    """The same server as an HTTP endpoint: the HTTP transport decides by it whether a host may get the token."""
-    return replace(endpoint, scheme="https" if endpoint.is_tls else "http")
+    return GrpcTransport(AsyncioChannel, endpoint, settings)
 
 
 class GrpcTransport:
@@ -83,10 +64,15 @@ class GrpcTransport:
 
     always_streams = False
 
-    def __init__(self, channel: GrpcChannel, settings: Settings, http: Callable[[], Transport]) -> None:
-        self._channel = channel
+    def __init__(self, new_channel: Callable[..., GrpcChannel], endpoint: Endpoint, settings: Settings) -> None:
+        check_headers(tuple(settings.headers))
+        self._channel = new_channel(
+            target(endpoint),
+            options=options(settings),
+            credentials=credentials(settings.tls) if endpoint.is_tls else None,
+        )
+        self._endpoint = endpoint
         self._settings = settings
-        self._http = http
         self._model = {"name": settings.model_name, "version": settings.model_version}
         self.connected = False
         """Whether something has answered, and the connection has not failed since, as far as is known."""
@@ -114,7 +100,13 @@ class GrpcTransport:
 
     async def metrics(self, url: str, timeout_s: float | None) -> str:
         """See `Transport`. Triton serves metrics only over HTTP."""
-        http = self._http()
+        # Imported here because most gRPC clients never need it.
+        from deepseek_triton_client._http import http_transport
+
+        # The HTTP transport decides by this endpoint whether a host may get the token.
+        endpoint = replace(self._endpoint, scheme="https" if self._endpoint.is_tls else "http")
+        make = http_transport.asyncio_transport if self._channel.is_asyncio else http_transport.blocking_transport
+        http = make(endpoint, self._settings)
         try:
             return await http.metrics(url, timeout_s)
         finally:
@@ -157,9 +149,9 @@ class GrpcTransport:
         message = pb.ModelInferRequest(
             model_name=self._model["name"], model_version=self._model["version"], id=request_id
         )
-        for tensor in encode_tensors(inputs):
-            message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-            message.raw_input_contents.append(tensor.data)
+        for each in inputs:
+            message.inputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
+            message.raw_input_contents.append(encode(each.datatype, each.values))
         # Without this parameter, a model that ends with an empty final response seems never to end.
         message.parameters["triton_enable_empty_final_response"].bool_param = True
         data: bytes = message.SerializeToString()
