@@ -1,4 +1,4 @@
-"""What the client does before it asks a server anything, in all four corners."""
+"""What the client does before it asks a server anything, with all four kinds of client."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from deepseek_triton_client import (
     Timeouts,
 )
 from deepseek_triton_client._core import calls as calls_module
-from support.corners import Corner
+from support.client_kinds import ClientKind
 
 VERBS = ("generate", "stream", "chat", "stream_chat")
 SECRET = "hf-very-secret"
 
 
 @pytest.fixture
-def nowhere(corner: Corner) -> str:
+def nowhere(client_kind: ClientKind) -> str:
     """Nobody listens there, and nobody is to be asked."""
-    return f"{corner.scheme}://127.0.0.1:1"
+    return f"{client_kind.scheme}://127.0.0.1:1"
 
 
-def test_creating_a_client_connects_nowhere(corner: Corner, nowhere: str) -> None:
-    with corner.client(nowhere) as client:
+def test_creating_a_client_connects_nowhere(client_kind: ClientKind, nowhere: str) -> None:
+    with client_kind.client(nowhere) as client:
         assert (client.url, client.model_name) == (nowhere, "tensorrt_llm")
 
 
@@ -79,23 +79,25 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("name", "verb"), [(name, verb) for name, wrong in WRONG.items() for verb in wrong[3]])
-def test_what_is_wrong_is_refused_before_anything_is_sent(corner: Corner, nowhere: str, name: str, verb: str) -> None:
+def test_what_is_wrong_is_refused_before_anything_is_sent(
+    client_kind: ClientKind, nowhere: str, name: str, verb: str
+) -> None:
     content, fields, expected, _verbs = WRONG[name]
-    with corner.client(nowhere) as client, pytest.raises(InvalidRequest, match=expected) as caught:
+    with client_kind.client(nowhere) as client, pytest.raises(InvalidRequest, match=expected) as caught:
         getattr(client, verb)(content, **fields)
 
     assert (caught.value.code, caught.value.url, caught.value.unprocessed) == (None, None, False)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_fields_win_over_params(corner: Corner, nowhere: str, verb: str) -> None:
+def test_fields_win_over_params(client_kind: ClientKind, nowhere: str, verb: str) -> None:
     """Seen by what is refused: the wrong one of `params` has been replaced where the message has the other's."""
-    with corner.client(nowhere) as client, pytest.raises(InvalidRequest, match="got 'new'"):
+    with client_kind.client(nowhere) as client, pytest.raises(InvalidRequest, match="got 'new'"):
         getattr(client, verb)("hi", SamplingParams(max_tokens=1), max_tokens="new")
 
 
-def test_a_closed_client_says_so(corner: Corner, nowhere: str) -> None:
-    client = corner.client(nowhere)
+def test_a_closed_client_says_so(client_kind: ClientKind, nowhere: str) -> None:
+    client = client_kind.client(nowhere)
     with client:
         pass
     client.close()
@@ -108,8 +110,8 @@ def test_a_closed_client_says_so(corner: Corner, nowhere: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["stream", "stream_chat"])
-def test_a_stream_is_entered_first(corner: Corner, nowhere: str, verb: str) -> None:
-    with corner.client(nowhere) as client:
+def test_a_stream_is_entered_first(client_kind: ClientKind, nowhere: str, verb: str) -> None:
+    with client_kind.client(nowhere) as client:
         stream = getattr(client, verb)("hi", request_id="job-1")
         assert stream.request_id == "job-1"
         for use in (lambda: next(stream), lambda: stream.completion(), lambda: stream.text, lambda: stream.url):
@@ -119,8 +121,8 @@ def test_a_stream_is_entered_first(corner: Corner, nowhere: str, verb: str) -> N
 
 
 @pytest.mark.parametrize("verb", ["stream", "stream_chat"])
-def test_every_request_has_an_id_of_its_own(corner: Corner, nowhere: str, verb: str) -> None:
-    with corner.client(nowhere) as client:
+def test_every_request_has_an_id_of_its_own(client_kind: ClientKind, nowhere: str, verb: str) -> None:
+    with client_kind.client(nowhere) as client:
         assert len({getattr(client, verb)("hi").request_id for _ in range(3)}) == 3
 
 
@@ -141,10 +143,10 @@ WRONG_BATCHES: dict[str, tuple[Any, dict[str, Any], str]] = {
 @pytest.mark.parametrize("return_errors", [False, True])
 @pytest.mark.parametrize("name", WRONG_BATCHES)
 def test_a_batch_that_is_wrong_is_refused_at_the_call(
-    corner: Corner, nowhere: str, name: str, return_errors: bool
+    client_kind: ClientKind, nowhere: str, name: str, return_errors: bool
 ) -> None:
     requests, fields, expected = WRONG_BATCHES[name]
-    with corner.client(nowhere) as client, pytest.raises(InvalidRequest, match=expected):
+    with client_kind.client(nowhere) as client, pytest.raises(InvalidRequest, match=expected):
         client.generate_many(requests, return_errors=return_errors, **fields)
 
 
@@ -214,14 +216,14 @@ def test_settings_that_are_wrong(kind: Any, wrong: dict[str, Any]) -> None:
             kind(url, **wrong)
 
 
-def test_neither_token_nor_headers_are_shown(corner: Corner, nowhere: str) -> None:
-    with corner.client(nowhere, token=SECRET, headers={"x-api-key": SECRET}) as client:
+def test_neither_token_nor_headers_are_shown(client_kind: ClientKind, nowhere: str) -> None:
+    with client_kind.client(nowhere, token=SECRET, headers={"x-api-key": SECRET}) as client:
         shown = repr(client)
     assert nowhere in shown
     assert SECRET not in shown
 
 
-def test_a_token_is_asked_for_each_time(corner: Corner, nowhere: str) -> None:
+def test_a_token_is_asked_for_each_time(client_kind: ClientKind, nowhere: str) -> None:
     """And one that can't be sent is refused without being quoted."""
     asked = []
 
@@ -229,7 +231,7 @@ def test_a_token_is_asked_for_each_time(corner: Corner, nowhere: str) -> None:
         asked.append(1)
         return f"{SECRET}\n"
 
-    with corner.client(nowhere, token=token, timeouts=Timeouts(connect=1)) as client:
+    with client_kind.client(nowhere, token=token, timeouts=Timeouts(connect=1)) as client:
         for number in (1, 2):
             with pytest.raises(InvalidRequest, match="token") as caught:
                 client.generate("hi")
@@ -237,11 +239,11 @@ def test_a_token_is_asked_for_each_time(corner: Corner, nowhere: str) -> None:
             assert SECRET not in str(caught.value)
 
 
-def test_waiting_asks_again_until_it_is_ready(corner: Corner, nowhere: str, monkeypatch: Any) -> None:
+def test_waiting_asks_again_until_it_is_ready(client_kind: ClientKind, nowhere: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(calls_module, "_POLL_INTERVAL_S", 0.01)
     told: list[Readiness] = []
     with (
-        corner.client(nowhere) as client,
+        client_kind.client(nowhere) as client,
         pytest.raises(DeadlineExceeded, match=r"not ready after 1 s: .* is unreachable"),
     ):
         client.wait_until_ready(1, told.append)

@@ -1,4 +1,4 @@
-"""The package's face: its names, that both clients have the same, and what importing it costs."""
+"""The package's public names: that both clients have the same, and what importing it costs."""
 
 import copy
 import dataclasses

@@ -27,8 +27,8 @@ from deepseek_triton_client import (
     Timeouts,
 )
 from deepseek_triton_client.testing import FakeServer, Pause
+from support.client_kinds import STYLES, ClientKind
 from support.contract_metadata import METADATA
-from support.corners import FACES, Corner
 from support.waiting import wait_for
 
 ONCE = Retries(attempts=1)
@@ -40,14 +40,14 @@ def server():
         yield server
 
 
-@pytest.fixture(params=FACES)
-def corner(request, corners_loop):
-    return Corner("http", request.param, corners_loop)
+@pytest.fixture(params=STYLES)
+def client_kind(request, client_loop):
+    return ClientKind("http", request.param, client_loop)
 
 
 @pytest.fixture
-def client(corner, server):
-    with corner.client(server.url, retries=ONCE) as client:
+def client(client_kind, server):
+    with client_kind.client(server.url, retries=ONCE) as client:
         yield client
 
 
@@ -81,16 +81,16 @@ def test_a_function_makes_the_answer_of_each_request(server, client):
     assert client.generate("five", max_tokens=5).text == "five at most 5"
 
 
-def test_scripted_answers_come_first_and_retries_use_them_up(server, corner):
+def test_scripted_answers_come_first_and_retries_use_them_up(server, client_kind):
     server.answer = "always"
     server.script(Overloaded("full"), "once")
-    with corner.client(server.url, retries=Retries(initial_s=0.01)) as client:
+    with client_kind.client(server.url, retries=Retries(initial_s=0.01)) as client:
         assert [client.generate("a").text for _ in range(3)] == ["once", "always", "always"]
     assert len(server.requests) == 4
 
 
-def test_requests_are_recorded(server, corner):
-    with corner.client(server.url, token="secret") as client:
+def test_requests_are_recorded(server, client_kind):
+    with client_kind.client(server.url, token="secret") as client:
         client.generate("a", temperature=0.5, stop="end", stop_token_ids=[7], request_id="r-1")
         client.generate([1, 2])
         client.chat("hello", seed=3)
@@ -247,12 +247,12 @@ def test_a_model_that_loads(server, client):
     assert client.generate("x").text == "x"
 
 
-def test_another_model(corner):
+def test_another_model(client_kind):
     with FakeServer("hi", model_name="my model") as server:
-        with corner.client(server.url, model_name="my model", model_version="2") as client:
+        with client_kind.client(server.url, model_name="my model", model_version="2") as client:
             assert client.metadata().name == "my model"
             assert client.generate("x").text == "hi"
-        with corner.client(server.url) as client, pytest.raises(ModelNotFound):
+        with client_kind.client(server.url) as client, pytest.raises(ModelNotFound):
             client.generate("x")
 
 
@@ -262,9 +262,9 @@ def test_its_inputs_and_outputs_are_the_models_own(client):
     assert set(metadata.outputs) <= set(METADATA.outputs)
 
 
-def test_metrics(server, corner):
+def test_metrics(server, client_kind):
     server.metrics_text = 'nv_inference_count{model="x"} 3\n'
-    with corner.client(server.url, metrics_url=f"{server.url}/metrics") as client:
+    with client_kind.client(server.url, metrics_url=f"{server.url}/metrics") as client:
         assert client.metrics().value("nv_inference_count") == 3
 
 
