@@ -115,7 +115,7 @@ An answer whose last item is not a mapping gets an end: finish_reason "stop" and
 
 
 def repeat_prompt(request: ReceivedRequest) -> Iterator[Item]:
-    """Sends the prompt, or the text of the last message, back."""
+    """Send the prompt, or the text of the last message, back."""
     yield str(request.messages[-1]["content"] if request.messages else request.prompt)
 
 
@@ -161,7 +161,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def send_chunk(self, data: bytes) -> None:
-        """Sends one chunk of a chunked body; an empty one ends the body."""
+        """Send one chunk of a chunked body; an empty one ends the body."""
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
     def send_event(self, document: Mapping[str, Any]) -> None:
@@ -183,11 +183,11 @@ class LoopbackServer:
         self._thread.start()
 
     def respond(self, handler: Any, body: bytes) -> None:
-        """Answers one request, on the thread of its connection."""
+        """Answer one request, on the thread of its connection."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends the server. Connections that clients still hold get no more answers."""
+        """End the server. Connections that clients still hold get no more answers."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -221,6 +221,7 @@ class FakeServer(LoopbackServer):
         """Set when a client has left before the end of its answer."""
         self._scripted: deque[Answer] = deque()
         self._active: list[str] = []
+        self._to_cancel: set[str] = set()
         self._lock = threading.Lock()  # of what the connections' threads share
         self._is_closed = False
         super().__init__()
@@ -232,7 +233,7 @@ class FakeServer(LoopbackServer):
         self.close()
 
     def script(self, *answers: Answer) -> None:
-        """Sets the answers of the next requests, one for each. A retry is a request of its own."""
+        """Set the answers of the next requests, one for each. A retry is a request of its own."""
         self._scripted.extend(answers)
 
     def close(self) -> None:
@@ -262,8 +263,11 @@ class FakeServer(LoopbackServer):
         is_cancel = request.body.get("stop") is True
         with self._lock:
             if is_cancel:
-                answer: Answer = () if request.request_id in self._active else InvalidRequest("no such active request")
                 self.cancelled.append(request.request_id)
+                is_active = request.request_id in self._active
+                answer: Answer = () if is_active else InvalidRequest("no such active request")
+                if is_active:
+                    self._to_cancel.add(request.request_id)
             else:
                 answer = self._scripted.popleft() if self._scripted else self.answer
                 self.requests.append(request)
@@ -282,6 +286,7 @@ class FakeServer(LoopbackServer):
             if not is_cancel:
                 with self._lock:
                     self._active.remove(request.request_id)
+                    self._to_cancel.discard(request.request_id)
 
     def _responses(
         self, handler: RequestHandler, request: ReceivedRequest, items: Iterable[Item]
@@ -305,7 +310,7 @@ class FakeServer(LoopbackServer):
             else:
                 finish_reason = None
                 yield 200, item
-            if request.request_id in self.cancelled:
+            if request.request_id in self._to_cancel:
                 finish_reason = "cancelled"
                 break
         if finish_reason is not None:
@@ -319,7 +324,7 @@ class FakeServer(LoopbackServer):
             self.waiting.set()
         arrived = select.poll()
         arrived.register(handler.connection, select.POLLIN)
-        while time.monotonic() < end and request_id not in self.cancelled:
+        while time.monotonic() < end and request_id not in self._to_cancel:
             if seconds is None and self.release.is_set():
                 break
             left_ms = min(10.0, (end - time.monotonic()) * 1000)

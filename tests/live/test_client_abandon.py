@@ -29,7 +29,7 @@ def paced_server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def left(paced_server):
-    """ClientKind -> what it found; all at once."""
+    """Kind of client -> what it found; all at once."""
     plans = [
         Plan(
             url=url(paced_server, scheme),

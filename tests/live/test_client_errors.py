@@ -1,4 +1,4 @@
-"""Every error that a real server can be brought to give is the same with all kinds of client: type, code, words, whose."""
+"""Every error that a real server can be brought to give is the same with all kinds of client: type, code, words."""
 
 from __future__ import annotations
 
