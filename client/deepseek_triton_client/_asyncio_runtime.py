@@ -1,4 +1,4 @@
-"""What the asynchronous client uses of asyncio: sleep, events, time limits and transports."""
+"""The runtime of the asynchronous client: sleep, events, time limits and transports on asyncio."""
 
 from __future__ import annotations
 

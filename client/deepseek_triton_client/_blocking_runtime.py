@@ -1,4 +1,4 @@
-"""What the blocking client uses instead of an event loop: sleep, events, time limits and transports that block."""
+"""The runtime of the blocking client: sleep, events, time limits and transports that block."""
 
 from __future__ import annotations
 

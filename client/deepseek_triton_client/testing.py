@@ -397,7 +397,7 @@ _MODEL_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?/?(ready|genera
 
 
 def _metadata(model_name: str) -> dict[str, Any]:
-    """What Triton says of deepseek-triton's model, as far as a client goes by it."""
+    """The parts of the metadata of deepseek-triton's model that clients look at."""
     inputs = [("text_input", "BYTES", -1), ("input_ids", "INT32", -1), ("messages", "BYTES", -1)]
     inputs += [("streaming", "BOOL", 1), ("stop", "BOOL", 1), ("stream_mode", "BYTES", 1)]
     inputs += [(each.tensor_name, each.datatype, -1 if each.many else 1) for each in SAMPLING_FIELDS]

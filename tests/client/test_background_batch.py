@@ -1,4 +1,4 @@
-"""Batches of the blocking client: what their threads do when things go wrong around them."""
+"""Batches of the blocking client: how their threads cope with trouble."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SECRET = "hf-very-secret"
 
 @pytest.fixture
 def nowhere(client_kind: ClientKind) -> str:
-    """Nobody listens there, and nobody is to be asked."""
+    """The URL of a port where nothing listens: the client must not ask it."""
     return f"{client_kind.scheme}://127.0.0.1:1"
 
 
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_refused_before_anything_is_sent(
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_fields_win_over_params(client_kind: ClientKind, nowhere: str, verb: str) -> None:
-    """Seen by what is refused: the wrong one of `params` has been replaced where the message has the other's."""
+    """The refused field shows it: the wrong field of `params` was replaced, so the message names only the other one."""
     with client_kind.client(nowhere) as client, pytest.raises(InvalidRequest, match="got 'new'"):
         getattr(client, verb)("hi", SamplingParams(max_tokens=1), max_tokens="new")
 
@@ -159,7 +159,7 @@ def test_the_blocking_client_takes_no_asynchronous_requests() -> None:
 
 
 def test_a_request_of_a_batch_wins_over_what_all_have(nowhere: str) -> None:
-    """And can take it back."""
+    """None in a request unsets a field that all the others have."""
     with Client(nowhere) as client:
         make = client._batch([], SamplingParams(top_k=1, seed=1), {"seed": 2, "n": 2}, Timeouts(total=5), 1)
         request = make({"messages": "hi", "request_id": "job-1", "seed": 3, "n": None})
@@ -170,7 +170,7 @@ def test_a_request_of_a_batch_wins_over_what_all_have(nowhere: str) -> None:
 
 
 def test_a_whole_answer_has_no_limits_of_tokens(nowhere: str) -> None:
-    """Neither the client's nor the request's own."""
+    """This holds for the limits of the client and for those of the request."""
     limits = Timeouts(connect=1, first_token=2, between_tokens=3, total=4)
     whole = Timeouts(connect=1, total=4)
     with Client(nowhere, timeouts=limits) as client, Client(nowhere) as other:
@@ -224,7 +224,7 @@ def test_neither_token_nor_headers_are_shown(client_kind: ClientKind, nowhere: s
 
 
 def test_a_token_is_asked_for_each_time(client_kind: ClientKind, nowhere: str) -> None:
-    """And one that can't be sent is refused without being quoted."""
+    """A token that can't be sent is refused without being quoted."""
     asked = []
 
     def token() -> str:

@@ -1,6 +1,7 @@
-"""What a healthy server never does: all four kinds of client raise an error of the package that names its request.
+"""Trouble that a healthy server never makes: every kind of client raises an error of the package that names its
+request.
 
-How each kind of trouble looks on the wire is the transports' tests' business; here it is what a caller sees of it.
+The tests of the transports show how each kind of trouble looks on the wire; these show what a caller sees of it.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class OverGrpc:
 
     @staticmethod
     def _silence(*responses: Any) -> Any:
-        """The server's own `gone` may be that of a request before this one."""
+        """The server's own `gone` may belong to a request before this one."""
 
         def answer(request: Any, context: Any) -> Iterator[Any]:
             yield from responses
@@ -169,7 +170,8 @@ def scripted(client_kind: ClientKind) -> Iterator[Any]:
 
 
 def check_own(error: BaseException, url: str) -> None:
-    """One of the tree, of this request and server, in words of ours or the server's."""
+    """Check that the error is one of the package, names this request and server, and has its own or the server's
+    words."""
     assert isinstance(error, DeepseekTritonError)
     assert type(error).__name__ in package.__all__
     assert (error.request_id, error.url) == ("job-1", url)
@@ -322,7 +324,7 @@ def test_the_token_goes_along_and_shows_nowhere(client_kind: ClientKind, scripte
 
 
 def test_failover_between_servers_that_misbehave(client_kind: ClientKind, scripted: Any) -> None:
-    """Nobody, one that is full, and one that is well; what is well answers, and nothing is generated twice."""
+    """A list with a dead server, a full one and a good one: the good one answers, and nothing is generated twice."""
     other = type(scripted)()
     try:
         scripted.answers(scripted.says(OVERLOADED))
@@ -337,7 +339,7 @@ def test_failover_between_servers_that_misbehave(client_kind: ClientKind, script
 
 
 def test_trouble_leaves_nothing_behind(client_kind: ClientKind, scripted: Any) -> None:
-    """Neither threads nor, over HTTP, descriptors; gRPC keeps some of its own for all channels."""
+    """No thread is left, and over HTTP no descriptor; gRPC keeps some descriptors for all channels."""
     threads, descriptors = _threads(), _descriptors()
     for _ in range(3):
         with client_kind.client(scripted.url, retries=Retries(attempts=1)) as client:

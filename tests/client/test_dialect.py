@@ -92,7 +92,7 @@ def chat(*, streaming=True, **fields):
 
 
 def sent(spoken, request, *, streamed=None):
-    """Input -> its value, as /generate has it."""
+    """Input name -> value, in the form of /generate."""
     inputs = spoken.inputs(request, streamed=request.streaming if streamed is None else streamed)
     values = {each.name: each.values[0] if len(each.values) == 1 else list(each.values) for each in inputs}
     assert len(values) == len(inputs)

@@ -53,7 +53,7 @@ class Blocking:
         return _blocking_runtime.run(self._whole(blocking_transport, url, body, settings))
 
     def after(self, event, callback):
-        """Calls `callback` when `event` is set; from another thread, as a watchdog does."""
+        """Call `callback` from another thread when `event` is set, as a watchdog does."""
         threading.Thread(target=lambda: (event.wait(WAIT_S), callback())).start()
 
     async def sleep(self, event):
@@ -74,7 +74,7 @@ class Asyncio(Blocking):
         return asyncio.run(self._whole(asyncio_transport, url, body, settings))
 
     def after(self, event, callback):
-        """From the loop's own thread, as a watchdog does."""
+        """Call `callback` on the loop's own thread, as a watchdog does."""
         loop = asyncio.get_running_loop()
         threading.Thread(target=lambda: (event.wait(WAIT_S), loop.call_soon_threadsafe(callback))).start()
 
@@ -200,7 +200,7 @@ def test_a_request_that_ends_is_not_cancelled(grpc_server, driver):
 
 
 def test_many_streams_at_once(grpc_server, driver):
-    """On one connection, each with its own answer."""
+    """All streams share one connection, and each gets its own answer."""
 
     def answer(request, context):
         yield grpc_server.response(text_output=request.id)
@@ -366,7 +366,7 @@ def test_a_connection_lost_in_the_middle(grpc_server, proxy, driver):
 
 
 def test_a_connection_lost_before_the_first_response(grpc_server, proxy, driver):
-    """The server had the request, and may have worked on it."""
+    """The server had the request, and may have processed it."""
 
     async def body(transport):
         driver.after(grpc_server.asked, proxy.cut)
@@ -453,7 +453,7 @@ def test_an_interrupt_while_connecting(driver, blackhole):
 
 
 def test_another_service(http_server, driver):
-    """The HTTP port, taken for the gRPC one."""
+    """The client takes the HTTP port for the gRPC port."""
     error = failing(driver, http_server.url.replace("http://", "grpc://"))
     assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
@@ -463,7 +463,7 @@ def frame(kind, flags, stream, payload):
 
 
 def until_request(connection):
-    """Opens HTTP/2 and reads to the end of the request's header frame and data."""
+    """Open HTTP/2 and read the request's header frame and data to the end."""
     connection.sendall(FRAME_SETTINGS)
     received = b""
     while b"ModelStreamInfer" not in received:
@@ -480,7 +480,7 @@ def status_503(connection):
 
 
 def goaway(connection):
-    """Of a server that had the request; the connection ends after it."""
+    """Bytes of a server that had the request; the connection ends after them."""
     until_request(connection)
     connection.sendall(frame(7, 0, 0, struct.pack(">II", 1, 0)))
     connection.shutdown(socket.SHUT_RDWR)
@@ -561,7 +561,7 @@ def test_closing_cancels(grpc_server, driver):
 
 
 def until_gone(grpc_server, *responses):
-    """Answers these and goes on until the client goes. The future: whether it did."""
+    """Send these responses and wait until the client leaves. The future tells whether it did."""
     left = Future()
 
     def answer(request, context):

@@ -113,7 +113,7 @@ def test_both_have_the_same_properties(blocking, asynchronous):
 
 
 def test_the_four_verbs_take_the_same():
-    """But for what comes first: a prompt or messages."""
+    """The methods differ only in the first argument, a prompt or messages."""
     verbs = [inspect.signature(getattr(Client, name)) for name in ("generate", "stream", "chat", "stream_chat")]
     shared = [[(each.name, each.default) for each in list(verb.parameters.values())[2:]] for verb in verbs]
     assert shared == shared[:1] * 4
@@ -165,7 +165,7 @@ def python(code: str) -> str:
 
 
 def test_importing_the_client_imports_no_heavy_package():
-    """Nor asyncio and the fake server, before they are asked for."""
+    """Neither asyncio nor the fake server is imported before it is asked for."""
     heavy = {"grpc", "numpy", "tritonclient", "google.protobuf", "yaml", "rich", "deepseek_triton_client.testing"}
     loaded = python("import sys, deepseek_triton_client; print(*sys.modules)").split()
     assert heavy.isdisjoint(loaded)

@@ -1,4 +1,4 @@
-"""Responses as chunks."""
+"""Reading responses into chunks."""
 
 import json
 
@@ -79,7 +79,7 @@ def test_several_answers_without_an_index_are_in_order():
 
 
 def test_one_value_where_there_is_a_list():
-    """/generate's JSON strips the brackets of a list of one."""
+    """The JSON of /generate has no brackets around a list of one element."""
     (chunk,) = ours().chunks({"text_output": "a", "output_ids": 7, "num_output_tokens": 1})
     assert chunk.output_ids == (7,)
     (chunk,) = ours().chunks({"text_output": "a", "output_ids": []})

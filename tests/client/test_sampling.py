@@ -1,4 +1,4 @@
-"""SamplingParams: what is refused here, and what is left to the server."""
+"""SamplingParams: what the client refuses, and what it leaves to the server."""
 
 import copy
 import dataclasses

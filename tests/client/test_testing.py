@@ -269,7 +269,7 @@ def test_metrics(server, client_kind):
 
 
 def post(server, body):
-    """The answer of /generate, which the client itself does not use."""
+    """The answer of /generate, which the client itself never uses."""
     request = urllib.request.Request(f"{server.url}/v2/models/tensorrt_llm/generate", json.dumps(body).encode())
     with urllib.request.urlopen(request) as response:
         return json.load(response)

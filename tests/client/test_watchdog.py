@@ -1,4 +1,4 @@
-"""Who holds a request to its limits: the thread's one and the loop's one, behind the same few calls."""
+"""Time limits of requests: the watchdogs of threads and of event loops, behind the same calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_S = 30
 
 
 class Driver:
-    """A watchdog that has `interrupt` noted, and a way to wait meanwhile."""
+    """Makes a watchdog that counts its interrupts, and waits meanwhile."""
 
     def __init__(self) -> None:
         self.num_interrupts = 0
@@ -92,7 +92,7 @@ def test_the_tightest_limit_interrupts(driver, limits, expired):
 
 
 def test_a_limit_that_comes_nearer_is_noticed(driver):
-    """It sleeps towards the first token's far limit when the near one for the second is set."""
+    """The watchdog sleeps towards the far limit of the first token when the near limit of the second is set."""
 
     async def body(driver):
         watchdog = driver.watchdog(first_token=LONG_S, between_tokens_s=0.01)
@@ -107,7 +107,7 @@ def test_a_limit_that_comes_nearer_is_noticed(driver):
 
 
 def test_a_limit_that_moved_on_is_still_held_to(driver):
-    """It wakes at the old limit, finds a later one, and sleeps on to that."""
+    """The watchdog wakes at the old limit, finds a later one, and sleeps until that."""
 
     async def body(driver):
         watchdog = driver.watchdog(first_token=0.1, between_tokens_s=0.3)
@@ -122,7 +122,7 @@ def test_a_limit_that_moved_on_is_still_held_to(driver):
 
 
 def test_a_wait_after_a_pause_is_held_to_its_limit(driver):
-    """The limit of the wait before has run out unnoticed, while the caller was busy."""
+    """The limit of the earlier wait ran out unnoticed, while the caller was busy."""
 
     async def body(driver):
         watchdog = driver.watchdog(between_tokens_s=0.1)
@@ -293,7 +293,7 @@ def test_the_nearest_of_many_limits_interrupts():
 
 
 def test_a_watchdog_nobody_holds_is_gone():
-    """Else a stream that was dropped would go on."""
+    """Otherwise a stream that was dropped would go on."""
     watchdog = Driver().watchdog(between_tokens_s=LONG_S)
     watchdog.expect(first=True)
     watchdog.relax()

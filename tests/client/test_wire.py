@@ -1,4 +1,4 @@
-"""Inputs as bytes and bytes as outputs, without any idea of what they mean."""
+"""Encoding inputs and decoding outputs, without regard to their meaning."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_the_shape_of_an_input(batched, shape):
 
 @given(outputs)
 def test_both_wires_give_the_same_outputs(given_outputs):
-    """Numbers that JSON can't tell apart aside, such as 1 and 1.0."""
+    """The outputs are equal but for numbers that JSON can't tell apart, such as 1 and 1.0."""
     expected = {name: in_brackets_unless_one(elements) for name, (_, elements) in given_outputs.items()}
     assert decode_json(json.dumps(expected).encode()) == expected
     tensors = [(name, datatype, encode(datatype, elements)) for name, (datatype, elements) in given_outputs.items()]

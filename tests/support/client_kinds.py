@@ -1,6 +1,6 @@
 """All four kinds of client, blocking and asyncio, over HTTP and gRPC, with one interface that blocks.
 
-Nothing is decided here: what is tested through it is the client.
+The helpers decide nothing themselves, so that tests through them test the client.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STYLES = ("sync", "async")
 SCHEMES = ("http", "grpc")
 
 _PATIENCE_S = 120
-"""More than anything here takes, so that what hangs fails."""
+"""Seconds, more than anything here takes, after which a test that hangs fails."""
 
 
 class Loop:
@@ -45,7 +45,7 @@ class Loop:
         self._loop.close()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """To cancel the future is to cancel the task."""
+        """Start the coroutine as a task. Cancelling the future cancels the task."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -54,7 +54,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class ClientKind:
-    """One way to use the package."""
+    """One kind of client: a protocol, and blocking or asyncio."""
 
     scheme: str
     style: str
@@ -68,7 +68,8 @@ class ClientKind:
         return url(server, self.scheme)
 
     def client(self, server: ServerProcess | str | Iterable[str], **settings: Any) -> Any:
-        """A `Client`, or what looks like one; use it in a `with`. `server` may be URLs too."""
+        """A `Client`, or an AsyncClient whose methods block; use it in a `with` block. `server` may be one URL or
+        several."""
         urls = self.url(server) if isinstance(server, ServerProcess) else server
         urls = urls if isinstance(urls, str) else tuple(urls)
         if self.style == "sync":

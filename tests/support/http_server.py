@@ -49,15 +49,16 @@ class _CountedHandler(RequestHandler):
 
 
 class HttpServer(LoopbackServer):
-    """`script(*functions)`; afterwards `requests` holds (method, path, body) of each, and `headers` theirs."""
+    """Answers each request with the next function given to `script`."""
 
     server_class = _CountingServer
     handler_class = _CountedHandler
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[tuple[str, str, Any]] = []
+        """Method, path and JSON body of each request."""
         self.headers: list[dict[str, str]] = []
-        """With names in lower case."""
+        """Headers of each request, with names in lower case."""
         self.asked = threading.Event()
         """Set when a request has come."""
         self.gone = threading.Event()
@@ -98,7 +99,7 @@ class HttpServer(LoopbackServer):
     def pieces(
         self, *pieces: bytes, status: int = 200, content_type: str = "text/event-stream; charset=utf-8"
     ) -> Script:
-        """Answers with a chunked body made of these."""
+        """Answers with a chunked body made of these pieces."""
 
         def answer(handler: RequestHandler) -> None:
             handler.start_chunked(status, content_type)

@@ -10,7 +10,7 @@ from deepseek_triton_client.testing import FakeServer, Item, Pause, ReceivedRequ
 Body = Mapping[str, Any]
 END = {"finish_reason": "stop", "num_input_tokens": 3, "num_cached_tokens": 0}
 WAIT = Pause()
-"""In a list of responses: nothing more comes until the test sets `release`, or the client leaves."""
+"""In an answer: nothing more is sent until the test sets `release`, or the client leaves."""
 
 
 class ModelServer(FakeServer):
@@ -39,7 +39,7 @@ class ModelServer(FakeServer):
 
 
 def saying(*pieces: str, **outputs: Any) -> Callable[[Body], Iterator[Item]]:
-    """The same answer to everything, a response for each piece."""
+    """Answer everything alike, with a response for each piece."""
 
     def answer(_: Body) -> Iterator[Item]:
         for piece in pieces[:-1]:
@@ -50,6 +50,6 @@ def saying(*pieces: str, **outputs: Any) -> Callable[[Body], Iterator[Item]]:
 
 
 def echo(body: Body) -> Iterator[Item]:
-    """The prompt or the last message, in capitals."""
+    """Send the prompt or the last message back, in capitals."""
     for said in repeat_prompt(ReceivedRequest("", {}, body)):
         yield {"text_output": str(said).upper(), **END, "num_output_tokens": 2}

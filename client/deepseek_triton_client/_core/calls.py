@@ -190,7 +190,7 @@ class Calls:
             seen: list[Readiness] = []
             for server in self._servers:
                 now = time.monotonic()
-                # So that a silent server leaves time for the next.
+                # A silent server must leave time for the next.
                 share_s = (end - now) / (len(self._servers) - len(seen))
                 readiness = await self._readiness(server, now - started, now + share_s)
                 seen.append(readiness)
