@@ -53,7 +53,7 @@ __all__ = ["Answer", "FakeServer", "Item", "Pause", "ReceivedRequest"]
 
 @dataclass(frozen=True)
 class Pause:
-    """A part of an answer: nothing is sent for so long."""
+    """A part of an answer: nothing is sent for this time."""
 
     seconds: float | None = None
     """None waits until the test sets `FakeServer.release`."""
@@ -102,7 +102,7 @@ Item = str | Mapping[str, Any] | Pause | Exception
     a text                                                  a chunk of the answer
     a mapping, such as {"text_output": "6", "finish_reason": "length"}
                                                             a whole response, by the names of the model's outputs
-    Pause(seconds)                                          nothing is sent for so long
+    Pause(seconds)                                          nothing is sent for this number of seconds
     an error of this package, such as Overloaded("full")    the server's error that makes the client raise it
     an OSError, such as ConnectionResetError()              the connection breaks off
 """

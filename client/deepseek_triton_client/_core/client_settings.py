@@ -107,8 +107,7 @@ class Tls:
     key: str | PathLike[str] | None = None
     """The private key of `certificate`; None: it is in the same file."""
     verify: bool = True
-    """False accepts any certificate, and so protects from nobody who can intercept the connection. Not possible with
-    gRPC."""
+    """False accepts any certificate: no protection from anyone who can intercept the connection. Not with gRPC."""
 
     def __post_init__(self) -> None:
         _raise_all(self._problems())
