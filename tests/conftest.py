@@ -8,9 +8,9 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support.corners import corner, corners_loop
+from support.client_kinds import client_kind, client_loop
 
-__all__ = ["corner", "corners_loop"]
+__all__ = ["client_kind", "client_loop"]
 
 # A shell that starts this in the background has SIGINT ignored, and so would every program whose Ctrl-C is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""A client for DeepSeek on Triton, as deepseek-triton serves it, and for the models that others serve there.
+"""A client for text generation on Triton: for DeepSeek as deepseek-triton serves it, and for other models.
 
     from deepseek_triton_client import Client
 
@@ -8,7 +8,8 @@
             for chunk in stream:
                 print(chunk, end="", flush=True)
 
-AsyncClient is the same for asyncio. `grpc://` URLs need the extra: pip install deepseek-triton[grpc].
+AsyncClient is the same for asyncio. `grpc://` URLs need the extra: pip install deepseek-triton[grpc]. The module
+`deepseek_triton_client.testing` has a fake server for the tests of your own program; import it by that name.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The asynchronous half, when it is first asked for: importing asyncio costs more than all the rest here."""
+    """Import the asynchronous client when it is first asked for: importing asyncio takes longer than all the rest
+    here."""
     if name in ("AsyncClient", "AsyncStream"):
         from deepseek_triton_client import _async_client
 

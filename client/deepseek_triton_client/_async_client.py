@@ -1,4 +1,4 @@
-"""The asynchronous client."""
+"""The asynchronous client, which has the same methods as the blocking one in `_client`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deepseek_triton_client._client import BaseClient, BaseStream, BatchItem
 from deepseek_triton_client._core.checked_request import Messages, Prompt
 from deepseek_triton_client._core.client_settings import Timeouts
 from deepseek_triton_client._core.exceptions import DeepseekTritonError
-from deepseek_triton_client._core.ordered_batch import in_order
+from deepseek_triton_client._core.ordered_batch import answers_in_order
 from deepseek_triton_client._core.prometheus_text import Metrics
 from deepseek_triton_client._core.results import Chunk, Completion, ModelMetadata, Readiness
 from deepseek_triton_client._core.runtime import Runtime
@@ -19,12 +19,13 @@ from deepseek_triton_client._core.sampling_params import SamplingParams
 
 
 class AsyncClient(BaseClient):
-    """`Client` for asyncio: the same arguments, results and errors. Of one event loop; its tasks may share it.
+    """`Client` for asyncio, with the same arguments, results and errors.
 
-    Cancelling a task that waits here cancels its request on the server.
+    A client belongs to one event loop, and all tasks of that loop may share it. Cancelling a task that waits here
+    cancels its request on the server.
     """
 
-    _batch_kinds = (Iterable, AsyncIterable)
+    _batch_types = (Iterable, AsyncIterable)
 
     async def generate(
         self,
@@ -36,7 +37,7 @@ class AsyncClient(BaseClient):
         **fields: Any,
     ) -> Completion:
         """See `Client.generate`."""
-        request = self._prompted(prompt, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
+        request = self._prompt(prompt, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
         return await self._calls.generate(request)
 
     def stream(
@@ -48,8 +49,8 @@ class AsyncClient(BaseClient):
         timeouts: Timeouts | None = None,
         **fields: Any,
     ) -> AsyncStream:
-        """`async with client.stream(...) as stream:`, then `async for`. See `Client.stream`."""
-        request = self._prompted(prompt, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
+        """Use it as `async with client.stream(...) as stream:` and then `async for`. See `Client.stream`."""
+        request = self._prompt(prompt, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
         return AsyncStream(self._calls, request)
 
     async def chat(
@@ -62,7 +63,7 @@ class AsyncClient(BaseClient):
         **fields: Any,
     ) -> Completion:
         """See `Client.chat`."""
-        request = self._conversing(messages, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
+        request = self._chat(messages, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
         return await self._calls.generate(request)
 
     def stream_chat(
@@ -75,7 +76,7 @@ class AsyncClient(BaseClient):
         **fields: Any,
     ) -> AsyncStream:
         """See `Client.stream_chat`."""
-        request = self._conversing(messages, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
+        request = self._chat(messages, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
         return AsyncStream(self._calls, request)
 
     @overload
@@ -110,10 +111,11 @@ class AsyncClient(BaseClient):
         return_errors: bool = False,
         **fields: Any,
     ) -> AsyncGenerator[Any, None]:
-        """See `Client.generate_many`. To leave the loop early, wrap it in contextlib.aclosing."""
-        calls = self._calls
-        make = self._batch(requests, params, fields, timeouts, concurrency)
-        return in_order(calls, requests, make, concurrency=concurrency, return_errors=return_errors)
+        """See `Client.generate_many`. Wrap it in contextlib.aclosing if you leave the loop early."""
+        make_request = self._batch(requests, params, fields, timeouts, concurrency)
+        return answers_in_order(
+            self._calls, requests, make_request, concurrency=concurrency, return_errors=return_errors
+        )
 
     async def cancel(self, request_id: str) -> None:
         """See `Client.cancel`."""
@@ -142,7 +144,7 @@ class AsyncClient(BaseClient):
         return await self._calls.metrics()
 
     async def close(self) -> None:
-        """Closes the connections; streams still open break. May be called again."""
+        """Close the connections; streams that are still open break. May be called again."""
         if self._open_calls is not None:
             calls, self._open_calls = self._open_calls, None
             await calls.close()
@@ -160,7 +162,7 @@ class AsyncClient(BaseClient):
 
 
 class AsyncStream(BaseStream):
-    """One answer as it comes, for `async for`; see `Stream`."""
+    """One answer, read with `async for` while it is generated; see `Stream`."""
 
     async def __aenter__(self) -> AsyncStream:
         self._exchange = await self._calls.open(self._unopened())
@@ -181,12 +183,12 @@ class AsyncStream(BaseStream):
         return chunk
 
     async def completion(self) -> Completion:
-        """The whole answer, chunks already taken included. Raises what reading it raises."""
+        """The whole answer, including the chunks that were taken already. Raises what reading it raises."""
         async for _ in self:
             pass
         return self._opened().completion()
 
     async def close(self) -> None:
-        """Cancels the request unless it has ended. May be called again."""
+        """Cancel the request unless it has ended. May be called again."""
         if self._exchange is not None:
             await self._exchange.close()

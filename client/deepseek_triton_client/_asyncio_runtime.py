@@ -1,4 +1,4 @@
-"""The runtime of the asynchronous client: asyncio."""
+"""The runtime of the asynchronous client: sleep, events, time limits and transports on asyncio."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ class AsyncioRuntime:
 
     def transport(self, endpoint: Endpoint, settings: Settings) -> Transport:
         if endpoint.is_grpc:
-            from deepseek_triton_client._grpc.grpc_transport import (
-                asyncio_transport,  # here, because it needs the grpc extra
-            )
+            # Imported here because it needs the grpc extra.
+            from deepseek_triton_client._grpc.grpc_transport import asyncio_transport as grpc_transport
 
-            return asyncio_transport(endpoint, settings)
+            return grpc_transport(endpoint, settings)
         from deepseek_triton_client._http.http_transport import asyncio_transport as http_transport
 
         return http_transport(endpoint, settings)
 
 
 class _AsyncioEvent:
-    """See `Event`. Of the running loop."""
+    """See `RuntimeEvent`. It belongs to the running event loop."""
 
     def __init__(self) -> None:
         self._happened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -48,5 +47,5 @@ class _AsyncioEvent:
             self._happened.set_result(None)
 
     async def wait(self, timeout_s: float | None) -> bool:
-        await asyncio.wait({self._happened}, timeout=timeout_s)  # unlike asyncio.wait_for it leaves the future as it is
+        await asyncio.wait({self._happened}, timeout=timeout_s)  # asyncio.wait_for would cancel the future
         return self._happened.done()

@@ -1,6 +1,6 @@
-"""Batches of the blocking client: `_batch.in_order` on an event loop in another thread.
+"""Batches of the blocking client, which run on an event loop in a background thread.
 
-Tasks cost less than a thread each, and can be cancelled.
+A task costs less than a thread, and it can be cancelled.
 """
 
 from __future__ import annotations
@@ -16,42 +16,51 @@ from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
 from deepseek_triton_client._core.calls import Calls
 from deepseek_triton_client._core.client_settings import Settings
 from deepseek_triton_client._core.exceptions import DeepseekTritonError
-from deepseek_triton_client._core.ordered_batch import Make, in_order
+from deepseek_triton_client._core.ordered_batch import MakeRequest, answers_in_order
 from deepseek_triton_client._core.results import Completion
 
 Answers = AsyncGenerator[Completion | DeepseekTritonError, None]
 
 
-def in_background(
-    settings: Settings, requests: Iterable[Any], make: Make, *, concurrency: int, return_errors: bool
+def answers_in_background(
+    settings: Settings, requests: Iterable[Any], make_request: MakeRequest, *, concurrency: int, return_errors: bool
 ) -> Generator[Completion | DeepseekTritonError, None, None]:
-    """The answers in the order of `requests`, which is read on a thread of its own: a slow one must hold up nothing."""
-    loop = _the_loop()
+    """Yield the answers in the order of `requests`.
+
+    `requests` is read on a thread of its own, so that a slow iterable holds up nothing else.
+    """
+    loop = _background_loop()
     reader = _BatchReader(requests)
     batch = _Batch(
         settings,
-        lambda calls: in_order(calls, reader.items(), make, concurrency=concurrency, return_errors=return_errors),
+        lambda calls: answers_in_order(
+            calls, reader.items(), make_request, concurrency=concurrency, return_errors=return_errors
+        ),
     )
     try:
-        while (answer := asyncio.run_coroutine_threadsafe(batch.next(), loop).result()) is not _NO_MORE:
+        while (answer := asyncio.run_coroutine_threadsafe(batch.next(), loop).result()) is not _END:
             yield answer
     finally:
         reader.stop()
         ended = asyncio.run_coroutine_threadsafe(batch.end(), loop)
-        if not _runs_here(loop):  # as where the garbage collector ends a batch on that very thread
+        # The garbage collector can end a batch on that very thread, which must not wait for itself.
+        if not _is_running_here(loop):
             ended.result()
 
 
-_NO_MORE: Any = object()
+_END: Any = object()
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _owner = 0
-"""The process that `_loop` runs in: a fork leaves its thread behind."""
+"""Process id of the process that runs `_loop`: a forked child has no copy of its thread."""
 
 
-def _the_loop() -> asyncio.AbstractEventLoop:
-    """One for the process and until its end: gRPC's poller is one for the process too, and calls loops that ended."""
+def _background_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of this process, started if need be; it runs until the process ends.
+
+    It must never end before: gRPC has one poller for the process too, and that calls the loops it once knew.
+    """
     global _loop, _owner
     with _lock:
         if _loop is None or _owner != os.getpid():
@@ -61,7 +70,7 @@ def _the_loop() -> asyncio.AbstractEventLoop:
         return _loop
 
 
-def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
@@ -69,7 +78,7 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class _Batch:
-    """What of it lives on the loop."""
+    """The part of a batch that lives on the event loop; all its methods run there."""
 
     def __init__(self, settings: Settings, begin: Callable[[Calls], Answers]) -> None:
         self._settings = settings
@@ -86,11 +95,11 @@ class _Batch:
         try:
             return await self._answers.__anext__()
         except StopAsyncIteration:
-            return _NO_MORE
+            return _END
 
     async def end(self) -> None:
         if self._running is not None and not self._running.done():
-            self._running.cancel()  # an interrupt has left it waiting for the next answer
+            self._running.cancel()  # KeyboardInterrupt has left it waiting for the next answer
             await asyncio.wait({self._running})
         if self._answers is not None:
             await self._answers.aclose()
@@ -99,8 +108,10 @@ class _Batch:
 
 
 class _BatchReader:
-    """Reads an iterable as it is asked to. Its thread is waited for by nobody: an iterable may block for ever, as a
-    queue or a terminal does."""
+    """Reads an iterable on a thread of its own, one item each time one is asked for.
+
+    Nothing waits for this thread: the iterable may block for ever, as a queue or a terminal does.
+    """
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         self._iterable = iterable
@@ -113,12 +124,12 @@ class _BatchReader:
             future: asyncio.Future[Any] = loop.create_future()
             self._asked.put(future)
             item = await future
-            if item is _NO_MORE:
+            if item is _END:
                 return
             yield item
 
     def stop(self) -> None:
-        """After the item that is being read, if one is."""
+        """End the thread, after the item that it may be reading now."""
         self._asked.put(None)
 
     def _read(self) -> None:
@@ -127,14 +138,14 @@ class _BatchReader:
             item, error = None, None
             try:
                 items = iter(self._iterable) if items is None else items
-                item = next(items, _NO_MORE)
-            except BaseException as exc:  # whatever it is, it belongs to the caller
+                item = next(items, _END)
+            except BaseException as exc:  # the caller gets it, whatever it is
                 error = exc
             future.get_loop().call_soon_threadsafe(_settle, future, item, error)
 
 
 def _settle(future: asyncio.Future[Any], item: Any, error: BaseException | None) -> None:
-    if future.done():  # nobody waits any more
+    if future.done():  # the batch has ended meanwhile
         return
     if error is None:
         future.set_result(item)

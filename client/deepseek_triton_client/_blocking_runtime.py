@@ -1,4 +1,4 @@
-"""The runtime of the blocking client: coroutines that never wait, and threads."""
+"""The runtime of the blocking client: sleep, events, time limits and transports that block."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that blocks instead of waiting."""
+    """Run a coroutine that blocks where others would wait for an event loop, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
     coroutine.close()
-    raise RuntimeError("a blocking transport waited for an event loop")
+    raise RuntimeError("expected a coroutine that blocks, and it waited for an event loop")
 
 
 class BlockingRuntime:
@@ -40,32 +40,36 @@ class BlockingRuntime:
 
     def transport(self, endpoint: Endpoint, settings: Settings) -> Transport:
         if endpoint.is_grpc:
-            from deepseek_triton_client._grpc.grpc_transport import (
-                blocking_transport,  # here, because it needs the grpc extra
-            )
+            # Imported here because it needs the grpc extra.
+            from deepseek_triton_client._grpc.grpc_transport import blocking_transport as grpc_transport
 
-            return blocking_transport(endpoint, settings)
+            return grpc_transport(endpoint, settings)
         from deepseek_triton_client._http.http_transport import blocking_transport as http_transport
 
         return http_transport(endpoint, settings)
 
 
 class _BlockingEvent:
-    """See `Event`. threading's is written in Python: an interrupt inside it can leave it locked for ever."""
+    """See `RuntimeEvent`.
+
+    threading.Event is written in Python: an exception such as KeyboardInterrupt that lands inside it can leave its lock
+    held for ever.
+    """
 
     def __init__(self) -> None:
         self._is_set = False
-        self._waiting: list[threading.Lock] = []  # one lock each, which its owner waits to get a second time
+        # One lock for each waiting thread, which waits by acquiring its lock a second time.
+        self._waiting_locks: list[threading.Lock] = []
 
     def set(self) -> None:
         self._is_set = True
-        while self._waiting:
-            self._waiting.pop().release()
+        while self._waiting_locks:
+            self._waiting_locks.pop().release()
 
     async def wait(self, timeout_s: float | None) -> bool:
-        own = threading.Lock()
-        own.acquire()
-        self._waiting.append(own)
-        if not self._is_set:  # asked after `set` can know of the lock
-            own.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+        lock = threading.Lock()
+        lock.acquire()
+        self._waiting_locks.append(lock)
+        if not self._is_set:  # checked once `set` can see the lock
+            lock.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
         return self._is_set

@@ -1,4 +1,4 @@
-"""The blocking client, and what both clients share."""
+"""The blocking client, and the base classes that both clients share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any, Literal, overload
 
 from deepseek_triton_client._blocking_runtime import BlockingRuntime, run
 from deepseek_triton_client._core.calls import Calls
-from deepseek_triton_client._core.checked_request import Messages, Prompt, Request, conversing, listed, prompted
+from deepseek_triton_client._core.checked_request import (
+    Messages,
+    Prompt,
+    Request,
+    chat_request,
+    parse_batch_item,
+    prompt_request,
+)
 from deepseek_triton_client._core.client_settings import (
     Balance,
     Connection,
@@ -29,13 +36,13 @@ from deepseek_triton_client._core.runtime import Runtime
 from deepseek_triton_client._core.sampling_params import SamplingParams
 
 BatchItem = Prompt | Mapping[str, Any]
-"""A prompt, or a request by the names of the arguments: {"prompt" or "messages": ..., "max_tokens": ..., ...}."""
+"""A prompt, or a mapping of arguments: {"prompt" or "messages": ..., "max_tokens": ..., ...}."""
 
 
 class BaseClient(ABC):
-    """What does not wait: the settings, and requests made of arguments."""
+    """Settings, and requests made of a call's arguments: everything in a client that does not wait."""
 
-    _batch_kinds: tuple[type, ...] = (Iterable,)
+    _batch_types: tuple[type, ...] = (Iterable,)
 
     def __init__(
         self,
@@ -72,7 +79,7 @@ class BaseClient(ABC):
 
     @property
     def url(self) -> str:
-        """Of the first server."""
+        """URL of the first server."""
         return str(self._settings.endpoints[0])
 
     @property
@@ -92,27 +99,16 @@ class BaseClient(ABC):
             raise RuntimeError("the client is closed")
         return self._open_calls
 
-    def _prompted(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        fields: Mapping[str, Any],
-        *,
-        streaming: bool,
-        timeouts: Timeouts | None = None,
-        request_id: str | None = None,
-    ) -> Request:
-        return prompted(
-            prompt,
-            params=_merged(params, fields),
-            timeouts=self._limits(timeouts, streaming=streaming),
-            streaming=streaming,
-            request_id=request_id,
-        )
+    def _prompt(self, prompt: Prompt, *arguments: Any, **options: Any) -> Request:
+        return self._request(prompt_request, prompt, *arguments, **options)
 
-    def _conversing(
+    def _chat(self, messages: Messages, *arguments: Any, **options: Any) -> Request:
+        return self._request(chat_request, messages, *arguments, **options)
+
+    def _request(
         self,
-        messages: Messages,
+        make: Callable[..., Request],
+        content: Prompt | Messages,
         params: SamplingParams | None,
         fields: Mapping[str, Any],
         *,
@@ -120,8 +116,8 @@ class BaseClient(ABC):
         timeouts: Timeouts | None = None,
         request_id: str | None = None,
     ) -> Request:
-        return conversing(
-            messages,
+        return make(
+            content,
             params=_merged(params, fields),
             timeouts=self._limits(timeouts, streaming=streaming),
             streaming=streaming,
@@ -136,14 +132,17 @@ class BaseClient(ABC):
         timeouts: Timeouts | None,
         concurrency: int,
     ) -> Callable[[BatchItem], Request]:
-        """What makes a request of each of `requests`. Raises InvalidRequest for what is wrong with all of them."""
-        if isinstance(requests, (str, bytes, Mapping)) or not isinstance(requests, self._batch_kinds):
-            raise InvalidRequest(f"requests: expected several, in a list or the like, got {type(requests).__name__}")
+        """Return the function that makes a request of each item. Raises InvalidRequest for mistakes that concern all
+        items."""
+        if isinstance(requests, (str, bytes, Mapping)) or not isinstance(requests, self._batch_types):
+            raise InvalidRequest(
+                f"requests: expected a list or another iterable of requests, got {type(requests).__name__}"
+            )
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
             raise InvalidRequest(f"concurrency: expected an integer of at least 1, got {concurrency!r}")
         shared = _merged(params, fields)
         limits = self._limits(timeouts, streaming=False)
-        return lambda item: _listed(item, shared, limits)
+        return lambda item: _batch_request(item, shared, limits)
 
     def _limits(self, timeouts: Timeouts | None, *, streaming: bool) -> Timeouts:
         if timeouts is None:
@@ -166,26 +165,27 @@ def _merged(params: SamplingParams | None, fields: Mapping[str, Any]) -> Samplin
     return params.merged(fields)
 
 
-def _listed(item: BatchItem, params: SamplingParams, timeouts: Timeouts) -> Request:
-    """One of a batch. Raises InvalidRequest."""
+def _batch_request(item: BatchItem, params: SamplingParams, timeouts: Timeouts) -> Request:
+    """Make the request of one item of a batch. Raises InvalidRequest."""
     if not isinstance(item, Mapping):
-        return prompted(item, params=params, timeouts=timeouts, streaming=False, request_id=None)
-    kind, content, request_id, own = listed(item)
-    make: Callable[..., Request] = conversing if kind == "messages" else prompted
+        return prompt_request(item, params=params, timeouts=timeouts, streaming=False, request_id=None)
+    kind, content, request_id, own = parse_batch_item(item)
+    make: Callable[..., Request] = chat_request if kind == "messages" else prompt_request
     return make(content, params=params.merged(own), timeouts=timeouts, streaming=False, request_id=request_id)
 
 
 class Client(BaseClient):
-    """Generates text with one model of one or several Triton servers, and blocks while it does.
+    """Generates text with one model on one or several Triton servers. Its methods block.
 
-    `url` is "http://host:port", "grpc://host:port", https:// or grpcs://; "host:port" is HTTP, and a missing port is
-    Triton's own. Of several, `balance` "failover" takes the first that is there, "round_robin" each in turn. An empty
-    `model_version` leaves the choice to the server. `token` is sent as a bearer token; a function is asked for it each
-    time. `stream_mode` says how a foreign model streams, where it can't be recognised. `metrics_url` is
-    "http://host:8002/metrics" unless given. Nothing is sent before the first call. Threads may share a client.
+    `url` is "http://host:port", "grpc://host:port", https:// or grpcs://; "host:port" alone is HTTP, and a missing port
+    is Triton's own. With several URLs, `balance` "failover" uses the first server that works, "round_robin" uses each
+    in turn. With an empty `model_version` the server chooses the version. `token` is sent as a bearer token; a function
+    is called for a token before each request. `stream_mode` says how a model streams that the client does not
+    recognize. `metrics_url` is "http://host:8002/metrics" unless given. Nothing is sent before the first call. Threads
+    may share a client.
 
-    Every method raises errors of this package's tree (`DeepseekTritonError`) and no other library's; a closed client
-    raises RuntimeError.
+    Every method raises errors of this package (`DeepseekTritonError`) and of no other library. A closed client raises
+    RuntimeError.
     """
 
     def generate(
@@ -197,12 +197,13 @@ class Client(BaseClient):
         timeouts: Timeouts | None = None,
         **fields: Any,
     ) -> Completion:
-        """The whole answer at once, to a text or to token ids.
+        """Return the whole answer to a text or to token ids.
 
-        `fields` are fields of SamplingParams by name and win over those of `params`. `timeouts` replaces the client's
-        for this request; of them, `connect` and `total` apply. An interrupt cancels the request on the server.
+        `fields` are fields of SamplingParams by name, and win over those of `params`. `timeouts` replaces the client's
+        time limits for this request; only `connect` and `total` apply here. An exception that interrupts the call, such
+        as KeyboardInterrupt, cancels the request on the server.
         """
-        request = self._prompted(prompt, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
+        request = self._prompt(prompt, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
         return run(self._calls.generate(request))
 
     def stream(
@@ -214,12 +215,12 @@ class Client(BaseClient):
         timeouts: Timeouts | None = None,
         **fields: Any,
     ) -> Stream:
-        """The answer as it comes: `with client.stream(...) as stream:`, then iterate.
+        """Return the answer as a stream: `with client.stream(...) as stream:`, then iterate over its chunks.
 
         Entering the block sends the request and returns with the first response; leaving it early cancels the request
-        on the server. Arguments are those of `generate`, and all of `timeouts` applies.
+        on the server. The arguments are those of `generate`, and all limits of `timeouts` apply.
         """
-        request = self._prompted(prompt, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
+        request = self._prompt(prompt, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
         return Stream(self._calls, request)
 
     def chat(
@@ -231,12 +232,14 @@ class Client(BaseClient):
         timeouts: Timeouts | None = None,
         **fields: Any,
     ) -> Completion:
-        """The model's answer to a conversation, rendered with the checkpoint's own chat template.
+        """Return the model's answer to a conversation, which the server renders with the checkpoint's own chat
+        template.
 
-        The thinking comes apart, in `Completion.reasoning`, unless `separate_reasoning` is False.
-        `chat_template_kwargs={"thinking": True}` switches it on where the model can do both. Else as `generate`.
+        The reasoning is kept apart, in `Completion.reasoning`, unless `separate_reasoning` is False.
+        `chat_template_kwargs={"thinking": True}` switches reasoning on in models that can do without. All other
+        arguments are those of `generate`.
         """
-        request = self._conversing(messages, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
+        request = self._chat(messages, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
         return run(self._calls.generate(request))
 
     def stream_chat(
@@ -248,8 +251,8 @@ class Client(BaseClient):
         timeouts: Timeouts | None = None,
         **fields: Any,
     ) -> Stream:
-        """`chat` as it comes; see `stream`."""
-        request = self._conversing(messages, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
+        """Return the answer of `chat` as a stream; see `stream`."""
+        request = self._chat(messages, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
         return Stream(self._calls, request)
 
     @overload
@@ -284,52 +287,56 @@ class Client(BaseClient):
         return_errors: bool = False,
         **fields: Any,
     ) -> Generator[Any, None, None]:
-        """The answers to many requests, in their order, at most `concurrency` of them under way at a time.
+        """Yield the answers to many requests in their order; at most `concurrency` requests are active at a time.
 
-        A request is a prompt or a mapping of `generate`'s arguments (`chat`'s with "messages"), which win over those
-        given here. Both sides are lazy: requests are read as answers leave. The first error ends it all; with
-        `return_errors` it takes its answer's place instead. Leaving the loop cancels what is under way.
+        A request is a prompt, or a mapping of the arguments of `generate` (with "messages", of `chat`); these win over
+        the arguments given here. `requests` is read only as fast as answers are taken. The first error ends the batch;
+        with `return_errors` the error stands in place of its answer instead. Leaving the loop cancels the active
+        requests.
         """
-        from deepseek_triton_client._background_batch import in_background  # here, because it needs asyncio
+        from deepseek_triton_client._background_batch import answers_in_background  # here, because it needs asyncio
 
-        _ = self._calls  # a closed client says so at once
-        make = self._batch(requests, params, fields, timeouts, concurrency)
-        return in_background(self._settings, requests, make, concurrency=concurrency, return_errors=return_errors)
+        _ = self._calls  # a closed client raises here, and not with the first answer
+        make_request = self._batch(requests, params, fields, timeouts, concurrency)
+        return answers_in_background(
+            self._settings, requests, make_request, concurrency=concurrency, return_errors=return_errors
+        )
 
     def cancel(self, request_id: str) -> None:
-        """Ends the running request of this id, whoever sent it; it then ends with finish_reason "cancelled".
+        """End the active request with this id, whichever client sent it; its finish_reason is then "cancelled".
 
-        Raises InvalidRequest where no server has it.
+        Raises InvalidRequest if no server has such a request.
         """
         run(self._calls.cancel(request_id))
 
     def ready(self) -> bool:
-        """Whether a server can answer now. False also where none can be reached or answers in time."""
+        """Tell whether a server can answer now. False also when none can be reached or answers in time."""
         return run(self._calls.ready())
 
     def readiness(self) -> tuple[Readiness, ...]:
-        """How far each server is now, in the order of their URLs; what can't be reached is "unreachable"."""
+        """Tell how far each server is now, in the order of the URLs; one that can't be reached is "unreachable"."""
         return run(self._calls.readiness())
 
     def wait_until_ready(
         self, timeout_s: float | None = None, on_progress: Callable[[Readiness], None] | None = None
     ) -> None:
-        """Asks once a second until a server is ready; None waits for ever. Raises DeadlineExceeded.
+        """Wait until a server is ready, asking once a second; `timeout_s` None waits for ever. Raises DeadlineExceeded.
 
-        A cold DeepSeek takes from minutes to an hour to load. `on_progress` gets each answer.
+        Loading DeepSeek from cold storage takes from minutes to an hour. `on_progress` is called with every state that
+        was seen.
         """
         run(self._calls.wait_until_ready(timeout_s, on_progress))
 
     def metadata(self) -> ModelMetadata:
-        """What Triton says the model is. Raises ModelNotFound where there is none."""
+        """Return what Triton says about the model. Raises ModelNotFound if Triton has no such model."""
         return run(self._calls.metadata())
 
     def metrics(self) -> Metrics:
-        """What the server's /metrics says, of `metrics_url` or of port 8002 of the first server."""
+        """Return the server's metrics, read from `metrics_url` or from port 8002 of the first server."""
         return run(self._calls.metrics())
 
     def close(self) -> None:
-        """Closes the connections; streams still open break. May be called again."""
+        """Close the connections; streams that are still open break. May be called again."""
         if self._open_calls is not None:
             calls, self._open_calls = self._open_calls, None
             run(calls.close())
@@ -347,7 +354,7 @@ class Client(BaseClient):
 
 
 class BaseStream:
-    """What does not wait: who the stream is, and what it has brought so far."""
+    """Identity and progress of a stream: everything in it that does not wait."""
 
     def __init__(self, calls: Calls, request: Request) -> None:
         self._calls = calls
@@ -360,17 +367,17 @@ class BaseStream:
 
     @property
     def url(self) -> str:
-        """Of the server that answers."""
+        """URL of the server that answers."""
         return self._opened().url
 
     @property
     def text(self) -> str:
-        """All of it so far; of the first answer, where there are several."""
+        """The text so far; that of the first answer if the request asked for several."""
         return self._opened().text()
 
     @property
     def reasoning(self) -> str:
-        """The thinking so far; of the first answer, where there are several."""
+        """The reasoning so far; that of the first answer if the request asked for several."""
         return self._opened().reasoning()
 
     def _opened(self) -> Exchange:
@@ -385,7 +392,8 @@ class BaseStream:
 
 
 class Stream(BaseStream):
-    """One answer as it comes. Iterate for chunks, once and from one thread; `completion()` reads what is left.
+    """One answer, read chunk by chunk while it is generated. Iterate once and from one thread; `completion` reads the
+    rest.
 
     Any error of the package can come between two chunks; it ends the stream.
     """
@@ -409,12 +417,12 @@ class Stream(BaseStream):
         return chunk
 
     def completion(self) -> Completion:
-        """The whole answer, chunks already taken included. Raises what reading it raises."""
+        """The whole answer, including the chunks that were taken already. Raises what reading it raises."""
         for _ in self:
             pass
         return self._opened().completion()
 
     def close(self) -> None:
-        """Cancels the request unless it has ended. May be called again."""
+        """Cancel the request unless it has ended. May be called again."""
         if self._exchange is not None:
             run(self._exchange.close())

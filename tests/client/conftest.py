@@ -1,4 +1,4 @@
-"""The scripted servers."""
+"""Fixtures: the scripted servers."""
 
 from __future__ import annotations
 

@@ -1,31 +1,23 @@
-"""Batches of the blocking client: what their threads do when things go wrong around them."""
+"""Batches of the blocking client: how their threads cope with trouble."""
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import queue
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import pytest
 
 from deepseek_triton_client import Client
-from deepseek_triton_client._background_batch import _the_loop
-from support.contract_metadata import METADATA
-
-LAST = {"text_output": "a", "finish_reason": "stop", "num_input_tokens": 1, "num_output_tokens": 1}
-
-
-def metadata(http_server):
-    return http_server.body(200, json.dumps({**asdict(METADATA), "name": "tensorrt_llm"}).encode())
+from deepseek_triton_client._background_batch import _background_loop
+from deepseek_triton_client.testing import FakeServer
 
 
 @pytest.fixture
-def client(http_server):
-    with Client(http_server.url) as client:
+def client():
+    with FakeServer("a") as server, Client(server.url) as client:
         yield client
 
 
@@ -33,8 +25,7 @@ def threads(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
 
 
-def test_leaving_does_not_wait_for_an_iterable_that_blocks(http_server, client):
-    http_server.script(metadata(http_server), http_server.events(LAST))
+def test_leaving_does_not_wait_for_an_iterable_that_blocks(client):
     prompts: queue.Queue[str | None] = queue.Queue()
     prompts.put("a")
 
@@ -48,26 +39,23 @@ def test_leaving_does_not_wait_for_an_iterable_that_blocks(http_server, client):
     assert threads("deepseek-triton-requests") == []
 
 
-def test_an_iterable_that_fails_fails_the_batch(http_server, client):
+def test_an_iterable_that_fails_fails_the_batch(client):
     def prompts() -> Iterator[str]:
         yield "a"
         raise LookupError("the table is gone")
 
-    http_server.script(metadata(http_server), http_server.events(LAST))
     answers = client.generate_many(prompts(), concurrency=1)
     with pytest.raises(LookupError, match="the table is gone"):
         list(answers)
 
 
-def test_one_thread_serves_all_batches(http_server, client):
-    http_server.script(*[metadata(http_server), http_server.events(LAST)] * 3)
+def test_one_thread_serves_all_batches(client):
     for _ in range(3):
         assert [each.text for each in client.generate_many(["x"])] == ["a"]
     assert len(threads("deepseek-triton-batches")) == 1
 
 
-def test_the_collector_may_end_a_batch_on_the_batches_own_thread(http_server, client):
-    http_server.script(metadata(http_server), http_server.events(LAST))
+def test_the_collector_may_end_a_batch_on_the_batches_own_thread(client):
     answers = client.generate_many(["x", "y"], concurrency=1)
     next(answers)
     ring = [answers]
@@ -81,14 +69,13 @@ def test_the_collector_may_end_a_batch_on_the_batches_own_thread(http_server, cl
     gc.disable()
     try:
         del answers, ring
-        _the_loop().call_soon_threadsafe(collect)
+        _background_loop().call_soon_threadsafe(collect)
         assert collected.wait(30)
     finally:
         gc.enable()
 
 
-def test_a_forked_process_has_a_loop_of_its_own(http_server, client):
-    http_server.script(*[metadata(http_server), http_server.events(LAST)] * 2)
+def test_a_forked_process_has_a_loop_of_its_own(client):
     list(client.generate_many(["x"]))
     pid = os.fork()
     if pid == 0:

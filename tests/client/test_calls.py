@@ -1,4 +1,4 @@
-"""Retries, failover and limits, over servers that do as they are told; on threads and on an event loop."""
+"""Retries, failover and time limits, with scripted transports, on threads and on an event loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
 from deepseek_triton_client._blocking_runtime import BlockingRuntime, run
 from deepseek_triton_client._core import calls as calls_module
 from deepseek_triton_client._core.calls import Calls, ServerState
-from deepseek_triton_client._core.checked_request import Request, prompted
+from deepseek_triton_client._core.checked_request import Request, prompt_request
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
 from deepseek_triton_client._core.runtime import RuntimeEvent
 from deepseek_triton_client._core.transport import Input, Outputs
@@ -65,7 +65,7 @@ LOST = ServerUnavailable("connection lost")
 WRONG = InvalidRequest("no", code="E_INVALID_ARGUMENT")
 
 Step = Outputs | DeepseekTritonError | str
-"""What `receive` gives or raises; "wait" waits for the interrupt."""
+"""What `receive` returns or raises; "wait" waits for the interrupt."""
 
 
 class FakeStream:
@@ -95,7 +95,7 @@ class FakeStream:
 
 
 class FakeServer:
-    """A transport. `scripts` holds what each request gets; the last one again and again."""
+    """A scripted transport. Each request takes the next of `scripts`; the last one is used again and again."""
 
     always_streams = False
 
@@ -172,7 +172,7 @@ async def wait_in_loop(event: threading.Event) -> None:
 
 
 class CountedEvent:
-    """An event that says how many wait for it."""
+    """An event that counts the callers that wait for it."""
 
     def __init__(self, event: RuntimeEvent, world: World) -> None:
         self._event = event
@@ -220,7 +220,7 @@ class World:
         return run(coroutine) if self.kind == "blocking" else asyncio.run(coroutine)
 
     def together(self, *coroutines: Coroutine[Any, Any, Any]) -> list[Any]:
-        """What each returned or raised."""
+        """The results or errors of all calls."""
         if self.kind == "asyncio":
 
             async def gathered() -> list[Any]:
@@ -251,7 +251,7 @@ def world(request: pytest.FixtureRequest) -> World:
 def request(streaming: bool = True, timeouts: Mapping[str, float] | None = None, request_id: str = "r1") -> Request:
     limits = Timeouts(**(timeouts or {}))
     params = SamplingParams(max_tokens=5)
-    return prompted("hi", params=params, timeouts=limits, streaming=streaming, request_id=request_id)
+    return prompt_request("hi", params=params, timeouts=limits, streaming=streaming, request_id=request_id)
 
 
 def test_the_answer_is_put_together(world):
@@ -291,7 +291,7 @@ def test_what_was_refused_before_anything_was_generated_is_sent_again(world, ref
 
 
 def test_waits_grow_at_random_and_are_bounded(world):
-    """Full jitter: anywhere between nothing and a bound that doubles."""
+    """The delays have full jitter: they lie between nothing and a bound that doubles."""
     calls = world.calls(FakeServer([FULL]), retries=Retries(attempts=8, initial_s=0.5, max_s=4))
 
     with pytest.raises(Overloaded):
@@ -480,7 +480,7 @@ def test_who_comes_after_a_failure_asks_again(world):
 
 
 def test_a_failure_within_less_time_is_not_shared(world):
-    """Who has more time than the one who read may still get an answer."""
+    """A caller with more time than the one that read the metadata may still get an answer."""
     server = FakeServer()
     server.metadata_steps = [NOBODY, OURS]
     server.metadata_may_end = lambda: server.num_metadata > 1 or world.num_waiting == 1
@@ -535,7 +535,7 @@ def test_waiting_for_anothers_metadata_keeps_to_ones_own_limits(world, limit, er
 
 
 def test_a_server_that_fails_meanwhile_still_gives_its_dialect(world):
-    """Another thread may forget what was read at any time, here at the worst."""
+    """Another thread may reset the metadata at any time; here it does so at the worst moment."""
 
     class Forgetful(ServerState):
         @property
@@ -609,7 +609,7 @@ def test_connecting_is_limited_by_whichever_limit_comes_first(world):
 
 
 def test_no_wait_goes_beyond_the_limit(world):
-    """An answer that could only come too late is not waited for."""
+    """The client does not wait for an answer that would come too late."""
     calls = world.calls(FakeServer([FULL]), retries=Retries(attempts=50, initial_s=1000, max_s=1000))
 
     with pytest.raises(Overloaded):
@@ -636,7 +636,7 @@ def test_closing_in_the_middle_ends_the_stream(world):
 
 
 def test_a_connection_whose_watchdog_may_still_bite_serves_nobody_else(world, monkeypatch):
-    """An interrupt such as Ctrl-C may come while the watchdog is stopped."""
+    """KeyboardInterrupt may come while the watchdog is being stopped."""
     server = FakeServer(ANSWER)
     calls = world.calls(server)
     stops = [KeyboardInterrupt()]
@@ -730,7 +730,7 @@ def test_waiting_for_readiness_ends_in_time(world):
 
 
 def test_waiting_for_readiness_shares_its_time_among_the_servers(world):
-    """One that is silent must not take the time of the others."""
+    """A silent server must not take the time of the others."""
     servers = FakeServer(), FakeServer()
     for server in servers:
         server.states = [False]

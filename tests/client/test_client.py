@@ -1,4 +1,4 @@
-"""What the client does before it asks a server anything, in all four corners."""
+"""What the client does before it asks a server anything, with all four kinds of client."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from deepseek_triton_client import (
     Timeouts,
 )
 from deepseek_triton_client._core import calls as calls_module
-from support.corners import Corner
+from support.client_kinds import ClientKind
 
 VERBS = ("generate", "stream", "chat", "stream_chat")
 SECRET = "hf-very-secret"
 
 
 @pytest.fixture
-def nowhere(corner: Corner) -> str:
-    """Nobody listens there, and nobody is to be asked."""
-    return f"{corner.scheme}://127.0.0.1:1"
+def nowhere(client_kind: ClientKind) -> str:
+    """The URL of a port where nothing listens: the client must not ask it."""
+    return f"{client_kind.scheme}://127.0.0.1:1"
 
 
-def test_creating_a_client_connects_nowhere(corner: Corner, nowhere: str) -> None:
-    with corner.client(nowhere) as client:
+def test_creating_a_client_connects_nowhere(client_kind: ClientKind, nowhere: str) -> None:
+    with client_kind.client(nowhere) as client:
         assert (client.url, client.model_name) == (nowhere, "tensorrt_llm")
 
 
@@ -57,35 +57,47 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str, tuple[str, ...]]] = {
     "no messages": ([], {}, "messages: expected at least one message", VERBS[2:]),
     "one message": ({"role": "user", "content": "hi"}, {}, "messages: expected a text or a list", VERBS[2:]),
     "no role": ([{"content": "hi"}], {}, r"messages\[0\]: expected", VERBS[2:]),
-    "no number": ([{"role": "user", "content": float("nan")}], {}, "messages: expected what JSON can hold", VERBS[2:]),
-    "a deep one": ([{"role": "user", "content": DEEP}], {}, "messages: expected what JSON can hold", VERBS[2:]),
+    "no number": (
+        [{"role": "user", "content": float("nan")}],
+        {},
+        "messages: expected values that JSON can hold",
+        VERBS[2:],
+    ),
+    "a deep one": ([{"role": "user", "content": DEEP}], {}, "messages: expected values that JSON can hold", VERBS[2:]),
     "only deep": (DEEP, {}, r"messages\[0\]: expected", VERBS[2:]),
     "params in a dict": ("hi", {"params": {"max_tokens": 1}}, r"params: .*got dict; give fields by name: \*\*", VERBS),
     "no params": ("hi", {"params": {}}, "params: expected SamplingParams, got dict", VERBS),
     "seconds": ("hi", {"timeouts": 5}, r"timeouts: .*Timeouts\(total=5\), got 5", VERBS),
     "no seconds": ("hi", {"timeouts": 0}, r"timeouts: .*, got 0", VERBS),
-    "what JSON has not": ([{"role": "user", "content": {1j}}], {}, "messages: expected what JSON can hold", VERBS[2:]),
+    "what JSON has not": (
+        [{"role": "user", "content": {1j}}],
+        {},
+        "messages: expected values that JSON can hold",
+        VERBS[2:],
+    ),
 }
 
 
 @pytest.mark.parametrize(("name", "verb"), [(name, verb) for name, wrong in WRONG.items() for verb in wrong[3]])
-def test_what_is_wrong_is_refused_before_anything_is_sent(corner: Corner, nowhere: str, name: str, verb: str) -> None:
+def test_what_is_wrong_is_refused_before_anything_is_sent(
+    client_kind: ClientKind, nowhere: str, name: str, verb: str
+) -> None:
     content, fields, expected, _verbs = WRONG[name]
-    with corner.client(nowhere) as client, pytest.raises(InvalidRequest, match=expected) as caught:
+    with client_kind.client(nowhere) as client, pytest.raises(InvalidRequest, match=expected) as caught:
         getattr(client, verb)(content, **fields)
 
     assert (caught.value.code, caught.value.url, caught.value.unprocessed) == (None, None, False)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_fields_win_over_params(corner: Corner, nowhere: str, verb: str) -> None:
-    """Seen by what is refused: the wrong one of `params` has been replaced where the message has the other's."""
-    with corner.client(nowhere) as client, pytest.raises(InvalidRequest, match="got 'new'"):
+def test_fields_win_over_params(client_kind: ClientKind, nowhere: str, verb: str) -> None:
+    """The refused field shows it: the wrong field of `params` was replaced, so the message names only the other one."""
+    with client_kind.client(nowhere) as client, pytest.raises(InvalidRequest, match="got 'new'"):
         getattr(client, verb)("hi", SamplingParams(max_tokens=1), max_tokens="new")
 
 
-def test_a_closed_client_says_so(corner: Corner, nowhere: str) -> None:
-    client = corner.client(nowhere)
+def test_a_closed_client_says_so(client_kind: ClientKind, nowhere: str) -> None:
+    client = client_kind.client(nowhere)
     with client:
         pass
     client.close()
@@ -98,8 +110,8 @@ def test_a_closed_client_says_so(corner: Corner, nowhere: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["stream", "stream_chat"])
-def test_a_stream_is_entered_first(corner: Corner, nowhere: str, verb: str) -> None:
-    with corner.client(nowhere) as client:
+def test_a_stream_is_entered_first(client_kind: ClientKind, nowhere: str, verb: str) -> None:
+    with client_kind.client(nowhere) as client:
         stream = getattr(client, verb)("hi", request_id="job-1")
         assert stream.request_id == "job-1"
         for use in (lambda: next(stream), lambda: stream.completion(), lambda: stream.text, lambda: stream.url):
@@ -109,15 +121,15 @@ def test_a_stream_is_entered_first(corner: Corner, nowhere: str, verb: str) -> N
 
 
 @pytest.mark.parametrize("verb", ["stream", "stream_chat"])
-def test_every_request_has_an_id_of_its_own(corner: Corner, nowhere: str, verb: str) -> None:
-    with corner.client(nowhere) as client:
+def test_every_request_has_an_id_of_its_own(client_kind: ClientKind, nowhere: str, verb: str) -> None:
+    with client_kind.client(nowhere) as client:
         assert len({getattr(client, verb)("hi").request_id for _ in range(3)}) == 3
 
 
 WRONG_BATCHES: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "a text": ("hi", {}, "requests: expected several, in a list or the like, got str"),
-    "one request": ({"prompt": "hi"}, {}, "requests: expected several, in a list or the like, got dict"),
-    "nothing": (None, {}, "requests: expected several, in a list or the like, got NoneType"),
+    "a text": ("hi", {}, "requests: expected a list or another iterable of requests, got str"),
+    "one request": ({"prompt": "hi"}, {}, "requests: expected a list or another iterable of requests, got dict"),
+    "nothing": (None, {}, "requests: expected a list or another iterable of requests, got NoneType"),
     "none at a time": (["hi"], {"concurrency": 0}, "concurrency: expected an integer of at least 1, got 0"),
     "half at a time": (["hi"], {"concurrency": 0.5}, "concurrency: expected"),
     "true at a time": (["hi"], {"concurrency": True}, "concurrency: expected"),
@@ -131,10 +143,10 @@ WRONG_BATCHES: dict[str, tuple[Any, dict[str, Any], str]] = {
 @pytest.mark.parametrize("return_errors", [False, True])
 @pytest.mark.parametrize("name", WRONG_BATCHES)
 def test_a_batch_that_is_wrong_is_refused_at_the_call(
-    corner: Corner, nowhere: str, name: str, return_errors: bool
+    client_kind: ClientKind, nowhere: str, name: str, return_errors: bool
 ) -> None:
     requests, fields, expected = WRONG_BATCHES[name]
-    with corner.client(nowhere) as client, pytest.raises(InvalidRequest, match=expected):
+    with client_kind.client(nowhere) as client, pytest.raises(InvalidRequest, match=expected):
         client.generate_many(requests, return_errors=return_errors, **fields)
 
 
@@ -147,7 +159,7 @@ def test_the_blocking_client_takes_no_asynchronous_requests() -> None:
 
 
 def test_a_request_of_a_batch_wins_over_what_all_have(nowhere: str) -> None:
-    """And can take it back."""
+    """None in a request unsets a field that all the others have."""
     with Client(nowhere) as client:
         make = client._batch([], SamplingParams(top_k=1, seed=1), {"seed": 2, "n": 2}, Timeouts(total=5), 1)
         request = make({"messages": "hi", "request_id": "job-1", "seed": 3, "n": None})
@@ -158,14 +170,14 @@ def test_a_request_of_a_batch_wins_over_what_all_have(nowhere: str) -> None:
 
 
 def test_a_whole_answer_has_no_limits_of_tokens(nowhere: str) -> None:
-    """Neither the client's nor the request's own."""
+    """This holds for the limits of the client and for those of the request."""
     limits = Timeouts(connect=1, first_token=2, between_tokens=3, total=4)
     whole = Timeouts(connect=1, total=4)
     with Client(nowhere, timeouts=limits) as client, Client(nowhere) as other:
-        for made in (client._prompted("hi", None, {}, streaming=each) for each in (True, False)):
+        for made in (client._prompt("hi", None, {}, streaming=each) for each in (True, False)):
             assert made.timeouts == (limits if made.streaming else whole)
         for each in (True, False):
-            made = other._conversing("hi", None, {}, streaming=each, timeouts=limits)
+            made = other._chat("hi", None, {}, streaming=each, timeouts=limits)
             assert made.timeouts == (limits if each else whole)
 
 
@@ -204,22 +216,22 @@ def test_settings_that_are_wrong(kind: Any, wrong: dict[str, Any]) -> None:
             kind(url, **wrong)
 
 
-def test_neither_token_nor_headers_are_shown(corner: Corner, nowhere: str) -> None:
-    with corner.client(nowhere, token=SECRET, headers={"x-api-key": SECRET}) as client:
+def test_neither_token_nor_headers_are_shown(client_kind: ClientKind, nowhere: str) -> None:
+    with client_kind.client(nowhere, token=SECRET, headers={"x-api-key": SECRET}) as client:
         shown = repr(client)
     assert nowhere in shown
     assert SECRET not in shown
 
 
-def test_a_token_is_asked_for_each_time(corner: Corner, nowhere: str) -> None:
-    """And one that can't be sent is refused without being quoted."""
+def test_a_token_is_asked_for_each_time(client_kind: ClientKind, nowhere: str) -> None:
+    """A token that can't be sent is refused without being quoted."""
     asked = []
 
     def token() -> str:
         asked.append(1)
         return f"{SECRET}\n"
 
-    with corner.client(nowhere, token=token, timeouts=Timeouts(connect=1)) as client:
+    with client_kind.client(nowhere, token=token, timeouts=Timeouts(connect=1)) as client:
         for number in (1, 2):
             with pytest.raises(InvalidRequest, match="token") as caught:
                 client.generate("hi")
@@ -227,11 +239,11 @@ def test_a_token_is_asked_for_each_time(corner: Corner, nowhere: str) -> None:
             assert SECRET not in str(caught.value)
 
 
-def test_waiting_asks_again_until_it_is_ready(corner: Corner, nowhere: str, monkeypatch: Any) -> None:
+def test_waiting_asks_again_until_it_is_ready(client_kind: ClientKind, nowhere: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(calls_module, "_POLL_INTERVAL_S", 0.01)
     told: list[Readiness] = []
     with (
-        corner.client(nowhere) as client,
+        client_kind.client(nowhere) as client,
         pytest.raises(DeadlineExceeded, match=r"not ready after 1 s: .* is unreachable"),
     ):
         client.wait_until_ready(1, told.append)

@@ -1,4 +1,4 @@
-"""What a client is made with, checked."""
+"""The settings of a client are checked when it is made."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_urls_that_are_none(url):
     ],
 )
 def test_a_password_in_a_url_is_refused_and_not_repeated(url):
-    """Nor by what is shown as the cause."""
+    """The secret is not shown in the cause of the error either."""
     for refusal in (Endpoint.parse, lambda url: Settings(endpoints=(SERVER,), model_name="m", metrics_url=url)):
         with pytest.raises(InvalidRequest, match="url: expected") as caught:
             refusal(url)

@@ -14,7 +14,7 @@ from deepseek_triton_client import (
     TensorMetadata,
     Timeouts,
 )
-from deepseek_triton_client._core.checked_request import conversing, prompted
+from deepseek_triton_client._core.checked_request import chat_request, prompt_request
 from deepseek_triton_client._core.dialect import Dialect
 
 ONE, ANY = (1,), (-1,)
@@ -83,16 +83,16 @@ def dialect(inputs, *more_outputs, stream_mode=None):
 
 def asked(prompt="hi", *, streaming=True, **fields):
     params = SamplingParams().merged(fields)
-    return prompted(prompt, params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
+    return prompt_request(prompt, params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
 
 
 def chat(*, streaming=True, **fields):
     params = SamplingParams().merged(fields)
-    return conversing("hi", params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
+    return chat_request("hi", params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
 
 
 def sent(spoken, request, *, streamed=None):
-    """Input -> its value, as /generate has it."""
+    """Input name -> value, in the form of /generate."""
     inputs = spoken.inputs(request, streamed=request.streaming if streamed is None else streamed)
     values = {each.name: each.values[0] if len(each.values) == 1 else list(each.values) for each in inputs}
     assert len(values) == len(inputs)

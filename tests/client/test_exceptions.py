@@ -1,4 +1,4 @@
-"""The tree of errors, and which of them the server's words stand for."""
+"""The tree of errors, and which error each message of the server becomes."""
 
 import copy
 import pickle
@@ -68,7 +68,7 @@ def test_a_model_that_loads_or_unloads_is_another_servers_to_answer(words):
 
 @pytest.mark.parametrize("kind", list(tree(DeepseekTritonError)))
 def test_errors_survive_pickling_and_copying(kind):
-    """They cross process borders in test runners and pools."""
+    """Errors cross process boundaries in test runners and pools."""
     error = kind("full", code="E_OVERLOADED", request_id="r1", url="http://h:8000", unprocessed=True)
     for same in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert (type(same), vars(same), str(same)) == (kind, vars(error), "[E_OVERLOADED] full")

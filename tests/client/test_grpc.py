@@ -53,7 +53,7 @@ class Blocking:
         return _blocking_runtime.run(self._whole(blocking_transport, url, body, settings))
 
     def after(self, event, callback):
-        """Calls `callback` when `event` is set; from another thread, as a watchdog does."""
+        """Call `callback` from another thread when `event` is set, as a watchdog does."""
         threading.Thread(target=lambda: (event.wait(WAIT_S), callback())).start()
 
     async def sleep(self, event):
@@ -74,7 +74,7 @@ class Asyncio(Blocking):
         return asyncio.run(self._whole(asyncio_transport, url, body, settings))
 
     def after(self, event, callback):
-        """From the loop's own thread, as a watchdog does."""
+        """Call `callback` on the loop's own thread, as a watchdog does."""
         loop = asyncio.get_running_loop()
         threading.Thread(target=lambda: (event.wait(WAIT_S), loop.call_soon_threadsafe(callback))).start()
 
@@ -83,7 +83,7 @@ class Asyncio(Blocking):
 
 
 @pytest.fixture(params=[Blocking, Asyncio])
-def face(request):
+def driver(request):
     return request.param()
 
 
@@ -112,18 +112,18 @@ async def rest(stream):
     return found
 
 
-def failing(face, url, body=everything, **settings):
+def failing(driver, url, body=everything, **settings):
     with pytest.raises(DeepseekTritonError) as caught:
-        face.run(url, body, **settings)
+        driver.run(url, body, **settings)
     return caught.value
 
 
 # --- requests and responses ---
 
 
-def test_what_is_sent(grpc_server, face):
+def test_what_is_sent(grpc_server, driver):
     grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a")))
-    face.run(grpc_server.url, everything, model_version="2")
+    driver.run(grpc_server.url, everything, model_version="2")
     (sent,) = grpc_server.requests
     assert (sent.model_name, sent.model_version, sent.id) == ("tensorrt_llm", "2", "r1")
     assert sent.parameters["triton_enable_empty_final_response"].bool_param
@@ -141,33 +141,33 @@ def test_what_is_sent(grpc_server, face):
     ]
 
 
-def test_responses(grpc_server, face):
+def test_responses(grpc_server, driver):
     grpc_server.script(
         grpc_server.responses(
             grpc_server.response(text_output="你"),
             grpc_server.response(text_output="好", finish_reason="stop", num_output_tokens=2),
         )
     )
-    assert face.run(grpc_server.url, everything) == [
+    assert driver.run(grpc_server.url, everything) == [
         {"text_output": "你"},
         {"text_output": "好", "finish_reason": "stop", "num_output_tokens": 2},
     ]
 
 
-def test_an_empty_final_response_is_left_out(grpc_server, face):
+def test_an_empty_final_response_is_left_out(grpc_server, driver):
     grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a"), grpc_server.response(final=True)))
-    assert face.run(grpc_server.url, everything) == [{"text_output": "a"}]
+    assert driver.run(grpc_server.url, everything) == [{"text_output": "a"}]
 
 
-def test_nothing_is_sent_before_the_first_receive(grpc_server, face):
+def test_nothing_is_sent_before_the_first_receive(grpc_server, driver):
     async def body(transport):
         await opened(transport).close()
 
-    face.run(grpc_server.url, body)
+    driver.run(grpc_server.url, body)
     assert grpc_server.metadata == []
 
 
-def test_a_stream_that_ended_stays_so(grpc_server, face):
+def test_a_stream_that_ended_stays_so(grpc_server, driver):
     async def body(transport):
         stream = opened(transport)
         await rest(stream)
@@ -176,10 +176,10 @@ def test_a_stream_that_ended_stays_so(grpc_server, face):
         await stream.close()
 
     grpc_server.script(grpc_server.responses())
-    face.run(grpc_server.url, body)
+    driver.run(grpc_server.url, body)
 
 
-def test_a_request_that_ends_is_not_cancelled(grpc_server, face):
+def test_a_request_that_ends_is_not_cancelled(grpc_server, driver):
     ended = []
 
     def answer(request, context):
@@ -195,12 +195,12 @@ def test_a_request_that_ends_is_not_cancelled(grpc_server, face):
         await stream.close()
 
     grpc_server.script(answer)
-    face.run(grpc_server.url, body)
+    driver.run(grpc_server.url, body)
     assert ended == [True]
 
 
-def test_many_streams_at_once(grpc_server, face):
-    """On one connection, each with its own answer."""
+def test_many_streams_at_once(grpc_server, driver):
+    """All streams share one connection, and each gets its own answer."""
 
     def answer(request, context):
         yield grpc_server.response(text_output=request.id)
@@ -212,7 +212,7 @@ def test_many_streams_at_once(grpc_server, face):
         return found
 
     async def body(transport):
-        if isinstance(face, Asyncio):
+        if isinstance(driver, Asyncio):
             return await asyncio.gather(*(one(transport, number) for number in range(20)))
         found = [None] * 20
 
@@ -227,7 +227,7 @@ def test_many_streams_at_once(grpc_server, face):
         return found
 
     grpc_server.script(*[answer] * 20)
-    assert face.run(grpc_server.url, body) == [[{"text_output": str(number)}] for number in range(20)]
+    assert driver.run(grpc_server.url, body) == [[{"text_output": str(number)}] for number in range(20)]
 
 
 # --- errors the server sends ---
@@ -244,7 +244,7 @@ def test_many_streams_at_once(grpc_server, face):
     ],
 )
 @pytest.mark.parametrize("num_before", [0, 1])
-def test_an_error_in_the_stream_is_its_end(grpc_server, face, message, kind, code, unprocessed, num_before):
+def test_an_error_in_the_stream_is_its_end(grpc_server, driver, message, kind, code, unprocessed, num_before):
     async def body(transport):
         stream = opened(transport)
         for _ in range(num_before):
@@ -257,7 +257,7 @@ def test_an_error_in_the_stream_is_its_end(grpc_server, face, message, kind, cod
 
     answers = [grpc_server.response(text_output="a")] * num_before
     grpc_server.script(grpc_server.responses(*answers, grpc_server.error(message)))
-    error = face.run(grpc_server.url, body)
+    error = driver.run(grpc_server.url, body)
     assert (type(error), error.code, str(error)) == (kind, code, message)
     assert error.unprocessed is (unprocessed and not num_before)
 
@@ -267,9 +267,9 @@ def test_every_status_is_mapped():
 
 
 @pytest.mark.parametrize("status", [each for each in grpc.StatusCode if each is not grpc.StatusCode.OK])
-def test_a_status_becomes_an_error_of_this_package(grpc_server, face, status):
+def test_a_status_becomes_an_error_of_this_package(grpc_server, driver, status):
     grpc_server.script(lambda request, context: context.abort(status, "what"))
-    error = failing(face, grpc_server.url)
+    error = failing(driver, grpc_server.url)
     assert type(error) is BY_STATUS_CODE[status]
     assert type(error).__module__ == exceptions.__name__
     assert str(error) == "what"
@@ -285,32 +285,32 @@ def test_a_status_becomes_an_error_of_this_package(grpc_server, face, status):
         (grpc.StatusCode.PERMISSION_DENIED, "not you", AccessDenied, "not you", False),
     ],
 )
-def test_statuses_with_more_to_say(grpc_server, face, status, details, kind, text, unprocessed):
+def test_statuses_with_more_to_say(grpc_server, driver, status, details, kind, text, unprocessed):
     grpc_server.script(lambda request, context: context.abort(status, details))
-    error = failing(face, grpc_server.url)
+    error = failing(driver, grpc_server.url)
     assert (type(error), str(error), error.unprocessed) == (kind, text, unprocessed)
 
 
-def test_a_refusal_after_the_first_response_is_not_unprocessed(grpc_server, face):
+def test_a_refusal_after_the_first_response_is_not_unprocessed(grpc_server, driver):
     def answer(request, context):
         yield grpc_server.response(text_output="a")
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
 
     grpc_server.script(answer)
-    error = failing(face, grpc_server.url)
+    error = failing(driver, grpc_server.url)
     assert (type(error), error.unprocessed) == (Overloaded, False)
 
 
-def test_outputs_without_their_contents(grpc_server, face):
+def test_outputs_without_their_contents(grpc_server, driver):
     broken = grpc_server.response(text_output="a")
     broken.infer_response.ClearField("raw_output_contents")
     grpc_server.script(grpc_server.responses(broken))
-    error = failing(face, grpc_server.url)
+    error = failing(driver, grpc_server.url)
     assert type(error) is ProtocolError
     assert "raw contents" in str(error)
 
 
-def test_what_is_no_message_of_triton(face):
+def test_what_is_no_message_of_triton(driver):
     handler = grpc.stream_stream_rpc_method_handler(lambda requests, context: iter([b"\xff\xff"]))
     methods = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ModelStreamInfer": handler})
     server = grpc.server(ThreadPoolExecutor(1))
@@ -318,7 +318,7 @@ def test_what_is_no_message_of_triton(face):
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        error = failing(face, f"grpc://127.0.0.1:{port}")
+        error = failing(driver, f"grpc://127.0.0.1:{port}")
     finally:
         server.stop(None).wait()
     assert type(error) is ProtocolError
@@ -328,32 +328,32 @@ def test_what_is_no_message_of_triton(face):
 # --- sizes ---
 
 
-def test_a_response_over_the_limit(grpc_server, face):
+def test_a_response_over_the_limit(grpc_server, driver):
     grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a" * 2000)))
-    error = failing(face, grpc_server.url, connection=Connection(max_message_bytes=1000))
+    error = failing(driver, grpc_server.url, connection=Connection(max_message_bytes=1000))
     assert type(error) is ProtocolError
     assert "connection.max_message_bytes" in str(error)
     assert not error.unprocessed
 
 
-def test_responses_of_megabytes_are_within_the_default(grpc_server, face):
+def test_responses_of_megabytes_are_within_the_default(grpc_server, driver):
     grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a" * 5_000_000)))
-    (outputs,) = face.run(grpc_server.url, everything)
+    (outputs,) = driver.run(grpc_server.url, everything)
     assert len(outputs["text_output"]) == 5_000_000
 
 
-def test_a_request_over_the_servers_limit(grpc_server, face):
+def test_a_request_over_the_servers_limit(grpc_server, driver):
     async def body(transport):
         stream = transport.open("r1", [Input("text_input", "BYTES", ["a" * 9_000_000])], connect_s=10.0)
         await stream.receive()
 
-    assert type(failing(face, grpc_server.url, body)) is InvalidRequest
+    assert type(failing(driver, grpc_server.url, body)) is InvalidRequest
 
 
 # --- the end of connections ---
 
 
-def test_a_connection_lost_in_the_middle(grpc_server, proxy, face):
+def test_a_connection_lost_in_the_middle(grpc_server, proxy, driver):
     async def body(transport):
         stream = opened(transport)
         await stream.receive()
@@ -361,23 +361,23 @@ def test_a_connection_lost_in_the_middle(grpc_server, proxy, face):
         await rest(stream)
 
     grpc_server.script(grpc_server.silence(grpc_server.response(text_output="a")))
-    error = failing(face, f"grpc://127.0.0.1:{proxy.port}", body)
+    error = failing(driver, f"grpc://127.0.0.1:{proxy.port}", body)
     assert (type(error), error.unprocessed) == (ServerUnavailable, False)
 
 
-def test_a_connection_lost_before_the_first_response(grpc_server, proxy, face):
-    """The server had the request, and may have worked on it."""
+def test_a_connection_lost_before_the_first_response(grpc_server, proxy, driver):
+    """The server had the request, and may have processed it."""
 
     async def body(transport):
-        face.after(grpc_server.asked, proxy.cut)
+        driver.after(grpc_server.asked, proxy.cut)
         await everything(transport)
 
     grpc_server.script(grpc_server.silence())
-    error = failing(face, f"grpc://127.0.0.1:{proxy.port}", body)
+    error = failing(driver, f"grpc://127.0.0.1:{proxy.port}", body)
     assert (type(error), error.unprocessed) == (ServerUnavailable, False)
 
 
-def test_a_server_that_comes_back_is_found(grpc_server, proxy, face):
+def test_a_server_that_comes_back_is_found(grpc_server, proxy, driver):
     async def body(transport):
         await everything(transport)
         proxy.cut()
@@ -388,7 +388,7 @@ def test_a_server_that_comes_back_is_found(grpc_server, proxy, face):
                 pass
 
     grpc_server.script(*[grpc_server.responses(grpc_server.response(text_output="a"))] * 2)
-    assert face.run(f"grpc://127.0.0.1:{proxy.port}", body) == [{"text_output": "a"}]
+    assert driver.run(f"grpc://127.0.0.1:{proxy.port}", body) == [{"text_output": "a"}]
 
 
 def refused_port():
@@ -398,9 +398,9 @@ def refused_port():
 
 @pytest.mark.parametrize("connect_s", [10.0, None])
 @pytest.mark.parametrize("address", ["refused", "no.such.host.invalid:8001"])
-def test_nobody_there(face, address, connect_s):
+def test_nobody_there(driver, address, connect_s):
     url = f"grpc://127.0.0.1:{refused_port()}" if address == "refused" else f"grpc://{address}"
-    error = failing(face, url, lambda transport: everything(transport, connect_s))
+    error = failing(driver, url, lambda transport: everything(transport, connect_s))
     assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
 
@@ -418,21 +418,21 @@ def blackhole():
         yield listener.getsockname()[1]
 
 
-def test_connecting_is_limited(face, blackhole):
-    error = failing(face, f"grpc://127.0.0.1:{blackhole}", lambda transport: everything(transport, 0.2))
+def test_connecting_is_limited(driver, blackhole):
+    error = failing(driver, f"grpc://127.0.0.1:{blackhole}", lambda transport: everything(transport, 0.2))
     assert (type(error), error.unprocessed) == (ServerUnavailable, True)
     assert str(error) == "no connection within 0.2 s"
 
 
-def test_connecting_is_limited_where_something_listens(face):
+def test_connecting_is_limited_where_something_listens(driver):
     with RawServer(lambda connection: connection.recv(1 << 16)) as server:
-        error = failing(face, f"grpc://127.0.0.1:{server.port}", lambda transport: everything(transport, 0.2))
+        error = failing(driver, f"grpc://127.0.0.1:{server.port}", lambda transport: everything(transport, 0.2))
     assert (str(error), error.unprocessed) == ("no connection within 0.2 s", True)
 
 
-def test_gRPC_gives_up_by_itself_where_the_request_has_no_limit(face, blackhole):
+def test_gRPC_gives_up_by_itself_where_the_request_has_no_limit(driver, blackhole):
     error = failing(
-        face,
+        driver,
         f"grpc://127.0.0.1:{blackhole}",
         lambda transport: everything(transport, None),
         timeouts=Timeouts(connect=0.1),
@@ -440,21 +440,21 @@ def test_gRPC_gives_up_by_itself_where_the_request_has_no_limit(face, blackhole)
     assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
 
-def test_an_interrupt_while_connecting(face, blackhole):
+def test_an_interrupt_while_connecting(driver, blackhole):
     async def body(transport):
         stream = opened(transport, 600.0)
         begun = threading.Event()
-        face.after(begun, stream.interrupt)
-        begin = stream._begun
-        stream._begun = lambda call: (begin(call), begun.set())[0]
+        driver.after(begun, stream.interrupt)
+        begin = stream._remember
+        stream._remember = lambda call: (begin(call), begun.set())[0]
         await stream.receive()
 
-    assert type(failing(face, f"grpc://127.0.0.1:{blackhole}", body)) is Cancelled
+    assert type(failing(driver, f"grpc://127.0.0.1:{blackhole}", body)) is Cancelled
 
 
-def test_another_service(http_server, face):
-    """The HTTP port, taken for the gRPC one."""
-    error = failing(face, http_server.url.replace("http://", "grpc://"))
+def test_another_service(http_server, driver):
+    """The client takes the HTTP port for the gRPC port."""
+    error = failing(driver, http_server.url.replace("http://", "grpc://"))
     assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
 
@@ -463,7 +463,7 @@ def frame(kind, flags, stream, payload):
 
 
 def until_request(connection):
-    """Opens HTTP/2 and reads to the end of the request's header frame and data."""
+    """Open HTTP/2 and read the request's header frame and data to the end."""
     connection.sendall(FRAME_SETTINGS)
     received = b""
     while b"ModelStreamInfer" not in received:
@@ -480,7 +480,7 @@ def status_503(connection):
 
 
 def goaway(connection):
-    """Of a server that had the request; the connection ends after it."""
+    """Bytes of a server that had the request; the connection ends after them."""
     until_request(connection)
     connection.sendall(frame(7, 0, 0, struct.pack(">II", 1, 0)))
     connection.shutdown(socket.SHUT_RDWR)
@@ -506,62 +506,62 @@ def reset_stream(connection):
         (reset_stream, Overloaded, False),
     ],
 )
-def test_only_a_request_that_surely_was_not_worked_on_is_unprocessed(face, behave, kind, unprocessed):
+def test_only_a_request_that_surely_was_not_worked_on_is_unprocessed(driver, behave, kind, unprocessed):
     with RawServer(behave) as server:
-        error = failing(face, f"grpc://127.0.0.1:{server.port}", lambda transport: everything(transport, None))
+        error = failing(driver, f"grpc://127.0.0.1:{server.port}", lambda transport: everything(transport, None))
     assert (type(error), error.unprocessed) == (kind, unprocessed)
 
 
 # --- cancelling ---
 
 
-def test_an_interrupt_before_the_first_response(grpc_server, face):
+def test_an_interrupt_before_the_first_response(grpc_server, driver):
     async def body(transport):
         stream = opened(transport)
-        face.after(grpc_server.asked, stream.interrupt)
+        driver.after(grpc_server.asked, stream.interrupt)
         await stream.receive()
 
     grpc_server.script(grpc_server.silence())
-    assert type(failing(face, grpc_server.url, body)) is Cancelled
+    assert type(failing(driver, grpc_server.url, body)) is Cancelled
     assert grpc_server.gone.wait(WAIT_S)
 
 
-def test_an_interrupt_in_the_middle(grpc_server, face):
+def test_an_interrupt_in_the_middle(grpc_server, driver):
     async def body(transport):
         stream = opened(transport)
         await stream.receive()
-        face.after(grpc_server.asked, stream.interrupt)
+        driver.after(grpc_server.asked, stream.interrupt)
         await stream.receive()
 
     grpc_server.script(grpc_server.silence(grpc_server.response(text_output="a")))
-    assert type(failing(face, grpc_server.url, body)) is Cancelled
+    assert type(failing(driver, grpc_server.url, body)) is Cancelled
     assert grpc_server.gone.wait(WAIT_S)
 
 
-def test_an_interrupt_before_anything_was_sent(grpc_server, face):
+def test_an_interrupt_before_anything_was_sent(grpc_server, driver):
     async def body(transport):
         stream = opened(transport)
         stream.interrupt()
         await stream.receive()
 
-    assert type(failing(face, grpc_server.url, body)) is Cancelled
+    assert type(failing(driver, grpc_server.url, body)) is Cancelled
     assert grpc_server.requests == []
 
 
-def test_closing_cancels(grpc_server, face):
+def test_closing_cancels(grpc_server, driver):
     async def body(transport):
         stream = opened(transport)
         await stream.receive()
         assert not grpc_server.gone.is_set()
         await stream.close()
-        await face.sleep(grpc_server.gone)
+        await driver.sleep(grpc_server.gone)
 
     grpc_server.script(grpc_server.silence(grpc_server.response(text_output="a")))
-    face.run(grpc_server.url, body)
+    driver.run(grpc_server.url, body)
 
 
 def until_gone(grpc_server, *responses):
-    """Answers these and goes on until the client goes. The future: whether it did."""
+    """Send these responses and wait until the client leaves. The future tells whether it did."""
     left = Future()
 
     def answer(request, context):
@@ -574,7 +574,7 @@ def until_gone(grpc_server, *responses):
     return left
 
 
-def test_a_stream_that_is_forgotten_is_cancelled(grpc_server, face):
+def test_a_stream_that_is_forgotten_is_cancelled(grpc_server, driver):
     left = until_gone(grpc_server, grpc_server.response(text_output="a"))
 
     async def body(transport):
@@ -582,9 +582,9 @@ def test_a_stream_that_is_forgotten_is_cancelled(grpc_server, face):
         await stream.receive()
         del stream
         gc.collect()
-        assert await asyncio.to_thread(left.result) if isinstance(face, Asyncio) else left.result()
+        assert await asyncio.to_thread(left.result) if isinstance(driver, Asyncio) else left.result()
 
-    face.run(grpc_server.url, body)
+    driver.run(grpc_server.url, body)
 
 
 def test_a_stream_that_is_forgotten_after_its_loop(grpc_server):
@@ -599,7 +599,7 @@ def test_a_stream_that_is_forgotten_after_its_loop(grpc_server):
 
 
 @pytest.mark.parametrize("read_on", [True, False])
-def test_an_end_that_is_announced_and_does_not_come(grpc_server, face, read_on):
+def test_an_end_that_is_announced_and_does_not_come(grpc_server, driver, read_on):
     left = until_gone(grpc_server, grpc_server.response(text_output="a", final=True))
 
     async def body(transport):
@@ -609,24 +609,24 @@ def test_an_end_that_is_announced_and_does_not_come(grpc_server, face, read_on):
             assert await stream.receive() is None
         await stream.close()
 
-    face.run(grpc_server.url, body)
+    driver.run(grpc_server.url, body)
     assert left.result(WAIT_S)
 
 
-def test_an_end_that_is_announced_and_does_not_come_after_an_error(grpc_server, face):
+def test_an_end_that_is_announced_and_does_not_come_after_an_error(grpc_server, driver):
     left = until_gone(grpc_server, grpc_server.error("what"))
-    assert type(failing(face, grpc_server.url)) is ServerError
+    assert type(failing(driver, grpc_server.url)) is ServerError
     assert left.result(WAIT_S)
 
 
-def test_responses_after_the_final_one_are_left_out(grpc_server, face):
+def test_responses_after_the_final_one_are_left_out(grpc_server, driver):
     final = grpc_server.response(text_output="a", final=True)
     left = until_gone(grpc_server, final, grpc_server.response(text_output="b"))
-    assert face.run(grpc_server.url, everything) == [{"text_output": "a"}]
+    assert driver.run(grpc_server.url, everything) == [{"text_output": "a"}]
     assert left.result(WAIT_S)
 
 
-def test_an_interrupt_while_the_end_is_waited_for(grpc_server, face, monkeypatch):
+def test_an_interrupt_while_the_end_is_waited_for(grpc_server, driver, monkeypatch):
     for module in (blocking_channel, asyncio_channel):
         monkeypatch.setattr(module, "END_S", 2.0 * WAIT_S)
     left = until_gone(grpc_server, grpc_server.response(text_output="a", final=True))
@@ -634,11 +634,11 @@ def test_an_interrupt_while_the_end_is_waited_for(grpc_server, face, monkeypatch
     async def body(transport):
         stream = opened(transport)
         await stream.receive()
-        face.after(grpc_server.asked, stream.interrupt)
+        driver.after(grpc_server.asked, stream.interrupt)
         assert await stream.receive() is None
         await stream.close()
 
-    face.run(grpc_server.url, body)
+    driver.run(grpc_server.url, body)
     assert left.result(WAIT_S)
 
 
@@ -659,7 +659,7 @@ def test_a_task_that_is_cancelled_while_it_waits_for_the_end(grpc_server, monkey
     Asyncio().run(grpc_server.url, body)
 
 
-def test_closing_the_transport_ends_its_streams(grpc_server, face):
+def test_closing_the_transport_ends_its_streams(grpc_server, driver):
     async def body(transport):
         stream = opened(transport)
         await stream.receive()
@@ -670,7 +670,7 @@ def test_closing_the_transport_ends_its_streams(grpc_server, face):
             await everything(transport)
 
     grpc_server.script(grpc_server.silence(grpc_server.response(text_output="a")))
-    face.run(grpc_server.url, body)
+    driver.run(grpc_server.url, body)
     assert grpc_server.gone.wait(WAIT_S)
 
 
@@ -708,7 +708,7 @@ def test_a_task_that_is_cancelled_while_its_stream_is_interrupted_stays_cancelle
 # --- headers and TLS ---
 
 
-def test_headers_and_token_go_with_every_call(grpc_server, face):
+def test_headers_and_token_go_with_every_call(grpc_server, driver):
     tokens = iter(["one", "two", "three"])
 
     async def body(transport):
@@ -716,7 +716,7 @@ def test_headers_and_token_go_with_every_call(grpc_server, face):
         await everything(transport)
 
     grpc_server.script(grpc_server.responses())
-    face.run(grpc_server.url, body, headers={"X-Team": "red"}, token=lambda: next(tokens))
+    driver.run(grpc_server.url, body, headers={"X-Team": "red"}, token=lambda: next(tokens))
     assert [(each["x-team"], each["authorization"]) for each in grpc_server.metadata] == [
         ("red", "Bearer one"),
         ("red", "Bearer two"),
@@ -724,11 +724,11 @@ def test_headers_and_token_go_with_every_call(grpc_server, face):
 
 
 @pytest.mark.parametrize("name", ["trace-bin", "Trace-Bin", "a~b", "é"])
-def test_headers_that_gRPC_can_not_send(face, name):
+def test_headers_that_gRPC_can_not_send(driver, name):
     async def body(transport):
         raise AssertionError
 
-    error = failing(face, "grpc://127.0.0.1:1", body, headers={name: "x"})
+    error = failing(driver, "grpc://127.0.0.1:1", body, headers={name: "x"})
     assert type(error) is InvalidRequest
     assert name in str(error)
 
@@ -765,26 +765,26 @@ def secure(authority):
         server.stop()
 
 
-def test_tls(secure, authority, face):
+def test_tls(secure, authority, driver):
     tls = Tls(ca=authority[1] / "ca.pem")
-    assert face.run(secure().url, everything, tls=tls) == [{"text_output": "a"}]
+    assert driver.run(secure().url, everything, tls=tls) == [{"text_output": "a"}]
 
 
 @pytest.mark.parametrize("files", [("client.crt", "client.key"), ("client.pem", None)])
-def test_a_certificate_of_the_client(secure, authority, face, files):
+def test_a_certificate_of_the_client(secure, authority, driver, files):
     folder = authority[1]
     certificate, key = folder / files[0], None if files[1] is None else folder / files[1]
     tls = Tls(ca=folder / "ca.pem", certificate=certificate, key=key)
-    assert face.run(secure(mutual=True).url, everything, tls=tls) == [{"text_output": "a"}]
+    assert driver.run(secure(mutual=True).url, everything, tls=tls) == [{"text_output": "a"}]
 
 
-def test_a_server_that_nobody_vouches_for(secure, face):
-    error = failing(face, secure().url)
+def test_a_server_that_nobody_vouches_for(secure, driver):
+    error = failing(driver, secure().url)
     assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
 
-def test_a_missing_certificate_of_the_client(secure, authority, face):
-    error = failing(face, secure(mutual=True).url, tls=Tls(ca=authority[1] / "ca.pem"))
+def test_a_missing_certificate_of_the_client(secure, authority, driver):
+    error = failing(driver, secure(mutual=True).url, tls=Tls(ca=authority[1] / "ca.pem"))
     assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
 
@@ -792,12 +792,12 @@ def test_a_missing_certificate_of_the_client(secure, authority, face):
     "names",
     [{"ca": "garbage.pem"}, {"certificate": "garbage.pem"}, {"certificate": "client.crt", "key": "garbage.pem"}],
 )
-def test_files_that_are_no_certificates(authority, face, names):
+def test_files_that_are_no_certificates(authority, driver, names):
     async def body(transport):
         raise AssertionError
 
     tls = Tls(**{field: authority[1] / name for field, name in names.items()})
-    error = failing(face, "grpcs://localhost:1", body, tls=tls)
+    error = failing(driver, "grpcs://localhost:1", body, tls=tls)
     assert type(error) is InvalidRequest
     assert "garbage.pem" in str(error)
 
@@ -806,48 +806,48 @@ def test_files_that_are_no_certificates(authority, face, names):
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
-def test_ready(grpc_server, face, is_ready):
+def test_ready(grpc_server, driver, is_ready):
     async def body(transport):
         return await transport.server_ready(10.0), await transport.model_ready(10.0)
 
     grpc_server.ready = is_ready
-    assert face.run(grpc_server.url, body, model_version="3") == (is_ready, is_ready)
+    assert driver.run(grpc_server.url, body, model_version="3") == (is_ready, is_ready)
     assert (grpc_server.requests[0].name, grpc_server.requests[0].version) == ("tensorrt_llm", "3")
 
 
-def test_metadata(grpc_server, face):
+def test_metadata(grpc_server, driver):
     grpc_server.model = pb.ModelMetadataResponse(name="m", versions=["1"], platform="python")
     grpc_server.model.inputs.add(name="text_input", datatype="BYTES", shape=[-1])
-    metadata = face.run(grpc_server.url, lambda transport: transport.metadata(10.0))
+    metadata = driver.run(grpc_server.url, lambda transport: transport.metadata(10.0))
     assert (metadata.name, metadata.versions, metadata.platform) == ("m", ("1",), "python")
     assert (metadata.inputs, metadata.outputs) == ((TensorMetadata("text_input", "BYTES", (-1,)),), ())
 
 
-def test_metadata_of_an_unknown_model(grpc_server, face):
+def test_metadata_of_an_unknown_model(grpc_server, driver):
     grpc_server.answers["ModelMetadata"] = lambda request, context: context.abort(
         grpc.StatusCode.NOT_FOUND, "Request for unknown model"
     )
-    assert type(failing(face, grpc_server.url, lambda transport: transport.metadata(10.0))) is ModelNotFound
+    assert type(failing(driver, grpc_server.url, lambda transport: transport.metadata(10.0))) is ModelNotFound
 
 
 @pytest.mark.parametrize("method", ["server_ready", "model_ready", "metadata"])
-def test_asking_a_server_that_is_not_there(face, method):
+def test_asking_a_server_that_is_not_there(driver, method):
     url = f"grpc://127.0.0.1:{refused_port()}"
-    error = failing(face, url, lambda transport: getattr(transport, method)(10.0))
+    error = failing(driver, url, lambda transport: getattr(transport, method)(10.0))
     assert (type(error), error.unprocessed) == (ServerUnavailable, True)
 
 
-def test_asking_a_server_that_does_not_answer(grpc_server, face):
+def test_asking_a_server_that_does_not_answer(grpc_server, driver):
     async def body(transport):
         await transport.server_ready(10.0)
         await transport.metadata(0.2)
 
     grpc_server.answers["ModelMetadata"] = lambda request, context: grpc_server.release.wait(WAIT_S)
-    error = failing(face, grpc_server.url, body)
+    error = failing(driver, grpc_server.url, body)
     assert (type(error), str(error), error.unprocessed) == (ServerUnavailable, "no answer within 0.2 s", True)
 
 
-def test_a_server_that_is_not_asked_whether_it_lives_once_it_has_answered(grpc_server, face):
+def test_a_server_that_is_not_asked_whether_it_lives_once_it_has_answered(grpc_server, driver):
     asked = []
     grpc_server.answers["ServerLive"] = lambda request, context: asked.append(1) or pb.ServerLiveResponse(live=True)
 
@@ -856,23 +856,23 @@ def test_a_server_that_is_not_asked_whether_it_lives_once_it_has_answered(grpc_s
         await everything(transport)
 
     grpc_server.script(grpc_server.responses())
-    face.run(grpc_server.url, body)
+    driver.run(grpc_server.url, body)
     assert asked == []
 
 
-def test_a_server_that_refuses_to_say_whether_it_lives_is_asked_all_the_same(grpc_server, face):
+def test_a_server_that_refuses_to_say_whether_it_lives_is_asked_all_the_same(grpc_server, driver):
     grpc_server.answers["ServerLive"] = lambda request, context: context.abort(grpc.StatusCode.UNIMPLEMENTED, "no")
     grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a")))
-    assert face.run(grpc_server.url, everything) == [{"text_output": "a"}]
+    assert driver.run(grpc_server.url, everything) == [{"text_output": "a"}]
 
 
-def test_metrics_come_over_http(grpc_server, http_server, face):
+def test_metrics_come_over_http(grpc_server, http_server, driver):
     http_server.script(http_server.body(200, b"nv_inference_count 1\n", "text/plain"))
-    text = face.run(grpc_server.url, lambda transport: transport.metrics(f"{http_server.url}/metrics", 10.0))
+    text = driver.run(grpc_server.url, lambda transport: transport.metrics(f"{http_server.url}/metrics", 10.0))
     assert text == "nv_inference_count 1\n"
 
 
-def test_proxies_of_the_environment_are_not_used(grpc_server, face, monkeypatch):
+def test_proxies_of_the_environment_are_not_used(grpc_server, driver, monkeypatch):
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{refused_port()}")
     grpc_server.script(grpc_server.responses(grpc_server.response(text_output="a")))
-    assert face.run(grpc_server.url, everything) == [{"text_output": "a"}]
+    assert driver.run(grpc_server.url, everything) == [{"text_output": "a"}]

@@ -129,7 +129,7 @@ def test_headers_that_are_not_the_users_to_set(driver, name):
 
 @pytest.mark.parametrize("host", ["ü." + "x" * 70, "x" * 70, "a..b"])
 def test_a_host_that_is_none(driver, host):
-    with pytest.raises(InvalidRequest, match=f"url: '{host}'"):
+    with pytest.raises(InvalidRequest, match=f"url: expected the name of a host, got '{host}'"):
         driver.transport(f"http://{host}")
 
 
@@ -164,7 +164,7 @@ def test_a_large_request_and_a_large_response(http_server, driver, transport):
 
 
 def test_a_reader_that_is_slower_than_the_server_gets_everything(http_server, driver, transport):
-    """The answer is far more than what waits on its way."""
+    """The answer is far larger than the buffers on its way."""
     payload = {"text_output": "x" * 2**18}
     http_server.script(http_server.events(*[payload] * 100))
 
@@ -239,8 +239,8 @@ def test_an_error_page_of_something_in_between(http_server, driver, transport):
 
 def test_an_error_page_without_an_end_is_not_read_for_ever(http_server, driver, transport):
     def endless(handler):
-        http_server.start(handler, 502, "text/html")
-        http_server.send(handler, b"x" * 2**17)
+        handler.start_chunked(502, "text/html")
+        handler.send_chunk(b"x" * 2**17)
         http_server.silence(handler)
 
     http_server.script(endless)
@@ -444,8 +444,8 @@ def test_a_connection_interrupted_at_its_end_serves_no_other_request(http_server
 
 def test_a_reset_in_the_middle(http_server, driver, transport):
     def broken(handler):
-        http_server.start(handler)
-        http_server.send(handler, event(FIRST))
+        handler.start_chunked()
+        handler.send_chunk(event(FIRST))
         assert http_server.release.wait(30)
         http_server.reset(handler)
 
@@ -469,8 +469,8 @@ def test_a_server_that_hangs_up_without_an_answer(http_server, driver, transport
 
 def test_a_body_that_is_cut_off(http_server, driver, transport):
     def broken(handler):
-        http_server.start(handler)
-        http_server.send(handler, event(FIRST))
+        handler.start_chunked()
+        handler.send_chunk(event(FIRST))
         handler.close_connection = True
 
     http_server.script(broken)

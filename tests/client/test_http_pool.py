@@ -34,7 +34,7 @@ def transport(driver, http_server):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """What the pool takes for the time."""
+    """A clock for the pool."""
     now = [1000.0]
 
     class Clock:
@@ -58,7 +58,7 @@ async def ask(transport):
 
 
 async def ask_together(transport, number):
-    """All at once, in tasks."""
+    """Run all of them at the same time, in tasks."""
     return await asyncio.gather(*(ask(transport) for _ in range(number)))
 
 
@@ -79,8 +79,8 @@ def test_an_error_status_does_not_cost_the_connection(http_server, driver, trans
 
 def test_a_response_that_is_not_read_to_its_end_costs_the_connection(http_server, driver, transport):
     def answer_half(handler):
-        http_server.start(handler)
-        http_server.send(handler, b'data: {"text_output": "\xe5\xa5\xbd"}\n\n')
+        handler.start_chunked()
+        handler.send_chunk(b'data: {"text_output": "\xe5\xa5\xbd"}\n\n')
         http_server.release.wait(30)
 
     http_server.script(answer_half, http_server.events(ANSWER))
@@ -220,7 +220,7 @@ def test_a_second_event_loop_makes_connections_of_its_own(http_server):
 
 
 class Fake:
-    """A connection that is idle until told otherwise."""
+    """A connection that stays idle until told otherwise."""
 
     is_connected = True
     is_idle = True
@@ -246,7 +246,7 @@ def test_giving_one_back_looks_at_no_more_than_have_grown_old(clock):
 
 
 def test_a_cancellation_that_comes_with_the_result_is_not_lost():
-    """As asyncio.wait_for loses it before Python 3.12."""
+    """asyncio.wait_for loses the cancellation before Python 3.12."""
 
     async def both_at_once() -> bool:
         arrived = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Prometheus's text format, read."""
+"""Reading Prometheus's text format."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The package's face: its names, that both clients have the same, and what importing it costs."""
+"""The package's public names: that both clients have the same, and what importing it costs."""
 
 import copy
 import dataclasses
@@ -30,6 +30,7 @@ from deepseek_triton_client import (
     TensorMetadata,
     Timeouts,
     Tls,
+    testing,
 )
 
 PUBLIC = [
@@ -70,7 +71,12 @@ def test_public_names():
     assert package.__all__ == PUBLIC
     assert all(hasattr(package, name) for name in PUBLIC)
     public = {name for name in vars(package) if not name.startswith("_")}
-    assert public - {"TYPE_CHECKING", "Any", "annotations"} <= set(PUBLIC)
+    assert public - {"TYPE_CHECKING", "Any", "annotations", "testing"} <= set(PUBLIC)
+
+
+def test_public_names_for_tests():
+    assert testing.__all__ == ["Answer", "FakeServer", "Item", "Pause", "ReceivedRequest"]
+    assert all(hasattr(testing, name) for name in testing.__all__)
 
 
 def test_a_name_that_there_is_not():
@@ -107,7 +113,7 @@ def test_both_have_the_same_properties(blocking, asynchronous):
 
 
 def test_the_four_verbs_take_the_same():
-    """But for what comes first: a prompt or messages."""
+    """The methods differ only in the first argument, a prompt or messages."""
     verbs = [inspect.signature(getattr(Client, name)) for name in ("generate", "stream", "chat", "stream_chat")]
     shared = [[(each.name, each.default) for each in list(verb.parameters.values())[2:]] for verb in verbs]
     assert shared == shared[:1] * 4
@@ -159,8 +165,8 @@ def python(code: str) -> str:
 
 
 def test_importing_the_client_imports_no_heavy_package():
-    """Nor asyncio, before the asynchronous half is asked for."""
-    heavy = {"grpc", "numpy", "tritonclient", "google.protobuf", "yaml", "rich"}
+    """Neither asyncio nor the fake server is imported before it is asked for."""
+    heavy = {"grpc", "numpy", "tritonclient", "google.protobuf", "yaml", "rich", "deepseek_triton_client.testing"}
     loaded = python("import sys, deepseek_triton_client; print(*sys.modules)").split()
     assert heavy.isdisjoint(loaded)
     assert "asyncio" not in loaded

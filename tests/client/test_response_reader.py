@@ -1,4 +1,4 @@
-"""Responses as chunks."""
+"""Reading responses into chunks."""
 
 import json
 
@@ -79,7 +79,7 @@ def test_several_answers_without_an_index_are_in_order():
 
 
 def test_one_value_where_there_is_a_list():
-    """/generate's JSON strips the brackets of a list of one."""
+    """The JSON of /generate has no brackets around a list of one element."""
     (chunk,) = ours().chunks({"text_output": "a", "output_ids": 7, "num_output_tokens": 1})
     assert chunk.output_ids == (7,)
     (chunk,) = ours().chunks({"text_output": "a", "output_ids": []})
@@ -168,11 +168,11 @@ def test_of_others_the_end_of_the_stream_is_the_end():
 
 
 def test_of_others_too_every_answer_has_to_come():
-    with pytest.raises(ProtocolError, match="expected 1 answers, and 0 came"):
+    with pytest.raises(ProtocolError, match="expected 1 answers, got 0"):
         others().end()
     reader = others(3)
     reader.chunks({"text_output": "a"})
-    with pytest.raises(ProtocolError, match="expected 3 answers, and 1 came"):
+    with pytest.raises(ProtocolError, match="expected 3 answers, got 1"):
         reader.end()
 
 

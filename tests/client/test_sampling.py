@@ -1,4 +1,4 @@
-"""SamplingParams: what is refused here, and what is left to the server."""
+"""SamplingParams: what the client refuses, and what it leaves to the server."""
 
 import copy
 import dataclasses
@@ -128,7 +128,7 @@ def test_merging_leaves_the_params_as_they_are():
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(InvalidRequest, match=r"'max_token'; did you mean 'max_tokens'\?"):
         SamplingParams().merged({"max_token": 5})
-    with pytest.raises(InvalidRequest, match="'zzz'; known are max_tokens, temperature"):
+    with pytest.raises(InvalidRequest, match="'zzz'; the known fields are max_tokens, temperature"):
         SamplingParams().merged({"zzz": 5})
 
 

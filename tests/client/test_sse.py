@@ -1,4 +1,4 @@
-"""The SSE decoder: what it makes of bytes does not depend on how they were cut."""
+"""The SSE decoder: its result does not depend on how the bytes were cut."""
 
 import pytest
 from hypothesis import given
@@ -40,7 +40,7 @@ def test_events(body, events):
 
 
 def test_an_event_is_there_as_soon_as_its_blank_line_is():
-    """Also with CR line ends, where the next byte could still be the LF of a CRLF."""
+    """An event ends at once with CR line ends too, although the next byte could be the LF of a CRLF."""
     decoder = SseDecoder()
     assert decoder.feed(b"data: a\r\r") == [b"a"]
     assert decoder.feed(b"\n") == []

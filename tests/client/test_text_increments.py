@@ -1,4 +1,4 @@
-"""Texts of a stream, joined again, however the server sends them."""
+"""Texts of a stream are joined again, whether the server sends increments or all text so far."""
 
 import itertools
 
@@ -20,7 +20,7 @@ def joined(increments, pieces, *, says_end):
 
 @st.composite
 def so_far(draw):
-    """A text, and what a server had of it at some moments, in bytes that need not end with a character."""
+    """A text, and what a server had of it at some moments, in bytes that may end inside a character."""
     text = draw(texts)
     encoded = text.encode()
     cuts = sorted(draw(st.lists(st.integers(0, len(encoded)), max_size=8)))
@@ -49,7 +49,8 @@ def test_increments_stay_what_they_are(stream, says_end):
 
 @given(in_pieces(), st.booleans())
 def test_increments_are_recognised(stream, says_end):
-    """Where they can be: the first other text that comes does not begin with the first that has a whole character."""
+    """Increments are detected when the first different text does not begin with the first text that has a whole
+    character."""
     text, pieces = stream
     telling = list(itertools.dropwhile(lambda piece: not piece.rstrip("\ufffd"), pieces))
     first = next(iter(telling), "")

@@ -1,4 +1,4 @@
-"""Who holds a request to its limits: the thread's one and the loop's one, behind the same few calls."""
+"""Time limits of requests: the watchdogs of threads and of event loops, behind the same calls."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LONG_S = 1000.0
 WAIT_S = 30
 
 
-class Face:
-    """A watchdog that has `interrupt` noted, and a way to wait meanwhile."""
+class Driver:
+    """Makes a watchdog that counts its interrupts, and waits meanwhile."""
 
     def __init__(self) -> None:
         self.num_interrupts = 0
@@ -50,7 +50,7 @@ class Face:
         time.sleep(seconds)
 
 
-class LoopFace(Face):
+class LoopDriver(Driver):
     def _make(self, deadlines):
         return LoopWatchdog(deadlines, self._interrupt, asyncio.get_running_loop())
 
@@ -65,8 +65,8 @@ class LoopFace(Face):
         await asyncio.sleep(seconds)
 
 
-@pytest.fixture(params=[Face, LoopFace])
-def face(request):
+@pytest.fixture(params=[Driver, LoopDriver])
+def driver(request):
     return request.param()
 
 
@@ -80,112 +80,112 @@ def face(request):
         ({"first_token": -1}, "first_token"),
     ],
 )
-def test_the_tightest_limit_interrupts(face, limits, expired):
-    async def body(face):
-        watchdog = face.watchdog(**limits)
+def test_the_tightest_limit_interrupts(driver, limits, expired):
+    async def body(driver):
+        watchdog = driver.watchdog(**limits)
         watchdog.expect(first=True)
-        await face.interrupted()
+        await driver.interrupted()
         assert watchdog.expired == expired
         watchdog.stop()
 
-    face.run(body)
+    driver.run(body)
 
 
-def test_a_limit_that_comes_nearer_is_noticed(face):
-    """It sleeps towards the first token's far limit when the near one for the second is set."""
+def test_a_limit_that_comes_nearer_is_noticed(driver):
+    """The watchdog sleeps towards the far limit of the first token when the near limit of the second is set."""
 
-    async def body(face):
-        watchdog = face.watchdog(first_token=LONG_S, between_tokens_s=0.01)
+    async def body(driver):
+        watchdog = driver.watchdog(first_token=LONG_S, between_tokens_s=0.01)
         watchdog.expect(first=True)
         watchdog.relax()
         watchdog.expect(first=False)
-        await face.interrupted()
+        await driver.interrupted()
         assert watchdog.expired == "between_tokens"
         watchdog.stop()
 
-    face.run(body)
+    driver.run(body)
 
 
-def test_a_limit_that_moved_on_is_still_held_to(face):
-    """It wakes at the old limit, finds a later one, and sleeps on to that."""
+def test_a_limit_that_moved_on_is_still_held_to(driver):
+    """The watchdog wakes at the old limit, finds a later one, and sleeps until that."""
 
-    async def body(face):
-        watchdog = face.watchdog(first_token=0.1, between_tokens_s=0.3)
+    async def body(driver):
+        watchdog = driver.watchdog(first_token=0.1, between_tokens_s=0.3)
         watchdog.expect(first=True)
         watchdog.relax()
         watchdog.expect(first=False)
-        await face.interrupted()
+        await driver.interrupted()
         assert watchdog.expired == "between_tokens"
         watchdog.stop()
 
-    face.run(body)
+    driver.run(body)
 
 
-def test_a_wait_after_a_pause_is_held_to_its_limit(face):
-    """The limit of the wait before has run out unnoticed, while the caller was busy."""
+def test_a_wait_after_a_pause_is_held_to_its_limit(driver):
+    """The limit of the earlier wait ran out unnoticed, while the caller was busy."""
 
-    async def body(face):
-        watchdog = face.watchdog(between_tokens_s=0.1)
+    async def body(driver):
+        watchdog = driver.watchdog(between_tokens_s=0.1)
         watchdog.expect(first=False)
         watchdog.relax()
-        await face.sleep(0.15)
+        await driver.sleep(0.15)
         assert watchdog.expired is None
         watchdog.expect(first=False)
-        await face.interrupted()
+        await driver.interrupted()
         watchdog.stop()
 
-    face.run(body)
+    driver.run(body)
 
 
-def test_time_between_waits_is_the_callers_own(face):
-    async def body(face):
-        watchdog = face.watchdog(between_tokens_s=0.1)
+def test_time_between_waits_is_the_callers_own(driver):
+    async def body(driver):
+        watchdog = driver.watchdog(between_tokens_s=0.1)
         watchdog.expect(first=False)
         watchdog.relax()
-        await face.sleep(0.15)
+        await driver.sleep(0.15)
         watchdog.stop()
-        assert (watchdog.expired, face.num_interrupts) == (None, 0)
+        assert (watchdog.expired, driver.num_interrupts) == (None, 0)
 
-    face.run(body)
+    driver.run(body)
 
 
-def test_the_end_counts_also_between_waits(face):
-    async def body(face):
-        watchdog = face.watchdog(between_tokens_s=LONG_S, end=0.02)
+def test_the_end_counts_also_between_waits(driver):
+    async def body(driver):
+        watchdog = driver.watchdog(between_tokens_s=LONG_S, end=0.02)
         watchdog.expect(first=False)
         watchdog.relax()
-        await face.interrupted()
+        await driver.interrupted()
         assert watchdog.expired == "total"
         watchdog.stop()
 
-    face.run(body)
+    driver.run(body)
 
 
-def test_it_interrupts_once(face):
-    async def body(face):
-        watchdog = face.watchdog(first_token=0.01, between_tokens_s=0.01)
+def test_it_interrupts_once(driver):
+    async def body(driver):
+        watchdog = driver.watchdog(first_token=0.01, between_tokens_s=0.01)
         watchdog.expect(first=True)
-        await face.interrupted()
+        await driver.interrupted()
         watchdog.relax()
         watchdog.expect(first=False)
-        await face.sleep(0.03)
+        await driver.sleep(0.03)
         watchdog.stop()
-        assert (watchdog.expired, face.num_interrupts) == ("first_token", 1)
+        assert (watchdog.expired, driver.num_interrupts) == ("first_token", 1)
 
-    face.run(body)
+    driver.run(body)
 
 
-def test_no_interrupt_after_stop(face):
-    async def body(face):
-        watchdog = face.watchdog(first_token=0.1)
+def test_no_interrupt_after_stop(driver):
+    async def body(driver):
+        watchdog = driver.watchdog(first_token=0.1)
         watchdog.expect(first=True)
         watchdog.stop()
         watchdog.stop()
         watchdog.expect(first=True)
-        await face.sleep(0.15)
-        assert (watchdog.expired, face.num_interrupts) == (None, 0)
+        await driver.sleep(0.15)
+        assert (watchdog.expired, driver.num_interrupts) == (None, 0)
 
-    face.run(body)
+    driver.run(body)
 
 
 def test_most_tokens_do_not_touch_the_loops_timers():
@@ -268,12 +268,12 @@ def test_no_interrupt_after_stop_wherever_the_limit_runs_out():
 
 
 def test_one_thread_watches_over_all_requests():
-    face = Face()
-    first = face.watchdog(first_token=0)
+    driver = Driver()
+    first = driver.watchdog(first_token=0)
     first.expect(first=True)
-    asyncio.run(face.interrupted())
+    asyncio.run(driver.interrupted())
     num_threads = _thread._count()
-    watchdogs = [face.watchdog(end=LONG_S) for _ in range(100)]
+    watchdogs = [driver.watchdog(end=LONG_S) for _ in range(100)]
     for watchdog in watchdogs:
         watchdog.expect(first=True)
     assert _thread._count() <= num_threads
@@ -282,19 +282,19 @@ def test_one_thread_watches_over_all_requests():
 
 
 def test_the_nearest_of_many_limits_interrupts():
-    faces = [Face() for _ in range(3)]
-    watchdogs = [face.watchdog(end=end) for face, end in zip(faces, (LONG_S, 0.05, 1e300), strict=True)]
+    drivers = [Driver() for _ in range(3)]
+    watchdogs = [driver.watchdog(end=end) for driver, end in zip(drivers, (LONG_S, 0.05, 1e300), strict=True)]
     for watchdog in watchdogs:
         watchdog.expect(first=True)
-    asyncio.run(faces[1].interrupted())
+    asyncio.run(drivers[1].interrupted())
     for watchdog in watchdogs:
         watchdog.stop()
-    assert [face.num_interrupts for face in faces] == [0, 1, 0]
+    assert [driver.num_interrupts for driver in drivers] == [0, 1, 0]
 
 
 def test_a_watchdog_nobody_holds_is_gone():
-    """Else a stream that was dropped would go on."""
-    watchdog = Face().watchdog(between_tokens_s=LONG_S)
+    """Otherwise a stream that was dropped would go on."""
+    watchdog = Driver().watchdog(between_tokens_s=LONG_S)
     watchdog.expect(first=True)
     watchdog.relax()
     dropped = weakref.ref(watchdog)
@@ -315,10 +315,10 @@ def test_an_interrupt_that_fails_takes_nobody_elses_watchdog(monkeypatch):
     broken = ThreadWatchdog(Deadlines(time.monotonic(), None, None), fail)
     broken.expect(first=True)
     assert told.wait(WAIT_S)
-    face = Face()
-    watchdog = face.watchdog(first_token=0.01)
+    driver = Driver()
+    watchdog = driver.watchdog(first_token=0.01)
     watchdog.expect(first=True)
-    asyncio.run(face.interrupted())
+    asyncio.run(driver.interrupted())
     watchdog.stop()
 
 

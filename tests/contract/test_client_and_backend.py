@@ -24,11 +24,12 @@ from deepseek_backend.request.parsed_request import ParsedRequest
 from deepseek_backend.request.parsed_request import SamplingParams as BackendParams
 from deepseek_backend.request.parsing import parse_call
 from deepseek_triton_client import Chunk, Logprob, PerfMetrics, SamplingParams, Timeouts
-from deepseek_triton_client._core.checked_request import conversing, prompted
+from deepseek_triton_client._core.checked_request import chat_request, prompt_request
 from deepseek_triton_client._core.dialect import Dialect
+from deepseek_triton_client._core.tensor_encoding import encode
 from deepseek_triton_client._core.transport import Input
 from deepseek_triton_client._core.transport import Outputs as Read
-from deepseek_triton_client._core.wire import decode_json, decode_tensors, encode_json, encode_tensors
+from deepseek_triton_client._core.wire import decode_json, decode_tensors, encode_json
 from support.contract_metadata import METADATA
 
 NUMPY = {
@@ -59,9 +60,10 @@ def over_json(inputs: Sequence[Input]) -> Sent:
 
 def over_tensors(inputs: Sequence[Input]) -> Sent:
     arrays = {}
-    for tensor in encode_tensors(inputs):
+    for tensor in inputs:
+        data = encode(tensor.datatype, tensor.values)
         texts = tensor.datatype == "BYTES"
-        array = deserialize_bytes_tensor(tensor.data) if texts else np.frombuffer(tensor.data, DTYPES[tensor.name])
+        array = deserialize_bytes_tensor(data) if texts else np.frombuffer(data, DTYPES[tensor.name])
         arrays[tensor.name] = array.reshape(tensor.shape)
     return arrays, {}
 
@@ -121,7 +123,7 @@ def parsed(wire: Callable[[Sequence[Input]], Sent], request: Any, *, streamed: b
 
 def asked(prompt: Any = "hi", *, streaming: bool = True, **given_fields: Any) -> Any:
     params = SamplingParams().merged(given_fields)
-    return prompted(prompt, params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
+    return prompt_request(prompt, params=params, timeouts=Timeouts(), streaming=streaming, request_id="r1")
 
 
 def expected(given_fields: Mapping[str, Any]) -> BackendParams:
@@ -172,7 +174,7 @@ def test_token_ids_arrive(wire, ids):
 def test_a_conversation_arrives(wire, content, kwargs):
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": content}]
     params = SamplingParams(chat_template_kwargs=kwargs)
-    request = conversing(messages, params=params, timeouts=Timeouts(), streaming=True, request_id="r1")
+    request = chat_request(messages, params=params, timeouts=Timeouts(), streaming=True, request_id="r1")
     call = parsed(wire, request, streamed=True)
     assert [each.messages for each in call.prompts] == [messages]
     assert call.chat_template_kwargs == kwargs

@@ -15,7 +15,7 @@ from deepseek_triton_client import (
     ServerUnavailable,
     Timeouts,
 )
-from deepseek_triton_client._core.checked_request import Request, conversing, prompted
+from deepseek_triton_client._core.checked_request import Request, chat_request, prompt_request
 from deepseek_triton_client._core.dialect import Dialect
 from deepseek_triton_client._core.exceptions import BY_CODE
 from deepseek_triton_client._core.response_reader import OUTPUT_NAMES
@@ -63,7 +63,7 @@ def test_every_field_can_be_sent_to_the_model_and_every_input_sent_is_declared()
 
 def requests(params: SamplingParams) -> list[Request]:
     common = {"params": params, "timeouts": Timeouts(), "streaming": False, "request_id": None}
-    return [prompted("a", **common), prompted([1, 2], **common), conversing("a", **common)]
+    return [prompt_request("a", **common), prompt_request([1, 2], **common), chat_request("a", **common)]
 
 
 def test_outputs_read_are_the_contracts() -> None:

@@ -12,8 +12,8 @@ from support.wire import LONG_ANSWER
 
 
 @pytest.mark.parametrize("how", ["leave the block", "break off by time limit"])
-def test_leaving_frees_the_place(corner, simulated_server, how):
-    with corner.client(simulated_server) as client:
+def test_leaving_frees_the_place(client_kind, simulated_server, how):
+    with client_kind.client(simulated_server) as client:
         if how == "leave the block":
             with client.stream("first", max_tokens=LONG_ANSWER) as stream:
                 next(iter(stream))
@@ -25,11 +25,11 @@ def test_leaving_frees_the_place(corner, simulated_server, how):
         assert client.generate("second", max_tokens=4, timeouts=Timeouts(total=12)).num_output_tokens == 4
 
 
-def test_stop_by_id_ends_a_running_request_and_answers_both(corner, simulated_server):
+def test_stop_by_id_ends_a_running_request_and_answers_both(client_kind, simulated_server):
     """By a plain body of /generate; the client's own `cancel` is test_client_errors'."""
     address = f"{url(simulated_server, 'http')}/v2/models/tensorrt_llm/generate"
     with (
-        corner.client(simulated_server) as client,
+        client_kind.client(simulated_server) as client,
         client.stream("first", max_tokens=LONG_ANSWER, request_id="job-9") as stream,
     ):
         chunks = iter(stream)

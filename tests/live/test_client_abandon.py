@@ -29,7 +29,7 @@ def paced_server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def left(paced_server):
-    """Corner -> what it found; all at once."""
+    """Kind of client -> what it found; all at once."""
     plans = [
         Plan(
             url=url(paced_server, scheme),
@@ -44,9 +44,9 @@ def left(paced_server):
     return dict(zip(CORNERS, leave(plans, PATIENCE_S), strict=True))
 
 
-@pytest.mark.parametrize("corner", CORNERS)
-def test_requests_that_are_left_leave_nothing_in_the_client(left, corner):
-    found = left[corner]
+@pytest.mark.parametrize("client_kind", CORNERS)
+def test_requests_that_are_left_leave_nothing_in_the_client(left, client_kind):
+    found = left[client_kind]
     assert problems(found, Limits(idle_connections=CONCURRENCY)) == [], table(found)
 
 

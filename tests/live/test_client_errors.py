@@ -1,4 +1,4 @@
-"""Every error that a real server can be brought to give is the same in all four corners: type, code, words, whose."""
+"""Every error that a real server can be brought to give is the same with all kinds of client: type, code, words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from deepseek_triton_client import (
     Timeouts,
 )
 from deepseek_triton_tools.server.server_process import ServerProcess
-from support.corners import Corner
+from support.client_kinds import ClientKind
 from support.scraping import published, settled, value
 from support.wire import LONG_ANSWER, STREAMS, WHOLE, ask
 
@@ -72,16 +72,18 @@ REFUSALS = {
 @pytest.mark.parametrize(
     ("name", "verb"), [(name, verb) for name, refusal in REFUSALS.items() for verb in refusal.verbs]
 )
-def test_a_refusal_is_the_servers_own(request: pytest.FixtureRequest, corner: Corner, name: str, verb: str) -> None:
+def test_a_refusal_is_the_servers_own(
+    request: pytest.FixtureRequest, client_kind: ClientKind, name: str, verb: str
+) -> None:
     refusal = REFUSALS[name]
     server: ServerProcess = request.getfixturevalue(f"{refusal.server}_server")
 
-    with corner.client(server, retries=ONCE) as client, pytest.raises(DeepseekTritonError) as caught:
+    with client_kind.client(server, retries=ONCE) as client, pytest.raises(DeepseekTritonError) as caught:
         call(client, verb, refusal.content, request_id="job-1", **refusal.fields)
 
     error = caught.value
     assert (type(error), error.code) == (refusal.kind, refusal.code)
-    assert (error.request_id, error.url) == ("job-1", corner.url(server))
+    assert (error.request_id, error.url) == ("job-1", client_kind.url(server))
     assert error.unprocessed is (refusal.code == "E_UNAVAILABLE")
     assert str(error) == f"[{error.code}] {error.message}"
     said = _said(server, refusal, verb).removeprefix(f"[{refusal.code}] ")
@@ -112,39 +114,39 @@ def _prompt(content: Any, verb: str) -> dict[str, Any]:
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("settings", [{"model_name": "gpt"}, {"model_version": "9"}], ids=["model", "version"])
 def test_a_model_that_is_not_there(
-    corner: Corner, tiny_server: ServerProcess, verb: str, settings: Mapping[str, str]
+    client_kind: ClientKind, tiny_server: ServerProcess, verb: str, settings: Mapping[str, str]
 ) -> None:
-    with corner.client(tiny_server, **settings) as client, pytest.raises(ModelNotFound) as caught:
+    with client_kind.client(tiny_server, **settings) as client, pytest.raises(ModelNotFound) as caught:
         call(client, verb, request_id="job-1")
 
     error = caught.value
-    assert (error.request_id, error.url, error.code) == ("job-1", corner.url(tiny_server), None)
+    assert (error.request_id, error.url, error.code) == ("job-1", client_kind.url(tiny_server), None)
     assert next(iter(settings.values())) in error.message
     assert error.message.startswith("Request for unknown model: ")
 
 
-def test_a_model_that_is_not_there_has_no_metadata(corner: Corner, tiny_server: ServerProcess) -> None:
-    with corner.client(tiny_server, model_name="gpt") as client:
+def test_a_model_that_is_not_there_has_no_metadata(client_kind: ClientKind, tiny_server: ServerProcess) -> None:
+    with client_kind.client(tiny_server, model_name="gpt") as client:
         with pytest.raises(ModelNotFound) as caught:
             client.metadata()
         assert client.ready() is False
-    assert caught.value.url == corner.url(tiny_server)
+    assert caught.value.url == client_kind.url(tiny_server)
 
 
 @pytest.mark.parametrize("verb", ["stream", "stream_chat"])
-def test_a_stream_of_the_best_is_refused(corner: Corner, tiny_server: ServerProcess, verb: str) -> None:
-    with corner.client(tiny_server) as client, pytest.raises(InvalidRequest, match="best_of") as caught:
+def test_a_stream_of_the_best_is_refused(client_kind: ClientKind, tiny_server: ServerProcess, verb: str) -> None:
+    with client_kind.client(tiny_server) as client, pytest.raises(InvalidRequest, match="best_of") as caught:
         call(client, verb, temperature=0.8, best_of=2)
-    assert caught.value.url == corner.url(tiny_server)
+    assert caught.value.url == client_kind.url(tiny_server)
 
 
 @pytest.mark.parametrize("verb", ["generate", "stream"])
 def test_a_chats_field_for_a_prompt_is_the_servers_to_judge(
-    corner: Corner, tiny_server: ServerProcess, verb: str
+    client_kind: ClientKind, tiny_server: ServerProcess, verb: str
 ) -> None:
     body = {"text_input": "x", "chat_template_kwargs": "{}", "max_tokens": 2}
     refused = ask(tiny_server, STREAMS[0], body).errors
-    with corner.client(tiny_server) as client:
+    with client_kind.client(tiny_server) as client:
         if refused:
             with pytest.raises(InvalidRequest) as caught:
                 call(client, verb, chat_template_kwargs={}, max_tokens=2)
@@ -169,25 +171,28 @@ def taken(small_server: ServerProcess) -> Iterator[Any]:
 
 @pytest.mark.usefixtures("taken")
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_full_server_says_so(corner: Corner, small_server: ServerProcess, verb: str) -> None:
-    with corner.client(small_server, retries=ONCE, model_version="1") as client, pytest.raises(Overloaded) as caught:
+def test_a_full_server_says_so(client_kind: ClientKind, small_server: ServerProcess, verb: str) -> None:
+    with (
+        client_kind.client(small_server, retries=ONCE, model_version="1") as client,
+        pytest.raises(Overloaded) as caught,
+    ):
         call(client, verb, request_id="job-1")
 
     error = caught.value
-    assert (error.code, error.request_id, error.url) == ("E_OVERLOADED", "job-1", corner.url(small_server))
+    assert (error.code, error.request_id, error.url) == ("E_OVERLOADED", "job-1", client_kind.url(small_server))
     assert error.unprocessed is True
 
 
 @pytest.mark.parametrize("verb", ["generate", "stream"])
 def test_what_was_refused_gets_in_when_there_is_room(
-    corner: Corner, small_server: ServerProcess, taken: Any, verb: str
+    client_kind: ClientKind, small_server: ServerProcess, taken: Any, verb: str
 ) -> None:
     def refused(series: Any) -> float:
         return value(series, "requests_refused_total", code="E_OVERLOADED")
 
     before = refused(settled(small_server))
     patient = Retries(attempts=1000, initial_s=0.05, max_s=0.05)
-    with ThreadPoolExecutor(1) as pool, corner.client(small_server, retries=patient, model_version="1") as client:
+    with ThreadPoolExecutor(1) as pool, client_kind.client(small_server, retries=patient, model_version="1") as client:
         answer = pool.submit(call, client, verb, "second", max_tokens=4)
         published(small_server, lambda series: refused(series) >= before + 2)
         assert not answer.done()
@@ -196,11 +201,11 @@ def test_what_was_refused_gets_in_when_there_is_room(
 
 
 @pytest.mark.usefixtures("taken")
-def test_trying_again_ends_with_the_callers_limit(corner: Corner, small_server: ServerProcess) -> None:
+def test_trying_again_ends_with_the_callers_limit(client_kind: ClientKind, small_server: ServerProcess) -> None:
     """Whose error it is depends on whether the limit found a request under way or a pause between two."""
     patient = Retries(attempts=1000, initial_s=0.05, max_s=0.05)
     with (
-        corner.client(small_server, retries=patient, model_version="1") as client,
+        client_kind.client(small_server, retries=patient, model_version="1") as client,
         pytest.raises((Overloaded, DeadlineExceeded)),
     ):
         client.generate("second", timeouts=Timeouts(total=0.5))
@@ -212,12 +217,12 @@ def test_trying_again_ends_with_the_callers_limit(corner: Corner, small_server: 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("other", ["http", "grpc"])
 def test_a_request_is_ended_from_elsewhere_by_its_id(
-    corner: Corner, simulated_server: ServerProcess, verb: str, other: str
+    client_kind: ClientKind, simulated_server: ServerProcess, verb: str, other: str
 ) -> None:
     with (
         ThreadPoolExecutor(1) as pool,
-        corner.client(simulated_server) as client,
-        Corner(other, corner.face, corner.loop).client(simulated_server) as stopper,
+        client_kind.client(simulated_server) as client,
+        ClientKind(other, client_kind.style, client_kind.loop).client(simulated_server) as stopper,
     ):
         answer = pool.submit(call, client, verb, request_id="job-9", max_tokens=LONG_ANSWER, ignore_eos=True)
         _cancel_when_it_runs(stopper, "job-9", answer)
@@ -236,14 +241,14 @@ def _cancel_when_it_runs(stopper: Any, request_id: str, answer: Any) -> None:
             continue
 
 
-def test_no_request_of_that_id_is_running(corner: Corner, tiny_server: ServerProcess) -> None:
-    with corner.client(tiny_server) as client, pytest.raises(InvalidRequest) as caught:
+def test_no_request_of_that_id_is_running(client_kind: ClientKind, tiny_server: ServerProcess) -> None:
+    with client_kind.client(tiny_server) as client, pytest.raises(InvalidRequest) as caught:
         client.cancel("job-2")
 
     error = caught.value
     assert error.code == "E_INVALID_ARGUMENT"
     assert "no running request has the id 'job-2'" in error.message
-    assert (error.request_id, error.url) == ("job-2", corner.url(tiny_server))
+    assert (error.request_id, error.url) == ("job-2", client_kind.url(tiny_server))
 
 
 # --- The caller's own limits, at a server with one place and a queue ---
@@ -259,11 +264,13 @@ def test_no_request_of_that_id_is_running(corner: Corner, tiny_server: ServerPro
         ("total", "stream"),
     ],
 )
-def test_a_limit_runs_out_in_the_queue(corner: Corner, simulated_server: ServerProcess, limit: str, verb: str) -> None:
+def test_a_limit_runs_out_in_the_queue(
+    client_kind: ClientKind, simulated_server: ServerProcess, limit: str, verb: str
+) -> None:
     with (
         Client(simulated_server.http_url) as first,
         first.stream("first", max_tokens=LONG_ANSWER, ignore_eos=True) as stream,
-        corner.client(simulated_server) as client,
+        client_kind.client(simulated_server) as client,
     ):
         next(stream)
         with pytest.raises(DeadlineExceeded) as caught:
@@ -271,15 +278,15 @@ def test_a_limit_runs_out_in_the_queue(corner: Corner, simulated_server: ServerP
 
     error = caught.value
     assert error.message.startswith(f"timeouts.{limit} of 0.2 s ran out")
-    assert (error.code, error.request_id, error.url) == (None, "job-1", corner.url(simulated_server))
+    assert (error.code, error.request_id, error.url) == (None, "job-1", client_kind.url(simulated_server))
     assert error.unprocessed is False
     assert not [thread.name for thread in threading.enumerate() if "watchdog" in thread.name]
 
 
-def test_a_limit_runs_out_between_two_tokens(corner: Corner, simulated_server: ServerProcess) -> None:
+def test_a_limit_runs_out_between_two_tokens(client_kind: ClientKind, simulated_server: ServerProcess) -> None:
     fields = {"max_tokens": LONG_ANSWER, "ignore_eos": True, "stream_interval_ms": 900}
     with (
-        corner.client(simulated_server, timeouts=Timeouts(between_tokens=0.1)) as client,
+        client_kind.client(simulated_server, timeouts=Timeouts(between_tokens=0.1)) as client,
         client.stream("x", **fields) as stream,
     ):
         assert next(stream).text is not None

@@ -13,7 +13,7 @@ import pytest
 
 from deepseek_triton_client import DeadlineExceeded, DeepseekTritonError, Timeouts
 from deepseek_triton_tools.server.server_process import ServerProcess
-from support.corners import Corner
+from support.client_kinds import ClientKind
 from support.scraping import published, settled, value
 from support.wire import LONG_ANSWER
 
@@ -41,9 +41,9 @@ def _cancelled(series: Any) -> float:
 
 
 @pytest.fixture
-def client(corner: Corner, small_server: ServerProcess) -> Iterator[Any]:
+def client(client_kind: ClientKind, small_server: ServerProcess) -> Iterator[Any]:
     """The client stays open: what ends a request is not its closing."""
-    with corner.client(small_server, model_version="1") as opened:
+    with client_kind.client(small_server, model_version="1") as opened:
         yield opened
 
 
@@ -131,10 +131,10 @@ def test_the_server_stops_for_whom_has_left(
     assert client.generate("next", max_tokens=2).num_output_tokens == 2
 
 
-def test_a_closed_client_leaves_its_streams(corner: Corner, small_server: ServerProcess) -> None:
+def test_a_closed_client_leaves_its_streams(client_kind: ClientKind, small_server: ServerProcess) -> None:
     with (
         one_is_cancelled(small_server),
-        corner.client(small_server, model_version="1") as client,
+        client_kind.client(small_server, model_version="1") as client,
         client.stream("x", **LONG) as stream,
     ):
         next(iter(stream))
@@ -143,12 +143,14 @@ def test_a_closed_client_leaves_its_streams(corner: Corner, small_server: Server
             stream.completion()
 
 
-@pytest.mark.parametrize("corner", [("http", "async"), ("grpc", "async")], ids=" ".join, indirect=True)
+@pytest.mark.parametrize("client_kind", [("http", "async"), ("grpc", "async")], ids=" ".join, indirect=True)
 @pytest.mark.parametrize("verb", ["generate", "stream", "chat", "stream_chat", "generate_many"])
-def test_a_cancelled_task_is_a_cancelled_request(corner: Corner, small_server: ServerProcess, verb: str) -> None:
-    with corner.client(small_server, model_version="1") as driven:
+def test_a_cancelled_task_is_a_cancelled_request(
+    client_kind: ClientKind, small_server: ServerProcess, verb: str
+) -> None:
+    with client_kind.client(small_server, model_version="1") as driven:
         with one_is_cancelled(small_server):
-            task = corner.loop.start(_ask(driven.client, verb))
+            task = client_kind.loop.start(_ask(driven.client, verb))
             published(small_server, _busy)
             task.cancel()
         assert task.cancelled()
@@ -168,10 +170,12 @@ async def _ask(client: Any, verb: str) -> None:
         await getattr(client, verb)("x", **LONG)
 
 
-def test_leaving_a_loop_over_many_cancels_what_is_under_way(corner: Corner, simulated_server: ServerProcess) -> None:
+def test_leaving_a_loop_over_many_cancels_what_is_under_way(
+    client_kind: ClientKind, simulated_server: ServerProcess
+) -> None:
     """One answer has come, one request runs and two wait for the one place: the next to ask has it at once."""
     requests = [{"prompt": "short", "max_tokens": 2}, *[{"prompt": "long", **LONG}] * 3]
-    with corner.client(simulated_server) as client:
+    with client_kind.client(simulated_server) as client:
         answers = client.generate_many(requests, concurrency=4)
         assert next(answers).num_output_tokens == 2
         answers.close()
@@ -185,7 +189,7 @@ CHILD = """
 import asyncio, sys
 from deepseek_triton_client import AsyncClient, Client
 
-url, face = sys.argv[1:]
+url, style = sys.argv[1:]
 asked = dict(prompt="x", max_tokens=4000, ignore_eos=True)
 
 def generate(client):
@@ -212,11 +216,11 @@ async def many_async():
         pass
 
 client = Client(url, model_version="1")
-ways = (generate, stream, many) if face == "sync" else (generate_async, stream_async, many_async)
+ways = (generate, stream, many) if style == "sync" else (generate_async, stream_async, many_async)
 for way in ways:
     sys.stdin.readline()
     try:
-        way(client) if face == "sync" else asyncio.run(way())
+        way(client) if style == "sync" else asyncio.run(way())
         print("not interrupted", flush=True)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
@@ -224,9 +228,9 @@ sys.stdin.readline()
 """
 
 
-def test_an_interrupt_cancels(corner: Corner, small_server: ServerProcess) -> None:
+def test_an_interrupt_cancels(client_kind: ClientKind, small_server: ServerProcess) -> None:
     """The process lives on, and so does its client: that the server hears of it is the interrupt's doing."""
-    arguments = [sys.executable, "-c", CHILD, corner.url(small_server), corner.face]
+    arguments = [sys.executable, "-c", CHILD, client_kind.url(small_server), client_kind.style]
     with subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
@@ -252,8 +256,8 @@ def test_a_stream_left_at_its_last_chunk_has_ended(request: pytest.FixtureReques
     """Nothing is cancelled in the moment of the last response, which can leave Triton unable to exit."""
     server: ServerProcess = request.getfixturevalue("small_server")
     before = _cancelled(settled(server, _idle))
-    corner = Corner(scheme, "sync", request.getfixturevalue("corners_loop"))
-    with corner.client(server, model_version="1") as client:
+    client_kind = ClientKind(scheme, "sync", request.getfixturevalue("client_loop"))
+    with client_kind.client(server, model_version="1") as client:
         for _ in range(100):
             with client.stream("x", max_tokens=1, ignore_eos=True) as stream:
                 for chunk in stream:

@@ -1,4 +1,4 @@
-"""Many requests at once: in a batch, and of many threads or tasks that share a client; in all four corners."""
+"""Many requests at once: in a batch, and of many threads or tasks that share a client; with all kinds of client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deepseek_triton_client import (
     SamplingParams,
 )
 from deepseek_triton_tools.server.server_process import ServerProcess
-from support.corners import Corner
+from support.client_kinds import ClientKind
 from support.wire import PROMPT, generated
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
@@ -33,8 +33,8 @@ def expected(server: ServerProcess, prompt: str, max_tokens: int = 6) -> str:
 
 
 @pytest.fixture
-def client(corner: Corner, trtllm_server: ServerProcess) -> Iterator[Any]:
-    with corner.client(trtllm_server) as opened:
+def client(client_kind: ClientKind, trtllm_server: ServerProcess) -> Iterator[Any]:
+    with client_kind.client(trtllm_server) as opened:
         yield opened
 
 
@@ -73,9 +73,9 @@ def test_requests_are_read_as_answers_leave(client: Any) -> None:
     assert next(read) <= 5 + 2 * 8 + 2
 
 
-def test_no_more_are_under_way_than_asked_for(corner: Corner, small_server: ServerProcess) -> None:
+def test_no_more_are_under_way_than_asked_for(client_kind: ClientKind, small_server: ServerProcess) -> None:
     """The server has one place, and refuses whoever comes while it is taken."""
-    with corner.client(small_server, model_version="1") as client:
+    with client_kind.client(small_server, model_version="1") as client:
         assert len(list(client.generate_many(["x"] * 8, concurrency=1, max_tokens=2))) == 8
 
 
@@ -130,20 +130,20 @@ def test_a_concurrency_that_is_none(client: Any, concurrency: Any) -> None:
         list(client.generate_many(["x"], concurrency=concurrency))
 
 
-def test_each_request_is_tried_again(corner: Corner, small_server: ServerProcess) -> None:
+def test_each_request_is_tried_again(client_kind: ClientKind, small_server: ServerProcess) -> None:
     """More than there is room for: whoever is refused comes again."""
     patient = Retries(attempts=1000, initial_s=0.02, max_s=0.05)
-    with corner.client(small_server, model_version="1", retries=patient) as client:
+    with client_kind.client(small_server, model_version="1", retries=patient) as client:
         assert len(list(client.generate_many(["x"] * 6, concurrency=3, max_tokens=2))) == 6
     with (
-        corner.client(small_server, model_version="1", retries=Retries(attempts=1)) as client,
+        client_kind.client(small_server, model_version="1", retries=Retries(attempts=1)) as client,
         pytest.raises(Overloaded),
     ):
         list(client.generate_many(["x"] * 6, concurrency=6, max_tokens=40))
 
 
-@pytest.mark.parametrize("corner", [("http", "async"), ("grpc", "async")], ids=" ".join, indirect=True)
-def test_an_asynchronous_source(corner: Corner, trtllm_server: ServerProcess, client: Any) -> None:
+@pytest.mark.parametrize("client_kind", [("http", "async"), ("grpc", "async")], ids=" ".join, indirect=True)
+def test_an_asynchronous_source(client_kind: ClientKind, trtllm_server: ServerProcess, client: Any) -> None:
     async def requests() -> AsyncIterator[str]:
         for number in range(4):
             await asyncio.sleep(0)
@@ -154,8 +154,8 @@ def test_an_asynchronous_source(corner: Corner, trtllm_server: ServerProcess, cl
     assert [answer.text for answer in answers] == [expected(trtllm_server, f"p{number}") for number in range(4)]
 
 
-def test_a_batch_without_its_model(corner: Corner, trtllm_server: ServerProcess) -> None:
-    with corner.client(trtllm_server, model_name="gpt") as client, pytest.raises(ModelNotFound):
+def test_a_batch_without_its_model(client_kind: ClientKind, trtllm_server: ServerProcess) -> None:
+    with client_kind.client(trtllm_server, model_name="gpt") as client, pytest.raises(ModelNotFound):
         list(client.generate_many(["x"] * 3))
 
 
@@ -171,7 +171,7 @@ def _threads() -> list[str]:
 # --- Shared ---
 
 
-def at_once(corner: Corner, client: Any, prompts: list[str]) -> list[str]:
+def at_once(client_kind: ClientKind, client: Any, prompts: list[str]) -> list[str]:
     """Each from a thread, or a task, of its own; every other one streamed."""
 
     async def ask_all() -> list[str]:
@@ -189,15 +189,15 @@ def at_once(corner: Corner, client: Any, prompts: list[str]) -> list[str]:
         with client.stream(prompt, **GREEDY) as stream:
             return "".join(map(str, stream))
 
-    if corner.face == "async":
-        return corner.loop.run(ask_all())
+    if client_kind.style == "async":
+        return client_kind.loop.run(ask_all())
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(ask_blocking, range(len(prompts)), prompts))
 
 
-def test_32_share_a_client(corner: Corner, trtllm_server: ServerProcess, client: Any) -> None:
+def test_32_share_a_client(client_kind: ClientKind, trtllm_server: ServerProcess, client: Any) -> None:
     prompts = [f"p{number}" for number in range(32)]
 
     for _ in range(2):
-        texts = at_once(corner, client, prompts)
+        texts = at_once(client_kind, client, prompts)
         assert texts == [expected(trtllm_server, prompt) for prompt in prompts]

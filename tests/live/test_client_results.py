@@ -1,4 +1,4 @@
-"""Every field of the contract through the client's four corners: each gives what the wire says, streamed and not.
+"""Every field of the contract through all four kinds of client: each gives what the wire says, streamed and not.
 
 The wire's side of it is `wire.ask`, which knows nothing of the client. Greedy decoding, and sampling with a seed, give
 the same answer however a request goes.
@@ -18,7 +18,7 @@ from deepseek_backend.contract import INPUTS, PERF_OUTPUTS
 from deepseek_triton_client import Answer as ClientAnswer
 from deepseek_triton_client import Completion
 from deepseek_triton_tools.server.server_process import ServerProcess
-from support.corners import Corner
+from support.client_kinds import ClientKind
 from support.wire import LONG_ANSWER, PROMPT, WHOLE, Answer, Reply, ask
 
 CONVERSATION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Wie heißt du? 你好 👋"}]
@@ -124,22 +124,22 @@ def server(request: pytest.FixtureRequest, case: Case) -> ServerProcess:
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True)
-def test_a_whole_answer_is_what_the_wire_says(corner: Corner, case: Case, server: ServerProcess) -> None:
+def test_a_whole_answer_is_what_the_wire_says(client_kind: ClientKind, case: Case, server: ServerProcess) -> None:
     expected = _on_the_wire(server, case)
 
-    with corner.client(server) as client:
+    with client_kind.client(server) as client:
         verb = client.chat if case.chat else client.generate
         completion = verb(_content(case), request_id="job-1", **_fields(server, case))
 
     _check(completion, expected, server)
-    assert (completion.request_id, completion.url) == ("job-1", corner.url(server))
+    assert (completion.request_id, completion.url) == ("job-1", client_kind.url(server))
 
 
 @pytest.mark.parametrize("case", STREAMED, indirect=True)
-def test_a_stream_is_what_the_wire_says(corner: Corner, case: Case, server: ServerProcess) -> None:
+def test_a_stream_is_what_the_wire_says(client_kind: ClientKind, case: Case, server: ServerProcess) -> None:
     expected = _on_the_wire(server, case)
 
-    with corner.client(server) as client:
+    with client_kind.client(server) as client:
         verb = client.stream_chat if case.chat else client.stream
         with verb(_content(case), request_id="job-1", **_fields(server, case)) as stream:
             chunks = list(stream)
@@ -147,7 +147,7 @@ def test_a_stream_is_what_the_wire_says(corner: Corner, case: Case, server: Serv
             text, reasoning, request_id, url = stream.text, stream.reasoning, stream.request_id, stream.url
 
     _check(completion, expected, server)
-    assert (request_id, url) == (completion.request_id, completion.url) == ("job-1", corner.url(server))
+    assert (request_id, url) == (completion.request_id, completion.url) == ("job-1", client_kind.url(server))
     assert (text, reasoning) == (completion.text, completion.reasoning)
     for index, answer in enumerate(completion.answers):
         own = [chunk for chunk in chunks if chunk.index == index]
@@ -267,9 +267,11 @@ def _wire_place(place: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("name", ["tiny", "trtllm"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-def test_performance_is_measured(request: pytest.FixtureRequest, corner: Corner, name: str, streamed: bool) -> None:
+def test_performance_is_measured(
+    request: pytest.FixtureRequest, client_kind: ClientKind, name: str, streamed: bool
+) -> None:
     server = request.getfixturevalue(f"{name}_server")
-    with corner.client(server) as client:
+    with client_kind.client(server) as client:
         if streamed:
             with client.stream(PROMPT, max_tokens=12, temperature=0, return_perf_metrics=True) as stream:
                 measured = stream.completion().perf_metrics
@@ -286,10 +288,10 @@ def test_performance_is_measured(request: pytest.FixtureRequest, corner: Corner,
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 def test_a_timeout_of_the_servers_gives_the_text_so_far(
-    corner: Corner, trtllm_server: ServerProcess, streamed: bool
+    client_kind: ClientKind, trtllm_server: ServerProcess, streamed: bool
 ) -> None:
     fields = {"max_tokens": LONG_ANSWER, "ignore_eos": True, "temperature": 0, "timeout_ms": 300}
-    with corner.client(trtllm_server) as client:
+    with client_kind.client(trtllm_server) as client:
         if streamed:
             with client.stream(PROMPT, **fields) as stream:
                 completion = stream.completion()
@@ -302,10 +304,10 @@ def test_a_timeout_of_the_servers_gives_the_text_so_far(
     assert ask(trtllm_server, WHOLE[0], body).answer().text.startswith(completion.text)
 
 
-def test_a_stream_has_as_few_chunks_as_it_asks_for(corner: Corner, trtllm_server: ServerProcess) -> None:
+def test_a_stream_has_as_few_chunks_as_it_asks_for(client_kind: ClientKind, trtllm_server: ServerProcess) -> None:
     def chunks(**fields: Any) -> list[Any]:
         with (
-            corner.client(trtllm_server) as client,
+            client_kind.client(trtllm_server) as client,
             client.stream(PROMPT, max_tokens=40, temperature=0, **fields) as stream,
         ):
             return list(stream)

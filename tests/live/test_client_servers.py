@@ -1,4 +1,4 @@
-"""Several servers, models and versions, and what a client learns of them, in all four corners."""
+"""Several servers, models and versions, and what a client learns of them, with all four kinds of client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from deepseek_triton_client import DeadlineExceeded, ModelMetadata, Readiness, Retries, ServerUnavailable
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess
-from support.corners import FACES, SCHEMES, Corner, Loop
+from support.client_kinds import SCHEMES, STYLES, ClientKind, Loop
 from support.servers import build, change_yaml
 from support.wire import LONG_ANSWER, PROMPT
 
@@ -27,21 +27,25 @@ def call(client: Any, verb: str, **fields: Any) -> Any:
 
 @pytest.mark.parametrize("verb", ["generate", "stream", "chat", "stream_chat"])
 def test_failover_takes_the_first_that_is_well(
-    corner: Corner, dead_server: ServerProcess, tiny_server: ServerProcess, trtllm_server: ServerProcess, verb: str
+    client_kind: ClientKind,
+    dead_server: ServerProcess,
+    tiny_server: ServerProcess,
+    trtllm_server: ServerProcess,
+    verb: str,
 ) -> None:
-    urls = [NOBODY[corner.scheme], *map(corner.url, (dead_server, tiny_server, trtllm_server))]
+    urls = [NOBODY[client_kind.scheme], *map(client_kind.url, (dead_server, tiny_server, trtllm_server))]
 
-    with corner.client(urls, retries=Retries(attempts=1)) as client:
-        assert [call(client, verb).url for _ in range(3)] == [corner.url(tiny_server)] * 3
+    with client_kind.client(urls, retries=Retries(attempts=1)) as client:
+        assert [call(client, verb).url for _ in range(3)] == [client_kind.url(tiny_server)] * 3
         assert client.metadata().name == "tensorrt_llm"
         assert client.ready() is True
 
 
-def test_when_all_are_away_the_last_error_comes_out(corner: Corner, dead_server: ServerProcess) -> None:
-    urls = [NOBODY[corner.scheme], corner.url(dead_server)]
+def test_when_all_are_away_the_last_error_comes_out(client_kind: ClientKind, dead_server: ServerProcess) -> None:
+    urls = [NOBODY[client_kind.scheme], client_kind.url(dead_server)]
 
     with (
-        corner.client(urls, retries=Retries(attempts=2, initial_s=0.01)) as client,
+        client_kind.client(urls, retries=Retries(attempts=2, initial_s=0.01)) as client,
         pytest.raises(ServerUnavailable) as caught,
     ):
         call(client, "generate", request_id="job-1")
@@ -51,27 +55,27 @@ def test_when_all_are_away_the_last_error_comes_out(corner: Corner, dead_server:
 
 
 def test_round_robin_takes_each_in_turn(
-    corner: Corner, tiny_server: ServerProcess, trtllm_server: ServerProcess
+    client_kind: ClientKind, tiny_server: ServerProcess, trtllm_server: ServerProcess
 ) -> None:
-    urls = [corner.url(tiny_server), corner.url(trtllm_server)]
+    urls = [client_kind.url(tiny_server), client_kind.url(trtllm_server)]
 
-    with corner.client(urls, balance="round_robin") as client:
+    with client_kind.client(urls, balance="round_robin") as client:
         assert [call(client, "generate").url for _ in range(4)] == urls * 2
         many = client.generate_many([PROMPT] * 6, concurrency=2, **GREEDY)
         assert sorted(completion.url for completion in many) == sorted(urls * 3)
 
 
-def test_round_robin_passes_over_who_is_away(corner: Corner, tiny_server: ServerProcess) -> None:
-    urls = [NOBODY[corner.scheme], corner.url(tiny_server)]
+def test_round_robin_passes_over_who_is_away(client_kind: ClientKind, tiny_server: ServerProcess) -> None:
+    urls = [NOBODY[client_kind.scheme], client_kind.url(tiny_server)]
 
-    with corner.client(urls, balance="round_robin") as client:
-        assert {call(client, "generate").url for _ in range(4)} == {corner.url(tiny_server)}
+    with client_kind.client(urls, balance="round_robin") as client:
+        assert {call(client, "generate").url for _ in range(4)} == {client_kind.url(tiny_server)}
 
 
-def test_both_protocols_in_one_client(corner: Corner, tiny_server: ServerProcess) -> None:
+def test_both_protocols_in_one_client(client_kind: ClientKind, tiny_server: ServerProcess) -> None:
     urls = [tiny_server.http_url, f"grpc://127.0.0.1:{tiny_server.grpc_port}"]
 
-    with corner.client(urls, balance="round_robin") as client:
+    with client_kind.client(urls, balance="round_robin") as client:
         first, second = call(client, "generate"), call(client, "stream")
 
     assert [first.url, second.url] == urls
@@ -79,11 +83,11 @@ def test_both_protocols_in_one_client(corner: Corner, tiny_server: ServerProcess
 
 
 def test_a_request_is_cancelled_on_whichever_server_it_runs(
-    corner: Corner, tiny_server: ServerProcess, simulated_server: ServerProcess
+    client_kind: ClientKind, tiny_server: ServerProcess, simulated_server: ServerProcess
 ) -> None:
     with (
-        corner.client(simulated_server) as client,
-        corner.client([corner.url(tiny_server), corner.url(simulated_server)]) as stopper,
+        client_kind.client(simulated_server) as client,
+        client_kind.client([client_kind.url(tiny_server), client_kind.url(simulated_server)]) as stopper,
         client.stream("x", max_tokens=LONG_ANSWER, ignore_eos=True, request_id="job-3") as stream,
     ):
         stopper.cancel("job-3")
@@ -93,11 +97,11 @@ def test_a_request_is_cancelled_on_whichever_server_it_runs(
 # --- Models and versions ---
 
 
-def test_another_model_and_another_version(corner: Corner, small_server: ServerProcess) -> None:
+def test_another_model_and_another_version(client_kind: ClientKind, small_server: ServerProcess) -> None:
     """Version 2 streams cumulatively by itself: chunks are increments all the same."""
     texts = []
     for settings in ({"model_version": "1"}, {"model_version": "2"}, {"model_name": "other"}):
-        with corner.client(small_server, **settings) as client:
+        with client_kind.client(small_server, **settings) as client:
             with client.stream(PROMPT, max_tokens=12) as stream:
                 texts.append("".join(map(str, stream)))
             assert client.generate(PROMPT, max_tokens=12).text == texts[-1]
@@ -107,18 +111,18 @@ def test_another_model_and_another_version(corner: Corner, small_server: ServerP
     assert texts == texts[:1] * 3
 
 
-def test_metadata_is_the_same_in_every_corner(corner: Corner, tiny_server: ServerProcess) -> None:
-    with corner.client(tiny_server) as client:
+def test_metadata_is_the_same_for_every_kind_of_client(client_kind: ClientKind, tiny_server: ServerProcess) -> None:
+    with client_kind.client(tiny_server) as client:
         metadata: ModelMetadata = client.metadata()
 
     assert (metadata.name, metadata.versions, metadata.platform) == ("tensorrt_llm", ("1",), "python")
-    with Corner("http", "sync", corner.loop).client(tiny_server) as reference:
+    with ClientKind("http", "sync", client_kind.loop).client(tiny_server) as reference:
         assert metadata == reference.metadata()
     assert {"text_input", "sampling_param_max_tokens"} <= {tensor.name for tensor in metadata.inputs}
 
 
-def test_metrics_of_the_server(corner: Corner, tiny_server: ServerProcess) -> None:
-    with corner.client(tiny_server, metrics_url=tiny_server.metrics_url) as client:
+def test_metrics_of_the_server(client_kind: ClientKind, tiny_server: ServerProcess) -> None:
+    with client_kind.client(tiny_server, metrics_url=tiny_server.metrics_url) as client:
         metrics = client.metrics()
 
     assert metrics.value("deepseek_triton_ready", model="tensorrt_llm") == 1
@@ -126,9 +130,9 @@ def test_metrics_of_the_server(corner: Corner, tiny_server: ServerProcess) -> No
         metrics.value("deepseek_triton_nothing")
 
 
-def test_metrics_that_nobody_serves(corner: Corner, tiny_server: ServerProcess) -> None:
+def test_metrics_that_nobody_serves(client_kind: ClientKind, tiny_server: ServerProcess) -> None:
     with (
-        corner.client(tiny_server, metrics_url="http://127.0.0.1:1/metrics") as client,
+        client_kind.client(tiny_server, metrics_url="http://127.0.0.1:1/metrics") as client,
         pytest.raises(ServerUnavailable),
     ):
         client.metrics()
@@ -138,23 +142,23 @@ def test_metrics_that_nobody_serves(corner: Corner, tiny_server: ServerProcess) 
 
 
 @pytest.fixture(scope="module")
-def waited(tmp_path_factory: pytest.TempPathFactory, corners_loop: Loop) -> dict[str, list[Readiness]]:
-    """What each corner was told while a server loaded that takes its time, all four waiting from before its start."""
+def waited(tmp_path_factory: pytest.TempPathFactory, client_loop: Loop) -> dict[str, list[Readiness]]:
+    """The states that each kind of client saw while a slow server loaded; all four wait from before its start."""
     told: dict[str, list[Readiness]] = {}
     repository = build(tmp_path_factory.mktemp("slow") / "repository", "tiny", "--engine", "simulated")
     change_yaml(repository / "tensorrt_llm/1/model.yaml", engine_options={"load_seconds": 1.5})
     free: dict[str, Any] = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
 
-    def wait(corner: Corner) -> None:
-        with corner.client(server) as client:
-            client.wait_until_ready(60, told.setdefault(str(corner), []).append)
+    def wait(client_kind: ClientKind) -> None:
+        with client_kind.client(server) as client:
+            client.wait_until_ready(60, told.setdefault(str(client_kind), []).append)
             assert client.ready() is True
             assert call(client, "generate").num_output_tokens == 4
 
     with ServerProcess(ServeOptions(repository=repository, **free)) as server:
         server.start()
-        corners = [Corner(scheme, face, corners_loop) for scheme in SCHEMES for face in FACES]
-        threads = [threading.Thread(target=wait, args=(corner,)) for corner in corners]
+        kinds = [ClientKind(scheme, style, client_loop) for scheme in SCHEMES for style in STYLES]
+        threads = [threading.Thread(target=wait, args=(client_kind,)) for client_kind in kinds]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -162,8 +166,8 @@ def waited(tmp_path_factory: pytest.TempPathFactory, corners_loop: Loop) -> dict
     return told
 
 
-def test_waiting_from_before_the_server_is_there(corner: Corner, waited: dict[str, list[Readiness]]) -> None:
-    *before, last = waited[str(corner)]
+def test_waiting_from_before_the_server_is_there(client_kind: ClientKind, waited: dict[str, list[Readiness]]) -> None:
+    *before, last = waited[str(client_kind)]
 
     assert before
     assert {readiness.state for readiness in before} <= {"unreachable", "starting", "loading"}
@@ -173,10 +177,10 @@ def test_waiting_from_before_the_server_is_there(corner: Corner, waited: dict[st
     assert moments == sorted(moments)
 
 
-def test_a_model_that_never_comes(corner: Corner, tiny_server: ServerProcess) -> None:
+def test_a_model_that_never_comes(client_kind: ClientKind, tiny_server: ServerProcess) -> None:
     told: list[Readiness] = []
     with (
-        corner.client(tiny_server, model_name="gpt") as client,
+        client_kind.client(tiny_server, model_name="gpt") as client,
         pytest.raises(DeadlineExceeded, match=r"model 'gpt' is not ready after 0\.1 s: .* is loading"),
     ):
         client.wait_until_ready(0.1, told.append)
@@ -184,9 +188,9 @@ def test_a_model_that_never_comes(corner: Corner, tiny_server: ServerProcess) ->
     assert {readiness.state for readiness in told} == {"loading"}
 
 
-def test_waiting_for_one_of_several(corner: Corner, tiny_server: ServerProcess) -> None:
+def test_waiting_for_one_of_several(client_kind: ClientKind, tiny_server: ServerProcess) -> None:
     told: list[Readiness] = []
-    with corner.client([NOBODY[corner.scheme], corner.url(tiny_server)]) as client:
+    with client_kind.client([NOBODY[client_kind.scheme], client_kind.url(tiny_server)]) as client:
         client.wait_until_ready(10, told.append)
 
     assert [readiness.state for readiness in told] == ["unreachable", "ready"]
@@ -196,27 +200,31 @@ def test_waiting_for_one_of_several(corner: Corner, tiny_server: ServerProcess) 
 
 
 def test_a_draining_server_hands_new_requests_to_the_next(
-    tmp_path: Path, tiny_server: ServerProcess, corners_loop: Loop
+    tmp_path: Path, tiny_server: ServerProcess, client_loop: Loop
 ) -> None:
     """Whether they have a connection from before or not. One stream, of 25 s, holds the server's exit up."""
     preset = "h200x8-r1-fp8-min-latency"
     repository = build(tmp_path / "repository", "tiny", "--engine", "simulated", "--preset", preset)
     change_yaml(repository / "tensorrt_llm/1/model.yaml", drain_s=4)
-    corners = [Corner(scheme, face, corners_loop) for scheme in SCHEMES for face in FACES]
+    kinds = [ClientKind(scheme, style, client_loop) for scheme in SCHEMES for style in STYLES]
     with ServerProcess.serving(repository) as draining:
-        clients = [corner.client([corner.url(draining), corner.url(tiny_server)]) for corner in corners]
-        assert [call(client, "generate").url for client in clients] == [corner.url(draining) for corner in corners]
-        holder = Corner("grpc", "sync", corners_loop).client(draining)
+        clients = [
+            client_kind.client([client_kind.url(draining), client_kind.url(tiny_server)]) for client_kind in kinds
+        ]
+        assert [call(client, "generate").url for client in clients] == [
+            client_kind.url(draining) for client_kind in kinds
+        ]
+        holder = ClientKind("grpc", "sync", client_loop).client(draining)
         with holder, holder.stream("x", max_tokens=LONG_ANSWER, ignore_eos=True) as stream:
             next(stream)
             draining.request_stop()
-            for corner, client in zip(corners, clients, strict=True):
+            for client_kind, client in zip(kinds, clients, strict=True):
                 answered = ""
-                while answered != corner.url(tiny_server):  # the backend looks for the exit every now and then
+                while answered != client_kind.url(tiny_server):  # the backend looks for the exit every now and then
                     answered = call(client, "generate").url
-                assert {call(client, "stream").url for _ in range(2)} == {corner.url(tiny_server)}
+                assert {call(client, "stream").url for _ in range(2)} == {client_kind.url(tiny_server)}
                 client.close()
-                with corner.client([corner.url(draining), corner.url(tiny_server)]) as newcomer:
-                    assert call(newcomer, "generate").url == corner.url(tiny_server)
+                with client_kind.client([client_kind.url(draining), client_kind.url(tiny_server)]) as newcomer:
+                    assert call(newcomer, "generate").url == client_kind.url(tiny_server)
             assert stream.completion().finish_reason == "cancelled"
         assert draining.wait() == 0

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from deepseek_triton_tools.server.server_process import ServerProcess
-from support.corners import FACES, SCHEMES, Corner
+from support.client_kinds import SCHEMES, STYLES, ClientKind
 from support.servers import build, change_yaml
 
 LONG_ANSWER = 4000  # about 25 s of the twin's pace
@@ -20,16 +20,16 @@ def draining_repository(tmp_path):
 
 
 class Answers:
-    """A request of each kind from each corner, answered in the background."""
+    """A request of each kind from each client_kind, answered in the background."""
 
     def __init__(self, server, loop):
         self.finish_reasons = []
         self.texts = []
         self.began = threading.Semaphore(0)
         self._threads = [
-            threading.Thread(target=self._ask, args=(Corner(scheme, face, loop), server, streamed))
+            threading.Thread(target=self._ask, args=(ClientKind(scheme, style, loop), server, streamed))
             for scheme in SCHEMES
-            for face in FACES
+            for style in STYLES
             for streamed in (True, False)
         ]
 
@@ -44,8 +44,8 @@ class Answers:
         for thread in self._threads:
             thread.join(60)
 
-    def _ask(self, corner, server, streamed):
-        with corner.client(server) as client:
+    def _ask(self, client_kind, server, streamed):
+        with client_kind.client(server) as client:
             if streamed:
                 self._stream(client)
                 return
@@ -66,9 +66,9 @@ class Answers:
         self.finish_reasons.append(finish_reason)
 
 
-def test_open_requests_get_their_text_so_far_and_the_server_ends_with_0(draining_repository, corners_loop):
+def test_open_requests_get_their_text_so_far_and_the_server_ends_with_0(draining_repository, client_loop):
     with ServerProcess.serving(draining_repository) as server:
-        with Answers(server, corners_loop) as answers:
+        with Answers(server, client_loop) as answers:
             server.request_stop()
         code = server.wait()
 

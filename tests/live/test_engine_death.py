@@ -14,8 +14,8 @@ from support.servers import dying_repository, see_it_die
 FATAL_EXIT_CODE = 137
 
 
-def test_later_requests_are_refused_with_the_code(corner, dead_server):
-    with corner.client(dead_server, retries=Retries(attempts=2, initial_s=0.01)) as client:
+def test_later_requests_are_refused_with_the_code(client_kind, dead_server):
+    with client_kind.client(dead_server, retries=Retries(attempts=2, initial_s=0.01)) as client:
         for ask in (client.generate, client.chat):
             with pytest.raises(ServerUnavailable) as caught:
                 ask("too late")

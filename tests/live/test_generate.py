@@ -34,8 +34,8 @@ def test_the_quick_starts_own_line_works(tiny_server):
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0.8, "top_p": 0.95, "seed": 7}], ids=["greedy", "sampled"])
-def test_the_same_request_gives_the_same_text_however_it_is_sent(corner, tiny_server, fields):
-    with corner.client(tiny_server) as client:
+def test_the_same_request_gives_the_same_text_however_it_is_sent(client_kind, tiny_server, fields):
+    with client_kind.client(tiny_server) as client:
         texts = [client.generate(PROMPTS[0], max_tokens=40, **fields).text]
         with client.stream(PROMPTS[0], max_tokens=40, **fields) as stream:
             texts.append("".join(chunk.text for chunk in stream))

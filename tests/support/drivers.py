@@ -15,11 +15,11 @@ from deepseek_triton_client._http.http_transport import HttpTransport, asyncio_t
 T = TypeVar("T")
 
 _PATIENCE_S = 60
-"""More than anything here takes, so that what hangs fails."""
+"""Seconds, more than anything here takes, after which a test that hangs fails."""
 
 
 class Driver:
-    """`run` takes a coroutine to its end; `start` does so elsewhere."""
+    """`run` runs a coroutine to its end; `start` does so in the background."""
 
     is_asyncio = False
 
@@ -27,7 +27,7 @@ class Driver:
         self._transports: list[HttpTransport] = []
 
     def transport(self, url: str, *, model_name: str = "tensorrt_llm", **settings: Any) -> HttpTransport:
-        """Closed with the driver."""
+        """A transport, which is closed with the driver."""
         endpoint = Endpoint.parse(url)
         made = self._make(endpoint, Settings(endpoints=(endpoint,), model_name=model_name, **settings))
         self._transports.append(made)

@@ -20,12 +20,13 @@ OPTIONS = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 8 * 2**
 
 
 class GrpcServer(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """`script(*functions)`: each takes (request, context) and returns the responses. `requests` holds what came."""
+    """Answers each stream with the next function given to `script`: it gets (request, context) and returns the
+    responses."""
 
     def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str]] = []
-        """Of every call, also of those that `requests` has nothing of."""
+        """Metadata of every call, also of those without a request."""
         self.asked = threading.Event()
         """Set when a request has come."""
         self.gone = threading.Event()
@@ -35,7 +36,8 @@ class GrpcServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.ready = True
         self.model = own_metadata()
         self.answers: dict[str, Callable[[Any, Any], Any]] = {}
-        """What to answer instead, by method: ServerLive, ServerReady, ModelReady or ModelMetadata."""
+        """Method name (ServerLive, ServerReady, ModelReady or ModelMetadata) -> function that answers in place of the
+        default."""
         self._scripts: list[Callable[[Any, Any], Any]] = []
         self._server = grpc.server(ThreadPoolExecutor(max_workers=8), options=OPTIONS)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
@@ -58,7 +60,7 @@ class GrpcServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         return lambda request, context: iter(responses)
 
     def silence(self, *responses: Any) -> Callable[[Any, Any], Any]:
-        """These, and then nothing until the client goes."""
+        """Send these responses, and then nothing until the client leaves."""
 
         def answer(request: Any, context: Any) -> Any:
             yield from responses
@@ -68,7 +70,7 @@ class GrpcServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     @staticmethod
     def response(*, final: bool = False, **outputs: str | int) -> pb.ModelStreamInferResponse:
-        """As Triton makes it: raw contents, and a parameter that tells the final one."""
+        """A response as Triton makes it: raw contents, and a parameter that marks the final one."""
         answer = pb.ModelStreamInferResponse()
         answer.infer_response.parameters["triton_final_response"].bool_param = final
         for name, value in outputs.items():
@@ -114,7 +116,7 @@ class GrpcServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 def own_metadata() -> pb.ModelMetadataResponse:
-    """Of the model of this repository."""
+    """The metadata of this project's model."""
     answer = pb.ModelMetadataResponse(name=METADATA.name, versions=METADATA.versions, platform=METADATA.platform)
     for tensors, declared in ((METADATA.inputs, answer.inputs), (METADATA.outputs, answer.outputs)):
         for tensor in tensors:
@@ -130,7 +132,7 @@ def serialized(value: str | int) -> bytes:
 
 
 class RawServer:
-    """Gives each connection to `behave`, which may do anything to it."""
+    """Hands each connection to `behave`, which may do anything with it."""
 
     def __init__(self, behave: Callable[[socket.socket], None]) -> None:
         self._behave = behave
@@ -165,7 +167,7 @@ class RawServer:
             self._threads.append(self._start(self._serve, connection))
 
     def keep(self, each: socket.socket) -> None:
-        """To be closed at the end."""
+        """Close this socket at the end."""
         self._sockets.append(each)
 
     def _serve(self, connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Requests as they stand on the wire, over HTTP and gRPC, and what comes back."""
+"""Requests in the form they have on the wire, over HTTP and gRPC, and their responses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.servers import url
 MODEL = "tensorrt_llm"
 PROMPT = "The capital of France is"
 LONG_ANSWER = 4000
-"""Tokens that take 25 s at the pace of conftest's simulated_server."""
+"""Number of tokens that take 25 s at the pace of conftest's simulated_server."""
 
 Array: TypeAlias = npt.NDArray[Any]
 Tensors: TypeAlias = Mapping[str, Array]
@@ -43,7 +43,7 @@ def grpc_inputs(tensors: Tensors) -> list[Any]:
 
 
 def filled(kind: Any, name: str, array: Array) -> Any:
-    """An InferInput of tritonclient's gRPC or HTTP half."""
+    """A filled InferInput, of tritonclient's gRPC or HTTP module."""
     names = {"O": "BYTES", "S": "BYTES", "b": "BOOL", "i": "INT32", "u": "UINT64", "f": "FP32"}
     tensor = kind(name, list(array.shape), names[array.dtype.kind])
     tensor.set_data_from_numpy(array)
@@ -64,7 +64,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came back on a gRPC stream, in order."""
+    """The responses and errors of a gRPC stream, in order."""
 
     results: list[Any]
     errors: list[triton.InferenceServerException]
@@ -82,7 +82,7 @@ class Outcome:
 
 
 def exchange(server: ServerProcess, *requests: Sent, empty_final: bool = False) -> Outcome:
-    """All requests on one stream that is then closed, which waits for the answers: the way of the samples."""
+    """Send all requests on one stream and close it, which waits for the answers, as the samples do."""
     results: list[Any] = []
     errors: list[triton.InferenceServerException] = []
 
@@ -109,7 +109,7 @@ def exchange(server: ServerProcess, *requests: Sent, empty_final: bool = False) 
 
 
 def first(result: Any, output: str) -> str:
-    """The first string of an output, read as the samples read it: an output that is not there is an error."""
+    """The first string of an output, read as the samples read it. A missing output is an error."""
     decoded: str = result.as_numpy(output)[0].decode()
     return decoded
 
@@ -130,7 +130,7 @@ def texts_by_id(results: Sequence[Any]) -> dict[str, str]:
 
 
 _NO_TLS = False
-"""To load the certificates anew for each request takes longer than most of the answers."""
+"""Loading the certificates anew for each request would take longer than most of the answers."""
 
 
 def post(server: ServerProcess, verb: str, body: Fields, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -139,7 +139,7 @@ def post(server: ServerProcess, verb: str, body: Fields, headers: dict[str, str]
 
 
 def answered(server: ServerProcess, prompt: str = PROMPT, *, max_tokens: int = 16) -> dict[str, Any]:
-    """The greedy answer, by the plainest request there is."""
+    """The greedy answer to the plainest request."""
     body = {"text_input": prompt, "max_tokens": max_tokens, "temperature": 0}
     answer: dict[str, Any] = post(server, "generate", body).raise_for_status().json()
     return answer
@@ -159,12 +159,12 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 # --- One request, whichever way it goes ---
 
 Chunk: TypeAlias = dict[str, list[Any]]
-"""One response: output -> its values."""
+"""One response: output name -> values."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a request goes and its answer comes."""
+    """Protocol of a request, and whether its answer is streamed."""
 
     scheme: str
     streaming: bool
@@ -180,7 +180,7 @@ WAYS = (*WHOLE, *STREAMS)
 
 @dataclass
 class Answer:
-    """One sequence, its chunks joined."""
+    """One answer: its chunks joined."""
 
     text: str = ""
     reasoning: str = ""
@@ -197,13 +197,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back for one request."""
+    """The responses and errors for one request."""
 
     chunks: list[Chunk]
     errors: list[str]
 
     def answers(self) -> list[Answer]:
-        """One for each sequence, in the order of their indices."""
+        """The answers in the order of their indices."""
         assert self.errors == []
         found: dict[int, Answer] = {}
         for chunk in self.chunks:
@@ -215,21 +215,21 @@ class Reply:
         return only
 
     def refusal(self) -> str:
-        """The error's text, where nothing came before it."""
+        """The text of the error, which must be the first response."""
         assert self.chunks == []
         (error,) = self.errors
         return error
 
 
 def ask(server: ServerProcess, way: Way, body: Fields) -> Reply:
-    """Send `body` as /generate takes it: by gRPC, keys that are no inputs go as request parameters."""
+    """Send `body`, in the form of /generate. Over gRPC, keys that are no inputs are sent as request parameters."""
     if way.streaming:
         body = {**body, "streaming": True}
     return _ask_http(server, way, body) if way.scheme == "http" else _ask_grpc(server, body)
 
 
 def sent(body: Fields, *, timeout_us: int | None = None) -> Sent:
-    """`body`, a body of /generate, as a request of a gRPC stream."""
+    """The request of a gRPC stream for a body of /generate."""
     request_id = str(body.get("id", ""))
     tensors = {name: _tensor(name, value) for name, value in body.items() if name in _DTYPES}
     parameters: dict[str, Any] = {name: value for name, value in body.items() if name not in {*_DTYPES, "id"}}
@@ -237,7 +237,7 @@ def sent(body: Fields, *, timeout_us: int | None = None) -> Sent:
 
 
 def reply(outcome: Outcome) -> Reply:
-    """What came on a gRPC stream, where only one request went."""
+    """The reply on a gRPC stream with a single request."""
     return Reply([chunk_of(result) for result in outcome.results], [error.message() for error in outcome.errors])
 
 
@@ -267,7 +267,7 @@ def _ask_grpc(server: ServerProcess, body: Fields) -> Reply:
 
 
 def _ask_http(server: ServerProcess, way: Way, body: Fields) -> Reply:
-    """An error is an event as well, unless Triton refuses the request before the model sees it."""
+    """Ask over HTTP. An error is an event too, unless Triton refuses the request before the model sees it."""
     response = post(server, "generate_stream" if way.streaming else "generate", body)
     documents = list(events(response)) if response.text.startswith("data: ") else [response.json()]
     chunks = [_from_json(document) for document in documents if "error" not in document]
@@ -275,7 +275,7 @@ def _ask_http(server: ServerProcess, way: Way, body: Fields) -> Reply:
 
 
 def _from_json(document: Mapping[str, Any]) -> Chunk:
-    """/generate writes an output of one value without its brackets."""
+    """Read a response of /generate, which writes an output of one value without brackets."""
     outputs = {name: value for name, value in document.items() if name not in ("model_name", "model_version", "id")}
     return {name: value if isinstance(value, list) else [value] for name, value in outputs.items()}
 
@@ -285,7 +285,7 @@ def _decoded(value: object) -> object:
 
 
 def _add(chunk: Chunk, answers: dict[int, Answer]) -> None:
-    """The ids of several sequences follow one another; num_output_tokens tells them apart."""
+    """Add a response to the answers. The ids of several answers follow one another; num_output_tokens divides them."""
     indices = chunk.get("sequence_index", [0])
     ids = chunk.get("output_ids", [])
     for place, index in enumerate(indices):

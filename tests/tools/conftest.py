@@ -11,6 +11,5 @@ from support.model_server import ModelServer
 
 @pytest.fixture
 def model_server() -> Iterator[ModelServer]:
-    server = ModelServer()
-    yield server
-    server.stop()
+    with ModelServer() as server:
+        yield server

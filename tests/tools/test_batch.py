@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
+from deepseek_triton_client import AccessDenied, ServerError
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.generating import batch_progress
-from support.model_server import WAIT, Refusal, echo
+from support.model_server import WAIT, echo
 from support.terminal_session import CTRL_C, Terminal
 
 
@@ -52,7 +53,7 @@ def failing(*prompts, code="E_INTERNAL"):
 
     def answer(body):
         if body["text_input"] in prompts:
-            raise Refusal(500, f"[{code}] no")
+            raise ServerError("no", code=code)
         yield from echo(body)
 
     return answer
@@ -168,7 +169,7 @@ def test_a_server_that_is_not_there_fails_the_whole_and_no_row(folder, capsys):
 
 def test_a_token_that_is_refused_fails_the_whole_too(run, model_server, folder):
     def refuse(_):
-        raise Refusal(401, "who are you?")
+        raise AccessDenied("who are you?")
         yield
 
     model_server.answer = refuse
@@ -279,7 +280,7 @@ def test_resume_goes_on_where_the_output_ends(run, model_server, folder):
         lines = whole.splitlines(keepends=True)
         # What a kill leaves: some rows, and a part of one.
         (folder / "out.jsonl").write_bytes(b"".join(lines[:kept]) + (lines[kept][:-1] if kept < 6 else b""))
-        model_server.bodies.clear()
+        model_server.requests.clear()
         code, _, err = run(LINES, "--resume")
 
         assert code == 0
@@ -297,7 +298,7 @@ def test_resume_asks_again_what_failed_at_the_end(run, model_server):
     model_server.answer = failing("b", "e", "f")
     assert run(LINES)[0] == 1
     model_server.answer = echo
-    model_server.bodies.clear()
+    model_server.requests.clear()
 
     assert run(LINES, "--resume")[0] == 0
     assert sorted(body["text_input"] for body in model_server.bodies) == ["e", "f"]
@@ -318,7 +319,7 @@ def test_resume_asks_again_what_failed_at_the_end(run, model_server):
 def test_resume_refuses_answers_to_something_else(run, model_server, folder, lines, expected):
     run(['"a"', '"b"'])
     before = (folder / "out.jsonl").read_bytes()
-    model_server.bodies.clear()
+    model_server.requests.clear()
     code, _, err = run(lines, "--resume")
 
     assert code == 1

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from deepseek_triton_client import SamplingParams
+from deepseek_triton_client import Overloaded, SamplingParams, ServerError
 from deepseek_triton_tools.generating.conversation import Conversation
 from deepseek_triton_tools.tool_errors import ToolError
-from support.model_server import END, WAIT, Refusal, echo
+from support.model_server import END, WAIT, echo
 from support.terminal_session import CTRL_C, CTRL_D, Terminal
 
 PROMPT = "> "
@@ -149,7 +149,7 @@ def test_several_lines_are_one_turn_when_pasted_or_continued(chat, model_server)
 
 def test_an_error_is_one_line_and_the_chat_goes_on(chat, model_server):
     def full(_):
-        raise Refusal(400, "[E_OVERLOADED] later")
+        raise Overloaded("later")
         yield
 
     terminal = chat("--retries", "0")
@@ -320,7 +320,7 @@ def test_a_pipe_gets_answers_and_nothing_else(pipe, model_server):
 def test_a_failed_turn_is_said_at_the_end_by_the_code(pipe, model_server):
     def first_fails(body):
         if len(model_server.bodies) == 1:
-            raise Refusal(500, "[E_INTERNAL] no")
+            raise ServerError("no")
         yield from echo(body)
 
     model_server.answer = first_fails
@@ -331,7 +331,7 @@ def test_a_failed_turn_is_said_at_the_end_by_the_code(pipe, model_server):
 def test_a_retry_that_fails_keeps_the_answer_there_is(pipe, model_server):
     def second_fails(body):
         if len(model_server.bodies) == 2:
-            raise Refusal(500, "[E_INTERNAL] no")
+            raise ServerError("no")
         yield from echo(body)
 
     model_server.answer = second_fails

@@ -10,8 +10,9 @@ import threading
 
 import pytest
 
+from deepseek_triton_client import Overloaded
 from deepseek_triton_tools.cli.main import main
-from support.model_server import END, WAIT, Refusal, saying
+from support.model_server import END, WAIT, saying
 from support.terminal_session import CTRL_C, Terminal
 
 
@@ -152,7 +153,7 @@ def test_the_token_comes_from_the_environment_or_a_file(run, model_server, monke
 @pytest.mark.parametrize(("retries", "asked"), [("0", 1), ("1", 2)])
 def test_a_refusal_is_tried_again_so_often(run, model_server, retries, asked):
     def full(_):
-        raise Refusal(400, "[E_OVERLOADED] 4 requests wait already")
+        raise Overloaded("4 requests wait already")
         yield
 
     model_server.answer = full

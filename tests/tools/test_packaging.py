@@ -34,6 +34,7 @@ def test_the_wheel_holds_every_package_and_the_model_repository(wheel):
 
     for name in (
         "deepseek_triton_client/py.typed",
+        "deepseek_triton_client/testing.py",
         "deepseek_triton_build/planning/plan.py",
         "deepseek_triton_build/data/catalog/variants.yaml",
         "deepseek_triton_build/data/releases/1.2.1.yaml",

@@ -20,7 +20,15 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from deepseek_triton_client import AsyncClient, ModelMetadata, Readiness, TensorMetadata
+from deepseek_triton_client import (
+    AsyncClient,
+    InvalidRequest,
+    ModelMetadata,
+    Overloaded,
+    Readiness,
+    ServerError,
+    TensorMetadata,
+)
 from deepseek_triton_tools.server import waiting
 from deepseek_triton_tools.server.waiting import LogFollower, Waiting
 from deepseek_triton_tools.terminal.status_line import StatusLine
@@ -31,7 +39,7 @@ from deepseek_triton_tools.warming.server.server_warm_result import ServerWarmRe
 from deepseek_triton_tools.warming.server.shapes import Shape, planned_shapes
 from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
 from support.contract_metadata import METADATA
-from support.model_server import END, WAIT, Refusal
+from support.model_server import END, WAIT
 
 FAILED = """\
 E1121 12:42:09.142789 49 model_lifecycle.cc:642] "failed to load 'tensorrt_llm' version 1: Internal: no GPU"
@@ -209,7 +217,7 @@ def test_words_are_sent_where_a_model_takes_no_token_ids():
 def test_a_small_vocabulary_gets_ids_that_it_has(model_server, run):
     def of_a_byte(body):
         if max(body["input_ids"]) > 258:
-            raise Refusal(400, "[E_INVALID_ARGUMENT] input_ids: expected token ids from 0 to 258")
+            raise InvalidRequest("input_ids: expected token ids from 0 to 258")
         yield from tokens(0.002)
 
     model_server.answer = of_a_byte
@@ -271,7 +279,7 @@ def test_rounds_of_fewer_requests_are_compared_with_their_like():
 def test_a_shape_that_is_too_long_is_left_out_with_a_line(model_server, run):
     def short_ones(body):
         if length(body) > 10:
-            raise Refusal(400, "[E_PROMPT_TOO_LONG] 16 tokens do not fit")
+            raise InvalidRequest("16 tokens do not fit", code="E_PROMPT_TOO_LONG")
         yield from tokens()
 
     model_server.answer = short_ones
@@ -285,7 +293,7 @@ def test_a_shape_that_is_too_long_is_left_out_with_a_line(model_server, run):
 
 def test_a_server_that_takes_no_shape_at_all_is_not_warm(model_server, run, tmp_path):
     def nothing(body):
-        raise Refusal(400, "[E_INVALID_ARGUMENT] no")
+        raise InvalidRequest("no")
         yield
 
     model_server.answer = nothing
@@ -311,7 +319,7 @@ def test_a_full_server_gets_fewer_requests_for_later_shapes_too(model_server, ru
             asked_at_first.wait(30)
         if not room.acquire(blocking=False):
             refused.set()
-            raise Refusal(503, "[E_OVERLOADED] max_inflight is 2")
+            raise Overloaded("max_inflight is 2")
         try:
             if is_first:  # so that two are refused, however slow the machine is
                 refused.wait(30)
@@ -338,7 +346,7 @@ def test_a_full_server_gets_fewer_requests_for_later_shapes_too(model_server, ru
 def test_a_shape_that_the_server_stays_full_for_is_left_out(model_server, run, short_pauses):
     def full_for_long_ones(body):
         if length(body) == 16:
-            raise Refusal(503, "[E_OVERLOADED] max_inflight_tokens is 20")
+            raise Overloaded("max_inflight_tokens is 20")
         yield from tokens()
 
     model_server.answer = full_for_long_ones
@@ -353,7 +361,7 @@ def test_a_shape_that_the_server_stays_full_for_is_left_out(model_server, run, s
 
 def test_a_server_that_is_full_all_the_time_is_not_steady_but_has_not_failed(model_server, run, short_pauses):
     def full(body):
-        raise Refusal(503, "[E_OVERLOADED] max_inflight is 1")
+        raise Overloaded("max_inflight is 1")
         yield
 
     model_server.answer = full
@@ -370,7 +378,7 @@ def test_a_server_that_is_full_all_the_time_is_not_steady_but_has_not_failed(mod
 def test_a_server_that_dies_in_the_middle_is_a_failure_and_nobody_is_told_ready(model_server, run, tmp_path, code):
     def dying(body):
         if len(model_server.bodies) > 3:
-            raise Refusal(500, f"[{code}] the engine is gone")
+            raise ServerError("the engine is gone", code=code)
         yield from tokens()
 
     (tmp_path / "ready").write_text("of an earlier run")
@@ -837,7 +845,7 @@ def test_a_server_that_is_ready_at_once_was_waited_for_in_no_phase():
 def test_the_table_says_what_was_found_and_what_was_left_out(model_server, capsys):
     def short_ones(body):
         if length(body) > 10:
-            raise Refusal(400, "[E_PROMPT_TOO_LONG] too long")
+            raise InvalidRequest("too long", code="E_PROMPT_TOO_LONG")
         yield from tokens(0.002)
 
     model_server.answer = short_ones

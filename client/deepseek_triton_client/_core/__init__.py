@@ -1,1 +1,2 @@
-"""What both clients and both protocols share: requests, results, errors, settings, and the calls themselves."""
+"""The parts that both clients and both protocols share: requests, results, errors, settings and the calls
+themselves."""

@@ -1,7 +1,7 @@
-"""The client's work, written once for the blocking and the asynchronous face: servers, retries, limits.
+"""The work of both clients, written once: servers, retries, time limits.
 
-All of it are coroutines over the seams in `_transports` and `_runtime`. With the blocking runtime none of them ever
-waits for anything but by blocking.
+Everything here is a coroutine over the interfaces `Transport` and `Runtime`. With the blocking runtime these coroutines
+block wherever the others wait for an event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.client_settings import Endpoint, Settings, Timeouts
 from deepseek_triton_client._core.dialect import Dialect
 from deepseek_triton_client._core.exceptions import DeadlineExceeded, DeepseekTritonError, ServerUnavailable
-from deepseek_triton_client._core.exchange import Exchange, let_go
+from deepseek_triton_client._core.exchange import Exchange, end_request
 from deepseek_triton_client._core.prometheus_text import Metrics
 from deepseek_triton_client._core.results import Completion, ModelMetadata, Readiness
 from deepseek_triton_client._core.runtime import Deadlines, Runtime, RuntimeEvent
@@ -29,17 +29,17 @@ T = TypeVar("T")
 _POLL_INTERVAL_S = 1.0
 
 _LAST_LOOK_S = 0.2
-"""So long before the end of a wait the servers are asked for the last time."""
+"""Seconds before the end of `wait_until_ready` at which the servers are asked for the last time."""
 
 _COOL_DOWN_S = 5.0
-"""So long a server that could not be reached, or said that it is going, is tried only after the others."""
+"""Seconds for which a server that could not be reached, or said that it stops, is tried only after the others."""
 
 _METRICS_PORT = 8002
-"""Triton's own."""
+"""The port of Triton's metrics by default."""
 
 
 class ServerState:
-    """One of the client's servers: its transport, and what it is known to be."""
+    """One of the client's servers: its transport, and what is known about its model."""
 
     def __init__(self, endpoint: Endpoint, settings: Settings, runtime: Runtime) -> None:
         self.endpoint = endpoint
@@ -48,55 +48,56 @@ class ServerState:
         self._stream_mode = settings.stream_mode
         self._event = runtime.event
         self._dialect: Dialect | None = None
-        self._reading: _Reading | None = None
-        self._choosing = threading.Lock()  # of who reads; never held while anything waits
+        self._metadata_read: _MetadataRead | None = None
+        self._read_lock = threading.Lock()  # guards `_metadata_read`; never held while anything waits
         self._failed_at = -math.inf
 
     async def dialect(self, limit_s: Callable[[], float | None]) -> Dialect:
-        """Of the model, whose metadata is read once: who comes meanwhile waits for the outcome.
+        """Return how to speak to the model. Its metadata is read once; others who ask meanwhile wait for the outcome.
 
-        `limit_s` is asked before each step how long it may take.
+        `limit_s` is called before each step and returns how many seconds the step may take.
         """
-        while (dialect := self._dialect) is None:  # a local, for `failed` may forget the other one at any time
-            own = _Reading(limit_s(), self._event())
+        # A local variable, because `failed` may reset the attribute at any time.
+        while (dialect := self._dialect) is None:
+            own = _MetadataRead(limit_s(), self._event())
             try:
-                with self._choosing:
-                    reading = self._reading = self._reading or own
-                if reading is own:
+                with self._read_lock:
+                    read = self._metadata_read = self._metadata_read or own
+                if read is own:
                     return await self._read(own)
             finally:
-                if self._reading is own:
-                    self._reading = None
+                if self._metadata_read is own:
+                    self._metadata_read = None
                 own.ended.set()
             limit = limit_s()
-            if not await reading.ended.wait(limit):
+            if not await read.ended.wait(limit):
                 raise ServerUnavailable(f"the model's metadata did not come within {limit:g} s", unprocessed=True)
-            if reading.error is not None and _is_within(limit_s(), reading.limit_s):
-                raise copy(reading.error)
+            if read.error is not None and _is_within(limit_s(), read.limit_s):
+                raise copy(read.error)
         return dialect
 
-    async def _read(self, reading: _Reading) -> Dialect:
+    async def _read(self, read: _MetadataRead) -> Dialect:
         try:
-            metadata = await self.transport.metadata(reading.limit_s)
+            metadata = await self.transport.metadata(read.limit_s)
             self._dialect = dialect = Dialect(metadata, self._stream_mode)
         except DeepseekTritonError as exc:
-            reading.error = copy(exc)  # each who waits has its own, with its own request's id
+            read.error = copy(exc)  # a copy for those who wait: each error gets the id of its own request
             raise
         return dialect
 
     def failed(self) -> None:
-        """It may come back as another model, so that is asked again."""
+        """Note that the server is unavailable. It may come back with another model, so its metadata is read again."""
         self._failed_at = time.monotonic()
         self._dialect = None
 
     @property
-    def is_cooling(self) -> bool:
+    def failed_recently(self) -> bool:
         return time.monotonic() - self._failed_at < _COOL_DOWN_S
 
 
 @dataclass(slots=True)
-class _Reading:
-    """One attempt at a model's metadata. One that was cancelled ends without an error, and the next caller reads."""
+class _MetadataRead:
+    """One attempt to read a model's metadata. A cancelled attempt ends without an error, and the next caller reads."""
 
     limit_s: float | None
     ended: RuntimeEvent
@@ -104,23 +105,23 @@ class _Reading:
 
 
 class Calls:
-    """One model on the servers of `settings`."""
+    """All calls to one model on the servers of `settings`."""
 
     def __init__(self, settings: Settings, runtime: Runtime) -> None:
         self._settings = settings
         self._runtime = runtime
         self._servers = tuple(ServerState(endpoint, settings, runtime) for endpoint in settings.endpoints)
-        self._turn = 0
+        self._next_server = 0
 
     async def open(self, request: Request) -> Exchange:
-        """Sends the request; returns with its first response. Refusals are tried again as `Retries` says."""
+        """Send the request and return with its first response. Refusals are tried again as `Retries` says."""
         started = time.monotonic()
         deadlines = _deadlines(request.timeouts, started)
         failures = 0
         refusal: DeepseekTritonError | None = None
         while True:
             failures += 1
-            for server in self._in_turn():
+            for server in self._servers_in_order():
                 try:
                     return await self._begin(server, request, deadlines, started)
                 except DeepseekTritonError as exc:
@@ -132,8 +133,9 @@ class Calls:
                 if error.code is not None:
                     refusal = error
             delay_s = self._settings.retries.delay_s(failures)
-            if failures >= self._settings.retries.attempts or delay_s >= _left_s(deadlines):
-                if refusal is not None and error.code is None:  # a server's own words say more than that it is gone
+            if failures >= self._settings.retries.attempts or delay_s >= _seconds_left(deadlines):
+                # The refusal of a server says more than a lost connection.
+                if refusal is not None and error.code is None:
                     raise error from refusal
                 raise error
             await self._runtime.sleep(delay_s)
@@ -148,7 +150,7 @@ class Calls:
         return exchange.completion()
 
     async def cancel(self, request_id: str) -> None:
-        """Ends the running request of this id, on whichever server it runs."""
+        """End the active request with this id, on whichever server it runs."""
         error: DeepseekTritonError | None = None
         for server in self._servers:
             try:
@@ -160,10 +162,10 @@ class Calls:
         raise error
 
     async def metadata(self) -> ModelMetadata:
-        return await self._first_that_answers(lambda server: server.transport.metadata(self._settings.timeouts.connect))
+        return await self._ask_in_order(lambda server: server.transport.metadata(self._settings.timeouts.connect))
 
     async def metrics(self) -> Metrics:
-        """Of `metrics_url`, or of the first server's own port for them."""
+        """Return the metrics at `metrics_url`, or at port 8002 of the first server."""
         first = self._servers[0]
         endpoint = first.endpoint
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
@@ -171,14 +173,14 @@ class Calls:
         return Metrics.parse(await first.transport.metrics(url, self._settings.timeouts.connect))
 
     async def ready(self) -> bool:
-        """Whether one of the servers can answer now."""
+        """Tell whether one of the servers can answer now."""
         for server in self._servers:
             if (await self._readiness(server, 0.0, None)).state == "ready":
                 return True
         return False
 
     async def readiness(self) -> tuple[Readiness, ...]:
-        """How far each of the servers is, in the order of their URLs."""
+        """Tell how far each of the servers is, in the order of their URLs."""
         return tuple([await self._readiness(server, 0.0, None) for server in self._servers])
 
     async def wait_until_ready(self, timeout_s: float | None, on_progress: Callable[[Readiness], None] | None) -> None:
@@ -188,7 +190,8 @@ class Calls:
             seen: list[Readiness] = []
             for server in self._servers:
                 now = time.monotonic()
-                share_s = (end - now) / (len(self._servers) - len(seen))  # one that is silent leaves time for the next
+                # A silent server must leave time for the next.
+                share_s = (end - now) / (len(self._servers) - len(seen))
                 readiness = await self._readiness(server, now - started, now + share_s)
                 seen.append(readiness)
                 if on_progress is not None:
@@ -206,13 +209,13 @@ class Calls:
         for server in self._servers:
             await server.transport.close()
 
-    def _in_turn(self) -> Iterator[ServerState]:
-        """All servers, those that failed just now last."""
+    def _servers_in_order(self) -> Iterator[ServerState]:
+        """All servers in the order to try them: those that failed a moment ago come last."""
         first = 0
         if self._settings.balance == "round_robin":
-            first, self._turn = self._turn, (self._turn + 1) % len(self._servers)
+            first, self._next_server = self._next_server, (self._next_server + 1) % len(self._servers)
         rotated = self._servers[first:] + self._servers[:first]
-        return iter(sorted(rotated, key=lambda server: server.is_cooling))
+        return iter(sorted(rotated, key=lambda server: server.failed_recently))
 
     async def _begin(self, server: ServerState, request: Request, deadlines: Deadlines, started: float) -> Exchange:
         try:
@@ -221,7 +224,7 @@ class Calls:
             inputs = dialect.inputs(request, streamed=streamed)
         except DeepseekTritonError as exc:
             exc.request_id, exc.url = request.request_id, server.url
-            _raise_if_over(deadlines, request, exc)
+            _raise_if_out_of_time(deadlines, request, exc)
             raise
         connect_s = _limit_s(request.timeouts.connect, deadlines)
         responses = server.transport.open(request.request_id, inputs, connect_s=connect_s)
@@ -237,7 +240,7 @@ class Calls:
         try:
             await exchange.begin()
         except DeepseekTritonError as exc:
-            _raise_if_over(deadlines, request, exc)
+            _raise_if_out_of_time(deadlines, request, exc)
             raise
         except BaseException:
             await exchange.close()
@@ -256,11 +259,13 @@ class Calls:
                 pass
         except DeepseekTritonError as exc:
             if watchdog.expired:
-                raise DeadlineExceeded(f"cancelling took longer than timeouts.connect, {limit_s:g} s") from exc
+                raise DeadlineExceeded(
+                    f"the server did not cancel the request within timeouts.connect of {limit_s:g} s"
+                ) from exc
             if not dialect.is_stopped(exc):
                 raise
         finally:
-            await let_go(watchdog, responses)
+            await end_request(watchdog, responses)
 
     async def _readiness(self, server: ServerState, waited_s: float, end: float | None) -> Readiness:
         connect_s = self._settings.timeouts.connect
@@ -273,8 +278,8 @@ class Calls:
             return Readiness(server.url, "unreachable", waited_s, exc.message)
         return Readiness(server.url, "ready" if is_ready else "loading", waited_s)
 
-    async def _first_that_answers(self, ask: Callable[[ServerState], Awaitable[T]]) -> T:
-        for server in (servers := list(self._in_turn())):
+    async def _ask_in_order(self, ask: Callable[[ServerState], Awaitable[T]]) -> T:
+        for server in (servers := list(self._servers_in_order())):
             try:
                 return await ask(server)
             except DeepseekTritonError as exc:
@@ -292,15 +297,15 @@ def _deadlines(timeouts: Timeouts, started: float) -> Deadlines:
     )
 
 
-def _left_s(deadlines: Deadlines) -> float:
-    """Until a limit that runs from the start ends the request."""
+def _seconds_left(deadlines: Deadlines) -> float:
+    """Seconds until a limit that counts from the start ends the request."""
     ends = [moment for moment in (deadlines.first_token, deadlines.end) if moment is not None]
     return min(ends) - time.monotonic() if ends else math.inf
 
 
 def _limit_s(connect_s: float | None, deadlines: Deadlines) -> float | None:
-    """For a step before the request is sent. Never 0, which sockets take for something else."""
-    limit_s = min(math.inf if connect_s is None else connect_s, _left_s(deadlines))
+    """Seconds that a step before the request is sent may take. Never 0, which sockets take for "do not wait"."""
+    limit_s = min(math.inf if connect_s is None else connect_s, _seconds_left(deadlines))
     return None if math.isinf(limit_s) else max(limit_s, 0.001)
 
 
@@ -308,9 +313,9 @@ def _is_within(limit_s: float | None, other_s: float | None) -> bool:
     return other_s is None or (limit_s is not None and limit_s <= other_s)
 
 
-def _raise_if_over(deadlines: Deadlines, request: Request, error: DeepseekTritonError) -> None:
-    """A step that ran into one of the request's own limits failed for that reason."""
-    if isinstance(error, ServerUnavailable) and _left_s(deadlines) <= 0:
+def _raise_if_out_of_time(deadlines: Deadlines, request: Request, error: DeepseekTritonError) -> None:
+    """Raise DeadlineExceeded if the step failed because one of the request's own limits ran out."""
+    if isinstance(error, ServerUnavailable) and _seconds_left(deadlines) <= 0:
         over = [name for name in ("first_token", "total") if getattr(request.timeouts, name) is not None]
         limit = min(over, key=lambda name: float(getattr(request.timeouts, name)))
         seconds = getattr(request.timeouts, limit)

@@ -1,4 +1,4 @@
-"""One request, checked: everything in it can be put on the wire."""
+"""A request whose contents were checked, so that all of it can be sent."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from deepseek_triton_client._core.sampling_params import SamplingParams
 from deepseek_triton_client._core.tensor_encoding import checked
 
 Prompt = str | Sequence[int]
-"""A text, or the ids of its tokens."""
+"""A text, or a list of token ids."""
 Messages = str | Sequence[Mapping[str, Any]]
-"""A conversation, [{"role": "user", "content": "..."}, ...]; a text is what the user says first."""
+"""A conversation, [{"role": "user", "content": "..."}, ...]; a text counts as one message of the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One of `prompt`, `input_ids` and `messages` is set."""
+    """A checked request. Exactly one of `prompt`, `input_ids` and `messages` is set."""
 
     request_id: str
     params: SamplingParams
     timeouts: Timeouts
     streaming: bool
-    """The caller wants increments."""
+    """Whether the caller wants increments."""
     prompt: str | None = None
     input_ids: tuple[int, ...] | None = None
     messages: str | None = None
-    """As JSON."""
+    """The conversation as JSON."""
 
     @property
     def is_chat(self) -> bool:
         return self.messages is not None
 
 
-def prompted(
+def prompt_request(
     prompt: Prompt, *, params: SamplingParams, timeouts: Timeouts, streaming: bool, request_id: str | None
 ) -> Request:
-    """Raises InvalidRequest."""
+    """Make the request for a text or token ids. Raises InvalidRequest."""
     common: dict[str, Any] = {"params": params, "timeouts": timeouts, "streaming": streaming}
     common["request_id"] = _request_id(request_id)
     if isinstance(prompt, str):
@@ -55,10 +55,10 @@ def prompted(
     return Request(input_ids=ids, **common)
 
 
-def conversing(
+def chat_request(
     messages: Messages, *, params: SamplingParams, timeouts: Timeouts, streaming: bool, request_id: str | None
 ) -> Request:
-    """Raises InvalidRequest."""
+    """Make the request for a conversation. Raises InvalidRequest."""
     return Request(
         messages=_messages(messages),
         params=params,
@@ -68,8 +68,8 @@ def conversing(
     )
 
 
-def listed(item: Mapping[str, Any]) -> tuple[str, Any, str | None, dict[str, Any]]:
-    """One request of a batch, given as a mapping: "prompt" or "messages", its content, request id and fields.
+def parse_batch_item(item: Mapping[str, Any]) -> tuple[str, Any, str | None, dict[str, Any]]:
+    """Split a mapping into its kind ("prompt" or "messages"), content, request id and sampling fields.
 
     Raises InvalidRequest.
     """
@@ -91,7 +91,7 @@ def _messages(messages: Messages) -> str:
     try:
         text = json.dumps(conversation, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as exc:
-        raise InvalidRequest(f"messages: expected what JSON can hold: {exc}") from exc
+        raise InvalidRequest(f"messages: expected values that JSON can hold: {exc}") from exc
     return str(checked("messages", "BYTES", text))
 
 
@@ -106,5 +106,5 @@ def _request_id(given: str | None) -> str:
     if given is None:
         return os.urandom(16).hex()
     if not checked("request_id", "BYTES", given):
-        raise InvalidRequest("request_id: expected None for a new one, or a text that is not empty")
+        raise InvalidRequest("request_id: expected a text that is not empty, or None for a new id")
     return given

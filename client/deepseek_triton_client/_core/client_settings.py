@@ -1,4 +1,4 @@
-"""How a client connects, waits and tries again."""
+"""Settings of a client: servers, time limits, retries, TLS."""
 
 from __future__ import annotations
 
@@ -32,20 +32,24 @@ def _raise_all(problems: Iterator[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """In seconds; None is no limit. DeadlineExceeded when one runs out, ServerUnavailable for `connect`.
+    """Time limits in seconds; None is no limit. DeadlineExceeded is raised when one runs out, ServerUnavailable for
+    `connect`.
 
-    A cold server or a long queue can keep the first token back for minutes, and a long answer takes as long as it
-    takes: only connecting is limited unless asked.
+    By default only connecting is limited: a cold server or a long queue can delay the first token for minutes, and a
+    long answer takes its time.
     """
 
     connect: float | None = 10.0
-    """To reach the server; also for each step of what has no tokens to wait for: `ready()`, `metadata()`, ..."""
+    """Time to reach the server; it also limits each step of calls that generate nothing: `ready()`, `metadata()`,
+    ..."""
     first_token: float | None = None
-    """From sending the request, retries included, to its first chunk. Streams only."""
+    """Time from the call, retries included, to the first chunk. For streams only."""
     between_tokens: float | None = None
-    """Waiting for each later chunk; the time the caller spends between chunks does not count. Streams only."""
+    """Time of each wait for a later chunk; the time that the caller spends between chunks does not count. For streams
+    only."""
     total: float | None = None
-    """From sending the request, retries included, to its end, the caller's own time included."""
+    """Time from the call, retries included, to the end of the answer, with the time that the caller spends between
+    chunks."""
 
     def __post_init__(self) -> None:
         _raise_all(
@@ -55,23 +59,25 @@ class Timeouts:
         )
 
     def for_whole_answers(self) -> Timeouts:
-        """Without the limits that only streams have."""
+        """Return a copy without the limits that only streams have."""
         return replace(self, first_token=None, between_tokens=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """What is refused before anything was generated is sent again: E_OVERLOADED, E_UNAVAILABLE, a model that is not
-    loaded, no connection.
+    """How often and when a request is sent again that was refused before anything was generated.
 
-    Another server is tried at once. When all have refused, the client sleeps a random time, up to `initial_s`, then
-    twice that, and so on up to `max_s`.
+    Such refusals are E_OVERLOADED, E_UNAVAILABLE, a model that is not loaded, and a connection that could not be made.
+    Another server is tried at once. When all servers have refused, the client sleeps for a random time of up to
+    `initial_s`, the next time up to twice that, and so on up to `max_s`.
     """
 
     attempts: int = 4
-    """How often each server is tried at the most; 1 never tries the same one again."""
+    """Number of times that each server is tried at most; 1 never tries the same server again."""
     initial_s: float = 0.25
+    """Longest first sleep, in seconds."""
     max_s: float = 8.0
+    """Longest sleep of all, in seconds."""
 
     def __post_init__(self) -> None:
         _raise_all(self._problems())
@@ -84,22 +90,24 @@ class Retries:
                 yield f"retries.{name}: expected 0 < seconds <= {_LONGEST_S}, got {getattr(self, name)!r}"
 
     def delay_s(self, failures: int) -> float:
-        """How long to sleep after so many failures (1 and up)."""
+        """Seconds to sleep after this number of failures (1 and up)."""
         return random.uniform(0, min(self.max_s, self.initial_s * 2.0 ** min(failures - 1, 60)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """Certificates, as PEM files. For https:// and grpcs:// URLs, which need none of this to be checked as usual."""
+    """Certificates, as PEM files. Servers with an ordinary certificate need none of this for https:// and grpcs://
+    URLs."""
 
     ca: str | PathLike[str] | None = None
-    """Who may vouch for the server; None: the authorities that the system trusts (gRPC: that gRPC carries)."""
+    """Authorities that may have signed the server's certificate; None: those that the system trusts (for gRPC: those
+    that come with gRPC)."""
     certificate: str | PathLike[str] | None = None
-    """The client's own, for servers that ask for one (mTLS), with its chain."""
+    """The client's own certificate with its chain, for servers that ask for one (mTLS)."""
     key: str | PathLike[str] | None = None
-    """Of `certificate`; None: it is in the same file."""
+    """The private key of `certificate`; None: it is in the same file."""
     verify: bool = True
-    """False takes any certificate, which protects from nobody who can stand in between. Not with gRPC."""
+    """False accepts any certificate: no protection from anyone who can intercept the connection. Not with gRPC."""
 
     def __post_init__(self) -> None:
         _raise_all(self._problems())
@@ -108,24 +116,25 @@ class Tls:
         for name in ("ca", "certificate", "key"):
             path = getattr(self, name)
             if path is not None and not (isinstance(path, (str, PathLike)) and Path(path).is_file()):
-                yield f"tls.{name}: expected a PEM file, and there is none at {str(path)!r}"
+                yield f"tls.{name}: expected a PEM file, found none at {str(path)!r}"
         if self.key is not None and self.certificate is None:
-            yield "tls.key: expected tls.certificate with it"
+            yield "tls.key: expected tls.certificate too"
         if not isinstance(self.verify, bool):
             yield f"tls.verify: expected True or False, got {self.verify!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """What connections may cost and how long they last."""
+    """How long connections last, and how large a response may be."""
 
     keepalive_s: float = 30.0
-    """HTTP: how long an idle connection is kept for the next request. Less than what stands in between allows."""
+    """HTTP: seconds that an idle connection is kept for the next request. Choose less than the idle limit of proxies
+    before the server."""
     ping_s: float | None = 310.0
-    """gRPC: how often to look for a peer that vanished without a word. By default Triton ends the connection of clients
-    that ping more often than every 300 s without data in between."""
+    """gRPC: seconds between pings that find a peer which vanished without a word; None sends none. Triton by default
+    ends the connection of clients that ping more often than every 300 s without data in between."""
     max_message_bytes: int | None = 256 * 2**20
-    """The largest response, and the largest event of a stream, that is read; None is any."""
+    """Size of the largest response, and of the largest event of a stream, that is read; None is no limit."""
 
     def __post_init__(self) -> None:
         _raise_all(self._problems())
@@ -145,18 +154,19 @@ _DEFAULT_PORTS = {"http": 8000, "https": 443, "grpc": 8001, "grpcs": 443}
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server's address."""
+    """The address of one server."""
 
     scheme: str
     """http, https, grpc or grpcs."""
     host: str
     port: int
     path: str = ""
-    """Before Triton's own paths, for servers behind a proxy; HTTP only."""
+    """Path before Triton's own paths, for servers behind a proxy; HTTP only."""
 
     @classmethod
     def parse(cls, url: str) -> Endpoint:
-        """From "host", "host:port" (both HTTP) or a URL; a missing port is Triton's own. Raises InvalidRequest."""
+        """Parse "host" or "host:port" (both mean HTTP) or a URL; a missing port is Triton's own. Raises
+        InvalidRequest."""
         expected = "url: expected http://host:port or grpc://host:port (https:// and grpcs:// with TLS)"
         if not isinstance(url, str):
             raise InvalidRequest(f"{expected}, got {type(url).__name__}")
@@ -171,7 +181,7 @@ class Endpoint:
 
     @classmethod
     def parse_all(cls, urls: str | Iterable[str]) -> tuple[Endpoint, ...]:
-        """From one URL or several. Raises InvalidRequest."""
+        """Parse one URL or several. Raises InvalidRequest."""
         if isinstance(urls, str):
             return (cls.parse(urls),)
         if isinstance(urls, (bytes, Mapping)) or not isinstance(urls, Iterable):
@@ -188,7 +198,7 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """host:port"""
+        """ "host:port", with brackets around an IPv6 address."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
@@ -196,23 +206,23 @@ class Endpoint:
 
 
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]|[^\x00-\x7f])+|[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?")
-"""A name, or an address with its zone. What a name may hold beyond ASCII, IDNA says."""
+"""A host name, or an IP address with its zone. IDNA decides which characters beyond ASCII a name may hold."""
 
 
 def _split(url: str, schemes: Iterable[str]) -> SplitResult | None:
-    """The parts of a URL that names a host in one of the schemes, and no user."""
+    """The parts of a URL, or None unless it names a host in one of these schemes and no user."""
     try:
         parts = urlsplit(url)
         if parts.scheme not in schemes or parts.port == 0 or not _HOST.fullmatch(parts.hostname or ""):
             return None
     except ValueError:
         return None
-    return parts if url.isprintable() and "@" not in url else None  # urlsplit drops line breaks
+    return parts if url.isprintable() and "@" not in url else None  # urlsplit silently drops line breaks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything a client is made with, checked."""
+    """All settings of a client. Raises InvalidRequest, with every problem, for settings that are wrong."""
 
     endpoints: tuple[Endpoint, ...]
     model_name: str
@@ -229,7 +239,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         _raise_all(self._problems())
-        object.__setattr__(self, "headers", dict(self.headers))  # the caller's own may change
+        object.__setattr__(self, "headers", dict(self.headers))  # the caller may change its own mapping later
 
     def _problems(self) -> Iterator[str]:
         if not self.endpoints:
@@ -239,7 +249,7 @@ class Settings:
         yield from self._name_problems()
         yield from self._secret_problems()
         if isinstance(self.tls, Tls) and not self.tls.verify and any(each.scheme == "grpcs" for each in self.endpoints):
-            yield "tls.verify: gRPC always verifies; give the server's certificate as tls.ca"
+            yield "tls.verify: expected True, for gRPC always verifies; give the server's certificate as tls.ca"
         url = self.metrics_url
         if url is not None and (not isinstance(url, str) or _split(url, ("http", "https")) is None):
             yield "metrics_url: expected http://host:port/path or https://, without user and password"
@@ -252,7 +262,7 @@ class Settings:
         if self.balance not in ("failover", "round_robin"):
             yield f'balance: expected "failover" or "round_robin", got {self.balance!r}'
         if self.stream_mode not in (None, "delta", "cumulative"):
-            yield f'stream_mode: expected "delta", "cumulative" or None to find out, got {self.stream_mode!r}'
+            yield f'stream_mode: expected "delta", "cumulative", or None to detect it, got {self.stream_mode!r}'
 
     def _secret_problems(self) -> Iterator[str]:
         if isinstance(self.headers, Mapping):
@@ -263,7 +273,7 @@ class Settings:
             yield _TOKEN_PROBLEM
 
     def request_headers(self) -> list[tuple[str, str]]:
-        """The user's own headers, and the token as it is now. Names in lower case. Never to be logged."""
+        """The user's headers and the current token. Names are in lower case. Must never be logged."""
         found = [(name.lower(), value) for name, value in self.headers.items()]
         if self.token is not None:
             token = self.token if isinstance(self.token, str) else self.token()
@@ -282,7 +292,7 @@ _EXAMPLES: dict[str, tuple[type, str]] = {
 
 
 def setting_problems(name: str, value: Any) -> Iterator[str]:
-    """Where `value` is of another type than the setting `name`."""
+    """Yield a problem if `value` is not of the type that the setting `name` needs."""
     kind, example = _EXAMPLES[name]
     if not isinstance(value, kind):
         yield f"{name}: expected {kind.__name__}, such as {kind.__name__}({example}), got {value!r:.100}"
@@ -309,5 +319,5 @@ def _is_token(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """Can be sent, which half a surrogate pair can't."""
+    """Tell whether `value` is a text that can be sent, which half of a surrogate pair can not."""
     return isinstance(value, str) and value.encode(errors="ignore").decode() == value

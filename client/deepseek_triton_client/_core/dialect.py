@@ -1,14 +1,14 @@
-"""What the model on a server takes and gives: ours, or one of those that others serve.
+"""Which of the known Triton models answers here, and how it is spoken to.
 
-Which it is, its inputs show:
+The inputs of a model show which one it is:
 
     deepseek   has stream_mode: this project's backend
     llmapi     has streaming and sampling_param_...: TensorRT-LLM's own model for its LLM API
     vllm       has stream and sampling_parameters: Triton's vLLM backend
     plain      anything else with a text_input and a text_output, such as TensorRT-LLM's ensemble
 
-Only ours says for sure when an answer is complete; of the others the end of the stream is the end. Of vLLM's backend
-the present version is meant: `guided_...` fields go as `structured_outputs`, which older ones did not know.
+Only this project's backend marks the end of an answer; with the others, an answer ends with its stream. For vLLM the
+current backend is assumed: `guided_...` fields are sent as `structured_outputs`, which older versions do not know.
 """
 
 from __future__ import annotations
@@ -27,27 +27,30 @@ from deepseek_triton_client._core.sampling_params import SAMPLING_FIELDS, Sampli
 from deepseek_triton_client._core.text_increments import Cumulative, Deltas, Increments, Unknown
 from deepseek_triton_client._core.transport import Input
 
-_UNASKED_INTERVAL_MS = 500
-"""Between the chunks of a stream that nobody reads as one: they only show whether the client is still there."""
+_KEEPALIVE_INTERVAL_MS = 500
+"""Milliseconds between chunks of a stream that the client reads for a caller who wants the whole answer: these chunks
+only show the server whether the client is still there."""
 
 
 @dataclass(frozen=True, slots=True)
-class _InputPlace:
-    """An input of the model that something can go to."""
+class _TargetInput:
+    """An input that the model declares and that a value can be sent to."""
 
     name: str
     datatype: str
     length: int
-    """-1 is any."""
+    """Number of elements; -1 is any number."""
     batched: bool
 
 
 class Dialect:
-    """How to speak to one model."""
+    """Which of the known Triton models one model is, and what its requests have to look like."""
 
     def __init__(self, metadata: ModelMetadata, stream_mode: StreamMode | None = None) -> None:
-        """`stream_mode` says how the model sends streams; None finds out (see `Unknown`). Ours is told, so it does not
-        matter there. Raises ProtocolError for a model that is nothing like a text generator.
+        """Raises ProtocolError for a model without a text input and output.
+
+        `stream_mode` says how the model sends streams; None detects it (see `Unknown`). This project's
+        backend is told how, so it does not matter there.
         """
         self._model_name = metadata.name
         self._declared = {each.name: each for each in metadata.inputs}
@@ -60,27 +63,28 @@ class Dialect:
             )
         self._batched = text is not None and len(text.shape) == 2
         self.kind = _kind(self._declared)
-        """deepseek, llmapi, vllm or plain."""
+        """"deepseek", "llmapi", "vllm" or "plain"."""
         self._increments = _increments(self.kind, stream_mode)
-        self._prompts = {name: self._places((name,), datatype) for name, datatype in _PROMPTS.items()}
-        self._fields = {field.name: self._places(_names(field), field.datatype) for field in SAMPLING_FIELDS}
-        self._asides = {streaming: tuple(self._make_asides(streaming)) for streaming in (True, False)}
+        self._prompts = {name: self._targets((name,), datatype) for name, datatype in _PROMPTS.items()}
+        self._fields = {field.name: self._targets(_names(field), field.datatype) for field in SAMPLING_FIELDS}
+        self._control_inputs = {streaming: tuple(self._make_control_inputs(streaming)) for streaming in (True, False)}
         defaults = {name: _input(self._fields[name], (value,)) for name, value in _DEFAULTS.items()}
         self._defaults = {name: tensor for name, tensor in defaults.items() if tensor is not None}
 
     def inputs(self, request: Request, *, streamed: bool) -> Sequence[Input]:
-        """Raises InvalidRequest, all problems at once, for what this model has no input for.
+        """Return the inputs that carry the request. Raises InvalidRequest, with all problems, for fields that the model
+        has no input for.
 
-        `streamed` asks for increments also where the caller wants the whole answer. That is done only where it can't
+        `streamed` asks for increments even if the caller wants the whole answer. That is done only where it can't
         change the answer: llmapi and plain models may refuse streams altogether.
         """
         params = request.params
-        streaming = request.streaming or (streamed and self._may_stream_unasked(params))
+        streaming = request.streaming or (streamed and self._may_stream_internally(params))
         given = {field.name: value for field, value in params.given()}
         sent, missing = self._prompt(request)
-        sent.extend(self._asides[streaming])
-        left_open = self._left_open(request, given, streaming=streaming)
-        sent.extend(self._defaults[name] for name in left_open if name in self._defaults and name not in given)
+        sent.extend(self._control_inputs[streaming])
+        default_fields = self._default_fields(request, given, streaming=streaming)
+        sent.extend(self._defaults[name] for name in default_fields if name in self._defaults and name not in given)
         if self.kind == "vllm":
             sent.append(Input("sampling_parameters", "BYTES", (_vllm_json(given),), self._batched))
             given = {name: value for name, value in given.items() if name not in _VLLM_FIELDS}
@@ -92,22 +96,25 @@ class Dialect:
                 missing.append(name)
         problems = [f"{self._model} has no input for {', '.join(missing)}: {self._advice}"] if missing else []
         if request.streaming:
-            problems += [problem for name, problem in self._not_as_stream(params).items() if name not in missing]
+            problems += [problem for name, problem in self._stream_problems(params).items() if name not in missing]
         if problems:
             raise InvalidRequest("; ".join(problems))
         return sent
 
     def stop_inputs(self) -> Sequence[Input]:
-        """What ends the running request whose id is sent along. Raises InvalidRequest where the model can't."""
-        stop = _input(self._places(("stop",), "BOOL"), (True,))
+        """Return the inputs that end the active request with the id sent along. Raises InvalidRequest if the model
+        can't do that."""
+        stop = _input(self._targets(("stop",), "BOOL"), (True,))
         if stop is None:
             raise InvalidRequest(f"{self._model} has no input that ends a request by its id: close its stream instead")
         if self.kind == "deepseek":
             return [stop]
-        return [Input("text_input", "BYTES", ("",), self._batched), stop]  # Triton wants inputs that are not optional
+        # Triton requires inputs that are not optional.
+        return [Input("text_input", "BYTES", ("",), self._batched), stop]
 
     def is_stopped(self, error: DeepseekTritonError) -> bool:
-        """The answer to `stop_inputs` says that it is done: llmapi has an error for that, ours an empty end."""
+        """Tell whether an error in answer to `stop_inputs` means success: llmapi answers with an error, this project's
+        backend with an empty end."""
         return self.kind == "llmapi" and "cancelled by client" in error.message
 
     def reader(self, request: Request) -> ResponseReader:
@@ -123,94 +130,93 @@ class Dialect:
         return f"leave that out, or {elsewhere}"
 
     def _prompt(self, request: Request) -> tuple[list[Input], list[str]]:
-        """Its input; or the name of one that the model doesn't have."""
+        """Return the prompt's input, or the name of the input that the model lacks."""
         name, values = _prompt(request)
         tensor = _input(self._prompts[name], values)
         return ([], [name]) if tensor is None else ([tensor], [])
 
-    def _make_asides(self, streaming: bool) -> Iterator[Input]:
-        """What is no field of SamplingParams, of what the model has."""
-        asides: list[tuple[tuple[str, ...], str, Any]] = [(("streaming", "stream"), "BOOL", streaming)]
+    def _make_control_inputs(self, streaming: bool) -> Iterator[Input]:
+        """Inputs for what is no field of SamplingParams, such as streaming; only those that the model has."""
+        inputs: list[tuple[tuple[str, ...], str, Any]] = [(("streaming", "stream"), "BOOL", streaming)]
         if self.kind == "deepseek":
-            asides.append((("stream_mode",), "BYTES", "delta"))
+            inputs.append((("stream_mode",), "BYTES", "delta"))
         else:
-            asides += [((name,), "BOOL", True) for name in ("return_finish_reason", "return_stop_reason")]
-        for names, datatype, value in asides:
-            tensor = _input(self._places(names, datatype), (value,))
+            inputs += [((name,), "BOOL", True) for name in ("return_finish_reason", "return_stop_reason")]
+        for names, datatype, value in inputs:
+            tensor = _input(self._targets(names, datatype), (value,))
             if tensor is not None:
                 yield tensor
 
-    def _left_open(self, request: Request, given: Mapping[str, Any], *, streaming: bool) -> Iterator[str]:
-        """Fields that the client does not leave open: they get their value of `_DEFAULTS` unless the caller gives one
-        or the model doesn't have them.
-        """
+    def _default_fields(self, request: Request, given: Mapping[str, Any], *, streaming: bool) -> Iterator[str]:
+        """Names of fields that the client sets to their value in `_DEFAULTS`, unless the caller gives another value or
+        the model lacks them."""
         if self.kind == "deepseek":
-            yield "n"  # a server's own default could be several
+            yield "n"  # the server's own default could be several
             if request.is_chat:
                 yield "separate_reasoning"
             if streaming and not request.streaming and "stream_interval" not in given:
                 yield "stream_interval_ms"
             return
-        yield "exclude_input_from_output"  # left open, some put the prompt before the text
+        yield "exclude_input_from_output"  # some models put the prompt before the text by default
         yield "return_num_input_tokens"
-        if self.kind == "vllm" or not streaming:  # else it may be the count so far, on each chunk
+        if self.kind == "vllm" or not streaming:  # other models may send the running count with each chunk
             yield "return_num_output_tokens"
         if self.kind == "vllm" and "logprobs" in given:
             yield "return_logprobs"
 
-    def _may_stream_unasked(self, params: SamplingParams) -> bool:
-        return self.kind in ("deepseek", "vllm") and not self._not_as_stream(params)
+    def _may_stream_internally(self, params: SamplingParams) -> bool:
+        return self.kind in ("deepseek", "vllm") and not self._stream_problems(params)
 
-    def _not_as_stream(self, params: SamplingParams) -> dict[str, str]:
-        """Field -> why it can't be."""
+    def _stream_problems(self, params: SamplingParams) -> dict[str, str]:
+        """Field name -> why the field can't be had in a stream."""
         found: dict[str, str] = {}
         n = params.n or 1
         if (params.best_of or 1) > n:
-            found["best_of"] = "the best of several is known at the end"
+            found["best_of"] = "the best of several answers is known only at the end"
         if n > 1 and "sequence_index" not in self._outputs:
             found["n"] = f"{self._model} does not say which answer a chunk belongs to"
         if self.kind == "vllm" and params.exclude_input_from_output is False:
             found["exclude_input_from_output"] = f"{self._model} puts no prompt before a stream"
         return {name: f"{name}: {why}; use generate()" for name, why in found.items()}
 
-    def _places(self, names: Iterable[str], datatype: str) -> tuple[_InputPlace, ...]:
-        """Those of `names` that the model declares, and declares so that they can take the datatype."""
+    def _targets(self, names: Iterable[str], datatype: str) -> tuple[_TargetInput, ...]:
+        """The inputs among `names` that the model declares, with a datatype and shape that can take the values."""
         found = (self._declared[name] for name in names if name in self._declared)
         return tuple(
-            _InputPlace(tensor.name, tensor.datatype, tensor.shape[-1], self._batched)
+            _TargetInput(tensor.name, tensor.datatype, tensor.shape[-1], self._batched)
             for tensor in found
             if tensor.datatype in _TAKEN_BY.get(datatype, (datatype,)) and len(tensor.shape) == 1 + self._batched
         )
 
 
 def _names(field: SamplingField) -> tuple[str, ...]:
-    """Of its input, the likeliest first."""
+    """Possible names of the field's input, the likeliest first."""
     return (field.tensor_name, field.name, *_OTHER_NAMES.get(field.name, ()))
 
 
-def _input(places: Iterable[_InputPlace], values: Sequence[Any]) -> Input | None:
-    """For the first place that has room for so many."""
-    for place in places:
-        if place.length in (-1, len(values)):
-            return Input(place.name, place.datatype, values, place.batched)
+def _input(targets: Iterable[_TargetInput], values: Sequence[Any]) -> Input | None:
+    """Return the input for the first target that has room for this number of values."""
+    for target in targets:
+        if target.length in (-1, len(values)):
+            return Input(target.name, target.datatype, values, target.batched)
     return None
 
 
 _FIELDS = {field.name: field for field in SAMPLING_FIELDS}
 
 _PROMPTS = {"text_input": "BYTES", "input_ids": "INT32", "messages": "BYTES"}
-"""Input -> datatype; each request has one of them."""
+"""Input name -> datatype; each request has exactly one of these inputs."""
 
 _DEFAULTS: dict[str, Any] = {
     "n": 1,
     "separate_reasoning": True,
-    "stream_interval_ms": _UNASKED_INTERVAL_MS,
+    "stream_interval_ms": _KEEPALIVE_INTERVAL_MS,
     "exclude_input_from_output": True,
     "return_num_input_tokens": True,
     "return_num_output_tokens": True,
     "return_logprobs": True,
 }
-"""See `_left_open`."""
+"""Values for the names of `_default_fields`."""
 
 _OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "bad": ("bad_words",),
@@ -218,10 +224,10 @@ _OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "seed": ("random_seed",),
     "exclude_input_from_output": ("exclude_input_in_output",),
 }
-"""Of a field's input, in vLLM's backend and TensorRT-LLM's ensemble."""
+"""Field name -> other names of its input, in vLLM's backend and TensorRT-LLM's ensemble."""
 
 _TAKEN_BY: dict[str, tuple[str, ...]] = {"INT32": ("INT32", "INT64"), "FP32": ("FP32", "FP64")}
-"""Datatypes of an input that have room for each value of another."""
+"""Datatype -> the datatypes of an input that can hold all of its values."""
 
 _VLLM_GUIDES = {
     "guided_json": "json",
@@ -258,16 +264,17 @@ _VLLM_FIELDS: dict[str, str] = {
     },
     **dict.fromkeys(_VLLM_GUIDES, "structured_outputs"),
 }
-"""Field -> key of vLLM's sampling parameters. It takes more, but its backend doesn't return what they ask for."""
+"""Field name -> key of vLLM's sampling parameters. vLLM takes more keys, but its backend does not return what they ask
+for."""
 
 
 def _vllm_json(fields: Mapping[str, Any]) -> str:
-    """One object of what vLLM itself is to do; its guides are JSON within JSON."""
+    """The sampling parameters for vLLM as one JSON object. Guided decoding is JSON within that JSON."""
     document = {key: fields[name] for name, key in _VLLM_FIELDS.items() if name in fields and name not in _VLLM_GUIDES}
     if document.get("top_k") == 0:
-        document["top_k"] = -1  # all tokens, in every version
+        document["top_k"] = -1  # -1 means all tokens in every version of vLLM
     if fields.get("return_logprobs") or fields.get("return_cumulative_logprob"):
-        document.setdefault("logprobs", 0)  # without it there is nothing to return
+        document.setdefault("logprobs", 0)  # otherwise there is nothing to return
     guides = {key: fields[name] for name, key in _VLLM_GUIDES.items() if fields.get(name)}
     if guides:
         document["structured_outputs"] = json.dumps(guides, ensure_ascii=False)
@@ -297,7 +304,7 @@ def _is_text(tensor: TensorMetadata | None) -> bool:
 
 
 def _prompt(request: Request) -> tuple[str, Sequence[Any]]:
-    """Input and values."""
+    """Name of the prompt's input, and its values."""
     if request.messages is not None:
         return "messages", (request.messages,)
     if request.input_ids is not None:

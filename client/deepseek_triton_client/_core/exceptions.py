@@ -1,7 +1,7 @@
-"""Everything this package raises on purpose, as one tree.
+"""All errors that this package raises on purpose, as one tree.
 
     DeepseekTritonError
-    ├── InvalidRequest        the request is wrong; the same one will be refused again
+    ├── InvalidRequest        the request is wrong and would be refused again
     │   └── ModelNotFound     Triton has no such model or version
     ├── AccessDenied          the token or certificate is missing, wrong or not enough
     ├── Overloaded            the server is at its limits; try later, or another server
@@ -9,12 +9,12 @@
     │   └── ModelNotReady     Triton has the model, which loads, unloads or could not be loaded
     ├── Cancelled             ended before its time, by the caller or by the server
     ├── DeadlineExceeded      one of the caller's own time limits ran out
-    ├── ServerError           the server failed at a request that was right
+    ├── ServerError           the server failed at a correct request
     └── ProtocolError         what answered does not speak this protocol
 
 The backend's messages begin with a code (`[E_OVERLOADED] ...`), because gRPC streams and SSE events lose Triton's
-status, and Triton 2.51 answers 400 to every error that comes before the first chunk. So the code decides where there is
-one, and the status only where there isn't.
+status, and Triton 2.51 answers 400 to every error that comes before the first chunk. If a message has a code, the code
+decides which error it becomes; otherwise the status does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import re
 
 
 class DeepseekTritonError(Exception):
-    """The root: catching it catches everything that can happen to a request."""
+    """The root of the tree: catching it catches everything that can happen to a request."""
 
     def __init__(
         self,
@@ -36,22 +36,23 @@ class DeepseekTritonError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        """What happened, without the code; in the server's words where the server said it."""
+        """Description of what happened, without the code; in the server's words if the server sent it."""
         self.code = code
-        """The backend's code, such as "E_OVERLOADED"; None where the error is Triton's, the network's or our own."""
+        """Code of the backend, such as "E_OVERLOADED"; None for errors of Triton, the network and the client."""
         self.request_id = request_id
-        """None where the error does not belong to one request."""
+        """Id of the request; None if the error does not belong to one request."""
         self.url = url
-        """Of the server that was asked; None where the error came before any was."""
+        """URL of the server that was asked; None if the error came before any server was asked."""
         self.unprocessed = unprocessed
-        """Nothing was generated for the request, so sending it again, here or elsewhere, is safe."""
+        """Whether surely nothing was generated for the request, so that sending it again, here or elsewhere, is
+        safe."""
 
     def __str__(self) -> str:
         return f"[{self.code}] {self.message}" if self.code else self.message
 
 
 class InvalidRequest(DeepseekTritonError):
-    """The request, or a setting of the client, is wrong. The message names the offender."""
+    """The request, or a setting of the client, is wrong. The message names the wrong part."""
 
 
 class ModelNotFound(InvalidRequest):
@@ -59,7 +60,7 @@ class ModelNotFound(InvalidRequest):
 
 
 class AccessDenied(DeepseekTritonError):
-    """The server, or what stands before it, wants another token or certificate."""
+    """The server, or a proxy before it, wants another token or certificate."""
 
 
 class Overloaded(DeepseekTritonError):
@@ -71,7 +72,7 @@ class ServerUnavailable(DeepseekTritonError):
 
 
 class ModelNotReady(ServerUnavailable):
-    """Triton answers, and has the model, which loads, unloads or could not be loaded. Nothing was generated."""
+    """Triton has the model, but it loads, unloads or could not be loaded. Nothing was generated."""
 
 
 class Cancelled(DeepseekTritonError):
@@ -79,15 +80,15 @@ class Cancelled(DeepseekTritonError):
 
 
 class DeadlineExceeded(DeepseekTritonError):
-    """One of the limits in `Timeouts`, or of `wait_until_ready`, ran out."""
+    """A limit of `Timeouts`, or the limit of `wait_until_ready`, ran out."""
 
 
 class ServerError(DeepseekTritonError):
-    """The server failed. The request may be right; the server's log says more."""
+    """The server failed. The request may be correct; the server's log says more."""
 
 
 class ProtocolError(DeepseekTritonError):
-    """The answer can't be understood: not a Triton, not this model, or something in between changed it."""
+    """The answer can't be understood: the server is no Triton or has another model, or a proxy changed the answer."""
 
 
 BY_CODE: dict[str, type[DeepseekTritonError]] = {
@@ -101,12 +102,13 @@ BY_CODE: dict[str, type[DeepseekTritonError]] = {
 }
 
 _REFUSALS = frozenset({"E_OVERLOADED", "E_UNAVAILABLE"})
-"""What the backend answers when another server, or the same one later, should have the request."""
+"""Codes with which the backend refuses a request that another server, or the same one later, should get."""
 
 _CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)
 
-# Triton's own words for a missing model. On a gRPC stream they come without any status. So it also begins about a model
-# that it has, and that loads, unloads as the server stops, or could not be loaded: another server may do better.
+# Triton's own words for a missing model. On a gRPC stream they come without any status. Triton begins its messages
+# about a model that loads, unloads or could not be loaded with the same words; another server may be able to answer
+# then.
 _UNKNOWN_MODEL = "Request for unknown model"
 _NOT_LOADED = ("has no available versions", "is not at ready state")
 
@@ -114,7 +116,8 @@ _NOT_LOADED = ("has no available versions", "is not at ready state")
 def error_from_server(
     text: str, *, otherwise: type[DeepseekTritonError], unprocessed: bool = False
 ) -> DeepseekTritonError:
-    """The error for a message of the server; `otherwise` and `unprocessed` where the message itself does not say."""
+    """Return the error for a message of the server. `otherwise` and `unprocessed` apply if the message itself does not
+    tell."""
     coded = _CODED.match(text)
     if coded:
         code, message = coded.groups()

@@ -1,4 +1,4 @@
-"""One request under way: from its first response to its end."""
+"""One active request: from sending it to the end of its answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from deepseek_triton_client._core.transport import ResponseStream
 
 
 class Exchange:
-    """`next` until it gives None, then `completion`; `close` in any case. One thread or task at a time."""
+    """One request to one server, and its answer so far. Used by one thread or task at a time.
+
+    Call `begin`, then `next` until it returns None, then `completion`; call `close` in any case.
+    """
 
     def __init__(
         self,
@@ -29,7 +32,8 @@ class Exchange:
         started: float,
         on_lost: Callable[[], None],
     ) -> None:
-        """`on_lost` is called where the server turns out to be unavailable."""
+        """`started` is the moment of the call by time.monotonic(). `on_lost` is called if the server turns out to be
+        unavailable."""
         self.request = request
         self.url = url
         self._responses = responses
@@ -38,7 +42,7 @@ class Exchange:
         self._started = started
         self._on_lost = on_lost
         self._pending: deque[Chunk] = deque()
-        self._answers: dict[int, _Gathered] = {}
+        self._answers: dict[int, _PartialAnswer] = {}
         self._last: Chunk | None = None
         self._num_received = 0
         self._first_s = self._last_s = 0.0
@@ -46,39 +50,39 @@ class Exchange:
         self._closed = False
 
     async def begin(self) -> None:
-        """Sends the request and waits for the first response. What it raises has cost the server nothing more."""
+        """Send the request and wait for the first response. If it raises, the request is closed already."""
         await self._receive()
 
     async def next(self) -> Chunk | None:
-        """What is new; None at the end, which is then a complete one."""
+        """Return the next chunk; None at the end of a complete answer."""
         while not self._pending:
             if self._ended:
                 return None
             if self._closed:
-                raise self._own(Cancelled("the stream was closed before its end"))
+                raise self._for_this_request(Cancelled("the stream was closed before its end"))
             await self._receive()
         return self._pending.popleft()
 
     async def close(self) -> None:
-        """Cancels the request unless it has ended. May be called again, and is to be where it was interrupted."""
+        """Cancel the request unless it has ended. May be called again, and has to be after an interrupted call."""
         self._closed = True
-        await let_go(self._watchdog, self._responses)
+        await end_request(self._watchdog, self._responses)
 
     def text(self, index: int = 0) -> str:
-        """Of one answer, so far."""
-        gathered = self._answers.get(index)
-        return "".join(gathered.text) if gathered else ""
+        """The text of one answer so far."""
+        answer = self._answers.get(index)
+        return "".join(answer.text) if answer else ""
 
     def reasoning(self, index: int = 0) -> str:
-        gathered = self._answers.get(index)
-        return "".join(gathered.reasoning) if gathered else ""
+        answer = self._answers.get(index)
+        return "".join(answer.reasoning) if answer else ""
 
     def completion(self) -> Completion:
-        """After the end."""
+        """Return the whole answer. To be called after the end."""
         last = self._last
         counts = [each.num_output_tokens for each in self._answers.values() if each.num_output_tokens is not None]
         return Completion(
-            answers=tuple(gathered.answer() for _, gathered in sorted(self._answers.items())) or (Answer(text=""),),
+            answers=tuple(answer.answer() for _, answer in sorted(self._answers.items())) or (Answer(text=""),),
             num_input_tokens=last.num_input_tokens if last else None,
             num_output_tokens=sum(counts) if counts else None,
             num_cached_tokens=last.num_cached_tokens if last else None,
@@ -94,20 +98,20 @@ class Exchange:
         return found[-1] if found else None
 
     async def _receive(self) -> None:
-        """The next response's chunks, or the end."""
+        """Wait for the next response and note its chunks, or the end."""
         self._watchdog.expect(first=not self._num_received)
         try:
             outputs = await self._responses.receive()
             self._raise_if_expired(None)
         except DeepseekTritonError as exc:
-            if self._reader.finished:  # every answer is complete: what follows can't spoil it
+            if self._reader.finished:  # every answer is complete, and a later error can't change that
                 outputs = None
             else:
                 await self.close()
                 self._raise_if_expired(exc)
                 if isinstance(exc, ServerUnavailable):
                     self._on_lost()
-                raise self._own(exc) from exc.__cause__
+                raise self._for_this_request(exc) from exc.__cause__
         self._watchdog.relax()
         try:
             if outputs is None:
@@ -117,26 +121,27 @@ class Exchange:
                 chunks = self._reader.chunks(outputs)
         except DeepseekTritonError as exc:
             await self.close()
-            raise self._own(exc) from exc.__cause__
+            raise self._for_this_request(exc) from exc.__cause__
         if self._ended:
             await self.close()
         if outputs is not None:
             self._num_received += 1
         for chunk in chunks:
-            self._note(chunk)
+            self._add(chunk)
 
-    def _note(self, chunk: Chunk) -> None:
+    def _add(self, chunk: Chunk) -> None:
         self._last_s = time.monotonic() - self._started
         if not self._first_s:
             self._first_s = self._last_s
         if chunk.index not in self._answers:
-            self._answers[chunk.index] = _Gathered()
+            self._answers[chunk.index] = _PartialAnswer()
         self._answers[chunk.index].add(chunk)
         self._last = chunk
         self._pending.append(chunk)
 
-    def _own(self, error: DeepseekTritonError) -> DeepseekTritonError:
-        """Says whose it is. After the first response the request was worked on, whatever the error says."""
+    def _for_this_request(self, error: DeepseekTritonError) -> DeepseekTritonError:
+        """Complete the error with the id and URL of this request. After its first response a request counts as
+        processed."""
         error.request_id = self.request.request_id
         error.url = self.url
         error.unprocessed = error.unprocessed and not self._num_received
@@ -146,23 +151,23 @@ class Exchange:
         limit = self._watchdog.expired
         if limit is not None and not self._reader.finished:
             seconds = getattr(self.request.timeouts, limit)
-            raise self._own(DeadlineExceeded(f"timeouts.{limit} of {seconds:g} s ran out")) from cause
+            raise self._for_this_request(DeadlineExceeded(f"timeouts.{limit} of {seconds:g} s ran out")) from cause
 
 
-async def let_go(watchdog: Watchdog, responses: ResponseStream) -> None:
-    """The end of a request's time limits, and of what it holds of the network."""
+async def end_request(watchdog: Watchdog, responses: ResponseStream) -> None:
+    """End the time limits of a request, then its use of the network."""
     try:
-        watchdog.stop()  # first: an interrupt must not hit a connection that serves the next request
+        watchdog.stop()  # First, because the watchdog must not interrupt a connection that serves the next request
     except BaseException:
-        responses.interrupt()  # so it serves none
+        responses.interrupt()  # so that the connection serves no other request
         raise
     finally:
         await responses.close()
 
 
 @dataclass(slots=True)
-class _Gathered:
-    """The chunks of one answer, put together."""
+class _PartialAnswer:
+    """The chunks of one answer, put together so far."""
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Many requests, in order, with a bound on how many are under way."""
+"""Batches: many requests, answered in order, with a limit on the number of active ones."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from typing import Any
 
 from deepseek_triton_client._core.calls import Calls
 from deepseek_triton_client._core.checked_request import Request
-from deepseek_triton_client._core.exceptions import DeepseekTritonError, InvalidRequest
+from deepseek_triton_client._core.exceptions import DeepseekTritonError
 from deepseek_triton_client._core.results import Completion
 
-_AHEAD = 8
-"""Answers that wait for an earlier one are kept, up to so many times the concurrency; then no request is started."""
+_MAX_KEPT_FACTOR = 8
+"""Answers that wait for an earlier one are kept, up to this many times the concurrency; beyond that no request is
+started."""
 
-Make = Callable[[Any], Request]
+MakeRequest = Callable[[Any], Request]
 
 
-async def in_order(
+async def answers_in_order(
     calls: Calls,
     requests: Iterable[Any] | AsyncIterable[Any],
-    make: Make,
+    make_request: MakeRequest,
     *,
     concurrency: int,
     return_errors: bool,
 ) -> AsyncGenerator[Completion | DeepseekTritonError, None]:
-    """The answers in the order of `requests`. Raises the first error unless they are to be returned."""
-    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-        raise InvalidRequest(f"concurrency: expected an integer of at least 1, got {concurrency!r}")
-    window = _Window(calls, _asynchronous(requests), make, concurrency)
+    """Yield the answers in the order of `requests`. The first error is raised, or with `return_errors` yielded."""
+    window = _Window(calls, _asynchronous(requests), make_request, concurrency)
     try:
         while (answer := await window.next()) is not None:
             if isinstance(answer, DeepseekTritonError) and not return_errors:
@@ -40,65 +39,65 @@ async def in_order(
 
 
 class _Window:
-    """The requests that have been read and whose answers have not left."""
+    """The requests that were started and whose answers were not yet taken."""
 
-    def __init__(self, calls: Calls, requests: AsyncIterator[Any], make: Make, concurrency: int) -> None:
+    def __init__(self, calls: Calls, requests: AsyncIterator[Any], make_request: MakeRequest, concurrency: int) -> None:
         self._calls = calls
         self._requests = requests
-        self._make = make
+        self._make_request = make_request
         self._concurrency = concurrency
         self._answers: deque[asyncio.Task[Completion | DeepseekTritonError]] = deque()
-        self._reading: asyncio.Future[Any] | None = None
+        self._next_item: asyncio.Future[Any] | None = None
         self._exhausted = False
 
     async def next(self) -> Completion | DeepseekTritonError | None:
-        """The oldest answer, as soon as it is there; None after the last one."""
+        """Return the oldest answer as soon as it is there; None after the last one."""
         while not (self._answers and self._answers[0].done()):
             running = {answer for answer in self._answers if not answer.done()}
-            if self._reading is None and not self._exhausted and self._has_room(len(running)):
-                self._reading = asyncio.ensure_future(_next(self._requests))
-            waited_for: set[asyncio.Future[Any]] = {*running, *([self._reading] if self._reading else [])}
+            if self._next_item is None and not self._exhausted and self._has_room(len(running)):
+                self._next_item = asyncio.ensure_future(_next(self._requests))
+            waited_for: set[asyncio.Future[Any]] = {*running, *([self._next_item] if self._next_item else [])}
             if not waited_for:
                 return None
             await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            self._start_what_was_read()
+            self._start_next_request()
         return self._answers.popleft().result()
 
     def _has_room(self, num_running: int) -> bool:
-        return num_running < self._concurrency and len(self._answers) < self._concurrency * _AHEAD
+        return num_running < self._concurrency and len(self._answers) < self._concurrency * _MAX_KEPT_FACTOR
 
-    def _start_what_was_read(self) -> None:
-        if self._reading is None or not self._reading.done():
+    def _start_next_request(self) -> None:
+        if self._next_item is None or not self._next_item.done():
             return
-        found = self._reading.result()
-        self._reading = None
-        if found is _NO_MORE:
+        item = self._next_item.result()
+        self._next_item = None
+        if item is _END:
             self._exhausted = True
         else:
-            self._answers.append(asyncio.ensure_future(self._answer(found)))
+            self._answers.append(asyncio.ensure_future(self._answer(item)))
 
     async def _answer(self, item: Any) -> Completion | DeepseekTritonError:
         try:
-            return await self._calls.generate(self._make(item))
+            return await self._calls.generate(self._make_request(item))
         except DeepseekTritonError as error:
             return error
 
     async def close(self) -> None:
-        """Cancels what is under way, and waits until it is."""
-        left = [*self._answers, *([self._reading] if self._reading else [])]
+        """Cancel the active requests and wait until they have ended."""
+        left = [*self._answers, *([self._next_item] if self._next_item else [])]
         for each in left:
             each.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
 
-_NO_MORE = object()
+_END = object()
 
 
 async def _next(requests: AsyncIterator[Any]) -> Any:
     try:
         return await requests.__anext__()
     except StopAsyncIteration:
-        return _NO_MORE
+        return _END
 
 
 async def _asynchronous(requests: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:

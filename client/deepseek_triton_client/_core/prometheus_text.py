@@ -15,7 +15,7 @@ from deepseek_triton_client._core.exceptions import ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line: a number, and what it is of."""
+    """One line of the metrics: a number with its name and labels."""
 
     name: str
     labels: Mapping[str, str]
@@ -28,18 +28,18 @@ class Metrics:
 
     samples: tuple[Sample, ...]
     text: str = field(repr=False)
-    """As the server sent it."""
+    """The text that the server sent."""
 
     @classmethod
     def parse(cls, text: str) -> Metrics:
-        """Raises ProtocolError that quotes the first line which is none of the format."""
+        """Parse the text. Raises ProtocolError, quoting the first line that is not in this format."""
         lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
         return cls(tuple(_sample(number, line) for number, line in lines if line and not line.startswith("#")), text)
 
     def value(self, name: str, /, **labels: str) -> float:
-        """The sum of all samples of this name that have these labels, whatever other labels they have.
+        """Return the sum of all samples that have this name and these labels; they may have other labels too.
 
-        Raises KeyError where there is none.
+        Raises KeyError if there is none.
         """
         found = [
             sample.value for sample in self.samples if sample.name == name and labels.items() <= sample.labels.items()
@@ -60,9 +60,9 @@ _LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"'
 _LABELS = re.compile(_LABEL)
 _SAMPLE = re.compile(
     rf"""([a-zA-Z_:][a-zA-Z0-9_:]*)                        # name
-         (?:\s*\{{\s*((?:{_LABEL}\s*(?:,\s*|(?=\}})))*)\}})?    # labels, the last one may have a comma too
+         (?:\s*\{{\s*((?:{_LABEL}\s*(?:,\s*|(?=\}})))*)\}})?    # labels; a comma may follow the last one
          \s*(?<=[\s}}])(\S+)                               # value
-         (?:\s+-?\d+)?                                     # when, in milliseconds
+         (?:\s+-?\d+)?                                     # time of the sample, in milliseconds
     """,
     re.VERBOSE,
 )

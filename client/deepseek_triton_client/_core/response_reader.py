@@ -1,4 +1,4 @@
-"""Responses -> chunks: what each response says of each answer, read and checked."""
+"""Read responses into chunks: check what each response says about each answer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from deepseek_triton_client._core.transport import Outputs
 
 
 class ResponseReader:
-    """Turns the responses of one request into chunks."""
+    """Reads the responses to one request."""
 
     def __init__(self, num_answers: int, increments: Callable[[], Increments], *, says_end: bool) -> None:
-        """`says_end`: the model sends a finish_reason with the end of every answer."""
+        """`says_end`: the model sends a finish_reason at the end of every answer."""
         self.finished = False
-        """Every answer has come with its finish_reason."""
+        """Whether every answer has come, with its finish_reason."""
         self._num_answers = num_answers
         self._increments = increments
         self._says_end = says_end
@@ -27,22 +27,23 @@ class ResponseReader:
         self._ended: set[int] = set()
 
     def chunks(self, outputs: Outputs) -> list[Chunk]:
-        """What is new. Raises ProtocolError."""
-        if _BESIDES_TEXT.isdisjoint(outputs):  # nearly every response
+        """Return the chunks of one response. Raises ProtocolError."""
+        if _OTHER_OUTPUTS.isdisjoint(outputs):  # true for nearly every response
             text = outputs.get("text_output")
             if type(text) is str:
                 new = self._answer(0).add(text, last=False)
                 return [Chunk(new)] if new else []
-        return self._all(outputs)
+        return self._read_all(outputs)
 
     def end(self) -> list[Chunk]:
-        """The stream has ended: what was held back. Raises ProtocolError where an answer is not complete."""
+        """Return the text that was held back until the end of the stream. Raises ProtocolError if an answer is
+        incomplete."""
         if self.finished:
             return []
         if self._says_end:
             raise ProtocolError("the stream ended without a finish_reason")
         if len(self._answers) < self._num_answers:
-            raise ProtocolError(f"expected {self._num_answers} answers, and {len(self._answers)} came")
+            raise ProtocolError(f"expected {self._num_answers} answers, got {len(self._answers)}")
         held = [(index, self._answers[index].end()) for index in sorted(self._answers.keys() - self._ended)]
         return [Chunk(text, index) for index, text in held if text]
 
@@ -52,7 +53,7 @@ class ResponseReader:
             answer = self._answers[index] = self._increments()
         return answer
 
-    def _all(self, outputs: Outputs) -> list[Chunk]:
+    def _read_all(self, outputs: Outputs) -> list[Chunk]:
         if not outputs:
             return []
         if "text_output" not in outputs:
@@ -65,7 +66,7 @@ class ResponseReader:
     def _chunk(self, text: str, row: dict[str, Any]) -> Chunk:
         index = row["index"]
         if not 0 <= index < self._num_answers:
-            raise ProtocolError(f"expected {self._num_answers} answers, and one of index {index} came")
+            raise ProtocolError(f"expected {self._num_answers} answers, got one with index {index}")
         ended = row.get("finish_reason") is not None
         new = self._answer(index).add(text, last=ended)
         if ended:
@@ -75,8 +76,8 @@ class ResponseReader:
 
 
 def _rows(outputs: Outputs, count: int) -> list[dict[str, Any]]:
-    """What a response says of each of its `count` answers: field of Chunk -> value. The text is not among them."""
-    rows: list[dict[str, Any]] = [{"index": place} for place in range(count)]
+    """Fields of Chunk for each of the `count` answers in a response, without the text."""
+    rows: list[dict[str, Any]] = [{"index": index} for index in range(count)]
     for name, value in outputs.items():
         if name in _COLUMNS:
             field, read = _COLUMNS[name]
@@ -94,16 +95,16 @@ def _values(value: Any) -> list[Any]:
 
 
 def _spread(name: str, values: list[Any], count: int) -> list[Any]:
-    """One value for each answer."""
+    """Return one value for each answer."""
     if len(values) == count:
         return values
-    if len(values) == 1 and name in _OF_THE_REQUEST:
+    if len(values) == 1 and name in _SHARED_BY_ANSWERS:
         return values * count
     raise ProtocolError(f"{name}: expected {count} values, one for each text, got {len(values)}")
 
 
 def _add_output_ids(rows: list[dict[str, Any]], values: list[Any]) -> None:
-    """They follow one another, num_output_tokens of each answer."""
+    """Divide the ids, which follow one another, among the answers: each has num_output_tokens of them."""
     ids = [_integer("output_ids", each) for each in values]
     if len(rows) == 1:
         rows[0]["output_ids"] = tuple(ids)
@@ -118,10 +119,10 @@ def _add_output_ids(rows: list[dict[str, Any]], values: list[Any]) -> None:
 
 
 def _add_perf_metrics(rows: list[dict[str, Any]], outputs: Outputs) -> None:
-    """Of an answer that was not measured, or goes on beside one that ended, every value is 0."""
+    """Add the performance metrics. All values are 0 for an answer that was not measured or has not ended."""
     given = {name: _spread(name, _values(outputs[name]), len(rows)) for name in _PERF if name in outputs}
-    for place, row in enumerate(rows):
-        metrics = {name: _PERF[name](name, values[place]) for name, values in given.items()}
+    for index, row in enumerate(rows):
+        metrics = {name: _PERF[name](name, values[index]) for name, values in given.items()}
         if any(metrics.values()):
             row["perf_metrics"] = PerfMetrics(**metrics)
 
@@ -139,11 +140,11 @@ def _text_or_none(name: str, value: Any) -> str | None:
 
 def _finish_reason(name: str, value: Any) -> str | None:
     reason = _text_or_none(name, value)
-    return "cancelled" if reason == "abort" else reason  # vLLM's word for it
+    return "cancelled" if reason == "abort" else reason  # vLLM says abort
 
 
 def _integer(name: str, value: Any) -> int:
-    """TensorRT-LLM's llmapi model sends some numbers as text."""
+    """Read an integer. TensorRT-LLM's llmapi model sends some numbers as text."""
     if type(value) is int:
         return value
     if isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) <= 20:
@@ -165,7 +166,8 @@ def _number_or_none(name: str, value: Any) -> float | None:
 
 
 def _logprobs(name: str, value: Any) -> tuple[TokenLogprobs | None, ...]:
-    """Of JSON: for each token an object of token id -> {logprob, rank, decoded_token}, or null; or null for all."""
+    """Read JSON: for each token an object of token id -> {logprob, rank, decoded_token}, or null; or null for all
+    tokens."""
     try:
         document = json.loads(_text(name, value))
         return tuple(None if token is None else _token(token) for token in document or ())
@@ -192,16 +194,16 @@ _COLUMNS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "logprobs": ("logprobs", _logprobs),
     "prompt_logprobs": ("prompt_logprobs", _logprobs),
 }
-"""Output with one value for each answer -> field of Chunk, and how it is read."""
+"""Output name -> field of Chunk, and how to read its values. These outputs have one value for each answer."""
 
 _PERF: dict[str, Callable[[str, Any], Any]] = {
     field.name: _number if "float" in str(field.type) else _integer for field in fields(PerfMetrics)
 }
 
-_OF_THE_REQUEST = frozenset({"num_input_tokens", "num_cached_tokens", *_PERF})
-"""Where there is one value for several answers, it holds for each."""
+_SHARED_BY_ANSWERS = frozenset({"num_input_tokens", "num_cached_tokens", *_PERF})
+"""Outputs whose single value holds for all of several answers."""
 
-_BESIDES_TEXT = frozenset({*_COLUMNS, "output_ids", *_PERF})
+_OTHER_OUTPUTS = frozenset({*_COLUMNS, "output_ids", *_PERF})
 
-OUTPUT_NAMES = frozenset({"text_output", *_BESIDES_TEXT})
-"""All that are read. Others are passed over: a newer server may send more."""
+OUTPUT_NAMES = frozenset({"text_output", *_OTHER_OUTPUTS})
+"""Names of all outputs that are read. Others are ignored: a newer server may send more."""

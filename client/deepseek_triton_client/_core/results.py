@@ -1,4 +1,4 @@
-"""What the server's answers become."""
+"""Results: chunks, completions, and what a server says about itself."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token and its log-probability at one place of the text."""
+    """A token and its log-probability at one position of the text."""
 
     token_id: int
     logprob: float
     rank: int | None
-    """1 is the likeliest."""
+    """Rank of the token by probability; 1 is the likeliest token."""
     text: str | None
 
 
 TokenLogprobs = tuple[Logprob, ...]
-"""At one place: the token that was generated first, then the likeliest ones."""
+"""Log-probabilities at one position: the generated token first, then the likeliest tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerfMetrics:
-    """What the engine measured, with `return_perf_metrics`. Times are in nanoseconds on the engine's own clock."""
+    """Measurements of the engine, with `return_perf_metrics`. Times are in nanoseconds on the engine's own clock."""
 
     kv_cache_reused_block: int | None = None
     kv_cache_missed_block: int | None = None
@@ -41,34 +41,35 @@ class PerfMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What is new of one answer. `str(chunk)` is its text, so `print(chunk, end="")` shows a stream as it comes."""
+    """The next part of one answer. `str(chunk)` is its text, so `print(chunk, end="")` shows a stream as it comes."""
 
     text: str
-    """Joined, the chunks are the text of the same request not streamed."""
+    """New text. The joined texts of all chunks equal the text of the same request without streaming."""
     index: int = 0
-    """Which answer it belongs to, where `n` asked for several."""
+    """Index of the answer that the chunk belongs to; for requests with `n` above 1."""
     reasoning: str = ""
-    """The thinking, where `separate_reasoning` keeps it out of the text."""
+    """New reasoning, if `separate_reasoning` keeps it out of the text."""
     finish_reason: str | None = None
-    """On an answer's last chunk: "stop", "length", "cancelled" or "timeout". The last two leave the text incomplete."""
+    """"stop", "length", "cancelled" or "timeout" on an answer's last chunk. The last two leave the text incomplete."""
     stop_reason: str | None = None
-    """On the last chunk, where one ended the text: the stop string, or the stop token's id in decimal."""
+    """The stop string, or the decimal id of the stop token, that ended the text. On the last chunk."""
     num_input_tokens: int | None = None
     """Prompt length in tokens. On the last chunk."""
     num_output_tokens: int | None = None
-    """Tokens since the chunk before that had this count. On the last chunk."""
+    """Number of tokens since the previous chunk that had this count. On the last chunk."""
     num_cached_tokens: int | None = None
-    """Prompt tokens found in the KV cache. On the last chunk."""
+    """Number of prompt tokens found in the KV cache. On the last chunk."""
     output_ids: tuple[int, ...] = ()
-    """With `return_output_ids`: the new tokens."""
+    """Ids of the new tokens, with `return_output_ids`."""
     cumulative_logprob: float | None = None
-    """With `return_cumulative_logprob`: the sum so far."""
+    """Sum of log-probabilities so far, with `return_cumulative_logprob`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """With `logprobs`: of the new tokens."""
+    """Log-probabilities of the new tokens, with `logprobs`."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-    """With `prompt_logprobs`, on the first chunk; None for the prompt's first token."""
+    """Log-probabilities of the prompt's tokens, with `prompt_logprobs`. On the first chunk; None for the prompt's first
+    token."""
     perf_metrics: PerfMetrics | None = None
-    """With `return_perf_metrics`, on the last chunk."""
+    """Measurements of the engine, with `return_perf_metrics`. On the last chunk."""
 
     def __str__(self) -> str:
         return self.text
@@ -76,12 +77,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One text of a completion. The fields are those of `Chunk`, put together."""
+    """One answer of a completion. Its fields are those of its `Chunk`s, put together."""
 
     text: str
     reasoning: str = ""
     finish_reason: str | None = None
-    """None where the server never says."""
+    """See `Chunk`; None if the server never tells."""
     stop_reason: str | None = None
     num_output_tokens: int | None = None
     output_ids: tuple[int, ...] = ()
@@ -95,24 +96,25 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Completion:
-    """A whole response. `str(completion)` is its text, and that of the first answer where `n` asked for several."""
+    """The whole response to a request. `str(completion)` is its text; with several answers, that of the first."""
 
     answers: tuple[Answer, ...]
-    """`n` of them, at least one."""
+    """The `n` answers, at least one."""
     num_input_tokens: int | None
-    """Prompt length in tokens; None where the server does not count."""
+    """Prompt length in tokens; None if the server does not count."""
     num_output_tokens: int | None
-    """Of all answers together; None where the server does not count."""
+    """Number of generated tokens, all answers together; None if the server does not count."""
     num_cached_tokens: int | None
-    """Prompt tokens found in the KV cache."""
+    """Number of prompt tokens found in the KV cache; None if the server does not count."""
     perf_metrics: PerfMetrics | None
     request_id: str
     url: str
-    """Of the server that answered."""
+    """URL of the server that answered."""
     time_to_first_token_s: float | None
-    """From sending the request, connecting and retries included. None where the whole text came at once."""
+    """Seconds from the call to the first token, connecting and retries included. None if the whole text came at
+    once."""
     total_s: float
-    """From sending the request to the last token."""
+    """Seconds from the call to the last token."""
 
     @property
     def text(self) -> str:
@@ -132,7 +134,8 @@ class Completion:
 
     @property
     def message(self) -> dict[str, str]:
-        """To append to the messages of a conversation. Without the thinking, as DeepSeek's models expect it."""
+        """The answer as a message, to be appended to a conversation. Without reasoning, as DeepSeek's models expect
+        it."""
         return {"role": "assistant", "content": self.text}
 
     def __str__(self) -> str:
@@ -151,7 +154,7 @@ def _count(number: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """An input or output as the model declares it; -1 in the shape is any length."""
+    """An input or output that the model declares; -1 in the shape is any length."""
 
     name: str
     datatype: str
@@ -160,7 +163,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What Triton knows of the model."""
+    """Triton's description of the model."""
 
     name: str
     versions: tuple[str, ...]
@@ -171,12 +174,13 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """How far a server is. `str()` is a line for people."""
+    """State of a server. `str()` is one line for people."""
 
     url: str
     state: Literal["unreachable", "starting", "loading", "ready"]
-    """unreachable: nobody answers; starting: Triton is not ready; loading: the model isn't."""
+    """unreachable: nothing answers; starting: Triton is not ready; loading: the model is not ready."""
     waited_s: float
+    """Seconds since `wait_until_ready` began; 0 outside of it."""
     detail: str = ""
 
     def __str__(self) -> str:

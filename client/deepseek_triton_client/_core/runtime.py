@@ -1,4 +1,5 @@
-"""What blocking and asynchronous clients do differently besides the network: sleep, wait, keep to time limits."""
+"""Interfaces to what blocking and asynchronous clients do differently: sleep, wait for events, keep time limits,
+connect."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from deepseek_triton_client._core.transport import Transport
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """The limits of one request as moments of time.monotonic(); None is never."""
+    """The time limits of one request as moments of time.monotonic(); None is never."""
 
     first_token: float | None
     end: float | None
     between_tokens_s: float | None
-    """A duration, unlike the others: it counts from each wait."""
+    """A duration, unlike the other two: it counts from the begin of each wait."""
 
     @property
     def any(self) -> bool:
@@ -25,37 +26,40 @@ class Deadlines:
 
 
 class Watchdog(Protocol):
-    """Calls `interrupt` once when a limit runs out. Who reads the stream calls these, and nobody else."""
+    """Calls `interrupt` once when a limit runs out. Only the thread or task that reads the stream calls these
+    methods."""
 
     expired: str | None
-    """The field of `Timeouts` that ran out."""
+    """Name of the field of `Timeouts` that ran out."""
 
     def expect(self, *, first: bool) -> None:
-        """The caller begins to wait for a token."""
+        """The caller begins to wait for a token; `first` if no token has come yet."""
 
     def relax(self) -> None:
-        """The token came: until the next wait only the end counts."""
+        """The token came: until the next wait only the limit of the whole request counts."""
 
     def stop(self) -> None:
-        """No interrupt happens after this returns. May be called again."""
+        """End all limits: no interrupt happens after this returns. May be called again."""
 
 
 class RuntimeEvent(Protocol):
-    """Happens once. Threads, or tasks of one event loop, may share it."""
+    """An event that happens once. Threads, or tasks of one event loop, may share it."""
 
     def set(self) -> None:
-        """May be called again."""
+        """Make the event happen. May be called again."""
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Whether it has happened."""
+        """Wait until the event happens, at most `timeout_s` seconds. Returns whether it has happened."""
         ...
 
 
 class Runtime(Protocol):
+    """All that a client needs to run blocking, or on an event loop."""
+
     async def sleep(self, seconds: float) -> None: ...
 
     def event(self) -> RuntimeEvent:
-        """A new one."""
+        """Return a new event."""
         ...
 
     def watchdog(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> Watchdog: ...

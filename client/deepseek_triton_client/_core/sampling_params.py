@@ -1,4 +1,4 @@
-"""How to generate: everything that a request can say beside its prompt."""
+"""Sampling parameters: everything that a request can say besides its prompt."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ from deepseek_triton_client._core.tensor_encoding import checked
 
 
 def _field(datatype: str, *, many: bool = False, json: bool = False, neutral: Any = None, plain: bool = False) -> Any:
-    """`plain`: the input has the field's own name, without the sampling fields' prefix."""
+    """A field of SamplingParams that goes to an input of this datatype.
+
+    `many`: the value is a list; `json`: a mapping is sent as its JSON; `neutral`: the value that asks for nothing;
+    `plain`: the input has the field's own name, without the prefix of the sampling fields.
+    """
     metadata = {"datatype": datatype, "many": many, "json": json, "neutral": neutral, "plain": plain}
     return dataclasses.field(default=None, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SamplingParams:
-    """Each field left at None is not sent, and the server's default holds; but `n` is 1 then.
+    """How to generate. A field left at None is not sent and has the server's default, except `n`, which is then 1.
 
-    Refused here, all problems at once and with InvalidRequest, is only what has the wrong type or can't be put on the
-    wire. The ranges given below are the server's to judge, and so is what its engine supports. Numbers may be numpy's.
+    Only values of a wrong type, or which can't be sent, are refused here: with InvalidRequest, all problems at once.
+    The ranges given below are checked by the server, and so is what its engine supports. Numbers may be numpy's.
     """
 
     max_tokens: int | None = _field("INT32")
-    """Most tokens to generate, 1 or more. The server cuts it to the room left in the context."""
+    """Largest number of tokens to generate, 1 or more. The server reduces it to the room left in the context."""
     temperature: float | None = _field("FP32")
     """0 to 100: divides the logits; 0 is greedy decoding."""
     top_k: int | None = _field("INT32", neutral=0)
@@ -36,45 +40,47 @@ class SamplingParams:
     top_p: float | None = _field("FP32")
     """0 to 1: sample among the likeliest tokens whose probabilities add up to p; 0 is the likeliest alone."""
     min_p: float | None = _field("FP32", neutral=0)
-    """0 to 1: leaves out tokens less likely than this share of the likeliest one's probability."""
+    """0 to 1: leave out tokens that are less likely than this share of the likeliest token's probability."""
     seed: int | None = _field("UINT64")
-    """-2^63 to 2^64 - 1: makes sampling repeatable; a negative one counts from 2^64 down."""
+    """-2^63 to 2^64 - 1: makes sampling repeatable; a negative seed stands for 2^64 plus itself."""
     repetition_penalty: float | None = _field("FP32", neutral=1)
     """0.01 to 10: divides the logits of tokens seen in prompt or output; 1 is none."""
     presence_penalty: float | None = _field("FP32", neutral=0)
-    """-2 to 2: taken from the logit of each token already generated; 0 is none."""
+    """-2 to 2: subtracted from the logit of each token already generated; 0 is none."""
     frequency_penalty: float | None = _field("FP32", neutral=0)
-    """-2 to 2: taken from the logit of a token once for each time it was generated; 0 is none."""
+    """-2 to 2: subtracted from the logit of a token once for each time it was generated; 0 is none."""
     min_tokens: int | None = _field("INT32", neutral=0)
-    """0 up to max_tokens: the text does not end by itself before this many tokens."""
+    """0 to max_tokens: the text does not end by itself before this number of tokens."""
     ignore_eos: bool | None = _field("BOOL", neutral=False)
     """Go on after the end token, up to max_tokens."""
     stop: Sequence[str] | None = _field("BYTES", many=True)
-    """Up to 64 strings that end the text; one string may stand by itself."""
+    """Up to 64 strings that end the text; a single string needs no list."""
     stop_token_ids: Sequence[int] | None = _field("INT32", many=True)
-    """Up to 64 tokens that end the text, by their ids."""
+    """Up to 64 token ids that end the text."""
     include_stop_str_in_output: bool | None = _field("BOOL", neutral=False)
     """Keep the stop string, or the stop token's text, at the end of the text."""
     skip_special_tokens: bool | None = _field("BOOL", neutral=True)
-    """Leave special tokens out of the text, as is the default."""
+    """Leave special tokens out of the text, as by default."""
     add_special_tokens: bool | None = _field("BOOL", neutral=True)
     """Let the tokenizer put its special tokens before the prompt. False for prompts that already hold them."""
     exclude_input_from_output: bool | None = _field("BOOL", neutral=True)
     """False puts the prompt before the text."""
     n: int | None = _field("INT32", neutral=1)
-    """1 to 64 answers to the prompt; None is 1. Above 1 it needs sampling: greedy ones are all the same."""
+    """1 to 64: number of answers to the prompt; None is 1. More than one need sampling: greedy answers are all the
+    same."""
     best_of: int | None = _field("INT32", neutral=1)
-    """1 to 64, at least n: generate so many answers and return the n likeliest. Above n not in streams."""
+    """1 to 64, at least n: generate this number of answers and return the n likeliest. Above n not possible in
+    streams."""
     bad: Sequence[str] | None = _field("BYTES", many=True)
-    """Up to 64 strings that are not generated; one string may stand by itself."""
+    """Up to 64 strings that are not generated; a single string needs no list."""
     logprobs: int | None = _field("INT32")
-    """0 to 20: log-probabilities of each token and of so many of the likeliest ones at its place."""
+    """0 to 20: return log-probabilities of each token, and of this number of the likeliest tokens at its position."""
     prompt_logprobs: int | None = _field("INT32")
-    """0 to 20: the same for the prompt's tokens."""
+    """0 to 20: the same for the tokens of the prompt."""
     truncate_prompt_tokens: int | None = _field("INT32")
-    """1 or more: keep only so many tokens of the prompt, its last ones."""
+    """1 or more: keep only this number of the prompt's last tokens."""
     guided_json: str | Mapping[str, Any] | None = _field("BYTES", json=True)
-    """A JSON schema that the text follows, as a mapping or in JSON. One guided_... field at most."""
+    """A JSON schema that the text follows, as a mapping or in JSON. Only one guided_... field can be given."""
     guided_json_object: bool | None = _field("BOOL", neutral=False)
     """The text is some JSON object."""
     guided_regex: str | None = _field("BYTES")
@@ -82,27 +88,27 @@ class SamplingParams:
     guided_grammar: str | None = _field("BYTES")
     """A grammar, in EBNF, of the text."""
     guided_structural_tag: str | Mapping[str, Any] | None = _field("BYTES", json=True)
-    """Constrains the text inside given tags only: TensorRT-LLM's structural_tag, as a mapping or in JSON."""
+    """Constrains the text only inside given tags: TensorRT-LLM's structural_tag, as a mapping or in JSON."""
     return_perf_metrics: bool | None = _field("BOOL", neutral=False)
-    """Have the engine measure the request, into `perf_metrics`."""
+    """Let the engine measure the request, and return the result in `perf_metrics`."""
     stream_interval: int | None = _field("INT32", plain=True)
-    """Tokens that a stream's text may wait for, 1 or more, to leave together; 1 is for none."""
+    """1 or more: number of tokens that a stream collects before it sends them together; 1 sends each token at once."""
     stream_interval_ms: int | None = _field("INT32", plain=True)
-    """1 to 60,000 ms that a stream's text may wait for more; with both, whichever comes first."""
+    """1 to 60,000 ms that a stream collects tokens for; with both intervals, the first one to end counts."""
     timeout_ms: int | None = _field("INT32", plain=True)
-    """1 ms or more that the server gives the request; then the text so far is the answer, and its finish_reason is
-    "timeout". The limits in `Timeouts` are the client's and raise instead."""
+    """1 or more: ms that the server gives the request; then the text so far is the answer, with finish_reason
+    "timeout". The limits in `Timeouts` are the client's and raise an error instead."""
     priority: int | None = _field("INT32", neutral=0, plain=True)
-    """Of engines that have it, whose queue it orders: higher goes first; 0 is none."""
+    """Position in the engine's queue, for engines with priorities: higher goes first; 0 is none."""
     separate_reasoning: bool | None = _field("BOOL", neutral=False, plain=True)
-    """Put the model's thinking into `reasoning` instead of `text`. For a chat the default is True where the model has
-    it, else the server's."""
+    """Put the model's reasoning into `reasoning` instead of `text`. By default the client asks for it in chats if the
+    model can do it; otherwise the server's default holds."""
     chat_template_kwargs: str | Mapping[str, Any] | None = _field("BYTES", json=True, plain=True)
     """Further arguments of the chat template, such as {"thinking": True}, as a mapping or in JSON. For chats only."""
     return_cumulative_logprob: bool | None = _field("BOOL", neutral=False, plain=True)
     """Return `cumulative_logprob`, the sum of the text's log-probabilities."""
     return_logprobs: bool | None = _field("BOOL", neutral=False, plain=True)
-    """Return `logprobs`; without the field of that name, those of the generated tokens alone."""
+    """Return `logprobs`; without the field `logprobs`, only those of the generated tokens."""
     return_output_ids: bool | None = _field("BOOL", neutral=False, plain=True)
     """Return `output_ids`, the ids of the generated tokens."""
     return_num_input_tokens: bool | None = _field("BOOL", neutral=False, plain=True)
@@ -118,16 +124,17 @@ class SamplingParams:
         return f"SamplingParams({given})"
 
     def given(self) -> Iterator[tuple[SamplingField, Any]]:
-        """The fields that are set, with their values."""
+        """The fields that are set, and their values."""
         return ((_FIELDS[name], value) for name, value in self._set().items())
 
     def merged(self, fields: Mapping[str, Any]) -> SamplingParams:
-        """A copy with `fields` in place of its own; None takes one back. Raises InvalidRequest with every problem."""
+        """Return a copy with `fields` in place of its own; None unsets a field. Raises InvalidRequest with every
+        problem."""
         if not fields:
             return self
         values = {**self._set(), **_normalized(fields)}
-        merged = object.__new__(type(self))  # each request makes one, and what is checked needs no second check
-        vars(merged).update(values)  # the other fields are None, as the class has them
+        merged = object.__new__(type(self))  # made for each request, and checked values need no second check
+        vars(merged).update(values)  # the other fields have their class default, None
         return merged
 
     def _set(self) -> dict[str, Any]:
@@ -136,15 +143,15 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingField:
-    """How one field goes over the wire."""
+    """How one field is sent."""
 
     name: str
     datatype: str
     many: bool
     json: bool
-    """A mapping stands for its JSON."""
+    """Whether a mapping is sent as its JSON."""
     neutral: Any
-    """The value that asks for nothing; None where there is none."""
+    """The value that asks for nothing; None if there is none."""
     plain: bool
 
     @property
@@ -152,13 +159,13 @@ class SamplingField:
         return self.name if self.plain else f"sampling_param_{self.name}"
 
     def normalized(self, value: Any) -> Any:
-        """`value` as plain Python objects, lists as tuples; an empty list is None, for there is nothing to send."""
+        """Return `value` as plain Python objects, and lists as tuples; None for an empty list, which can't be sent."""
         if self.many:
             return self._elements(value)
         if self.json and isinstance(value, Mapping):
             value = self._as_json(value)
         if self.name == "seed":
-            value = _from_2_to_the_64_down(value)
+            value = _unsigned_seed(value)
         return checked(self.name, self.datatype, value)
 
     def _elements(self, values: Any) -> tuple[Any, ...] | None:
@@ -172,11 +179,11 @@ class SamplingField:
         try:
             return json.dumps(dict(value), ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as exc:
-            raise InvalidRequest(f"{self.name}: expected what JSON can hold: {exc}") from exc
+            raise InvalidRequest(f"{self.name}: expected values that JSON can hold: {exc}") from exc
 
 
 def _normalized(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises InvalidRequest with every problem."""
+    """Return checked values. Raises InvalidRequest with every problem."""
     unknown, wrong, values = [], [], {}
     for name, value in fields.items():
         field = _FIELDS.get(name)
@@ -192,8 +199,8 @@ def _normalized(fields: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _from_2_to_the_64_down(seed: Any) -> Any:
-    """No wire has room for the sign."""
+def _unsigned_seed(seed: Any) -> Any:
+    """Return the seed as an unsigned number, for its input is unsigned."""
     negative = hasattr(seed, "__index__") and not isinstance(seed, bool) and -(2**63) <= seed < 0
     return int(seed) + 2**64 if negative else seed
 
@@ -215,12 +222,13 @@ LEFT_OUT: dict[str, str] = {
     "input_ids": "give the prompt as the first argument, as a list of ids",
     "messages": "use chat() or stream_chat()",
 }
-"""Inputs of the wire contract that are the client's own business -> what a caller does instead.
+"""Inputs of the wire contract that the client sets itself -> what a caller does instead.
 
-And `stop`, the flag that ends a request: `cancel()` sends it, and the name is the field of the stop strings here.
+Besides them there is `stop`, the flag that ends a request: `cancel()` sends it. The name `stop` means the stop strings
+here.
 """
 
-_ELSEWHERE: dict[str, str] = {
+_OTHER_NAMES: dict[str, str] = {
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
     "max_length": "max_tokens",
@@ -241,7 +249,7 @@ _ELSEWHERE: dict[str, str] = {
     "return_log_probs": "return_logprobs",
     "top_logprobs": "logprobs",
 }
-"""What other servers and clients call a field -> its name here."""
+"""Names that other servers and clients give a field -> its name here."""
 
 
 def _hint(name: str) -> str:
@@ -250,8 +258,8 @@ def _hint(name: str) -> str:
     if name in LEFT_OUT:
         return f": {LEFT_OUT[name]}"
     plain = name.removeprefix("sampling_param_")
-    same = plain if plain in _FIELDS else _ELSEWHERE.get(name)
+    same = plain if plain in _FIELDS else _OTHER_NAMES.get(name)
     if same is not None:
         return f": use {same}"
     nearest = difflib.get_close_matches(name, _FIELDS, n=1)
-    return f"; did you mean {nearest[0]!r}?" if nearest else f"; known are {', '.join(_FIELDS)}"
+    return f"; did you mean {nearest[0]!r}?" if nearest else f"; the known fields are {', '.join(_FIELDS)}"

@@ -1,6 +1,8 @@
-"""Tensor contents as Triton's gRPC protocol carries them: little-endian, BYTES elements behind a 4-byte length.
+"""Tensor contents as Triton's gRPC protocol carries them: little-endian; each BYTES element follows its length in 4
+bytes.
 
-Plain `struct`: the tensors of a text request hold a handful of elements, so numpy would cost more than it saves.
+This uses `struct`, not numpy: the tensors of a text request hold a few elements, for which numpy would cost more than
+it saves.
 """
 
 from __future__ import annotations
@@ -9,23 +11,10 @@ import math
 import operator
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from deepseek_triton_client._core.exceptions import InvalidRequest, ProtocolError
-
-
-@dataclass(frozen=True, slots=True)
-class WireTensor:
-    """One input of a request."""
-
-    name: str
-    datatype: str
-    num_elements: int
-    data: bytes
-    shape: tuple[int, ...]
-
 
 _FORMATS = {
     "BOOL": "?",
@@ -53,7 +42,7 @@ def encode(datatype: str, elements: Sequence[Any]) -> bytes:
 
 
 def decode(name: str, datatype: str, data: bytes) -> list[Any] | None:
-    """The elements of a tensor; None for a datatype that is not known here. Raises ProtocolError, naming `name`."""
+    """Return the elements of a tensor; None for an unknown datatype. Raises ProtocolError, naming `name`."""
     try:
         if datatype == "BYTES":
             return _texts(data)
@@ -72,14 +61,14 @@ def _texts(data: bytes) -> list[str]:
         start += 4
         end = start + length
         if end > size:
-            raise ValueError(f"an element of {length} bytes was announced, and {size - start} came")
+            raise ValueError(f"expected an element of {length} bytes, got {size - start}")
         texts.append(str(data[start:end], "utf-8"))
         start = end
     return texts
 
 
 def checked(name: str, datatype: str, value: Any) -> Any:
-    """`value` as a plain Python object that fits the datatype. Raises InvalidRequest, naming `name`."""
+    """Return `value` as a plain Python object that fits the datatype. Raises InvalidRequest, naming `name`."""
     try:
         element = _CONVERSIONS[datatype](value)
         encode(datatype, [element])
@@ -94,11 +83,11 @@ def _text(value: Any) -> str:
     return value
 
 
-def _truth(value: Any) -> bool:
+def _boolean(value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
-        return bool(value)  # numpy's, which is no subclass, and numpy may not be there to be asked
+        return bool(value)  # numpy's bool is no subclass of bool, and numpy may not be installed
     raise TypeError
 
 
@@ -108,7 +97,7 @@ def _integer(value: Any) -> int:
     return operator.index(value)
 
 
-def _finite(value: Any) -> float:
+def _finite_number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError
     if not math.isfinite(value):
@@ -118,8 +107,8 @@ def _finite(value: Any) -> float:
 
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "BYTES": _text,
-    "BOOL": _truth,
+    "BOOL": _boolean,
     "INT32": _integer,
     "UINT64": _integer,
-    "FP32": _finite,
+    "FP32": _finite_number,
 }

@@ -1,4 +1,4 @@
-"""The TLS context of HTTP connections."""
+"""The TLS context for HTTPS, which also checks the certificate files for gRPC."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from deepseek_triton_client._core.exceptions import InvalidRequest
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Raises InvalidRequest that names the file which can't be used."""
+    """Return a TLS context. Raises InvalidRequest, naming the file that can't be used."""
     context = _trusting(tls)
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if tls.certificate is not None:
         try:
-            # With an empty password, because without any OpenSSL would ask for one at the terminal.
+            # With an empty password, because OpenSSL would otherwise ask for one at the terminal.
             context.load_cert_chain(tls.certificate, tls.key, password="")
         except (OSError, ValueError) as exc:
             files = f"{str(tls.certificate)!r}" + (f" and tls.key {str(tls.key)!r}" if tls.key is not None else "")
             raise InvalidRequest(
-                f"tls.certificate: expected a certificate in PEM with its key, not encrypted: {files}: {exc}"
+                f"tls.certificate: expected a certificate in PEM with its key, not encrypted, got {files}: {exc}"
             ) from exc
     context.set_alpn_protocols(["http/1.1"])
     return context
@@ -35,7 +35,7 @@ def _trusting(tls: Tls) -> ssl.SSLContext:
         try:
             return ssl.create_default_context(cafile=tls.ca)
         except OSError as exc:
-            raise InvalidRequest(f"tls.ca: expected certificates in PEM: {str(tls.ca)!r}: {exc}") from exc
+            raise InvalidRequest(f"tls.ca: expected certificates in PEM, got {str(tls.ca)!r}: {exc}") from exc
     context = ssl.create_default_context()
     if not _system_has_authorities():
         context.load_verify_locations(certifi.where())

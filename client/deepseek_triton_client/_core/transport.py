@@ -1,9 +1,9 @@
-"""The seam between the client and the network: one way to send a request, whatever carries it.
+"""The interface between the client and the network: how a request is sent, whatever protocol carries it.
 
-Everything is a coroutine. Those of the blocking transports never wait for anything but by blocking, so `_blocking.run`
-can take them to their end in one go, and whatever stands above this seam is written once.
+All methods that may wait are coroutines. Those of the blocking transports only ever wait by blocking, so that
+`_blocking_runtime.run` can run them to their end in one step, and everything above this interface is written once.
 
-Implementations raise only errors of this package: each maps its library's errors at one border.
+Implementations raise only errors of this package: each translates the errors of its library in one place.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any, Protocol
 from deepseek_triton_client._core.results import ModelMetadata
 
 Outputs = Mapping[str, Any]
-"""One response: output name -> value, a plain int, float, bool or str; a list of them where there is not exactly one.
+"""One response: output name -> value. A value is an int, float, bool or str; or a list of them, unless it has one
+element.
 
-That is how /generate's JSON has them, and gRPC's tensors are brought into the same form.
+This is the form of /generate's JSON; the tensors of gRPC are converted to it.
 """
 
 
@@ -27,10 +28,11 @@ class Input:
 
     name: str
     datatype: str
-    """Of Triton's protocol: BYTES, BOOL, INT32, UINT64 or FP32."""
+    """Name of the datatype in Triton's protocol: BYTES, BOOL, INT32, UINT64 or FP32."""
     values: Sequence[Any]
     batched: bool = False
-    """The model has a batch dimension, of which this is one: the shape is [1, len(values)], else [len(values)]."""
+    """Whether the model has a batch dimension; this request is a batch of one. The shape is [1, len(values)] then,
+    otherwise [len(values)]."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -38,38 +40,43 @@ class Input:
 
 
 class ResponseStream(Protocol):
-    """The responses to one request. One thread or task reads and closes it."""
+    """The responses to one request. Only one thread or task reads and closes it."""
 
     async def receive(self) -> Outputs | None:
-        """The next response; None at the end of the stream. Raises what the server answered instead.
+        """Return the next response; None at the end of the stream. Raises the error that the server answered.
 
         The first call connects and sends the request.
         """
         ...
 
     def interrupt(self) -> None:
-        """Make a `receive` that waits fail or end soon. From any thread, before `close`; never raises."""
+        """Make a `receive` that waits fail or end soon. May be called from any thread, but not after `close`; never
+        raises."""
         ...
 
     async def close(self) -> None:
-        """Let go. A request that has not ended is cancelled, and the server sees it. May be called again.
+        """End the use of the network. A request that has not ended is cancelled, and the server sees that. May be
+        called again.
 
-        Only here, and not at the end of the stream, goes the connection to the next request: no `interrupt` follows.
+        The connection can serve the next request only from here on, and not from the end of the stream: no `interrupt`
+        may follow.
         """
         ...
 
 
 class Transport(Protocol):
-    """One model on one server. Threads may share a blocking one, tasks of one event loop the other."""
+    """One model on one server. Threads may share a blocking transport, the tasks of one event loop the other kind."""
 
     always_streams: bool
-    """Ask for increments also where the whole text is wanted, because only then the server sees that a client left."""
+    """Whether to ask for increments even if the whole text is wanted, because the server notices only then that a
+    client left."""
 
     def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> ResponseStream:
-        """Nothing is sent before the first `receive`. `connect_s` limits reaching the server."""
+        """Prepare a request; nothing is sent before the first `receive`. `connect_s` limits the time to reach the
+        server."""
         ...
 
-    # Each limits every one of its steps to `timeout_s`; None is no limit.
+    # The following methods apply `timeout_s` to each of their steps; None is no limit.
 
     async def server_ready(self, timeout_s: float | None) -> bool: ...
 
@@ -78,7 +85,7 @@ class Transport(Protocol):
     async def metadata(self, timeout_s: float | None) -> ModelMetadata: ...
 
     async def metrics(self, url: str, timeout_s: float | None) -> str:
-        """The text at `url`, which is http:// or https://."""
+        """Return the text at `url`, which is http:// or https://."""
         ...
 
     async def close(self) -> None: ...

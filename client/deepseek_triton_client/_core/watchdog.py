@@ -1,7 +1,8 @@
-"""Time limits of a request, and who holds it to them: a thread for all of them, or a timer of an event loop.
+"""Time limits of a request. One thread watches those of all blocking requests; an event loop has a timer for each
+request.
 
-Neither a blocked socket read nor a gRPC stream takes a time limit that changes from token to token; both can be
-interrupted. Without limits `NO_WATCHDOG` does, so there is no thread and no timer.
+A blocked socket read and a gRPC stream do not accept a time limit that changes from token to token, but both can be
+interrupted. Requests without limits use `NO_WATCHDOG`, so that they need no thread and no timer.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from typing import TYPE_CHECKING
 from deepseek_triton_client._core.runtime import Deadlines
 
 if TYPE_CHECKING:
-    import asyncio  # its import takes longer than all of this package, and blocking clients do without
+    import asyncio  # importing asyncio takes longer than importing all of this package, and blocking clients do without
 
 _Due = tuple[float, str]
-"""A moment of time.monotonic(), and the field of `Timeouts` that runs out then."""
+"""A moment of time.monotonic(), and the name of the field of `Timeouts` that runs out then."""
 _NEVER: _Due = (math.inf, "")
 
 _GRACE_S = 0.02
-"""So long what has arrived while other code blocked the event loop has to be handled."""
+"""Seconds to handle what arrived while other code blocked the event loop, before a limit counts as run out."""
 
 
 class _NoWatchdog:
-    """For requests without limits."""
+    """The watchdog of requests without limits."""
 
     expired: str | None = None
 
@@ -48,7 +49,7 @@ NO_WATCHDOG = _NoWatchdog()
 
 
 class _Limits:
-    """When a request's limits run out."""
+    """Computes when the limits of a request run out."""
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._between_s = deadlines.between_tokens_s
@@ -57,7 +58,7 @@ class _Limits:
         self.first = min(first, self.end)
 
     def next(self, *, first: bool) -> _Due:
-        """Of a wait that begins now."""
+        """Return the limit that ends a wait which begins now."""
         if first:
             return self.first
         if self._between_s is None:
@@ -66,10 +67,10 @@ class _Limits:
 
 
 class ThreadWatchdog:
-    """Calls `interrupt` once, from the sentry's thread, when a limit runs out.
+    """Calls `interrupt` once when a limit runs out. The call comes from the thread of `_WatchdogThread`.
 
-    `expect`, `relax` and `stop` are the reading thread's calls. It may be interrupted in any of them: `stop` can be
-    called again then, and nothing is left of a watchdog that nobody holds any more.
+    `expect`, `relax` and `stop` are called by the reading thread. An exception such as KeyboardInterrupt may land in
+    any of them: `stop` can be called again then, and nothing remains of a watchdog that is no longer referenced.
     """
 
     def __init__(self, deadlines: Deadlines, interrupt: Callable[[], None]) -> None:
@@ -78,7 +79,8 @@ class ThreadWatchdog:
         self._interrupt = interrupt
         self._due = self._limits.first
         self._stopped = False
-        self._acting = threading.RLock()  # reentrant, for a signal's handler may stop what its thread is stopping
+        # Reentrant, because a signal handler may call `stop` while its thread is in `stop`.
+        self._lock = threading.RLock()
         self._ref: weakref.ref[ThreadWatchdog] | None = None
 
     def expect(self, *, first: bool) -> None:
@@ -88,23 +90,23 @@ class ThreadWatchdog:
         self._set(self._limits.end)
 
     def stop(self) -> None:
-        with self._acting:  # an interrupt that is under way comes first
+        with self._lock:  # waits for an interrupt that is being made
             self._stopped = True
         if self._ref is not None:
-            _sentry.watched.discard(self._ref)
+            _watchdog_thread.watched.discard(self._ref)
 
     def _set(self, due: _Due) -> None:
         self._due = due
         if self._stopped or self.expired is not None:
             return
         if self._ref is None:
-            # A method of C, because Python swallows what is raised in such a callback, Ctrl-C too.
-            self._ref = weakref.ref(self, _sentry.watched.discard)
-        _sentry.watch(self._ref, due[0])
+            # A bound method of C: Python swallows exceptions that are raised in such a callback, KeyboardInterrupt too.
+            self._ref = weakref.ref(self, _watchdog_thread.watched.discard)
+        _watchdog_thread.watch(self._ref, due[0])
 
-    def act(self) -> float:
-        """For the sentry: interrupts if a limit has run out. Returns the moment when it wants to be asked again."""
-        with self._acting:
+    def check(self) -> float:
+        """Interrupt if a limit has run out. Called by the watchdog thread; returns the moment of the next check."""
+        with self._lock:
             if self._stopped or self.expired is not None:
                 return math.inf
             moment, limit = self._due
@@ -115,61 +117,64 @@ class ThreadWatchdog:
             return math.inf
 
 
-class _Sentry:
-    """The one thread of the process that holds blocking requests to their limits: starting one for each request would
-    take longer than all else here.
+class _WatchdogThread:
+    """The one thread of the process that checks the limits of all blocking requests.
 
-    Every lock is one of C, taken by `with` or for ever, and the thread is started by one call of C: an interrupt such
-    as Ctrl-C lands between two steps of Python code, and threading's Condition, Event and Thread are written in Python.
+    A thread for each request would take longer to start than all else here. Every lock is one of C, acquired by `with`
+    or held for ever, and the thread is started by one call of C: an exception such as KeyboardInterrupt lands between
+    two steps of Python code, and threading's Condition, Event and Thread are written in Python.
     """
 
     def __init__(self) -> None:
-        self.watched: set[weakref.ref[ThreadWatchdog]] = set()  # weak: who drops a stream has its request end
+        # Weak, so that a stream that is dropped ends its request.
+        self.watched: set[weakref.ref[ThreadWatchdog]] = set()
         self._wakes_at = math.inf
-        self._alarm = threading.Lock()
-        self._alarm.acquire()
-        self._on_duty = threading.Lock()
+        self._wake_up = threading.Lock()
+        self._wake_up.acquire()
+        self._running_lock = threading.Lock()
 
     def watch(self, watchdog: weakref.ref[ThreadWatchdog], moment: float) -> None:
-        """`moment` may be another one than before."""
+        """Check this watchdog at `moment`, which may differ from the moment given before."""
         self.watched.add(watchdog)
-        if moment < self._wakes_at:  # a later one it finds by itself, so most tokens don't wake the thread
+        if moment < self._wakes_at:  # the thread finds a later moment by itself, so most tokens do not wake it
             with suppress(RuntimeError):  # it has been woken already
-                self._alarm.release()
-        if not self._on_duty.locked():
-            _thread.start_new_thread(self._stand_guard, ())
+                self._wake_up.release()
+        if not self._running_lock.locked():
+            _thread.start_new_thread(self._run, ())
 
-    def _stand_guard(self) -> None:
-        if self._on_duty.acquire(blocking=False):  # two threads may have started one each
+    def _run(self) -> None:
+        if self._running_lock.acquire(blocking=False):  # two threads may each have started one
             try:
                 while True:
-                    self._wakes_at = moment = self._look_round()
+                    self._wakes_at = moment = self._check_all()
                     left_s = moment - time.monotonic()
-                    self._alarm.acquire(timeout=min(max(left_s, 0.0), threading.TIMEOUT_MAX))
+                    self._wake_up.acquire(timeout=min(max(left_s, 0.0), threading.TIMEOUT_MAX))
             finally:
-                self._on_duty.release()
+                self._running_lock.release()
 
-    def _look_round(self) -> float:
-        """Returns the moment when the next limit can run out."""
-        self._wakes_at = math.inf  # who comes meanwhile raises the alarm
-        moments = [watchdog.act() for ref in list(self.watched) if (watchdog := ref()) is not None]
+    def _check_all(self) -> float:
+        """Check all watchdogs. Returns the moment when the next limit can run out."""
+        self._wakes_at = math.inf  # a watchdog that is added meanwhile wakes the thread
+        moments = [watchdog.check() for ref in list(self.watched) if (watchdog := ref()) is not None]
         return min(moments, default=math.inf)
 
 
-_sentry = _Sentry()
+_watchdog_thread = _WatchdogThread()
 
 
 def _after_fork() -> None:
-    """The thread is the parent's alone, and a lock may have been copied while it was held."""
-    global _sentry
-    _sentry = _Sentry()
+    """Start afresh in a forked child: it has no copy of the thread, and a lock may have been copied while it was
+    held."""
+    global _watchdog_thread
+    _watchdog_thread = _WatchdogThread()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
 class LoopWatchdog:
-    """Calls `interrupt` once, on the loop's thread, when a limit runs out. All its methods are for that thread."""
+    """Calls `interrupt` once, on the event loop's thread, when a limit runs out. All methods are called on that
+    thread."""
 
     def __init__(self, deadlines: Deadlines, interrupt: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
         self.expired: str | None = None
@@ -189,21 +194,21 @@ class LoopWatchdog:
         self._set(self._limits.end)
 
     def stop(self) -> None:
-        self._wakes_at = -math.inf  # no timer is set again
+        self._wakes_at = -math.inf  # so that no timer is set again
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _set(self, due: _Due) -> None:
         self._due = due
-        if due[0] < self._wakes_at:  # a later one the timer finds when it fires, so most tokens don't move it
+        if due[0] < self._wakes_at:  # the timer finds a later moment when it fires, so most tokens do not move it
             self._arm(due[0])
 
     def _arm(self, moment: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._wakes_at = moment
-        # Relative, for a loop's clock is its own.
+        # Relative, because the loop has a clock of its own.
         self._timer = self._loop.call_later(max(0.0, moment - time.monotonic()), self._fire)
 
     def _fire(self) -> None:
@@ -213,10 +218,10 @@ class LoopWatchdog:
         if self._due[0] > now:
             self._set(self._due)
             return
-        if self._due != self._overdue:  # the token may be there, behind what kept the loop from this timer too
+        if self._due != self._overdue:  # The token may have arrived already, delayed by what delayed this timer
             self._overdue = self._due
             self._arm(now + _GRACE_S)
             return
         self.expired = self._due[1]
-        self._wakes_at = -math.inf  # once is enough
+        self._wakes_at = -math.inf  # interrupts only once
         self._interrupt()

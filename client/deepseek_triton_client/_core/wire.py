@@ -1,4 +1,5 @@
-"""Inputs as bytes, bytes as Outputs. No I/O, and no idea of what the names mean: `_dialect.py` has that."""
+"""Encodes inputs and decodes outputs, for both protocols. It does no I/O, and does not know what names mean: `dialect`
+does."""
 
 from __future__ import annotations
 
@@ -7,28 +8,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from deepseek_triton_client._core.exceptions import ProtocolError, ServerError, error_from_server
-from deepseek_triton_client._core.tensor_encoding import WireTensor, decode, encode
+from deepseek_triton_client._core.tensor_encoding import decode
 from deepseek_triton_client._core.transport import Input, Outputs
 
 
 def encode_json(request_id: str, inputs: Sequence[Input]) -> bytes:
-    """The body of a POST to generate_stream."""
+    """Return the body of a POST to generate_stream."""
     body: dict[str, Any] = {"id": request_id}
     for each in inputs:
         body[each.name] = each.values[0] if len(each.values) == 1 else list(each.values)
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def encode_tensors(inputs: Sequence[Input]) -> list[WireTensor]:
-    """The inputs of a gRPC request. Its id is not among them."""
-    return [
-        WireTensor(each.name, each.datatype, len(each.values), encode(each.datatype, each.values), each.shape)
-        for each in inputs
-    ]
-
-
 def decode_json(data: bytes) -> Outputs:
-    """What an event of generate_stream holds. Raises what an `{"error": ...}` event stands for, or ProtocolError."""
+    """Return the outputs in an event of generate_stream. Raises the error in an `{"error": ...}` event, or
+    ProtocolError."""
     outputs = json_object(data)
     if "error" in outputs:
         raise error_from_server(str(outputs["error"]), otherwise=ServerError)
@@ -36,9 +30,9 @@ def decode_json(data: bytes) -> Outputs:
 
 
 def decode_tensors(tensors: Iterable[tuple[str, str, bytes]]) -> Outputs:
-    """What a gRPC response holds, given as (name, datatype, contents).
+    """Return the outputs of a gRPC response, given as (name, datatype, contents).
 
-    Outputs of a datatype that is not known here are left out. Raises ProtocolError for contents that don't fit theirs.
+    Outputs of unknown datatypes are left out. Raises ProtocolError for contents that don't fit their datatype.
     """
     outputs: dict[str, Any] = {}
     for name, datatype, data in tensors:
@@ -49,9 +43,9 @@ def decode_tensors(tensors: Iterable[tuple[str, str, bytes]]) -> Outputs:
 
 
 def json_object(data: bytes) -> dict[str, Any]:
-    """Raises ProtocolError for anything but a JSON object in UTF-8."""
+    """Return a JSON object. Raises ProtocolError for anything but a JSON object in UTF-8."""
     try:
-        # Decoded here: json would guess at UTF-16 and let halves of surrogate pairs through.
+        # Decoded here, because json.loads would guess at UTF-16 and accept halves of surrogate pairs.
         value = json.loads(data.decode())
     except (ValueError, RecursionError) as exc:
         raise ProtocolError(f"expected a JSON object, got {data[:200]!r}") from exc

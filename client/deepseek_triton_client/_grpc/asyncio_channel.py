@@ -1,4 +1,4 @@
-"""gRPC for the asynchronous client: grpc.aio."""
+"""gRPC for the asynchronous client, over grpc.aio."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from deepseek_triton_client._grpc.grpc_channel import END_S, Metadata
 
 
 class AsyncioChannel:
-    """See `Channel`. Belongs to the event loop of its first call."""
+    """See `GrpcChannel`. It belongs to the event loop of its first call."""
+
+    is_asyncio = True
 
     def __init__(self, target: str, *, options: list[tuple[str, int]], credentials: Any) -> None:
         self._target = target
@@ -28,8 +30,8 @@ class AsyncioChannel:
     def call(self, path: str, request: bytes, *, metadata: Metadata, timeout_s: float | None) -> AsyncioCall:
         if self._closed:
             raise Cancelled("the client is closed")
-        if self._channel is None:  # made here, because grpc.aio takes the loop that runs when it is made
-            self._channel = self._made()
+        if self._channel is None:  # created here, because grpc.aio takes the event loop that is running
+            self._channel = self._create()
         responses = self._channel.unary_stream(path)(request, timeout=timeout_s, metadata=metadata)
         call = AsyncioCall(responses)
         self._calls.add(call)
@@ -42,14 +44,14 @@ class AsyncioChannel:
         if self._channel is not None:
             await self._channel.close()
 
-    def _made(self) -> Any:
+    def _create(self) -> Any:
         if self._credentials is None:
             return grpc.aio.insecure_channel(self._target, options=self._options)
         return grpc.aio.secure_channel(self._target, self._credentials, options=self._options)
 
 
 class AsyncioCall:
-    """See `Call`. One that nobody holds any more is cancelled."""
+    """See `GrpcCall`. A call that is no longer referenced is cancelled."""
 
     def __init__(self, responses: Any) -> None:
         self._responses = responses
@@ -61,7 +63,8 @@ class AsyncioCall:
         try:
             data = await self._responses.read()
         except asyncio.CancelledError as exc:
-            # grpc.aio says the same of a call that was cancelled and of a task that was, and cancels the call in both.
+            # grpc.aio raises the same for a call that was cancelled and for a task that was, and cancels the call in
+            # both cases.
             if self._cancelled and _cancellations() == before:
                 raise Cancelled("the request was cancelled") from exc
             raise
@@ -82,13 +85,13 @@ class AsyncioCall:
         self._responses.cancel()
 
     def __del__(self) -> None:
-        # By itself grpc.aio's call would run on: a callback that it keeps for its end holds it.
+        # Without this the call would run on, because grpc.aio keeps a callback for its end, which refers to the call.
         if not self._responses.done():
-            with suppress(RuntimeError):  # the loop is closed, and its connections with it
+            with suppress(RuntimeError):  # the loop is closed, and its connections too
                 self._loop.call_soon_threadsafe(self._responses.cancel)
 
 
 def _cancellations() -> int:
-    """How often the current task was asked to end. Python 3.10 does not count."""
+    """Number of times that the current task was asked to end. Python 3.10 does not count them."""
     task = asyncio.current_task()
     return task.cancelling() if task is not None and hasattr(task, "cancelling") else 0

@@ -1,4 +1,4 @@
-"""gRPC for the blocking client: coroutines that never wait but by blocking."""
+"""gRPC for the blocking client. The coroutines here only ever wait by blocking."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from deepseek_triton_client._grpc.grpc_channel import END_S, Metadata
 
 
 class BlockingChannel:
-    """See `Channel`. Threads may share it."""
+    """See `GrpcChannel`. Threads may share it."""
+
+    is_asyncio = False
 
     def __init__(self, target: str, *, options: list[tuple[str, int]], credentials: Any) -> None:
-        # Not with the option SingleThreadedUnaryStream: a lone thread takes a third less CPU with it, many threads no
-        # less, and each call that is cancelled in the middle keeps 18 KiB until the channel is closed (grpcio 1.85).
+        # The option SingleThreadedUnaryStream is not used. A lone thread takes a third less CPU with it, many threads
+        # take no less, and each call that is cancelled in the middle keeps 18 KiB until the channel is closed (grpcio
+        # 1.85).
         if credentials is None:
             self._channel = grpc.insecure_channel(target, options=options)
         else:
@@ -37,7 +40,7 @@ class BlockingChannel:
 
 
 class BlockingCall:
-    """See `Call`. Any thread may cancel it."""
+    """See `GrpcCall`. Any thread may cancel it."""
 
     def __init__(self, responses: Any) -> None:
         self._responses = responses
@@ -48,7 +51,7 @@ class BlockingCall:
 
     async def end(self) -> None:
         try:
-            with suppress(grpc.FutureCancelledError):  # that is an end as well
+            with suppress(grpc.FutureCancelledError):  # a cancelled call has ended too
                 self._responses.exception(timeout=END_S)
         except grpc.FutureTimeoutError:
             self.cancel()

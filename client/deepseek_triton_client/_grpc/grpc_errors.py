@@ -1,4 +1,4 @@
-"""The border: gRPC's statuses go in, this package's errors come out."""
+"""Translates the statuses of gRPC into errors of this package."""
 
 from __future__ import annotations
 
@@ -37,42 +37,43 @@ BY_STATUS_CODE: dict[grpc.StatusCode, type[DeepseekTritonError]] = {
     grpc.StatusCode.ABORTED: ServerError,
     grpc.StatusCode.DATA_LOSS: ServerError,
     grpc.StatusCode.UNIMPLEMENTED: ProtocolError,
-    grpc.StatusCode.OK: ProtocolError,  # an error whose status says that all is well
+    grpc.StatusCode.OK: ProtocolError,  # an error although its status is OK
 }
 
-# gRPC tells a connection that never stood from one that was lost only by its words. These it says when it looks for a
-# connection to send a request on, so the request has not been sent; of a lost one it says "Stream removed (...)" or
-# "Socket closed". The first three are those of 1.85, the others of earlier versions.
+# Only the message tells a connection that could not be made from one that was lost. gRPC sends these messages when it
+# looks for a connection to send a request on, so the request has not been sent; a lost connection gives "Stream removed
+# (...)" or "Socket closed". The first three messages are those of grpcio 1.85, the others those of earlier versions.
 _NOT_CONNECTED = re.compile(
     r"failed to connect to all addresses|errors resolving |empty address list"
     r"|DNS resolution failed|Name resolution failure|connections to all backends failing"
 )
 
-# An answer from what stands before the server, in plain HTTP: it is full, or has no server to pass the request on to.
-_TURNED_AWAY = re.compile(r"Received http2 header with status: (429|503)$")
+# An answer in plain HTTP of a proxy before the server: it is full, or has no server to pass the request on to.
+_REFUSED_BY_PROXY = re.compile(r"Received http2 header with status: (429|503)$")
 
-# The library says the same at both ends; at the server's, where our request is what is too large, with "SERVER: ".
+# Both sides of a connection use this message; the server, for which the request is too large, puts "SERVER: " before
+# it.
 _TOO_LARGE = re.compile(r"(SERVER: )?(?:Received|Decompressed) message larger than max")
 
 
-def from_rpc_error(error: grpc.RpcError, *, only_asked: bool) -> DeepseekTritonError:
-    """`only_asked`: nothing is ever generated for such a call."""
+def from_rpc_error(error: grpc.RpcError, *, is_query: bool) -> DeepseekTritonError:
+    """Return the error for one of gRPC. `is_query`: the call never generates anything."""
     status: grpc.StatusCode = error.code()
     details: str = error.details() or status.name
     kind = BY_STATUS_CODE[status]
     too_large = _TOO_LARGE.search(details) if status is grpc.StatusCode.RESOURCE_EXHAUSTED else None
     if too_large and too_large[1]:
-        return InvalidRequest(f"the request is larger than the server takes: {details}")
+        return InvalidRequest(f"the request is larger than the server accepts: {details}")
     if too_large:
         return ProtocolError(f"a response is larger than connection.max_message_bytes: {details}")
-    unprocessed = only_asked and kind in (Overloaded, ServerUnavailable, DeadlineExceeded)
+    unprocessed = is_query and kind in (Overloaded, ServerUnavailable, DeadlineExceeded)
     return error_from_server(details, otherwise=kind, unprocessed=unprocessed or _was_refused(status, details))
 
 
 def _was_refused(status: grpc.StatusCode, details: str) -> bool:
-    """Whether the request surely has not been worked on. In doubt, it has."""
+    """Tell whether the request was surely not processed. In doubt it was."""
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return "RST_STREAM" not in details  # a stream that was cut off, not a request that was turned away
+        return "RST_STREAM" not in details  # such a stream was cut off, not refused
     if status is grpc.StatusCode.UNAVAILABLE:
-        return bool(_NOT_CONNECTED.match(details) or _TURNED_AWAY.search(details))
+        return bool(_NOT_CONNECTED.match(details) or _REFUSED_BY_PROXY.search(details))
     return False

@@ -1,15 +1,15 @@
-"""Triton's gRPC protocol, one ModelStreamInfer call per request.
+"""Triton's gRPC protocol, one ModelStreamInfer call for each request.
 
-One call each, because a call's cancellation is the only one gRPC has: ending one request ends nothing else. It is made
-as what it is, one request and many responses. On the wire that is the stream of requests which Triton declares, ended
-after the first, and it takes no thread or task to feed it.
+Each request has a call of its own, because gRPC can cancel only whole calls: so ending one request ends nothing else.
+The call is made with one request and many responses. Triton declares a stream of requests; on the wire this is such a
+stream, ended after the first request, and it takes no thread or task to feed it.
 
 Triton 2.51 crashes on cancelled streams now and then, whatever the client does. Of streams cancelled around their end,
 64 at once: 3 crashes in 258,000 made this way, 10 in 219,000 with a second step that ends the requests, 4 in 166,000
 where that came after the final response (one more never ended), 5 in 79,000 that never ended them.
 
-Uses the messages that tritonclient generates from Triton's protocol files, not its client: that one works in numpy
-arrays, runs one stream per client object and reports through a callback.
+This uses the messages that tritonclient generates from Triton's protocol files, but not its client: that one works with
+numpy arrays, runs one stream for each client object and reports through a callback.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from deepseek_triton_client._core.exceptions import (
     error_from_server,
 )
 from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
+from deepseek_triton_client._core.tensor_encoding import encode
 from deepseek_triton_client._core.transport import Input, Outputs, Transport
-from deepseek_triton_client._core.wire import decode_tensors, encode_tensors
+from deepseek_triton_client._core.wire import decode_tensors
 
 try:
     import grpc  # type: ignore[import-untyped]
@@ -45,37 +46,17 @@ _SERVICE = "/inference.GRPCInferenceService/"
 
 
 def blocking_transport(endpoint: Endpoint, settings: Settings) -> Transport:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest for settings that gRPC can't have."""
     from deepseek_triton_client._grpc.blocking_channel import BlockingChannel
 
-    def http() -> Transport:
-        from deepseek_triton_client._http.http_transport import blocking_transport
-
-        return blocking_transport(_over_http(endpoint), settings)
-
-    return GrpcTransport(BlockingChannel(target(endpoint), **_channel_arguments(endpoint, settings)), settings, http)
+    return GrpcTransport(BlockingChannel, endpoint, settings)
 
 
 def asyncio_transport(endpoint: Endpoint, settings: Settings) -> Transport:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest for settings that gRPC can't have."""
     from deepseek_triton_client._grpc.asyncio_channel import AsyncioChannel
 
-    def http() -> Transport:
-        from deepseek_triton_client._http.http_transport import asyncio_transport
-
-        return asyncio_transport(_over_http(endpoint), settings)
-
-    return GrpcTransport(AsyncioChannel(target(endpoint), **_channel_arguments(endpoint, settings)), settings, http)
-
-
-def _channel_arguments(endpoint: Endpoint, settings: Settings) -> dict[str, Any]:
-    check_headers(tuple(settings.headers))
-    return {"options": options(settings), "credentials": credentials(settings.tls) if endpoint.is_tls else None}
-
-
-def _over_http(endpoint: Endpoint) -> Endpoint:
-    """The same server, as HTTP's half of the client knows whom it may tell the token."""
-    return replace(endpoint, scheme="https" if endpoint.is_tls else "http")
+    return GrpcTransport(AsyncioChannel, endpoint, settings)
 
 
 class GrpcTransport:
@@ -83,13 +64,18 @@ class GrpcTransport:
 
     always_streams = False
 
-    def __init__(self, channel: GrpcChannel, settings: Settings, http: Callable[[], Transport]) -> None:
-        self._channel = channel
+    def __init__(self, new_channel: Callable[..., GrpcChannel], endpoint: Endpoint, settings: Settings) -> None:
+        check_headers(tuple(settings.headers))
+        self._channel = new_channel(
+            target(endpoint),
+            options=options(settings),
+            credentials=credentials(settings.tls) if endpoint.is_tls else None,
+        )
+        self._endpoint = endpoint
         self._settings = settings
-        self._http = http
         self._model = {"name": settings.model_name, "version": settings.model_version}
         self.connected = False
-        """As far as is known: something has answered, and the connection has not failed since."""
+        """Whether something has answered, and the connection has not failed since, as far as is known."""
 
     def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> GrpcStream:
         return GrpcStream(self, self._message(request_id, inputs), connect_s)
@@ -113,8 +99,14 @@ class GrpcTransport:
         )
 
     async def metrics(self, url: str, timeout_s: float | None) -> str:
-        """Triton serves them over HTTP alone."""
-        http = self._http()
+        """See `Transport`. Triton serves metrics only over HTTP."""
+        # Imported here because most gRPC clients never need it.
+        from deepseek_triton_client._http import http_transport
+
+        # The HTTP transport decides by this endpoint whether a host may get the token.
+        endpoint = replace(self._endpoint, scheme="https" if self._endpoint.is_tls else "http")
+        make = http_transport.asyncio_transport if self._channel.is_asyncio else http_transport.blocking_transport
+        http = make(endpoint, self._settings)
         try:
             return await http.metrics(url, timeout_s)
         finally:
@@ -127,26 +119,26 @@ class GrpcTransport:
         metadata = self._settings.request_headers()
         return self._channel.call(_SERVICE + method, request, metadata=metadata, timeout_s=timeout_s)
 
-    def failure(self, error: grpc.RpcError, *, only_asked: bool = False) -> DeepseekTritonError:
-        """What the error is, and a note of what it says of the connection."""
+    def failure(self, error: grpc.RpcError, *, is_query: bool = False) -> DeepseekTritonError:
+        """Return the error, and note what it says about the connection."""
         if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
             self.connected = error.code() is not grpc.StatusCode.UNAVAILABLE
-        return from_rpc_error(error, only_asked=only_asked)
+        return from_rpc_error(error, is_query=is_query)
 
     async def answer(self, call: GrpcCall, timeout_s: float | None) -> bytes:
-        """Of a call with one response, for which nothing is generated, and this limit."""
+        """Return the response of a call with one response, which generates nothing and has this limit."""
         try:
             data = await call.read()
             if data is not None:
-                await call.read()  # the end
+                await call.read()  # waits for the end
         except grpc.RpcError as exc:
             if exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
                 what = "answer" if self.connected else "connection"
                 raise ServerUnavailable(f"no {what} within {timeout_s:g} s", unprocessed=True) from exc
-            raise self.failure(exc, only_asked=True) from exc
+            raise self.failure(exc, is_query=True) from exc
         self.connected = True
         if data is None:
-            raise ProtocolError("expected a response, and the call ended without one")
+            raise ProtocolError("expected a response, got the end of the call")
         return data
 
     async def _ask(self, method: str, request: Any, response: Any, timeout_s: float | None) -> Any:
@@ -157,10 +149,10 @@ class GrpcTransport:
         message = pb.ModelInferRequest(
             model_name=self._model["name"], model_version=self._model["version"], id=request_id
         )
-        for tensor in encode_tensors(inputs):
-            message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-            message.raw_input_contents.append(tensor.data)
-        # Otherwise a model that ends with an empty final response looks like one that never ends.
+        for each in inputs:
+            message.inputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
+            message.raw_input_contents.append(encode(each.datatype, each.values))
+        # Without this parameter, a model that ends with an empty final response seems never to end.
         message.parameters["triton_enable_empty_final_response"].bool_param = True
         data: bytes = message.SerializeToString()
         return data
@@ -177,7 +169,7 @@ class GrpcStream:
         self._responses: GrpcCall | None = None
         self._num_received = 0
         self._final = False
-        """The server has said that no response follows: it ends the stream at once."""
+        """Whether the server has said that no response follows; it ends the stream at once then."""
         self._ended = False
         self._cancelled = False
 
@@ -188,10 +180,10 @@ class GrpcStream:
             outputs = await self._next()
         except grpc.RpcError as exc:
             self._ended = True
-            raise self._own(self._transport.failure(exc)) from exc
+            raise self._for_this_request(self._transport.failure(exc)) from exc
         except DeepseekTritonError as exc:
             self._ended = True
-            raise self._own(exc) from exc.__cause__
+            raise self._for_this_request(exc) from exc.__cause__
         if outputs is None:
             self._ended = True
         else:
@@ -214,8 +206,8 @@ class GrpcStream:
     async def _next(self) -> Outputs | None:
         if self._responses is None:
             await self._connect()
-            self._responses = self._begun(self._transport.call("ModelStreamInfer", self._request))
-        # An end that was announced is waited for: to leave before it is a cancellation, and in the moment of the last
+            self._responses = self._remember(self._transport.call("ModelStreamInfer", self._request))
+        # The client waits for an announced end. Leaving before it is a cancellation, and in the moment of the last
         # response that can leave Triton unable to exit. 500 streams left at their last chunk did so every time.
         while not self._final and (data := await self._responses.read()) is not None:
             answer = _parsed(pb.ModelStreamInferResponse, data)
@@ -224,32 +216,35 @@ class GrpcStream:
                 raise error_from_server(answer.error_message, otherwise=ServerError)
             outputs = _outputs(answer)
             self._final = _is_final(answer)
-            if outputs:  # the final response may be an empty one
+            if outputs:  # the final response may be empty
                 return outputs
         if self._final:
             await self._responses.end()
         return None
 
     async def _connect(self) -> None:
-        """gRPC limits neither how long a call waits for its connection, nor says when it stands. So the first call goes
-        before the request; once something has answered, as the model's metadata mostly has, there is none."""
+        """Make sure that the connection stands, within `connect_s`.
+
+        gRPC neither limits how long a call waits for its connection nor tells when the connection stands. So another
+        call is made before the request, unless something has answered before; reading the model's metadata mostly has.
+        """
         if self._transport.connected or self._connect_s is None:
             return
-        call = self._begun(self._transport.call("ServerLive", b"", self._connect_s))
+        call = self._remember(self._transport.call("ServerLive", b"", self._connect_s))
         try:
             await self._transport.answer(call, self._connect_s)
         except DeepseekTritonError:
             if self._cancelled or not self._transport.connected:
                 raise
 
-    def _begun(self, call: GrpcCall) -> GrpcCall:
-        """Whoever cancels sees the call, or is seen here."""
+    def _remember(self, call: GrpcCall) -> GrpcCall:
+        """Remember the call for `interrupt`, or cancel it if `interrupt` came before."""
         self._call = call
         if self._cancelled:
             call.cancel()
         return call
 
-    def _own(self, error: DeepseekTritonError) -> DeepseekTritonError:
+    def _for_this_request(self, error: DeepseekTritonError) -> DeepseekTritonError:
         if self._cancelled:
             return Cancelled("the request was cancelled")
         error.unprocessed = error.unprocessed and not self._num_received
@@ -257,7 +252,7 @@ class GrpcStream:
 
 
 def _outputs(answer: Any) -> Outputs:
-    """Raises ProtocolError."""
+    """Return the outputs of a response. Raises ProtocolError."""
     response = answer.infer_response
     outputs, contents = response.outputs, response.raw_output_contents
     if len(outputs) != len(contents):

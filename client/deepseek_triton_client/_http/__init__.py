@@ -1,1 +1,1 @@
-"""Triton's generate extension over HTTP, on sockets of our own."""
+"""Triton's generate extension over HTTP, with h11 on the client's own sockets."""

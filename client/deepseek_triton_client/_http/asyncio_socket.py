@@ -1,4 +1,4 @@
-"""Sockets for HTTP over asyncio."""
+"""Sockets for HTTP that wait on an asyncio event loop."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import suppress
 from typing import Any, cast
 
 _READ_AHEAD_BYTES = 2**18
-"""So much of a response waits here for its reader before the socket does."""
+"""Number of received bytes kept here for the reader; beyond that the socket is not read."""
 
 
 class AsyncioSocket(asyncio.Protocol):
-    """See `Socket`. With `tls` None it is plain TCP. Of the running loop.
+    """See `Socket`. With `tls` None it is plain TCP. It belongs to the running event loop.
 
-    Not a StreamReader: that doesn't tell whether something has come that nobody asked for, and an idle connection on
-    which it has, such as a proxy's 408, must not take the next request.
+    This is no asyncio.StreamReader, because that one does not tell whether bytes have arrived that nobody asked for. An
+    idle connection that received such bytes, for example a proxy's 408, must not serve the next request.
     """
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
@@ -46,7 +46,8 @@ class AsyncioSocket(asyncio.Protocol):
             raise
 
     async def write(self, data: bytes, timeout_s: float | None) -> None:
-        """A connection that is closed meanwhile is left to `read` to find: there may be an answer on it already."""
+        """Send the data. If the connection closes meanwhile, `read` will tell, because an answer may have arrived
+        before."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
         while self._writing_paused and not self._ended:
@@ -75,13 +76,13 @@ class AsyncioSocket(asyncio.Protocol):
 
     def interrupt(self) -> None:
         self._interrupted = True
-        with suppress(RuntimeError):  # the loop has ended, and nothing waits any more
+        with suppress(RuntimeError):  # the loop is closed, and nothing waits any more
             self._loop.call_soon_threadsafe(self._abort)
 
     async def close(self) -> None:
         self._abort()
 
-    # What asyncio calls.
+    # Methods that asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -102,7 +103,7 @@ class AsyncioSocket(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None  # it is of no more use, and some of its methods fail now
+        self._transport = None  # unusable from here on; some of its methods would fail
         self._ended = True
         self._error = exc
         self._wake()
@@ -115,9 +116,9 @@ class AsyncioSocket(asyncio.Protocol):
         self._wake()
 
     def _abort(self) -> None:
-        """Closes without a farewell: the end of a TLS session would wait for a peer that may be gone."""
+        """Close at once. A proper end of the TLS session would wait for a peer that may be gone."""
         if self._transport is not None:
-            with suppress(RuntimeError):  # the loop has ended, and took the connection with it
+            with suppress(RuntimeError):  # the loop is closed, and the connection with it
                 self._transport.abort()
 
     async def _wait(self, timeout_s: float | None) -> None:
@@ -133,9 +134,9 @@ class AsyncioSocket(asyncio.Protocol):
 
 
 async def _within(waiting: Any, timeout_s: float | None) -> Any:
-    """Raises TimeoutError. Without a limit there is no task and no timer.
+    """Wait at most `timeout_s` seconds. Raises TimeoutError. Without a limit no task and no timer are created.
 
-    Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with the result.
+    This is not asyncio.wait_for, which loses a cancellation that comes together with the result before Python 3.12.
     """
     if timeout_s is None:
         return await waiting
@@ -147,7 +148,7 @@ async def _within(waiting: Any, timeout_s: float | None) -> Any:
             task.cancel()
             await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # also where nobody is left to hear of it
+            task.exception()  # marks the error as seen, if nobody waits for it any more
     if not done:
         raise TimeoutError(f"not within {timeout_s:g} s")
     return task.result()

@@ -1,4 +1,4 @@
-"""Blocking sockets for HTTP. The coroutines here never wait for anything but by blocking."""
+"""Blocking sockets for HTTP. The coroutines here only ever wait by blocking."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BlockingSocket:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self._tls is not None:
-                # The handshake comes after, so that `interrupt` knows the socket it waits on.
+                # The handshake comes after `_use`, so that `interrupt` can reach the socket that it waits on.
                 host, _ = self._address
                 secured = self._tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
                 self._use(secured)
@@ -41,7 +41,7 @@ class BlockingSocket:
 
     async def write(self, data: bytes, timeout_s: float | None) -> None:
         self._limit(timeout_s)
-        # The server may have hung up after it had answered: `read` has the answer, or fails too.
+        # The server may have hung up after it had answered: `read` returns the answer, or fails too.
         with suppress(ConnectionError):
             self._connected.sendall(data)
 
@@ -57,9 +57,10 @@ class BlockingSocket:
     def interrupt(self) -> None:
         self._interrupted = True
         if self._socket is not None:
-            # Closing a socket does not wake a thread that reads from it; shutting it down does. Not by the method of a
-            # TLS socket, after which the reading thread would take ciphertext for plain text.
-            with suppress(OSError):  # already disconnected: what waits has ended by itself
+            # Closing a socket does not wake a thread that reads from it, but shutting it down does. The method of plain
+            # sockets is used for TLS sockets too: after their own, the reading thread would take ciphertext for plain
+            # text.
+            with suppress(OSError):  # already disconnected: what waited has ended by itself
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     async def close(self) -> None:
@@ -74,7 +75,8 @@ class BlockingSocket:
 
     def _use(self, sock: socket.socket) -> None:
         self._socket = sock
-        if self._interrupted:  # asked after the socket is known: either `interrupt` has seen it, or this sees the flag
+        # Checked once `interrupt` can see the socket: either it has shut the socket down, or its flag is seen here.
+        if self._interrupted:
             sock.close()
             raise ConnectionAbortedError("interrupted")
 

@@ -1,4 +1,4 @@
-"""HTTP connections that wait for the next request."""
+"""HTTP connections that wait for their next request."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from deepseek_triton_client._http.http_connection import HttpConnection
 
 
 class Pool:
-    """Idle connections, the last one used first, so that the others can grow old. Of any number: the server decides
-    how many requests are too many, and says so; a pool that queues would hide it. Threads may share it."""
+    """Idle connections, the last one used first, so that the others can grow old. Threads may share the pool.
+
+    Their number is not limited: the server decides how many requests are too many, and says so; a pool that queues
+    would hide it.
+    """
 
     def __init__(self, keepalive_s: float) -> None:
         self._keepalive_s = keepalive_s
-        self._idle: deque[tuple[float, HttpConnection]] = deque()  # oldest first, with when each was given back
+        # (moment when it was given back, connection), oldest first.
+        self._idle: deque[tuple[float, HttpConnection]] = deque()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -23,7 +27,7 @@ class Pool:
         return len(self._idle)
 
     async def take(self) -> HttpConnection | None:
-        """One to send a request on, if there is one."""
+        """Return an idle connection, or None."""
         while True:
             with self._lock:
                 if not self._idle:
@@ -34,26 +38,26 @@ class Pool:
             await connection.close()
 
     async def give_back(self, connection: HttpConnection) -> None:
-        """Keeps it if it can serve again. Closes those that have waited for too long."""
-        leaving = []
+        """Keep the connection if it can serve another request. Closes connections that have waited too long."""
+        to_close = []
         is_idle = connection.is_idle
         with self._lock:
             if is_idle and not self._closed:
                 self._idle.append((time.monotonic(), connection))
             else:
-                leaving.append(connection)
+                to_close.append(connection)
             while self._idle and not self._is_fresh(self._idle[0][0]):
-                leaving.append(self._idle.popleft()[1])
-        for each in leaving:
+                to_close.append(self._idle.popleft()[1])
+        for each in to_close:
             await each.close()
 
     async def close(self) -> None:
-        """From now on nothing is kept."""
+        """Close all connections; none is kept from now on."""
         with self._lock:
             self._closed = True
-            leaving = [connection for _, connection in self._idle]
+            to_close = [connection for _, connection in self._idle]
             self._idle.clear()
-        for each in leaving:
+        for each in to_close:
             await each.close()
 
     def _is_fresh(self, since: float) -> bool:

@@ -1,4 +1,4 @@
-"""HTTP/1.1, the client's end of one connection, over h11. No I/O: bytes in, bytes out."""
+"""HTTP/1.1 with h11, the client's side of one connection. No I/O: bytes in, bytes out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import h11
 Headers = list[tuple[bytes, bytes]]
 
 Head = tuple[int, Mapping[str, str]]
-"""A response's status and headers, their names in lower case."""
+"""Status and headers of a response; header names are in lower case."""
 
 
 class Http11Protocol:
-    """One request after the other. Raises h11.LocalProtocolError for a request that is not HTTP,
-    h11.RemoteProtocolError for a response that isn't, and ConnectionError for one that breaks off.
+    """One request after the other on one connection.
+
+    Raises h11.LocalProtocolError for a request that is not HTTP, h11.RemoteProtocolError for a response that is not,
+    and ConnectionError for a response that breaks off.
     """
 
     def __init__(self) -> None:
@@ -24,12 +26,12 @@ class Http11Protocol:
 
     @property
     def is_idle(self) -> bool:
-        """The last response was read to its end, nothing came after it, and another request may follow."""
+        """Whether the last response was read to its end, nothing came after it, and another request may follow."""
         http = self._http
         return http.our_state is http.their_state is h11.DONE and not http.trailing_data[0]
 
     def request(self, method: str, target: bytes, headers: Headers, body: bytes) -> bytes:
-        """All of it as it is sent. `headers` have a content-length where there is a body."""
+        """Return the bytes of a request. With a body, `headers` must have a content-length."""
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
             self._is_complete = False
@@ -40,12 +42,12 @@ class Http11Protocol:
         return data + (send(h11.EndOfMessage()) or b"")
 
     def feed(self, data: bytes) -> None:
-        """What came; nothing where the server has closed its end."""
+        """Take in received bytes; no bytes mean that the server has closed its side."""
         self._is_broken_off = not data
         self._http.receive_data(data)
 
     def head(self) -> Head | None:
-        """None as long as it is not there."""
+        """Return the head of the response, or None if it has not arrived."""
         while True:
             event = self._next()
             if event is h11.NEED_DATA:
@@ -54,7 +56,7 @@ class Http11Protocol:
                 return event.status_code, {name.decode(): value.decode("latin-1") for name, value in event.headers}
 
     def body(self) -> bytes | None:
-        """What there is of it; None as long as there is nothing, and nothing at its end."""
+        """Return the part of the body that has arrived: None if there is none yet, b"" at its end."""
         pieces = []
         while not self._is_complete:
             event = self._next()
@@ -71,5 +73,5 @@ class Http11Protocol:
             return self._http.next_event()
         except h11.RemoteProtocolError as exc:
             if self._is_broken_off:
-                raise ConnectionAbortedError("the server closed it before the end") from exc
+                raise ConnectionAbortedError("the server closed it before the end of its response") from exc
             raise

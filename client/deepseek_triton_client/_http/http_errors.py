@@ -1,4 +1,4 @@
-"""What a failed connection, a broken exchange and an error status mean."""
+"""Translate failed connections, broken responses and error statuses into errors of this package."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from deepseek_triton_client._http.sse import SseDecoder
 EVENT_STREAM = "text/event-stream"
 
 _QUOTED = 200
-"""So many characters of what is not Triton's are quoted."""
+"""Number of characters quoted from an answer that is not Triton's."""
 
-# Connecting: nothing of the request was sent.
+# Errors while connecting: nothing of the request was sent.
 
 
 def connect_error(exc: OSError, url: str, timeout_s: float | None) -> DeepseekTritonError:
+    """Return the error for a connection that could not be made within `timeout_s`."""
     if _is_refused_certificate(exc):
         return AccessDenied(f"{url}: the server refused the client's certificate: {exc}")
     if isinstance(exc, ssl.SSLCertVerificationError):
@@ -48,30 +49,32 @@ def connect_error(exc: OSError, url: str, timeout_s: float | None) -> DeepseekTr
 def _is_refused_certificate(exc: BaseException | None) -> bool:
     if not isinstance(exc, ssl.SSLError):
         return False
-    reason = getattr(exc, "reason", None) or ""  # only errors of the TLS library have one
+    reason = getattr(exc, "reason", None) or ""  # only errors of the TLS library have a reason
     return "ALERT" in reason and any(word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED"))
 
 
-# From the first byte sent to the last one received.
+# Errors between the first byte sent and the last one received.
 
 EXCHANGE_ERRORS = (OSError, h11.ProtocolError)
 
 
 def exchange_error(exc: Exception, what: str, timeout_s: float | None) -> DeepseekTritonError:
-    """`what` was tried, such as "POST http://host:port/path"; `timeout_s` limited each step."""
+    """Return the error for a broken request. `what` describes it, such as "POST http://host:port/path"; `timeout_s`
+    limited each of its steps."""
     if isinstance(exc, h11.LocalProtocolError):
-        # Its text may quote a header, and a header may be a secret.
+        # The text of the error may quote a header, and a header may be a secret.
         return InvalidRequest(f"{what}: the headers can't be sent as HTTP")
     if isinstance(exc, h11.ProtocolError):
         return ProtocolError(f"{what}: the answer is not HTTP: {exc}")
     if isinstance(exc, TimeoutError) and exc.errno is None and timeout_s is not None:
         return ServerUnavailable(f"{what}: no answer within {timeout_s:g} s")
-    if _is_refused_certificate(exc) or _is_refused_certificate(exc.__cause__):  # TLS 1.3 tells after the handshake
+    # TLS 1.3 reports this after the handshake.
+    if _is_refused_certificate(exc) or _is_refused_certificate(exc.__cause__):
         return AccessDenied(f"{what}: the server refused the client's certificate: {exc}")
     return ServerUnavailable(f"{what}: the connection was lost: {str(exc) or type(exc).__name__}")
 
 
-# Answers.
+# Error statuses.
 
 _BY_STATUS: dict[int, type[DeepseekTritonError]] = {
     401: AccessDenied,
@@ -90,9 +93,9 @@ _UNPROCESSED = frozenset({429, 503})
 
 
 def status_error(status: int, headers: Mapping[str, str], body: bytes) -> DeepseekTritonError:
-    """For an answer that is not a 200; `body` may be its beginning only."""
+    """Return the error for a status other than 200; `body` may be only the beginning of the body."""
     if 300 <= status < 400:
-        # Only the host: the rest of a Location may hold a secret.
+        # Only the host is shown: the rest of a Location may hold a secret.
         host = _host(headers.get("location", ""))
         return ProtocolError(f"HTTP {status}: a redirect" + (f" to {host}" if host else "") + ", which is not followed")
     text = _error_text(status, headers, body)
@@ -107,9 +110,9 @@ def _host(location: str) -> str | None:
 
 
 def _error_text(status: int, headers: Mapping[str, str], body: bytes) -> str:
-    """Triton's words, or what else came, such as a proxy's page.
+    """Return Triton's message, or the text that came instead, such as a proxy's page.
 
-    When a model's first response is an error, the status is an error's and the body is one server-sent event.
+    If a model's first response is an error, the status is that of an error and the body is one server-sent event.
     """
     is_event = headers.get("content-type", "").startswith(EVENT_STREAM)
     try:
@@ -119,7 +122,7 @@ def _error_text(status: int, headers: Mapping[str, str], body: bytes) -> str:
 
 
 def _by_status(status: int) -> type[DeepseekTritonError]:
-    """For errors whose message holds no code."""
+    """Return the class of errors whose message has no code."""
     if status in _BY_STATUS:
         return _BY_STATUS[status]
     if status >= 500:

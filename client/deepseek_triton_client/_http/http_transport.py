@@ -1,9 +1,10 @@
 """Triton's generate extension over HTTP.
 
-Whole answers are streamed too and put together again: Triton notices a client that has gone while it writes a stream,
+Whole answers are streamed too and put together again: Triton notices a client that has left while it writes a stream,
 but not while /generate waits for its one response.
 
-Over h11 and sockets of our own rather than httpx, whose pool takes longer with every request that is in flight.
+This uses h11 and the client's own sockets instead of httpx, whose pool takes longer with every request that is in
+flight.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ from deepseek_triton_client._http.http_errors import (
 from deepseek_triton_client._http.sse import SseDecoder
 
 _ERROR_BODY_BYTES = 2**16
-"""So much of an error's body is read."""
+"""Largest number of bytes that are read of an error's body."""
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 _PATH_CHARACTERS = "/%:@!$&'()*+,;=~"
-"""What a path has besides letters, digits and what was quoted already."""
+"""Characters of a path besides letters, digits and what was quoted already."""
 
 _OWN_HEADERS = frozenset({"accept", "accept-encoding", "content-length", "content-type", "transfer-encoding"})
 
 Answer = tuple[int, Mapping[str, str], bytes]
-"""Status, headers and body."""
+"""Status, headers and body of a response."""
 
 NewSocket = Callable[[str, int, "ssl.SSLContext | None"], Socket]
 
@@ -78,7 +79,9 @@ class HttpTransport:
     def __init__(self, endpoint: Endpoint, settings: Settings, new_socket: NewSocket) -> None:
         for name in settings.headers:
             if name.lower() in _OWN_HEADERS:
-                raise InvalidRequest(f"headers: {name!r} is set by the client itself")
+                raise InvalidRequest(
+                    f"headers: expected only headers that the client does not set itself, got {name!r}"
+                )
         self._settings = settings
         self._new_socket = new_socket
         self._server = _Target(endpoint)
@@ -89,12 +92,12 @@ class HttpTransport:
         self._health_path = f"{prefix}/v2/health/ready"
         self._generate_target = f"{self._model_path}/generate_stream".encode()
         self._pool = Pool(settings.connection.keepalive_s)
-        self._streams: WeakSet[HttpResponseStream] = WeakSet()  # weak, so that one who is dropped ends
-        self._changing = threading.Lock()
+        self._streams: WeakSet[HttpResponseStream] = WeakSet()  # weak, so that a stream that is dropped ends
+        self._streams_lock = threading.Lock()
 
     def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> HttpResponseStream:
         stream = HttpResponseStream(self, encode_json(request_id, inputs), connect_s)
-        with self._changing:
+        with self._streams_lock:
             self._streams.add(stream)
         return stream
 
@@ -111,8 +114,11 @@ class HttpTransport:
         return _metadata(json_object(body))
 
     async def metrics(self, url: str, timeout_s: float | None) -> str:
-        """On a connection of its own. Another host, and a wire that TLS doesn't protect while it does the server's,
-        gets neither the token nor the user's headers."""
+        """See `Transport`. The metrics are read on a connection of their own.
+
+        The token and the user's headers are not sent to another host, nor without TLS if the server itself is reached
+        with TLS.
+        """
         endpoint, path = _parse(url)
         own = self._server.endpoint
         trusted = endpoint.host == own.host and (endpoint.is_tls or not own.is_tls)
@@ -121,7 +127,7 @@ class HttpTransport:
         request = _get_request(path, [*headers, (b"connection", b"close")])
         exchange = HttpExchange(self._connect_to(target), request, target, timeout_s)
         try:
-            status, found, body = await exchange.whole(self._settings.connection.max_message_bytes)
+            status, found, body = await exchange.fetch(self._settings.connection.max_message_bytes)
         finally:
             await exchange.connection.close()
         if status != 200:
@@ -133,15 +139,15 @@ class HttpTransport:
 
     async def close(self) -> None:
         await self._pool.close()
-        with self._changing:
+        with self._streams_lock:
             streams = list(self._streams)
         for stream in streams:
             stream.interrupt()
 
-    # For the response streams.
+    # Used by HttpResponseStream.
 
     async def begin(self, body: bytes) -> HttpExchange:
-        """A POST to generate_stream, and a connection for it; nothing is sent yet."""
+        """Return a POST to generate_stream with a connection for it; nothing is sent yet."""
         headers = [
             *self.headers(self._server),
             (b"content-type", b"application/json"),
@@ -161,17 +167,17 @@ class HttpTransport:
         await self._pool.give_back(connection)
 
     def headers(self, target: _Target) -> Headers:
-        """The user's, which may stand for two of ours."""
+        """The user's headers, which may replace host and user-agent, the client's own."""
         headers = {b"host": target.host_header, b"user-agent": b"deepseek-triton-client"}
         headers.update((name.encode(), value.encode()) for name, value in self._settings.request_headers())
         return list(headers.items())
 
-    # For what is not streamed.
+    # Requests that are not streamed.
 
     async def _is_ready(self, path: str, timeout_s: float | None) -> bool:
         status, headers, body = await self._get(path, timeout_s)
         error = None if status == 200 else status_error(status, headers, body)
-        if isinstance(error, (AccessDenied, ProtocolError)):  # waiting will not help
+        if isinstance(error, (AccessDenied, ProtocolError)):  # waiting does not help
             raise error
         return error is None
 
@@ -179,14 +185,14 @@ class HttpTransport:
         request = _get_request(path, self.headers(self._server))
         idle = await self._pool.take()
         if idle is not None:
-            with suppress(ServerUnavailable):  # it may have been closed just now: a new connection tells
+            with suppress(ServerUnavailable):  # the server may have closed it a moment ago; a new connection tells
                 return await self._get_on(idle, request, timeout_s)
         return await self._get_on(self._connect_to(self._server), request, timeout_s)
 
     async def _get_on(self, connection: HttpConnection, request: _Request, timeout_s: float | None) -> Answer:
         exchange = HttpExchange(connection, request, self._server, timeout_s)
         try:
-            answer = await exchange.whole(self.max_message_bytes)
+            answer = await exchange.fetch(self.max_message_bytes)
         except BaseException:
             await connection.close()
             raise
@@ -219,7 +225,7 @@ class HttpResponseStream:
             return await self._receive()
         except ServerUnavailable as exc:
             if self._interrupted:
-                raise Cancelled("the request was ended here, or the client was closed") from exc
+                raise Cancelled("the request was cancelled, or the client was closed") from exc
             raise
 
     def __del__(self) -> None:
@@ -250,13 +256,14 @@ class HttpResponseStream:
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
-        # Not before: until here an interrupt is for this request. A connection with a response not read to its end is
-        # closed by that, which is how the server sees that its client has left.
+        # The connection goes back only here: until now an interrupt is meant for this request. A connection whose
+        # response was not read to its end is closed by that, which is how the server sees that its client has left.
         await self._transport.give_back(exchange.connection)
 
     async def _begin(self) -> HttpExchange:
         self._exchange = exchange = await self._transport.begin(self._body)
-        if self._interrupted:  # asked after the connection is known: either `interrupt` has seen it, or this does
+        # Checked once `interrupt` can see the connection: either it was interrupted, or the flag is seen here.
+        if self._interrupted:
             exchange.connection.interrupt()
         status, headers = await exchange.send(self._connect_s)
         if status != 200:
@@ -268,7 +275,8 @@ class HttpResponseStream:
 
 
 class HttpExchange:
-    """One request and its response on one connection: the border at which foreign errors become ours."""
+    """One request and its response on one connection. Errors of h11 and of sockets become this package's errors
+    here."""
 
     def __init__(self, connection: HttpConnection, request: _Request, target: _Target, timeout_s: float | None) -> None:
         self.connection = connection
@@ -278,13 +286,13 @@ class HttpExchange:
 
     @property
     def what(self) -> str:
-        """For messages. Without the query, which may hold a secret."""
+        """Description for error messages. Without the query, which may hold a secret."""
         path = self._request.target.decode().partition("?")[0]
         own = self._endpoint
         return f"{self._request.method} {own.scheme}://{own.address}{path}"
 
     async def send(self, connect_s: float | None) -> Head:
-        """Connects where that is still to do. Returns the response's status and headers."""
+        """Connect if need be, and send the request. Returns the status and headers of the response."""
         if not self.connection.is_connected:
             try:
                 await self.connection.connect(connect_s)
@@ -296,29 +304,32 @@ class HttpExchange:
             raise exchange_error(exc, self.what, self._timeout_s) from exc
 
     async def read(self) -> bytes:
-        """Nothing at the end of the body."""
+        """Return a part of the body, b"" at its end."""
         try:
             return await self.connection.read(self._timeout_s)
         except EXCHANGE_ERRORS as exc:
             raise exchange_error(exc, self.what, self._timeout_s) from exc
 
     async def read_error(self) -> bytes:
-        """The beginning of an error's body, and what there is of it where it breaks off."""
+        """Return the beginning of an error's body, and only what came of it if the connection breaks off."""
         body = bytearray()
-        with suppress(ServerUnavailable, ProtocolError):  # the status has said that something is wrong
+        with suppress(ServerUnavailable, ProtocolError):  # the status already tells that something is wrong
             while len(body) < _ERROR_BODY_BYTES and (data := await self.read()):
                 body += data
         return bytes(body[:_ERROR_BODY_BYTES])
 
-    async def whole(self, limit: int | None) -> Answer:
-        """Sends, and reads the body to its end, or its beginning where it is an error's. For what only asks."""
+    async def fetch(self, limit: int | None) -> Answer:
+        """Send the request and read the fetch body, or the beginning of an error's body.
+
+        For requests that generate nothing, so that it is safe to send them again.
+        """
         try:
-            return await self._whole(limit)
+            return await self._fetch(limit)
         except DeepseekTritonError as exc:
             _repeatable(exc)
             raise
 
-    async def _whole(self, limit: int | None) -> Answer:
+    async def _fetch(self, limit: int | None) -> Answer:
         status, headers = await self.send(self._timeout_s)
         if status != 200:
             return status, headers, await self.read_error()
@@ -326,12 +337,14 @@ class HttpExchange:
         while data := await self.read():
             body += data
             if limit is not None and len(body) > limit:
-                raise ProtocolError(f"{self.what}: the response is larger than connection.max_message_bytes, {limit}")
+                raise ProtocolError(
+                    f"{self.what}: expected at most connection.max_message_bytes, {limit}, got a larger response"
+                )
         return status, headers, bytes(body)
 
 
 class _Target:
-    """A server as it is connected to, and named in a request."""
+    """The address of a server, as it is connected to and as it is named in requests."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -339,7 +352,7 @@ class _Target:
         try:
             host = endpoint.host.encode("idna")
         except UnicodeError as exc:
-            raise InvalidRequest(f"url: {endpoint.host!r} is not the name of a host: {exc}") from exc
+            raise InvalidRequest(f"url: expected the name of a host, got {endpoint.host!r}: {exc}") from exc
         self.host = host.decode()
         self.host_header = b"[%s]" % host if b":" in host else host
         if endpoint.port != _DEFAULT_PORTS[endpoint.scheme]:
@@ -358,7 +371,7 @@ def _get_request(path: str, headers: Headers) -> _Request:
 
 
 def _parse(url: str) -> tuple[Endpoint, str]:
-    """A web address, with the web's default ports."""
+    """Parse a web address, with the web's default ports."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -373,7 +386,8 @@ def _parse(url: str) -> tuple[Endpoint, str]:
 
 
 def _repeatable(error: DeepseekTritonError) -> DeepseekTritonError:
-    """What only asks generates nothing, so it can always be sent again; and is worth it where the server was away."""
+    """Mark the error of a request that generates nothing: sending it again is always safe, and worth trying if the
+    server was away."""
     error.unprocessed = isinstance(error, (ServerUnavailable, Overloaded))
     return error
 

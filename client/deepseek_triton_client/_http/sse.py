@@ -1,10 +1,10 @@
-"""Server-sent events: bytes in, the data of whole events out. No I/O.
+"""Server-sent events: bytes in, the data of complete events out. No I/O.
 
-Follows https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream, less the fields `event`,
-`id` and `retry`: Triton's generate_stream sends none of them, and a POST can't be resumed by event id.
+Follows https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream except for the fields
+`event`, `id` and `retry`: Triton's generate_stream sends none of them, and a POST can't be resumed by event id.
 
-Works on bytes throughout. A line ends in CR, LF or CRLF, and neither byte occurs inside a UTF-8 character, so a chunk
-border inside a character needs no care.
+Everything here works on bytes. A line ends in CR, LF or CRLF, and neither byte occurs inside a UTF-8 character, so a
+chunk may end inside a character.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class SseDecoder:
-    """One per response: keeps the line and the event that are not complete yet.
+    """Decodes one response. Keeps the line and the event that are not complete yet.
 
-    `max_bytes` is the most that one event may hold; None is any.
+    `max_bytes` is the largest size of one event; None is no limit.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._max_bytes = math.inf if max_bytes is None else max_bytes
         self._partial_line: list[bytes] = []
-        self._num_partial = 0  # bytes of it
+        self._num_partial = 0  # number of bytes in `_partial_line`
         self._data: list[bytes] = []
-        self._num_bytes = 0  # of the lines in `_data`
+        self._num_bytes = 0  # number of bytes of the lines in `_data`
         self._after_cr = False
         self._at_start = True
 
     @property
     def pending(self) -> bool:
-        """An event, or a line, has begun and not ended: at the end of a body something is missing."""
+        """Whether an event, or a line, has begun and not ended; at the end of a body this means that something is
+        missing."""
         return bool(self._partial_line or self._data)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of each event that `chunk` completes; lines of one event are joined by LF.
+        """Return the data of each event that `chunk` completes; the lines of an event are joined by LF.
 
         Raises ProtocolError for an event that is too large.
         """
@@ -57,20 +58,21 @@ class SseDecoder:
         return events
 
     def _whole_events(self, chunk: bytes) -> list[bytes] | None:
-        """For a chunk of nothing but whole events as Triton writes them, which is nearly every one."""
+        """Return the data of a chunk that holds only whole events as Triton writes them, which nearly every chunk does;
+        otherwise None."""
         if not (chunk.startswith(b"data: ") and chunk.endswith(b"\n\n")) or b"\r" in chunk:
             return None
         if self.pending or len(chunk) > self._max_bytes:
             return None
         events = chunk[6:-2].split(b"\n\ndata: ")
-        if chunk.count(b"\n") != 2 * len(events):  # some of them have other lines too
+        if chunk.count(b"\n") != 2 * len(events):  # some events have other lines too
             return None
         self._at_start = self._after_cr = False
         return events
 
     def _lines(self, chunk: bytes) -> list[bytes]:
-        # A CR at the end of a chunk ends its line at once, rather than when the next chunk shows whether it was a CRLF:
-        # that may be a whole token later. The LF, if it comes, is dropped.
+        # A CR at the end of a chunk ends its line at once. Only the next chunk shows whether it was a CRLF, and that
+        # may be a whole token later. The LF, if it comes, is dropped.
         if self._after_cr:
             chunk = chunk.removeprefix(b"\n")
         self._after_cr = chunk.endswith(b"\r")
@@ -82,7 +84,7 @@ class SseDecoder:
             self._partial_line = []
             self._num_partial = 0
         if rest:
-            self._partial_line.append(rest)  # joined once its end is there: a long line comes in many pieces
+            self._partial_line.append(rest)  # joined when its end arrives, because a long line comes in many pieces
             self._num_partial += len(rest)
         return [self._without_mark(line.rstrip(b"\r\n")) for line in lines]
 
@@ -101,4 +103,6 @@ class SseDecoder:
 
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
-            raise ProtocolError(f"an event is larger than connection.max_message_bytes, {self._max_bytes}")
+            raise ProtocolError(
+                f"expected events of at most connection.max_message_bytes, {self._max_bytes}, got a larger one"
+            )

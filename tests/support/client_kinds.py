@@ -1,6 +1,6 @@
-"""The client's four corners, blocking and asynchronous, over HTTP and gRPC, behind one surface that blocks.
+"""All four kinds of client, blocking and asyncio, over HTTP and gRPC, with one interface that blocks.
 
-Nothing is decided here: what is tested through it is the client.
+The helpers decide nothing themselves, so that tests through them test the client.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from support.servers import url
 
 T = TypeVar("T")
 
-FACES = ("sync", "async")
+STYLES = ("sync", "async")
 SCHEMES = ("http", "grpc")
 
 _PATIENCE_S = 120
-"""More than anything here takes, so that what hangs fails."""
+"""Seconds, more than anything here takes, after which a test that hangs fails."""
 
 
 class Loop:
@@ -32,7 +32,7 @@ class Loop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="corners")
+        self._thread = threading.Thread(target=self._loop.run_forever, name="async-clients")
 
     def __enter__(self) -> Loop:
         self._thread.start()
@@ -45,7 +45,7 @@ class Loop:
         self._loop.close()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """To cancel the future is to cancel the task."""
+        """Start the coroutine as a task. Cancelling the future cancels the task."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -53,36 +53,38 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Corner:
-    """One way to use the package."""
+class ClientKind:
+    """One kind of client: a protocol, and blocking or asyncio."""
 
     scheme: str
-    face: str
+    style: str
+    """Either "sync" or "async"."""
     loop: Loop
 
     def __str__(self) -> str:
-        return f"{self.scheme} {self.face}"
+        return f"{self.scheme} {self.style}"
 
     def url(self, server: ServerProcess) -> str:
         return url(server, self.scheme)
 
     def client(self, server: ServerProcess | str | Iterable[str], **settings: Any) -> Any:
-        """A `Client`, or what looks like one; use it in a `with`. `server` may be URLs too."""
+        """A `Client`, or an AsyncClient whose methods block; use it in a `with` block. `server` may be one URL or
+        several."""
         urls = self.url(server) if isinstance(server, ServerProcess) else server
         urls = urls if isinstance(urls, str) else tuple(urls)
-        if self.face == "sync":
+        if self.style == "sync":
             return Client(urls, **settings)
-        return Driven(AsyncClient(urls, **settings), self.loop)
+        return BlockingView(AsyncClient(urls, **settings), self.loop)
 
 
-class Driven:
+class BlockingView:
     """An AsyncClient whose methods block."""
 
     def __init__(self, client: AsyncClient, loop: Loop) -> None:
         self.client = client
         self._loop = loop
 
-    def __enter__(self) -> Driven:
+    def __enter__(self) -> BlockingView:
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -97,11 +99,11 @@ class Driven:
             return attribute
         return lambda *args, **kwargs: self._loop.run(attribute(*args, **kwargs))
 
-    def stream(self, *args: Any, **kwargs: Any) -> DrivenStream:
-        return DrivenStream(self.client.stream(*args, **kwargs), self._loop)
+    def stream(self, *args: Any, **kwargs: Any) -> BlockingStreamView:
+        return BlockingStreamView(self.client.stream(*args, **kwargs), self._loop)
 
-    def stream_chat(self, *args: Any, **kwargs: Any) -> DrivenStream:
-        return DrivenStream(self.client.stream_chat(*args, **kwargs), self._loop)
+    def stream_chat(self, *args: Any, **kwargs: Any) -> BlockingStreamView:
+        return BlockingStreamView(self.client.stream_chat(*args, **kwargs), self._loop)
 
     def generate_many(self, *args: Any, **kwargs: Any) -> Iterator[Completion]:
         answers = self.client.generate_many(*args, **kwargs)
@@ -115,7 +117,7 @@ class Driven:
             self._loop.run(answers.aclose())
 
 
-class DrivenStream:
+class BlockingStreamView:
     """An AsyncStream whose methods block."""
 
     def __init__(self, stream: AsyncStream, loop: Loop) -> None:
@@ -128,14 +130,14 @@ class DrivenStream:
             return attribute
         return lambda: self._loop.run(attribute())
 
-    def __enter__(self) -> DrivenStream:
+    def __enter__(self) -> BlockingStreamView:
         self._loop.run(self._stream.__aenter__())
         return self
 
     def __exit__(self, *exc: Any) -> None:
         self._loop.run(self._stream.__aexit__(*exc))
 
-    def __iter__(self) -> DrivenStream:
+    def __iter__(self) -> BlockingStreamView:
         return self
 
     def __next__(self) -> Any:
@@ -153,11 +155,11 @@ async def _next(iterator: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def corners_loop() -> Iterator[Loop]:
+def client_loop() -> Iterator[Loop]:
     with Loop() as loop:
         yield loop
 
 
-@pytest.fixture(params=[(scheme, face) for scheme in SCHEMES for face in FACES], ids=" ".join)
-def corner(request: pytest.FixtureRequest, corners_loop: Loop) -> Corner:
-    return Corner(*request.param, corners_loop)
+@pytest.fixture(params=[(scheme, face) for scheme in SCHEMES for face in STYLES], ids=" ".join)
+def client_kind(request: pytest.FixtureRequest, client_loop: Loop) -> ClientKind:
+    return ClientKind(*request.param, client_loop)

@@ -1,6 +1,7 @@
-"""What a healthy server never does, in all four corners: the error is one of the package's own, and says whose it is.
+"""Trouble that a healthy server never makes: every kind of client raises an error of the package that names its
+request.
 
-How each kind of trouble looks on the wire is the transports' tests' business; here it is what a caller sees of it.
+The tests of the transports show how each kind of trouble looks on the wire; these show what a caller sees of it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from deepseek_triton_client import (
     ServerUnavailable,
     Timeouts,
 )
+from support.client_kinds import ClientKind
 from support.contract_metadata import METADATA
-from support.corners import Corner
 from support.grpc_server import GrpcServer, Proxy, RawServer
 from support.http_server import HttpServer
 
@@ -151,7 +152,7 @@ class OverGrpc:
 
     @staticmethod
     def _silence(*responses: Any) -> Any:
-        """The server's own `gone` may be that of a request before this one."""
+        """The server's own `gone` may belong to a request before this one."""
 
         def answer(request: Any, context: Any) -> Iterator[Any]:
             yield from responses
@@ -162,14 +163,15 @@ class OverGrpc:
 
 
 @pytest.fixture
-def scripted(corner: Corner) -> Iterator[Any]:
-    server = OverHttp() if corner.scheme == "http" else OverGrpc()
+def scripted(client_kind: ClientKind) -> Iterator[Any]:
+    server = OverHttp() if client_kind.scheme == "http" else OverGrpc()
     yield server
     server.close()
 
 
 def check_own(error: BaseException, url: str) -> None:
-    """One of the tree, of this request and server, in words of ours or the server's."""
+    """Check that the error is one of the package, names this request and server, and has its own or the server's
+    words."""
     assert isinstance(error, DeepseekTritonError)
     assert type(error).__name__ in package.__all__
     assert (error.request_id, error.url) == ("job-1", url)
@@ -182,10 +184,10 @@ def check_own(error: BaseException, url: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_an_answer_whose_bytes_come_one_by_one(corner: Corner, scripted: Any, verb: str) -> None:
+def test_an_answer_whose_bytes_come_one_by_one(client_kind: ClientKind, scripted: Any, verb: str) -> None:
     scripted.answers(scripted.split())
 
-    with corner.client(scripted.url) as client:
+    with client_kind.client(scripted.url) as client:
         completion = call(client, verb, request_id="job-1")
 
     assert (completion.text, completion.finish_reason) == ("你🙂好", "stop")
@@ -214,12 +216,12 @@ TROUBLES: dict[str, tuple[Make, type[DeepseekTritonError], bool]] = {
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("name", TROUBLES)
 def test_trouble_is_one_of_our_errors_and_the_next_request_goes_well(
-    corner: Corner, scripted: Any, name: str, verb: str
+    client_kind: ClientKind, scripted: Any, name: str, verb: str
 ) -> None:
     make, kind, again = TROUBLES[name]
     scripted.answers(make(scripted))
 
-    with corner.client(scripted.url, token=SECRET, retries=Retries(attempts=1)) as client:
+    with client_kind.client(scripted.url, token=SECRET, retries=Retries(attempts=1)) as client:
         with pytest.raises(kind) as caught:
             call(client, verb, request_id="job-1")
         if issubclass(kind, ServerUnavailable):
@@ -234,7 +236,9 @@ def test_trouble_is_one_of_our_errors_and_the_next_request_goes_well(
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("name", TROUBLES)
-def test_only_what_surely_generated_nothing_is_sent_again(corner: Corner, scripted: Any, name: str, verb: str) -> None:
+def test_only_what_surely_generated_nothing_is_sent_again(
+    client_kind: ClientKind, scripted: Any, name: str, verb: str
+) -> None:
     make, kind, again = TROUBLES[name]
     scripted.answers(make(scripted))
     if issubclass(kind, ServerUnavailable) and again:
@@ -242,7 +246,7 @@ def test_only_what_surely_generated_nothing_is_sent_again(corner: Corner, script
     if again:
         scripted.answers(scripted.good())
 
-    with corner.client(scripted.url, retries=Retries(attempts=2, initial_s=0.001)) as client:
+    with client_kind.client(scripted.url, retries=Retries(attempts=2, initial_s=0.001)) as client:
         if again:
             assert call(client, verb).text == "你🙂好"
         else:
@@ -253,10 +257,10 @@ def test_only_what_surely_generated_nothing_is_sent_again(corner: Corner, script
 
 
 @pytest.mark.parametrize("verb", ["stream", "stream_chat"])
-def test_what_came_before_the_trouble_is_kept(corner: Corner, scripted: Any, verb: str) -> None:
+def test_what_came_before_the_trouble_is_kept(client_kind: ClientKind, scripted: Any, verb: str) -> None:
     scripted.answers(scripted.says_later("[E_INTERNAL] a bug"))
 
-    with corner.client(scripted.url) as client, getattr(client, verb)("hi", request_id="job-1") as stream:
+    with client_kind.client(scripted.url) as client, getattr(client, verb)("hi", request_id="job-1") as stream:
         assert next(stream).text == "你🙂"
         with pytest.raises(ServerError):
             next(stream)
@@ -267,10 +271,10 @@ def test_what_came_before_the_trouble_is_kept(corner: Corner, scripted: Any, ver
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("later", [False, True], ids=["at first", "later"])
-def test_a_server_that_says_nothing(corner: Corner, scripted: Any, verb: str, later: bool) -> None:
+def test_a_server_that_says_nothing(client_kind: ClientKind, scripted: Any, verb: str, later: bool) -> None:
     scripted.answers(scripted.silent_later() if later else scripted.silent())
 
-    with corner.client(scripted.url) as client, pytest.raises(DeadlineExceeded) as caught:
+    with client_kind.client(scripted.url) as client, pytest.raises(DeadlineExceeded) as caught:
         call(client, verb, request_id="job-1", timeouts=Timeouts(total=0.1))
 
     check_own(caught.value, scripted.url)
@@ -279,11 +283,11 @@ def test_a_server_that_says_nothing(corner: Corner, scripted: Any, verb: str, la
 
 @pytest.mark.parametrize("verb", ["stream", "stream_chat"])
 @pytest.mark.parametrize(("limit", "later"), [("first_token", False), ("between_tokens", True)])
-def test_the_limits_of_a_stream(corner: Corner, scripted: Any, verb: str, limit: str, later: bool) -> None:
+def test_the_limits_of_a_stream(client_kind: ClientKind, scripted: Any, verb: str, limit: str, later: bool) -> None:
     scripted.answers(scripted.silent_later() if later else scripted.silent())
 
     limits = Timeouts(**{limit: 0.1})
-    with corner.client(scripted.url, timeouts=limits) as client, pytest.raises(DeadlineExceeded) as caught:
+    with client_kind.client(scripted.url, timeouts=limits) as client, pytest.raises(DeadlineExceeded) as caught:
         call(client, verb, request_id="job-1")
 
     check_own(caught.value, scripted.url)
@@ -291,11 +295,11 @@ def test_the_limits_of_a_stream(corner: Corner, scripted: Any, verb: str, limit:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_nobody_listens(corner: Corner, verb: str) -> None:
+def test_nobody_listens(client_kind: ClientKind, verb: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        url = f"{corner.scheme}://127.0.0.1:{probe.getsockname()[1]}"
-    with corner.client(url, retries=Retries(attempts=2, initial_s=0.001)) as client:
+        url = f"{client_kind.scheme}://127.0.0.1:{probe.getsockname()[1]}"
+    with client_kind.client(url, retries=Retries(attempts=2, initial_s=0.001)) as client:
         with pytest.raises(ServerUnavailable) as caught:
             call(client, verb, request_id="job-1")
         for ask in (client.metadata, lambda: client.cancel("job-1")):
@@ -308,25 +312,25 @@ def test_nobody_listens(corner: Corner, verb: str) -> None:
     assert caught.value.unprocessed is True
 
 
-def test_the_token_goes_along_and_shows_nowhere(corner: Corner, scripted: Any, caplog: Any) -> None:
+def test_the_token_goes_along_and_shows_nowhere(client_kind: ClientKind, scripted: Any, caplog: Any) -> None:
     scripted.answers(scripted.good())
-    with caplog.at_level(0), corner.client(scripted.url, token=SECRET) as client:
+    with caplog.at_level(0), client_kind.client(scripted.url, token=SECRET) as client:
         call(client, "generate")
         assert SECRET not in repr(client)
 
-    sent = scripted.server.headers if corner.scheme == "http" else scripted.server.metadata
+    sent = scripted.server.headers if client_kind.scheme == "http" else scripted.server.metadata
     assert {headers.get("authorization") for headers in sent} == {f"Bearer {SECRET}"}
     assert SECRET not in caplog.text
 
 
-def test_failover_between_servers_that_misbehave(corner: Corner, scripted: Any) -> None:
-    """Nobody, one that is full, and one that is well; what is well answers, and nothing is generated twice."""
+def test_failover_between_servers_that_misbehave(client_kind: ClientKind, scripted: Any) -> None:
+    """A list with a dead server, a full one and a good one: the good one answers, and nothing is generated twice."""
     other = type(scripted)()
     try:
         scripted.answers(scripted.says(OVERLOADED))
         other.answers(other.good())
-        urls = [f"{corner.scheme}://127.0.0.1:1", scripted.url, other.url]
-        with corner.client(urls, retries=Retries(attempts=1)) as client:
+        urls = [f"{client_kind.scheme}://127.0.0.1:1", scripted.url, other.url]
+        with client_kind.client(urls, retries=Retries(attempts=1)) as client:
             completion = client.generate("hi")
         assert (completion.text, completion.url) == ("你🙂好", other.url)
         assert (scripted.num_asked, other.num_asked) == (1, 1)
@@ -334,11 +338,11 @@ def test_failover_between_servers_that_misbehave(corner: Corner, scripted: Any) 
         other.close()
 
 
-def test_trouble_leaves_nothing_behind(corner: Corner, scripted: Any) -> None:
-    """Neither threads nor, over HTTP, descriptors; gRPC keeps some of its own for all channels."""
+def test_trouble_leaves_nothing_behind(client_kind: ClientKind, scripted: Any) -> None:
+    """No thread is left, and over HTTP no descriptor; gRPC keeps some descriptors for all channels."""
     threads, descriptors = _threads(), _descriptors()
     for _ in range(3):
-        with corner.client(scripted.url, retries=Retries(attempts=1)) as client:
+        with client_kind.client(scripted.url, retries=Retries(attempts=1)) as client:
             for name in ("failed", "full later", "no end", "no answer"):
                 make, kind, _again = TROUBLES[name]
                 scripted.answers(make(scripted))
@@ -351,7 +355,7 @@ def test_trouble_leaves_nothing_behind(corner: Corner, scripted: Any) -> None:
         scripted.forgotten()
 
     assert _threads() - threads == set()
-    if corner.scheme == "http":
+    if client_kind.scheme == "http":
         scripted.close()
         assert _descriptors() <= descriptors
 
@@ -367,8 +371,8 @@ def _descriptors() -> int:
 
 # --- Troubles of one protocol alone ---
 
-over_http = pytest.mark.parametrize("corner", [("http", "sync"), ("http", "async")], ids=" ".join, indirect=True)
-over_grpc = pytest.mark.parametrize("corner", [("grpc", "sync"), ("grpc", "async")], ids=" ".join, indirect=True)
+over_http = pytest.mark.parametrize("client_kind", [("http", "sync"), ("http", "async")], ids=" ".join, indirect=True)
+over_grpc = pytest.mark.parametrize("client_kind", [("grpc", "sync"), ("grpc", "async")], ids=" ".join, indirect=True)
 
 
 def status(code: int) -> Make:
@@ -381,8 +385,8 @@ def half_an_event(server: Any) -> Any:
 
 def reset_later(server: Any) -> Any:
     def answer(handler: Any) -> None:
-        server.start(handler)
-        server.send(handler, b'data: {"text_output": "Hel"}\n\n')
+        handler.start_chunked()
+        handler.send_chunk(b'data: {"text_output": "Hel"}\n\n')
         handler.wfile.flush()
         server.reset(handler)
 
@@ -417,11 +421,11 @@ HTTP_TROUBLES: dict[str, tuple[Make, type[DeepseekTritonError], bool]] = {
 @over_http
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("name", HTTP_TROUBLES)
-def test_trouble_over_http(corner: Corner, scripted: Any, name: str, verb: str) -> None:
+def test_trouble_over_http(client_kind: ClientKind, scripted: Any, name: str, verb: str) -> None:
     make, kind, again = HTTP_TROUBLES[name]
     scripted.answers(make(scripted.server))
 
-    with corner.client(scripted.url, token=SECRET, retries=Retries(attempts=1)) as client:
+    with client_kind.client(scripted.url, token=SECRET, retries=Retries(attempts=1)) as client:
         with pytest.raises(kind) as caught:
             call(client, verb, request_id="job-1")
         if isinstance(caught.value, ServerUnavailable):
@@ -449,12 +453,12 @@ STATUSES = {
 @over_grpc
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("name", [code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
-def test_every_status_of_grpc(corner: Corner, scripted: Any, name: str, verb: str) -> None:
+def test_every_status_of_grpc(client_kind: ClientKind, scripted: Any, name: str, verb: str) -> None:
     def abort(request: Any, context: Any) -> Any:
         context.abort(grpc.StatusCode[name], "said by something in between")
 
     scripted.answers(abort)
-    with corner.client(scripted.url, token=SECRET, retries=Retries(attempts=1)) as client:
+    with client_kind.client(scripted.url, token=SECRET, retries=Retries(attempts=1)) as client:
         with pytest.raises(STATUSES.get(name, DeepseekTritonError)) as caught:
             call(client, verb, request_id="job-1")
         scripted.answers(scripted.good())
@@ -467,7 +471,7 @@ def test_every_status_of_grpc(corner: Corner, scripted: Any, name: str, verb: st
 
 @over_grpc
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_connection_that_is_cut_in_the_middle(corner: Corner, scripted: Any, verb: str) -> None:
+def test_a_connection_that_is_cut_in_the_middle(client_kind: ClientKind, scripted: Any, verb: str) -> None:
     with Proxy(scripted.server.port) as proxy:
 
         def answer(request: Any, context: Any) -> Iterator[Any]:
@@ -477,7 +481,7 @@ def test_a_connection_that_is_cut_in_the_middle(corner: Corner, scripted: Any, v
 
         scripted.answers(answer)
         url = f"grpc://127.0.0.1:{proxy.port}"
-        with corner.client(url) as client, pytest.raises(ServerUnavailable) as caught:
+        with client_kind.client(url) as client, pytest.raises(ServerUnavailable) as caught:
             call(client, verb, request_id="job-1")
 
     check_own(caught.value, url)
@@ -487,7 +491,7 @@ def test_a_connection_that_is_cut_in_the_middle(corner: Corner, scripted: Any, v
 @over_grpc
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n", b"\0" * 64])
-def test_what_is_no_grpc(corner: Corner, verb: str, greeting: bytes) -> None:
+def test_what_is_no_grpc(client_kind: ClientKind, verb: str, greeting: bytes) -> None:
     def behave(connection: socket.socket) -> None:
         connection.sendall(greeting)
         connection.recv(65536)
@@ -497,7 +501,7 @@ def test_what_is_no_grpc(corner: Corner, verb: str, greeting: bytes) -> None:
         url = f"grpc://127.0.0.1:{server.port}"
         limits = Timeouts(connect=0.5)
         with (
-            corner.client(url, retries=Retries(attempts=1), timeouts=limits) as client,
+            client_kind.client(url, retries=Retries(attempts=1), timeouts=limits) as client,
             pytest.raises(DeepseekTritonError) as caught,
         ):
             call(client, verb, request_id="job-1")
@@ -510,9 +514,9 @@ def test_what_is_no_grpc(corner: Corner, verb: str, greeting: bytes) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("inputs", [[], [{"name": "image", "datatype": "FP32", "shape": [3, 8, 8]}]], ids=len)
-def test_a_model_that_takes_no_text(corner: Corner, scripted: Any, verb: str, inputs: list[Any]) -> None:
+def test_a_model_that_takes_no_text(client_kind: ClientKind, scripted: Any, verb: str, inputs: list[Any]) -> None:
     document = {"name": "tensorrt_llm", "versions": ["1"], "platform": "x", "inputs": inputs, "outputs": []}
-    if corner.scheme == "http":
+    if client_kind.scheme == "http":
         scripted.forgotten = None
         scripted.server.script(scripted.server.body(200, json.dumps(document).encode()))
     else:
@@ -520,7 +524,7 @@ def test_a_model_that_takes_no_text(corner: Corner, scripted: Any, verb: str, in
         del model.inputs[:]
         for each in inputs:
             model.inputs.add(**each)
-    with corner.client(scripted.url) as client, pytest.raises(ProtocolError) as caught:
+    with client_kind.client(scripted.url) as client, pytest.raises(ProtocolError) as caught:
         call(client, verb, request_id="job-1")
 
     check_own(caught.value, scripted.url)

@@ -1,0 +1,311 @@
+"""The fake server that users test their programs with, asked by both clients over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from deepseek_triton_client import (
+    AccessDenied,
+    AsyncClient,
+    Cancelled,
+    Client,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    ModelNotReady,
+    Overloaded,
+    ProtocolError,
+    Retries,
+    ServerError,
+    ServerUnavailable,
+    Timeouts,
+)
+from deepseek_triton_client.testing import FakeServer, Pause
+from support.client_kinds import STYLES, ClientKind
+from support.contract_metadata import METADATA
+from support.waiting import wait_for
+
+ONCE = Retries(attempts=1)
+
+
+@pytest.fixture
+def server():
+    with FakeServer() as server:
+        yield server
+
+
+@pytest.fixture(params=STYLES)
+def client_kind(request, client_loop):
+    return ClientKind("http", request.param, client_loop)
+
+
+@pytest.fixture
+def client(client_kind, server):
+    with client_kind.client(server.url, retries=ONCE) as client:
+        yield client
+
+
+def test_without_an_answer_it_repeats_the_prompt_or_the_last_message(client):
+    completion = client.generate("Why is the sky blue?")
+    assert (completion.text, completion.finish_reason) == ("Why is the sky blue?", "stop")
+    assert (completion.num_input_tokens, completion.num_output_tokens) == (5, 1)
+    assert client.chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]).text == "Hi."
+    assert client.generate([7]).text == "(7,)"
+
+
+def test_each_text_is_a_chunk(server, client):
+    server.script(["A short", Pause(0.01), " story."])
+    with client.stream("Tell me a story.") as stream:
+        assert [chunk.text for chunk in stream] == ["A short", " story.", ""]
+    assert stream.completion().num_output_tokens == 2
+
+
+def test_a_mapping_is_a_response_in_full(server, client):
+    server.answer = [
+        {"text_output": "", "reasoning_output": "6 x 7 is"},
+        {"text_output": "42", "finish_reason": "length", "num_output_tokens": 9},
+    ]
+    for completion in (client.generate("What is 6 x 7?"), client.chat("What is 6 x 7?")):
+        assert (completion.reasoning, completion.text) == ("6 x 7 is", "42")
+        assert (completion.finish_reason, completion.num_output_tokens) == ("length", 9)
+
+
+def test_a_function_makes_the_answer_of_each_request(server, client):
+    server.answer = lambda request: [f"{request.prompt} at most {request.params.max_tokens}"]
+    assert client.generate("five", max_tokens=5).text == "five at most 5"
+
+
+def test_scripted_answers_come_first_and_retries_use_them_up(server, client_kind):
+    server.answer = "always"
+    server.script(Overloaded("full"), "once")
+    with client_kind.client(server.url, retries=Retries(initial_s=0.01)) as client:
+        assert [client.generate("a").text for _ in range(3)] == ["once", "always", "always"]
+    assert len(server.requests) == 4
+
+
+def test_requests_are_recorded(server, client_kind):
+    with client_kind.client(server.url, token="secret") as client:
+        client.generate("a", temperature=0.5, stop="end", stop_token_ids=[7], request_id="r-1")
+        client.generate([1, 2])
+        client.chat("hello", seed=3)
+    text, ids, chat = server.requests
+    assert (text.request_id, text.prompt, text.messages) == ("r-1", "a", [])
+    assert (text.params.temperature, text.params.stop, text.params.stop_token_ids) == (0.5, ("end",), (7,))
+    assert text.headers["authorization"] == "Bearer secret"
+    assert "secret" not in repr(server.requests)
+    assert (ids.prompt, ids.path) == ((1, 2), "/v2/models/tensorrt_llm/generate_stream")
+    assert (chat.prompt, chat.messages, chat.params.seed) == (None, [{"role": "user", "content": "hello"}], 3)
+
+
+def test_all_answers_of_a_request_for_several_are_the_same(server, client):
+    server.answer = ["a", "b"]
+    completion = client.generate("x", n=2)
+    assert [(answer.text, answer.finish_reason) for answer in completion.answers] == [("ab", "stop")] * 2
+
+
+@pytest.mark.parametrize("after", [[], ["half"]], ids=["at once", "in the middle"])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Overloaded("max_inflight is 8"), "E_OVERLOADED"),
+        (InvalidRequest("no"), "E_INVALID_ARGUMENT"),
+        (InvalidRequest("2,000 tokens", code="E_PROMPT_TOO_LONG"), "E_PROMPT_TOO_LONG"),
+        (ServerUnavailable("stopping"), "E_UNAVAILABLE"),
+        (Cancelled("by somebody"), "E_CANCELLED"),
+        (ServerError("the engine died"), "E_INTERNAL"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_errors_of_the_backend_are_raised_as_they_are_scripted(server, client, error, code, after):
+    server.script([*after, error])
+    with pytest.raises(type(error)) as caught:
+        client.generate("x")
+    assert (caught.value.message, caught.value.code) == (error.message, code)
+    assert caught.value.unprocessed == (code in ("E_OVERLOADED", "E_UNAVAILABLE") and not after)
+
+
+@pytest.mark.parametrize("error", [AccessDenied("who?"), ModelNotFound("no such model"), ModelNotReady("x")])
+def test_errors_of_triton_are_raised_as_they_are_scripted(server, client, error):
+    server.script(error)
+    with pytest.raises(type(error), match=error.message):
+        client.generate("x")
+
+
+def test_a_function_may_raise_its_error_and_a_broken_one_is_the_servers_fault(server, client):
+    def raising(request):
+        yield "half"
+        raise {"full": Overloaded("full"), "broken": KeyError("typo")}[request.prompt]
+
+    server.answer = raising
+    with client.stream("full") as stream:
+        assert next(iter(stream)).text == "half"
+        with pytest.raises(Overloaded):
+            stream.completion()
+    with pytest.raises(ServerError, match="KeyError"):
+        client.generate("broken")
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded("too slow"), ProtocolError("nonsense")])
+def test_an_error_that_no_server_sends_says_so(server, client, error):
+    server.script(error)
+    with pytest.raises(ServerError, match=r"expected an error that a server can send.*Pause"):
+        client.generate("x")
+
+
+@pytest.mark.parametrize("before", [[], ["half"]], ids=["at once", "in the middle"])
+def test_a_connection_can_break_off(server, client, before):
+    server.script([*before, ConnectionResetError()])
+    with pytest.raises(ServerUnavailable):
+        client.generate("x")
+    assert client.generate("again").text == "again"
+    assert not server.client_left.is_set()
+
+
+def test_a_pause_makes_a_time_limit_run_out(server, client):
+    server.script([Pause(), "late"], ["early", Pause(60)])
+    with pytest.raises(DeadlineExceeded, match=r"timeouts\.total"):
+        client.generate("x", timeouts=Timeouts(total=0.2))
+    assert server.client_left.wait(30)
+    with client.stream("x", timeouts=Timeouts(between_tokens=0.2)) as stream:
+        assert next(iter(stream)).text == "early"
+        with pytest.raises(DeadlineExceeded, match=r"timeouts\.between_tokens"):
+            stream.completion()
+
+
+def test_release_ends_a_pause(server, client):
+    server.script(["half", Pause(), " done"])
+    with client.stream("x") as stream:
+        assert next(iter(stream)).text == "half"
+        assert server.waiting.wait(30)
+        server.release.set()
+        assert stream.completion().text == "half done"
+
+
+def test_leaving_a_stream_is_seen(server, client):
+    server.script(["half", Pause()])
+    with client.stream("x") as stream:
+        next(iter(stream))
+    assert server.client_left.wait(30)
+
+
+def test_cancelling_a_request_ends_it(server, client):
+    server.script(["half", Pause(), " done"])
+    with client.stream("x", request_id="r-1") as stream:
+        client.cancel("r-1")
+        completion = stream.completion()
+    assert (completion.text, completion.finish_reason) == ("half", "cancelled")
+    assert server.cancelled == ["r-1"]
+    with pytest.raises(InvalidRequest, match="no such active request"):
+        client.cancel("r-1")
+    assert len(server.requests) == 1
+
+
+def test_cancelling_a_task_is_seen(server):
+    server.script(Pause())
+
+    async def main():
+        async with AsyncClient(server.url) as client:
+            task = asyncio.create_task(client.generate("x"))
+            await asyncio.to_thread(server.waiting.wait, 30)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+    assert server.client_left.wait(30)
+
+
+def test_a_batch_is_answered_at_the_same_time(server, client):
+    server.answer = lambda request: [Pause(), str(request.prompt)]
+    answers = client.generate_many(["a", "b", "c"], concurrency=2)
+
+    def release():
+        wait_for(lambda: server.most_at_once == 2)
+        server.release.set()
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    assert [answer.text for answer in answers] == ["a", "b", "c"]
+    thread.join()
+    assert server.most_at_once == 2
+
+
+def test_a_model_that_loads(server, client):
+    server.ready = False
+    assert not client.ready()
+    assert [each.state for each in client.readiness()] == ["loading"]
+    with pytest.raises(ModelNotReady):
+        client.generate("x")
+    server.ready = True
+    client.wait_until_ready(30)
+    assert client.generate("x").text == "x"
+
+
+def test_another_model(client_kind):
+    with FakeServer("hi", model_name="my model") as server:
+        with client_kind.client(server.url, model_name="my model", model_version="2") as client:
+            assert client.metadata().name == "my model"
+            assert client.generate("x").text == "hi"
+        with client_kind.client(server.url) as client, pytest.raises(ModelNotFound):
+            client.generate("x")
+
+
+def test_its_inputs_and_outputs_are_the_models_own(client):
+    metadata = client.metadata()
+    assert set(metadata.inputs) <= set(METADATA.inputs)
+    assert set(metadata.outputs) <= set(METADATA.outputs)
+
+
+def test_metrics(server, client_kind):
+    server.metrics_text = 'nv_inference_count{model="x"} 3\n'
+    with client_kind.client(server.url, metrics_url=f"{server.url}/metrics") as client:
+        assert client.metrics().value("nv_inference_count") == 3
+
+
+def post(server, body):
+    """The answer of /generate, which the client itself never uses."""
+    request = urllib.request.Request(f"{server.url}/v2/models/tensorrt_llm/generate", json.dumps(body).encode())
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
+
+
+def test_generate_joins_the_chunks(server):
+    server.answer = ["a", "b", "c"]
+    assert post(server, {"text_input": "x y"}) == {
+        "text_output": "abc",
+        "finish_reason": "stop",
+        "num_input_tokens": 2,
+        "num_cached_tokens": 0,
+        "num_output_tokens": 3,
+    }
+    assert post(server, {"text_input": "x", "sampling_param_n": 2})["text_output"] == ["abc", "abc"]
+
+
+def test_generate_answers_an_error_after_some_text_as_one(server):
+    server.script(["a", Overloaded("full")])
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        post(server, {"text_input": "x"})
+    with caught.value as response:
+        assert (response.code, json.load(response)) == (400, {"error": "[E_OVERLOADED] full"})
+
+
+def test_closing_it_ends_what_waits(server):
+    server.script(Pause())
+    with Client(server.url, retries=ONCE) as client:
+        opened = client.stream("x")
+
+        def close():
+            assert server.waiting.wait(30)
+            server.close()
+
+        thread = threading.Thread(target=close)
+        thread.start()
+        with pytest.raises(ServerUnavailable):
+            opened.__enter__()
+        thread.join()
