@@ -1,4 +1,4 @@
-"""What a check says, and what a check is."""
+"""What a check is, and what it says."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class MachineFinding:
     result: str
     """What was found, on one line."""
     cause: str = ""
-    """What that leads to, and why."""
+    """What the result leads to, and why."""
     fix: str = ""
+    """What to do about it."""
     blocks: bool = False
-    """It stands in the way of what the check is needed for; a note may, where nobody asked for that."""
+    """Whether the capabilities in MachineCheck.needs can't work. A note may block too, where nobody asked for them."""
 
 
 def ok(result: str) -> MachineFinding:
@@ -31,7 +32,7 @@ def ok(result: str) -> MachineFinding:
 
 
 def skipped(reason: str) -> MachineFinding:
-    """Nothing was looked at."""
+    """There was nothing to check."""
     return MachineFinding(level="skipped", result=reason)
 
 
@@ -47,9 +48,14 @@ def error(result: str, cause: str, fix: str) -> MachineFinding:
     return MachineFinding(level="error", result=result, cause=cause, fix=fix, blocks=True)
 
 
-def lack(expected: Expected, result: str, cause: str, fix: str) -> MachineFinding:
-    """Of what only TensorRT-LLM needs: an error where a repository for it is to be served, else a note."""
+def error_or_note(expected: Expected, result: str, cause: str, fix: str) -> MachineFinding:
+    """An error when a repository for TensorRT-LLM is to be served here, else a note that blocks."""
     return error(result, cause, fix) if expected.is_tensorrt_llm else note(result, cause, fix, blocks=True)
+
+
+def warning_or_note(expected: Expected, result: str, cause: str, fix: str) -> MachineFinding:
+    """A warning when a repository for TensorRT-LLM is to be served here, else a note."""
+    return warning(result, cause, fix) if expected.is_tensorrt_llm else note(result, cause, fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,19 +63,19 @@ class MachineCheck:
     id: str
     title: str
     about: str
-    """What it looks at and what it says when, for docs/doctor.md."""
+    """What the check looks at and when it says what: its row in docs/doctor.md."""
     needs: tuple[str, ...]
-    """Capabilities (capabilities.py) that a blocking finding stands in the way of."""
+    """Ids of the capabilities (capabilities.py) that don't work when this check's finding blocks."""
     run: Callable[[Machine, Expected], MachineFinding]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reported:
-    """A finding, and whose."""
+    """A finding, with the check and the host that it comes from."""
 
     check: str
     title: str
     host: str
-    """Where; several are separated by commas."""
+    """The host's name. A comparison names all its hosts, separated by commas."""
     finding: MachineFinding
     needs: tuple[str, ...] = ()
