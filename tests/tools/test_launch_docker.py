@@ -177,7 +177,7 @@ def test_what_the_engine_splits_is_refused(repository, tmp_path, capsys):
         (["--env", "HF_TOKEN=secret"], "--env HF_TOKEN: everybody can read a command line: export it"),
         (["--name", "a b"], "--name: docker takes letters"),
         (["--name", "a"], "two of them at least, got a"),
-        (["--ipc-host", "--shm-size", "1G"], "--ipc-host takes the machine's /dev/shm"),
+        (["--ipc-host", "--shm-size", "1G"], "--ipc-host uses the machine's /dev/shm"),
     ],
 )
 def test_values_that_docker_would_refuse_are_refused(repository, capsys, options, expected):

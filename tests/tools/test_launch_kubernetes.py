@@ -23,6 +23,7 @@ from deepseek_triton_build.arithmetic.load_time import ENGINE_START_S
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import kubernetes
 from deepseek_triton_tools.launching.config_map import MAX_BYTES, data_lines, repository_files
+from deepseek_triton_tools.launching.kubernetes_manifest import PLACEHOLDER, object_name
 from deepseek_triton_tools.launching.kubernetes_settings import KubernetesOptions
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.stop_times import StopTimes
@@ -363,7 +364,7 @@ def test_a_measured_rate_counts(tmp_path, facts):
         ('{"result": {}}', "something else"),
         (json.dumps(WARM | {"result": None}), "something else"),
         (json.dumps(WARM | {"result": WARM["result"] | {"read_bytes_per_s": None}}), "nothing was read"),
-        (json.dumps(WARM | {"result": WARM["result"] | {"read_bytes": 10**9}}), "warm --evict"),
+        (json.dumps(WARM | {"result": WARM["result"] | {"read_bytes": 10**9}}), "warm evict"),
     ],
 )
 def test_a_document_that_tells_no_rate_is_refused(tmp_path, facts, content, expected):
@@ -516,7 +517,11 @@ def test_a_claim_holds_the_repository_instead(rendered):
             "--repository-claim: expected a name",
         ),
         ("one", LaunchOptions(ready_file=Path("ready")), "--ready-file: expected an absolute path"),
-        ("one", LaunchOptions(rate=200), "--rate: 200 bytes/s would take 3,442,874,197 s"),
+        (
+            "one",
+            LaunchOptions(rate=200),
+            "got 200 bytes/s, at which 641 GiB take 3,442,874,197 s",
+        ),
         ("one", LaunchOptions(replicas=2**31), "--replicas: expected 1 to 2147483647"),
         ("one", LaunchOptions(max_replicas=2**31), "--max-replicas: expected at most 2147483647"),
         ("one", LaunchOptions(kubernetes=KubernetesOptions(target=4)), "without --max-replicas there is none"),
@@ -530,10 +535,10 @@ def test_a_claim_holds_the_repository_instead(rendered):
             LaunchOptions(kubernetes=KubernetesOptions(node_selector=(("a", "1"), ("a", "2")))),
             "--node-selector: a is given twice",
         ),
-        ("one", LaunchOptions(replicas=3, max_replicas=2), "most, 2, is less than its least, 3"),
+        ("one", LaunchOptions(replicas=3, max_replicas=2), "--max-replicas: expected --replicas (3) or more, got 2"),
         ("one", LaunchOptions(kubernetes=KubernetesOptions(rdma=("hca", 1))), "--rdma: expected"),
         ("tiny", LaunchOptions(), "name with --image one that has tritonserver"),
-        ("tiny", LaunchOptions(image="i", max_replicas=2), "no max_batch_size to aim at"),
+        ("tiny", LaunchOptions(image="i", max_replicas=2), "no max_batch_size for the autoscaler to aim at"),
         (
             "one",
             LaunchOptions(cache_dir=Path("/k"), kubernetes=KubernetesOptions(cache_claim="k")),
@@ -577,17 +582,17 @@ def test_all_that_is_wrong_is_said_at_once(facts):
 )
 def test_the_name_is_the_folder_s_where_it_can_be(facts, folder, name):
     facts_here = dataclasses.replace(facts["one"], folder=Path("/srv") / folder)
-    assert kubernetes.object_name(facts_here, LaunchOptions()) == name
+    assert object_name(facts_here, LaunchOptions()) == name
 
 
 def test_a_group_can_t_be_applied_with_the_stock_image(facts):
-    assert list(kubernetes.lacking(facts["two"], LaunchOptions()))
-    assert not list(kubernetes.lacking(facts["two"], EVERYTHING))
-    assert not list(kubernetes.lacking(facts["one"], LaunchOptions()))
+    assert list(kubernetes.unmet_requirements(facts["two"], LaunchOptions()))
+    assert not list(kubernetes.unmet_requirements(facts["two"], EVERYTHING))
+    assert not list(kubernetes.unmet_requirements(facts["one"], LaunchOptions()))
     text = kubernetes.render(facts["two"], LaunchOptions())
     assert "openssh-server" in text
     assert f"FROM {facts['two'].image}" in text
-    assert kubernetes.PLACEHOLDER in text
+    assert PLACEHOLDER in text
 
 
 # --- the repository ---

@@ -194,7 +194,7 @@ def test_how_to_stop_it_is_said(script):
         ("r1", ["--partition", "a b"], "--partition: a line of #SBATCH takes no blanks"),
         ("r1", ["--log", "it's"], "--log: a line of #SBATCH takes no blanks"),
         ("r1", ["--sbatch", "qos"], "--sbatch: expected an option of sbatch"),
-        ("r1", ["--gpus", "all"], "--gpus: expected a number of each node, or none"),
+        ("r1", ["--gpus", "all"], "--gpus: expected a number for each node, or none"),
         ("r1", ["--gpus", "4"], "takes 8 GPUs of each node, got 4"),
         ("r1", ["--ready-file", "/a b/ready"], "/a b: pyxis mounts no path"),
         (
@@ -202,8 +202,8 @@ def test_how_to_stop_it_is_said(script):
             ["--cache-dir", "/a,b"],
             "/a,b/nvcr.io_nvidia_tritonserver_26.07-trtllm-python-py3-h200: pyxis mounts no path",
         ),
-        ("r1", ["--no-container", "--image", "mine"], "are for a container, and --no-container does without"),
-        ("tiny", [], "was planned for no container: --image names one"),
+        ("r1", ["--no-container", "--image", "mine"], "are for a container, and --no-container uses none"),
+        ("tiny", [], "was planned for no container: name with --image one"),
         ("r1", ["--no-container", "--", "--http-port=1"], "expected HTTP_PORT to be set"),
     ],
 )

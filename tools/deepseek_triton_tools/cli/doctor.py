@@ -16,13 +16,13 @@ from typing import Any
 
 from deepseek_triton_tools.doctor.comparing import compare
 from deepseek_triton_tools.doctor.hosts import (
-    Ssh,
     HostResult,
+    Ssh,
+    examine_here,
+    examine_hosts,
+    examine_through,
     is_here,
     parse_host_file,
-    examine_hosts,
-    examine_here,
-    examine_through,
 )
 from deepseek_triton_tools.doctor.machine.capabilities import MPIRUN, SERVE, Capability, assess_capabilities
 from deepseek_triton_tools.doctor.machine.expected import Expected
@@ -139,7 +139,9 @@ def _read(repository: Path, model: Path | None, host: str) -> tuple[Expected, li
     return replace(expected, containers=known_containers()), list(check_findings(report, host))
 
 
-def _visit(options: DoctorOptions, hosts: Sequence[str], machine: RealMachine, expected: Expected) -> Sequence[HostResult]:
+def _visit(
+    options: DoctorOptions, hosts: Sequence[str], machine: RealMachine, expected: Expected
+) -> Sequence[HostResult]:
     try:
         ssh_args = tuple(shlex.split(options.ssh_args or ""))
         through = shlex.split(options.through or "")
