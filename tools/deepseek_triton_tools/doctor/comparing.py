@@ -22,7 +22,7 @@ class SharedFact:
 
     fact: str
     cause: str
-    fix: str
+    fix: str = "run the same container on every host"
     is_error: bool = True
     """Whether a difference is an error with a repository for TensorRT-LLM; else it is a warning."""
 
@@ -31,17 +31,11 @@ SHARED_FACTS: Sequence[SharedFact] = (
     SharedFact(
         fact="TensorRT-LLM",
         cause="the ranks talk to each other in the engine's own messages, which change between releases",
-        fix="run the same container on every host",
     ),
-    SharedFact(
-        fact="container",
-        cause="all ranks must run the same program",
-        fix="run the same container on every host",
-    ),
+    SharedFact(fact="container", cause="all ranks must run the same program"),
     SharedFact(
         fact="Python",
         cause="the ranks exchange pickled objects, which need the same minor version",
-        fix="run the same container on every host",
         is_error=False,
     ),
     SharedFact(
@@ -50,10 +44,7 @@ SHARED_FACTS: Sequence[SharedFact] = (
         fix="run the same container on every host, or install the same Open MPI",
     ),
     SharedFact(
-        fact="mpi4py",
-        cause="the ranks exchange pickled objects",
-        fix="install the same version",
-        is_error=False,
+        fact="mpi4py", cause="the ranks exchange pickled objects", fix="install the same version", is_error=False
     ),
     SharedFact(
         fact="GPUs",

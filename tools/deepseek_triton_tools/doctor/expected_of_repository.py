@@ -30,7 +30,7 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
     :param model: where the checkpoint is, if it is not where model.yaml says.
     """
     checked = _main_model(report.models)
-    stamp = _stamp(repository, checked)
+    stamp = read_stamp((repository / checked.file).parent.parent, "")[0]
     target = gpus().get(checked.gpu or "")
     world = _world_size(repository, checked)
     driver = next((row.driver for row in known_containers() if row.tag == _tag(stamp)), None)
@@ -53,11 +53,6 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
 
 def _main_model(models: Sequence[CheckedModel]) -> CheckedModel:
     return next((model for model in models if model.engine == "tensorrt_llm"), models[0])
-
-
-def _stamp(repository: Path, checked: CheckedModel) -> Stamp:
-    version_dir = (repository / checked.file).parent
-    return read_stamp(version_dir.parent, "")[0]
 
 
 def _tag(stamp: Stamp) -> str:

@@ -70,29 +70,25 @@ def repository_files(folder: Path) -> list[RepositoryFile]:
 
     :raises RepositoryError: when a ConfigMap can't hold them all, or one can't be read.
     """
-    paths, size = [], 0
+    files: list[RepositoryFile] = []
+    size, keys = 0, set[str]()
     for path in _walk(folder):
-        paths.append(path)
         try:
-            size += path.stat().st_size
+            status = path.stat()
+            size += status.st_size
+            if size > MAX_BYTES:
+                raise RepositoryError(
+                    f"{folder} is larger than {sized(MAX_BYTES)}, the limit of a ConfigMap: put it on a volume and "
+                    "name its claim with --repository-claim"
+                )
+            content = path.read_bytes()
         except OSError as error:
             raise _unreadable(path, error) from error
-        if size > MAX_BYTES:
-            raise RepositoryError(
-                f"{folder} is larger than {sized(MAX_BYTES)}, the limit of a ConfigMap: put it on a volume and name "
-                "its claim with --repository-claim"
-            )
-    keys: set[str] = set()
-    files = []
-    for path in paths:
         name = path.relative_to(folder).as_posix()
         key = _key(name, keys)
         keys.add(key)
-        try:
-            content, mode = path.read_bytes(), path.stat().st_mode
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        files.append(RepositoryFile(path=name, key=key, content=content, is_executable=bool(mode & 0o100)))
+        is_executable = bool(status.st_mode & 0o100)
+        files.append(RepositoryFile(path=name, key=key, content=content, is_executable=is_executable))
     return files
 
 

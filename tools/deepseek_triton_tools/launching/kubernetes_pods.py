@@ -132,7 +132,7 @@ class Pods:
         yield "Seconds for open requests when the server is stopped; terminationGracePeriodSeconds is computed from it."
         yield {"name": "EXIT_TIMEOUT", "value": str(start.stop.exit_timeout_s)}
         yield self._ready_within_why()
-        yield {"name": "READY_WITHIN", "value": str(self._ready_within_s)}
+        yield {"name": "READY_WITHIN", "value": str(0 if options.ready_within == 0 else start.ready_within_s)}
         yield (
             "The kubelet restarts the server, with its own back-off and a new startupProbe. If the supervisor "
             "restarted it within the container, the livenessProbe would end the load."
@@ -153,11 +153,6 @@ class Pods:
     def variables(self) -> Iterator[str]:
         """Yield the names of the server's environment variables, in order and with repeated ones."""
         return (str(entry["name"]) for entry in self._server_environment() if not isinstance(entry, str))
-
-    @property
-    def _ready_within_s(self) -> int:
-        given = self.options.ready_within
-        return self.start.ready_within_s if given is None else given
 
     def _ready_within_why(self) -> str:
         if self.options.ready_within == 0:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from deepseek_triton_build.text import plain
@@ -111,19 +112,14 @@ def read_host_file(path: Path, ranks_per_node: int) -> tuple[str, ...]:
 def is_here(host: str) -> bool:
     """Return whether `host` is an address of this machine: a socket can be bound to it then."""
     try:
-        addresses: Sequence[tuple[object, ...]] = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_DGRAM)
     except OSError:
         return False
-    return any(_can_bind(address[-1]) for address in addresses)
-
-
-def _can_bind(address: object) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind(address)  # type: ignore[arg-type]
-        except OSError:
-            return False
-    return True
+    for *_, address in addresses:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            probe.bind(address)
+            return True
+    return False
 
 
 def _is_host(text: str) -> bool:

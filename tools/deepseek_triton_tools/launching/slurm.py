@@ -69,6 +69,7 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     environment = server_environment(options)
     in_step = environment | {"SLURM_STEP_NUM_TASKS": str(facts.world_size)}
     dry_run(facts.start_script, in_step, options.server_args)
+    exported = environment | _container_variables(facts, options)
     values = {
         "version": __version__,
         "source": one_line(facts.source),
@@ -78,7 +79,7 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
         "kill_s": str(options.stop_times.supervisor_kill_s),
         "memory_why": _memory_why(facts),
         "port": str(options.http_port),
-        "exports": _exports(environment | _container_variables(facts, options)),
+        "exports": "\n".join(f"export {name}={shlex.quote(value)}" for name, value in exported.items()),
         "prepare": "".join(f"{line}\n" for line in _prepare(facts, options)),
         "supervision": "\n".join(_supervision(facts, options)),
         "command": _command(facts, options),
@@ -126,10 +127,6 @@ def _container_variables(facts: LaunchFacts, options: LaunchOptions) -> dict[str
         return {}
     hub = {"HF_HUB_CACHE": facts.serving.hub_cache} if facts.serving and facts.serving.names else {}
     return kernel_caches.environment() | hub
-
-
-def _exports(environment: dict[str, str]) -> str:
-    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment.items())
 
 
 def _prepare(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:

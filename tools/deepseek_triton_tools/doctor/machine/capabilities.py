@@ -24,6 +24,8 @@ NEED_TRITONSERVER = (SERVE, DEMO, SIMULATED, LOCAL)
 """Those that need a tritonserver on this machine."""
 NEED_REPOSITORY = (SERVE, LOCAL)
 """Those that serve the repository that was named."""
+NEED_TOOLS = (GENERATOR, WARM, DEMO, SIMULATED, LOCAL, DOCKER, SLURM, KUBERNETES)
+"""Those that need the packages of the extra `tools`."""
 
 CAPABILITIES = {
     SERVE: "serve with TensorRT-LLM",

@@ -12,7 +12,9 @@ CONTAINER = "container"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VersionRange:
+class Versions:
+    """Versions from `since` on, and older than `before`."""
+
     since: str | None = None
     before: str | None = None
 
@@ -22,7 +24,7 @@ class VersionRange:
 
 @dataclass(frozen=True, kw_only=True)
 class BadCombination:
-    versions: Mapping[str, VersionRange]
+    versions: Mapping[str, Versions]
     """Distribution -> versions. All of them must be present at once."""
     what: str
     """What happens."""
@@ -35,10 +37,7 @@ class BadCombination:
 
 KNOWN_BAD: Sequence[BadCombination] = (
     BadCombination(
-        versions={
-            "openai": VersionRange(before="1.108.1"),
-            "tensorrt_llm": VersionRange(since="1.2.0", before="1.3.0"),
-        },
+        versions={"openai": Versions(before="1.108.1"), "tensorrt_llm": Versions(since="1.2.0", before="1.3.0")},
         what="openai lacks PartReasoningText, which every worker of TensorRT-LLM imports: no model loads",
         fix="start it by the start.sh of a generated repository, which supplies the name, or "
         "pip install 'openai>=1.108.1'",
@@ -46,26 +45,26 @@ KNOWN_BAD: Sequence[BadCombination] = (
         fixed_by_start_sh=True,
     ),
     BadCombination(
-        versions={"cuda-python": VersionRange(since="13"), "tensorrt_llm": VersionRange(before="1.0.1")},
+        versions={"cuda-python": Versions(since="13"), "tensorrt_llm": Versions(before="1.0.1")},
         what="`import tensorrt_llm` ends with ImportError: cannot import name 'cuda' from 'cuda'",
         fix="pip install 'cuda-python>=12,<13'",
         source="ai-dynamo/dynamo pull request 2379, NVIDIA/TensorRT-LLM pull request 6703; seen with 1.0.0rc4",
     ),
     BadCombination(
-        versions={"transformers": VersionRange(since="5"), "tensorrt_llm": VersionRange(before="1.3.0rc14")},
+        versions={"transformers": Versions(since="5"), "tensorrt_llm": Versions(before="1.3.0rc14")},
         what="TensorRT-LLM imports AutoModelForVision2Seq, which transformers 5 no longer has",
         fix="pip install the transformers version that TensorRT-LLM pins (4.x)",
         source="NVIDIA/TensorRT-LLM issue 13822, seen with 1.3.0rc13; that older ones import it too, and later ones "
         "don't (its pull request 14456), is assumed",
     ),
     BadCombination(
-        versions={"mpi4py": VersionRange(before="4"), "tensorrt_llm": VersionRange(since="0.13.0", before="0.15.0")},
+        versions={"mpi4py": Versions(before="4"), "tensorrt_llm": Versions(since="0.13.0", before="0.15.0")},
         what="this TensorRT-LLM is built against mpi4py 4: with mpi4py 3 `import tensorrt_llm` hangs",
         fix="install mpi4py 4, built against the MPI that mpirun belongs to",
         source="NVIDIA/TensorRT-LLM issues 2286 and 2172",
     ),
     BadCombination(
-        versions={"tensorrt_llm": VersionRange(since="1.0.3", before="1.0.4")},
+        versions={"tensorrt_llm": Versions(since="1.0.3", before="1.0.4")},
         what="this build exists in container 25.11 only; nothing public says which keys it takes, so no repository is "
         "made for it",
         fix="use container 25.12 (1.1.0) or 25.10 (1.0.0)",
@@ -73,7 +72,7 @@ KNOWN_BAD: Sequence[BadCombination] = (
         stops_the_load=False,
     ),
     BadCombination(
-        versions={CONTAINER: VersionRange(before="26.03"), "tensorrt_llm": VersionRange()},
+        versions={CONTAINER: Versions(before="26.03"), "tensorrt_llm": Versions()},
         what="this Triton does not ask a model whether it is ready: /v2/models/MODEL/ready keeps answering 200 while "
         "the engine is stuck",
         fix="also probe with `deepseek-triton probe generate`, or use container 26.03 or newer",

@@ -94,15 +94,12 @@ class Machine(Protocol):
 
     def read(self, path: str) -> str:
         """Return the content of a text file."""
-        ...
 
     def read_bytes(self, path: str, size: int = -1) -> bytes:
         """Return the first `size` bytes, or all."""
-        ...
 
     def list_folder(self, folder: str) -> Sequence[str]:
         """Return the names of its entries, sorted."""
-        ...
 
     def is_folder(self, path: str) -> bool: ...
 
@@ -110,13 +107,11 @@ class Machine(Protocol):
 
     def size(self, path: str) -> int:
         """Return the bytes of a file; a link is followed."""
-        ...
 
     def can_write(self, path: str) -> bool: ...
 
     def disk(self, path: str) -> Disk:
         """Return the size of the file system that holds `path`."""
-        ...
 
     def which(self, program: str) -> str | None: ...
 
@@ -126,11 +121,9 @@ class Machine(Protocol):
         :param timeout_s: the deadline, at which its whole process group is killed.
         :param environ: variables that are set besides the present ones.
         """
-        ...
 
     def limit(self, name: Limit) -> tuple[int | None, int | None]:
         """Return the soft and the hard limit, as getrlimit(2) does; None stands for unlimited."""
-        ...
 
     def host_memory(self) -> HostMemory: ...
 
@@ -138,16 +131,12 @@ class Machine(Protocol):
 
     def resolve(self, host: str) -> Sequence[str]:
         """Return the host's addresses; OSError when it has none."""
-        ...
 
     def processes(self) -> Sequence[HostProcess]:
         """Return the processes that can be seen, without this one and its ancestors."""
-        ...
 
     def listener(self, port: int) -> str | None:
         """Describe the process that listens on a TCP port, in words; None when nobody does."""
-        ...
 
     def time(self) -> float:
         """Return the seconds since 1970."""
-        ...

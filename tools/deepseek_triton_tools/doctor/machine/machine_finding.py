@@ -62,9 +62,7 @@ def warning_or_note(expected: Expected, result: str, cause: str, fix: str) -> Ma
 class MachineCheck:
     id: str
     title: str
-    about: str
-    """What the check looks at and when it says what: its row in docs/doctor.md."""
-    needs: tuple[str, ...]
+    needs: tuple[str, ...] = ()
     """Ids of the capabilities (capabilities.py) that don't work when this check's finding blocks."""
     run: Callable[[Machine, Expected], MachineFinding]
 

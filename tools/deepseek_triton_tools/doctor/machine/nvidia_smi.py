@@ -75,7 +75,7 @@ class GpuProcess:
     """The GPU's uuid."""
 
 
-def query_gpus(machine: Machine) -> Sequence[InstalledGpu]:
+def gpus(machine: Machine) -> Sequence[InstalledGpu]:
     """:raises NoGpusError: when none is seen."""
     return [_gpu(row) for row in _query(machine, _BASIC)]
 
@@ -86,7 +86,7 @@ def error_line(machine: Machine) -> str | None:
     return next((line.strip()[:_MAX_MESSAGE] for line in done.out.splitlines() if _ERROR_WORDS.search(line)), None)
 
 
-def query_health(machine: Machine) -> Sequence[Mapping[str, str]]:
+def health(machine: Machine) -> Sequence[Mapping[str, str]]:
     """Return one mapping for each GPU: field -> value, without the fields that it doesn't tell.
 
     :raises NoGpusError: when no GPU is seen, or the driver refuses the query.
@@ -112,7 +112,7 @@ def gpu_processes(machine: Machine) -> Sequence[GpuProcess]:
     ]
 
 
-def query_links(machine: Machine) -> Mapping[tuple[int, int], str]:
+def links(machine: Machine) -> Mapping[tuple[int, int], str]:
     """Return how each two GPUs are joined: `NV18`, `PIX`, `PHB`, `SYS` and so on; {} when it doesn't tell."""
     done = machine.run("nvidia-smi", "topo", "-m")
     return parse_topology(done.out) if done.code == 0 else {}

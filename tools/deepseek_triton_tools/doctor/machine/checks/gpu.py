@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from deepseek_triton_tools.doctor.machine import nvidia_smi
 from deepseek_triton_tools.doctor.machine.checks.software import container_tag
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine import Machine
@@ -18,17 +19,6 @@ from deepseek_triton_tools.doctor.machine.machine_finding import (
     skipped,
     warning,
     warning_or_note,
-)
-from deepseek_triton_tools.doctor.machine.nvidia_smi import (
-    NO_ANSWER,
-    GpuProcess,
-    InstalledGpu,
-    NoGpusError,
-    error_line,
-    gpu_processes,
-    query_gpus,
-    query_health,
-    query_links,
 )
 from deepseek_triton_tools.doctor.machine.versions import is_before
 
@@ -71,7 +61,7 @@ _KNOWN_MESSAGES: Mapping[str, tuple[str, str]] = {
     "GPU is lost": _LOST,
     "requires reset": _LOST,
     "Unable to determine the device handle": _LOST,
-    NO_ANSWER: (
+    nvidia_smi.NO_ANSWER: (
         "the driver hangs, usually because a GPU has failed",
         "look for Xid and NVRM in dmesg; restart the machine",
     ),
@@ -82,8 +72,8 @@ _INSTALL_DRIVER = "install NVIDIA's driver"
 
 def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
     try:
-        found = query_gpus(machine)
-    except NoGpusError as problem:
+        found = nvidia_smi.gpus(machine)
+    except nvidia_smi.NoGpusError as problem:
         result = "no nvidia-smi" if problem.is_missing else f"nvidia-smi: {problem}"
         return error_or_note(expected, result, *_why_none(machine, problem))
     seen = _models(found)
@@ -95,7 +85,7 @@ def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
         return error(seen, f"the repository was made for {expected.gpu}", fix)
     if expected.is_tensorrt_llm and wanted and len(found) < wanted:
         needed = f"the repository needs {wanted} on each machine"
-        if words := error_line(machine):
+        if words := nvidia_smi.error_line(machine):
             return error(f"{seen}; nvidia-smi: {words}", f"{needed}; {_LOST[0]}", _LOST[1])
         fix = "make all of them visible (docker --gpus all, NVIDIA_VISIBLE_DEVICES), or build again with fewer --gpus"
         return error(seen, needed, fix)
@@ -107,7 +97,7 @@ def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
     return ok(f"{seen}, compute capability {found[0].compute_capability}")
 
 
-def catalogue_names(gpu: InstalledGpu) -> tuple[str, ...]:
+def catalogue_names(gpu: nvidia_smi.InstalledGpu) -> tuple[str, ...]:
     """Return the names that the catalogue may have for it."""
     known = (
         names for pattern, fits, names in _CATALOGUE_NAMES if re.search(pattern, gpu.name) and fits(gpu.memory_mib)
@@ -118,22 +108,22 @@ def catalogue_names(gpu: InstalledGpu) -> tuple[str, ...]:
 def gpu_models(machine: Machine) -> str:
     """Return such as `8 x NVIDIA H200, 143771 MiB`.
 
-    :raises NoGpusError: when none is seen.
+    :raises nvidia_smi.NoGpusError: when none is seen.
     """
-    return _models(query_gpus(machine))
+    return _models(nvidia_smi.gpus(machine))
 
 
 def driver_version(machine: Machine) -> str:
-    """:raises NoGpusError: when no GPU is seen."""
-    return query_gpus(machine)[0].driver
+    """:raises nvidia_smi.NoGpusError: when no GPU is seen."""
+    return nvidia_smi.gpus(machine)[0].driver
 
 
-def _models(found: Sequence[InstalledGpu]) -> str:
+def _models(found: Sequence[nvidia_smi.InstalledGpu]) -> str:
     models = Counter((gpu.name, gpu.memory_mib) for gpu in found)
     return "; ".join(f"{count} x {name}, {mib} MiB" for (name, mib), count in models.items())
 
 
-def _why_none(machine: Machine, problem: NoGpusError) -> tuple[str, str]:
+def _why_none(machine: Machine, problem: nvidia_smi.NoGpusError) -> tuple[str, str]:
     """Return cause and fix."""
     for words, why in _KNOWN_MESSAGES.items():
         if words in str(problem):
@@ -178,11 +168,11 @@ def check_driver(machine: Machine, expected: Expected) -> MachineFinding:
 
 def check_memory(machine: Machine, expected: Expected) -> MachineFinding:
     """Check that no process holds memory of a GPU."""
-    used = [gpu for gpu in query_gpus(machine) if gpu.used_mib > _IDLE_MIB]
+    used = [gpu for gpu in nvidia_smi.gpus(machine) if gpu.used_mib > _IDLE_MIB]
     if not used:
         return ok("free")
     result = f"{sum(gpu.used_mib for gpu in used)} MiB of {_listed([gpu.index for gpu in used])} held"
-    cause, fix = _who_holds_memory(machine, gpu_processes(machine))
+    cause, fix = _who_holds_memory(machine, nvidia_smi.gpu_processes(machine))
     if expected.is_tensorrt_llm and any(gpu.used_mib > _MUCH * gpu.memory_mib for gpu in used):
         return error(result, cause, fix)
     return warning_or_note(expected, result, cause, fix)
@@ -192,7 +182,7 @@ def _listed(indices: Iterable[int | str]) -> str:
     return "GPU " + ", ".join(map(str, indices))
 
 
-def _who_holds_memory(machine: Machine, processes: Sequence[GpuProcess]) -> tuple[str, str]:
+def _who_holds_memory(machine: Machine, processes: Sequence[nvidia_smi.GpuProcess]) -> tuple[str, str]:
     """Return cause and fix."""
     if not processes:
         return (
@@ -214,10 +204,10 @@ def _who_holds_memory(machine: Machine, processes: Sequence[GpuProcess]) -> tupl
 
 
 def check_health(machine: Machine, expected: Expected) -> MachineFinding:
-    query_gpus(machine)  # without GPUs there is nothing to check
+    nvidia_smi.gpus(machine)  # without GPUs there is nothing to check
     try:
-        rows = query_health(machine)
-    except NoGpusError as problem:
+        rows = nvidia_smi.health(machine)
+    except nvidia_smi.NoGpusError as problem:
         return skipped(f"nvidia-smi: {problem}")
     unhealthy: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -254,7 +244,7 @@ def _fabric(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def check_mig(machine: Machine, expected: Expected) -> MachineFinding:
-    split = [gpu.index for gpu in query_gpus(machine) if gpu.is_mig]
+    split = [gpu.index for gpu in nvidia_smi.gpus(machine) if gpu.is_mig]
     if not split:
         return ok("off")
     cause = "a MIG slice has only a part of the GPU's memory, and no NVLink to other GPUs"
@@ -262,9 +252,9 @@ def check_mig(machine: Machine, expected: Expected) -> MachineFinding:
 
 
 def check_links(machine: Machine, expected: Expected) -> MachineFinding:
-    if len(query_gpus(machine)) < 2:
+    if len(nvidia_smi.gpus(machine)) < 2:
         return skipped("one GPU")
-    joined = query_links(machine)
+    joined = nvidia_smi.links(machine)
     if not joined:
         return skipped("nvidia-smi topo -m says nothing")
     links = Counter(joined.values())
@@ -279,7 +269,7 @@ def check_links(machine: Machine, expected: Expected) -> MachineFinding:
 
 
 def check_persistence(machine: Machine, expected: Expected) -> MachineFinding:
-    off = [gpu.index for gpu in query_gpus(machine) if gpu.is_persistent is False]
+    off = [gpu.index for gpu in nvidia_smi.gpus(machine) if gpu.is_persistent is False]
     if not off:
         return ok("on")
     cause = "the driver unloads when the last program ends, and loading it again takes seconds for each GPU"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from deepseek_triton_tools.doctor.machine.checks.process_limits import SHM
+from deepseek_triton_tools.doctor.machine.checks.software import STUB
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine import Done, HostProcess, Machine
 from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, note, ok, warning
 
-_STUB = "triton_python_backend_stub"
 _SUPERVISOR = "supervise.py"
 _REGION_PREFIX = "deepseek_triton_"
 """Begins the name of a launch's shared memory; the launch tag and an underscore follow."""
@@ -69,7 +69,7 @@ def _supervises(process: HostProcess, by_pid: Mapping[int, HostProcess]) -> bool
 def _orphaned_stubs(processes: Sequence[HostProcess]) -> Sequence[int]:
     """Return the pids of stubs, and of their forks, that no longer have a tritonserver above them."""
     by_pid = {process.pid: process for process in processes}
-    stubs = [process for process in processes if process.command and process.command[0].endswith(_STUB)]
+    stubs = [process for process in processes if process.command and process.command[0].endswith(STUB)]
     return [stub.pid for stub in stubs if not any(each.name == "tritonserver" for each in _ancestors(stub, by_pid))]
 
 

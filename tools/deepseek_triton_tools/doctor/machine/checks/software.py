@@ -23,7 +23,7 @@ _PYTHONS = ("python3", "/opt/venv-tritonserver/bin/python3", "/usr/bin/python3")
 """Interpreters that may have TensorRT-LLM instead. The second is container 26.04's (triton-inference-server/server
 issue 8824)."""
 _INSTALL_DEMO = "pip install 'deepseek-triton[demo]'"
-_STUB = "triton_python_backend_stub"
+STUB = "triton_python_backend_stub"
 
 
 def wheel_server(machine: Machine) -> str | None:
@@ -171,14 +171,14 @@ def check_python_backend(machine: Machine, expected: Expected) -> MachineFinding
     if wheel := wheel_server(machine):
         stubs = f"{wheel.removesuffix('/bin/tritonserver')}/python_backend_stubs"
         minor = machine.python.minor
-        if machine.exists(f"{stubs}/{minor}/{_STUB}"):
+        if machine.exists(f"{stubs}/{minor}/{STUB}"):
             return ok(f"the wheel's, for Python {minor}")
         known = ", ".join(sorted(machine.list_folder(stubs), key=version_numbers))
         return error(
             f"none for Python {minor}", f"the wheel has it for {known}", "make the environment with one of those"
         )
     root = binary.removesuffix("/bin/tritonserver") if binary.endswith("/bin/tritonserver") else "/opt/tritonserver"
-    return _check_stub(machine, f"{root}/backends/python/{_STUB}")
+    return _check_stub(machine, f"{root}/backends/python/{STUB}")
 
 
 def _check_stub(machine: Machine, stub: str) -> MachineFinding:
