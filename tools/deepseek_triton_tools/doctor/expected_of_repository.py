@@ -1,4 +1,4 @@
-"""What a model repository expects of its machines, read by the generator's own code; and what `check` says about it."""
+"""The needs of a model repository, read by the generator's own code, and the findings of `check` about it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     launch_settings.py    the options of the command line
     start_script.py       start.sh: its variables, and the command that it runs
-    containers.py         what docker, Slurm and ssh-setup need alike for a container
+    containers.py         code for containers that docker, Slurm and ssh-setup share
     local.py, docker.py, mpirun.py, slurm.py, kubernetes.py    one file for each form
     ssh_setup.py          the script that lets mpirun reach the other nodes
     recipes.py            the scripts that build TensorRT-LLM from source

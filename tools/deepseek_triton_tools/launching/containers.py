@@ -1,4 +1,4 @@
-"""What docker, Slurm and ssh-setup need alike for a container."""
+"""Code for containers that docker, Slurm and ssh-setup share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launch kubernetes`: what its options may be, and the manifest that they give.
+"""`launch kubernetes`: the limits of its options, and the manifest that they give.
 
 kubernetes_manifest.py writes the manifest, kubernetes_pods.py its pods; the texts are in templates/kubernetes.
 """

@@ -1,4 +1,4 @@
-"""What can be done on a machine. A blocking finding says no to the capabilities in its check's `needs`."""
+"""Capabilities of a machine. A blocking finding says no to the capabilities in its check's `needs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the repository to be served expects of its machines. This data travels to every host with the checks."""
+"""The needs of the repository to be served, as data that travels to every host with the checks."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class BadCombination:
     versions: Mapping[str, Versions]
     """Distribution -> versions. All of them must be present at once."""
     what: str
-    """What happens."""
+    """The failure, in words."""
     fix: str
     source: str
     stops_the_load: bool = True

@@ -1,4 +1,4 @@
-"""What a check is, and what it says."""
+"""A check, and the finding that it returns."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LEVELS: tuple[Level, ...] = ("ok", "skipped", "note", "warning", "error")
 class MachineFinding:
     level: Level
     result: str
-    """What was found, on one line."""
+    """The observation, on one line."""
     cause: str = ""
-    """What the result leads to, and why."""
+    """The consequence of the result, and the reason for it."""
     fix: str = ""
-    """What to do about it."""
+    """The steps that repair it."""
     blocks: bool = False
-    """Whether the capabilities in MachineCheck.needs can't work. A note may block too, where nobody asked for them."""
+    """Whether the capabilities in MachineCheck.needs can't work. A note may block too, when nobody asked for them."""
 
 
 def ok(result: str) -> MachineFinding:

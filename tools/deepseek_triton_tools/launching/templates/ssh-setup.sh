@@ -66,7 +66,7 @@ step_sshd() {
       apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openssh-server
     fi
     if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
-      echo "sshd: port $port is already in use; the step check shows whether by this sshd"
+      echo "sshd: port $port is already in use; the step check tells whether this sshd uses it"
       exit 0
     fi
     state=/run/deepseek-triton-sshd

@@ -1,4 +1,4 @@
-"""What earlier launches have left, and the programs that start new ones."""
+"""The remains of earlier launches, and the programs that start new ones."""
 
 from __future__ import annotations
 
