@@ -1,4 +1,4 @@
-"""A machine for the checks of `doctor`: unless told otherwise, eight H200s in a Triton container where all is well."""
+"""A made-up machine for the checks of `doctor`: by default a Triton container with eight H200s, where all is well."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deepseek_triton_tools.host.host_memory import HostMemory
 
 GIB = 2**30
 
-# An H200's own words, driver 580.159.04; there is one of it, and here eight.
+# The answers of one real H200 with driver 580.159.04, here for each of eight GPUs.
 BASIC = "{}, NVIDIA H200, GPU-548859f7-{}, 143771, {}, 9.0, 580.159.04, Enabled, Disabled"
 HEALTH = "{}, 0, No, No, N/A, N/A"
 LDD = "\tlinux-vdso.so.1 (0x1)\n\tlibpython3.12.so.1.0 => /usr/lib/x86_64-linux-gnu/libpython3.12.so.1.0 (0x2)\n"
@@ -23,7 +23,7 @@ STUB = "/opt/tritonserver/backends/python/triton_python_backend_stub"
 
 
 def topology(link: str = "NV18", *, count: int = 8) -> str:
-    """As `nvidia-smi topo -m` draws it, underlined heading and all."""
+    """The matrix that `nvidia-smi topo -m` prints, with its underlined heading."""
     names = [f"GPU{n}" for n in range(count)]
     lines = ["\t\x1b[4m" + "\t".join(names) + "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m"]
     for row, name in enumerate(names):
@@ -35,7 +35,7 @@ def topology(link: str = "NV18", *, count: int = 8) -> str:
 def nvidia_smi(
     *, count: int = 8, basic: str = BASIC, health: str = HEALTH, apps: str = "", used: int = 9, topo: str | None = None
 ) -> dict[str, Done]:
-    """What it answers: the start of its options -> the answer."""
+    """Start of a command line -> nvidia-smi's answer."""
     return {
         "nvidia-smi --query-gpu=index,name": Done(
             code=0, out="\n".join(basic.format(n, n, used) for n in range(count)) + "\n"
@@ -85,14 +85,14 @@ class FakedMachine:
     )
     python: Python = PYTHON
     files: Mapping[str, str | bytes | OSError] = field(default_factory=dict)
-    """Path -> content, or what happens when it is looked at. Folders follow from them."""
+    """Path -> content, or the error that reading raises. Their folders exist too."""
     folders: frozenset[str] = frozenset({"/root/.cache", "/root/.triton", "/tmp", "/dev/shm"})
     closed: frozenset[str] = frozenset()
     """Folders that can't be written to."""
     disks: Mapping[str, Disk | OSError] = field(default_factory=dict)
     programs: Mapping[str, str] = field(default_factory=lambda: dict(GOOD_PROGRAMS))
     runs: Mapping[str, Done] = field(default_factory=lambda: dict(GOOD_RUNS))
-    """The beginning of a command -> how it ends."""
+    """Start of a command line -> how the program ends."""
     limits: Mapping[Limit, tuple[int | None, int | None]] = field(default_factory=dict)
     memory: HostMemory | OSError = MEMORY
     nics: Sequence[Interface] = (
@@ -121,7 +121,7 @@ class FakedMachine:
         content = content.encode() if isinstance(content, str) else content
         return content if size < 0 else content[:size]
 
-    def names(self, folder: str) -> Sequence[str]:
+    def list_folder(self, folder: str) -> Sequence[str]:
         if not self.is_folder(folder):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
         below = f"{folder.rstrip('/')}/"

@@ -1,9 +1,9 @@
-"""Two machines as far as ssh, MPI and Slurm can tell, made of this one's namespaces.
+"""Two hosts made of this machine's namespaces, which ssh, MPI and Slurm can't tell from two machines.
 
 Each host has its own process numbers, host name, network with one interface to the other, /dev/shm, /run, and an ssh
-server with keys of its own. Files are shared, as over a network file system, but what MPI leaves goes with the host. A
-host ends with its first process and that one with this process, whatever happens to it; no name or address is taken on
-the machine itself.
+server with its own keys. Files are shared, as over a network file system, but what MPI leaves behind goes with the
+host. A host ends with its first process, which ends with this process, however this one ends. No name or address is
+taken on the machine itself.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 from support.waiting import PATIENCE_S, wait_for
 
 INTERFACE = "fabric0"
-"""What connects the hosts; their only interface besides lo."""
+"""Interface that connects the hosts; each host has only this one and lo."""
 SSH_PORT = 2222
-"""Besides 22: a port that has to be said."""
+"""A second port besides 22, which ssh has to be told."""
 
 _FIRST_PROCESS = """\
 set -e
@@ -35,7 +35,7 @@ mkdir -p /run/sshd
 ip link set lo up
 exec /usr/sbin/sshd -D -e
 """
-"""It stays the ssh server, which takes in the orphans as an init does."""
+"""It becomes the ssh server, to which orphans return as to an init process."""
 
 _DIE_WITH_PARENT = """\
 import ctypes, os, signal, sys
@@ -48,7 +48,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class HostsError(Exception):
-    """Why there can be no hosts here."""
+    """The hosts can't be made on this machine; the message says why."""
 
 
 class Running:
@@ -56,12 +56,12 @@ class Running:
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process
-        """What entered the host; it waits for the program and ends as that did."""
+        """The nsenter process; it waits for the program and ends with its exit code."""
         self._log = log
 
     @property
     def pid(self) -> int:
-        """The program's, as this machine counts."""
+        """The program's process number on this machine, outside of the host."""
         return wait_for(lambda: _only_child(self._process.pid), self.output)
 
     @property
@@ -75,19 +75,19 @@ class Running:
         os.kill(self.pid, number)
 
     def wait(self) -> int:
-        """Its exit code, negative for a signal."""
+        """Wait until it ends, and return its exit code, negative for a signal."""
         try:
             return self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it goes on:\n{self.output()}") from None
 
     def wait_for(self, text: str) -> None:
-        """Until it has written `text`."""
+        """Wait until it has written `text`."""
         wait_for(lambda: text in self.output() or self.ended, self.output)
         assert text in self.output(), f"ended without {text!r}:\n{self.output()}"
 
     def end(self) -> None:
-        """At once, if it runs; what it started on the hosts is theirs."""
+        """Kill it, if it runs. The processes that it started on the hosts stay."""
         if not self.ended:
             child = _only_child(self._process.pid)
             if child:
@@ -98,21 +98,21 @@ class Running:
 
 @dataclass(frozen=True)
 class Host:
-    """One of the two, while it lasts."""
+    """One of the two hosts, while it exists."""
 
     name: str
     address: str
     pid: int
-    """Of its first process, as this machine counts."""
+    """Process number of its first process on this machine, outside of the host."""
     etc: Path
-    """What is in /etc of both."""
+    """Folder whose files are mounted over /etc of both hosts."""
 
     def run(self, *argv: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """To its end, with its output."""
+        """Run a program to its end, and return its output."""
         return subprocess.run(self._entered(argv), env=env, text=True, capture_output=True, timeout=PATIENCE_S)
 
     def start(self, *argv: str, log: Path, env: Mapping[str, str] | None = None) -> Running:
-        """In a session of its own, with its output in `log`."""
+        """Start a program in a session of its own, with its output in `log`."""
         command = [*_dying_with_this_process(), *self._entered(argv)]
         with open(log, "wb") as output:
             process = subprocess.Popen(
@@ -121,7 +121,7 @@ class Host:
         return Running(process, log)
 
     def end(self, program: str, *, argument: str = "") -> None:
-        """What runs as `program`, with `argument` among its own, and has gone when this returns."""
+        """End the processes of `program`, or only those with `argument`, and wait until they are gone."""
         for pid, command in self.processes().items():
             name, *arguments = command.split()
             if Path(name).name.rstrip(":") == program and (not argument or argument in arguments):
@@ -129,7 +129,7 @@ class Host:
                 wait_for(partial(self._has_gone, pid), lambda: str(self.processes()))
 
     def process(self, command: str, *, rank: int) -> int:
-        """The one of a launch's rank with `command` in its command line, by this machine's process numbers."""
+        """Return the process number, on this machine, of the rank's process with `command` in its command line."""
         variable = f"\0DEEPSEEK_TRITON_RANK={rank}\0".encode()
         found = [
             pid
@@ -140,12 +140,12 @@ class Host:
         return found[0]
 
     def listening(self) -> set[int]:
-        """TCP ports."""
+        """Return the TCP ports on which the host listens."""
         lines = self.run("ss", "--no-header", "--listening", "--tcp", "--numeric").stdout.splitlines()
         return {int(line.split()[3].rpartition(":")[2]) for line in lines}
 
     def processes(self) -> dict[int, str]:
-        """The command lines of what lives there besides its first process, by this machine's process numbers."""
+        """Return process number on this machine -> command line, for the host's processes without its first one."""
         namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
         everything = [Path("/proc", name) for name in os.listdir("/proc") if name.isdecimal()]
         found = {int(path.name): _command_in(namespace, path) for path in everything}
@@ -161,7 +161,7 @@ class Host:
 
 @contextmanager
 def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
-    """node1 and node2, with what they have in /etc under `folder`.
+    """Make node1 and node2; the files of their /etc are put below `folder`.
 
     :raises HostsError: when this machine's user or kernel does not allow it.
     """
@@ -198,12 +198,12 @@ def _host(name: str, address: str, folder: Path) -> Iterator[Host]:
     finally:
         child = None if process.poll() is not None else _only_child(process.pid)
         if child:
-            os.kill(child, signal.SIGKILL)  # with which the kernel ends all others of the host
+            os.kill(child, signal.SIGKILL)  # the kernel then ends all other processes of the host
         process.wait()
 
 
 def _connect(hosts: list[Host]) -> None:
-    """One cable."""
+    """Connect the two hosts by one virtual cable."""
     ends = [["name", INTERFACE, "netns", str(host.pid)] for host in hosts]
     _ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
     for host in hosts:
@@ -220,12 +220,12 @@ def _ip(*arguments: str) -> None:
 
 
 def _listens(host: Host) -> bool:
-    """Whether it lets itself in by name, which takes its keys, its address and its server."""
+    """Return whether ssh from the host to itself works, by name: this tests its keys, its address and its server."""
     return host.run("ssh", "-p", str(SSH_PORT), host.name, "true").returncode == 0
 
 
 def _write_etc(folder: Path, addresses: Mapping[str, str]) -> None:
-    """Keys, names and the rest of what is mounted over the hosts' /etc."""
+    """Write keys, names and all other files that are mounted over the hosts' /etc."""
     ssh = folder / "etc/ssh"
     ssh.mkdir(parents=True)
     (folder / "etc/slurm").mkdir()
@@ -273,7 +273,7 @@ def _only_child(pid: int) -> int | None:
 
 
 def _command_in(namespace: str, process: Path) -> str | None:
-    """Its command line, if it is alive and in the namespace."""
+    """Return its command line; None when it has ended or is not in the namespace."""
     try:
         if os.readlink(process / "ns/pid") != namespace:
             return None

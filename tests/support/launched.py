@@ -1,5 +1,5 @@
-"""What a launch over several hosts needs: a generated repository of sixteen GPUs, the stand-in engine in it, and the
-container's programs on PATH, of which trtllm-llmapi-launch is the stand-in of tests/standin/launcher."""
+"""The parts of a launch over several hosts: a generated repository for sixteen GPUs with the stand-in engine in it, and
+the container's programs on PATH. trtllm-llmapi-launch is the stand-in of tests/standin/launcher."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _LAUNCHER = _TESTS / "standin/launcher/trtllm-llmapi-launch"
 
 @dataclass(frozen=True)
 class Launched:
-    """A repository and the environment of whoever starts it."""
+    """A repository, and the environment in which it is started."""
 
     repository: Path
     environment: Mapping[str, str]
 
     def launch(self, *options: str) -> list[str]:
-        """`deepseek-triton launch` of the repository."""
+        """Return the command line of `deepseek-triton launch` for the repository."""
         return [*_COMMAND_LINE, "launch", str(self.repository), "--exit-timeout", "5", *options]
 
     def generate(self, host: Host) -> str:
-        """What the server on `host` answers to our own client there."""
+        """Ask the server on `host` with our client on the same host, and return the answer."""
         asking = ["generate", "--url", "http://127.0.0.1:8000", "--max-tokens", "5", "Why?"]
         done = host.run(*_COMMAND_LINE, *asking, env=self.environment)
         assert done.returncode == 0, done.stderr
@@ -43,9 +43,9 @@ class Launched:
 
 
 def install_launchers() -> Path:
-    """The folder with mpi4py; everything else is in its place.
+    """Install what is missing, and return the folder with mpi4py. Everything else is installed where it belongs.
 
-    :raises HostsError: when something can't be had.
+    :raises HostsError: when something can't be installed.
     """
     cache = _TESTS.parent / ".cache/launchers"
     folder = cache / "mpi4py-py{}.{}".format(*sys.version_info)
@@ -56,7 +56,7 @@ def install_launchers() -> Path:
 
 
 def prepare(folder: Path, mpi4py: Path) -> Launched:
-    """Two nodes of eight H100."""
+    """Build the repository for two nodes of eight H100, and the programs."""
     repository = build(folder / "repository", "deepseek-r1", "--gpu", "h100", "--gpus", str(RANKS))
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(STANDIN, repository / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
@@ -73,7 +73,7 @@ def prepare(folder: Path, mpi4py: Path) -> Launched:
 
 
 def last_words(output: str) -> str:
-    """The supervisor's."""
+    """Return the supervisor's last line."""
     return [line for line in output.splitlines() if line.startswith("deepseek-triton: ")][-1]
 
 

@@ -1,4 +1,4 @@
-"""Programs that only write down how they were called, to stand on PATH in the place of real ones."""
+"""Programs that only record how they were called. They are put on PATH in place of the real ones."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class Recorded:
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """`args`, `env` and `stdin` of each."""
+        """`args`, `env` and `stdin` of each call."""
         return [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []
 
     @property
     def args(self) -> list[str]:
-        """Of its only call."""
+        """Arguments of its only call."""
         [call] = self.calls
         args: list[str] = call["args"]
         return args
 
 
 def recording(folder: Path, name: str, *, reads: bool = False, after: str = "") -> Recorded:
-    """Put `name` into `folder`.
+    """Put a program `name` into `folder`.
 
-    :param reads: its standard input too.
-    :param after: Python that it ends with.
+    :param reads: whether it records its standard input too.
+    :param after: Python code that it runs at its end.
     """
     folder.mkdir(exist_ok=True)
     program, record = folder / name, folder / f"{name}.calls"
@@ -54,7 +54,7 @@ def recording(folder: Path, name: str, *, reads: bool = False, after: str = "") 
 
 
 class _BecomeError(Exception):
-    """In the place of a process that has become another program."""
+    """Raised instead of becoming another program."""
 
     def __init__(self, command: list[str]) -> None:
         super().__init__(command)
@@ -62,7 +62,7 @@ class _BecomeError(Exception):
 
 
 def become_by(monkeypatch: pytest.MonkeyPatch, *argv: str) -> list[str]:
-    """What `deepseek-triton` takes the place of its process by, which it would not come back from."""
+    """Run `deepseek-triton` until it would become another program, and return the command of that program."""
 
     def become(_: str, command: list[str]) -> NoReturn:
         raise _BecomeError(command)

@@ -1,4 +1,4 @@
-"""A Slurm of two nodes on the hosts of hosts.py: munge and slurmd on both, slurmctld on the first.
+"""A Slurm cluster of two nodes on the hosts of hosts.py: munge and slurmd run on both, slurmctld on the first.
 
 Written for the 22.05 of Debian 12.
 """
@@ -16,7 +16,7 @@ from support.waiting import wait_for
 DAEMONS = ("slurmd", "slurmctld", "munged")
 
 RANKS_PER_NODE = 8
-"""As many CPUs and GPUs a node has, as far as Slurm knows."""
+"""Number of CPUs and of GPUs that Slurm is told a node has."""
 
 _CONF = """\
 ClusterName=two
@@ -40,7 +40,7 @@ PartitionName=main Nodes=ALL Default=YES State=UP
 """
 
 _MPI_CONF = "PMIxCliTmpDirBase=/run\n"
-"""Not /tmp, which the hosts share: the folder's name is the job's."""
+"""Not /tmp: the hosts share it, and the folder is named after the job, so both would use the same one."""
 
 _START_DAEMONS = """\
 set -e
@@ -54,18 +54,19 @@ munged --key-file="$1/munge.key" --pid-file=/run/munge/pid --log-file=/run/munge
 if [ "$2" = node1 ]; then slurmctld -L "$1/slurmctld.log"; fi
 slurmd -L "$1/slurmd-$2.log"
 """
-"""Debian's mpi/pmix plugin loads libpmix.so, which only libpmix-dev brings, with a compiler's tools."""
+"""Debian's mpi/pmix plugin loads libpmix.so. Only libpmix-dev brings that file, together with a compiler's tools, so it
+is linked here."""
 
 
 class Slurm:
-    """Calling it runs a command on node1."""
+    """A call runs a command on node1, and returns its output."""
 
     def __init__(self, hosts: tuple[Host, Host], folder: Path) -> None:
         self._hosts = hosts
         self._folder = folder
 
     def start(self) -> None:
-        """:raises AssertionError: with the daemons' logs when the nodes don't come up."""
+        """:raises AssertionError: with the daemons' logs, when the nodes don't come up."""
         _write_conf(self._hosts[0].etc / "slurm", self._folder)
         for host in self._hosts:
             done = host.run("bash", "-c", _START_DAEMONS, "bash", str(self._folder), host.name)
@@ -73,7 +74,7 @@ class Slurm:
         wait_for(lambda: self("sinfo", "--noheader", "--format=%T %D").split() == ["idle", "2"], self.explain)
 
     def stop(self) -> None:
-        """The hosts' end would do; this leaves them as they were."""
+        """End the daemons, so that the hosts are as they were before."""
         for host in self._hosts:
             for daemon in DAEMONS:
                 host.end(daemon)
@@ -84,7 +85,7 @@ class Slurm:
         return done.stdout
 
     def state(self, job: str) -> tuple[str, str]:
-        """Such as COMPLETED and 0:0, exit code and signal."""
+        """Return state, and exit code with signal, such as COMPLETED and 0:0."""
         shown = self("scontrol", "--oneliner", "show", "job", job)
         return _field("JobState", shown), _field("ExitCode", shown)
 
@@ -92,12 +93,12 @@ class Slurm:
         return self.state(job)[0] in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 
     def wait(self, job: str) -> tuple[str, str]:
-        """Its state at the end."""
+        """Wait for its end, and return its state."""
         wait_for(lambda: not self.goes_on(job), self.explain)
         return self.state(job)
 
     def explain(self, *logs: Path) -> str:
-        """The ends of a job's log and the daemons'."""
+        """Return the last part of the job's log and of the daemons' logs."""
         existing = [log for log in [*logs, *sorted(self._folder.glob("slurm*.log"))] if log.exists()]
         return "\n".join(f"{log}:\n{log.read_text()[-2000:]}" for log in existing)
 

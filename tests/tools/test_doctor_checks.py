@@ -1,4 +1,4 @@
-"""Every check in made-up surroundings: where all is well, for each thing that can be wrong, and where it can't see."""
+"""Every check on a made-up machine: when all is well, for each thing that can be wrong, and when it can't look."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deepseek_triton_tools.doctor.machine.capabilities import capabilities
+from deepseek_triton_tools.doctor.machine.capabilities import assess_capabilities
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS
 from deepseek_triton_tools.doctor.machine.checks.software import ENTRY_POINT
 from deepseek_triton_tools.doctor.machine.examine import examine
@@ -70,13 +70,13 @@ def machine(**given: Any) -> FakedMachine:
 
 
 def with_files(**changed: Any) -> FakedMachine:
-    """GOOD_FILES and more: a keyword is no path, so they come as one mapping."""
+    """A machine with GOOD_FILES and `files`, a mapping of paths; a file whose content is None is removed."""
     files = {**GOOD_FILES, **changed.pop("files")}
     return machine(files={path: content for path, content in files.items() if content is not None}, **changed)
 
 
 def of_wheel(**python: Any) -> FakedMachine:
-    """The nvidia-pytriton wheel in a virtual environment, no container."""
+    """A machine with the nvidia-pytriton wheel in a virtual environment, outside of a container."""
     packages = {"numpy": "1.26.4", "nvidia-pytriton": "0.7.0", "deepseek-triton": "0.1.0"}
     given = {"pytriton": "/env/pytriton", "packages": packages, **python}
     stub = f"{WHEEL}/python_backend_stubs/3.12/triton_python_backend_stub"
@@ -85,7 +85,7 @@ def of_wheel(**python: Any) -> FakedMachine:
 
 
 def having(**packages: str | None) -> FakedMachine:
-    """Packages changed, by their names with _ for -; None: not installed."""
+    """A machine with changed packages. Names have __ for -; None means not installed."""
     changed = {**PYTHON.packages, **{name.replace("__", "-"): version for name, version in packages.items()}}
     there = {name: version for name, version in changed.items() if version is not None}
     return machine(python=replace(PYTHON, packages=there))
@@ -96,7 +96,7 @@ def without(*programs: str) -> FakedMachine:
 
 
 def told(answers: Mapping[str, Done], **given: Any) -> FakedMachine:
-    """Programs that answer otherwise."""
+    """A machine whose programs give these answers."""
     return machine(runs={**GOOD_RUNS, **answers}, **given)
 
 
@@ -110,7 +110,7 @@ def gpus(**given: Any) -> FakedMachine:
 
 
 def may_lock(owners: str) -> FakedMachine:
-    """With a limit, CAP_IPC_LOCK and these users (/proc/self/uid_map)."""
+    """A machine with a limit of locked memory, CAP_IPC_LOCK and this /proc/self/uid_map."""
     files = {"/proc/self/status": "Name:\tx\nCapEff:\t0000000000004000\n", "/proc/self/uid_map": f"   {owners}\n"}
     return with_files(files=files, limits={"memlock": (8 * MIB, 8 * MIB)})
 
@@ -150,7 +150,7 @@ DOCKER0 = Interface(name="docker0", is_up=True, addresses=("172.17.0.1",))
 ETH0 = Interface(name="eth0", is_up=True, addresses=("10.0.0.1",))
 ROUTE = "Iface\tDestination\tGateway\neth1\t00000000\t0100000A\n"
 
-# check, surroundings, what is expected of them, level, words that are said
+# check, machine, what is expected of it, level, words in the finding
 CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("python", machine(), R1, "ok", "3.12.3"),
     ("python", machine(python=replace(PYTHON, version="3.9.2")), NOTHING, "error", "3.10 or newer"),
@@ -176,7 +176,7 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
         having(deepseek__triton="0.1.0", rich="15", httpx="1", pyyaml="6"),
         NOTHING,
         "ok",
-        "there",
+        "installed",
     ),
     ("client", having(), NOTHING, "skipped", "not installed"),
     ("client", having(deepseek__triton="0.1.0", h11="1"), NOTHING, "error", "certifi missing"),
@@ -236,7 +236,7 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("tensorrt-llm", machine(), R1, "ok", "1.2.1"),
     ("tensorrt-llm", having(tensorrt_llm="1.1.0"), R1, "error", "build again with --trtllm 1.1.0"),
     ("tensorrt-llm", having(tensorrt_llm="1.1.0"), NOTHING, "ok", "1.1.0"),
-    ("tensorrt-llm", having(tensorrt_llm=None), NOTHING, "note", "for serving DeepSeek on GPUs"),
+    ("tensorrt-llm", having(tensorrt_llm=None), NOTHING, "note", "serving DeepSeek on GPUs needs it"),
     ("tensorrt-llm", having(tensorrt_llm=None), TINY, "note", "not installed"),
     ("tensorrt-llm", having(tensorrt_llm=None), R1, "error", IMAGE),
     ("tensorrt-llm", of_wheel(packages={"tensorrt_llm": "1.2.1"}), R1, "error", f"run in the container: {IMAGE}"),
@@ -294,7 +294,7 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("mpi", told({LIBRARY: Done(code=1)}), R1, "ok", "4.1.6"),
     ("mpi-hello", machine(), R1, "ok", "two ranks"),
     ("mpi-hello", without("mpirun"), R1, "skipped", "no mpirun"),
-    ("mpi-hello", told({HELLO: Done(code=0, out="hello 0 1\nhello 0 1\n")}), R1, "error", "a world of its own"),
+    ("mpi-hello", told({HELLO: Done(code=0, out="hello 0 1\nhello 0 1\n")}), R1, "error", "an MPI world of its own"),
     ("mpi-hello", told({HELLO: Done(code=None)}), R1, "error", "OMPI_MCA_btl_tcp_if_include=lo"),
     ("mpi-hello", told({HELLO: Done(code=1, err="orted: command not found")}), R1, "error", "OPAL_PREFIX"),
     (
@@ -353,7 +353,7 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("gpus", machine(), R1, "ok", "8 x NVIDIA H200, 143771 MiB, compute capability 9.0"),
     ("gpus", machine(runs={}), NOTHING, "note", "no NVIDIA device is on the PCI bus"),
     ("gpus", machine(runs={}), R1, "error", "no nvidia-smi"),
-    ("gpus", machine(runs={}, files=PCI), R1, "error", "without a driver that works"),
+    ("gpus", machine(runs={}, files=PCI), R1, "error", "but no driver works"),
     ("gpus", machine(runs={}, files={**PCI, "/.dockerenv": ""}), R1, "error", "docker run --gpus all"),
     (
         "gpus",
@@ -517,7 +517,7 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ),
     ("seccomp", machine(), R1, "skipped", "/proc/self/status"),
     ("repository", machine(), R1, "ok", "/r1, "),
-    ("repository", machine(), NOTHING, "skipped", "none was named"),
+    ("repository", machine(), NOTHING, "skipped", "no repository was named"),
     ("repository", machine(files={}), R1, "error", "/r1 is not there"),
     ("repository", with_files(files={"/r1/start.sh": REFUSED}), R1, "skipped", "Permission denied"),
     ("checkpoint", machine(), R1, "ok", "2 files"),
@@ -543,30 +543,36 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
         with_files(files={"/models/R1/model-2.safetensors": b"<html>!"}),
         R1,
         "error",
-        "is no safetensors file",
+        "is not a safetensors file",
     ),
     (
         "checkpoint",
         with_files(files={"/models/R1/model-2.safetensors": struct.pack("<Q", 3) + b"[1]"}),
         R1,
         "error",
-        "is no safetensors file",
+        "is not a safetensors file",
     ),
     (
         "checkpoint",
         with_files(files={"/models/R1/model.safetensors.index.json": "{"}),
         R1,
         "error",
-        "index.json is not as",
+        "index.json can't be parsed",
     ),
     ("checkpoint", with_files(files={"/models/R1/config.json": None}), R1, "error", "config.json is missing"),
     ("checkpoint", machine(files={"/models/R1/config.json": "{}"}), R1, "error", "no *.safetensors file"),
-    ("checkpoint", with_files(files={"/models/R1/model-2.safetensors": REFUSED}), R1, "error", "let it be read"),
+    (
+        "checkpoint",
+        with_files(files={"/models/R1/model-2.safetensors": REFUSED}),
+        R1,
+        "error",
+        "give this user read access",
+    ),
     ("checkpoint", machine(), HUB, "warning", "hf download deepseek-ai/DeepSeek-R1"),
     ("checkpoint", machine(files=IN_CACHE, environ={"HF_HOME": "/hf"}), HUB, "ok", "snapshots/c0ffee: 2 files"),
     ("host-memory", machine(), R1, "ok", "the checkpoint has 640 GiB"),
-    ("host-memory", machine(), NOTHING, "ok", "can be taken"),
-    ("host-memory", machine(memory=SMALL), R1, "warning", "TensorRT-LLM looks at /proc/meminfo alone"),
+    ("host-memory", machine(), NOTHING, "ok", "available"),
+    ("host-memory", machine(memory=SMALL), R1, "warning", "TensorRT-LLM looks at /proc/meminfo only"),
     ("host-memory", machine(memory=TIGHT), R1, "error", "8 ranks that each hold one file"),
     ("host-memory", machine(memory=REFUSED), R1, "skipped", "Permission denied"),
     ("disk", machine(), R1, "ok", "/root/.cache 500 GiB free"),
@@ -606,7 +612,7 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("hostname", machine(names_of_hosts={}), R1, "warning", "node1 has no address"),
     ("hostname", machine(names_of_hosts={}), TWO_NODES, "error", "/etc/hosts"),
     ("hostname", machine(names_of_hosts={"node1": ("127.0.1.1",)}), R1, "ok", "enough for one machine"),
-    ("hostname", machine(names_of_hosts={"node1": ("127.0.1.1",)}), TWO_NODES, "warning", "call themselves"),
+    ("hostname", machine(names_of_hosts={"node1": ("127.0.1.1",)}), TWO_NODES, "warning", "connect to themselves"),
     ("hostname", machine(names_of_hosts={"node1": ("10.9.9.9",)}), TWO_NODES, "error", "no address of this machine"),
     ("hostname", machine(names_of_hosts={"node1": ("10.9.9.9",)}), R1, "warning", "10.9.9.9"),
     ("ssh", machine(), R1, "ok", "/usr/bin/ssh"),
@@ -682,7 +688,7 @@ def test_every_known_fault_has_a_case() -> None:
         words + run(check, where, expected).cause for check, where, expected, _, words in CASES if check == "known-bad"
     )
 
-    assert [bad.what for bad in KNOWN_BAD if bad.what not in said and not bad.by_start_sh] == []
+    assert [bad.what for bad in KNOWN_BAD if bad.what not in said and not bad.fixed_by_start_sh] == []
 
 
 def test_all_is_well_on_a_good_machine() -> None:
@@ -716,7 +722,7 @@ def test_a_check_that_breaks_does_not_hide_the_others() -> None:
     assert len(report.findings) == len(CHECKS)
 
 
-def test_what_ails_several_gpus_is_said_once() -> None:
+def test_a_fault_of_several_gpus_is_reported_once() -> None:
     finding = run("gpu-health", gpus(count=3, health="{}, 0, No, No, In Progress, N/A"), R1)
 
     assert finding.result.startswith("GPU 0, 1, 2: NVSwitch fabric in progress")
@@ -732,7 +738,7 @@ def test_a_folder_that_several_caches_share_is_named_once() -> None:
 @pytest.mark.parametrize(
     ("where", "expected", "works"),
     [
-        # What the repository needs is no reason against what needs it not.
+        # A need of the repository does not block the capabilities that don't serve it.
         (of_wheel(packages=DEMO), R1, {"demo": True, "simulated": True, "tensorrt-llm": False, "launch-local": False}),
         (machine(taken={8000: "process 7"}), R1, {"tensorrt-llm": False, "simulated": True, "launch-local": False}),
         (machine(runs={}, files={STUB: b""}), R1, {"tensorrt-llm": False, "simulated": True, "launch-mpirun": False}),
@@ -748,7 +754,7 @@ def test_a_folder_that_several_caches_share_is_named_once() -> None:
     ],
 )
 def test_what_works(where: FakedMachine, expected: Expected, works: Mapping[str, bool]) -> None:
-    found = {each.id: each.works for each in capabilities(examine(where, expected).findings, expected)}
+    found = {each.id: each.works for each in assess_capabilities(examine(where, expected).findings, expected)}
 
     assert {name: found[name] for name in works} == works
 

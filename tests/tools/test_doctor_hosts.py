@@ -1,5 +1,5 @@
-"""Several hosts: reached by a real sshd on this machine where there is one, compared, and what is said of those that
-can't be reached."""
+"""Several hosts: they are reached (by a real sshd on this machine, if there is one) and compared; hosts that can't be
+reached get a finding with a fix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from pathlib import Path
 import pytest
 
 from deepseek_triton_tools.doctor.comparing import clock, compare
-from deepseek_triton_tools.doctor.hosts import Ssh, bootstrap, is_here, parse_host_file, visit_all, visit_by
+from deepseek_triton_tools.doctor.hosts import (
+    Ssh,
+    bootstrap_command,
+    examine_by_command,
+    examine_hosts,
+    is_here,
+    parse_host_file,
+)
 from deepseek_triton_tools.doctor.machine.examine import HostReport
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from support.faked_machine import FakedMachine
@@ -50,7 +57,7 @@ def test_two_names_of_one_machine() -> None:
     reports = [report("a", machine="m"), report("b", machine="n"), report("a-ib", machine="m"), report("c")]
     [found] = [each for each in compare(reports, R1) if each.check == "machines"]
 
-    assert (found.finding.level, found.finding.result) == ("error", "a and a-ib are one")
+    assert (found.finding.level, found.finding.result) == ("error", "a and a-ib are the same machine")
     [found] = [each for each in compare(reports[:2] + reports[3:], R1) if each.check == "machines"]
     assert found.finding.level == "ok"
 
@@ -129,7 +136,7 @@ SAID_BY_SSH = [
     ("Host key verification failed.", "ssh-keyscan"),
     ("ssh: Could not resolve hostname b: Name or service not known", "/etc/hosts"),
     ("ssh: connect to host b port 22: Connection refused", "--ssh-port"),
-    ("ssh: connect to host b port 22: Connection timed out", "look at both"),
+    ("ssh: connect to host b port 22: Connection timed out", "check both"),
     ("ssh: connect to host b port 22: No route to host", "routes"),
     ("sh: 1: python3: not found", "--python"),
     ("something new", "run the command by hand"),
@@ -138,27 +145,33 @@ SAID_BY_SSH = [
 
 @pytest.mark.parametrize(("said", "fix"), SAID_BY_SSH)
 def test_a_host_that_is_not_reached(said: str, fix: str) -> None:
-    visit = visit_by(["sh", "-c", 'cat >/dev/null; echo "$1" >&2; exit 255', "sh", said], R1, host="b")
+    result = examine_by_command(["sh", "-c", 'cat >/dev/null; echo "$1" >&2; exit 255', "sh", said], R1, host="b")
 
-    [found] = visit.findings
-    assert visit.report is None
+    [found] = result.findings
+    assert result.report is None
     assert (found.host, found.finding.level, found.finding.result) == ("b", "error", said)
     assert fix in found.finding.fix
     assert found.finding.blocks
 
 
-def test_a_report_that_is_none() -> None:
-    visit = visit_by(["sh", "-c", "cat >/dev/null; echo 'deepseek-triton diagnosis {}'"], R1, host="b")
+def test_a_report_that_can_t_be_read() -> None:
+    result = examine_by_command(["sh", "-c", "cat >/dev/null; echo 'deepseek-triton diagnosis {}'"], R1, host="b")
 
-    assert "its report can't be read" in visit.findings[0].finding.result
+    assert "its report can't be read" in result.findings[0].finding.result
 
 
 def test_what_a_login_prints_does_no_harm() -> None:
-    command = ["sh", "-c", 'echo "Welcome to b"; printf "no newline"; exec "$@"', "sh", *bootstrap(sys.executable)]
+    command = [
+        "sh",
+        "-c",
+        'echo "Welcome to b"; printf "no newline"; exec "$@"',
+        "sh",
+        *bootstrap_command(sys.executable),
+    ]
 
-    visit = visit_by(command, R1, host="b")
+    result = examine_by_command(command, R1, host="b")
 
-    assert visit.report is not None
+    assert result.report is not None
 
 
 @dataclass(frozen=True)
@@ -169,7 +182,7 @@ class Sshd:
 
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """One of this user's own, on the loopback interface, with keys of its own."""
+    """An sshd of this user, on the loopback interface, with its own keys."""
     if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("no ssh and sshd here")
     folder = tmp_path_factory.mktemp("sshd")
@@ -219,12 +232,12 @@ def _wait_for(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
 def test_a_host_by_ssh(sshd: Sshd) -> None:
     host = f"{getpass.getuser()}@127.0.0.1"
 
-    visit = visit_by(sshd.ssh.command(host, bootstrap(sys.executable)), R1, host="node2")
+    result = examine_by_command(sshd.ssh.command(host, bootstrap_command(sys.executable)), R1, host="node2")
 
-    assert visit.report is not None, visit.findings
-    assert {found.host for found in (*visit.findings, *visit.report.findings)} == {"node2"}
-    assert [(found.check, found.finding.level) for found in visit.findings] == [("reached", "ok"), ("clock", "ok")]
-    assert visit.report.facts["Python"] == ".".join(map(str, sys.version_info[:3]))
+    assert result.report is not None, result.findings
+    assert {found.host for found in (*result.findings, *result.report.findings)} == {"node2"}
+    assert [(found.check, found.finding.level) for found in result.findings] == [("reached", "ok"), ("clock", "ok")]
+    assert result.report.facts["Python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 def test_a_key_that_is_refused(sshd: Sshd, tmp_path: Path) -> None:
@@ -232,23 +245,23 @@ def test_a_key_that_is_refused(sshd: Sshd, tmp_path: Path) -> None:
     args = tuple(arg.replace("/user", "/no-such") if arg.endswith("/user") else arg for arg in sshd.ssh.args)
     ssh = replace(sshd.ssh, args=("-i", str(tmp_path / "other"), *args[2:]))
 
-    visit = visit_by(ssh.command("127.0.0.1", bootstrap("python3")), R1, host="node2")
+    result = examine_by_command(ssh.command("127.0.0.1", bootstrap_command("python3")), R1, host="node2")
 
-    assert "Permission denied" in visit.findings[0].finding.result
-    assert "--ssh-setup" in visit.findings[0].finding.fix
+    assert "Permission denied" in result.findings[0].finding.result
+    assert "launch ssh-setup" in result.findings[0].finding.fix
 
 
 def test_several_hosts_at_once(sshd: Sshd) -> None:
-    """This machine is not asked by ssh; by its loopback address it would be taken for this machine too, so the machine
-    is a made-up one elsewhere."""
+    """This machine is examined without ssh. Its loopback address would be taken for this machine too, so the machine is
+    a made-up one, for which 127.0.0.1 is elsewhere."""
     elsewhere = FakedMachine(names_of_hosts={"127.0.0.1": ("10.9.9.9",)})
 
-    visits = visit_all(["node1", "127.0.0.1"], elsewhere, R1, ssh=sshd.ssh, python=None)
+    results = examine_hosts(["node1", "127.0.0.1"], elsewhere, R1, ssh=sshd.ssh, python=None)
 
-    assert [visit.host for visit in visits] == ["node1", "127.0.0.1"]
-    assert [visit.report is not None for visit in visits] == [True, True]
-    assert visits[0].findings == ()
-    assert [found.check for found in visits[1].findings] == ["reached", "clock"]
-    reports = [visit.report for visit in visits if visit.report]
+    assert [result.host for result in results] == ["node1", "127.0.0.1"]
+    assert [result.report is not None for result in results] == [True, True]
+    assert results[0].findings == ()
+    assert [found.check for found in results[1].findings] == ["reached", "clock"]
+    reports = [result.report for result in results if result.report]
     differing = [each.check for each in compare(reports, R1) if each.finding.level != "ok"]
     assert "same-gpus" in differing

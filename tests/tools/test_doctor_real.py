@@ -1,7 +1,8 @@
-"""The real machine under the checks, and the same checks in a bare Python."""
+"""The checks on the real machine, and the same checks sent to a bare Python."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -9,24 +10,26 @@ import socket
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 
-from deepseek_triton_tools.doctor.hosts import bootstrap, visit_by
+from deepseek_triton_tools.doctor.hosts import bootstrap_command, examine_by_command
 from deepseek_triton_tools.doctor.machine import real_machine
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS
 from deepseek_triton_tools.doctor.machine.examine import examine, report_from_json, report_to_json
-from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer, from_json, to_json
+from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer, expected_from_json, expected_to_json
 from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND
 from deepseek_triton_tools.doctor.machine.real_machine import RealMachine
-from deepseek_triton_tools.doctor.machine.remote import EXPECTED, MARK
-from deepseek_triton_tools.doctor.packing import BOOTSTRAP, pack
+from deepseek_triton_tools.doctor.machine.remote import EXPECTED_FILE, REPORT_PREFIX
+from deepseek_triton_tools.doctor.packing import BOOTSTRAP, pack, sent_files
 from support.waiting import wait_for
 
+TOOLS = Path(__file__).parents[2] / "tools"
 BARE = [sys.executable, "-I", "-S", "-c", BOOTSTRAP]
-"""Without site-packages: nothing of this project, and nothing else."""
+"""A Python without site-packages: no package is installed for it, not even this project."""
 EVERYTHING = Expected(
     repository="/r1",
     engine="tensorrt_llm",
@@ -36,7 +39,7 @@ EVERYTHING = Expected(
 
 
 def test_expected_travels_whole() -> None:
-    assert from_json(to_json(EVERYTHING)) == EVERYTHING
+    assert expected_from_json(expected_to_json(EVERYTHING)) == EVERYTHING
 
 
 def test_a_report_travels_whole() -> None:
@@ -57,8 +60,8 @@ def test_all_checks_run_in_a_python_with_nothing_installed(tmp_path: Path) -> No
     )
 
     assert done.stderr == b""
-    [line] = [line for line in done.stdout.decode().splitlines() if line.startswith(MARK)]
-    report = report_from_json(line.removeprefix(MARK))
+    [line] = [line for line in done.stdout.decode().splitlines() if line.startswith(REPORT_PREFIX)]
+    report = report_from_json(line.removeprefix(REPORT_PREFIX))
     assert [found.check for found in report.findings] == [check.id for check in CHECKS]
     assert [found for found in report.findings if "itself failed" in found.finding.result] == []
     of_repository = next(found.finding for found in report.findings if found.check == "repository")
@@ -71,26 +74,53 @@ def test_the_zip_needs_no_zlib_and_holds_no_installed_package() -> None:
         assert {entry.compress_type for entry in packed.infolist()} == {zipfile.ZIP_STORED}
         names = packed.namelist()
 
-    assert EXPECTED in names
+    assert EXPECTED_FILE in names
     assert not [name for name in names if name.startswith("deepseek_triton_build")]
+
+
+def test_the_files_that_are_sent_import_each_other_and_the_standard_library_only() -> None:
+    sent = {name: ast.parse(path.read_text()) for name, path in sent_files()}
+    modules = {f"deepseek_triton_tools/{name}".removesuffix(".py").removesuffix("/__init__") for name in sent}
+    wrong = [
+        f"{name} imports {imported}"
+        for name, tree in sent.items()
+        for imported in imported_modules(tree)
+        if imported.replace(".", "/") not in modules and imported.partition(".")[0] not in sys.stdlib_module_names
+    ]
+
+    assert "deepseek_triton_tools/doctor/machine/checks/gpu" in modules
+    assert wrong == []
+
+
+def imported_modules(tree: ast.Module) -> Iterator[str]:
+    """Every module that the code imports, also those imported inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            assert node.module
+            yield node.module
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name for name in names if (TOOLS / f"{name.replace('.', '/')}.py").exists())
 
 
 def test_an_old_python_says_so(tmp_path: Path) -> None:
     old = BOOTSTRAP.replace("sys.version_info>=(3,10)", "sys.version_info>=(99,0)")
 
-    visit = visit_by([sys.executable, "-c", old], Expected(), host="old")
+    result = examine_by_command([sys.executable, "-c", old], Expected(), host="old")
 
-    assert visit.report is None
-    assert "Python 3.10 or newer is needed" in visit.findings[0].finding.result
-    assert "--python" in visit.findings[0].finding.fix
+    assert result.report is None
+    assert "Python 3.10 or newer is needed" in result.findings[0].finding.result
+    assert "--python" in result.findings[0].finding.fix
 
 
 def test_another_python_is_looked_at() -> None:
-    visit = visit_by(bootstrap(sys.executable), Expected(), host="here")
+    result = examine_by_command(bootstrap_command(sys.executable), Expected(), host="here")
 
-    assert visit.report is not None
-    assert visit.report.facts["Python"] == ".".join(map(str, sys.version_info[:3]))
-    assert {found.host for found in visit.report.findings} == {"here"}
+    assert result.report is not None
+    assert result.report.facts["Python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {found.host for found in result.report.findings} == {"here"}
 
 
 def test_a_program_runs_once_and_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -107,9 +137,9 @@ def test_a_program_runs_once_and_is_killed_with_its_children(tmp_path: Path) -> 
     wait_for(lambda: child not in {process.pid for process in machine.processes()})
 
 
-@pytest.mark.filterwarnings("ignore:subprocess")  # it is left, as it has to be
+@pytest.mark.filterwarnings("ignore:subprocess")  # the program is left running on purpose
 def test_a_program_that_can_t_be_killed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As nvidia-smi when its driver hangs."""
+    """nvidia-smi is such a program when its driver hangs."""
     monkeypatch.setattr(os, "killpg", lambda *_: None)
     monkeypatch.setattr(real_machine, "_KILLED_WITHIN_S", 0.1)
 
@@ -120,8 +150,8 @@ def test_a_program_that_can_t_be_killed_is_left(tmp_path: Path, monkeypatch: pyt
     assert (done.code, done.out) == (None, "first\n")
 
 
-def test_what_a_repository_holds_besides_is_not_read_to_its_end(tmp_path: Path) -> None:
-    """A checkpoint beside model.yaml, and a pipe that nobody writes to."""
+def test_large_files_and_pipes_in_a_repository_are_not_read_to_their_end(tmp_path: Path) -> None:
+    """The repository holds a checkpoint beside model.yaml, and a pipe that nobody writes to."""
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "model-00001.safetensors").open("wb") as file:
         file.truncate(2**40)
@@ -153,7 +183,7 @@ def test_programs_see_what_is_set_besides() -> None:
     assert (done.code, done.out, done.err) == (3, "1\n", "two\n")
 
 
-def test_a_marked_process_is_seen_and_this_one_is_not() -> None:
+def test_a_process_with_a_launch_tag_is_seen_and_this_one_is_not() -> None:
     with subprocess.Popen(["sleep", "60"], env={**os.environ, "DEEPSEEK_TRITON_LAUNCH": "0123abcd"}) as sleeper:
         try:
             seen = {process.pid: process for process in RealMachine().processes()}
@@ -181,7 +211,7 @@ def test_interfaces_and_names() -> None:
     assert loopback.is_up
     assert "127.0.0.1" in loopback.addresses
     assert "127.0.0.1" in machine.resolve("localhost")
-    with pytest.raises(OSError, match="no name of a host"):
+    with pytest.raises(OSError, match="not a valid host name"):
         machine.resolve("a..b")
 
 
@@ -190,7 +220,7 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"12345")
     (tmp_path / "a").mkdir()
 
-    assert machine.names(str(tmp_path)) == ["a", "b"]
+    assert machine.list_folder(str(tmp_path)) == ["a", "b"]
     assert machine.read(f"{tmp_path}/b") == "12345"
     assert machine.read_bytes(f"{tmp_path}/b", 2) == b"12"
     assert machine.size(f"{tmp_path}/b") == 5
@@ -200,7 +230,7 @@ def test_files(tmp_path: Path) -> None:
     assert machine.can_write(str(tmp_path))
     assert 0 < machine.disk(str(tmp_path)).free <= machine.disk(str(tmp_path)).total
     with pytest.raises(FileNotFoundError):
-        machine.names(f"{tmp_path}/c")
+        machine.list_folder(f"{tmp_path}/c")
 
 
 def test_limits_are_numbers_or_none() -> None:

@@ -1,4 +1,4 @@
-"""`launch --with docker` and `--with local`: what is printed runs, and is what runs."""
+"""`launch docker` and `launch local`: the printed text runs, and it is exactly what the command runs."""
 
 import csv
 import os
@@ -43,7 +43,7 @@ def repository(tmp_path_factory, checkpoint):
 
 @pytest.fixture
 def launched(tmp_path, monkeypatch, capsys):
-    """What docker is called with by the printed text, which is what the verb becomes."""
+    """Run the printed text, check that the command becomes the same text, and return docker's arguments."""
     docker = recording(tmp_path / "bin", "docker")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
@@ -66,7 +66,7 @@ def values(args, option):
 
 
 def mounts(args):
-    """Target -> (source, read only)."""
+    """Return target -> (source, whether it is read-only)."""
     rows = [next(csv.reader([value])) for value in values(args, "--mount")]
     parsed = [dict(field.partition("=")[::2] for field in row) for row in rows]
     assert {row["type"] for row in parsed} == {"bind"}
@@ -136,7 +136,7 @@ def test_a_name_of_the_hub_is_looked_for_in_the_cache(launched, tmp_path, monkey
     assert "secret" not in " ".join(args)
 
 
-def test_odd_paths_survive(launched, tmp_path):
+def test_paths_with_special_characters_work(launched, tmp_path):
     folder, kept = tmp_path / AWKWARD / "tiny", tmp_path / AWKWARD / "kept"
     folder.parent.mkdir()
     assert main(["build", "tiny", "--output", str(folder)]) == 0
@@ -159,7 +159,7 @@ def test_one_gpu_of_several_is_named_by_its_uuid(launched, tmp_path):
     assert values(args, "--gpus") == ['"device=GPU-1a2b-3c"']
 
 
-def test_what_the_engine_splits_is_refused(repository, tmp_path, capsys):
+def test_a_path_with_a_blank_is_refused_because_the_engine_splits_it(repository, tmp_path, capsys):
     folder = tmp_path / "with blank"
     shutil.copytree(repository, folder)
     capsys.readouterr()
@@ -177,7 +177,7 @@ def test_what_the_engine_splits_is_refused(repository, tmp_path, capsys):
         (["--env", "HF_TOKEN=secret"], "--env HF_TOKEN: everybody can read a command line: export it"),
         (["--name", "a b"], "--name: docker takes letters"),
         (["--name", "a"], "two of them at least, got a"),
-        (["--ipc-host", "--shm-size", "1G"], "--ipc-host takes the machine's /dev/shm"),
+        (["--ipc-host", "--shm-size", "1G"], "--ipc-host uses the machine's /dev/shm"),
     ],
 )
 def test_values_that_docker_would_refuse_are_refused(repository, capsys, options, expected):
@@ -213,7 +213,7 @@ def test_a_checkpoint_that_is_not_here_is_printed_but_not_run(tmp_path, monkeypa
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")
 def test_docker_itself_takes_the_command(tmp_path, capsys):
-    """Without a daemon to run it: it parses everything before it looks for one."""
+    """There is no daemon. docker parses the whole command before it looks for one."""
     folder = tmp_path / AWKWARD / "tiny"
     folder.parent.mkdir()
     assert main(["build", "tiny", "--output", str(folder)]) == 0

@@ -1,4 +1,4 @@
-"""`launch --with kubernetes`: what is rendered is valid, its numbers agree with each other, and its scripts run."""
+"""`launch kubernetes`: the manifests are valid, their numbers agree with each other, and their scripts run."""
 
 import base64
 import copy
@@ -23,6 +23,7 @@ from deepseek_triton_build.arithmetic.load_time import ENGINE_START_S
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import kubernetes
 from deepseek_triton_tools.launching.config_map import MAX_BYTES, data_lines, repository_files
+from deepseek_triton_tools.launching.kubernetes_manifest import PLACEHOLDER, object_name
 from deepseek_triton_tools.launching.kubernetes_settings import KubernetesOptions
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.stop_times import StopTimes
@@ -33,7 +34,7 @@ from support.hosts import HostsError, two_hosts
 GIB = 2**30
 R1_BYTES = 688574839360
 VERSIONS = ("1.27", "1.37")
-"""Of Kubernetes: the first where every field is known, and the newest with a schema."""
+"""Versions of Kubernetes: the first that knows every field, and the newest with a published schema."""
 EVERYTHING = LaunchOptions(
     name="r1",
     namespace="models",
@@ -62,7 +63,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """R1 on one node of H200 and on two of H100, and a small model with no GPU at all."""
+    """R1 for one node of H200 and for two of H100, and a small model without a GPU."""
     top = tmp_path_factory.mktemp("repositories")
     plans = {
         "one": ["deepseek-r1", "--gpu", "h200", "--gpus", "8"],
@@ -91,7 +92,7 @@ def load(text):
 
 
 def templates(documents):
-    """Of pods: the one with tritonserver first."""
+    """Return the pod templates; the one with tritonserver comes first."""
     if "Deployment" in documents:
         return [documents["Deployment"]["spec"]["template"]]
     group = documents["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
@@ -107,10 +108,11 @@ def environment(template):
     return {variable["name"]: variable["value"] for variable in container(template)["env"]}
 
 
-# --- it is valid ---
+# --- the manifests are valid ---
 
-# The fields that are used, by kubernetes-sigs/lws at 060ab4d, api/leaderworkerset/v1/leaderworkerset_types.go and the
-# markers above its fields. Pod templates are checked by Kubernetes's own schema.
+# Schema of the fields that are used, from kubernetes-sigs/lws at 060ab4d,
+# api/leaderworkerset/v1/leaderworkerset_types.go and the markers above its fields. Pod templates are checked by
+# Kubernetes's own schema.
 COUNT = {"type": "integer", "minimum": 0}
 POD_TEMPLATE = {"type": "object", "required": ["spec"]}
 LEADER_WORKER_SET = {
@@ -254,7 +256,7 @@ def test_every_line_of_a_comment_fits_and_no_value_is_left_out(facts):
 
 
 def test_every_number_has_a_reason(facts):
-    """In the comment above its block of lines, which is short; ports say themselves what they are."""
+    """The reason is in a comment at most four lines above. Ports need none."""
     text = kubernetes.render(facts["two"], EVERYTHING)
     lines = text[text.index("\n---\n") :].splitlines()
     numbers = [n for n, line in enumerate(lines) if re.fullmatch(r' *(- )?\w+: "?\d+(Gi)?"?', line)]
@@ -268,7 +270,7 @@ def test_every_number_has_a_reason(facts):
 
 
 def seconds(documents):
-    """What the arithmetic is about, read from what is rendered."""
+    """Return all times, read from the rendered documents."""
     server, *workers = templates(documents)
     probe, variables = container(server)["startupProbe"], environment(server)
     script = container(server)["args"][0]
@@ -299,12 +301,12 @@ def test_the_deadlines_come_in_order(facts, size, rate, exit_timeout, name):
     )
     at = seconds(load(kubernetes.render(dataclasses.replace(facts[name], serving=serving), options)))
 
-    # The start: a cold load and the engine, then the supervisor gives up, says why and ends all, then the probe.
+    # Start: first a cold load and the engine, then the supervisor gives up and ends all, then the probe gives up.
     assert at["ready_within"] >= size / (rate or 200e6) + ENGINE_START_S
     supervisor_ends = at["gather"] + at["ready_within"] + exit_timeout + 15
     assert supervisor_ends < at["window"]
     assert (at["gather"] > 0) == (name == "two")
-    # The stop: tritonserver, then the supervisor, then mpirun, then the kubelet, and workers last.
+    # Stop: first tritonserver, then the supervisor, then mpirun, then the kubelet, and workers last.
     assert at["exit_timeout"] == exit_timeout
     assert at["pre_stop"] + exit_timeout < at["pre_stop"] + exit_timeout + 15 < at["grace"]
     assert at["pre_stop"] + exit_timeout + 20 < at["grace"]
@@ -363,7 +365,7 @@ def test_a_measured_rate_counts(tmp_path, facts):
         ('{"result": {}}', "something else"),
         (json.dumps(WARM | {"result": None}), "something else"),
         (json.dumps(WARM | {"result": WARM["result"] | {"read_bytes_per_s": None}}), "nothing was read"),
-        (json.dumps(WARM | {"result": WARM["result"] | {"read_bytes": 10**9}}), "warm --evict"),
+        (json.dumps(WARM | {"result": WARM["result"] | {"read_bytes": 10**9}}), "warm evict"),
     ],
 )
 def test_a_document_that_tells_no_rate_is_refused(tmp_path, facts, content, expected):
@@ -391,7 +393,7 @@ def test_memory_holds_weights_ranks_and_shm(rendered):
         assert {"name": "shm", "mountPath": "/dev/shm"} in container(template)["volumeMounts"]
 
 
-# --- who is asked and who is reached ---
+# --- probes, the Service and the autoscaler ---
 
 
 def test_only_the_pod_with_tritonserver_is_asked_for_it(rendered):
@@ -430,7 +432,7 @@ def test_the_service_reaches_servers_only(rendered, name):
 
 @pytest.mark.parametrize(("name", "allowed"), [("one", {"minAvailable": 1}), ("two", {"maxUnavailable": 0})])
 def test_one_replica_is_not_evicted_by_itself(rendered, name, allowed):
-    """One node's may go once the autoscaler has made another; of two groups, each would lose a pod that way."""
+    """A Deployment's pod may go once the autoscaler has made another. Two groups could each lose a pod that way."""
     spec = rendered(name, LaunchOptions(max_replicas=3))["PodDisruptionBudget"]["spec"]
 
     assert {key: spec[key] for key in ("minAvailable", "maxUnavailable") if key in spec} == allowed
@@ -516,7 +518,11 @@ def test_a_claim_holds_the_repository_instead(rendered):
             "--repository-claim: expected a name",
         ),
         ("one", LaunchOptions(ready_file=Path("ready")), "--ready-file: expected an absolute path"),
-        ("one", LaunchOptions(rate=200), "--rate: 200 bytes/s would take 3,442,874,197 s"),
+        (
+            "one",
+            LaunchOptions(rate=200),
+            "got 200 bytes/s, at which 641 GiB take 3,442,874,197 s",
+        ),
         ("one", LaunchOptions(replicas=2**31), "--replicas: expected 1 to 2147483647"),
         ("one", LaunchOptions(max_replicas=2**31), "--max-replicas: expected at most 2147483647"),
         ("one", LaunchOptions(kubernetes=KubernetesOptions(target=4)), "without --max-replicas there is none"),
@@ -530,10 +536,10 @@ def test_a_claim_holds_the_repository_instead(rendered):
             LaunchOptions(kubernetes=KubernetesOptions(node_selector=(("a", "1"), ("a", "2")))),
             "--node-selector: a is given twice",
         ),
-        ("one", LaunchOptions(replicas=3, max_replicas=2), "most, 2, is less than its least, 3"),
+        ("one", LaunchOptions(replicas=3, max_replicas=2), "--max-replicas: expected --replicas (3) or more, got 2"),
         ("one", LaunchOptions(kubernetes=KubernetesOptions(rdma=("hca", 1))), "--rdma: expected"),
         ("tiny", LaunchOptions(), "name with --image one that has tritonserver"),
-        ("tiny", LaunchOptions(image="i", max_replicas=2), "no max_batch_size to aim at"),
+        ("tiny", LaunchOptions(image="i", max_replicas=2), "no max_batch_size for the autoscaler to aim at"),
         (
             "one",
             LaunchOptions(cache_dir=Path("/k"), kubernetes=KubernetesOptions(cache_claim="k")),
@@ -546,7 +552,7 @@ def test_a_claim_holds_the_repository_instead(rendered):
         ),
     ],
 )
-def test_what_can_t_be_is_refused_in_a_line(facts, name, options, expected):
+def test_invalid_options_are_refused_in_one_line(facts, name, options, expected):
     with pytest.raises(ToolError, match=re.escape(expected)) as error:
         kubernetes.render(facts[name], options)
     assert error.value.exit_code == 2
@@ -577,24 +583,24 @@ def test_all_that_is_wrong_is_said_at_once(facts):
 )
 def test_the_name_is_the_folder_s_where_it_can_be(facts, folder, name):
     facts_here = dataclasses.replace(facts["one"], folder=Path("/srv") / folder)
-    assert kubernetes.object_name(facts_here, LaunchOptions()) == name
+    assert object_name(facts_here, LaunchOptions()) == name
 
 
 def test_a_group_can_t_be_applied_with_the_stock_image(facts):
-    assert list(kubernetes.lacking(facts["two"], LaunchOptions()))
-    assert not list(kubernetes.lacking(facts["two"], EVERYTHING))
-    assert not list(kubernetes.lacking(facts["one"], LaunchOptions()))
+    assert list(kubernetes.unmet_requirements(facts["two"], LaunchOptions()))
+    assert not list(kubernetes.unmet_requirements(facts["two"], EVERYTHING))
+    assert not list(kubernetes.unmet_requirements(facts["one"], LaunchOptions()))
     text = kubernetes.render(facts["two"], LaunchOptions())
     assert "openssh-server" in text
     assert f"FROM {facts['two'].image}" in text
-    assert kubernetes.PLACEHOLDER in text
+    assert PLACEHOLDER in text
 
 
 # --- the repository ---
 
 
 def as_volume(documents, template, folder):
-    """A ConfigMap as the kubelet mounts it: files in a folder with a time in its name, and links into it."""
+    """Write the ConfigMap as the kubelet mounts it: files in a folder with a time in its name, and links to them."""
     [volume] = [volume for volume in template["spec"]["volumes"] if "configMap" in volume]
     assert volume["configMap"]["name"] == documents["ConfigMap"]["metadata"]["name"]
     data = {key: text.encode() for key, text in documents["ConfigMap"]["data"].items()}
@@ -618,7 +624,7 @@ def contents(folder):
     }
 
 
-def test_it_is_the_same_each_time_and_named_by_its_content(folders, facts, tmp_path):
+def test_the_manifest_is_the_same_each_time_and_the_config_map_named_by_its_content(folders, facts, tmp_path):
     text = kubernetes.render(facts["one"], LaunchOptions(name="r1"))
     shutil.copytree(folders / "one", tmp_path / "one")
     (tmp_path / "one/tensorrt_llm/1/__pycache__").mkdir(exist_ok=True)
@@ -673,7 +679,7 @@ def test_keys_are_allowed_and_differ(tmp_path):
 
 
 def test_what_can_t_be_read_is_refused(tmp_path):
-    """Left out, it would be missing in the pods."""
+    """If it were left out, it would be missing in the pods."""
     (tmp_path / "gone.py").symlink_to("nowhere")
     with pytest.raises(RepositoryError, match=r"gone\.py: can't be read: No such file"):
         repository_files(tmp_path)
@@ -693,7 +699,7 @@ def test_more_than_a_config_map_takes_is_refused(tmp_path):
 
 
 def expanded(text):
-    """What Kubernetes makes of an argument or a variable's value when no variable of the name is there."""
+    """Return an argument or value as Kubernetes expands it when no such variable exists."""
     return text.replace("$$", "$")
 
 
@@ -721,7 +727,7 @@ def test_the_scripts_are_bash_and_kubernetes_leaves_them_alone(rendered, name):
 
 @pytest.fixture
 def pod(tmp_path, rendered):
-    """Runs a script of a pod with the paths of a pod moved below tmp_path."""
+    """Runs a script of a pod, with the pod's paths moved below tmp_path."""
     documents = rendered("two", EVERYTHING)
     mounted = tmp_path / "etc/deepseek-triton"
     (mounted / "repository").mkdir(parents=True)
@@ -752,11 +758,11 @@ def pod(tmp_path, rendered):
 
 
 START = 'printf "%s|" "$HOSTS" "$SSH_PORT" "$@" > "$(dirname "$0")/started"'
-"""In the place of start.sh."""
+"""It stands in for start.sh."""
 
 
 def with_start(script, folder):
-    """The copy is checked by itself: what it brings is then the recording start.sh."""
+    """Let the script copy only the recording start.sh. Another test checks the copy itself."""
     start = folder / "start.sh"
     start.write_text(START)
     return re.sub(r"^cp -rL (\S+) (\S+)/$", rf"cp {start} \2/start.sh", script, flags=re.MULTILINE)
@@ -766,7 +772,7 @@ def test_the_repository_arrives_as_plain_files(pod, folders):
     copying = [line for line in pod.scripts["server"].splitlines() if line.startswith("cp -rL ")]
     assert len(copying) == 1
 
-    for _ in range(2):  # a container that is started again finds the first copy
+    for _ in range(2):  # a restarted container finds the first copy
         copied = pod(copying[0])
         assert (copied.returncode, copied.stderr) == (0, "")
         found = pod.folder / "model_repository"
@@ -778,7 +784,7 @@ def test_the_repository_arrives_as_plain_files(pod, folders):
 def test_the_leader_waits_for_all_and_tells_start_sh_where_they_are(pod):
     asked = pod.folder / "asked"
     pod.program("getent", 'echo "getent $2" >> ' + str(asked))
-    # The first worker takes ssh at once, the second at the second time.
+    # The first worker accepts ssh at once, the second worker at the second try.
     again = f'(($(grep -c "^r1-1-2" {asked}) > 1))'
     pod.program("ssh", f'echo "$*" >> {asked}; [[ $1 != r1-1-2* ]] || {again} || {{ echo refused >&2; exit 255; }}')
     pod.program("sleep", "")
@@ -831,7 +837,7 @@ def test_a_worker_that_ends_waits_for_mpirun_s_daemon(pod):
     script = pod.scripts["worker stop"]
     proc = pod.folder / "proc/17"
     proc.mkdir(parents=True)
-    # Each wait is a second; the third finds it gone. Another process is there all the time.
+    # The daemon is gone at the third wait. Another process is there all the time.
     pod.program("sleep", f"echo . >> {pod.folder}/waits; (( $(wc -l < {pod.folder}/waits) < 3 )) || rm -r {proc}")
     (pod.folder / "proc/1").mkdir()
     (pod.folder / "proc/1/comm").write_text("sshd\n")
@@ -856,7 +862,7 @@ set -euo pipefail
 for folder in /root "$1/model_repository"; do mount -t tmpfs tmpfs "$folder"; done
 exec bash "$1/$2.sh" --log-verbose
 """
-"""Files of its own, as far as it writes any."""
+"""The pod gets its own copies of the folders that it writes to."""
 MPIRUN = """\
 IFS=, read -ra hosts <<< "$HOSTS"
 echo "start.sh $*"
@@ -867,7 +873,7 @@ mpirun --allow-run-as-root --bind-to none -H "${hosts[0]}:1,${hosts[1]}:1" -mca 
 
 @pytest.fixture
 def nodes(tmp_path):
-    """Named as the pods of a group."""
+    """Two hosts, which are named like the pods of a group."""
     needed = ("unshare", "nsenter", "ip", "ss", "ssh", "ssh-keygen", "mpirun")
     if missing := [name for name in needed if not shutil.which(name)] or not os.path.exists("/usr/sbin/sshd"):
         pytest.skip(f"needs {missing}: tests/live/install_launchers.sh installs it")

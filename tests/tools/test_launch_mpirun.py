@@ -1,4 +1,4 @@
-"""`launch --with mpirun`: the hosts, the line that start.sh comes to, and the script that lets ssh through."""
+"""`launch mpirun`: the hosts, and the command that start.sh runs. `launch ssh-setup`: the script that sets up ssh."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from support.supervising import free_ports, port_options
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """R1 on two nodes of eight."""
+    """R1 for two nodes with eight GPUs each."""
     folder = tmp_path_factory.mktemp("repository") / "r1x2"
     build = ["build", "deepseek-r1", "--gpu", "h100", "--gpus", "16", "--model", "/models/R1", "--output", str(folder)]
     assert main(build) == 0
@@ -25,7 +25,7 @@ def repository(tmp_path_factory):
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """mpirun, which is recorded, and what else has to be there."""
+    """A recording mpirun, and the other programs that must exist."""
     recorded = recording(tmp_path / "bin", "mpirun", after="sys.exit(9)")
     for name in ("trtllm-llmapi-launch", "tritonserver"):
         recording(tmp_path / "bin", name)
@@ -76,7 +76,7 @@ def test_what_is_printed_is_what_is_run(printed, programs, repository, monkeypat
         ("a,-oProxyCommand=x", "-oProxyCommand=x can't be a host"),
     ],
 )
-def test_hosts_that_can_not_be_are_refused(printed, hosts, expected):
+def test_invalid_hosts_are_refused(printed, hosts, expected):
     [line] = printed("--hosts", hosts, code=2).err.splitlines()
     assert expected in line
 
@@ -129,11 +129,11 @@ def test_the_first_host_is_this_machine(printed, programs):
     assert printed("--hosts", "localhost,192.0.2.1").err == ""
 
 
-def test_where_the_engine_is_not_the_containers_of_ssh_setup_are_named(printed, monkeypatch, tmp_path):
+def test_without_the_engine_here_the_containers_of_ssh_setup_are_named(printed, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     hosts = ["--hosts", "localhost,b"]
     assert "trtllm-llmapi-launch, tritonserver; run it in nvcr.io/" in printed(*hosts).err
-    assert "on the first node, where --ssh-setup starts one on each" in printed(*hosts).err
+    assert "on the first node (launch ssh-setup starts that container on each node)" in printed(*hosts).err
     assert printed(*hosts, "--ssh-setup").err == ""
 
 
@@ -147,7 +147,7 @@ def test_variables_that_do_not_reach_the_other_nodes_are_named(printed, programs
 
 @pytest.fixture
 def setup(printed, tmp_path, programs):
-    """The script, run step by step without a container."""
+    """Runs single steps of the script, without a container."""
     script = tmp_path / "setup.sh"
     [port] = free_ports(1)
     script.write_text(printed("--hosts", "localhost,127.0.0.1", "--ssh-port", str(port), "--ssh-setup").out)
@@ -186,7 +186,7 @@ def test_keys_where_ssh_would_not_find_them_are_refused(setup, keys):
     assert "KEYS: expected an absolute path" in setup("keys", code=2, KEYS=keys)
 
 
-def test_a_step_that_is_none_is_refused(setup):
+def test_an_unknown_step_is_refused(setup):
     assert "expected keys, container, sshd" in setup("all-of-it", code=2)
 
 
@@ -211,14 +211,14 @@ def test_ssh_finds_the_hosts_key(setup, tmp_path, port, name):
 
 @pytest.mark.skipif(not os.path.exists("/usr/sbin/sshd"), reason="sshd is not installed")
 @pytest.mark.skipif(os.geteuid() != 0, reason="a login without PAM, to an account of any state, needs root")
-def test_ssh_goes_through_to_an_sshd_of_its_own(setup, tmp_path):
+def test_ssh_reaches_the_sshd_that_the_script_starts(setup, tmp_path):
     home = {"HOME": str(tmp_path)}
-    assert "no ssh to localhost" in setup("check", code=1, **home) if setup("keys", **home) else False
+    assert "ssh can't reach localhost" in setup("check", code=1, **home) if setup("keys", **home) else False
     try:
         assert "listens at port" in setup("sshd", **home)
         wait_for(setup.port)
         assert setup("check", **home) == "check: localhost\ncheck: 127.0.0.1\n"
-        assert "somebody listens at port" in setup("sshd", **home)
+        assert "is already in use" in setup("sshd", **home)
     finally:
         end_sshd(setup.port)
 
@@ -233,7 +233,7 @@ def wait_for(port):
 
 
 def end_sshd(port):
-    """The one that was started here, by its port."""
+    """End the sshd that the test started; its port tells which it is."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -262,7 +262,7 @@ def test_the_containers_are_those_of_docker(printed, tmp_path, programs):
 
 
 def test_what_the_containers_mount_is_made(tmp_path, programs, monkeypatch, capsys):
-    """docker refuses a mount of what is not there."""
+    """docker refuses to mount a folder that does not exist."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert main(["build", "deepseek-r1", "--gpu", "gb200", "--gpus", "8", "--output", str(tmp_path / "r1")]) == 0
@@ -280,7 +280,7 @@ def test_what_the_containers_mount_is_made(tmp_path, programs, monkeypatch, caps
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
 def test_mpirun_itself_takes_the_line(printed, tmp_path, monkeypatch):
-    """All of it but the ranks themselves: what runs is its own hostname, on this machine under two names."""
+    """The whole line runs, except that each rank is only an echo. The two hosts are two names of this machine."""
     text = printed("--hosts", "localhost,127.0.0.1", "--ssh-setup", "--interface", "lo").out
     [line] = [line for line in text.splitlines() if line.startswith("  inside env ")]
     command = line.removeprefix("  inside ").partition(" python3 -c ")[0] + " echo rank"

@@ -1,4 +1,4 @@
-"""`launch --with slurm`: the batch script, run with recording programs in the place of Slurm's."""
+"""`launch slurm`: the batch script, run with recording programs in place of Slurm's."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def script(built, capsys):
 
 @pytest.fixture
 def run(tmp_path):
-    """A script as the first node would run it; the calls of srun and of the supervisor's Python."""
+    """Runs a script as the first node would, and returns the calls of srun and of the supervisor's Python."""
     srun, python = recording(tmp_path / "bin", "srun"), recording(tmp_path / "bin", "python3")
     scontrol = recording(tmp_path / "bin", "scontrol", after="print('node1\\nnode2')")
 
@@ -66,7 +66,7 @@ def directives(text):
 
 
 def split(words):
-    """Before and after the first `--`."""
+    """Return the words before and after the first `--`."""
     at = words.index("--")
     return words[:at], words[at + 1 :]
 
@@ -95,7 +95,7 @@ def test_the_supervisor_is_in_front_of_srun(script, run, built):
 
 
 def test_the_supervisor_takes_what_it_is_given(script, tmp_path):
-    """The real one, with another command than srun."""
+    """This runs the real supervisor, with another command than srun."""
     ports = port_options(free_ports(3))
     options = ["--ready-file", str(tmp_path / "ready"), "--max-restarts", "1", "--address", "127.0.0.1"]
     text = script("r1x2", "--no-container", "--python", sys.executable, *ports, *options)
@@ -130,7 +130,7 @@ def test_in_containers_what_is_needed_is_mounted(script, run, built, tmp_path):
 
 
 def test_the_supervisor_asks_where_the_server_listens(script, run, monkeypatch):
-    """sbatch hands the variables of whoever submits on to the ranks."""
+    """sbatch passes the submitting user's variables on to the ranks."""
     monkeypatch.setenv("HTTP_ADDRESS", "10.0.0.7")
     _, [supervisor] = run(script("r1x2", "--no-container"))
 
@@ -138,8 +138,8 @@ def test_the_supervisor_asks_where_the_server_listens(script, run, monkeypatch):
     assert supervisor["args"][supervisor["args"].index("--http-address") + 1] == "10.0.0.7"
 
 
-def test_a_variable_of_the_image_too_is_what_was_asked_for(script, run):
-    """Of such a name pyxis leaves the image its value, unless --container-env has it (its README)."""
+def test_variables_of_env_override_those_of_the_image(script, run):
+    """pyxis prefers the image's value of a variable, unless --container-env names the variable (its README)."""
     _, [supervisor] = run(script("r1", "--env", "NCCL_DEBUG=INFO", "--env", "OTHER=1"))
 
     assert "--container-env=NCCL_DEBUG,OTHER" in supervisor["args"]
@@ -194,7 +194,7 @@ def test_how_to_stop_it_is_said(script):
         ("r1", ["--partition", "a b"], "--partition: a line of #SBATCH takes no blanks"),
         ("r1", ["--log", "it's"], "--log: a line of #SBATCH takes no blanks"),
         ("r1", ["--sbatch", "qos"], "--sbatch: expected an option of sbatch"),
-        ("r1", ["--gpus", "all"], "--gpus: expected a number of each node, or none"),
+        ("r1", ["--gpus", "all"], "--gpus: expected a number for each node, or none"),
         ("r1", ["--gpus", "4"], "takes 8 GPUs of each node, got 4"),
         ("r1", ["--ready-file", "/a b/ready"], "/a b: pyxis mounts no path"),
         (
@@ -202,12 +202,12 @@ def test_how_to_stop_it_is_said(script):
             ["--cache-dir", "/a,b"],
             "/a,b/nvcr.io_nvidia_tritonserver_26.07-trtllm-python-py3-h200: pyxis mounts no path",
         ),
-        ("r1", ["--no-container", "--image", "mine"], "are for a container, and --no-container does without"),
-        ("tiny", [], "was planned for no container: --image names one"),
+        ("r1", ["--no-container", "--image", "mine"], "are for a container, and --no-container uses none"),
+        ("tiny", [], "was planned for no container: name with --image one"),
         ("r1", ["--no-container", "--", "--http-port=1"], "expected HTTP_PORT to be set"),
     ],
 )
-def test_what_can_not_be_is_refused(built, capsys, name, options, expected):
+def test_invalid_options_are_refused(built, capsys, name, options, expected):
     capsys.readouterr()
     assert main(["launch", str(built / name), "--with", "slurm", *options]) == 2
     [line] = capsys.readouterr().err.splitlines()

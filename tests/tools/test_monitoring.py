@@ -1,4 +1,4 @@
-"""The dashboard and the scrape example ask for what the backend has, and for all of it."""
+"""The dashboard and the scrape example name only metrics that the backend has, and the dashboard shows all of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MONITORING = Path(__file__).resolve().parents[2] / "tools" / "monitoring"
 DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))
 
 SCRAPED_LABELS = {"instance", "job", *COMMON_LABELS}
-"""What every series has once Prometheus has scraped it."""
+"""Labels that every series has once Prometheus has scraped it."""
 
 NOT_SHOWN: frozenset[str] = frozenset()
-"""Families that are deliberately on no panel."""
+"""Metric families that are deliberately on no panel."""
 
 FAMILY_OF = {name: family for family in FAMILIES for name in family.series_names}
 
@@ -36,7 +36,7 @@ def _expressions() -> Iterator[tuple[str, str]]:
 
 
 EXPRESSIONS = list(_expressions())
-"""(where, PromQL) of every panel and every variable."""
+"""Title and PromQL of every panel and every variable."""
 
 
 def names_in(expression: str) -> list[str]:
@@ -89,7 +89,7 @@ def test_every_family_is_on_the_dashboard(family: Family) -> None:
 
 
 def test_the_dashboard_can_be_imported_anywhere() -> None:
-    """Its data source is a variable, ids are its own, panels don't overlap."""
+    """The data source is a variable, ids are unique, and panels don't overlap."""
     panels = DASHBOARD["panels"]
     assert [v["name"] for v in DASHBOARD["templating"]["list"]] == ["datasource", "model", "instance"]
     assert len({panel["id"] for panel in panels}) == len(panels)
@@ -106,14 +106,14 @@ def test_the_dashboard_can_be_imported_anywhere() -> None:
     assert all(x < 24 for x, _ in cells)
 
 
-def test_the_scrape_example_is_of_the_port_that_serve_takes() -> None:
+def test_the_scrape_example_has_the_default_metrics_port_of_serve() -> None:
     document = yaml.safe_load((MONITORING / "prometheus.yml").read_text(encoding="utf-8"))
 
     (job,) = document["scrape_configs"]
     assert job["static_configs"][0]["targets"] == [f"localhost:{ServeOptions(repository=Path()).metrics_port}"]
 
 
-def test_docs_metrics_md_has_every_family_as_it_is():
+def test_docs_metrics_md_describes_every_family():
     page = (MONITORING.parents[1] / "docs/metrics.md").read_text(encoding="utf-8")
     rows = re.findall(rf"^\| `({PREFIX}\w+)` \| (\w+) \| (.*?) \| (.*) \|$", page, re.MULTILINE)
 

@@ -16,15 +16,15 @@ from typing import Any
 
 from deepseek_triton_tools.doctor.comparing import compare
 from deepseek_triton_tools.doctor.hosts import (
+    HostResult,
     Ssh,
-    Visit,
+    examine_here,
+    examine_hosts,
+    examine_through,
     is_here,
     parse_host_file,
-    visit_all,
-    visit_here,
-    visit_through,
 )
-from deepseek_triton_tools.doctor.machine.capabilities import MPIRUN, SERVE, Capability, capabilities
+from deepseek_triton_tools.doctor.machine.capabilities import MPIRUN, SERVE, Capability, assess_capabilities
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine_finding import LEVELS, Level, Reported, error, note
 from deepseek_triton_tools.doctor.machine.real_machine import RealMachine
@@ -82,7 +82,7 @@ def doctor(options: DoctorOptions, *, as_json: bool) -> int:
     findings = [*checked, *(found for visit in visits for found in _of_visit(visit)), *compare(reports, expected)]
     findings = [*_of_hosts(hosts, machine, expected), *findings]
     code = _exit_code(findings)
-    can = capabilities(findings, expected)
+    can = assess_capabilities(findings, expected)
     with to_reader():
         if as_json:
             facts = {report.host: dict(report.facts) for report in reports}
@@ -139,7 +139,9 @@ def _read(repository: Path, model: Path | None, host: str) -> tuple[Expected, li
     return replace(expected, containers=known_containers()), list(check_findings(report, host))
 
 
-def _visit(options: DoctorOptions, hosts: Sequence[str], machine: RealMachine, expected: Expected) -> Sequence[Visit]:
+def _visit(
+    options: DoctorOptions, hosts: Sequence[str], machine: RealMachine, expected: Expected
+) -> Sequence[HostResult]:
     try:
         ssh_args = tuple(shlex.split(options.ssh_args or ""))
         through = shlex.split(options.through or "")
@@ -150,11 +152,11 @@ def _visit(options: DoctorOptions, hosts: Sequence[str], machine: RealMachine, e
     if options.through is not None:
         if not through:
             raise ToolError("--through: expected a command, got nothing: is a variable not set?", exit_code=2)
-        return [visit_through(through, expected, python=options.python)]
+        return [examine_through(through, expected, python=options.python)]
     if not hosts:
-        return [visit_here(machine, expected, host=machine.hostname, python=options.python)]
+        return [examine_here(machine, expected, host=machine.hostname, python=options.python)]
     complain(f"doctor: asking {', '.join(hosts)}")
-    return visit_all(hosts, machine, expected, ssh=Ssh(port=options.ssh_port, args=ssh_args), python=options.python)
+    return examine_hosts(hosts, machine, expected, ssh=Ssh(port=options.ssh_port, args=ssh_args), python=options.python)
 
 
 def _exit_code(findings: Sequence[Reported]) -> int:
@@ -162,7 +164,7 @@ def _exit_code(findings: Sequence[Reported]) -> int:
     return _CODES[max(levels, key=LEVELS.index)]
 
 
-def _of_visit(visit: Visit) -> Iterator[Reported]:
+def _of_visit(visit: HostResult) -> Iterator[Reported]:
     yield from visit.findings
     yield from visit.report.findings if visit.report else ()
 
@@ -220,7 +222,7 @@ def _counted(findings: Sequence[Reported], *, verbose: bool) -> str:
 
 def _capability(capability: Capability, *, several: bool) -> str:
     mark = styled("yes", "32") if capability.works else styled("no ", "31")
-    blocked = [f"{found.host}: {found.title}" if several else found.title for found in capability.in_the_way]
+    blocked = [f"{found.host}: {found.title}" if several else found.title for found in capability.blocked_by]
     return f"{mark}  {capability.title}" + (f" (in the way: {', '.join(dict.fromkeys(blocked))})" if blocked else "")
 
 
@@ -250,7 +252,7 @@ def _document(
                 "id": each.id,
                 "title": each.title,
                 "works": each.works,
-                "in_the_way": [{"check": found.check, "host": found.host} for found in each.in_the_way],
+                "in_the_way": [{"check": found.check, "host": found.host} for found in each.blocked_by],
             }
             for each in can
         ],

@@ -68,20 +68,20 @@ def _kubernetes(facts: LaunchFacts, options: LaunchOptions) -> str:
 def _kubernetes_problems(facts: LaunchFacts, options: LaunchOptions) -> Iterable[str]:
     from deepseek_triton_tools.launching import kubernetes
 
-    return kubernetes.problems(facts, options)
+    return kubernetes.refusals(facts, options)
 
 
 def _kubernetes_lacking(facts: LaunchFacts, options: LaunchOptions) -> Iterable[str]:
     from deepseek_triton_tools.launching import kubernetes
 
-    return kubernetes.lacking(facts, options)
+    return kubernetes.unmet_requirements(facts, options)
 
 
 FORMS: Mapping[str, Form] = {
     "local": Form(
         render=local.render,
-        problems=local.problems,
-        lacking=local.lacking,
+        problems=local.refusals,
+        lacking=local.unmet_requirements,
         warnings=_nothing,
         runs=True,
         command=(),
@@ -89,8 +89,8 @@ FORMS: Mapping[str, Form] = {
     ),
     "docker": Form(
         render=docker.render,
-        problems=docker.problems,
-        lacking=docker.lacking,
+        problems=docker.refusals,
+        lacking=docker.unmet_requirements,
         warnings=_nothing,
         runs=True,
         command=(),
@@ -98,8 +98,8 @@ FORMS: Mapping[str, Form] = {
     ),
     "mpirun": Form(
         render=mpirun.render,
-        problems=mpirun.problems,
-        lacking=mpirun.lacking,
+        problems=mpirun.refusals,
+        lacking=mpirun.unmet_requirements,
         warnings=mpirun.warnings,
         runs=False,
         command=(),
@@ -107,7 +107,7 @@ FORMS: Mapping[str, Form] = {
     ),
     "slurm": Form(
         render=slurm.render,
-        problems=slurm.problems,
+        problems=slurm.refusals,
         lacking=_nothing,
         warnings=_nothing,
         runs=False,
@@ -137,11 +137,11 @@ def run_launch(args: argparse.Namespace) -> int:
     facts = facts_of(args.what)
     if args.recipe:
         options = LaunchOptions()
-        refuse(recipes.problems(facts, options))
+        refuse(recipes.refusals(facts, options))
         return _print(recipes.render_recipe(args.recipe, facts))
     form = FORMS[args.form]
     options = options_of(args, facts)
-    setup = ssh_setup.problems(facts, options) if args.ssh_setup else ()
+    setup = ssh_setup.refusals(facts, options) if args.ssh_setup else ()
     refuse([*same_ports(options), *form.problems(facts, options), *setup])
     runs = (form.runs or args.submit) and not args.dry_run and not args.ssh_setup
     if runs:

@@ -1,8 +1,8 @@
-"""What is wrong with a machine before a model is loaded on it, as a library: the checks of `deepseek-triton doctor`.
+"""The checks of `deepseek-triton doctor`: what is wrong with a machine, before a model is loaded on it.
 
     report = examine(RealMachine(), Expected())
 
-Standard library only, and of this project only modules that are so too (`packing.SENT` lists them): the same files
-are zipped and piped to a bare `python3` on another host or in a stock container, which keeps nothing of them.
-`machine` is all that a check sees of its surroundings.
+This folder holds the local side: it reaches other hosts, packs the checks for them and compares their reports.
+`machine/` holds the checks themselves. It is also sent to other hosts and into containers, where a bare `python3` runs
+it; so it imports the standard library and `host/` only (`packing.SENT` is the list, a test holds it).
 """

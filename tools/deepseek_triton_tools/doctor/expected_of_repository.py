@@ -1,4 +1,4 @@
-"""What a model repository expects of its machines, read with the generator's own eyes; and what `check` says of it."""
+"""The needs of a model repository, read by the generator's own code, and the findings of `check` about it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deepseek_triton_build.check.documents import read_yaml
 from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
 from deepseek_triton_build.data.catalog import gpus
 from deepseek_triton_build.data.releases import containers
-from deepseek_triton_tools.doctor.machine.capabilities import OF_REPOSITORY
+from deepseek_triton_tools.doctor.machine.capabilities import NEED_REPOSITORY
 from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer
 from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, Reported
 from deepseek_triton_tools.repository.serving_facts import serving_of
@@ -24,12 +24,13 @@ def known_containers() -> tuple[KnownContainer, ...]:
 
 
 def expected_of(repository: Path, report: Report, model: Path | None) -> Expected:
-    """Of the first of its models that TensorRT-LLM serves, else of the first.
+    """Return what its first model for TensorRT-LLM expects, or its first model when none is for TensorRT-LLM.
 
-    :param model: where its checkpoint is, instead of where model.yaml says.
+    :param report: what `check` found in the repository.
+    :param model: where the checkpoint is, if it is not where model.yaml says.
     """
-    checked = _chief(report.models)
-    stamp = _stamp(repository, checked)
+    checked = _main_model(report.models)
+    stamp = read_stamp((repository / checked.file).parent.parent, "")[0]
     target = gpus().get(checked.gpu or "")
     world = _world_size(repository, checked)
     driver = next((row.driver for row in known_containers() if row.tag == _tag(stamp)), None)
@@ -46,26 +47,21 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
         gpus_per_node=min(world, target.gpus_per_node) if target and world else world,
         world_size=world,
         checkpoint=checkpoint,
-        checkpoint_bytes=_size(str(model or repository)) if checkpoint else None,
+        checkpoint_bytes=_checkpoint_bytes(str(model or repository)) if checkpoint else None,
     )
 
 
-def _chief(models: Sequence[CheckedModel]) -> CheckedModel:
+def _main_model(models: Sequence[CheckedModel]) -> CheckedModel:
     return next((model for model in models if model.engine == "tensorrt_llm"), models[0])
 
 
-def _stamp(repository: Path, checked: CheckedModel) -> Stamp:
-    version_dir = (repository / checked.file).parent
-    return read_stamp(version_dir.parent, "")[0]
-
-
 def _tag(stamp: Stamp) -> str:
-    """`26.07` of the image's name."""
+    """Return the tag of the image's name, such as `26.07`."""
     return (stamp.text("image") or "").rpartition(":")[2].partition("-")[0]
 
 
 def _world_size(repository: Path, checked: CheckedModel) -> int | None:
-    """The GPUs of one instance, as model.yaml has them; None where it needs none."""
+    """Return the GPUs of one instance, by model.yaml; None for an engine that needs none."""
     if checked.engine != "tensorrt_llm":
         return None
     document, _ = read_yaml(repository / checked.file, checked.file)
@@ -76,21 +72,20 @@ def _world_size(repository: Path, checked: CheckedModel) -> int | None:
 
 
 def _checkpoint(repository: Path, checked: CheckedModel, model: Path | None) -> str | None:
-    """Its folder or name; None of an engine that reads none."""
+    """Return the checkpoint's folder or name; None for an engine that reads none."""
     if checked.engine == "simulated" or not checked.model or checked.model == "tiny":
         return None
     if model is not None:
         return os.path.abspath(model)
-    inside = (
-        repository / checked.file
-    ).parent / checked.model  # relative paths count from model.yaml, as in the backend
+    # The backend too takes a relative path from model.yaml's folder.
+    inside = (repository / checked.file).parent / checked.model
     if os.path.isabs(checked.model) or checked.model.startswith(".") or inside.is_dir():
         return os.path.abspath(inside)
     return checked.model
 
 
-def _size(source: str) -> int | None:
-    """Bytes of its weights, by the files or by the catalogue; None where neither knows."""
+def _checkpoint_bytes(source: str) -> int | None:
+    """Return the bytes of the weights, by the files or by the catalogue; None when neither knows."""
     try:
         return serving_of(source).size
     except CheckpointError:
@@ -98,7 +93,7 @@ def _size(source: str) -> int | None:
 
 
 def check_findings(report: Report, host: str) -> Iterable[Reported]:
-    """What `deepseek-triton check` says. Whether the checkpoint is there is for the machine's own checks to say."""
+    """Yield what `deepseek-triton check` found, except a missing checkpoint, which a check of the machine reports."""
     for found in report.findings:
         if found.code in (MODEL_GONE.code, MODEL_NOT_HERE.code):
             continue
@@ -109,4 +104,4 @@ def check_findings(report: Report, host: str) -> Iterable[Reported]:
             fix=found.fix,
             blocks=found.severity == "error",
         )
-        yield Reported(check=f"check:{found.code}", title="check", host=host, finding=finding, needs=OF_REPOSITORY)
+        yield Reported(check=f"check:{found.code}", title="check", host=host, finding=finding, needs=NEED_REPOSITORY)

@@ -1,4 +1,4 @@
-"""The checks by another Python, or on another host: the zip goes in, a report comes out."""
+"""Examining this machine, or another host: the zip of the checks is sent there, and a report comes back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deepseek_triton_tools.doctor.comparing import clock
 from deepseek_triton_tools.doctor.machine.capabilities import CAPABILITIES, MPIRUN, SERVE
@@ -15,22 +15,23 @@ from deepseek_triton_tools.doctor.machine.examine import HostReport, examine, re
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine import Machine
 from deepseek_triton_tools.doctor.machine.machine_finding import Reported, error, ok
-from deepseek_triton_tools.doctor.machine.remote import MARK
+from deepseek_triton_tools.doctor.machine.remote import REPORT_PREFIX
 from deepseek_triton_tools.doctor.packing import BOOTSTRAP, pack
 
 _CONNECT_S = 10
 _DEADLINE_S = 120
-"""Of all checks on one host, the headers of 163 files on a slow file system among them."""
-_AT_ONCE = 32
+"""For all checks of one host, which read the headers of 163 files, perhaps on a slow file system."""
+_MAX_CONNECTIONS = 32
+"""Hosts that are examined at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ssh:
-    """How hosts are reached. Never by a password: mpirun could not give one either."""
+    """How hosts are reached. Passwords are not asked for, because mpirun could not give one either."""
 
     port: int | None = None
     args: tuple[str, ...] = ()
-    """Of ssh, before the host."""
+    """Further arguments of ssh, before the host."""
 
     def command(self, host: str, remote: Sequence[str]) -> list[str]:
         port = ["-p", str(self.port)] if self.port else []
@@ -39,17 +40,17 @@ class Ssh:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Visit:
-    """What came of a host: a report, or why there is none."""
+class HostResult:
+    """The report of a host, or why there is none."""
 
     host: str
     report: HostReport | None
     findings: tuple[Reported, ...]
-    """About reaching it."""
+    """Findings about reaching the host; its report has its own."""
 
 
 def is_here(host: str, machine: Machine) -> bool:
-    """Whether `host` names this machine, by its name or its addresses."""
+    """Return whether `host` is a name or an address of this machine."""
     if host in (machine.hostname, "localhost"):
         return True
     try:
@@ -60,91 +61,90 @@ def is_here(host: str, machine: Machine) -> bool:
     return bool(addresses & own) or any(address.startswith("127.") or address == "::1" for address in addresses)
 
 
-def visit_all(
+def examine_hosts(
     hosts: Sequence[str], machine: Machine, expected: Expected, *, ssh: Ssh, python: str | None
-) -> list[Visit]:
-    """Every host at the same time, this machine without ssh."""
+) -> list[HostResult]:
+    """Examine all hosts at the same time; this machine is examined without ssh."""
 
-    def visit(host: str) -> Visit:
+    def examine_host(host: str) -> HostResult:
         if is_here(host, machine):
-            return visit_here(machine, expected, host=host, python=python)
-        return visit_by(ssh.command(host, bootstrap(python or "python3")), expected, host=host)
+            return examine_here(machine, expected, host=host, python=python)
+        return examine_by_command(ssh.command(host, bootstrap_command(python or "python3")), expected, host=host)
 
-    with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(hosts)))) as threads:
-        return list(threads.map(visit, hosts))
+    with ThreadPoolExecutor(min(_MAX_CONNECTIONS, max(1, len(hosts)))) as threads:
+        return list(threads.map(examine_host, hosts))
 
 
-def visit_here(machine: Machine, expected: Expected, *, host: str, python: str | None) -> Visit:
-    """This machine, by this Python or by another."""
+def examine_here(machine: Machine, expected: Expected, *, host: str, python: str | None) -> HostResult:
+    """Examine this machine.
+
+    :param python: another Python that runs the checks, instead of this one.
+    """
     if python is not None:
-        return visit_by(bootstrap(python), expected, host=host, needs=tuple(CAPABILITIES))
-    return Visit(host=host, report=examine(machine, expected, host=host), findings=())
+        return examine_by_command(bootstrap_command(python), expected, host=host, needs=tuple(CAPABILITIES))
+    return HostResult(host=host, report=examine(machine, expected, host=host), findings=())
 
 
-def visit_through(through: Sequence[str], expected: Expected, *, python: str | None) -> Visit:
-    """By a command that runs another one, in a container say."""
-    host = shlex.join(through)
-    return visit_by([*through, *bootstrap(python or "python3")], expected, host=host, needs=tuple(CAPABILITIES))
+def examine_through(through: Sequence[str], expected: Expected, *, python: str | None) -> HostResult:
+    """Examine by a command that runs another command, for example in a container."""
+    command = [*through, *bootstrap_command(python or "python3")]
+    return examine_by_command(command, expected, host=shlex.join(through), needs=tuple(CAPABILITIES))
 
 
-def bootstrap(python: str) -> list[str]:
+def bootstrap_command(python: str) -> list[str]:
+    """Return the command that takes the zip of the checks on its standard input and prints the report."""
     return [python, "-c", BOOTSTRAP]
 
 
-def visit_by(
+def examine_by_command(
     command: Sequence[str],
     expected: Expected,
     *,
     host: str,
     needs: tuple[str, ...] = (SERVE, MPIRUN),
     now: Callable[[], float] = time.time,
-) -> Visit:
-    """By a command that takes the zip on its standard input.
+) -> HostResult:
+    """Run a command that takes the zip on its standard input, and read its report.
 
-    :param needs: what can't be done where there is no report.
+    :param needs: the capabilities that don't work when there is no report.
     """
 
-    def unreached(result: str, cause: str, fix: str) -> Visit:
+    def unreached(result: str, cause: str, fix: str) -> HostResult:
         found = error(result, cause, fix)
         reported = Reported(check="reached", title="reached", host=host, finding=found, needs=needs)
-        return Visit(host=host, report=None, findings=(reported,))
+        return HostResult(host=host, report=None, findings=(reported,))
 
     asked = now()
     try:
         done = subprocess.run(command, input=pack(expected), capture_output=True, timeout=_DEADLINE_S)
     except subprocess.TimeoutExpired:
-        said = f"no report within {_DEADLINE_S} s"
-        return unreached(said, "it hangs in a check, or on the way", f"run doctor on {host} itself")
+        result = f"no report within {_DEADLINE_S} s"
+        return unreached(result, "a check or the connection hangs", f"run doctor on {host} itself")
     except OSError as problem:
         return unreached(f"{command[0]}: {problem.strerror}", "it can't be run", f"install {command[0]}")
     answered = now()
-    line = next((line for line in done.stdout.decode(errors="replace").splitlines() if line.startswith(MARK)), None)
+    lines = done.stdout.decode(errors="replace").splitlines()
+    line = next((line for line in lines if line.startswith(REPORT_PREFIX)), None)
     if line is None:
-        return unreached(*_why(done, command))
+        return unreached(*_why_no_report(done, command))
     try:
-        report = report_from_json(line.removeprefix(MARK))
+        report = report_from_json(line.removeprefix(REPORT_PREFIX))
     except ValueError as problem:
-        return unreached(f"its report can't be read: {problem}", "another version", "install the same version")
-    report = _renamed(report, host)
+        cause = "another version of doctor wrote it"
+        return unreached(f"its report can't be read: {problem}", cause, "install the same version")
+    # The host is called as it was asked for: several containers may have one host name.
+    report = replace(report, host=host, findings=tuple(replace(each, host=host) for each in report.findings))
     reached = Reported(check="reached", title="reached", host=host, finding=ok("without a password"))
     findings = (reached, clock(report, asked, answered)) if command[0] == "ssh" else ()
-    return Visit(host=host, report=report, findings=findings)
+    return HostResult(host=host, report=report, findings=findings)
 
 
-def _renamed(report: HostReport, host: str) -> HostReport:
-    """As it was asked for: several containers may have one host name."""
-    findings = tuple(
-        Reported(check=each.check, title=each.title, host=host, finding=each.finding, needs=each.needs)
-        for each in report.findings
-    )
-    return HostReport(host=host, findings=findings, facts=report.facts, began=report.began, ended=report.ended)
-
-
-_SAID = (
+_NO_PYTHON = ("there is no such Python on it", "install python3, or name its Python with --python")
+_KNOWN_MESSAGES = (
     (
         "Permission denied",
         "ssh needs a password or another key, and mpirun can give neither",
-        "ssh-copy-id, or an ssh-agent: deepseek-triton launch --with mpirun --ssh-setup prints the steps",
+        "use ssh-copy-id or an ssh-agent; `deepseek-triton launch ssh-setup DIR --hosts A,B` prints all steps",
     ),
     (
         "Host key verification failed",
@@ -156,26 +156,31 @@ _SAID = (
         "its name has no address here",
         "correct the name, or add it to /etc/hosts or ~/.ssh/config",
     ),
-    ("Connection refused", "no sshd listens there at that port", "start sshd, or give its port by --ssh-port"),
-    ("timed out", "nothing answers at that address: a firewall, or the machine is off", "look at both"),
-    ("No route to host", "no way leads to that address", "look at its network, and at the routes of this machine"),
-    ("not found", "there is no such Python on it", "install python3, or name its Python by --python"),
-    ("No such file", "there is no such Python on it", "install python3, or name its Python by --python"),
-    ("3.10 or newer is needed", "its Python is too old for the checks and the backend", "name another by --python"),
+    ("Connection refused", "no sshd listens at that port", "start sshd, or give its port with --ssh-port"),
+    ("timed out", "nothing answers: a firewall is in between, or the machine is off", "check both"),
+    ("No route to host", "no route leads to that address", "check its network and the routes of this machine"),
+    ("not found", *_NO_PYTHON),
+    ("No such file", *_NO_PYTHON),
+    (
+        "3.10 or newer is needed",
+        "its Python is too old for the checks and the backend",
+        "name another Python with --python",
+    ),
 )
+"""Words on standard error -> cause and fix; the first that fits counts."""
 
 
-def _why(done: subprocess.CompletedProcess[bytes], command: Sequence[str]) -> tuple[str, str, str]:
-    """Result, cause and fix."""
+def _why_no_report(done: subprocess.CompletedProcess[bytes], command: Sequence[str]) -> tuple[str, str, str]:
+    """Return result, cause and fix."""
     lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-    said = lines[-1] if lines else f"{command[0]} ended with {done.returncode}"
-    found = next((row for row in _SAID if any(row[0] in line for line in lines)), None)
-    if found is None:
-        return said, f"{command[0]} ended with {done.returncode}", "run the command by hand"
-    return said, found[1], found[2]
+    result = lines[-1] if lines else f"{command[0]} ended with {done.returncode}"
+    for words, cause, fix in _KNOWN_MESSAGES:
+        if any(words in line for line in lines):
+            return result, cause, fix
+    return result, f"{command[0]} ended with {done.returncode}", "run the command by hand"
 
 
 def parse_host_file(text: str) -> list[str]:
-    """A host on each line, as mpirun's host files and Slurm's have them: `node1 slots=8`, `node1:8`, comments by #."""
+    """Return the host of each line, in the forms of mpirun and Slurm: `node1 slots=8`, `node1:8`, comments after #."""
     lines = (line.partition("#")[0].split() for line in text.splitlines())
     return list(dict.fromkeys(words[0].partition(":")[0] for words in lines if words))

@@ -1,4 +1,4 @@
-"""The checks as a zip that a bare `python3` runs from its standard input; nothing of it is left behind."""
+"""The checks as a zip, which a bare `python3` runs from its standard input and which leaves no file behind."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from deepseek_triton_tools.doctor.machine.expected import Expected, to_json
-from deepseek_triton_tools.doctor.machine.remote import EXPECTED
+from deepseek_triton_tools.doctor.machine.expected import Expected, expected_to_json
+from deepseek_triton_tools.doctor.machine.remote import EXPECTED_FILE
 
 _PACKAGE = "deepseek_triton_tools"
 SENT = ("__init__.py", "_version.py", "tool_errors.py", "host", "doctor/__init__.py", "doctor/machine")
-"""What travels: the checks and all that they may import, which is the standard library only (a test holds that)."""
+"""The files and folders that are sent. They import each other and the standard library only (a test holds that)."""
 _NEEDED = "Python 3.10 or newer is needed"
 BOOTSTRAP = (
     "import os,sys\n"
@@ -23,20 +23,21 @@ BOOTSTRAP = (
     "from deepseek_triton_tools.doctor.machine.remote import main\n"
     "main()\n"
 )
-"""For `python3 -c`, the zip on its standard input. The file it makes is in memory alone."""
+"""Code for `python3 -c`, which takes the zip on its standard input. The zip is kept in memory (memfd_create(2))."""
 
 
 def pack(expected: Expected) -> bytes:
-    """The zip. Uncompressed: not every Python has zlib."""
+    """Return the zip. It is not compressed, because not every Python has zlib."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as packed:
-        for name, path in _sources():
+        for name, path in sent_files():
             packed.writestr(f"{_PACKAGE}/{name}", path.read_bytes())
-        packed.writestr(EXPECTED, to_json(expected))
+        packed.writestr(EXPECTED_FILE, expected_to_json(expected))
     return content.getvalue()
 
 
-def _sources() -> Iterator[tuple[str, Path]]:
+def sent_files() -> Iterator[tuple[str, Path]]:
+    """Name in the package, and path here, of every file that is sent."""
     root = Path(__file__).parent.parent
     for name in SENT:
         path = root / name

@@ -1,11 +1,15 @@
-"""How a generated repository is started: on this machine, in a container, over several nodes, on a cluster.
+"""How a generated repository is started: on this machine, in a container, over several nodes, or on a cluster.
 
-    facts.py        what a repository needs of where it runs
-    options.py      what the command line says
-    script.py       start.sh: its variables, and the command that it comes to
-    local.py, docker.py, mpirun.py, slurm.py, kubernetes.py    a form each: render(facts, options) and what it can't do
-    ssh_setup.py    what has to be there before mpirun can reach the other nodes
-    recipes.py      TensorRT-LLM from source
+    launch_settings.py    the options of the command line
+    start_script.py       start.sh: its variables, and the command that it runs
+    containers.py         code for containers that docker, Slurm and ssh-setup share
+    local.py, docker.py, mpirun.py, slurm.py, kubernetes.py    one file for each form
+    ssh_setup.py          the script that lets mpirun reach the other nodes
+    recipes.py            the scripts that build TensorRT-LLM from source
 
-start.sh says what runs; here are only its surroundings. Every form renders a text that runs as it is.
+start.sh decides what runs; a form only sets its surroundings. Each form has the same functions:
+
+    refusals              reasons why it can't be rendered
+    unmet_requirements    what has to be there before the rendered text can run
+    render                the text, which runs as it is
 """

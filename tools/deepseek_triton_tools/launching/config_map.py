@@ -1,4 +1,4 @@
-"""A model repository as a ConfigMap: its files under keys without slashes, and the paths to mount them at."""
+"""A model repository as a ConfigMap: its files under keys without slashes, and the paths at which they are mounted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.tool_errors import RepositoryError
 
 MAX_BYTES = 2**20
-"""Of all values together (kubernetes.io, ConfigMaps: "The data stored in a ConfigMap cannot exceed 1 MiB")."""
+"""Limit of all values together (kubernetes.io, ConfigMaps: "The data stored in a ConfigMap cannot exceed 1 MiB")."""
 _MAX_KEY = 253
 """Characters; [-._a-zA-Z0-9] are allowed (k8s.io/apimachinery, validation.IsConfigMapKey)."""
 
@@ -24,27 +24,27 @@ _MAX_KEY = 253
 @dataclass(frozen=True, kw_only=True)
 class RepositoryFile:
     path: str
-    """Relative, with slashes."""
+    """Relative path, with slashes."""
     key: str
     content: bytes
     is_executable: bool
 
     @property
     def item(self) -> dict[str, str | int]:
-        """Of a volume's `items`. Modes are rarely needed: the others are 0644."""
+        """Entry of a volume's `items`. Only executables need a mode; the default is 0644."""
         item: dict[str, str | int] = {"key": self.key, "path": self.path}
         return item | {"mode": 0o755} if self.is_executable else item
 
     @property
     def lines(self) -> list[str]:
-        """One entry of `data` or `binaryData`, not indented."""
+        """Lines of its entry in `data` or `binaryData`, not indented."""
         if (text := self.text) is None:
             return [f"{self.key}: {base64.b64encode(self.content).decode()}"]
         return [f"{self.key}: |", *_indented(text.split("\n")[:-1])] if text else [f'{self.key}: ""']
 
     @property
     def text(self) -> str | None:
-        """What a literal block of YAML holds without a change: printable lines, each with its end; None else."""
+        """Content as text, if a literal block of YAML keeps it: printable lines, each with its end. None otherwise."""
         try:
             text = self.content.decode("utf-8")
         except UnicodeDecodeError:
@@ -61,38 +61,34 @@ def _is_printable(line: str) -> bool:
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
-    """Unlike textwrap.indent also a line of spaces, which are content."""
+    """Indent by two. Unlike textwrap.indent this also indents a line of spaces, which are content here."""
     return [f"  {line}" if line else "" for line in lines]
 
 
 def repository_files(folder: Path) -> list[RepositoryFile]:
-    """In the order of their paths. Hidden files and __pycache__ are left out.
+    """Return the files in the order of their paths. Hidden files and __pycache__ are left out.
 
-    :raises RepositoryError: when they are more than a ConfigMap takes, or can't be read.
+    :raises RepositoryError: when a ConfigMap can't hold them all, or one can't be read.
     """
-    paths, size = [], 0
+    files: list[RepositoryFile] = []
+    size, keys = 0, set[str]()
     for path in _walk(folder):
-        paths.append(path)
         try:
-            size += path.stat().st_size
+            status = path.stat()
+            size += status.st_size
+            if size > MAX_BYTES:
+                raise RepositoryError(
+                    f"{folder} is larger than {sized(MAX_BYTES)}, the limit of a ConfigMap: put it on a volume and "
+                    "name its claim with --repository-claim"
+                )
+            content = path.read_bytes()
         except OSError as error:
             raise _unreadable(path, error) from error
-        if size > MAX_BYTES:
-            raise RepositoryError(
-                f"{folder} is larger than {sized(MAX_BYTES)}, the most a ConfigMap holds: put it on a volume and give "
-                "its claim with --repository-claim"
-            )
-    keys: set[str] = set()
-    files = []
-    for path in paths:
         name = path.relative_to(folder).as_posix()
         key = _key(name, keys)
         keys.add(key)
-        try:
-            content, mode = path.read_bytes(), path.stat().st_mode
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        files.append(RepositoryFile(path=name, key=key, content=content, is_executable=bool(mode & 0o100)))
+        is_executable = bool(status.st_mode & 0o100)
+        files.append(RepositoryFile(path=name, key=key, content=content, is_executable=is_executable))
     return files
 
 
@@ -101,7 +97,7 @@ def _unreadable(path: Path, error: OSError) -> RepositoryError:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """:raises RepositoryError: when a folder can't be read: what is in it would be missing in the pods."""
+    """:raises RepositoryError: when a folder can't be read; its files would be missing in the pods."""
 
     def refuse(error: OSError) -> None:
         raise _unreadable(Path(error.filename), error) from error
@@ -110,7 +106,7 @@ def _walk(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
         found += [Path(place, name) for name in names if not name.startswith(".")]
-        if len(found) > MAX_BYTES:  # links in a circle
+        if len(found) > MAX_BYTES:  # links lead in a circle
             break
     yield from sorted(found)
 
@@ -123,16 +119,16 @@ def _key(path: str, taken: set[str]) -> str:
 
 
 def content_hash(files: Sequence[RepositoryFile]) -> str:
-    """8 hex digits of names, modes and contents."""
-    whole = hashlib.sha256()
+    """Return 8 hex digits for names, modes and contents."""
+    digest = hashlib.sha256()
     for file in files:
         head = json.dumps([file.path, file.is_executable, len(file.content)])
-        whole.update(head.encode() + file.content)
-    return whole.hexdigest()[:8]
+        digest.update(head.encode() + file.content)
+    return digest.hexdigest()[:8]
 
 
 def data_lines(files: Sequence[RepositoryFile]) -> list[str]:
-    """`data` and `binaryData` of a ConfigMap."""
+    """Return the lines of a ConfigMap's `data` and `binaryData`."""
     lines = []
     for section, is_text in (("data", True), ("binaryData", False)):
         entries = [line for file in files if (file.text is not None) == is_text for line in file.lines]

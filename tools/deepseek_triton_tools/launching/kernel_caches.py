@@ -1,5 +1,5 @@
-"""Compiled kernels, kept over the life of a container: without them every start compiles them again, and the first
-requests of a new shape wait for seconds (sgl-project/sglang#29170, NVIDIA/TensorRT-LLM pull request 16178)."""
+"""Compiled kernels, kept when a container ends. Without that every start compiles them again, and the first requests of
+a new shape wait for seconds (sgl-project/sglang#29170, NVIDIA/TensorRT-LLM pull request 16178)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 MOUNTED_AT = "/var/cache/deepseek-triton"
-"""In containers."""
+"""Path inside containers."""
 
 CACHES: Mapping[str, str] = {
     # cpp/tensorrt_llm/deep_gemm/compiler.cuh; ~/.tensorrt_llm without it.
@@ -28,14 +28,15 @@ CACHES: Mapping[str, str] = {
 """Variable -> folder below the one that is kept."""
 
 
-def environment(folder: str = MOUNTED_AT) -> dict[str, str]:
-    return {variable: f"{folder}/{name}" for variable, name in CACHES.items()}
+def environment() -> dict[str, str]:
+    """Return the variables that let all compilers keep their kernels below MOUNTED_AT."""
+    return {variable: f"{MOUNTED_AT}/{name}" for variable, name in CACHES.items()}
 
 
 def cache_folder(image: str, gpu: str | None, root: Path | None = None) -> Path:
-    """Of one image and one GPU: what the compilers of one made, another must not load.
+    """Return the folder for one image and one GPU: kernels of one image's compilers must not be loaded in another.
 
-    :param root: ~/.cache/deepseek-triton/kernels unless given.
+    :param root: the folder above it; ~/.cache/deepseek-triton/kernels unless given.
     """
     if root is None:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "deepseek-triton/kernels")

@@ -1,4 +1,4 @@
-"""The pods: the one with tritonserver, and those with ranks only."""
+"""The pods of the manifest: one with tritonserver, and over several nodes further ones with ranks only."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ REPOSITORY_MOUNT = "/etc/deepseek-triton/repository"
 KEYS_MOUNT = "/etc/deepseek-triton/ssh"
 HUB_MOUNT = "/models/hub"
 SSH_PORT = 2222
-"""With hostNetwork the node's own sshd has 22."""
+"""Not 22, which the node's own sshd has when pods use the host's network."""
 RANK_BYTES = 8 * 2**30
-"""Host memory of a rank besides weights and /dev/shm: CUDA's and torch's own, pinned buffers. An assumption."""
+"""Host memory of a rank besides weights and /dev/shm: for CUDA, torch and pinned buffers. An assumption."""
 CHECKPOINT_CLAIM = "deepseek-checkpoint"
 HUB_CLAIM = "huggingface-hub"
 
 Entries = Iterator["Mapping[str, object] | str"]
-"""Of a list; a text is the comment of what follows."""
+"""Entries of a list; a text is a comment for the entry after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,25 +41,26 @@ class Pods:
     options: LaunchOptions
     start: StartTimes
     rate_from: str
-    """For people."""
+    """Where the rate of the storage comes from, for a comment."""
     image: str
     name: str
     config_map: str | None
-    """Its name; None where the repository is on a claim."""
+    """Name of the ConfigMap; None when the repository is on a claim."""
     repository_items: tuple[Mapping[str, object], ...]
-    """Of the ConfigMap's volume."""
+    """Entries of the ConfigMap's volume."""
 
     def server(self) -> str:
-        """The spec of the pod with tritonserver."""
+        """Return the spec of the pod with tritonserver."""
         stop, script = self.start.stop, "start-leader.sh" if self.facts.nodes > 1 else "start-server.sh"
         return filled(
             "server-pod.yaml",
             self._common()
             | {
                 "grace_why": (
-                    f"preStop {stop.pre_stop_s} s, then tritonserver gives open requests {stop.exit_timeout_s} s "
-                    f"(EXIT_TIMEOUT), the supervisor kills what is left after {stop.supervisor_kill_s} s, nobody else "
-                    f"before {stop.mpirun_kill_s} s; and {SPARE_S} s for the kernel to take it all down."
+                    f"preStop takes {stop.pre_stop_s} s. Counted from then, tritonserver gives open requests "
+                    f"{stop.exit_timeout_s} s (EXIT_TIMEOUT), the supervisor kills what is left after "
+                    f"{stop.supervisor_kill_s} s, mpirun after {stop.mpirun_kill_s} s, and the kernel gets {SPARE_S} s "
+                    "to end it all."
                 ),
                 "grace_s": str(stop.grace_period_s),
                 "script": block(self._script(script), 8),
@@ -73,23 +74,23 @@ class Pods:
                 "failures": str(self.start.failure_threshold),
                 "ready_path": json.dumps(f"/v2/models/{quote(self.facts.model)}/ready"),
                 "pre_stop_why": (
-                    "A pod that ends is taken out of its Services meanwhile: new requests stop coming before the "
-                    f"server refuses them. {stop.pre_stop_s} s is an assumption."
+                    "During this time the pod is taken out of its Services, so that new requests stop coming before "
+                    f"the server refuses them. {stop.pre_stop_s} s is an assumption."
                 ),
                 "pre_stop_s": str(stop.pre_stop_s),
             },
         )
 
     def worker(self) -> str:
-        """The spec of a pod with ranks only."""
+        """Return the spec of a pod with ranks only."""
         stop = self.start.stop
         return filled(
             "worker-pod.yaml",
             self._common()
             | {
                 "grace_why": (
-                    f"The leader's {stop.grace_period_s} s, and {GROUP_S} s for the case that this pod is told first. "
-                    "An assumption."
+                    f"The leader's {stop.grace_period_s} s, and {GROUP_S} s (an assumption) in case this pod is told "
+                    "to end before the leader is."
                 ),
                 "grace_s": str(stop.worker_grace_period_s),
                 "script": block(self._script("start-worker.sh"), 8),
@@ -114,7 +115,7 @@ class Pods:
         )
 
     def _args(self) -> str:
-        """For tritonserver; the first is the script's name."""
+        """Return the arguments of the script. The first is its own name, the others are for tritonserver."""
         if not self.options.server_args:
             return ""
         words = ("launch", *self.options.server_args)
@@ -124,63 +125,58 @@ class Pods:
 
     def _server_environment(self) -> Entries:
         options, start = self.options, self.start
-        yield "The ports of Triton that are probed and served below."
+        yield "Ports of tritonserver, which the probes and the Service use."
         yield {"name": "HTTP_PORT", "value": str(options.http_port)}
         yield {"name": "GRPC_PORT", "value": str(options.grpc_port)}
         yield {"name": "METRICS_PORT", "value": str(options.metrics_port)}
-        yield "Seconds for open requests on a stop; terminationGracePeriodSeconds follows from it."
+        yield "Seconds for open requests when the server is stopped; terminationGracePeriodSeconds is computed from it."
         yield {"name": "EXIT_TIMEOUT", "value": str(start.stop.exit_timeout_s)}
         yield self._ready_within_why()
-        yield {"name": "READY_WITHIN", "value": str(self._ready_within_s)}
+        yield {"name": "READY_WITHIN", "value": str(0 if options.ready_within == 0 else start.ready_within_s)}
         yield (
-            "The kubelet starts it again, with its own back-off and a startupProbe of its own: a load within the "
-            "container would be ended by the livenessProbe."
+            "The kubelet restarts the server, with its own back-off and a new startupProbe. If the supervisor "
+            "restarted it within the container, the livenessProbe would end the load."
         )
         yield {"name": "MAX_RESTARTS", "value": "0"}
         if options.ready_file:
-            yield "Within the container, while it is ready."
+            yield "This file exists inside the container while the server is ready."
             yield {"name": "READY_FILE", "value": literal(str(options.ready_file))}
         if options.interface:
-            yield "The network between the nodes."
+            yield "The network interface between the nodes."
             yield {"name": "INTERFACE", "value": literal(options.interface)}
         if self.facts.nodes > 1:
-            yield "A pod's address is NAME.SUBDOMAIN, of which mpirun would keep NAME alone: Open MPI 4, Open MPI 5."
+            yield "Without these mpirun cuts a pod's address NAME.SUBDOMAIN down to NAME (Open MPI 4, then 5)."
             yield {"name": "OMPI_MCA_orte_keep_fqdn_hostnames", "value": "true"}
             yield {"name": "PRTE_MCA_prte_keep_fqdn_hostnames", "value": "true"}
         yield from self._environment()
 
     def variables(self) -> Iterator[str]:
-        """Their names."""
+        """Yield the names of the server's environment variables, in order and with repeated ones."""
         return (str(entry["name"]) for entry in self._server_environment() if not isinstance(entry, str))
-
-    @property
-    def _ready_within_s(self) -> int:
-        given = self.options.ready_within
-        return self.start.ready_within_s if given is None else given
 
     def _ready_within_why(self) -> str:
         if self.options.ready_within == 0:
-            return "No deadline of the supervisor's, as asked for; the startupProbe's stays, which names no rank."
+            return "The supervisor has no deadline, as requested. The startupProbe has one, but it can't name a rank."
         return (
-            "Seconds until the supervisor gives up and names the rank that is missing; the startupProbe, which can't, "
-            "comes after it."
+            "Seconds until the supervisor gives up and names the missing rank. The startupProbe gives up later, "
+            "because it can't name the rank."
         )
 
     def _environment(self) -> Entries:
-        """Of every pod."""
+        """Yield the variables of every pod."""
         if self.facts.nodes > 1:
-            yield "A port that is free on a node too, whose own sshd has 22."
+            yield "Port of the pods' sshd. It must be free on the node too, whose own sshd has 22."
             yield {"name": "SSH_PORT", "value": str(self._ssh_port)}
         if self.facts.serving and self.facts.serving.names:
-            yield "The checkpoint is there already, on a volume that can't be written to: nothing is to be downloaded."
+            yield "The checkpoint is on a read-only volume already, so nothing is downloaded."
             yield {"name": "HF_HUB_CACHE", "value": HUB_MOUNT}
             yield {"name": "HF_HUB_OFFLINE", "value": "1"}
         if self._keeps_caches:
-            yield "Compiled kernels outlive the pod; else the first requests of every shape wait for them again."
+            yield "Compiled kernels outlive the pod. Otherwise the first requests of every shape wait for them again."
             for variable, folder in kernel_caches.environment().items():
                 yield {"name": variable, "value": folder}
         if self.options.environment:
-            yield "As asked for."
+            yield "As requested."
             for variable, value in self.options.environment:
                 yield {"name": variable, "value": literal(value)}
 
@@ -193,22 +189,22 @@ class Pods:
     def _probe_why(self) -> str:
         start, serving = self.start, self.facts.serving
         gather = (
-            f"{start.gather_s} s until the other pods are there (an assumption: a node to be added, 14 GB of image to "
-            "be pulled); "
+            f"{start.gather_s} s until the other pods are there (an assumption: a node may have to be added, and 14 GB "
+            "of image be pulled). "
             if start.gather_s
             else ""
         )
         load = (
             f"{serving.size:,} bytes of weights (by {one_line(serving.size_from)}) at {sized(start.rate)}/s "
-            f"({self.rate_from}) take {start.load_s} s, {about(start.load_s)}, the engine's kernels and CUDA graphs "
-            f"{about(ENGINE_START_S)} (an assumption): "
+            f"({self.rate_from}) take {start.load_s} s, {about(start.load_s)}. The engine's kernels and CUDA graphs "
+            f"take {about(ENGINE_START_S)} (an assumption). So "
             if serving
             else ""
         )
         return (
-            f"{gather}{load}READY_WITHIN is {start.ready_within_s} s; the supervisor then ends its processes within "
-            f"{start.stop.supervisor_kill_s} s, and there is a spare minute. All that is less than "
-            f"{start.failure_threshold} x {PERIOD_S} s."
+            f"{gather}{load}READY_WITHIN is {start.ready_within_s} s. Then the supervisor ends its processes within "
+            f"{start.stop.supervisor_kill_s} s, and a minute is to spare. The probe waits longer than all of these "
+            f"together: {start.failure_threshold} x {PERIOD_S} s."
         )
 
     # --- the rest of a pod ---
@@ -224,17 +220,17 @@ class Pods:
 
     def _pod_lines(self) -> Iterator[str]:
         options = self.options
-        yield "# Nothing in it talks to Kubernetes. A Service named http would set HTTP_PORT, which start.sh reads.\n"
+        yield "# Nothing here talks to Kubernetes. A Service named http would set HTTP_PORT, which start.sh reads.\n"
         yield "automountServiceAccountToken: false\nenableServiceLinks: false\n"
         if options.kubernetes.host_network:
-            yield "# The node's own network, for its fast interfaces; cluster names are known all the same.\n"
+            yield "# The node's own network, for its fast interfaces. Names of the cluster are resolved nevertheless.\n"
             yield "hostNetwork: true\ndnsPolicy: ClusterFirstWithHostNet\n"
         if options.pull_secret:
             yield f"imagePullSecrets: [{mapping({'name': options.pull_secret})}]\n"
         if options.kubernetes.node_selector:
             yield f"nodeSelector: {mapping(dict(options.kubernetes.node_selector))}\n"
         if self.facts.gpus_per_node:
-            yield "# Nodes with GPUs are often kept free of what needs none.\ntolerations:\n"
+            yield "# Nodes with GPUs often have a taint that keeps other pods away.\ntolerations:\n"
             yield items([{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}], 2)
 
     @property
@@ -255,9 +251,9 @@ class Pods:
                 "memory_why": self._memory_why(size),
                 "cpus": str(2 * facts.ranks_per_node + 2),
                 "cpu_why": (
-                    "A rank keeps a thread that polls and one that feeds its GPU busy, tritonserver and the backend "
-                    f"one each: 2 x {facts.ranks_per_node} + 2. An assumption. No limit: a throttled rank holds up all "
-                    "others."
+                    "A rank keeps two threads busy (one polls, one feeds its GPU), tritonserver and the backend one "
+                    f"each: 2 x {facts.ranks_per_node} + 2, an assumption. There is no limit, because a throttled "
+                    "rank slows down all others."
                 ),
                 "gpus_why": self._gpus_why(),
                 "limits": mapping(limits),
@@ -266,22 +262,22 @@ class Pods:
 
     def _memory_why(self, size: int) -> str:
         weights = (
-            f"{sized(size)} of weights / {BUDGET_SHARE} (page cache is charged to the pod that reads it, every rank "
-            "maps all of them, and with less the first shards are dropped while the last are read) + "
+            f"{sized(size)} of weights / {BUDGET_SHARE} (page cache is charged to the pod that reads it, and every "
+            "rank maps all weights; with less memory the first shards are dropped while the last are read) + "
             if size
             else ""
         )
         return (
             f"Memory: {weights}{self.facts.ranks_per_node} x {sized(RANK_BYTES)} for the ranks (an assumption) + "
-            f"{sized(self._shm_bytes)} for /dev/shm, which counts too."
+            f"{sized(self._shm_bytes)} for /dev/shm, which is memory too."
         )
 
     def _gpus_why(self) -> str:
         facts = self.facts
         if not facts.gpus_per_node:
-            return "As requested: memory that is lent can be taken back."
-        where = f" on each of {facts.nodes} nodes" if facts.nodes > 1 else ""
-        return f"{facts.world_size} ranks, a GPU each, {facts.ranks_per_node}{where}."
+            return "The same memory as in requests: memory above the request can be taken back."
+        where = f" on each of {facts.nodes} nodes" if facts.nodes > 1 else " on this node"
+        return f"{facts.world_size} ranks with a GPU each, {facts.ranks_per_node}{where}."
 
     # --- volumes ---
 
@@ -305,7 +301,7 @@ class Pods:
         if not self.config_map:
             return ""
         head = f"  - name: repository-source\n    configMap:\n      name: {self.config_map}\n"
-        return f"{head}      # A key can't hold a slash.\n      items:\n{items(self.repository_items, 8)}"
+        return f"{head}      # A key has no slash, a path may.\n      items:\n{items(self.repository_items, 8)}"
 
     def _volumes(self) -> Entries:
         kubernetes = self.options.kubernetes
@@ -321,7 +317,7 @@ class Pods:
         if kubernetes.cache_claim:
             yield {"name": "kernels", "persistentVolumeClaim": {"claimName": kubernetes.cache_claim}}
         elif self._keeps_caches:
-            yield "Of one image and GPU: what one compiler made another must not load."
+            yield "The folder is for one image and GPU: kernels of another image's compilers must not be loaded."
             yield {"name": "kernels", "hostPath": {"path": str(self._cache_folder), "type": "DirectoryOrCreate"}}
         if self.facts.nodes > 1:
             yield "The key pair of the group."
@@ -329,22 +325,22 @@ class Pods:
 
     def _shm_why(self) -> str:
         if self.options.shm_size:
-            return f"/dev/shm, {sized(self._shm_bytes)} as asked for; a container's own is 64 MiB."
+            return f"/dev/shm, {sized(self._shm_bytes)} as requested. A container's default is 64 MiB."
         return (
             f"/dev/shm: 1 GiB for each of {self.facts.ranks_per_node} ranks, for NCCL and MPI, and 1 GiB for "
-            "tritonserver and its Python backend (an assumption); a container's own is 64 MiB. Only what is used takes "
-            "memory."
+            "tritonserver and its Python backend (an assumption). A container's default is 64 MiB. Only the part that "
+            "is used takes memory."
         )
 
     def _checkpoints(self) -> Iterator[tuple[str, str, str, dict[str, object]]]:
-        """Name, path in the pod, comment, source."""
+        """Yield name, path in the pod, comment and source of each volume with a checkpoint."""
         serving, claim = self.facts.serving, self.options.claim
         for n, (path, here) in enumerate(self.facts.mounts.items(), 1):
             number = f"-{n}" if n > 1 else ""
-            what = one_line(f"The folder that is {here} where this was made.")
+            what = one_line(f"The folder that was {here} on the machine where this was made.")
             yield f"checkpoint{number}", path, what, self._source(here, f"{claim or CHECKPOINT_CLAIM}{number}")
         if serving and serving.names:
-            what = one_line(f"The hub folder of a Hugging Face cache with {' and '.join(serving.names)}.")
+            what = one_line(f"The hub folder of a Hugging Face cache that holds {' and '.join(serving.names)}.")
             yield "hub", HUB_MOUNT, what, self._source(serving.hub_cache, claim or HUB_CLAIM)
 
     def _source(self, here: str, claim: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What the command line says of Kubernetes alone."""
+"""Options of the command line that only `launch kubernetes` has."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 @dataclass(frozen=True, kw_only=True)
 class KubernetesOptions:
     repository_claim: str | None = None
-    """A PersistentVolumeClaim with the model repository, instead of a ConfigMap."""
+    """PersistentVolumeClaim that holds the model repository, instead of a ConfigMap."""
     cache_claim: str | None = None
-    """One for compiled kernels; LaunchOptions.cache_dir names a folder of the nodes instead."""
+    """PersistentVolumeClaim for compiled kernels. LaunchOptions.cache_dir names a folder of the nodes instead."""
     checkpoint_on_nodes: bool = False
-    """The checkpoint lies on every node where it lies here, instead of on LaunchOptions.claim."""
+    """Whether every node has the checkpoint at this machine's path, instead of on LaunchOptions.claim."""
     measured: Path | None = None
-    """A document of `warm --json`, whose rate counts; LaunchOptions.rate gives one by hand."""
+    """Document of `warm files --json`, whose rate is used. LaunchOptions.rate gives one by hand."""
     host_network: bool = False
     rdma: tuple[str, int] | None = None
-    """A device plugin's resource, and how many of it a pod gets: ("rdma/hca", 8)."""
+    """Resource of a device plugin, and how many of it a pod gets: ("rdma/hca", 8)."""
     scrape: bool = False
-    """Annotate pods for Prometheus."""
+    """Whether pods get annotations for Prometheus."""
     target: int | None = None
-    """Sequences in flight that the autoscaler aims at, for each replica."""
+    """Sequences in flight for each replica that the autoscaler aims at."""
     node_selector: tuple[tuple[str, str], ...] = ()
-    """Labels of the nodes."""
+    """Labels that the nodes must have."""

@@ -1,4 +1,4 @@
-"""The templates of `launch --with kubernetes`, filled in, and pieces of YAML."""
+"""The templates of `launch kubernetes`, filled in, and pieces of YAML."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from deepseek_triton_tools import text_templates
 
 
 def filled(name: str, values: Mapping[str, str]) -> str:
-    """:param name: of a file in templates/kubernetes."""
+    """:param name: a file in templates/kubernetes."""
     return text_templates.filled(__package__, f"kubernetes/{name}", values)
 
 
 def block(text: str, indent: int) -> str:
-    """Lines for a place in a template that is a line of its own: indented, and without the last line's end."""
+    """Indent the lines for a value that stands alone on a line of a template, and drop the last line's end."""
     return textwrap.indent(text, " " * indent).rstrip("\n")
 
 
 def mapping(values: Mapping[str, object]) -> str:
-    """On one line. JSON's scalars are YAML's."""
+    """Write a mapping on one line. Scalars are written as JSON, which is also YAML."""
     return "{" + ", ".join(f"{_key(key)}: {_flow(value)}" for key, value in values.items()) + "}"
 
 
@@ -33,11 +33,11 @@ def _key(key: str) -> str:
 
 
 def items(entries: Iterable[Mapping[str, object] | str], indent: int) -> str:
-    """A list, each entry on a line; a text is the comment of what follows."""
+    """Write a list with one entry on each line. An entry that is a text becomes a comment for the next one."""
     pad = " " * indent
     return "".join(f"{pad}# {entry}\n" if isinstance(entry, str) else f"{pad}- {mapping(entry)}\n" for entry in entries)
 
 
 def literal(value: str) -> str:
-    """For an environment variable or an argument of a container, where $(NAME) would be replaced."""
+    """Escape the value of an environment variable or an argument, in which Kubernetes would replace $(NAME)."""
     return value.replace("$", "$$")

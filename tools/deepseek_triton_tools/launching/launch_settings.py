@@ -1,4 +1,4 @@
-"""How a repository is launched: everything that the command line says, for every form."""
+"""How a repository is launched: the options of the command line, for all forms."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from deepseek_triton_tools.launching.stop_times import EXIT_TIMEOUT_S, StopTimes
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """What is not given is None where the form, start.sh or the cluster has a default of its own."""
+    """An option that is not given is None when the form, start.sh or the cluster has its own default."""
 
-    # The server: variables of start.sh
+    # The server; these are variables of start.sh
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
     address: str | None = None
-    """Where HTTP, gRPC and metrics are listened on; every address of the machine unless given."""
+    """Address on which HTTP, gRPC and metrics listen; every address of the machine unless given."""
     exit_timeout: int = EXIT_TIMEOUT_S
-    """Seconds that tritonserver gives open requests on a stop."""
+    """Seconds that tritonserver gives open requests when it is stopped."""
     ready_within: int | None = None
-    """Seconds; 0: no deadline."""
+    """Seconds until the model must be ready; 0 for no deadline."""
     max_restarts: int | None = None
     ready_file: Path | None = None
     environment: tuple[tuple[str, str], ...] = ()
-    """Further variables of the server."""
+    """Further variables for the server."""
     server_args: tuple[str, ...] = ()
-    """For tritonserver."""
+    """Arguments for tritonserver."""
 
-    # Containers: docker, slurm, kubernetes
+    # Containers, of docker, slurm and kubernetes
     image: str | None = None
-    """Instead of the repository's own."""
+    """Image to use instead of the repository's own."""
     name: str | None = None
-    """Of the container, the job or the Kubernetes objects."""
+    """Name of the container, the job or the Kubernetes objects."""
     gpus: str | None = None
-    """ "all", "none", a number, or for docker devices as "0,1"."""
+    """ "all", "none" or a number; for docker also devices such as "0,1"."""
     shm_size: int | None = None
-    """Bytes of /dev/shm."""
+    """Size of /dev/shm in bytes."""
     cache_dir: Path | None = None
-    """Where compiled kernels are kept, below it a folder for each image and GPU."""
+    """Folder for compiled kernels, which gets a folder for each image and GPU."""
 
     # docker
     ipc_host: bool = False
@@ -60,27 +60,27 @@ class LaunchOptions:
     account: str | None = None
     time: str | None = None
     log: str | None = None
-    """As sbatch's --output."""
+    """Pattern of the log's path, as for sbatch --output."""
     slurm_mpi: str = "pmix"
     container: bool = True
     requeue: bool = True
     python: str = "python3"
-    """On the first node, for the supervisor: 3.10 or newer."""
+    """Python 3.10 or newer on the first node, which runs the supervisor."""
     sbatch: tuple[str, ...] = ()
-    """Further directives."""
+    """Further options of sbatch."""
 
     # kubernetes
     namespace: str | None = None
     rate: int | None = None
-    """Bytes a second that the storage gives."""
+    """Bytes per second that the storage delivers."""
     replicas: int = 1
     max_replicas: int | None = None
-    """With it the number of replicas follows the load."""
+    """Largest number of replicas. When it is given, an autoscaler follows the load."""
     claim: str | None = None
-    """PersistentVolumeClaim of the checkpoint."""
+    """PersistentVolumeClaim that holds the checkpoint."""
     pull_secret: str | None = None
     kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
-    """What concerns no other form."""
+    """Options that no other form has."""
 
     @property
     def stop_times(self) -> StopTimes:

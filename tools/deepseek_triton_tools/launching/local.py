@@ -1,4 +1,4 @@
-"""`--with local`: start.sh in the foreground, on this machine or in the container that this is run in."""
+"""`launch local`: start.sh in the foreground, on this machine or in the container that the command runs in."""
 
 from __future__ import annotations
 
@@ -7,58 +7,45 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_tools.host.tritonserver import Installation, find_tritonserver
-from deepseek_triton_tools.launching import script
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.launching.start_script import missing_programs, run_script, server_environment
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.tool_errors import InstallationError
 
 
-def problems(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+    """Yield the reasons why it can't be rendered."""
     if facts.nodes > 1:
-        yield f"{facts.source} takes {facts.nodes} nodes: --with mpirun, slurm or kubernetes"
+        yield f"{facts.source} takes {facts.nodes} nodes: use launch mpirun, slurm or kubernetes"
 
 
-def lacking(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """What this machine has to have before it is run."""
+def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+    """Yield what this machine lacks to run the script."""
     if missing := missing_programs(facts):
-        yield (
-            f"not on PATH: {', '.join(missing)}; run it in {facts.image}, as --with docker does, or as "
-            "--with slurm or kubernetes do"
-        )
-
-
-def missing_programs(facts: LaunchFacts) -> list[str]:
-    """What start.sh runs by name."""
-    if facts.release is None:
-        return []
-    record = load_release(facts.release).record["mpi"]
-    return [name for name in (record["ranks"][0], *record["entry_point"]) if shutil.which(name) is None]
+        yield (f"not on PATH: {', '.join(missing)}; run it in {facts.image}, as launch docker, slurm and kubernetes do")
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
-    """
-    :raises ToolError: when start.sh refuses.
-    """
-    environment, own = _server(facts, options)
-    options = dataclasses.replace(options, server_args=(*own, *options.server_args))
-    return script.run_script(facts, options, "with local", environment)
+    """:raises ToolError: when start.sh refuses."""
+    environment, server_args = _server(facts, options)
+    options = dataclasses.replace(options, server_args=(*server_args, *options.server_args))
+    return run_script(facts, options, "local", environment)
 
 
 def _server(facts: LaunchFacts, options: LaunchOptions) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables, and arguments that the server of this machine needs."""
-    environment = script.server_environment(options)
+    """Return the variables, and the arguments that the tritonserver of this machine needs."""
+    environment = server_environment(options)
     if facts.release is not None or shutil.which("tritonserver"):
         return environment, ()
     try:
         server = find_tritonserver()
     except InstallationError:
-        return environment, ()  # start.sh says it
-    return _beside(server) | environment, server.extra_args
+        return environment, ()  # start.sh reports that there is none
+    return _on_path(server) | environment, server.extra_args
 
 
-def _beside(server: Installation) -> dict[str, str]:
-    """start.sh takes the server from PATH."""
+def _on_path(server: Installation) -> dict[str, str]:
+    """Return the server's variables with its folder on PATH, where start.sh looks for it."""
     path = server.environment.get("PATH") or os.environ.get("PATH", os.defpath)
     return {**server.environment, "PATH": os.pathsep.join([str(server.binary.parent), path])}

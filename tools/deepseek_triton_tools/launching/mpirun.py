@@ -1,28 +1,31 @@
-"""`--with mpirun`: start.sh on the first of several nodes, which reaches the others by ssh."""
+"""`launch mpirun`: start.sh on the first of several nodes, which reaches the others by ssh."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from deepseek_triton_build.text import plain
-from deepseek_triton_tools.launching import local, script
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.launching.start_script import missing_programs, run_script, server_environment
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.tool_errors import ToolError
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SLOTS = re.compile(r"\s+(?:max[-_]?slots|slots)\s*=\s*\d+|:\d+", re.ASCII)
-_LEADERS = ("GRPC_ADDRESS", "METRICS_ADDRESS")
-"""Of tritonserver, which runs on the first node alone."""
+_LEADER_ONLY = ("GRPC_ADDRESS", "METRICS_ADDRESS")
+"""Variables that only tritonserver needs, which runs on the first node."""
 _FORWARDED = ("NCCL_", "UCX_", "GLOO_", "HF_TOKEN", "HF_HOME")
+"""Beginnings of the variables that start.sh hands to the other nodes."""
 
 
-def problems(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+    """Yield the reasons why it can't be rendered."""
     if facts.nodes == 1:
-        yield f"{facts.source} takes one node: --with local or docker"
+        yield f"{facts.source} takes one node: use launch local or docker"
         return
     hosts = options.hosts
     yield from (
@@ -31,30 +34,30 @@ def problems(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if not hosts:
         yield f"name the {facts.nodes} nodes, this one first: --hosts node1,node2 or --host-file FILE"
     elif twice := sorted({host for host in hosts if hosts.count(host) > 1}):
-        yield f"hosts are named twice: {', '.join(map(plain, twice))}; each has {facts.ranks_per_node} ranks by itself"
+        yield f"hosts are named twice: {', '.join(map(plain, twice))}; name each node once"
     if hosts and len(set(hosts)) != facts.nodes:
         yield f"{facts.source} takes {facts.nodes} nodes, got {len(set(hosts))}: {', '.join(map(plain, hosts))}"
     if set("'\"\\") & set(options.ssh_args or ""):
         yield f"--ssh-args: mpirun splits them at blanks and knows no quotes, got {plain(options.ssh_args or '')}"
 
 
-def lacking(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """What this machine has to have before it is run."""
-    if missing := local.missing_programs(facts):
+def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+    """Yield what this machine lacks to run the script."""
+    if missing := missing_programs(facts):
         yield (
-            f"not on PATH: {', '.join(missing)}; run it in {facts.image} on the first node, where --ssh-setup starts "
-            "one on each; or --with slurm or kubernetes"
+            f"not on PATH: {', '.join(missing)}; run it in {facts.image} on the first node (launch ssh-setup starts "
+            "that container on each node), or use launch slurm or kubernetes"
         )
 
 
 def warnings(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """What is only wrong if it is run here."""
+    """Yield what may go wrong when the script is run on this machine."""
     if not is_here(options.hosts[0]):
         yield (
-            f"{options.hosts[0]} is not this machine: run it there, for the first host is where mpirun starts and "
-            "tritonserver answers"
+            f"{options.hosts[0]} is not this machine: run it there, because mpirun and tritonserver run on the first "
+            "host"
         )
-    kept = [name for name, _ in options.environment if not name.startswith(_FORWARDED) and name not in _LEADERS]
+    kept = [name for name, _ in options.environment if not name.startswith(_FORWARDED) and name not in _LEADER_ONLY]
     if kept:
         yield (
             f"--env {', '.join(kept)}: start.sh hands only NCCL_*, UCX_*, GLOO_* and the plan's own variables to the "
@@ -63,27 +66,28 @@ def warnings(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
 
 
 def environment(options: LaunchOptions) -> dict[str, str]:
-    said = {
+    given = {
         "HOSTS": ",".join(options.hosts),
         "SSH_PORT": options.ssh_port,
         "SSH_ARGS": options.ssh_args,
     }
-    return {name: str(value) for name, value in said.items() if value} | script.server_environment(options)
+    return {name: str(value) for name, value in given.items() if value} | server_environment(options)
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
-    return script.run_script(facts, options, "with mpirun", environment(options))
+    """:raises ToolError: when start.sh refuses."""
+    return run_script(facts, options, "mpirun", environment(options))
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """ "node1,node2"."""
+    """Split "node1,node2"; blanks separate too."""
     return tuple(host for host in re.split(r"[,\s]+", text) if host)
 
 
 def read_host_file(path: Path, ranks_per_node: int) -> tuple[str, ...]:
-    """Hosts, one a line, as mpirun's own host files have them.
+    """Read a host from each line, in the form of mpirun's own host files.
 
-    :raises ToolError: when it can't be read, or a line is none, or gives a host another number of ranks; all of them.
+    :raises ToolError: when the file can't be read, or names all lines that hold no host or another number of ranks.
     """
     try:
         lines = path.read_text("utf-8", errors="replace").splitlines()
@@ -106,21 +110,16 @@ def read_host_file(path: Path, ranks_per_node: int) -> tuple[str, ...]:
 
 
 def is_here(host: str) -> bool:
-    """Whether `host` is an address of this machine: then a socket can be bound to it."""
+    """Return whether `host` is an address of this machine: a socket can be bound to it then."""
     try:
-        addresses: Sequence[tuple[object, ...]] = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_DGRAM)
     except OSError:
         return False
-    return any(_can_bind(address[-1]) for address in addresses)
-
-
-def _can_bind(address: object) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind(address)  # type: ignore[arg-type]
-        except OSError:
-            return False
-    return True
+    for *_, address in addresses:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            probe.bind(address)
+            return True
+    return False
 
 
 def _is_host(text: str) -> bool:

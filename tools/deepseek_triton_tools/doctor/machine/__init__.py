@@ -1,1 +1,1 @@
-"""The checks of one machine. Standard library only: `doctor` sends this folder to other hosts."""
+"""The checks of one machine. Standard library and `host/` only: `doctor` sends this folder to other hosts."""

@@ -1,4 +1,4 @@
-"""What can be done on a machine. Check.needs names those that a check's blocking findings stand in the way of."""
+"""Capabilities of a machine. A blocking finding says no to the capabilities in its check's `needs`."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ MPIRUN = "launch-mpirun"
 SLURM = "launch-slurm"
 KUBERNETES = "launch-kubernetes"
 
-TRITON = (SERVE, DEMO, SIMULATED, LOCAL)
-"""What needs a tritonserver on this machine."""
-OF_REPOSITORY = (SERVE, LOCAL)
-"""What serves the repository that was named."""
+NEED_TRITONSERVER = (SERVE, DEMO, SIMULATED, LOCAL)
+"""Those that need a tritonserver on this machine."""
+NEED_REPOSITORY = (SERVE, LOCAL)
+"""Those that serve the repository that was named."""
+NEED_TOOLS = (GENERATOR, WARM, DEMO, SIMULATED, LOCAL, DOCKER, SLURM, KUBERNETES)
+"""Those that need the packages of the extra `tools`."""
 
 CAPABILITIES = {
     SERVE: "serve with TensorRT-LLM",
     DEMO: "the demo: a tiny DeepSeek on a real tritonserver (demo, serve)",
     SIMULATED: "the simulated engine (demo --engine simulated, serve)",
     CLIENT: "ask a server (generate, chat)",
-    GENERATOR: "plan, build, check; launch --dry-run",
+    GENERATOR: "plan, build, check; launch ... --dry-run",
     WARM: "warm a checkpoint",
-    LOCAL: "launch --with local",
-    DOCKER: "launch --with docker",
-    MPIRUN: "launch --with mpirun",
-    SLURM: "launch --with slurm --submit",
-    KUBERNETES: "launch --with kubernetes --submit",
+    LOCAL: "launch local",
+    DOCKER: "launch docker",
+    MPIRUN: "launch mpirun",
+    SLURM: "launch slurm --submit",
+    KUBERNETES: "launch kubernetes --submit",
 }
 
 
@@ -45,7 +47,7 @@ _STARTED_BY: Mapping[str, Mapping[str, str]] = {
     "transformers": {LOCAL: DEMO},
     "simulated": {LOCAL: SIMULATED},
 }
-"""Engine of the repository that was named -> the forms that start it here, each with what it needs for that."""
+"""Engine of the repository -> the launch forms that start it on this machine -> the capability they need besides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +55,16 @@ class Capability:
     id: str
     title: str
     works: bool
-    in_the_way: tuple[Reported, ...]
+    blocked_by: tuple[Reported, ...]
 
 
-def capabilities(reported: Iterable[Reported], expected: Expected) -> Sequence[Capability]:
-    """Each with the findings that stand in its way."""
+def assess_capabilities(reported: Iterable[Reported], expected: Expected) -> Sequence[Capability]:
+    """Return every capability, with the findings that block it."""
     blocking = [each for each in reported if each.finding.blocks]
     started = _STARTED_BY.get(expected.engine or "", {})
-    found = []
+    assessed = []
     for name, title in CAPABILITIES.items():
         needed = {name, started.get(name, name)}
-        in_the_way = tuple(each for each in blocking if not needed.isdisjoint(each.needs))
-        found.append(Capability(id=name, title=title, works=not in_the_way, in_the_way=in_the_way))
-    return found
+        blocked_by = tuple(each for each in blocking if not needed.isdisjoint(each.needs))
+        assessed.append(Capability(id=name, title=title, works=not blocked_by, blocked_by=blocked_by))
+    return assessed

@@ -1,4 +1,4 @@
-"""All checks on one machine, as a report that is data."""
+"""All checks on one machine. The report is plain data, which JSON carries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from deepseek_triton_tools.doctor.machine.machine_finding import (
     skipped,
     warning,
 )
+from deepseek_triton_tools.doctor.machine.nvidia_smi import NoGpusError
 
 MACHINE = "machine"
-"""The fact that tells machines apart: containers and namespaces of one kernel have names of their own."""
-_BOOT = "/proc/sys/kernel/random/boot_id"
+"""The fact that tells machines apart. A host name can't: containers of one kernel have names of their own."""
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +29,19 @@ class HostReport:
     host: str
     findings: tuple[Reported, ...]
     facts: Mapping[str, str]
-    """What has to be the same on every host, and `machine`, which has not: name -> value, without what is not known."""
+    """Facts that must be the same on every host, and `machine`, which must differ. Unknown ones are left out."""
     began: float
-    """By the host's own clock, seconds since 1970."""
+    """Seconds since 1970 by the host's own clock, before the first check."""
     ended: float
+    """The same clock after the last check."""
 
 
 def examine(
     machine: Machine, expected: Expected, *, host: str | None = None, checks: Sequence[MachineCheck] = CHECKS
 ) -> HostReport:
-    """
-    :param host: what the findings call it; its own name unless given.
+    """Run the checks.
+
+    :param host: the host's name in the findings; the machine's own name unless given.
     """
     host = host or machine.hostname
     began = machine.time()
@@ -56,25 +59,27 @@ def examine(
 def _run(check: MachineCheck, machine: Machine, expected: Expected) -> MachineFinding:
     try:
         return check.run(machine, expected)
+    except NoGpusError:  # check_gpus says why
+        return skipped("no GPU is seen")
     except OSError as problem:
         what = f"{problem.filename}: " if problem.filename else ""
-        return skipped(f"can't be looked at: {what}{problem.strerror or problem}")
-    except Exception as problem:  # a fault in one check must not keep back what the others found
+        return skipped(f"can't be checked: {what}{problem.strerror or problem}")
+    except Exception as problem:  # a fault in one check must not hide what the others found
         what = f"{type(problem).__name__}: {problem}"
-        return warning("the check itself failed", what, "report it, with this line")
+        return warning("the check itself failed", what, "this is a bug in doctor: report it with this line")
 
 
 def _facts(machine: Machine, expected: Expected) -> Mapping[str, str]:
     packages = machine.python.packages
-    asked: Mapping[str, Callable[[], str | None]] = {
-        MACHINE: lambda: f"{machine.hostname}, boot {machine.read(_BOOT).strip()}",
+    sources: Mapping[str, Callable[[], str | None]] = {
+        MACHINE: lambda: f"{machine.hostname}, boot {machine.read(_BOOT_ID).strip()}",
         "Python": lambda: machine.python.version,
         "TensorRT-LLM": lambda: packages.get("tensorrt_llm"),
         "container": lambda: software.container_tag(machine),
         "mpi4py": lambda: packages.get("mpi4py"),
         "MPI": lambda: " ".join(mpi_setup.mpi_version(machine) or ()),
-        "GPUs": lambda: gpu.counted(machine),
-        "GPU driver": lambda: gpu.driver(machine),
+        "GPUs": lambda: gpu.gpu_models(machine),
+        "GPU driver": lambda: gpu.driver_version(machine),
         "repository": lambda: (
             storage.repository_digest(machine, expected.repository)
             if expected.repository and machine.is_folder(expected.repository)
@@ -83,10 +88,10 @@ def _facts(machine: Machine, expected: Expected) -> Mapping[str, str]:
         "checkpoint index": lambda: storage.index_digest(machine, expected),
     }
     facts = {}
-    for name, ask in asked.items():
+    for name, source in sources.items():
         try:
-            facts[name] = ask() or ""
-        except OSError:  # a check has said so
+            facts[name] = source() or ""
+        except (OSError, NoGpusError):  # a check has reported it
             facts[name] = ""
     return {name: value for name, value in facts.items() if value}
 
@@ -96,7 +101,7 @@ def report_to_json(report: HostReport) -> str:
 
 
 def report_from_json(text: str) -> HostReport:
-    """:raises ValueError: when it is none."""
+    """:raises ValueError: when the text is no report."""
     try:
         values = json.loads(text)
         values["findings"] = tuple(

@@ -1,4 +1,4 @@
-"""What the repository to be served expects of its machines, as data that goes along to every host."""
+"""The needs of the repository to be served, as data that travels to every host with the checks."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ class KnownContainer:
     """A published Triton container."""
 
     tag: str
-    """`26.07`."""
+    """Such as `26.07`."""
     trtllm: str
     driver: str
-    """The least NVIDIA driver."""
+    """The oldest NVIDIA driver that it is made for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """None: not known, or no repository was named."""
+    """A value is None when it is not known, or when no repository was named."""
 
     repository: str | None = None
-    """Its folder, absolute: the same on every host."""
+    """Absolute path of its folder, the same on every host."""
     is_ours: bool = False
-    """With this project's backend, whose start.sh brings work-arounds along."""
+    """Whether it has this project's backend, with a start.sh that brings work-arounds."""
     by_triton: bool = True
-    """False of LLM arguments in a file by itself: trtllm-serve and its siblings take that."""
+    """False for a file with nothing but LLM arguments, as trtllm-serve and similar programs take it."""
     engine: str | None = None
     release: str | None = None
-    """Of TensorRT-LLM."""
+    """Release of TensorRT-LLM."""
     image: str | None = None
-    """The whole name of the container that it is for."""
+    """Full name of the container image that the repository was made for."""
     driver: str | None = None
-    """The least NVIDIA driver of that container."""
+    """The oldest NVIDIA driver that this container is made for."""
     gpu: str | None = None
-    """As the catalogue calls it: h200."""
+    """The catalogue's name of the GPU, such as h200."""
     gpus_per_node: int | None = None
-    """GPUs of one machine that are used."""
+    """GPUs that are used on one machine."""
     world_size: int | None = None
     checkpoint: str | None = None
-    """Its folder, absolute, or a Hugging Face name."""
+    """Absolute path of its folder, or a Hugging Face name."""
     checkpoint_bytes: int | None = None
     http_port: int = 8000
     grpc_port: int = 8001
@@ -51,11 +51,11 @@ class Expected:
     hosts: tuple[str, ...] = ()
     interface: str | None = None
     containers: tuple[KnownContainer, ...] = ()
-    """All that are known, newest first."""
+    """All containers that are known, newest first."""
 
     @property
     def is_tensorrt_llm(self) -> bool:
-        """It is known that TensorRT-LLM is to run here."""
+        """Whether it is known that TensorRT-LLM is to run here."""
         return self.engine == TENSORRT_LLM
 
     @property
@@ -64,12 +64,16 @@ class Expected:
             return 1
         return -(-self.world_size // self.gpus_per_node)
 
+    @property
+    def has_several_hosts(self) -> bool:
+        return self.num_nodes > 1 or len(self.hosts) > 1
 
-def to_json(expected: Expected) -> str:
+
+def expected_to_json(expected: Expected) -> str:
     return json.dumps(dataclasses.asdict(expected))
 
 
-def from_json(text: str) -> Expected:
+def expected_from_json(text: str) -> Expected:
     values = json.loads(text)
     values["hosts"] = tuple(values["hosts"])
     values["containers"] = tuple(KnownContainer(**row) for row in values["containers"])

@@ -1,4 +1,4 @@
-"""All that a check sees of its surroundings. `real.RealMachine` looks at this machine; tests have a made-up one."""
+"""Everything a check may see of its surroundings. `RealMachine` looks at this machine; tests use a made-up one."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from deepseek_triton_tools.host.host_memory import HostMemory
 Limit = Literal["memlock", "nofile", "stack"]
 
 NOT_FOUND = 127
-"""Exit code of what can't be started, as in a shell."""
+"""Exit code of a program that can't be started, as in a shell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A program that has ended."""
+    """How a program ended, and what it printed."""
 
     code: int | None
-    """None: it was killed at its deadline. Below 0: by a signal."""
+    """Exit code; None when it was killed at its deadline, negative when a signal ended it."""
     out: str = ""
     err: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """Bytes of a file system."""
+    """Size of a file system, in bytes."""
 
     total: int
     free: int
-    """For this user."""
+    """Bytes that this user may still write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """Of the network."""
+    """A network interface."""
 
     name: str
     is_up: bool
     addresses: tuple[str, ...] = ()
-    """IPv4, then IPv6; without those of the link alone (fe80::)."""
+    """IPv4 addresses, then IPv6 ones without the link-local ones (fe80::)."""
 
     @property
     def is_loopback(self) -> bool:
@@ -52,10 +52,10 @@ class HostProcess:
     pid: int
     parent: int
     name: str
-    """As the kernel has it: at most 15 characters."""
+    """The kernel's name of it: at most 15 characters."""
     command: tuple[str, ...] = ()
     launch: str | None = None
-    """The id of the launch it belongs to (DEEPSEEK_TRITON_LAUNCH); None also where that can't be read."""
+    """Launch tag (DEEPSEEK_TRITON_LAUNCH) in its environment; None when it has none or can't be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,24 +64,24 @@ class Python:
 
     executable: str
     version: str
-    """`3.12.3`."""
+    """Such as `3.12.3`."""
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Distribution -> version, of those in real.PACKAGES that are there."""
+    """Distribution -> version, for the installed ones among real_machine.PACKAGES."""
     libpython: str | None = None
-    """The file."""
+    """Path of its shared library."""
     glibc: str | None = None
-    """`2.35`; None: another libc."""
+    """Such as `2.35`; None with another C library."""
     pytriton: str | None = None
-    """The folder of the package that nvidia-pytriton installs."""
+    """Folder of the package that nvidia-pytriton installs."""
 
     @property
     def minor(self) -> str:
-        """`3.12`."""
+        """Such as `3.12`."""
         return ".".join(self.version.split(".")[:2])
 
 
 class Machine(Protocol):
-    """Paths are absolute. What looks at files raises OSError as the system calls do."""
+    """Paths are absolute. Methods that look at files raise OSError as the system calls do."""
 
     @property
     def hostname(self) -> str: ...
@@ -93,60 +93,50 @@ class Machine(Protocol):
     def python(self) -> Python: ...
 
     def read(self, path: str) -> str:
-        """A text file."""
-        ...
+        """Return the content of a text file."""
 
     def read_bytes(self, path: str, size: int = -1) -> bytes:
-        """The first `size` bytes, or all."""
-        ...
+        """Return the first `size` bytes, or all."""
 
-    def names(self, folder: str) -> Sequence[str]:
-        """Of what is in it, sorted."""
-        ...
+    def list_folder(self, folder: str) -> Sequence[str]:
+        """Return the names of its entries, sorted."""
 
     def is_folder(self, path: str) -> bool: ...
 
     def exists(self, path: str) -> bool: ...
 
     def size(self, path: str) -> int:
-        """Bytes, of what a link leads to."""
-        ...
+        """Return the bytes of a file; a link is followed."""
 
     def can_write(self, path: str) -> bool: ...
 
     def disk(self, path: str) -> Disk:
-        """Of the file system that holds `path`."""
-        ...
+        """Return the size of the file system that holds `path`."""
 
     def which(self, program: str) -> str | None: ...
 
     def run(self, *command: str, timeout_s: float = 20, environ: Mapping[str, str] | None = None) -> Done:
-        """Run a program, once: the same command again gives what it gave.
+        """Run a program once: the same command again returns the first result.
 
-        :param environ: what is set besides. With its deadline over, all of its process group is killed.
+        :param timeout_s: the deadline, at which its whole process group is killed.
+        :param environ: variables that are set besides the present ones.
         """
-        ...
 
     def limit(self, name: Limit) -> tuple[int | None, int | None]:
-        """Soft and hard, as of getrlimit(2); None: unlimited."""
-        ...
+        """Return the soft and the hard limit, as getrlimit(2) does; None stands for unlimited."""
 
     def host_memory(self) -> HostMemory: ...
 
     def interfaces(self) -> Sequence[Interface]: ...
 
     def resolve(self, host: str) -> Sequence[str]:
-        """Its addresses; OSError where it has none."""
-        ...
+        """Return the host's addresses; OSError when it has none."""
 
     def processes(self) -> Sequence[HostProcess]:
-        """Those that can be seen, this one and those it descends from left out."""
-        ...
+        """Return the processes that can be seen, without this one and its ancestors."""
 
     def listener(self, port: int) -> str | None:
-        """Who listens on a TCP port, for people; None: nobody."""
-        ...
+        """Describe the process that listens on a TCP port, in words; None when nobody does."""
 
     def time(self) -> float:
-        """Seconds since 1970."""
-        ...
+        """Return the seconds since 1970."""

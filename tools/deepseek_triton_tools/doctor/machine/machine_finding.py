@@ -1,4 +1,4 @@
-"""What a check says, and what a check is."""
+"""A check, and the finding that it returns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ LEVELS: tuple[Level, ...] = ("ok", "skipped", "note", "warning", "error")
 class MachineFinding:
     level: Level
     result: str
-    """What was found, on one line."""
+    """The observation, on one line."""
     cause: str = ""
-    """What that leads to, and why."""
+    """The consequence of the result, and the reason for it."""
     fix: str = ""
+    """The steps that repair it."""
     blocks: bool = False
-    """It stands in the way of what the check is needed for; a note may, where nobody asked for that."""
+    """Whether the capabilities in MachineCheck.needs can't work. A note may block too, when nobody asked for them."""
 
 
 def ok(result: str) -> MachineFinding:
@@ -31,7 +32,7 @@ def ok(result: str) -> MachineFinding:
 
 
 def skipped(reason: str) -> MachineFinding:
-    """Nothing was looked at."""
+    """There was nothing to check."""
     return MachineFinding(level="skipped", result=reason)
 
 
@@ -47,29 +48,32 @@ def error(result: str, cause: str, fix: str) -> MachineFinding:
     return MachineFinding(level="error", result=result, cause=cause, fix=fix, blocks=True)
 
 
-def lack(expected: Expected, result: str, cause: str, fix: str) -> MachineFinding:
-    """Of what only TensorRT-LLM needs: an error where a repository for it is to be served, else a note."""
+def error_or_note(expected: Expected, result: str, cause: str, fix: str) -> MachineFinding:
+    """An error when a repository for TensorRT-LLM is to be served here, else a note that blocks."""
     return error(result, cause, fix) if expected.is_tensorrt_llm else note(result, cause, fix, blocks=True)
+
+
+def warning_or_note(expected: Expected, result: str, cause: str, fix: str) -> MachineFinding:
+    """A warning when a repository for TensorRT-LLM is to be served here, else a note."""
+    return warning(result, cause, fix) if expected.is_tensorrt_llm else note(result, cause, fix)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCheck:
     id: str
     title: str
-    about: str
-    """What it looks at and what it says when, for docs/doctor.md."""
-    needs: tuple[str, ...]
-    """Capabilities (capabilities.py) that a blocking finding stands in the way of."""
+    needs: tuple[str, ...] = ()
+    """Ids of the capabilities (capabilities.py) that don't work when this check's finding blocks."""
     run: Callable[[Machine, Expected], MachineFinding]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reported:
-    """A finding, and whose."""
+    """A finding, with the check and the host that it comes from."""
 
     check: str
     title: str
     host: str
-    """Where; several are separated by commas."""
+    """The host's name. A comparison names all its hosts, separated by commas."""
     finding: MachineFinding
     needs: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What nvidia-smi says, parsed."""
+"""Questions to nvidia-smi, and its answers parsed."""
 
 from __future__ import annotations
 
@@ -27,24 +27,22 @@ _HEALTH = (
     "fabric.state",
     "fabric.status",
 )
-"""Drivers before R535 don't know all of them, and one that isn't known fails the whole question."""
+"""Drivers before R535 don't know all of these fields. One unknown field makes nvidia-smi refuse the whole query."""
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 _LOST = ("[GPU is lost]", "[GPU requires reset]")
-"""In any field of a GPU that no longer answers."""
-_TELLING = re.compile("lost|mismatch|rror|ailed|[Uu]nable")
-_MOST_SAID = 160
-"""Characters."""
+"""Any field of a GPU may hold one of these when the GPU no longer answers."""
+_ERROR_WORDS = re.compile("lost|mismatch|rror|ailed|[Uu]nable")
+_MAX_MESSAGE = 160
+"""Characters of a message of nvidia-smi that are shown."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
-
-
 NO_ANSWER = "no answer before its deadline"
 
 
 class NoGpusError(Exception):
-    """nvidia-smi is not there, or has nothing to tell; the text is what it said."""
+    """nvidia-smi is missing, or it names no GPU. The text is what it said."""
 
-    def __init__(self, said: str, *, is_missing: bool) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, *, is_missing: bool) -> None:
+        super().__init__(message)
         self.is_missing = is_missing
 
 
@@ -52,46 +50,46 @@ class NoGpusError(Exception):
 class InstalledGpu:
     index: int
     name: str
-    """`NVIDIA H200`."""
+    """Such as `NVIDIA H200`."""
     uuid: str
     memory_mib: int
     used_mib: int
     compute_capability: str
-    """`9.0`."""
+    """Such as `9.0`."""
     driver: str
     is_persistent: bool | None
-    """None: it doesn't say."""
+    """None when nvidia-smi doesn't tell."""
     is_mig: bool
     lost: str | None = None
-    """`[GPU is lost]`, where it no longer answers."""
+    """`[GPU is lost]` or `[GPU requires reset]` when it no longer answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holder:
-    """A process with memory on a GPU."""
+class GpuProcess:
+    """A process that holds memory of a GPU."""
 
     pid: int
     name: str
     used_mib: int | None
     gpu: str
-    """Its uuid."""
+    """The GPU's uuid."""
 
 
 def gpus(machine: Machine) -> Sequence[InstalledGpu]:
-    """:raises NoGpusError: when there is none to be seen."""
-    return [_gpu(row) for row in _ask(machine, _BASIC)]
+    """:raises NoGpusError: when none is seen."""
+    return [_gpu(row) for row in _query(machine, _BASIC)]
 
 
-def complaint(machine: Machine) -> str | None:
-    """What it says beside the GPUs it sees, of one that it can't ask."""
+def error_line(machine: Machine) -> str | None:
+    """Return what nvidia-smi says, beside the rows of the GPUs it sees, about a GPU that it can't reach."""
     done = machine.run("nvidia-smi", f"--query-gpu={','.join(_BASIC)}", _FORMAT)
-    return next((line.strip()[:_MOST_SAID] for line in done.out.splitlines() if _TELLING.search(line)), None)
+    return next((line.strip()[:_MAX_MESSAGE] for line in done.out.splitlines() if _ERROR_WORDS.search(line)), None)
 
 
 def health(machine: Machine) -> Sequence[Mapping[str, str]]:
-    """Of each GPU, by field; those that it doesn't say are left out.
+    """Return one mapping for each GPU: field -> value, without the fields that it doesn't tell.
 
-    :raises NoGpusError: as gpus.
+    :raises NoGpusError: when no GPU is seen, or the driver refuses the query.
     """
     fields: tuple[str, ...] = _HEALTH
     while fields:
@@ -100,22 +98,22 @@ def health(machine: Machine) -> Sequence[Mapping[str, str]]:
         if done.code == 0 or unknown is None or unknown[1] not in fields:
             break
         fields = tuple(field for field in fields if field != unknown[1])
-    rows = _ask(machine, ("index", *fields))
-    return [{name: value for name, value in row.items() if not _is_unsaid(value)} for row in rows]
+    rows = _query(machine, ("index", *fields))
+    return [{name: value for name, value in row.items() if not _is_unknown(value)} for row in rows]
 
 
-def holders(machine: Machine) -> Sequence[Holder]:
+def gpu_processes(machine: Machine) -> Sequence[GpuProcess]:
     done = machine.run("nvidia-smi", "--query-compute-apps=pid,process_name,used_memory,gpu_uuid", _FORMAT)
     rows = [[cell.strip() for cell in line.split(",")] for line in done.out.splitlines()] if done.code == 0 else []
     return [
-        Holder(pid=int(pid), name=", ".join(name), used_mib=int(used) if used.isdecimal() else None, gpu=gpu)
+        GpuProcess(pid=int(pid), name=", ".join(name), used_mib=int(used) if used.isdecimal() else None, gpu=gpu)
         for pid, *name, used, gpu in (row for row in rows if len(row) >= 4)
         if pid.isdecimal()
     ]
 
 
 def links(machine: Machine) -> Mapping[tuple[int, int], str]:
-    """How each two GPUs are joined: `NV18`, `PIX`, `PHB`, `SYS` and so on; {} where it doesn't say."""
+    """Return how each two GPUs are joined: `NV18`, `PIX`, `PHB`, `SYS` and so on; {} when it doesn't tell."""
     done = machine.run("nvidia-smi", "topo", "-m")
     return parse_topology(done.out) if done.code == 0 else {}
 
@@ -134,24 +132,24 @@ def parse_topology(text: str) -> Mapping[tuple[int, int], str]:
     return found
 
 
-def _ask(machine: Machine, fields: Sequence[str]) -> Sequence[Mapping[str, str]]:
+def _query(machine: Machine, fields: Sequence[str]) -> Sequence[Mapping[str, str]]:
     done = machine.run("nvidia-smi", f"--query-gpu={','.join(fields)}", _FORMAT)
     if done.code != 0:
-        raise NoGpusError(_said(done), is_missing=done.code == NOT_FOUND)
+        raise NoGpusError(_message(done), is_missing=done.code == NOT_FOUND)
     rows = [[cell.strip() for cell in line.split(",")] for line in done.out.splitlines() if line.strip()]
     whole = [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
     if not whole:
-        raise NoGpusError(_said(done), is_missing=False)
+        raise NoGpusError(_message(done), is_missing=False)
     return whole
 
 
-def _said(done: Done) -> str:
-    """The line that says most: rows of the GPUs that still answer may come before it."""
+def _message(done: Done) -> str:
+    """Return the line that tells most: rows of the GPUs that still answer may come before it."""
     if done.code is None:
         return NO_ANSWER
     lines = [line.strip() for line in f"{done.out}\n{done.err}".splitlines() if line.strip()]
-    telling = [line for line in lines if _TELLING.search(line)] or lines
-    return telling[0][:_MOST_SAID] if telling else f"it names no GPU, and ended with {done.code}"
+    errors = [line for line in lines if _ERROR_WORDS.search(line)] or lines
+    return errors[0][:_MAX_MESSAGE] if errors else f"it names no GPU, and ended with {done.code}"
 
 
 def _gpu(row: Mapping[str, str]) -> InstalledGpu:
@@ -164,7 +162,7 @@ def _gpu(row: Mapping[str, str]) -> InstalledGpu:
         used_mib=_number(row["memory.used"]),
         compute_capability=row["compute_cap"],
         driver=row["driver_version"],
-        is_persistent=None if _is_unsaid(persistence) else persistence == "Enabled",
+        is_persistent=None if _is_unknown(persistence) else persistence == "Enabled",
         is_mig=row["mig.mode.current"] == "Enabled",
         lost=next((cell for cell in row.values() if cell in _LOST), None),
     )
@@ -174,5 +172,5 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _is_unsaid(value: str) -> bool:
+def _is_unknown(value: str) -> bool:
     return value.strip("[]") in ("N/A", "Not Supported", "Unknown Error", "")

@@ -1,4 +1,4 @@
-"""The machine this runs on, and the Python that runs it."""
+"""The machine that this runs on, and the Python that runs it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PACKAGES = (
 )
 _LAUNCH = b"DEEPSEEK_TRITON_LAUNCH="
 _SIOCGIFADDR = 0x8915
-"""netdevice(7): an interface's IPv4 address."""
+"""netdevice(7): asks for an interface's IPv4 address."""
 _IFF_UP = 1
 _KILLED_WITHIN_S = 2
 _LIMITS: Mapping[Limit, int] = {
@@ -90,7 +90,7 @@ class RealMachine:
         with open(path, "rb") as file:
             return file.read(size)
 
-    def names(self, folder: str) -> Sequence[str]:
+    def list_folder(self, folder: str) -> Sequence[str]:
         return sorted(os.listdir(folder))
 
     def is_folder(self, path: str) -> bool:
@@ -134,18 +134,18 @@ class RealMachine:
     def resolve(self, host: str) -> Sequence[str]:
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except UnicodeError as error:  # an empty label, or one of more than 63 characters
-            raise OSError(errno.EINVAL, "it is no name of a host") from error
+        except UnicodeError as error:  # a label is empty or has more than 63 characters
+            raise OSError(errno.EINVAL, "not a valid host name") from error
         return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
     def processes(self) -> Sequence[HostProcess]:
-        every = list(_processes())
-        parents = {process.pid: process.parent for process in every}
-        own = os.getpid()
-        lineage = {own}
-        while (own := parents.get(own, 0)) and own not in lineage:
-            lineage.add(own)
-        return [process for process in every if process.pid not in lineage]
+        found = list(_processes())
+        parents = {process.pid: process.parent for process in found}
+        pid = os.getpid()
+        own = {pid}
+        while (pid := parents.get(pid, 0)) and pid not in own:
+            own.add(pid)
+        return [process for process in found if process.pid not in own]
 
     def listener(self, port: int) -> str | None:
         if not any(listening_inodes(port)):
@@ -164,13 +164,13 @@ def _version(distribution: str) -> str | None:
 
 
 def _package_folder(name: str) -> str | None:
-    """Its files alone are wanted, so it isn't imported."""
+    """Return where the package is, without importing it."""
     spec = importlib.util.find_spec(name)
     return str(Path(spec.origin).parent) if spec and spec.origin else None
 
 
 def _run(command: Sequence[str], timeout_s: float, environ: Mapping[str, str]) -> Done:
-    # Files and not pipes: what a program leaves behind may hold a pipe open for longer than the program runs.
+    # Files and not pipes: a process that the program leaves behind may hold a pipe open after the program has ended.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             program = subprocess.Popen(
@@ -191,13 +191,13 @@ def _run(command: Sequence[str], timeout_s: float, environ: Mapping[str, str]) -
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(program.pid, signal.SIGKILL)
-            # One that the kernel doesn't let go, as a driver that hangs, is left.
+            # A process may be stuck in the kernel, in a driver that hangs. It is left behind.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 program.wait(_KILLED_WITHIN_S)
-        return Done(code=code, out=_all_of(out.fileno()), err=_all_of(err.fileno()))
+        return Done(code=code, out=_content(out.fileno()), err=_content(err.fileno()))
 
 
-def _all_of(descriptor: int) -> str:
+def _content(descriptor: int) -> str:
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
 
@@ -209,13 +209,16 @@ def _is_up(interface: str) -> bool:
 
 
 def _v4_address(interface: str) -> Iterator[str]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, contextlib.suppress(OSError):  # it has none
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket,
+        contextlib.suppress(OSError),
+    ):  # no IPv4 address
         answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         yield socket.inet_ntoa(answer[20:24])
 
 
 def _v6_addresses() -> dict[str, list[str]]:
-    """By /proc/net/if_inet6: address, index, prefix length, scope (20: of the link), flags, name."""
+    """Read /proc/net/if_inet6, whose columns are address, index, prefix length, scope (20: link-local), flags, name."""
     found: dict[str, list[str]] = {}
     with contextlib.suppress(OSError):  # a kernel without IPv6
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
@@ -227,9 +230,9 @@ def _v6_addresses() -> dict[str, list[str]]:
 
 def _processes() -> Iterator[HostProcess]:
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # it has ended meanwhile
             stat = (folder / "stat").read_text(errors="replace")
-            # The name is in parentheses and may hold anything; behind it: state, parent (proc_pid_stat(5)).
+            # The name stands in parentheses and may hold anything. State and parent follow it (proc_pid_stat(5)).
             before, _, behind = stat.rpartition(")")
             state, parent = behind.split()[:2]
             if state in "ZX":
@@ -245,7 +248,7 @@ def _processes() -> Iterator[HostProcess]:
 
 
 def _launch(folder: Path) -> str | None:
-    with contextlib.suppress(OSError):  # another user's
+    with contextlib.suppress(OSError):  # another user's process
         for variable in (folder / "environ").read_bytes().split(b"\0"):
             if variable.startswith(_LAUNCH):
                 return os.fsdecode(variable.removeprefix(_LAUNCH))

@@ -1,4 +1,7 @@
-"""What runs on another host, or by another Python: it reads what is expected from the zip, and prints one line."""
+"""The program that runs on another host, or by another Python.
+
+It reads what the repository expects from the zip, runs all checks, and prints their report on one line.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,16 @@ import sys
 import zipfile
 
 from deepseek_triton_tools.doctor.machine.examine import examine, report_to_json
-from deepseek_triton_tools.doctor.machine.expected import from_json
+from deepseek_triton_tools.doctor.machine.expected import expected_from_json
 from deepseek_triton_tools.doctor.machine.real_machine import RealMachine
 
-EXPECTED = "expected.json"
-MARK = "deepseek-triton diagnosis "
-"""Before the report, on its line: a login script may print what it likes."""
+EXPECTED_FILE = "expected.json"
+REPORT_PREFIX = "deepseek-triton diagnosis "
+"""Begins the line of the report: a login script may print other lines before it."""
 
 
 def main() -> None:
-    # The bootstrap has put the zip first.
+    # packing.BOOTSTRAP has put the zip first.
     with zipfile.ZipFile(sys.path[0]) as packed:
-        expected = from_json(packed.read(EXPECTED).decode())
-    print(f"\n{MARK}{report_to_json(examine(RealMachine(), expected))}", flush=True)
+        expected = expected_from_json(packed.read(EXPECTED_FILE).decode())
+    print(f"\n{REPORT_PREFIX}{report_to_json(examine(RealMachine(), expected))}", flush=True)

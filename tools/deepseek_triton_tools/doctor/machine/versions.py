@@ -1,6 +1,7 @@
-"""Versions compared by their numbers: "1.10" is after "1.9", and "4.1.9a1" is 4.1.9.
+"""Versions, compared by their numbers: "1.10" comes after "1.9", and "4.1.9a1" counts as 4.1.9.
 
-Only beside another candidate, "1.3.0rc14", is it seen that "1.3.0rc13" is one: before it, and 1.3.0 after it.
+A release candidate is told apart only when it is compared with another candidate: "1.3.0rc13" is before "1.3.0rc14",
+and "1.3.0" is not.
 """
 
 from __future__ import annotations
@@ -8,21 +9,21 @@ from __future__ import annotations
 import re
 
 
-def parts(version: str) -> tuple[int, ...]:
-    """The leading numbers; () of what has none."""
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers; () when there are none."""
     found = re.match(r"[v=]?(\d+(?:\.\d+)*)", version.strip())
     return tuple(map(int, found[1].split("."))) if found else ()
 
 
 def _candidate(version: str) -> int | None:
-    """13 of "1.3.0rc13"."""
+    """Return 13 for "1.3.0rc13"."""
     found = re.search(r"rc(\d+)", version)
     return int(found[1]) if found else None
 
 
 def is_before(version: str, other: str) -> bool:
-    """Not of what has no number."""
-    mine, theirs = parts(version), parts(other)
+    """Return whether `version` is older than `other`; False when it has no number."""
+    mine, theirs = version_numbers(version), version_numbers(other)
     length = max(len(mine), len(theirs))
     if not mine:
         return False
@@ -33,7 +34,7 @@ def is_before(version: str, other: str) -> bool:
 
 
 def is_within(version: str, *, since: str | None = None, before: str | None = None) -> bool:
-    """since <= version < before; a version without a number is within nothing."""
-    if not parts(version):
+    """Return whether since <= version < before; a version without a number is in no range."""
+    if not version_numbers(version):
         return False
     return not (since and is_before(version, since)) and (before is None or is_before(version, before))

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 # Made by deepseek-triton @@{version}: launch @@{source} --recipe @@{kind}
-# Builds an image with tritonserver and TensorRT-LLM @@{release} from source, in place of @@{image}. It needs docker with buildx, git, git-lfs, make and about 63 GB of disk for the image (TensorRT-LLM's own figure) beside the sources; the compilation takes hours. No GPU.
-# Nothing is built that the published image does not have: this is for sources of your own, or for one GPU only.
+# Builds an image with tritonserver and TensorRT-LLM @@{release} from source, to use instead of @@{image}. It needs docker with buildx, git, git-lfs, make and about 63 GB of disk for the image (TensorRT-LLM's own figure) besides the sources, but no GPU. The compilation takes hours.
+# The published image has everything that is built here. This is for your own sources, or for kernels of one GPU only.
 set -euo pipefail
 
 sources="${SOURCES:-$PWD/TensorRT-LLM}"
 image="${IMAGE:-tritonserver-trtllm:@@{release}-source}"
-# One GPU's kernels compile in a fraction of the time: @@{architectures} is @@{gpu}'s. More are separated by semicolons, as 90-real;100-real.
+# The kernels of one GPU compile in a fraction of the time that all take. @@{architectures} is for @@{gpu}; separate several with semicolons, such as 90-real;100-real.
 architectures="${ARCHITECTURES:-@@{architectures}}"
-# Processes of the compiler at once; each takes a few GiB of memory.
+# Number of compiler processes at once; each takes a few GiB of memory.
 jobs="${JOBS:-$(nproc)}"
 
 for program in docker git git-lfs make; do
   command -v "$program" >/dev/null || { echo "$program is not on PATH: install it" >&2; exit 1; }
 done
 
-# The release's own tag; submodules and the files that git-lfs keeps (kernels as binaries) belong to it.
+# The tag of the release, with its submodules and the files that git-lfs keeps (kernels as binaries).
 if [[ ! -d "$sources/.git" ]]; then
   git clone --branch v@@{release} --depth 1 https://github.com/NVIDIA/TensorRT-LLM.git "$sources"
 fi
@@ -24,12 +24,12 @@ git lfs install --local
 git submodule update --init --recursive
 git lfs pull
 
-# The stage tritonrelease: the release's base, tritonserver with its Python backend, and the wheel. The base images are Dockerfile.multi's own.
+# The stage tritonrelease holds the release's base, tritonserver with its Python backend, and the wheel. Dockerfile.multi names the base images.
 make -C docker tritonrelease_build \
   CUDA_ARCHS="$architectures" \
   BUILD_WHEEL_OPTS="-j $jobs" \
   IMAGE_WITH_TAG="$image"
 
-# The result.
+# Shows the version in the new image.
 docker run --rm "$image" python3 -c 'import importlib.metadata as m; print(m.version("tensorrt_llm"))'
 echo "built $image: deepseek-triton launch DIR --with docker --image $image"

@@ -1,31 +1,31 @@
 #!/usr/bin/env bash
 # Made by deepseek-triton @@{version}: launch @@{source} --with mpirun --ssh-setup
 #
-#   bash ssh-setup.sh              all of it, from @@{first}, which reaches the other nodes by your own ssh
-#   bash ssh-setup.sh STEP         one step, where you can't:
-#     keys       on the first node: makes them; then copy $KEYS to the same path on every node
+#   bash ssh-setup.sh              does all steps. Run it on @@{first}; it reaches the other nodes by your own ssh
+#   bash ssh-setup.sh STEP         does one step, if your own ssh can't reach the other nodes:
+#     keys       on the first node: makes the keys; then copy $KEYS to the same path on every node
 #     container  on every node: starts the container that the ranks run in
-#     sshd       on every node: starts an sshd of its own in it
-#     check      on the first node: ssh to every node, without a question
-#     hello      on the first node: @@{ranks} MPI ranks over all nodes, with mpirun's flags of the launch
-#     command    prints how it is launched then
+#     sshd       on every node: starts an sshd in that container
+#     check      on the first node: tests that ssh reaches every node without a password
+#     hello      on the first node: runs @@{ranks} MPI ranks over all nodes, with the mpirun flags of the launch
+#     command    prints the command that launches the server
 #
-# Every step may be done again: what is there stays. CONTAINER= (empty) does without a container, where the nodes themselves have mpirun, Python and mpi4py. Every node has @@{folder} and the checkpoint at the same path.
-# The key pair is for this alone, and so is the host key, the same for all nodes: nobody has to be trusted at first sight. Whoever reads $KEYS can log in at port $PORT.
+# Every step can be repeated: what exists already is kept. CONTAINER= (empty) uses no container; then the nodes themselves need mpirun, Python and mpi4py. Every node needs @@{folder} and the checkpoint at the same path.
+# The key pair and the host key are used for this only. All nodes have the same host key, so that none has to be trusted at first sight. Anyone who can read $KEYS can log in at port $PORT.
 set -euo pipefail
 
 hosts=(@@{hosts})
 port="${PORT:-@@{port}}"
 keys="${KEYS:-@@{keys}}"
 container="${CONTAINER-@@{container}}"
-# Open MPI splits these at blanks (plm_rsh_args).
+# Open MPI splits these arguments at blanks (plm_rsh_args).
 ssh_args="-p $port -i $keys/id_ed25519 -o IdentitiesOnly=yes -o UserKnownHostsFile=$keys/known_hosts -o GlobalKnownHostsFile=/dev/null -o StrictHostKeyChecking=yes -o BatchMode=yes -o ConnectTimeout=10"
 if [[ ! "$keys" =~ ^/[A-Za-z0-9/._@%+-]+$ ]]; then
   echo "KEYS: expected an absolute path of letters, digits and /._@%+-, got $keys" >&2
   exit 2
 fi
 
-inside() {  # where the ranks run
+inside() {  # run a command where the ranks run
   if [[ -n "$container" ]]; then docker exec "$container" "$@"; else "$@"; fi </dev/null
 }
 
@@ -40,7 +40,7 @@ step_keys() {
   local host kind key_text
   read -r kind key_text _ < "$keys/ssh_host_ed25519_key.pub"
   for host in "${hosts[@]}"; do
-    # ssh looks for a name by itself at port 22.
+    # known_hosts has the plain name for port 22, and [name]:port for other ports.
     if [[ "$port" != 22 ]]; then host="[$host]:$port"; fi
     printf '%s %s %s\n' "$host" "$kind" "$key_text"
   done > "$keys/known_hosts"
@@ -49,9 +49,9 @@ step_keys() {
 
 step_container() {
   if [[ -z "$container" ]]; then
-    echo "container: none is wanted"
+    echo "container: none is used"
   elif [[ "$(docker container inspect --format '{{.State.Running}}' "$container" 2>/dev/null)" == true ]]; then
-    echo "container: $container runs"
+    echo "container: $container is running"
   else
     docker container rm "$container" >/dev/null 2>&1 || true
 @@{docker}
@@ -66,17 +66,17 @@ step_sshd() {
       apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openssh-server
     fi
     if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
-      echo "sshd: somebody listens at port $port; check tells whether it is this one"
+      echo "sshd: port $port is already in use; the step check tells whether this sshd uses it"
       exit 0
     fi
     state=/run/deepseek-triton-sshd
     [ -w /run ] || state="$HOME/.cache/deepseek-triton/sshd"
     mkdir -p "$state"
     chmod 700 "$state"
-    [ ! -w /run ] || mkdir -p /run/sshd  # it changes its root to it
-    # The keys have to belong to whoever runs sshd, which those of a mount need not.
+    [ ! -w /run ] || mkdir -p /run/sshd  # sshd needs it, as the folder of its chroot
+    # The keys must belong to the user who runs sshd. Mounted files may belong to another user, so they are copied.
     install -m 600 "$keys/ssh_host_ed25519_key" "$keys/authorized_keys" "$state/"
-    # A login does not see the variables that the container was started with: mpirun is not found then, on the other nodes.
+    # A login does not get the variables that the container was started with. Without PATH, mpirun is not found on the other nodes.
     /usr/sbin/sshd -f /dev/null -p "$port" -E "$state/$port.log" -o PidFile=none \
       -o "HostKey=$state/ssh_host_ed25519_key" -o "AuthorizedKeysFile=$state/authorized_keys" \
       -o "SetEnv=\"PATH=$PATH\" \"LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}\"" \
@@ -89,7 +89,7 @@ step_check() {
   local host
   for host in "${hosts[@]}"; do
     # shellcheck disable=SC2086
-    inside ssh $ssh_args "$host" true || { echo "check: no ssh to $host at port $port: is its sshd another's?" >&2; exit 1; }
+    inside ssh $ssh_args "$host" true || { echo "check: ssh can't reach $host at port $port: does another sshd listen there?" >&2; exit 1; }
     echo "check: $host"
   done
 }
@@ -116,7 +116,7 @@ step_all() {
   step_keys
   local host
   for host in "${hosts[@]:1}"; do
-    # By your own ssh: whom you can reach anyway.
+    # This uses your own ssh, which can reach the other nodes already.
     tar -C "$keys" -cf - . | ssh "$host" "mkdir -p -m 700 '$keys' && tar -C '$keys' -xf -"
   done
   for host in "${hosts[@]}"; do

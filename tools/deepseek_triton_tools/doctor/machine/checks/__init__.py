@@ -1,1 +1,1 @@
-"""The checks, by what they look at; table.py has them all in order."""
+"""The checks, one file for each thing they look at; check_table.py lists them all in order."""

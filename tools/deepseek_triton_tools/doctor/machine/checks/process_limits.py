@@ -1,4 +1,4 @@
-"""Shared memory and the limits of a process, which containers begin with too little of."""
+"""Shared memory and the limits of a process. Containers often start with too little of both."""
 
 from __future__ import annotations
 
@@ -7,20 +7,33 @@ from collections.abc import Mapping
 from deepseek_triton_tools.doctor.machine.checks.gpu import is_on_the_bus
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, error, note, ok, skipped, warning
+from deepseek_triton_tools.doctor.machine.machine_finding import (
+    MachineFinding,
+    error,
+    note,
+    ok,
+    skipped,
+    warning,
+    warning_or_note,
+)
 from deepseek_triton_tools.host.units import part_of, sized
 
 GIB, MIB = 2**30, 2**20
 SHM = "/dev/shm"
 _SHM_WANTED = GIB
-"""What NVIDIA asks of a container that uses NCCL: --shm-size=1g (NCCL's user guide, troubleshooting)."""
+"""Bytes that NVIDIA asks for in a container that uses NCCL: --shm-size=1g (NCCL's user guide, troubleshooting)."""
 _SHM_LEAST = 64 * MIB
-"""Docker's own default. A model of the Python backend takes 1 MiB at the start and grows with what it hands over;
-NCCL takes some for each pair of ranks."""
+"""Docker's own default. A model of the Python backend takes 1 MiB at the start and more for what it hands over; NCCL
+takes some for each pair of ranks."""
 _NOFILE_WANTED = 4096
-"""An assumption: a descriptor for each open request, and those of weights, workers and metrics."""
+"""An assumption: each open request takes a descriptor, and so do weights, workers and metrics."""
 _STACK_WANTED = 8 * MIB
 """Linux's default. NVIDIA starts its containers with 64 MiB (docker --ulimit stack=67108864)."""
+_CAP_IPC_LOCK = 1 << 14
+_CAP_SYS_NICE = 1 << 23
+"""capabilities(7), linux/capability.h."""
+_ALL_USERS = ["0", "0", "4294967295"]
+"""uid_map of the first user namespace (user_namespaces(7))."""
 
 
 def check_shm(machine: Machine, expected: Expected) -> MachineFinding:
@@ -29,32 +42,36 @@ def check_shm(machine: Machine, expected: Expected) -> MachineFinding:
     except OSError as problem:
         cause = "tritonserver hands requests to its Python backend through it"
         return error(f"{SHM}: {problem.strerror}", cause, f"mount a tmpfs on {SHM}")
-    said = f"{part_of(disk.total - disk.free, disk.total)} used"
+    result = f"{part_of(disk.total - disk.free, disk.total)} used"
     fix = "docker --ipc=host, or --shm-size=16g; Kubernetes: an emptyDir with medium: Memory on /dev/shm"
     fix += _left_behind(machine)
     if disk.free < _SHM_LEAST / 2:
-        return error(said, "tritonserver's Python backend ends with SIGBUS when there is no more", fix)
+        return error(result, "tritonserver's Python backend ends with SIGBUS when it is full", fix)
     if disk.free < _SHM_WANTED:
-        cause = f"NCCL asks for {sized(_SHM_WANTED)}, and large batches take more than the Python backend begins with"
-        return error(said, cause, fix) if _is_docker_default(disk.total, expected) else warning(said, cause, fix)
-    return ok(said)
+        cause = f"NCCL asks for {sized(_SHM_WANTED)}, and the Python backend takes more as batches grow"
+        return error(result, cause, fix) if _is_docker_default(disk.total, expected) else warning(result, cause, fix)
+    return ok(result)
 
 
 def _is_docker_default(total: int, expected: Expected) -> bool:
-    """Which several ranks can't begin with."""
+    """Return whether several ranks are to start in the 64 MiB that docker gives; they can't."""
     return total <= _SHM_LEAST and expected.is_tensorrt_llm and (expected.gpus_per_node or 1) > 1
 
 
 def _left_behind(machine: Machine) -> str:
     try:
-        regions = [name for name in machine.names(SHM) if is_region(name)]
+        regions = [name for name in machine.list_folder(SHM) if _is_region(name)]
     except OSError:
         return ""
-    return f"; {len(regions)} regions of tritonservers lie in it, remove those that nobody runs" if regions else ""
+    return (
+        f"; it holds {len(regions)} regions of tritonservers: remove those of servers that have ended"
+        if regions
+        else ""
+    )
 
 
-def is_region(name: str) -> bool:
-    """Of shared memory that a tritonserver makes: by its own prefix, or by start.sh's."""
+def _is_region(name: str) -> bool:
+    """Return whether it is shared memory of a tritonserver: with Triton's own prefix, or with start.sh's."""
     return name.startswith(("triton_python_backend_shm_region", "deepseek_triton_"))
 
 
@@ -63,23 +80,25 @@ def check_memlock(machine: Machine, expected: Expected) -> MachineFinding:
     if soft is None:
         return ok("unlimited")
     if _may_lock_all(machine):
-        return ok(f"{sized(soft)}, which IPC_LOCK lifts")
-    said = f"{sized(soft)}, at most {sized(hard) if hard is not None else 'unlimited'}"
-    cause = "NCCL and UCX register memory with the network cards, which counts as locked"
-    fix = "ulimit -l unlimited; docker --ulimit memlock=-1; LimitMEMLOCK=infinity of a unit"
+        return ok(f"{sized(soft)}, which the capability IPC_LOCK lifts")
+    result = f"{sized(soft)}, at most {sized(hard) if hard is not None else 'unlimited'}"
+    cause = "NCCL and UCX register memory with the network cards, and registered memory counts as locked"
+    fix = "ulimit -l unlimited; docker --ulimit memlock=-1; LimitMEMLOCK=infinity in a systemd unit"
     if expected.is_tensorrt_llm and expected.num_nodes > 1:
-        return error(said, cause, fix)
-    return warning(said, cause, fix) if expected.is_tensorrt_llm else note(said, f"{cause}; warm --hold=lock too", fix)
+        return error(result, cause, fix)
+    if not expected.is_tensorrt_llm:
+        cause += "; warm files --hold=lock locks memory too"
+    return warning_or_note(expected, result, cause, fix)
 
 
 def check_nofile(machine: Machine, expected: Expected) -> MachineFinding:
     soft, hard = machine.limit("nofile")
     if soft is None or soft >= _NOFILE_WANTED:
         return ok("unlimited" if soft is None else f"{soft}")
-    said = f"{soft}, at most {hard if hard is not None else 'unlimited'}"
-    fix = "ulimit -n 65536; docker --ulimit nofile=65536; LimitNOFILE=65536 of a unit"
+    result = f"{soft}, at most {hard if hard is not None else 'unlimited'}"
+    fix = "ulimit -n 65536; docker --ulimit nofile=65536; LimitNOFILE=65536 in a systemd unit"
     cause = "every open request takes a descriptor, and a server that has none left refuses connections"
-    return warning(said, cause, fix)
+    return warning(result, cause, fix)
 
 
 def check_stack(machine: Machine, expected: Expected) -> MachineFinding:
@@ -87,30 +106,30 @@ def check_stack(machine: Machine, expected: Expected) -> MachineFinding:
     if soft is None or soft >= _STACK_WANTED:
         return ok("unlimited" if soft is None else sized(soft))
     fix = "ulimit -s 8192; docker --ulimit stack=67108864"
-    return warning(sized(soft), "smaller than Linux's own 8 MiB: libraries that count on that end with SIGSEGV", fix)
+    return warning(sized(soft), "Linux's default is 8 MiB: libraries that rely on it end with SIGSEGV", fix)
 
 
 def check_container(machine: Machine, expected: Expected) -> MachineFinding:
-    """Whether it is in one, and how that was started."""
+    """Check whether this is a container, and which options of its start are missing."""
     kind = container_kind(machine)
     if kind is None:
         return ok("not in a container")
-    seen = []
+    missing = []
     if machine.exists(SHM) and machine.disk(SHM).total <= _SHM_LEAST:
-        seen.append("--ipc=host or --shm-size")
+        missing.append("--ipc=host or --shm-size")
     if expected.is_tensorrt_llm and not machine.exists("/dev/nvidiactl") and is_on_the_bus(machine):
-        seen.append("--gpus all")
+        missing.append("--gpus all")
     if machine.limit("memlock")[0] is not None and expected.is_tensorrt_llm and not _may_lock_all(machine):
-        seen.append("--ulimit memlock=-1")
-    if not seen:
+        missing.append("--ulimit memlock=-1")
+    if not missing:
         return ok(kind)
-    cause = "the container was started without what serving needs"
-    fix = f"start it with {', '.join(seen)}: deepseek-triton launch --with docker --dry-run prints it all"
-    return (warning if expected.is_tensorrt_llm else note)(f"{kind}, without {', '.join(seen)}", cause, fix)
+    cause = "the container was started without options that serving needs"
+    fix = f"start it with {', '.join(missing)}; deepseek-triton launch docker DIR --dry-run prints the whole command"
+    return warning_or_note(expected, f"{kind}, without {', '.join(missing)}", cause, fix)
 
 
 def container_kind(machine: Machine) -> str | None:
-    """By the files that the engines leave: Docker's, Podman's, Kubernetes' and Singularity's."""
+    """Return the kind by the files and variables that Docker, Podman, Kubernetes and Apptainer leave."""
     if machine.environ.get("KUBERNETES_SERVICE_HOST"):
         return "Kubernetes"
     if machine.exists("/.singularity.d"):
@@ -121,7 +140,7 @@ def container_kind(machine: Machine) -> str | None:
 
 
 def check_seccomp(machine: Machine, expected: Expected) -> MachineFinding:
-    """Docker's own profile forbids the NUMA calls unless the container has SYS_NICE."""
+    """Check the system call filter: Docker's own forbids the NUMA calls unless the container has SYS_NICE."""
     try:
         status = _status(machine)
     except OSError as problem:
@@ -147,16 +166,10 @@ def _has(status: Mapping[str, str], capability: int) -> bool:
 
 
 def _may_lock_all(machine: Machine) -> bool:
-    """With CAP_IPC_LOCK no limit holds (mlock(2)); in a user namespace of its own, a rootless container's, it does."""
+    """Return whether CAP_IPC_LOCK lifts the limit (mlock(2)): only outside of a user namespace, as rootless containers
+    have them."""
     try:
         owners = machine.read("/proc/self/uid_map").split()
         return owners == _ALL_USERS and _has(_status(machine), _CAP_IPC_LOCK)
     except OSError:
         return False
-
-
-_CAP_IPC_LOCK = 1 << 14
-_CAP_SYS_NICE = 1 << 23
-"""capabilities(7), linux/capability.h."""
-_ALL_USERS = ["0", "0", "4294967295"]
-"""user_namespaces(7): of the first namespace."""

@@ -1,24 +1,33 @@
-"""Python, the C library, tritonserver, TensorRT-LLM and what else has to be installed."""
+"""Python, the C library, tritonserver, TensorRT-LLM and other software that has to be installed."""
 
 from __future__ import annotations
 
 from deepseek_triton_tools.doctor.machine.expected import Expected
-from deepseek_triton_tools.doctor.machine.known_bad import CONTAINER, Bad, find_bad
+from deepseek_triton_tools.doctor.machine.known_bad import CONTAINER, BadCombination, find_bad_combinations
 from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, error, lack, note, ok, skipped, warning
-from deepseek_triton_tools.doctor.machine.versions import is_before, parts
+from deepseek_triton_tools.doctor.machine.machine_finding import (
+    MachineFinding,
+    error,
+    error_or_note,
+    note,
+    ok,
+    skipped,
+    warning,
+)
+from deepseek_triton_tools.doctor.machine.versions import is_before, version_numbers
 from deepseek_triton_tools.host.preflight import NEWEST_PYTHON, OLDEST_GLIBC, OLDEST_PYTHON
 from deepseek_triton_tools.host.tritonserver import CONTAINER_BINARY
 
 ENTRY_POINT = "trtllm-llmapi-launch"
 _PYTHONS = ("python3", "/opt/venv-tritonserver/bin/python3", "/usr/bin/python3")
-"""Where TensorRT-LLM may be instead; the second: container 26.04 (triton-inference-server/server issue 8824)."""
+"""Interpreters that may have TensorRT-LLM instead. The second is container 26.04's (triton-inference-server/server
+issue 8824)."""
 _INSTALL_DEMO = "pip install 'deepseek-triton[demo]'"
-_STUB = "triton_python_backend_stub"
+STUB = "triton_python_backend_stub"
 
 
 def wheel_server(machine: Machine) -> str | None:
-    """The nvidia-pytriton wheel's binary, where that is the server that `serve` would run."""
+    """Return the nvidia-pytriton wheel's binary, when `serve` would run that one."""
     if machine.which("tritonserver") or machine.exists(str(CONTAINER_BINARY)) or machine.python.pytriton is None:
         return None
     binary = f"{machine.python.pytriton}/tritonserver/bin/tritonserver"
@@ -26,7 +35,7 @@ def wheel_server(machine: Machine) -> str | None:
 
 
 def server_binary(machine: Machine) -> str | None:
-    """As tritonserver.find_tritonserver looks: PATH, the container's, the wheel's."""
+    """Return the first of PATH's, the container's and the wheel's, as host.tritonserver.find_tritonserver does."""
     if on_path := machine.which("tritonserver"):
         return on_path
     return str(CONTAINER_BINARY) if machine.exists(str(CONTAINER_BINARY)) else wheel_server(machine)
@@ -37,10 +46,10 @@ def check_python(machine: Machine, expected: Expected) -> MachineFinding:
     oldest, newest = (".".join(map(str, each)) for each in (OLDEST_PYTHON, NEWEST_PYTHON))
     if is_before(version, oldest):
         return error(f"{version} ({where})", f"the backend needs Python {oldest} or newer", "use a newer Python")
-    if wheel_server(machine) and parts(version)[:2] > NEWEST_PYTHON:
+    if wheel_server(machine) and version_numbers(version)[:2] > NEWEST_PYTHON:
         return error(
             f"{version} ({where})",
-            f"numpy 1.26, which the nvidia-pytriton wheel's server needs, is built for Python {newest} at most",
+            f"the nvidia-pytriton wheel's server needs numpy 1.26, which is built for Python {newest} at most",
             f"make the environment with Python {oldest} to {newest}",
         )
     return ok(f"{version} ({where})")
@@ -50,12 +59,12 @@ def check_libpython(machine: Machine, expected: Expected) -> MachineFinding:
     if machine.python.libpython:
         return ok(machine.python.libpython)
     if not wheel_server(machine):
-        return skipped("only the nvidia-pytriton wheel's server needs this Python's own")
+        return skipped("only the nvidia-pytriton wheel's server needs this Python's libpython")
     minor = machine.python.minor
     return error(
         f"libpython{minor}.so.1.0 is missing",
         "tritonserver's Python backend is linked with it",
-        f"apt install libpython{minor}, or a Python built with --enable-shared",
+        f"apt install libpython{minor}, or use a Python built with --enable-shared",
     )
 
 
@@ -77,10 +86,10 @@ def check_numpy(machine: Machine, expected: Expected) -> MachineFinding:
         if server_binary(machine) is None:
             return note("not installed", "tritonserver's Python backend needs it", fix, blocks=True)
         return error("not installed", "tritonserver's Python backend needs it in this environment", fix)
-    if wheel_server(machine) and parts(version) >= (2,):
+    if wheel_server(machine) and version_numbers(version) >= (2,):
         return error(
             version,
-            "with numpy 2 the wheel's Python backend hands over other values than were sent, without an error",
+            "with numpy 2 the wheel's Python backend silently hands over other values than were sent",
             "pip install 'numpy>=1.26,<2'",
         )
     return ok(version)
@@ -89,35 +98,37 @@ def check_numpy(machine: Machine, expected: Expected) -> MachineFinding:
 def check_tools(machine: Machine, expected: Expected) -> MachineFinding:
     packages = machine.python.packages
     if "deepseek-triton" not in packages:
-        return skipped("deepseek-triton is not installed for this Python, and a repository doesn't need it")
-    lacking = [name for name in ("httpx", "pyyaml", "rich") if name not in packages]
-    if not lacking:
-        return ok("there")
+        return skipped("deepseek-triton is not installed for this Python; serving a repository doesn't need it")
+    missing = [name for name in ("httpx", "pyyaml", "rich") if name not in packages]
+    if not missing:
+        return ok("installed")
     fix = "pip install 'deepseek-triton[tools]'"
-    return note(f"{', '.join(lacking)} missing", "all verbs but generate, chat and doctor need them", fix, blocks=True)
+    return note(
+        f"{', '.join(missing)} missing", "all commands except generate, chat and doctor need them", fix, blocks=True
+    )
 
 
 def check_client(machine: Machine, expected: Expected) -> MachineFinding:
     packages = machine.python.packages
     if "deepseek-triton" not in packages:
         return skipped("deepseek-triton is not installed for this Python")
-    lacking = [name for name in ("certifi", "h11") if name not in packages]
-    if lacking:
-        fix = f"pip install {' '.join(lacking)}"
-        return error(f"{', '.join(lacking)} missing", "the client asks over HTTP with them", fix)
+    missing = [name for name in ("certifi", "h11") if name not in packages]
+    if missing:
+        fix = f"pip install {' '.join(missing)}"
+        return error(f"{', '.join(missing)} missing", "the client needs them for HTTP", fix)
     grpc = "HTTP and gRPC" if "tritonclient" in packages else "HTTP; gRPC needs pip install 'deepseek-triton[grpc]'"
     return ok(grpc)
 
 
 def check_transformers(machine: Machine, expected: Expected) -> MachineFinding:
     needed = ("torch", "transformers", "safetensors", "jinja2")
-    lacking = [name for name in needed if name not in machine.python.packages]
-    if not lacking:
+    missing = [name for name in needed if name not in machine.python.packages]
+    if not missing:
         return ok(", ".join(f"{name} {machine.python.packages[name]}" for name in needed[:2]))
     cause = "the demo's engine runs the model's own code with them"
     if expected.engine == "transformers":
-        return error(f"{', '.join(lacking)} missing", cause, _INSTALL_DEMO)
-    return note(f"{', '.join(lacking)} missing", cause, _INSTALL_DEMO, blocks=True)
+        return error(f"{', '.join(missing)} missing", cause, _INSTALL_DEMO)
+    return note(f"{', '.join(missing)} missing", cause, _INSTALL_DEMO, blocks=True)
 
 
 def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
@@ -128,24 +139,19 @@ def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
             fix = f"pip install 'deepseek-triton[server]', or {fix}"
         cause = "not on PATH, in /opt/tritonserver/bin or in this Python's environment"
         is_needed = expected.repository and expected.by_triton
-        return (error if is_needed else _blocking_note)("none", cause, fix)
+        return error("none", cause, fix) if is_needed else note("none", cause, fix, blocks=True)
     if wheel_server(machine):
         return ok(f"{binary} (nvidia-pytriton {machine.python.packages.get('nvidia-pytriton', '?')})")
     version, tag = machine.environ.get("TRITON_SERVER_VERSION"), container_tag(machine)
-    known = [f"version {version}" if version else "", f"container {tag}" if tag else ""]
-    said = ", ".join(filter(None, known))
+    known = ", ".join(filter(None, [f"version {version}" if version else "", f"container {tag}" if tag else ""]))
     wanted = (expected.image or "").rpartition(":")[2].partition("-")[0]
     if expected.is_tensorrt_llm and tag and wanted and tag != wanted:
         return warning(
-            f"{binary} ({said})",
+            f"{binary} ({known})",
             f"the repository was made for container {wanted}",
             f"run in {expected.image}, or build with --image {tag}",
         )
-    return ok(f"{binary} ({said})" if said else binary)
-
-
-def _blocking_note(result: str, cause: str, fix: str) -> MachineFinding:
-    return note(result, cause, fix, blocks=True)
+    return ok(f"{binary} ({known})" if known else binary)
 
 
 def _image(expected: Expected) -> str:
@@ -153,9 +159,9 @@ def _image(expected: Expected) -> str:
 
 
 def container_tag(machine: Machine) -> str | None:
-    """`26.07`, of the Triton container that this is in; its variable of that name is set in the image."""
+    """Return such as `26.07` inside a Triton container, whose image sets the variable."""
     tag = machine.environ.get("NVIDIA_TRITON_SERVER_VERSION", "")
-    return tag if len(parts(tag)) >= 2 else None
+    return tag if len(version_numbers(tag)) >= 2 else None
 
 
 def check_python_backend(machine: Machine, expected: Expected) -> MachineFinding:
@@ -165,33 +171,35 @@ def check_python_backend(machine: Machine, expected: Expected) -> MachineFinding
     if wheel := wheel_server(machine):
         stubs = f"{wheel.removesuffix('/bin/tritonserver')}/python_backend_stubs"
         minor = machine.python.minor
-        if machine.exists(f"{stubs}/{minor}/{_STUB}"):
+        if machine.exists(f"{stubs}/{minor}/{STUB}"):
             return ok(f"the wheel's, for Python {minor}")
-        known = ", ".join(sorted(machine.names(stubs), key=parts))
-        return error(f"none for Python {minor}", f"the wheel has it for {known}", "use one of them for the environment")
+        known = ", ".join(sorted(machine.list_folder(stubs), key=version_numbers))
+        return error(
+            f"none for Python {minor}", f"the wheel has it for {known}", "make the environment with one of those"
+        )
     root = binary.removesuffix("/bin/tritonserver") if binary.endswith("/bin/tritonserver") else "/opt/tritonserver"
-    return _stub_of(machine, f"{root}/backends/python/{_STUB}")
+    return _check_stub(machine, f"{root}/backends/python/{STUB}")
 
 
-def _stub_of(machine: Machine, stub: str) -> MachineFinding:
+def _check_stub(machine: Machine, stub: str) -> MachineFinding:
     if not machine.exists(stub):
         return warning(
             f"{stub} is not there",
             "without the Python backend no model of this project loads",
-            "use an image with it (…-py3, …-trtllm-python-py3), or name its folder by --backend-directory",
+            "use an image that has it (…-py3, …-trtllm-python-py3), or give its folder with --backend-directory",
         )
     libraries = machine.run("ldd", stub)
     missing = [line.split()[0] for line in libraries.out.splitlines() if "not found" in line]
     if missing:
-        fix = "put them on LD_LIBRARY_PATH, or install them (apt install libpython3.x)"
+        fix = "put their folder on LD_LIBRARY_PATH, or install them (apt install libpython3.x)"
         return error(f"{stub} lacks {', '.join(missing)}", "it can't start without its libraries", fix)
     linked = [line.split()[0] for line in libraries.out.splitlines() if "libpython" in line]
     version = linked[0].removeprefix("libpython").partition(".so")[0] if linked else None
     if version and version != machine.python.minor:
         return note(
             f"for Python {version}, this one is {machine.python.minor}",
-            "packages are looked up for the Python that runs the checks, and the backend uses another",
-            f"name its Python: doctor --python python{version}",
+            "the checks look at the packages of the Python that runs them, and the backend uses another Python",
+            f"let the backend's Python run the checks: doctor --python python{version}",
         )
     return ok(f"for Python {version}" if version else stub)
 
@@ -199,42 +207,46 @@ def _stub_of(machine: Machine, stub: str) -> MachineFinding:
 def check_tensorrt_llm(machine: Machine, expected: Expected) -> MachineFinding:
     version = machine.python.packages.get("tensorrt_llm")
     if version is None:
-        return lack(expected, "not installed", *_no_tensorrt_llm(machine, expected))
+        return error_or_note(expected, "not installed", *_no_tensorrt_llm(machine, expected))
     if wheel_server(machine):
-        cause = "start.sh takes tritonserver from PATH, where the one of the nvidia-pytriton wheel is not"
-        return lack(expected, f"{version}, without its tritonserver", cause, f"run in the container{_image(expected)}")
+        cause = "start.sh takes tritonserver from PATH, and the nvidia-pytriton wheel's is not there"
+        return error_or_note(
+            expected, f"{version}, without a tritonserver for it", cause, f"run in the container{_image(expected)}"
+        )
     if machine.which(ENTRY_POINT) is None:
-        fix = f"put its folder, as of {machine.python.executable}, on PATH"
-        return error(f"{version}, without {ENTRY_POINT} on PATH", "start.sh starts the ranks by it", fix)
-    if expected.release and parts(version) != parts(expected.release):
+        fix = f"put its folder on PATH; it was installed beside {machine.python.executable}"
+        return error(f"{version}, without {ENTRY_POINT} on PATH", "start.sh starts the ranks with it", fix)
+    if expected.release and version_numbers(version) != version_numbers(expected.release):
         fix = f"run in {expected.image or 'a container with it'}, or build again with --trtllm {version}"
-        cause = f"the repository is for {expected.release}: keys and samplers differ, and its model.py refuses others"
+        cause = (
+            f"the repository is for {expected.release}: keys and samplers differ, and model.py refuses other releases"
+        )
         return error(version, cause, fix)
     return ok(version)
 
 
 def _no_tensorrt_llm(machine: Machine, expected: Expected) -> tuple[str, str]:
-    """Cause and fix."""
+    """Return cause and fix."""
     for python in _PYTHONS:
         asked = machine.run(python, "-c", "import importlib.metadata as m; print(m.version('tensorrt_llm'))")
         if asked.code == 0:
             return (
-                f"{python} has {asked.out.strip()}, this Python ({machine.python.executable}) has not",
-                f"let that one run the checks: doctor --python {python}",
+                f"{python} has {asked.out.strip()}, this Python ({machine.python.executable}) has none",
+                f"let that Python run the checks: doctor --python {python}",
             )
     image = expected.image or "nvcr.io/nvidia/tritonserver:<yy.mm>-trtllm-python-py3"
-    return "for serving DeepSeek on GPUs", f"run in the container {image}"
+    return "serving DeepSeek on GPUs needs it", f"run in the container {image}"
 
 
 def check_known_bad(machine: Machine, expected: Expected) -> MachineFinding:
     versions = {**machine.python.packages}
     if tag := container_tag(machine):
         versions[CONTAINER] = tag
-    bad = find_bad(versions)
+    bad = find_bad_combinations(versions)
     if not bad:
         return ok("none")
     if all(_is_repaired(each, expected) for each in bad):
-        return note(_named(bad, versions), "start.sh brings the work-around along", "nothing to do")
+        return note(_named(bad, versions), "start.sh brings the work-around", "nothing to do")
     bad = [each for each in bad if not _is_repaired(each, expected)]
     cause = "; ".join(f"{each.what} ({each.source})" for each in bad)
     fix = "; ".join(each.fix for each in bad)
@@ -243,9 +255,9 @@ def check_known_bad(machine: Machine, expected: Expected) -> MachineFinding:
     return warning(_named(bad, versions), cause, fix)
 
 
-def _is_repaired(bad: Bad, expected: Expected) -> bool:
-    return bad.by_start_sh and expected.is_ours
+def _is_repaired(bad: BadCombination, expected: Expected) -> bool:
+    return bad.fixed_by_start_sh and expected.is_ours
 
 
-def _named(bad: list[Bad], versions: dict[str, str]) -> str:
+def _named(bad: list[BadCombination], versions: dict[str, str]) -> str:
     return "; ".join(" with ".join(f"{name} {versions[name]}" for name in each.versions) for each in bad)

@@ -1,4 +1,4 @@
-"""The repository, the checkpoint, the memory that it is loaded through, and the disks that caches are written to."""
+"""The repository, the checkpoint, the memory that it is loaded through, and the disks of the caches."""
 
 from __future__ import annotations
 
@@ -9,31 +9,38 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine import Machine
-from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, error, note, ok, skipped, warning
+from deepseek_triton_tools.doctor.machine.machine_finding import (
+    MachineFinding,
+    error,
+    ok,
+    skipped,
+    warning,
+    warning_or_note,
+)
 from deepseek_triton_tools.host.units import sized
 
 GIB = 2**30
 INDEX = "model.safetensors.index.json"
 _CACHE_WANTED = 10 * GIB
-"""An assumption: compiled kernels of FlashInfer, Triton and DeepGEMM take a few GiB."""
+"""Free bytes. An assumption: compiled kernels of FlashInfer, Triton and DeepGEMM take a few GiB."""
 _MOST_NAMED = 3
 _MOST_READ = 2**20
-"""Bytes of one file of a repository; a generated one's are all smaller."""
+"""Bytes that are read of one file in a repository. All files of a generated repository are smaller."""
 _LONGEST_HEADER = 100_000_000
-"""Of a *.safetensors file, as the format's own reader has it."""
+"""Bytes of a *.safetensors file's header: the limit of the format's own reader."""
 
 
 def repository_digest(machine: Machine, folder: str) -> str:
-    """Of the files in it, by name, size and content; 16 hex digits. What Python leaves in __pycache__ does not count.
+    """Return 16 hex digits for the names, sizes and contents of its files, without __pycache__ and .git.
 
-    Of a large file, such as a checkpoint's that lies beside model.yaml, the beginning stands for the content.
+    Only the beginning of a large file is read, such as a checkpoint's file that lies beside model.yaml.
 
-    :raises OSError: when one can't be read.
+    :raises OSError: when a file can't be read.
     """
     digest = hashlib.sha256()
     for path in _files(machine, folder):
         size = machine.size(f"{folder}/{path}")
-        # A pipe or a device has no size, and reading it might never end.
+        # A pipe or a device has the size 0, and reading it might never end.
         beginning = machine.read_bytes(f"{folder}/{path}", _MOST_READ) if size else b""
         content = hashlib.sha256(beginning).hexdigest()
         digest.update(f"{content} {size} {path}\n".encode(errors="surrogateescape"))
@@ -41,7 +48,7 @@ def repository_digest(machine: Machine, folder: str) -> str:
 
 
 def _files(machine: Machine, folder: str, below: str = "") -> Iterator[str]:
-    for name in machine.names(f"{folder}/{below}".rstrip("/")):
+    for name in machine.list_folder(f"{folder}/{below}".rstrip("/")):
         path = f"{below}{name}"
         if name in ("__pycache__", ".git"):
             continue
@@ -53,15 +60,17 @@ def _files(machine: Machine, folder: str, below: str = "") -> Iterator[str]:
 
 def check_repository(machine: Machine, expected: Expected) -> MachineFinding:
     if expected.repository is None:
-        return skipped("none was named")
+        return skipped("no repository was named")
     if machine.is_folder(expected.repository):
         return ok(f"{expected.repository}, {repository_digest(machine, expected.repository)}")
-    cause = "every host has the repository at the same path"
-    return error(f"{expected.repository} is not there", cause, "copy it there (rsync -a), or share it by the network")
+    cause = "every host needs the repository at the same path"
+    return error(
+        f"{expected.repository} is not there", cause, "copy it there (rsync -a), or put it on a shared file system"
+    )
 
 
 def checkpoint_folder(machine: Machine, expected: Expected) -> str | None:
-    """The folder, also of a name in the local Hugging Face cache; None where there is none."""
+    """Return the checkpoint's folder, also for a name in the local Hugging Face cache; None when there is none."""
     if expected.checkpoint is None:
         return None
     if os.path.isabs(expected.checkpoint):
@@ -77,7 +86,7 @@ def checkpoint_folder(machine: Machine, expected: Expected) -> str | None:
 
 
 def hub_cache(environ: Mapping[str, str]) -> str:
-    """As huggingface_hub has it."""
+    """Return the hub's cache folder, by the same rules as huggingface_hub."""
     for variable, below in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "/hub")):
         if value := environ.get(variable):
             return f"{value}{below}"
@@ -89,7 +98,7 @@ def _cache_home(environ: Mapping[str, str]) -> str:
 
 
 def index_digest(machine: Machine, expected: Expected) -> str | None:
-    """Of the checkpoint's index; None where there is none."""
+    """Return 16 hex digits for the checkpoint's index; None when there is none."""
     folder = checkpoint_folder(machine, expected)
     if folder is None or not machine.exists(f"{folder}/{INDEX}"):
         return None
@@ -101,25 +110,28 @@ def check_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
         return skipped("none is known" if expected.repository else "no repository was named")
     folder = checkpoint_folder(machine, expected)
     if folder is None:
-        return _absent(expected)
+        return _missing_checkpoint(expected)
     try:
-        problems, num_bytes, num_files = _look(machine, folder)
+        problems, num_bytes, num_files = _inspect(machine, folder)
     except OSError as problem:
-        return error(f"{problem.filename or folder}: {problem.strerror}", "the engine can't read it", "let it be read")
-    said = f"{folder}: {num_files} files, {sized(num_bytes)}"
+        return error(
+            f"{problem.filename or folder}: {problem.strerror}",
+            "the engine can't read it either",
+            "give this user read access",
+        )
     if not problems:
-        return ok(said)
+        return ok(f"{folder}: {num_files} files, {sized(num_bytes)}")
     more = f" and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
     result = f"{folder}: {'; '.join(problems[:_MOST_NAMED])}{more}"
-    return error(result, "the load ends in the middle, or takes wrong weights", "download or copy those files again")
+    return error(result, "the load fails half way, or loads wrong weights", "download or copy those files again")
 
 
-def _absent(expected: Expected) -> MachineFinding:
+def _missing_checkpoint(expected: Expected) -> MachineFinding:
     assert expected.checkpoint is not None
     size = f" {sized(expected.checkpoint_bytes)}" if expected.checkpoint_bytes else ""
     if os.path.isabs(expected.checkpoint):
-        fix = "mount or copy it there, name it here by --model, or build again with another --model"
-        return error(f"{expected.checkpoint} is not there", "the model.yaml names it", fix)
+        fix = "mount or copy it there, say with --model where it is, or build again with another --model"
+        return error(f"{expected.checkpoint} is not there", "model.yaml names it", fix)
     return warning(
         f"{expected.checkpoint} is not in the Hugging Face cache",
         f"the first load downloads{size or ' it'}, on each host",
@@ -127,15 +139,15 @@ def _absent(expected: Expected) -> MachineFinding:
     )
 
 
-def _look(machine: Machine, folder: str) -> tuple[Sequence[str], int, int]:
-    """What is wrong, the bytes there are, and the number of files."""
-    names = [name for name in machine.names(folder) if name.endswith(".safetensors")]
+def _inspect(machine: Machine, folder: str) -> tuple[Sequence[str], int, int]:
+    """Return what is wrong with the checkpoint, the bytes found, and the number of its files."""
+    names = [name for name in machine.list_folder(folder) if name.endswith(".safetensors")]
     names = [name for name in names if not name.startswith("consolidated")]
     if machine.exists(f"{folder}/{INDEX}"):
         try:
             names = sorted(set(json.loads(machine.read(f"{folder}/{INDEX}"))["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError):
-            return [f"{INDEX} is not as it should be"], 0, len(names)
+            return [f"{INDEX} can't be parsed"], 0, len(names)
     problems = [] if names else ["no *.safetensors file"]
     if not machine.exists(f"{folder}/config.json"):
         problems.append("config.json is missing")
@@ -149,14 +161,15 @@ def _look(machine: Machine, folder: str) -> tuple[Sequence[str], int, int]:
             continue
         num_bytes += size
         if whole is None:
-            problems.append(f"{name} is no safetensors file")
+            problems.append(f"{name} is not a safetensors file")
         elif whole != size:
             problems.append(f"{name} has {size:,} of {whole:,} bytes")
     return problems, num_bytes, len(names)
 
 
 def _whole_size(machine: Machine, path: str) -> int | None:
-    """Bytes by its header: 8 bytes with the length of a JSON object, whose data_offsets count from behind it."""
+    """Return the file's size by its header: 8 bytes hold the length of a JSON object, whose data_offsets count from the
+    byte behind it. None when the header can't be parsed."""
     length = int.from_bytes(machine.read_bytes(path, 8), "little")
     if not 0 < length < _LONGEST_HEADER:
         return None
@@ -171,57 +184,60 @@ def _whole_size(machine: Machine, path: str) -> int | None:
 def check_host_memory(machine: Machine, expected: Expected) -> MachineFinding:
     memory = machine.host_memory()
     cgroup = memory.tightest
-    said = f"{sized(memory.headroom)} can be taken" + (f", by {cgroup.path}" if cgroup else "")
+    result = f"{sized(memory.headroom)} available" + (f", limited by {cgroup.path}" if cgroup else "")
     if not expected.is_tensorrt_llm or not expected.checkpoint_bytes:
-        return ok(said)
-    said += f"; the checkpoint has {sized(expected.checkpoint_bytes)}"
+        return ok(result)
+    result += f"; the checkpoint has {sized(expected.checkpoint_bytes)}"
     if memory.headroom >= expected.checkpoint_bytes:
-        return ok(said)
+        return ok(result)
     largest = _largest_file(machine, expected)
     ranks = expected.gpus_per_node or 1
     fix = "raise the container's memory limit" if cgroup else "free memory, or use a machine with more"
-    fix += "; deepseek-triton warm --report says what fits"
+    fix += "; deepseek-triton warm report says what fits"
     if largest and memory.headroom < largest * ranks:
-        cause = f"{ranks} ranks that each hold one file of {sized(largest)} are killed for memory (an estimate)"
-        return error(said, cause, fix)
-    cause = "not all of it stays in the page cache, so that it is read more than once"
+        cause = (
+            f"{ranks} ranks that each hold one file of {sized(largest)} run out of memory and are killed (an estimate)"
+        )
+        return error(result, cause, fix)
+    cause = "not all of the checkpoint stays in the page cache, so it is read more than once"
     if cgroup:
-        cause += "; TensorRT-LLM looks at /proc/meminfo alone, and a rank may be killed (its pull request 17430)"
-    return warning(said, cause, fix)
+        cause += "; TensorRT-LLM looks at /proc/meminfo only, so a rank may be killed (its pull request 17430)"
+    return warning(result, cause, fix)
 
 
 def _largest_file(machine: Machine, expected: Expected) -> int:
     folder = checkpoint_folder(machine, expected)
     if folder is None:
         return 0
-    return max((machine.size(f"{folder}/{n}") for n in machine.names(folder) if n.endswith(".safetensors")), default=0)
+    return max(
+        (machine.size(f"{folder}/{n}") for n in machine.list_folder(folder) if n.endswith(".safetensors")), default=0
+    )
 
 
 def check_disk(machine: Machine, expected: Expected) -> MachineFinding:
-    """Where compiled kernels and downloads go."""
-    folders = _caches(machine, expected)
-    little, closed, said = [], [], []
-    for what, wanted in folders.items():
-        folder = _nearest(machine, what)
+    """Check the folders of compiled kernels and downloads."""
+    folders = _cache_folders(machine, expected)
+    too_small, closed, found = [], [], []
+    for cache, wanted in folders.items():
+        folder = _nearest_existing(machine, cache)
         free = machine.disk(folder).free
-        said.append(f"{what} {sized(free)} free")
+        found.append(f"{cache} {sized(free)} free")
         if not machine.can_write(folder):
             closed.append(f"{folder} can't be written to")
         elif free < wanted:
-            little.append(f"{what}: {sized(free)} free of {sized(wanted)} wanted")
-    fix = "free some, or move them: XDG_CACHE_HOME, HF_HOME, TRITON_CACHE_DIR, TMPDIR"
+            too_small.append(f"{cache}: {sized(free)} free of {sized(wanted)} wanted")
+    fix = "free some space, or move them: XDG_CACHE_HOME, HF_HOME, TRITON_CACHE_DIR, TMPDIR"
     if closed:
-        cause = "what is compiled or downloaded can't be kept, and every start does it again"
-        result = "; ".join(dict.fromkeys(closed))
-        return (warning if expected.is_tensorrt_llm else note)(result, cause, fix)
-    if little:
-        cause = "compiled kernels, and the checkpoint where it is not there yet"
-        return (warning if expected.is_tensorrt_llm else note)("; ".join(little), cause, fix)
-    return ok(", ".join(said))
+        cause = "compiled kernels and downloads can't be kept, so every start makes them again"
+        return warning_or_note(expected, "; ".join(dict.fromkeys(closed)), cause, fix)
+    if too_small:
+        cause = "compiled kernels are kept there, and the checkpoint if it is still to be downloaded"
+        return warning_or_note(expected, "; ".join(too_small), cause, fix)
+    return ok(", ".join(found))
 
 
-def _caches(machine: Machine, expected: Expected) -> Mapping[str, int]:
-    """Folder -> bytes wanted."""
+def _cache_folders(machine: Machine, expected: Expected) -> Mapping[str, int]:
+    """Return folder -> free bytes wanted."""
     environ = machine.environ
     folders = {
         _cache_home(environ): _CACHE_WANTED,
@@ -234,8 +250,8 @@ def _caches(machine: Machine, expected: Expected) -> Mapping[str, int]:
     return folders
 
 
-def _nearest(machine: Machine, folder: str) -> str:
-    """The folder, or the first above it that is there."""
+def _nearest_existing(machine: Machine, folder: str) -> str:
+    """Return the folder, or the first folder above it that exists."""
     while not machine.exists(folder) and folder not in ("/", ""):
         folder = os.path.dirname(folder)
     return folder or "/"

@@ -1,13 +1,13 @@
 set -euo pipefail
-# The first process of a container ignores SIGTERM unless it says otherwise.
+# The first process of a container ignores SIGTERM unless it sets a trap.
 trap 'exit 143' TERM INT
 @@{copy}@@{ssh}umask 022
-# The pods of a group are NAME-0, the leader, and NAME-0-1, NAME-0-2 ..., all in one subdomain.
+# The pods of a group are NAME-0 (the leader), NAME-0-1, NAME-0-2 and so on, all in one subdomain.
 leader=${LWS_LEADER_ADDRESS%%.*} subdomain=${LWS_LEADER_ADDRESS#*.}
 hosts=("$LWS_LEADER_ADDRESS")
 for ((n = 1; n < LWS_GROUP_SIZE; n++)); do hosts+=("$leader-$n.$subdomain"); done
 
-# Every name is known, this pod's own too, and every worker takes ssh: else mpirun fails in ways that name nobody.
+# Wait until every name resolves, also this pod's own, and every worker answers ssh. Otherwise mpirun fails without naming the pod.
 missing=("${hosts[@]}") said=
 while true; do
   still=()
@@ -22,7 +22,7 @@ while true; do
   if ((${#missing[@]} == 0)); then break; fi
   if ((SECONDS >= @@{gather_s})); then
     reason="no such name"
-    # The last word of ssh's is the error.
+    # The last line of ssh is the error.
     if [[ -s ~/.ssh/said-${missing[-1]} ]]; then
       while IFS= read -r line; do reason=${line%$'\r'}; done < ~/.ssh/"said-${missing[-1]}"
     fi
@@ -38,5 +38,5 @@ done
 
 IFS=,
 export HOSTS="${hosts[*]}"
-# It becomes the supervisor, which takes the signals.
+# start.sh becomes the supervisor, which receives the signals.
 exec bash @@{repository}/start.sh "$@"

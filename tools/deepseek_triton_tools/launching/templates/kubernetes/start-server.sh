@@ -1,3 +1,3 @@
 set -euo pipefail
-@@{copy}# It becomes the supervisor, which takes the signals.
+@@{copy}# start.sh becomes the supervisor, which receives the signals.
 exec bash @@{repository}/start.sh "$@"
