@@ -134,31 +134,6 @@ def test_what_python_and_a_run_leave_there_is_no_edit(written):
     write_repository(tiny_files(), written)
 
 
-def old_repository(folder):
-    """As version 0.1.0 wrote it: checksums in a text file."""
-    files = {"start.sh": "old\n", "tensorrt_llm/1/model.yaml": "old: 1\n"}
-    lines = []
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-        lines.append(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n")
-    (folder / "tensorrt_llm/deepseek-triton.sha256").write_text("".join(lines))
-
-
-def test_a_folder_of_the_version_before_is_ours(tmp_path):
-    old_repository(tmp_path / "repo")
-    write_repository(tiny_files(), tmp_path / "repo")
-
-    assert "tensorrt_llm/deepseek-triton.sha256" not in tree(tmp_path / "repo")
-
-
-def test_an_edited_folder_of_the_version_before_is_refused(tmp_path):
-    old_repository(tmp_path / "repo")
-    (tmp_path / "repo/start.sh").write_text("mine\n")
-
-    assert "start.sh; --force" in refusal(tmp_path / "repo")[0]
-
-
 def test_the_stamp_may_lie_at_the_top(tmp_path):
     script = b"#!/bin/sh\n"
     record = json.dumps({"files": {"serve.sh": hashlib.sha256(script).hexdigest()}})
@@ -202,7 +177,8 @@ _WRITE = """\
 import resource, sys
 from pathlib import Path, PurePosixPath
 from deepseek_triton_build.build_errors import OutputError
-from deepseek_triton_build.render.repository_files import File, write_repository
+from deepseek_triton_build.render.folder_writer import write_repository
+from deepseek_triton_build.render.repository_files import File
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
 files = [File(PurePosixPath(f"{n}.txt"), b"x" * 4096) for n in range(2)]
@@ -252,7 +228,8 @@ _INTERRUPTED = """\
 import os, signal, sys
 from pathlib import Path, PurePosixPath
 from deepseek_triton_build.build_errors import OutputError
-from deepseek_triton_build.render.repository_files import File, write_repository
+from deepseek_triton_build.render.folder_writer import write_repository
+from deepseek_triton_build.render.repository_files import File
 
 points = sys.argv[2].split(",")
 count = 0

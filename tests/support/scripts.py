@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deepseek_triton_build.planning.plan import Plan
+from deepseek_triton_build.render.folder_writer import write_repository
 from deepseek_triton_build.render.formats import FORMATS, format_files
-from deepseek_triton_build.render.repository_files import write_repository
 
 PROGRAMS = ("mpirun", "trtllm-llmapi-launch", "tritonserver", "trtllm-serve", "trtllm-bench", "trtllm-eval", "python3")
 
