@@ -334,7 +334,7 @@ def test_the_quickstart_is_that_of_the_release(run, release, present, absent):
 @pytest.mark.parametrize(("interval", "is_named"), [(10, True), (1, False)], ids=["chosen", "the-engines-own"])
 def test_what_the_quickstart_has_no_flag_for_is_named(run, interval, is_named):
     plan = make_plan(replace(R1, overrides=(("stream_interval", interval),)))
-    [named] = files_of(plan, "quickstart")["quickstart.sh"].split("# Not said here")[1:]
+    [named] = files_of(plan, "quickstart")["quickstart.sh"].split("# Not passed on")[1:]
 
     assert ("stream_interval" in named) == is_named
     assert "stream_interval" not in " ".join(run(plan, "quickstart").argv)

@@ -1,4 +1,4 @@
-"""One plan, several renderings: the Triton repository, and the same plan for TensorRT-LLM's own programs."""
+"""The formats that one plan can be written in: a Triton repository, or scripts for TensorRT-LLM's own programs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ DEFAULT_FORMAT = "triton"
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
+    """One form that a plan can be written in."""
+
     title: str
     start: str
     """The script that runs what was written."""
     files: Callable[[Plan, str], list[File]]
-    """Of a plan and this program's version."""
+    """A function from a plan and this program's version to the files."""
 
 
 def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
-    """Every file of `plan` in the format `name`; the same plan and version give the same bytes.
+    """Return every file of `plan` in the format `name`; the same plan and version give the same bytes.
 
-    :param version: this program's, for the stamp.
+    :param version: this program's version, for the stamp.
     :raises UnknownNameError: for a format nobody knows.
-    :raises RefusedPlanError: for a format that the plan makes no sense in; names one that does.
+    :raises RefusedPlanError: for a format that makes no sense for the plan; the message names one that does.
     """
     if name not in FORMATS:
         note = f"{name} is a profile: --profile {name}" if name in profiles() else ""
@@ -44,11 +46,16 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
     return FORMATS[name].files(plan, version)
 
 
-def _triton(plan: Plan, version: str) -> list[File]:
+def _repository(plan: Plan, version: str) -> list[File]:
     return repository_files(plan, version=version)
 
 
-def _program(program: str, script: str, render: Callable[..., str]) -> Callable[[Plan, str], list[File]]:
+def _for_program(program: str, script: str, render: Callable[..., str]) -> Callable[[Plan, str], list[File]]:
+    """Return the function that writes a plan for one of TensorRT-LLM's programs.
+
+    :param render: serve_sh, bench_sh or eval_sh, which writes the script.
+    """
+
     def files(plan: Plan, version: str) -> list[File]:
         stamp = stamp_line(plan, version, format=program)
         args = trtllm_commands.arguments(plan, program)
@@ -69,21 +76,21 @@ def _quickstart(plan: Plan, version: str) -> list[File]:
 
 
 FORMATS: Mapping[str, Format] = {
-    "triton": Format(title="a Triton model repository", start="start.sh", files=_triton),
+    "triton": Format(title="a Triton model repository", start="start.sh", files=_repository),
     "trtllm-serve": Format(
         title="TensorRT-LLM's OpenAI-compatible server",
         start="serve.sh",
-        files=_program("trtllm-serve", "serve.sh", trtllm_commands.serve_sh),
+        files=_for_program("trtllm-serve", "serve.sh", trtllm_commands.serve_sh),
     ),
     "trtllm-bench": Format(
         title="TensorRT-LLM's throughput benchmark",
         start="bench.sh",
-        files=_program("trtllm-bench", "bench.sh", trtllm_commands.bench_sh),
+        files=_for_program("trtllm-bench", "bench.sh", trtllm_commands.bench_sh),
     ),
     "trtllm-eval": Format(
         title="TensorRT-LLM's accuracy evaluation",
         start="eval.sh",
-        files=_program("trtllm-eval", "eval.sh", trtllm_commands.eval_sh),
+        files=_for_program("trtllm-eval", "eval.sh", trtllm_commands.eval_sh),
     ),
     "quickstart": Format(
         title="TensorRT-LLM's quickstart_advanced.py, a few prompts once", start="quickstart.sh", files=_quickstart
