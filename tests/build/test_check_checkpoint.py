@@ -461,7 +461,7 @@ def test_model_root_has_to_be_there(tmp_path: Path, place: str) -> None:
 
 
 def test_advice_names_the_option_that_there_is(tmp_path: Path) -> None:
-    assert " --model," in only(moved(tmp_path, "/models/gone"), "W001").fix
+    assert only(moved(tmp_path, "/models/gone"), "W001").fix.endswith(" with --model")
 
 
 # The header

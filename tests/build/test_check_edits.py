@@ -84,7 +84,7 @@ MODEL_YAML_EDITS = [
         "speculative_config:\n  decoding_type: Medusa\n  medusa_choices: 1",
         "S019",
         6,
-        "none is needed",
+        "nothing, if it is meant",
         id="a kind that is not recorded",
     ),
     pytest.param("model: deepseek-ai/DeepSeek-R1", "model:", "S020", 1, "model:", id="no model"),
@@ -111,17 +111,17 @@ MODEL_YAML_EDITS = [
     ),
     pytest.param("max_num_tokens: 8192", "max_num_tokens: !!bool maybe", "S002", 5, "correct it", id="no bool"),
     pytest.param(
-        "  engine: tensorrt_llm", "  default_sampling: {top_p: 7}", "T002", 13, "leave it out", id="sampling range"
+        "  engine: tensorrt_llm", "  default_sampling: {top_p: 7}", "T002", 13, "leave the key out", id="sampling range"
     ),
     pytest.param(
         "  engine: tensorrt_llm",
         "  default_sampling:\n    top_k: 2.5",
         "T002",
         14,
-        "leave it out",
+        "leave the key out",
         id="no whole number",
     ),
-    pytest.param("  engine: tensorrt_llm", "  default_sampling: {seed: abc}", "T002", 13, "leave it", id="no seed"),
+    pytest.param("  engine: tensorrt_llm", "  default_sampling: {seed: abc}", "T002", 13, "leave", id="no seed"),
     pytest.param("  decoupled: true", "  decoupled: false", "T002", 14, "write true", id="not decoupled"),
     pytest.param("  decoupled: true", "  decoupled: false", "C006", 7, "decoupled: false", id="decoupled differs"),
     pytest.param("  max_batch_size: 0", "  max_batch_size: 8", "C006", 5, "max_batch_size: 8", id="batch size differs"),
@@ -181,7 +181,7 @@ CONFIG_EDITS = [
         'input [ { name: "input_ids", data_type: TYPE_INT32, dims: [ -1 ], optional: true } ]\n# Responses are',
         "C008",
         6,
-        "leave one",
+        "leave only one",
         id="an input twice",
     ),
     pytest.param(

@@ -78,13 +78,13 @@ def expected(size: int) -> tuple[str, str]:
         end = f"within its header, which by byte 0 ends at {HEADER_END}"
         return "W009", f"truncated: it ends at byte {size}, {end}"
     if size > len(CONTENT):
-        return "W010", f"too long: {size} bytes, where by its header it ends at byte {len(CONTENT)}"
+        return "W010", f"too long: it has {size} bytes, but by its header it ends at byte {len(CONTENT)}"
     begin, end = next(span for span in SPANS.values() if size < HEADER_END + span[1])
     name = next(name for name, span in SPANS.items() if span == (begin, end))
     num_cut = len([span for span in SPANS.values() if size < HEADER_END + span[1]])
     num_cut += size < HEADER_END + 64  # the empty one, which lies before c
     at = f"bytes {HEADER_END + begin} to {HEADER_END + end}"
-    message = f"truncated: it ends at byte {size}, where its header says {len(CONTENT)}; tensors cut: "
+    message = f"truncated: it ends at byte {size}, but by its header at byte {len(CONTENT)}; tensors cut: "
     return "W010", f"{message}{num_cut}, the first {name}, {at}"
 
 
@@ -156,7 +156,7 @@ def test_a_tensor_that_a_shard_lacks(pair: Path) -> None:
     finding = only(look(pair))
 
     assert (finding.code, finding.severity, finding.file) == ("W011", "error", str(pair / FIRST))
-    assert finding.message == "1 of 3 tensors that the index has in it are not: x"
+    assert finding.message == "1 of the 3 tensors that the index lists for it are missing: x"
 
 
 def test_a_tensor_that_the_index_lacks(pair: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_tensor_in_another_shard_than_the_index_says(pair: Path) -> None:
     by_code = {finding.code: finding for finding in look(pair)}
 
     assert (by_code["W013"].file, by_code["W011"].file) == (str(pair / FIRST), str(pair / SECOND))
-    assert by_code["W013"].message == "1 of its 2 tensors the index has in another shard: b"
+    assert by_code["W013"].message == "1 of its 2 tensors are in another shard by the index: b"
 
 
 def test_a_file_that_the_index_names_and_that_is_missing(pair: Path) -> None:

@@ -59,9 +59,9 @@ def _about(plan: Plan) -> list[str]:
     if plan.release is not None:
         where = f"in {plan.image}, where nothing has to be installed"
     return [
-        f"Serves the repository that holds this script, {where}. A supervisor runs the server: it ends a server that does "
-        "not become ready in time, restarts a server that was ready and has failed, and leaves no process behind. See "
-        "tensorrt_llm/1/supervise.py --help.",
+        f"Serves the repository that holds this script, {where}. A supervisor runs the server: it ends a server that "
+        "does not become ready in time, restarts a server that was ready and has failed, and leaves no process behind. "
+        "See tensorrt_llm/1/supervise.py --help.",
         "Variables change how it runs: HTTP_PORT, GRPC_PORT and METRICS_PORT; HTTP_ADDRESS, GRPC_ADDRESS and "
         "METRICS_ADDRESS (the default is every address of the machine); EXIT_TIMEOUT, READY_WITHIN, MAX_RESTARTS and "
         "READY_FILE, which are explained below. DRY_RUN=1 prints the command and exits. Arguments go to tritonserver.",
