@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from deepseek_triton_build.check.codes import BROKEN, DUPLICATE_KEY, NOT_A_MAPPING, UNREADABLE
-from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.check.regular_files import NotAFileError, read_bytes
 from deepseek_triton_build.text import one_line, plain, shown
 
@@ -44,6 +44,11 @@ class Document:
         while key and key not in self.lines:
             key = key.rpartition(".")[0]
         return self.lines.get(key)
+
+    def finding(self, check: CheckCode, key: str, message: str, fix: str) -> Finding:
+        """Return a finding about `key`, whose message begins with the key."""
+        message = message if message.startswith(key) else f"{key}: {message}"
+        return check.finding(message, fix, file=self.file, line=self.line(key), key=key)
 
 
 def read_text(path: Path, file: str) -> str | Finding:

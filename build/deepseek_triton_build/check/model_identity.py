@@ -20,6 +20,7 @@ from deepseek_triton_build.check.codes import (
     WRONG_ARCHITECTURE,
     WRONG_PRECISION,
 )
+from deepseek_triton_build.check.documents import Document
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.generated_origin import Stamp
 from deepseek_triton_build.data.catalog import (
@@ -118,19 +119,18 @@ def require_model_root(options: CheckOptions) -> None:
         )
 
 
-def absent_checkpoint(model: str, *, strict: bool, file: str, line: int | None) -> Finding:
+def absent_checkpoint(document: Document, model: str, *, strict: bool) -> Finding:
     """Return the finding about a checkpoint that is not on this machine."""
     if not model.startswith((".", "/", "~")) and _HUB_NAME.fullmatch(model):
         message = f"{model} is a Hugging Face name and not a folder on this machine, so its files are not checked"
         fix = "nothing; to have its files checked, name the folder it was downloaded to with --model"
-        return MODEL_ON_HUB.finding(message, fix, file=file, line=line, key="model")
+        return document.finding(MODEL_ON_HUB, "model", message, fix)
     if strict:
         message = f"expected a checkpoint at {shown(model)}, found no folder"
-        fix = "correct the path, or name the folder with --model"
-        return MODEL_GONE.finding(message, fix, file=file, line=line, key="model")
+        return document.finding(MODEL_GONE, "model", message, "correct the path, or name the folder with --model")
     message = f"{shown(model)} is not on this machine; the container may have it"
     fix = "to have its files checked, name its folder on this machine with --model"
-    return MODEL_NOT_HERE.finding(message, fix, file=file, line=line, key="model")
+    return document.finding(MODEL_NOT_HERE, "model", message, fix)
 
 
 def identify(

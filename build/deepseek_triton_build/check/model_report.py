@@ -65,7 +65,7 @@ def check_file(path: Path, options: CheckOptions) -> Checked:
         # A file by itself names no checkpoint of this machine, but the user may.
         folder = path.parent
         facts, damaged = (None, []) if options.model_root is None else _checkpoint(document, folder, folder, options)
-        known, misnamed = identify(options, stamp, _model_of(document) or "", facts)
+        known, misnamed = identify(options, stamp, _model_of(document), facts)
         triton = triton_settings(document) if is_model_yaml else {}
         deployment = make_deployment(arguments, release, known, triton, {})
         findings += [*unsure, *arguments.findings, *damaged, *misnamed]
@@ -117,7 +117,11 @@ class _Model:
         stamp = self.keep(read_stamp(self.folder, self.label))
         self.findings += changed_files(stamp, self.folder, self.root, self.label)
         document = self.keep(read_yaml(self.version_dir / MODEL_YAML, self.file))
-        release, release_from, unsure = self.find_release(stamp)
+        recorded = self.keep(read_release_version(self.version_dir, self.in_version))
+        record_file = f"{self.in_version}{RELEASE_RECORD}"
+        release, release_from, unsure = find_release(
+            self.options, recorded, stamp, record_file=record_file, file=self.file
+        )
         triton = {} if document is None else triton_settings(document)
         engine = str(triton.get("engine", _TENSORRT_LLM)) if self.is_ours else _TENSORRT_LLM
         arguments = CheckedArguments() if document is None else self.check_arguments(document, release)
@@ -125,8 +129,15 @@ class _Model:
         if engine == _TENSORRT_LLM and document is not None:
             self.findings += unsure
             known = self.check_rules(document, arguments, release, stamp, triton)
-        num_ranks = _num_ranks(document, arguments.settings)
-        self.check_config(document, triton, num_ranks, known.num_gpus, places_gpus=engine == _TENSORRT_LLM)
+        config = self.keep(read_config(self.folder / CONFIG, f"{self.label}{CONFIG}"))
+        if config is not None:
+            name, given = self.folder.resolve().name, None if document is None else triton
+            self.findings += check_config(
+                config, folder_name=name, triton=given, model_yaml=self.file, is_ours=self.is_ours
+            )
+        if config is not None and engine == _TENSORRT_LLM:
+            num_ranks = _num_ranks(document, arguments.settings)
+            self.findings += check_gpus(config, num_ranks=num_ranks, num_gpus=known.num_gpus)
         backend = "deepseek-triton" if self.is_ours else "upstream"
         return _summary(self.file, document, known, release, release_from=release_from, backend=backend, engine=engine)
 
@@ -136,11 +147,6 @@ class _Model:
         self.findings += found
         return value
 
-    def find_release(self, stamp: Stamp) -> tuple[Release, str, list[Finding]]:
-        recorded = self.keep(read_release_version(self.version_dir, self.in_version))
-        record_file = f"{self.in_version}{RELEASE_RECORD}"
-        return find_release(self.options, recorded, stamp, record_file=record_file, file=self.file)
-
     def check_arguments(self, document: Document, release: Release) -> CheckedArguments:
         """Return the LLM arguments, and add findings about the wrong ones."""
         sections = (TRITON_SECTION,) if self.is_ours else (TRITON_SECTION, *UPSTREAM_KEYS)
@@ -148,11 +154,9 @@ class _Model:
         self.findings += arguments.findings
         self.findings += check_triton_config(document, is_ours=self.is_ours)
         if not document.values.get("model"):
-            fix = "write model: with the checkpoint's folder or name"
-            line = document.line("model") or 1
-            self.findings.append(
-                MODEL_MISSING.finding("no model is named", fix, file=self.file, line=line, key="model")
-            )
+            fix, line = "write model: with the checkpoint's folder or name", document.line("model") or 1
+            found = MODEL_MISSING.finding("no model is named", fix, file=self.file, line=line, key="model")
+            self.findings.append(found)
         return arguments
 
     def check_rules(
@@ -162,43 +166,20 @@ class _Model:
         facts = None
         if _model_of(document):
             facts = self.keep(_checkpoint(document, self.version_dir, self.root, self.options))
-        known: Identity = self.keep(identify(self.options, stamp, _model_of(document) or "", facts))
+        known: Identity = self.keep(identify(self.options, stamp, _model_of(document), facts))
         deployment = make_deployment(arguments, release, known, triton, read_environment(self.folder.parent))
         self.findings += check_deployment(document, deployment, arguments, _misfits(document, deployment, True))
         return known
-
-    def check_config(
-        self,
-        document: Document | None,
-        triton: Mapping[str, Any],
-        num_ranks: int | None,
-        num_gpus: int | None,
-        *,
-        places_gpus: bool,
-    ) -> None:
-        config = self.keep(read_config(self.folder / CONFIG, f"{self.label}{CONFIG}"))
-        if config is None:
-            return
-        self.findings += check_config(
-            config,
-            folder_name=self.folder.resolve().name,
-            triton=None if document is None else triton,
-            model_yaml=self.file,
-            is_ours=self.is_ours,
-        )
-        if places_gpus:
-            self.findings += check_gpus(config, num_ranks=num_ranks, num_gpus=num_gpus)
 
 
 def _checkpoint(
     document: Document, version_dir: Path, root: Path, options: CheckOptions
 ) -> tuple[CheckpointFacts | None, list[Finding]]:
     """Return what the checkpoint's files say about it, and what is wrong with it."""
-    model = _model_of(document) or ""
+    model = _model_of(document)
     found = find_checkpoint_folder(model, version_dir, options.model_root)
     if found is None:
-        line = document.line("model")
-        return None, [absent_checkpoint(model, strict=options.strict, file=document.file, line=line)]
+        return None, [absent_checkpoint(document, model, strict=options.strict)]
     label = found.resolve().as_posix().removeprefix(f"{root.resolve().as_posix()}/")
     facts, findings = read_facts(found, label)
     return facts, [*findings, *check_weights(found, label)]
@@ -216,9 +197,10 @@ def _misfits(document: Document, deployment: Deployment, is_model_yaml: bool) ->
     return [(check, violation) for check, violation in found if check is WEIGHTS_TOO_LARGE]
 
 
-def _model_of(document: Document) -> str | None:
+def _model_of(document: Document) -> str:
+    """Return the checkpoint's folder or name; no text when model.yaml names none."""
     model = document.values.get("model")
-    return model if isinstance(model, str) else None
+    return model if isinstance(model, str) else ""
 
 
 def _num_ranks(document: Document | None, settings: Mapping[str, Any]) -> int | None:
@@ -243,7 +225,7 @@ def _summary(
 ) -> CheckedModel:
     return CheckedModel(
         file=file,
-        model=None if document is None else _model_of(document),
+        model=None if document is None else _model_of(document) or None,
         backend=backend,
         engine=engine,
         release=release.version,

@@ -164,7 +164,9 @@ def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], want
         if name not in here:
             text = f"{kind} {name} is missing"
             yield config.finding(MISSING_TENSOR, text, f"add {declaration(kind, tensor)}", at=f'"{name}"')
-        elif (found := _shape(here[name])) != (expected := _wanted_shape(kind, tensor)):
+            continue
+        found = _shape(_dtype(here[name]) or str(here[name].data_type), here[name], kind)
+        if found != (expected := _shape(tensor.dtype.value, tensor, kind)):
             text = f"{kind} {name}: expected {expected}, found {found}"
             yield config.finding(MISSING_TENSOR, text, f"write {declaration(kind, tensor)}", at=f'"{name}"')
     for name in here.keys() - by_name.keys():
@@ -173,16 +175,10 @@ def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], want
         yield config.finding(EXTRA_TENSOR, f"{kind} {shown(name)} is not in the wire contract", fix, at=f'"{name}"')
 
 
-def _shape(tensor: Any) -> str:
-    """Return type and shape of a declared tensor. Outputs have no `optional`."""
-    optional = ", optional" if getattr(tensor, "optional", False) else ""
-    return f"{_dtype(tensor) or tensor.data_type} {list(tensor.dims)}{optional}"
-
-
-def _wanted_shape(kind: str, tensor: Any) -> str:
-    """Return type and shape of a tensor of the wire contract."""
+def _shape(dtype: str, tensor: Any, kind: str) -> str:
+    """Return type and shape of a tensor for people. Outputs have no `optional`."""
     optional = ", optional" if kind == "input" and tensor.optional else ""
-    return f"{tensor.dtype.value} {list(tensor.dims)}{optional}"
+    return f"{dtype} {list(tensor.dims)}{optional}"
 
 
 def _dtype(tensor: Any) -> str | None:

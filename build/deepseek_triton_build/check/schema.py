@@ -31,7 +31,7 @@ from deepseek_triton_build.data.releases import (
     spelling,
 )
 from deepseek_triton_build.data.setting_types import bounded_type
-from deepseek_triton_build.text import nearest, shown, to_write
+from deepseek_triton_build.text import listed, nearest, shown, to_write
 
 UPSTREAM_KEYS = ("logits_post_processors",)
 """Top-level keys that upstream's model.py takes for itself (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
@@ -109,15 +109,13 @@ class _SchemaWalk:
             return
         self.found.settings[chooser] = chosen
         if chosen not in kinds:
-            self.report_unrecorded_kind(chooser, chosen, kinds)
+            near = nearest(chosen, kinds)
+            fix = f"did you mean {near}?" if near else f"nothing, if it is meant; recorded kinds: {', '.join(kinds)}"
+            message = f"{shown(chosen)} is not recorded here, so its keys are not checked"
+            self.add(NOT_LOOKED_INTO, chooser, message, fix)
             return
         below = {name: entry for name, entry in value.items() if name != found.discriminator}
         self.check_section(below, [classes[kinds[chosen]]], f"{key}.")
-
-    def report_unrecorded_kind(self, chooser: str, chosen: str, kinds: Mapping[str, str]) -> None:
-        near = nearest(chosen, kinds)
-        hint = f"did you mean {near}?" if near else f"nothing, if it is meant; recorded kinds: {', '.join(kinds)}"
-        self.add(NOT_LOOKED_INTO, chooser, f"{shown(chosen)} is not recorded here, so its keys are not checked", hint)
 
     def report_absent(self, key: str, name: str, value: Any, classes: list[LlmClass]) -> None:
         """Report a key that the release is not known to have."""
@@ -200,7 +198,7 @@ class _SchemaWalk:
             fix = "write a value, or leave the key out for its default"
             self.add(WRONG_NULL, key, _expected(spelled, value), fix)
         elif found.sections:
-            known = _first_keys(self.release, found)
+            known = listed((name for kind in found.sections for name in self.release.classes[kind].fields), most=4)
             null = ", or null" if type_strings.has_none(spelled) else ""
             message = f"expected a section with its keys below it{null}, found {shown(value)}"
             self.add(NOT_A_SECTION, key, message, f"write its keys below it: {known}")
@@ -212,10 +210,7 @@ class _SchemaWalk:
             self.add(WRONG_TYPE, key, _expected(spelled, value), _fix_of_type(spelled, value))
 
     def add(self, check: CheckCode, key: str, message: str, fix: str) -> None:
-        message = message if message.startswith(key) else f"{key}: {message}"
-        self.found.findings.append(
-            check.finding(message, fix, file=self.document.file, line=self.document.line(key), key=key)
-        )
+        self.found.findings.append(self.document.finding(check, key, message, fix))
 
 
 def _found_elsewhere(key: str, is_settled: bool) -> str | None:
@@ -231,11 +226,6 @@ def _found_elsewhere(key: str, is_settled: bool) -> str | None:
 def _near_miss(name: str, prefix: str, classes: list[LlmClass]) -> str | None:
     near = None if "." in name else nearest(name, [known for cls in classes for known in cls.fields])
     return near and f"did you mean {near}{f', under {prefix}' if prefix else ''}?"
-
-
-def _first_keys(release: Release, found: Field, most: int = 4) -> str:
-    names = [name for section in found.sections for name in release.classes[section].fields]
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def _expected(spelled: str, value: Any) -> str:

@@ -29,14 +29,16 @@ def check_triton_config(document: Document, *, is_ours: bool) -> Iterator[Findin
     """
     section = document.values.get(TRITON_SECTION)
     if section is not None and not isinstance(section, dict):
-        yield _wrong_value(
-            document, TRITON_SECTION, f"expected a section, found {shown(section)}", "write its keys below it"
-        )
+        message = f"expected a section, found {shown(section)}"
+        yield document.finding(WRONG_SETTING_VALUE, TRITON_SECTION, message, "write its keys below it")
         return
     settings = BACKEND_SETTINGS if is_ours else _UPSTREAM_SETTINGS
     for key, value in (section or {}).items():
         if key in settings:
-            yield from _check_value(document, str(key), value, settings[key])
+            if not type_strings.fits(value, settings[key]):
+                expected = type_strings.in_words(settings[key])
+                message = f"expected {expected}, found {shown(value)}"
+                yield document.finding(WRONG_SETTING_VALUE, f"{TRITON_SECTION}.{key}", message, f"write {expected}")
         elif is_ours:
             yield _unknown(document, f"{TRITON_SECTION}.{key_name(key)}", "the backend", nearest(key, settings))
     if is_ours:
@@ -46,21 +48,14 @@ def check_triton_config(document: Document, *, is_ours: bool) -> Iterator[Findin
         yield from _check_entries(document, "warmup", warmup, WARMUP_SETTINGS, warmup_problem)
         if isinstance(warmup, dict) and "shapes" not in warmup:
             fix = "write shapes: [[1, 64]], or warmup: null"
-            yield _wrong_value(document, f"{TRITON_SECTION}.warmup", "expected shapes, found none", fix)
+            key = f"{TRITON_SECTION}.warmup"
+            yield document.finding(WRONG_SETTING_VALUE, key, "expected shapes, found none", fix)
 
 
 def triton_settings(document: Document) -> Mapping[str, Any]:
     """Return the content of triton_config; nothing when it is no section."""
     section = document.values.get(TRITON_SECTION)
     return section if isinstance(section, dict) else {}
-
-
-def _check_value(document: Document, key: str, value: Any, spelled: str) -> Iterator[Finding]:
-    if type_strings.fits(value, spelled):
-        return
-    expected = type_strings.in_words(spelled)
-    dotted = f"{TRITON_SECTION}.{key}"
-    yield _wrong_value(document, dotted, f"expected {expected}, found {shown(value)}", f"write {expected}")
 
 
 def _check_entries(
@@ -79,15 +74,10 @@ def _check_entries(
         if name not in known:
             yield _unknown(document, dotted, section, nearest(name, known))
         elif problem := problem_of(name, value):
-            yield _wrong_value(document, dotted, problem, "write such a value, or leave the key out")
+            fix = "write such a value, or leave the key out"
+            yield document.finding(WRONG_SETTING_VALUE, dotted, problem, fix)
 
 
 def _unknown(document: Document, dotted: str, owner: str, near: str | None) -> Finding:
     fix = f"did you mean {near}?" if near else "remove it; docs/configuration.md lists the keys"
-    line = document.line(dotted)
-    return WRONG_SETTING.finding(f"{dotted} is not a key of {owner}", fix, file=document.file, line=line, key=dotted)
-
-
-def _wrong_value(document: Document, dotted: str, message: str, fix: str) -> Finding:
-    line = document.line(dotted)
-    return WRONG_SETTING_VALUE.finding(f"{dotted}: {message}", fix, file=document.file, line=line, key=dotted)
+    return document.finding(WRONG_SETTING, dotted, f"{dotted} is not a key of {owner}", fix)

@@ -153,10 +153,8 @@ def _replace(path: Path, text: str, *, keep: bool) -> Path | None:
 def _back_up(path: Path, mode: int) -> Path:
     """Copy `path` to the first free name, and return that name."""
     content = path.read_bytes()
-    for number in itertools.count():
-        backup = path.with_name(f"{path.name}.bak.{number}" if number else f"{path.name}.bak")
-        if not os.path.lexists(backup):
-            break
+    names = (f"{path.name}.bak.{number}" if number else f"{path.name}.bak" for number in itertools.count())
+    backup = next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
     handle = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         _fill(handle, content, mode)
