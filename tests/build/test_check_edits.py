@@ -1,4 +1,4 @@
-"""Each hand edit of a repository that works is found, on its line, with what to do."""
+"""Each wrong edit of a working repository is found on its line, with what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deepseek_triton_build.check import CheckOptions, check_repository
 from support.checked import CONFIG, MODEL_YAML, OPTIONS, edited, only, serious, write
 
 GROUP = CONFIG[: CONFIG.index("KIND_CPU")].count("\n") + 1
-"""Line of the instance group in config.pbtxt, which grows with the contract."""
+"""Line of the instance group in config.pbtxt. It moves when the contract grows."""
 
 MODEL_YAML_EDITS = [
     pytest.param(
@@ -294,7 +294,7 @@ def test_a_model_yaml_that_cant_be_read_is_one_finding(
     assert line is None or report.findings[-1].line == line
 
 
-def test_the_sections_of_old_releases_ignore_what_they_dont_know(tmp_path: Path) -> None:
+def test_an_unknown_key_in_a_section_is_only_a_warning_in_old_releases(tmp_path: Path) -> None:
     path = tmp_path / "extra.yaml"
     path.write_text("backend: pytorch\nkv_cache_config:\n  dtypee: fp8\nnope: 1\n")
 
@@ -304,14 +304,14 @@ def test_the_sections_of_old_releases_ignore_what_they_dont_know(tmp_path: Path)
     assert found == [("S021", "warning", 3), ("S011", "error", 4)]
 
 
-def test_huge_instances_are_one_line(tmp_path: Path) -> None:
+def test_the_fix_for_a_huge_number_of_gpus_fits_a_line(tmp_path: Path) -> None:
     huge = edited(MODEL_YAML, "tensor_parallel_size: 8", "tensor_parallel_size: 1000000000000")
     write(tmp_path, model_yaml=huge, config=edited(CONFIG, "count: 1", "count: 2000000000"))
 
     assert len(only(check_repository(tmp_path, OPTIONS), "T011").fix) < 500
 
 
-def test_what_files_say_is_spelled_out_for_terminals(tmp_path: Path) -> None:
+def test_findings_hold_no_characters_that_a_terminal_obeys(tmp_path: Path) -> None:
     write(
         tmp_path,
         model_yaml=edited(MODEL_YAML, "max_num_tokens", '"a\\e[31m\\nb"'),

@@ -96,7 +96,7 @@ def test_an_older_backup_is_never_replaced(checkpoint):
 
 
 @pytest.mark.parametrize("algo", ["NVFP4", "W4A8_AWQ", "MIXED_PRECISION"])
-def test_of_a_checkpoint_quantized_otherwise_only_the_kv_cache_changes(checkpoint, algo):
+def test_only_the_kv_cache_changes_in_a_checkpoint_quantized_otherwise(checkpoint, algo):
     quant = {**NVFP4, "quantization": NVFP4["quantization"] | {"quant_algo": algo}}
     folder = checkpoint({"architectures": ["DeepseekV3ForCausalLM"]}, quant)
 
@@ -108,7 +108,7 @@ def test_of_a_checkpoint_quantized_otherwise_only_the_kv_cache_changes(checkpoin
     }
 
 
-def test_a_link_into_a_cache_is_replaced_and_what_it_points_to_is_not(checkpoint, tmp_path_factory):
+def test_a_link_into_a_cache_is_replaced_but_its_target_is_not_changed(checkpoint, tmp_path_factory):
     blob = tmp_path_factory.mktemp("blobs") / "blob"
     blob.write_text(json.dumps({"quantization": {"quant_algo": "FP8_BLOCK_SCALES"}}))
     folder = checkpoint()
@@ -136,7 +136,7 @@ def test_a_link_into_a_cache_is_replaced_and_what_it_points_to_is_not(checkpoint
         pytest.param(V3, {"quantization": {"quant_algo": "AWQ"}}, "found 'AWQ'", id="algo-unknown"),
     ],
 )
-def test_what_it_would_be_wrong_for_is_refused_in_one_line(checkpoint, config, quant, expected):
+def test_other_checkpoints_and_broken_files_are_refused_in_one_line(checkpoint, config, quant, expected):
     folder = checkpoint(config, quant)
     before = files(folder)
 
@@ -152,7 +152,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         quant_config_change(tmp_path / "gone", "FP8")
 
 
-def test_a_folder_that_takes_nothing_is_left_as_it_was(checkpoint, tmp_path):
+def test_a_folder_that_can_not_be_written_is_an_error(checkpoint, tmp_path):
     change = quant_config_change(checkpoint(), "FP8")
     (tmp_path / "config.json").unlink()
     tmp_path.rmdir()
@@ -162,7 +162,7 @@ def test_a_folder_that_takes_nothing_is_left_as_it_was(checkpoint, tmp_path):
     tmp_path.mkdir()
 
 
-def test_a_number_json_has_no_word_for_is_refused_in_one_line(checkpoint):
+def test_a_number_that_json_can_not_express_is_refused_in_one_line(checkpoint):
     folder = checkpoint(V3, '{"quantization": {}, "more": 1e999}')
 
     with pytest.raises(UnusableCheckpointError, match="holds a number that JSON can't express"):
@@ -196,7 +196,7 @@ except KeyboardInterrupt:
     [("fsync", "before", False), ("replace", "before", False), ("replace", "at", True)],
     ids=["writing", "before", "when-done"],
 )
-def test_an_interrupt_leaves_the_file_whole_and_nothing_beside_it(checkpoint, call, when, is_done):
+def test_an_interrupt_leaves_a_complete_file_and_no_scratch_file(checkpoint, call, when, is_done):
     own = json.dumps({"quantization": {"quant_algo": "FP8_BLOCK_SCALES"}})
     folder = checkpoint(V3, own)
     done = subprocess.run([sys.executable, "-c", _INTERRUPTED, folder, call, when], capture_output=True, text=True)

@@ -303,7 +303,7 @@ MODEL_ON_HUB = CheckCode(
 WRONG_ARCHITECTURE = CheckCode(
     code="W004",
     severity="error",
-    title="The checkpoint is of the variant that the repository was generated for",
+    title="The checkpoint belongs to the variant that the repository was generated for",
     why="Memory, parallelism and sparse attention were planned for another model.",
     source=_DEEPSEEK,
 )

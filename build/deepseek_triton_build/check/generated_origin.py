@@ -110,7 +110,7 @@ def read_environment(folder: Path) -> dict[str, str]:
 
 
 def _checksum(path: Path) -> str | None:
-    """Return the file's checksum; None when it can't be read; no text when it is larger than any generated file."""
+    """Return the file's checksum; None when it can't be read; an empty string when it is too large to be generated."""
     try:
         content = read_bytes(path, MAX_TEXT_BYTES)
     except (OSError, ValueError):  # ValueError: a null byte in the path

@@ -198,7 +198,7 @@ def _misfits(document: Document, deployment: Deployment, is_model_yaml: bool) ->
 
 
 def _model_of(document: Document) -> str:
-    """Return the checkpoint's folder or name; no text when model.yaml names none."""
+    """Return the checkpoint's folder or name; an empty string when model.yaml names none."""
     model = document.values.get("model")
     return model if isinstance(model, str) else ""
 

@@ -52,7 +52,7 @@ _SWITCHES = {
     "kv_cache_config.enable_block_reuse": (False, "--disable_kv_cache_reuse"),
     "speculative_config.use_relaxed_acceptance_for_thinking": (True, "--use_relaxed_acceptance_for_thinking"),
 }
-"""Key -> the value that the flag turns on, and the flag. The other value is the script's default."""
+"""Key -> the value that the flag stands for, and the flag. The other value is the script's own default."""
 
 _SINCE = {
     "--attention_dp_enable_balance": "1.1.0",
@@ -95,7 +95,7 @@ def quickstart_sh(plan: Plan, *, stamp: str) -> str:
 
 
 def _flags(settings: Mapping[str, Setting], release: Release) -> tuple[list[shell.Flag], list[str]]:
-    """Return the flags, and the keys that no flag can say."""
+    """Return the flags, and the keys that no flag can set."""
     flags: list[shell.Flag] = []
     left = []
     for key, setting in settings.items():
@@ -120,7 +120,7 @@ def _is_default(key: str, value: Any) -> bool:
 
 
 def _words(key: str, value: Any, release: Release) -> tuple[str, ...]:
-    """Return the flag that says `key: value`, and its values, as shell text; nothing when there is no such flag."""
+    """Return the flag that sets `key` to `value`, and its values, as shell text; nothing when there is no such flag."""
     if key in _SWITCHES:
         given, flag = _SWITCHES[key]
         return (flag,) if value is given and _has(release, flag) else ()

@@ -32,7 +32,7 @@ class Flag:
 
 
 def flag_comments(flags: Iterable[Flag]) -> list[str]:
-    """Return the flags' reasons as comments, to stand above the command: none can stand inside a long command."""
+    """Return the flags' reasons as comments above the command. A command of several lines can hold no comments."""
     return [line for flag in flags for line in comment(f"{' '.join(flag.words)}: {flag.reason}")]
 
 

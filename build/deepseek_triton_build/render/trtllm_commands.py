@@ -44,7 +44,7 @@ def arguments(plan: Plan, program: str) -> TrtllmArguments:
     for setting in settings:
         flag = flags[setting.key]
         if setting.key == "model" or (flag and setting.key == "trust_remote_code" and not setting.value):
-            continue  # the script itself names the model; every program has trust_remote_code off by default
+            continue  # the script itself names the model; where trust_remote_code is a flag, it is off by default
         if flag is None or _section(setting) in sections:
             rest.append(setting)
         else:
@@ -55,7 +55,7 @@ def arguments(plan: Plan, program: str) -> TrtllmArguments:
 
 
 def _flag(plan: Plan, program: str, setting: Setting) -> str | None:
-    """Return the flag that can say `setting`, or None. A switch can only turn something on."""
+    """Return the flag that sets `setting`; None when there is none. A switch can only turn something on."""
     keys = canonical({setting.key: setting.value}, shell.release_of(plan).version)
     flag = flag_name(program, next(iter(keys))) if len(keys) == 1 else None
     return None if setting.value is False and setting.key != "trust_remote_code" else flag
