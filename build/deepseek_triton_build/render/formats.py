@@ -9,17 +9,10 @@ from pathlib import PurePosixPath
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.catalog.profiles import profiles
 from deepseek_triton_build.planning.plan import Plan
+from deepseek_triton_build.render import trtllm_commands as trtllm
 from deepseek_triton_build.render.quickstart import quickstart_sh
 from deepseek_triton_build.render.repository_files import File, repository_files, stamped
 from deepseek_triton_build.render.stamp import stamp_line
-from deepseek_triton_build.render.trtllm_commands import (
-    YAML_NAME,
-    arguments,
-    bench_sh,
-    eval_sh,
-    extra_llm_api_config,
-    serve_sh,
-)
 
 DEFAULT_FORMAT = "triton"
 
@@ -63,7 +56,7 @@ def _quickstart(plan: Plan, version: str) -> list[File]:
     return stamped(plan, [script], version=version, format="quickstart")
 
 
-def _for_program(program: str, script: str, render: Callable[..., str], title: str) -> Format:
+def _program(program: str, script: str, render: Callable[..., str], title: str) -> Format:
     """Return the format for one of TensorRT-LLM's programs.
 
     :param render: serve_sh, bench_sh or eval_sh, which writes the script.
@@ -71,10 +64,10 @@ def _for_program(program: str, script: str, render: Callable[..., str], title: s
 
     def files(plan: Plan, version: str) -> list[File]:
         stamp = stamp_line(plan, version, format=program)
-        args = arguments(plan, program)
-        config = extra_llm_api_config(args, stamp=stamp, program=program, script=script)
+        args = trtllm.arguments(plan, program)
+        config = trtllm.extra_llm_api_config(args, stamp=stamp, program=program, script=script)
         written = [
-            File(PurePosixPath(YAML_NAME), config.encode()),
+            File(PurePosixPath(trtllm.YAML_NAME), config.encode()),
             File(PurePosixPath(script), render(plan, args, stamp=stamp).encode(), executable=True),
         ]
         return stamped(plan, written, version=version, format=program)
@@ -85,8 +78,8 @@ def _for_program(program: str, script: str, render: Callable[..., str], title: s
 _QUICKSTART = "TensorRT-LLM's quickstart_advanced.py, a few prompts once"
 FORMATS: Mapping[str, Format] = {
     "triton": Format(title="a Triton model repository", start="start.sh", files=_repository),
-    "trtllm-serve": _for_program("trtllm-serve", "serve.sh", serve_sh, "TensorRT-LLM's OpenAI-compatible server"),
-    "trtllm-bench": _for_program("trtllm-bench", "bench.sh", bench_sh, "TensorRT-LLM's throughput benchmark"),
-    "trtllm-eval": _for_program("trtllm-eval", "eval.sh", eval_sh, "TensorRT-LLM's accuracy evaluation"),
+    "trtllm-serve": _program("trtllm-serve", "serve.sh", trtllm.serve_sh, "TensorRT-LLM's OpenAI-compatible server"),
+    "trtllm-bench": _program("trtllm-bench", "bench.sh", trtllm.bench_sh, "TensorRT-LLM's throughput benchmark"),
+    "trtllm-eval": _program("trtllm-eval", "eval.sh", trtllm.eval_sh, "TensorRT-LLM's accuracy evaluation"),
     "quickstart": Format(title=_QUICKSTART, start="quickstart.sh", files=_quickstart),
 }
