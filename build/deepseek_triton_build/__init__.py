@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from deepseek_triton_build.data.planned_settings import Setting
     from deepseek_triton_build.planning.plan import Plan, make_plan
     from deepseek_triton_build.planning.plan_request import PlanRequest
-    from deepseek_triton_build.render.repository_files import File, repository_files, write_repository
+    from deepseek_triton_build.render.folder_writer import write_repository
+    from deepseek_triton_build.render.repository_files import File, repository_files
 
 __all__ = [
     "Budget",
@@ -48,7 +49,7 @@ _HOMES = {
     "PlanRequest": "deepseek_triton_build.planning.plan_request",
     "File": "deepseek_triton_build.render.repository_files",
     "repository_files": "deepseek_triton_build.render.repository_files",
-    "write_repository": "deepseek_triton_build.render.repository_files",
+    "write_repository": "deepseek_triton_build.render.folder_writer",
     "Setting": "deepseek_triton_build.data.planned_settings",
 }
 """Name -> its module, which is imported when the name is asked for: what looks at a checkpoint needs no plans."""

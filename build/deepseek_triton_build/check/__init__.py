@@ -1,8 +1,10 @@
-"""`check`: any repository, generated, upstream's or edited by hand, against what is known of releases, GPUs and models.
+"""`check`: compare a repository with what is known about releases, GPUs and models.
+
+The repository may be generated, upstream's own or edited by hand.
 
     report = check_repository(Path("repository"), CheckOptions(gpu="h200"))
 
-Every problem is found at once, with its file, line and fix; nothing is imported from, or run of, what is checked.
+All problems are found at once, each with its file, line and fix. Nothing in the repository is imported or run.
 """
 
 from __future__ import annotations

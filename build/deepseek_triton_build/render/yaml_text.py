@@ -1,4 +1,4 @@
-"""What the renderings share: comments and settings as YAML."""
+"""Comments, and settings as YAML, for every file that is rendered."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import yaml
 from deepseek_triton_build.data.planned_settings import Setting
 
 WIDTH = 110
+"""Characters in a line, as far as words and values can be broken."""
 
 
 def comment(text: str, indent: str = "") -> list[str]:
-    """`text` as lines of a comment, in YAML, protobuf and shell alike."""
+    """Return `text` as the lines of a comment. YAML, protobuf and shell have the same comments."""
     wrapped = textwrap.wrap(
         one_line(" ".join(text.split())), WIDTH - len(indent), break_long_words=False, break_on_hyphens=False
     )
@@ -23,17 +24,20 @@ def comment(text: str, indent: str = "") -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """`text` with a question mark for whatever might end a line: a user's path can hold anything, a comment can't."""
+    """Return `text` with a question mark for every character that can't be printed.
+
+    A user's path may hold any character. Some of them would end the line of a comment.
+    """
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def yaml_lines(settings: Iterable[Setting]) -> list[str]:
-    """`settings` as nested sections, the reason above each line, or above the first of several that share it."""
+    """Return `settings` as nested sections. A reason stands above the first of the lines that it is for."""
     return list(_section([(setting.key.split("."), setting) for setting in settings], indent=""))
 
 
 _Row = tuple[Sequence[str], Setting]
-"""What is left of a setting's path inside a section, and the setting."""
+"""The names of a setting's path below the section that is written, and the setting."""
 
 
 def _section(rows: list[_Row], indent: str) -> Iterator[str]:
@@ -52,7 +56,7 @@ def _section(rows: list[_Row], indent: str) -> Iterator[str]:
 
 
 def _by_name(rows: list[_Row]) -> Iterable[tuple[str, list[_Row]]]:
-    """A section's rows by their next key, each where it first comes: a section is never opened twice."""
+    """Group the rows of a section by their next name, in the order of first use, so that no section is opened twice."""
     named: dict[str, list[_Row]] = {}
     for (name, *rest), setting in rows:
         named.setdefault(name, []).append((rest, setting))
@@ -74,7 +78,7 @@ def _entry(name: str, value: Any, indent: str) -> Iterator[str]:
 
 
 def _wrapped(items: Iterable[Any], indent: str) -> Iterator[str]:
-    """A list of lists in flow style, as many on a line as fit."""
+    """Yield a list of lists in flow style, with as many of them on a line as fit."""
     line = f"{indent}["
     for number, item in enumerate(map(flow, items)):
         if number and len(f"{line}, {item}") >= WIDTH:
@@ -86,7 +90,7 @@ def _wrapped(items: Iterable[Any], indent: str) -> Iterator[str]:
 
 
 def flow(value: Any) -> str:
-    """`value` as YAML on one line: dumped as the one item of a list in flow style, less the brackets."""
+    """Return `value` as YAML on one line. It is dumped as the only item of a list, and the brackets are cut off."""
     return yaml.safe_dump([_plain(value)], default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
 
 
