@@ -1,4 +1,4 @@
-"""What `supervise.py run` is told."""
+"""The options of `supervise.py run`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deepseek_launcher.restarts import Policy
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What to run and how to watch it."""
+    """The command to run, and how to watch it."""
 
     command: tuple[str, ...]
     repository: Path | None = None
@@ -22,7 +22,7 @@ class RunOptions:
     metrics_port: int = 8002
     http_address: str = "0.0.0.0"
     ready_within_s: float = 0
-    """0: no deadline."""
+    """Deadline for becoming ready; 0 for none."""
     exit_timeout_s: float = 30
     max_restarts: int = 3
     restart: Policy = "fatal"
