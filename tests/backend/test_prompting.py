@@ -8,9 +8,9 @@ import pytest
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Step, group_by_sink
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams, SharedTokenIds
 from deepseek_backend.engines.prompting import check_prompt_length, prompt_token_ids, render_chat
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams, SharedTokenIds
 
 CHAT = [{"role": "user", "content": "Hi"}]
 

@@ -11,6 +11,7 @@ from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import Engine
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.simulated.filler_text import (
     BOS,
     CLOSING_ID,
@@ -23,7 +24,6 @@ from deepseek_backend.engines.simulated.presets import PRESETS
 from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S, SimulatedEngine
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 PATIENCE_S = 60
 

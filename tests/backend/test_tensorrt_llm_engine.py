@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, complete_text, sampling_params
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from deepseek_backend.release import read_release
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from deepseek_triton_build.data.releases import RELEASES, load_release
 from deepseek_triton_build.data.releases.spelling import spell
 from standin.harness import WAIT_S, Harness, MakeEngine, Sink, guided_llm_args

@@ -13,12 +13,12 @@ import pytest
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
 from deepseek_backend.engines.tensorrt_llm.faults import MAX_FAULTS_IN_A_ROW, Faults
 from deepseek_backend.engines.tensorrt_llm.loading import max_prompt_bytes
 from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, whole_text
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from standin.harness import WAIT_S, Harness, MakeEngine, Sink, engines
 
 ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}

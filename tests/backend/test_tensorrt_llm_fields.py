@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from deepseek_backend.contract import PERF_OUTPUTS, ErrorCode
 from deepseek_backend.engines.base import PerfMetrics, Step
+from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.tensorrt_llm.iteration_stats import IterationStats
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import MAX_LIKELIEST, token_logprobs
 from deepseek_backend.engines.tensorrt_llm.translation import perf_metrics
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
-from deepseek_backend.request.parsed_request import SamplingParams
 from deepseek_triton_build.data.releases import RELEASES
 from deepseek_triton_build.data.releases.spelling import spell
 from standin.harness import Harness, MakeEngine, guided_llm_args

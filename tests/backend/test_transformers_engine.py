@@ -19,6 +19,7 @@ from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import PerfMetrics, Step, TokenLogprobs
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompting import bos_token
 from deepseek_backend.engines.transformers import TransformersEngine, token_logprobs
 from deepseek_backend.engines.transformers.model_runner import ModelRunner
@@ -30,7 +31,6 @@ from deepseek_backend.engines.transformers.tiny_checkpoint import (
     ensure_tiny_checkpoint,
 )
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 TIMEOUT_S = 120
 PROMPT = DEMO_PROMPTS[0]

@@ -10,8 +10,8 @@ from typing import Any
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from deepseek_triton_build.data.releases import load_release
 from standin.loading import standin
 

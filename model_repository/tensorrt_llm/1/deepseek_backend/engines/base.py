@@ -19,9 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.errors import BackendError
-from deepseek_backend.request.messages import Messages
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout"]
 

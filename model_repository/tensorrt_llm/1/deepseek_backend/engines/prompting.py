@@ -12,9 +12,8 @@ from itertools import takewhile
 from typing import Any
 
 from deepseek_backend.contract import ErrorCode
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.errors import RequestError, one_line
-from deepseek_backend.request.messages import Messages
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 _TEMPLATE_DATA = {"tools", "documents"}
 """Arguments of apply_chat_template that are for the template to read; the others are the library's own switches."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deepseek_backend.answer.reasoning import CLOSING, OPENING
+from deepseek_backend.engines.generate_request import Messages
+from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING
 from deepseek_backend.engines.simulated.filler_text import BOS, EOS
 from deepseek_backend.errors import RequestError
 from deepseek_backend.field_values import shown
-from deepseek_backend.request.messages import Messages
 
 _USER, _ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
 _ROLES = ("system", "user", "assistant")

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deepseek_backend.answer.reasoning import CLOSING, OPENING
+from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING
 
 EOS_ID = 1
 """Of SPECIAL_TOKENS, which have the numbers they have in DeepSeek's vocabulary."""

@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Sequence
 
 from deepseek_backend.engines.base import Logprob, TokenLogprobs
+from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.simulated.filler_text import ORDINARY_IDS, VOCABULARY, id_of, text_of
-from deepseek_backend.request.parsed_request import SamplingParams
 
 
 def output_logprobs(token_ids: Sequence[int], first: int, sampling: SamplingParams) -> list[TokenLogprobs]:

@@ -27,14 +27,13 @@ from deepseek_backend.engines.base import (
     group_by_sink,
     require,
 )
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.simulated import chat_form
 from deepseek_backend.engines.simulated.filler_text import BOS
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration, begin, stamp
 from deepseek_backend.engines.simulated.simulated_options import SimulatedOptions, parse_options
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
-from deepseek_backend.request.messages import Messages
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 logger = logging.getLogger(__name__)
 

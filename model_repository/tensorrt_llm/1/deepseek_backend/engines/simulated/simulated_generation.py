@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deepseek_backend.answer.reasoning import ends_inside
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, StepSink, TokenLogprobs
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompting import check_prompt_length, last_tokens
+from deepseek_backend.engines.reasoning_tags import ends_inside
 from deepseek_backend.engines.simulated.filler_text import EOS_ID, VOCABULARY, Script, split_prompt, write_script
 from deepseek_backend.engines.simulated.made_up_logprobs import output_logprobs, prompt_logprobs
 from deepseek_backend.engines.simulated.scheduler import ScheduledRow, Scheduler
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

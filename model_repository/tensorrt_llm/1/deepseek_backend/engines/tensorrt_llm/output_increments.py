@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from deepseek_backend.engines.base import Step, TokenLogprobs
+from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import token_logprobs
 from deepseek_backend.engines.tensorrt_llm.translation import complete_text, finish_reason, perf_metrics, whole_text
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 
 class OutputIncrements:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepseek_backend.engines import prompting
-from deepseek_backend.request.messages import Messages
-from deepseek_backend.request.parsed_request import GenerateRequest
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 
 
 class PromptTokenizer:

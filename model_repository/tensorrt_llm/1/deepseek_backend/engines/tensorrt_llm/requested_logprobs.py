@@ -7,9 +7,9 @@ from typing import Any
 
 from deepseek_backend.contract import MAX_LOGPROBS, ErrorCode
 from deepseek_backend.engines.base import Logprob, TokenLogprobs
+from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import EngineError, RequestError
 from deepseek_backend.release import LogprobSupport
-from deepseek_backend.request.parsed_request import SamplingParams
 
 MAX_LIKELIEST = 64
 """Most tokens asked for at each place, so that the sampled one is among them. Each costs time on the loop thread."""

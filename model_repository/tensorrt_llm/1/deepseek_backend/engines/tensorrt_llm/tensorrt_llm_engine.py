@@ -42,6 +42,7 @@ from deepseek_backend.engines.base import (
     group_by_sink,
     require,
 )
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.prompting import check_prompt_length
 from deepseek_backend.engines.tensorrt_llm.faults import Faults, cause_of_death, worker_refusal
 from deepseek_backend.engines.tensorrt_llm.iteration_stats import IterationStats
@@ -67,10 +68,8 @@ from deepseek_backend.engines.tensorrt_llm.translation import (
     sampling_params,
 )
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, RequestError, UnavailableError, one_line
-from deepseek_backend.process.workarounds import apply_quirks
 from deepseek_backend.release import SamplerSupport, read_release
-from deepseek_backend.request.messages import Messages
-from deepseek_backend.request.parsed_request import GenerateRequest
+from deepseek_backend.workarounds import apply_quirks
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines.base import FinishReason, PerfMetrics
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.errors import EngineError, RequestError
 from deepseek_backend.release import Conflict
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer puts for a character whose last bytes are missing."""

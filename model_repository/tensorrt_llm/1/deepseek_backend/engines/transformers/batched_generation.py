@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, StepSink
+from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.prompting import check_prompt_length, prompt_token_ids
 from deepseek_backend.engines.transformers.checkpoint_loading import LoadedCheckpoint
 from deepseek_backend.engines.transformers.detokenizer import Detokenizer
 from deepseek_backend.engines.transformers.token_sampling import TokenSampler, spellings
 from deepseek_backend.errors import BackendError
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 
 class BatchedGeneration:

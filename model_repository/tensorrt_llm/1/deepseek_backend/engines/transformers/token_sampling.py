@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from tokenizers import Tokenizer
 
-from deepseek_backend.request.parsed_request import SamplingParams
+from deepseek_backend.engines.generate_request import SamplingParams
 
 
 def spellings(tokenizer: Tokenizer, bad: Iterable[str]) -> list[list[int]]:

@@ -27,14 +27,13 @@ from deepseek_backend.engines.base import (
     group_by_sink,
     require,
 )
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.transformers.batched_generation import BatchedGeneration
 from deepseek_backend.engines.transformers.checkpoint_loading import LoadedCheckpoint, load_checkpoint
 from deepseek_backend.engines.transformers.continuous_batch import ContinuousBatch
 from deepseek_backend.engines.transformers.model_runner import ModelRunner
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, one_line
-from deepseek_backend.request.messages import Messages
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 logger = logging.getLogger(__name__)
 
