@@ -101,7 +101,7 @@ def test_a_world_of_another_size_is_refused_on_every_rank(
 ) -> None:
     for name, value in mpirun(rank, 2).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(EngineError, match=r"on 2 MPI ranks, but the model takes 8 .*tensor_parallel_size"):
+    with pytest.raises(EngineError, match=r"on 2 MPI ranks, but the model needs 8 .*tensor_parallel_size"):
         make_engine(tensor_parallel_size=8)
 
 

@@ -115,7 +115,7 @@ def test_nothing_comes_after_the_end(slow: Harness) -> None:
     def end_and_read_on() -> None:
         slow.engine._fail("it died")
         entry.output.outputs[0].token_ids.append(5)
-        slow.engine._has_moved(entry)
+        slow.engine._note_output(entry)
 
     slow.engine._loop.call(end_and_read_on)
     slow.sink.result(request)
@@ -212,7 +212,7 @@ def test_an_abort_between_a_token_and_its_logprob_is_no_fault(slow: Harness, mon
         entry.task.cancel()  # nothing is read after it
         entry.output.outputs[0].token_ids.append(5)
         slow.engine._abort(request.request_id)
-        slow.engine._has_moved(entry)
+        slow.engine._note_output(entry)
 
     slow.engine._loop.call(read_a_token_and_abort)
     steps = slow.sink.result(request)
@@ -226,7 +226,7 @@ def test_a_death_between_a_token_and_its_logprob_is_what_is_said(slow: Harness) 
 
     def read_a_token_and_die() -> None:
         entry.output.outputs[0].token_ids.append(5)
-        slow.engine._has_moved(entry)
+        slow.engine._note_output(entry)
         slow.engine._fail("it died")
 
     slow.engine._loop.call(read_a_token_and_die)
@@ -241,7 +241,7 @@ def test_a_request_that_was_read_wrong_is_not_read_on(slow: Harness) -> None:
 
     def read_a_token_alone() -> None:
         entry.output.outputs[0].token_ids.append(5)
-        slow.engine._has_moved(entry)
+        slow.engine._note_output(entry)
         slow.engine._flush()
         open_then.extend(slow.engine._open)
 
