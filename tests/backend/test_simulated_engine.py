@@ -215,9 +215,9 @@ def test_stamps_are_when_each_token_was_made(start):
 
 
 def test_stamps_change_nothing_but_the_text(start):
-    babbled, stamped = (generate(start(text=text), request()) for text in ("babble", "stamps"))
-    assert stamped.ids("a") == babbled.ids("a")
-    assert stamped.text("a") != babbled.text("a")
+    filled, stamped = (generate(start(text=text), request()) for text in ("filler", "stamps"))
+    assert stamped.ids("a") == filled.ids("a")
+    assert stamped.text("a") != filled.text("a")
 
 
 def test_tokens_of_one_iteration_have_the_same_stamp(start):
@@ -289,7 +289,11 @@ def test_render_chat(template_kwargs, tag):
 @pytest.mark.parametrize(
     ("role", "template_kwargs", "problem"),
     [
-        ("user", {"thinking": True, "tools": []}, "chat_template_kwargs: the simulator's chat form has no 'tools'"),
+        (
+            "user",
+            {"thinking": True, "tools": []},
+            "chat_template_kwargs: the simulated engine's chat form has no 'tools'",
+        ),
         ("user", {"thinking": "yes"}, "chat_template_kwargs.thinking: expected true or false, got 'yes'"),
         ("tool", {}, r"messages\[0\].role: expected one of system, user, assistant, got 'tool'"),
     ],
@@ -924,7 +928,7 @@ def test_every_sampling_field_is_honoured_or_refused_with_a_reason():
     assert capabilities.sampling_fields | set(capabilities.unsupported) | by_the_service == set(SAMPLING_BY_NAME)
     assert not capabilities.sampling_fields & set(capabilities.unsupported)
     assert "logits" in capabilities.unsupported["bad"]
-    assert "babble" in capabilities.unsupported["guided_json"]
+    assert "filler text" in capabilities.unsupported["guided_json"]
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -946,7 +950,7 @@ def test_every_preset_serves(start, name):
         pytest.param({"speed": 0}, "speed: expected a number above 0, got 0", id="speed zero"),
         pytest.param({"speed": float("nan")}, "speed: expected a number above 0, got nan", id="speed nan"),
         pytest.param({"speed": True}, "speed: expected a number above 0, got True", id="speed bool"),
-        pytest.param({"text": "lorem"}, "text: expected babble or stamps, got 'lorem'", id="text"),
+        pytest.param({"text": "lorem"}, "text: expected filler or stamps, got 'lorem'", id="text"),
         pytest.param({"max_batch_size": 0}, "max_batch_size: expected a whole number above 0, got 0", id="zero"),
         pytest.param({"max_num_tokens": 1.5}, "max_num_tokens: expected a whole number above 0", id="fraction"),
         pytest.param({"max_seq_len": 1}, "max_seq_len: expected a whole number above 1, got 1", id="max_seq_len"),

@@ -32,7 +32,10 @@ def readable(descriptor: int, timeout_s: float | None) -> bool:
 
 
 def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
-    """:raises OSError: at the limit of this user's processes."""
+    """Start a daemon thread.
+
+    :raises OSError: at the limit of this user's processes.
+    """
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()

@@ -185,8 +185,7 @@ class Engine(Protocol):
         """Seconds that each phase of `start` took, in order."""
 
     def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
-        """Return the prompt that the checkpoint's chat template makes of a conversation; it ends where the answer
-        begins.
+        """Return a conversation as a prompt, by the checkpoint's chat template. It ends where the answer begins.
 
         Any thread may call it.
 

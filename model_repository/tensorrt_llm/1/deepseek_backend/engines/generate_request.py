@@ -1,4 +1,4 @@
-"""What an engine is asked for: one sequence to generate, its prompt and its sampling fields."""
+"""The request that an engine gets: one sequence to generate, with its prompt and sampling fields."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
-"""A conversation: each message has a role and a content, and whatever else the chat template reads."""
+"""A conversation. Each message has a role and a content, and further keys that the chat template may read."""
 GREEDY_BELOW = 1e-5
-"""A temperature below this is 0: it would pick the likeliest token anyway, or overflow."""
+"""A temperature below this counts as 0: it would choose the likeliest token anyway, or overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """The sampling fields of contract.SAMPLING_FIELDS, checked. None: not given."""
+    """The checked values of contract.SAMPLING_FIELDS. None means that the field was not given."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -38,7 +38,8 @@ class SamplingParams:
     best_of: int | None = None
     bad: tuple[str, ...] = ()
     logprobs: int | None = None
-    """The likeliest tokens at each place, beside the generated one if it is not among them; 0: that one alone."""
+    """Number of likeliest tokens at each position. The generated token always comes with them; 0 means that one
+    alone."""
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     guided_json: str | None = None
@@ -50,28 +51,32 @@ class SamplingParams:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> SamplingParams:
-        """As `SamplingParams(**given)` makes it, in a quarter of the time: what is not given stays the class's."""
+        """Return `SamplingParams(**given)` in a quarter of the time: other fields stay those of the class."""
         params = object.__new__(cls)
         params.__dict__.update(given)
         return params
 
     @property
     def greedy(self) -> bool:
-        """No sampling asked for: temperature 0, or none of temperature, top_k, top_p and min_p given (0 is none)."""
+        """Whether the likeliest token is always chosen.
+
+        So it is with temperature 0, and when none of temperature, top_k, top_p and min_p is given; a top_k or min_p of
+        0 counts as not given.
+        """
         if self.top_k == 1 or self.top_p == 0 or (self.temperature is not None and self.temperature < GREEDY_BELOW):
             return True
         return self.temperature is None and not self.top_k and self.top_p is None and not self.min_p
 
 
 class SharedTokenIds:
-    """A prompt in token ids, made once for all answers to it. Thread-safe."""
+    """A prompt in token ids, made once for all answers to it. Several threads may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._token_ids: Sequence[int] | None = None
 
     def get(self, make: Callable[[], Sequence[int]]) -> Sequence[int]:
-        """Of `make`, by the first who asks; the others wait for it."""
+        """Return the token ids. The first caller makes them with `make`, and the others wait for it."""
         with self._lock:
             if self._token_ids is None:
                 self._token_ids = make()
@@ -80,23 +85,23 @@ class SharedTokenIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerateRequest:
-    """One sequence to generate, as engines see it. Compared by identity."""
+    """One sequence to generate. Requests are compared by identity."""
 
     request_id: str
-    """Unique among the requests the backend holds; made by the backend, not the client's id."""
+    """Id that the backend makes, unique among its open requests; not the client's id."""
     prompt: str
     prompt_token_ids: tuple[int, ...] | None = None
-    """The prompt in token ids, taken as they are; `prompt` is empty then."""
+    """The prompt in token ids, used unchanged; `prompt` is empty then."""
     shared_token_ids: SharedTokenIds | None = None
-    """Of `prompt`, between all answers to it; None for a single one."""
+    """Token ids of `prompt`, shared by all answers to it; None for a single answer."""
     sampling: SamplingParams
-    """n and best_of are none of an engine's business: every answer is a request of its own."""
+    """Sampling fields. Engines ignore n and best_of, because every answer is a request of its own."""
     max_tokens: int
-    """sampling.max_tokens or the model's default. The engine cuts it to the room its context leaves."""
+    """sampling.max_tokens or the model's default. The engine cuts it to the room that its context leaves."""
     priority: int = 0
-    """Other than 0 only for engines whose capabilities have it; higher goes first."""
+    """Priority; a higher one goes first. It is 0 for engines whose capabilities lack it."""
 
 
 def utf8_length(text: str) -> int:
-    """Bytes of `text`; of a prompt in English without a look at it."""
+    """Return the bytes of `text` in UTF-8. Pure ASCII, such as English, needs no encoding."""
     return len(text) if text.isascii() else len(text.encode())

@@ -1,4 +1,4 @@
-"""What all engines do with a prompt: render a conversation, make token ids, and check the length.
+"""Prompts in every engine: rendering a conversation, making token ids, checking the length.
 
 A tokenizer here is one of transformers, or TensorRT-LLM's, which wraps one.
 """

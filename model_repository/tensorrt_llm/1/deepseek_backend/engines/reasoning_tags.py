@@ -3,13 +3,13 @@
 OPENING = "<think>"
 CLOSING = "</think>"
 WHITE_SPACE = " \t\r\n"
-"""White space between tags and text. It is not all of Unicode's: a Chinese paragraph may begin with U+3000."""
+"""White space between tags and text. It is not all of Unicode's, because a Chinese paragraph may begin with U+3000."""
 
 
 def ends_inside(prompt: str) -> bool:
-    """The prompt's last tag is an opening one, with nothing but white space after it.
+    """Return whether the prompt ends with an opening tag and white space.
 
-    Thinking that a client has begun itself, with text after the tag, is not looked for: a prompt may just as well speak
-    of the tag, and then the answer would be taken for thinking.
+    Reasoning that a client has begun itself, with text after the tag, is not recognised: a prompt may also talk about
+    the tag, and then its answer would be taken for reasoning.
     """
     return prompt.rstrip(WHITE_SPACE).endswith(OPENING)

@@ -84,7 +84,10 @@ class EngineOptions:
 
 
 def parse_options(values: Mapping[str, Any]) -> EngineOptions:
-    """:raises ConfigError: with every problem found."""
+    """Check the options.
+
+    :raises ConfigError: with every problem found.
+    """
     known = {option.name for option in fields(EngineOptions)}
     problems = [f"{name}: unknown option; known: {', '.join(sorted(known))}" for name in values if name not in known]
     for name in ("max_num_seqs", "max_seq_len", "num_threads"):
@@ -112,7 +115,10 @@ class TransformersEngine:
     """An `Engine` around a ContinuousBatch, which one thread drives."""
 
     def __init__(self, config: BackendConfig) -> None:
-        """:raises ConfigError: when an engine option is unknown or out of range."""
+        """Check the options; `start` loads the model.
+
+        :raises ConfigError: when an engine option is unknown or out of range.
+        """
         self._config = config
         self._options = parse_options(config.engine_options)
         # `start` sets these before it starts the thread; `stop` drops them after the thread has ended.
