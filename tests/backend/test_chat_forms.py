@@ -1,4 +1,4 @@
-"""The simulator's chat form against the tiny checkpoint's template: one conversation is one prompt in both."""
+"""The simulated engine's chat form and the tiny checkpoint's template: both make the same prompt of a conversation."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_only_a_world_of_tritonservers_has_ranks(environ: dict[str, str], size: 
     assert world_size(environ, MPI) == size
 
 
-def test_a_ranks_variables_are_forgotten_and_settings_kept() -> None:
+def test_a_ranks_variables_are_removed_and_settings_kept() -> None:
     settings = {"OMPI_MCA_btl_tcp_if_include": "lo", "TLLM_SPAWN_PROXY_PROCESS": "1", "PATH": "/bin"}
     alone = dict(settings)
     assert forget_launcher(alone, MPI) == []

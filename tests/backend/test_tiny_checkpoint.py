@@ -34,7 +34,7 @@ CLEAR = Margins(logits=1.0, experts=1.0, groups=1.0)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made with its check of the margins; shared with the engine's tests of the same run."""
+    """Make the checkpoint with its check of the margins; the engine's tests of the same run share it."""
     return ensure_tiny_checkpoint(tmp_path_factory.getbasetemp() / "cache")
 
 
@@ -79,7 +79,7 @@ def test_loads_as_a_deepseek_v3_of_a_few_million_parameters(folder: Path) -> Non
 
 
 def greedy(folder: Path) -> tuple[torch.nn.Module, list[tuple[int, list[int]]]]:
-    """The model, and prompt length and all tokens of each demo prompt."""
+    """Return the model, and the prompt length and all tokens of each demo prompt."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     sequences = []
@@ -91,7 +91,7 @@ def greedy(folder: Path) -> tuple[torch.nn.Module, list[tuple[int, list[int]]]]:
 
 
 def test_margins_agree_with_an_independent_computation(folder: Path) -> None:
-    """One pass over each finished sequence, routing scores by numpy from the router logits the model reports."""
+    """A pass over each finished sequence gives router logits, and numpy computes the routing scores from them."""
     model, sequences = greedy(folder)
     config = model.config
     biases = [m.e_score_correction_bias.numpy() for m in model.modules() if hasattr(m, "e_score_correction_bias")]
@@ -120,7 +120,7 @@ def smallest_lead(scores: npt.NDArray[np.float32], k: int) -> float:
     return float((ordered[:, k - 1] - ordered[:, k]).min())
 
 
-def test_speaks_words_and_never_ends_by_itself(folder: Path) -> None:
+def test_it_generates_words_and_never_ends_by_itself(folder: Path) -> None:
     _, sequences = greedy(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for num_prompt, tokens in sequences:
@@ -129,7 +129,7 @@ def test_speaks_words_and_never_ends_by_itself(folder: Path) -> None:
         assert len(set(text.split())) > DEMO_MAX_TOKENS / 2
 
 
-def test_logits_spread_leaves_sampling_lively(folder: Path) -> None:
+def test_the_spread_of_logits_keeps_sampling_varied(folder: Path) -> None:
     model, sequences = greedy(folder)
     with torch.no_grad():
         logits = model(torch.tensor([sequences[0][1]])).logits
@@ -138,14 +138,14 @@ def test_logits_spread_leaves_sampling_lively(folder: Path) -> None:
     assert 5 < float(spoken.std()) < 20
 
 
-def test_close_calls_are_refused_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_margins_are_refused_and_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny_checkpoint, "SEED", 2)
     with pytest.raises(MarginError, match=r"seed 2 must keep margins above 0\.001"):
         make_checkpoint(tmp_path / "tiny")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_find_seed_takes_the_first_that_keeps_the_margins() -> None:
+def test_find_seed_returns_the_first_seed_that_keeps_the_margins() -> None:
     assert find_seed([2, tiny_checkpoint.SEED, 3]) == tiny_checkpoint.SEED
     with pytest.raises(MarginError):
         find_seed([2])

@@ -1,4 +1,4 @@
-"""What the generator writes is what the backend loads: for every release, on the strict stand-in for TensorRT-LLM."""
+"""The backend loads generated repositories: for every release, on the strict stand-in for TensorRT-LLM."""
 
 import json
 import re
