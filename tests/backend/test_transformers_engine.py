@@ -25,12 +25,11 @@ from deepseek_backend.engines.transformers import TransformersEngine, token_logp
 from deepseek_backend.engines.transformers.model_runner import ModelRunner
 from deepseek_backend.engines.transformers.tiny_checkpoint import (
     BOS,
-    DEMO_MAX_TOKENS,
-    DEMO_PROMPTS,
     EOS,
     ensure_tiny_checkpoint,
 )
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
+from support.demo_decoding import DEMO_MAX_TOKENS, DEMO_PROMPTS
 
 TIMEOUT_S = 120
 PROMPT = DEMO_PROMPTS[0]

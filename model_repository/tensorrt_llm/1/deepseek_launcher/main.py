@@ -8,6 +8,7 @@ import errno
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from deepseek_launcher.command import is_turned_off
@@ -94,14 +95,27 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--hosts", type=_names, default=(), metavar="A,B", help="the nodes in the order of their ranks")
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         add(f"--{name}-port", type=_port, default=port, metavar="PORT", help=f"tritonserver's port (default {port})")
-    add("--http-address", default="0.0.0.0", metavar="A", help="tritonserver's address (default 0.0.0.0)")
-    add("--ready-within", type=_seconds, default=0.0, metavar="S", help="deadline for becoming ready (default 0: none)")
+    add(
+        "--http-address",
+        default="0.0.0.0",
+        metavar="A",
+        help="tritonserver's address (default 0.0.0.0, checked on 127.0.0.1)",
+    )
+    add(
+        "--ready-within",
+        dest="ready_within_s",
+        type=_seconds,
+        default=0.0,
+        metavar="S",
+        help="seconds within which it must become ready (default 0: no deadline)",
+    )
     add(
         "--exit-timeout",
+        dest="exit_timeout_s",
         type=_seconds,
         default=30.0,
         metavar="S",
-        help="time that open requests get at a stop (default 30)",
+        help="seconds that open requests get at a stop (default 30)",
     )
     add(
         "--max-restarts",
@@ -120,10 +134,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--ready-file", type=Path, metavar="FILE", help="file that exists while the server is ready")
     add(
         "--health-every",
+        dest="health_every_s",
         type=_seconds,
         default=5.0,
         metavar="S",
-        help="pause between health checks once ready (default 5)",
+        help="seconds between health checks once ready (default 5)",
     )
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
     parser.set_defaults(verb=_run)
@@ -176,23 +191,8 @@ def _run_options(arguments: argparse.Namespace) -> RunOptions:
     command = _command(arguments)
     if is_turned_off(command, "--allow-http"):
         raise UsageError("--allow-http is off: readiness is asked over HTTP; leave it on, at --http-address=127.0.0.1")
-    return RunOptions(
-        command=command,
-        repository=arguments.repository,
-        ranks=arguments.ranks,
-        ranks_per_node=arguments.ranks_per_node,
-        hosts=arguments.hosts,
-        http_port=arguments.http_port,
-        grpc_port=arguments.grpc_port,
-        metrics_port=arguments.metrics_port,
-        http_address=arguments.http_address,
-        ready_within_s=arguments.ready_within,
-        exit_timeout_s=arguments.exit_timeout,
-        max_restarts=arguments.max_restarts,
-        restart=arguments.restart,
-        ready_file=arguments.ready_file,
-        health_every_s=arguments.health_every,
-    )
+    given = vars(arguments)
+    return RunOptions(**{field.name: given[field.name] for field in fields(RunOptions)} | {"command": command})
 
 
 def _command(arguments: argparse.Namespace) -> tuple[str, ...]:
