@@ -95,35 +95,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--hosts", type=_names, default=(), metavar="A,B", help="the nodes in the order of their ranks")
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         add(f"--{name}-port", type=_port, default=port, metavar="PORT", help=f"tritonserver's port (default {port})")
-    add(
-        "--http-address",
-        default="0.0.0.0",
-        metavar="A",
-        help="tritonserver's address (default 0.0.0.0, checked on 127.0.0.1)",
-    )
-    add(
-        "--ready-within",
-        dest="ready_within_s",
-        type=_seconds,
-        default=0.0,
-        metavar="S",
-        help="seconds within which it must become ready (default 0: no deadline)",
-    )
-    add(
-        "--exit-timeout",
-        dest="exit_timeout_s",
-        type=_seconds,
-        default=30.0,
-        metavar="S",
-        help="seconds that open requests get at a stop (default 30)",
-    )
-    add(
-        "--max-restarts",
-        type=_count,
-        default=3,
-        metavar="N",
-        help="restarts in a row (default 3); 10 minutes of being ready end a row",
-    )
+    add("--http-address", default="0.0.0.0", metavar="A", help="tritonserver's (default 0.0.0.0, checked on 127.0.0.1)")
+    add("--max-restarts", type=_count, default=3, metavar="N", help="in a row (default 3); 10 minutes ready end a row")
     add(
         "--restart",
         choices=POLICIES,
@@ -132,14 +105,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "The pauses are 1, 2, 4 ... 60 s",
     )
     add("--ready-file", type=Path, metavar="FILE", help="file that exists while the server is ready")
-    add(
-        "--health-every",
-        dest="health_every_s",
-        type=_seconds,
-        default=5.0,
-        metavar="S",
-        help="seconds between health checks once ready (default 5)",
-    )
+    for name, default, text in (
+        ("ready-within", 0.0, "seconds within which it must become ready (default 0: no deadline)"),
+        ("exit-timeout", 30.0, "seconds that open requests get at a stop (default 30)"),
+        ("health-every", 5.0, "seconds between health checks once ready (default 5)"),
+    ):
+        dest = f"{name.replace('-', '_')}_s"
+        add(f"--{name}", dest=dest, type=_seconds, default=default, metavar="S", help=text)
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
     parser.set_defaults(verb=_run)
 
@@ -147,14 +119,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 def _add_stop(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("ids", nargs="*", metavar="ID", help="launch id, as `supervise.py list` shows it")
-    add(
-        "--repository",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="launches that serve this folder; may be given again",
-    )
+    add("--repository", type=Path, action="append", default=[], metavar="DIR", help="what serves DIR; repeatable")
     add("--all", action="store_true", help="every launch of this user on this machine")
     add("--now", action="store_true", help="give open requests no time")
     parser.set_defaults(verb=_stop)

@@ -47,14 +47,8 @@ class SupervisorGuard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None or isinstance(error, LauncherError):
-            self._dismiss()
-
-    def _dismiss(self) -> None:
-        try:
-            os.write(self._writing, _DISMISSAL)
-        except BrokenPipeError:
-            return  # somebody has killed the guard
-        finally:
+            with contextlib.suppress(BrokenPipeError):  # somebody has killed the guard
+                os.write(self._writing, _DISMISSAL)
             os.close(self._writing)
 
 

@@ -70,13 +70,8 @@ _TOKEN = re.compile(
 English, Chinese and numbers into about as many tokens."""
 
 
-def count_tokens(prompt: str, *, add_special_tokens: bool = True) -> int:
-    """Return the prompt length in tokens; at least 1, because a model needs a token to start from."""
-    return len(split_prompt(prompt, add_special_tokens=add_special_tokens))
-
-
 def split_prompt(prompt: str, *, add_special_tokens: bool) -> list[str]:
-    """Return the texts of the prompt's tokens."""
+    """Return the texts of the prompt's tokens; at least one, because a model needs a token to start from."""
     tokens: list[str] = _TOKEN.findall(prompt)
     if add_special_tokens or not tokens:
         tokens.insert(0, BOS)

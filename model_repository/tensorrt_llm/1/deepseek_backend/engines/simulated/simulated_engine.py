@@ -32,7 +32,7 @@ from deepseek_backend.engines.simulated import chat_form
 from deepseek_backend.engines.simulated.filler_text import BOS
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration, begin, stamp
-from deepseek_backend.engines.simulated.simulated_options import SimulatedOptions, parse_options
+from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,8 @@ class SimulatedEngine:
     def __init__(self, config: BackendConfig) -> None:
         self._options = parse_options(config.engine_options)
         self._model = config.model
-        self._scheduler = _make_scheduler(self._options)
+        deployment = self._options.deployment
+        self._scheduler = Scheduler(self._options.limits, num_ranks=deployment.num_ranks if deployment else 1)
         self._fault_after, self._fault = self._options.fault
         self._load_seconds: dict[str, float] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -215,7 +216,9 @@ class SimulatedEngine:
     def _iterate(self) -> None:
         loads, moved, admitted = self._scheduler.step()
         if admitted:
-            _note_time(cast("list[SimulatedGeneration]", admitted))  # the engine adds rows of this class only
+            now_ns = time.monotonic_ns()
+            for row in cast("list[SimulatedGeneration]", admitted):  # the engine adds rows of this class only
+                row.scheduled_ns = now_ns
         self._pass_time(loads)
         rows = cast("list[SimulatedGeneration]", moved)
         self._generated_tokens += sum([row.generated - row.delivered for row in rows])
@@ -284,16 +287,6 @@ class SimulatedEngine:
         self._open.clear()
         self._scheduler.clear()  # not row by row, because some rows may have ended before an exception
         return rows
-
-
-def _make_scheduler(options: SimulatedOptions) -> Scheduler:
-    return Scheduler(options.limits, num_ranks=options.deployment.num_ranks if options.deployment else 1)
-
-
-def _note_time(admitted: Sequence[SimulatedGeneration]) -> None:
-    now = time.monotonic_ns()
-    for row in admitted:
-        row.scheduled_ns = now
 
 
 def _send(steps: Sequence[tuple[SimulatedGeneration, Step]]) -> None:
