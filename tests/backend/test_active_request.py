@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from deepseek_backend.answer.active_request import TRANSITIONS, ActiveRequest, RequestEvent, RequestState, StepEffect
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.errors import CancelledError, EngineError
-from deepseek_backend.request.parsed_request import GenerateRequest, ParsedRequest, Prompt, SamplingParams
+from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 from support.fakes import ListReply
 
 

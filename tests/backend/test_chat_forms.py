@@ -1,4 +1,4 @@
-"""The simulator's chat form against the tiny checkpoint's template: one conversation is one prompt in both."""
+"""The simulated engine's chat form and the tiny checkpoint's template: both make the same prompt of a conversation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from deepseek_backend.engines.generate_request import Messages
 from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.simulated import chat_form
 from deepseek_backend.engines.transformers.tiny_checkpoint import BOS, CHAT_TEMPLATE, EOS
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.messages import Messages
 
 Render = Callable[[Messages, Mapping[str, Any]], str]
 

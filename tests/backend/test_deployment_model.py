@@ -1,4 +1,4 @@
-"""The scheduler and the performance model together, on a virtual clock: nothing here sleeps."""
+"""The scheduler and the deployment model together, on a virtual clock: no test sleeps."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ LATENCY_B200 = PRESETS["b200x8-r1-fp4-min-latency"]
 
 
 def output_tokens_per_second(preset, concurrency, waves):
-    """1,024 tokens in, 2,048 out, all requests there from the start. One rank is simulated and stands for all."""
+    """Simulate requests of 1,024 prompt and 2,048 output tokens, which all wait from the start, on one of the ranks."""
     deployment = preset.deployment
     limits = BatchLimits(
         max_batch_size=min(preset.max_batch_size, concurrency // deployment.num_ranks),
@@ -46,12 +46,12 @@ def output_tokens_per_second(preset, concurrency, waves):
     ],
 )
 def test_total_output_throughput_is_the_published_one(name, concurrency, published):
-    """Published by "How to get best performance on DeepSeek-R1 in TensorRT LLM"; three waves in place of up to 16."""
+    """The source is "How to get best performance on DeepSeek-R1 in TensorRT LLM"; three waves in place of up to 16."""
     assert output_tokens_per_second(PRESETS[name], concurrency, waves=3) == pytest.approx(published, rel=0.05)
 
 
-def test_a_figure_that_nothing_was_fitted_to():
-    """111 tokens/s at batch 1 without MTP: TensorRT-LLM tech blog 1, table of autoregressive MTP layers."""
+def test_a_figure_that_was_not_used_for_the_fit():
+    """It is 111 tokens/s at batch 1 without MTP: TensorRT-LLM tech blog 1, table of autoregressive MTP layers."""
     without_mtp = replace(
         LATENCY_B200, deployment=replace(LATENCY_B200.deployment, num_draft_tokens=0), tokens_per_step=1.0
     )
@@ -65,13 +65,13 @@ def test_the_kv_cache_holds_the_batch_that_was_run(name):
 
 
 def test_kv_memory_is_what_weights_and_workspace_leave():
-    """Tech blog 3: about 100 GB a GPU for FP4 R1 under attention DP."""
+    """Tech blog 3 gives about 100 GB a GPU for FP4 R1 under attention DP."""
     deployment = replace(THROUGHPUT_B200.deployment, kv_memory_fraction=1.0)
     assert deployment.kv_cache_tokens * NUM_LAYERS * LATENT * 2 == pytest.approx(100e9, rel=0.01)
 
 
 def test_a_small_batch_reads_few_experts():
-    """8 of 256 for one token, so one row costs far less than a row of a batch that touches them all, but more each."""
+    """One token uses 8 of 256 experts: a small batch takes far less time than one that uses all, but more per row."""
     deployment = replace(LATENCY_B200.deployment, num_draft_tokens=0)
     overhead = deployment.step_seconds([RankLoad()])
     one, many = (deployment.step_seconds([RankLoad(num_decodes=rows)]) - overhead for rows in (1, 64))
@@ -134,7 +134,7 @@ def test_prompts_share_the_budget_with_decoding_rows():
     assert scheduler.step().moved == [second]
 
 
-def test_nobody_overtakes_the_head_of_the_queue():
+def test_no_row_overtakes_the_head_of_the_queue():
     scheduler = Scheduler(limits(num_blocks=5))
     running, head, small = added(scheduler, row(8, 4), row(12, 4), row(1, 1))
     assert scheduler.step().moved == [running]
@@ -143,7 +143,7 @@ def test_nobody_overtakes_the_head_of_the_queue():
 
 @given(st.lists(st.tuples(st.integers(-2, 2), st.booleans()), max_size=30))
 def test_the_queue_is_in_order_of_priority_and_of_arrival_among_equals(arrivals):
-    """Each arrival, and whether the row at the head leaves the queue after it."""
+    """An arrival is a priority, and whether the row at the head leaves the queue after it."""
     scheduler, expected = Scheduler(limits()), []
     for number, (priority, leaves) in enumerate(arrivals):
         one = ScheduledRow(num_input_tokens=number, max_tokens=1, length=1, priority=priority)
@@ -154,7 +154,7 @@ def test_the_queue_is_in_order_of_priority_and_of_arrival_among_equals(arrivals)
         assert list(scheduler.waiting) == expected
 
 
-def test_a_higher_priority_takes_no_place_from_who_runs():
+def test_a_higher_priority_evicts_no_running_row():
     scheduler = Scheduler(limits(max_batch_size=1))
     (running,) = added(scheduler, row(4, 2))
     assert scheduler.step().admitted == [running]
@@ -181,7 +181,7 @@ def test_blocks_are_reserved_for_prompt_and_max_tokens_and_freed_at_the_end():
     assert scheduler.num_blocks_used == 0
 
 
-def test_requests_are_dealt_to_the_rank_with_the_fewest_rows():
+def test_requests_go_to_the_rank_with_the_fewest_rows():
     scheduler = Scheduler(limits(), num_ranks=3)
     rows = added(scheduler, *(row() for _ in range(6)))
     scheduler.step()
@@ -207,7 +207,7 @@ def test_drafts_make_the_average_burst_the_acceptance_length():
     st.sampled_from([(0, 1.0), (1, 1.7), (3, 2.82)]),
 )
 def test_the_limits_hold_in_every_iteration(requests, max_batch_size, num_ranks, drafts):
-    """Requests: iteration of arrival, prompt, length, and iteration of the abort."""
+    """A request is its iteration of arrival, prompt length, output length, and iteration of the abort."""
     num_draft_tokens, tokens_per_step = drafts
     bounds = limits(
         max_batch_size=max_batch_size,

@@ -12,7 +12,7 @@ from deepseek_backend.engines.transformers.tiny_checkpoint import BOS, build_tok
 
 TOKENIZER = Tokenizer.from_str(json.dumps(build_tokenizer()))
 
-# Each of these is several tokens or shares its first bytes with another.
+# Each of these has several tokens, or shares its first bytes with another.
 AWKWARD = (
     "👩‍💻",
     "👨‍👩‍👧‍👦",
@@ -51,7 +51,7 @@ def test_pieces_of_a_text_join_to_it_and_never_split_a_character(text: str) -> N
 
 @given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=40), st.booleans())
 def test_pieces_of_any_tokens_join_to_their_decoding(token_ids: list[int], skip: bool) -> None:
-    """Also where the tokens are not the encoding of any text: stray bytes, special tokens in the middle."""
+    """The tokens need not be the encoding of a text: there may be stray bytes, and special tokens in the middle."""
     expected = TOKENIZER.decode(token_ids, skip_special_tokens=skip)
     assert "".join(pieces(token_ids, skip_special_tokens=skip)) == expected
 

@@ -3,8 +3,9 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.request.expansion import expand
-from deepseek_backend.request.parsed_request import GenerateRequest, ParsedRequest, Prompt, SamplingParams
+from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 from support.fakes import ScriptedEngine
 
 

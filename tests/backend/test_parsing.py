@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from deepseek_backend import contract
 from deepseek_backend.config import parse_config
+from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.parsed_request import SamplingParams
 from deepseek_backend.request.parsing import parse_call
 
 SUPPORTED = {field.name: "" for field in contract.SAMPLING_FIELDS} | {"priority": ""}

@@ -8,9 +8,9 @@ import pytest
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Step, group_by_sink
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams, SharedTokenIds
 from deepseek_backend.engines.prompting import check_prompt_length, prompt_token_ids, render_chat
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams, SharedTokenIds
 
 CHAT = [{"role": "user", "content": "Hi"}]
 
@@ -28,7 +28,7 @@ class Inner:
 
 
 class Wrapper:
-    """Names nothing of what it hands on, as TensorRT-LLM's."""
+    """A wrapper that names no arguments which it passes on, like TensorRT-LLM's."""
 
     def __init__(self) -> None:
         self.tokenizer = Inner()
@@ -39,7 +39,7 @@ class Wrapper:
 
 @pytest.mark.parametrize("tokenizer", [Inner(), Wrapper()], ids=["transformers", "wrapped"])
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "conversation"])
-def test_switches_are_found_wherever_they_are_named(tokenizer: Any, name: str) -> None:
+def test_reserved_arguments_are_found_in_both_tokenizers(tokenizer: Any, name: str) -> None:
     with pytest.raises(RequestError, match=f"chat_template_kwargs: {name} can't be set by a request"):
         render_chat(tokenizer, CHAT, {name: "x"})
     text = render_chat(tokenizer, CHAT, {"tools": [1], "thinking": True})
@@ -108,7 +108,7 @@ def test_ids_are_checked_before_they_are_cut() -> None:
         prompt_token_ids(request(token_ids=(8, -1)), encode, None)
 
 
-def test_too_much_and_nothing_are_refused_with_what_to_do() -> None:
+def test_too_long_and_empty_prompts_are_refused_with_the_fix() -> None:
     check_prompt_length(1, 1)
     with pytest.raises(RequestError, match="no tokens; give some text") as caught:
         check_prompt_length(0, 1)
@@ -125,7 +125,7 @@ class Entry:
 
 
 class Sink:
-    """Equal to every other: sinks are told apart by identity."""
+    """A sink that equals every other one: sinks are told apart by identity."""
 
     def __eq__(self, other: object) -> bool:
         return True

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deepseek_backend.answer.reasoning import CLOSING, OPENING, ReasoningSplitter, ends_inside
+from deepseek_backend.answer.reasoning import ReasoningSplitter
+from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING, ends_inside
 
 
 def split(pieces: Sequence[str], *, opened: bool) -> tuple[str, str]:

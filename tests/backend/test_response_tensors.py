@@ -12,7 +12,8 @@ from deepseek_backend.answer.response_tensors import counts_tokens, outputs
 from deepseek_backend.answer.sequence_buffer import SequenceChunk
 from deepseek_backend.contract import OUTPUTS, PERF_OUTPUTS, Dtype
 from deepseek_backend.engines.base import Logprob, PerfMetrics
-from deepseek_backend.request.parsed_request import ParsedRequest, SamplingParams
+from deepseek_backend.engines.generate_request import SamplingParams
+from deepseek_backend.request.parsed_request import ParsedRequest
 
 NUMPY = {Dtype.STRING: np.object_, Dtype.INT32: np.int32, Dtype.INT64: np.int64, Dtype.FP32: np.float32}
 RETURNED = frozenset(

@@ -10,10 +10,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.transformers.tiny_checkpoint import build_tokenizer
 from deepseek_backend.engines.transformers.token_logprobs import prompt_logprobs, token_logprobs
 from deepseek_backend.engines.transformers.token_sampling import TokenSampler, sample_tokens, spellings
-from deepseek_backend.request.parsed_request import SamplingParams
 
 VOCAB_SIZE = 12
 TOKENIZER = Tokenizer.from_str(json.dumps(build_tokenizer()))
@@ -45,7 +45,7 @@ def draws(count: int, **params: Any) -> list[int]:
 def reference(
     *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> npt.NDArray[np.float64]:
-    """The distribution, one filter after the other, each followed by a new normalization."""
+    """Return the distribution after one filter after the other, normalised after each."""
     p = np.exp(LOGITS.astype(np.float64) / temperature)
     p /= p.sum()
     order = np.argsort(-p)
@@ -148,8 +148,8 @@ def test_penalties_steer_greedy_rows_too() -> None:
     assert len(set(draws(VOCAB_SIZE, temperature=0.0, presence_penalty=2.0, frequency_penalty=2.0))) > 1
 
 
-def test_min_tokens_holds_off_the_end() -> None:
-    """Stop tokens outside the vocabulary are allowed and never come up."""
+def test_min_tokens_delays_the_end() -> None:
+    """Stop tokens outside the vocabulary are allowed, and never generated."""
     best = int(LOGITS.argmax())
     one = sampler(end_ids=(best, VOCAB_SIZE + 5), min_tokens=2)
     tokens = [sample_tokens(torch.tensor(LOGITS)[None], [one])[0] for _ in range(3)]
@@ -200,7 +200,7 @@ def test_bad_strings_are_spelt_at_the_beginning_of_a_word_and_inside_one() -> No
 
 
 def test_logprobs_have_the_chosen_token_first_and_the_others_in_order() -> None:
-    """Tokens that are equally likely share a rank; a request may ask for more than there are."""
+    """Equally likely tokens share a rank, and a request may ask for more tokens than there are."""
     logits = torch.tensor([[0.0, 2.0, 1.0, 2.0, -1.0], [0.0, 2.0, 1.0, 2.5, -1.0]])
     chosen_fourth, chosen_first = token_logprobs(logits, [0, 3], [3, 100], TOKENIZER)
     assert [entry.token_id for entry in chosen_fourth] == [0, 1, 3, 2]

@@ -12,8 +12,9 @@ from deepseek_backend.answer.active_request import ActiveRequest
 from deepseek_backend.delivery import sender
 from deepseek_backend.delivery.sender import NUM_THREADS, URGENT_IN_A_ROW, Sender
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.errors import EngineError
-from deepseek_backend.request.parsed_request import GenerateRequest, ParsedRequest, Prompt
+from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 from support.fakes import ListReply
 
 

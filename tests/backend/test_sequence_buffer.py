@@ -6,7 +6,8 @@ import pytest
 
 from deepseek_backend.answer.sequence_buffer import SequenceBuffer, SequenceChunk
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
-from deepseek_backend.request.parsed_request import ParsedRequest, SamplingParams
+from deepseek_backend.engines.generate_request import SamplingParams
+from deepseek_backend.request.parsed_request import ParsedRequest
 
 
 def buffer(*, prompt: str = "p", stop: tuple[str, ...] = (), include_stop: bool = False, **call: Any) -> SequenceBuffer:

@@ -11,25 +11,25 @@ from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import Engine
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.simulated.filler_text import (
     BOS,
     CLOSING_ID,
     EOS_ID,
     VOCABULARY,
-    count_tokens,
+    split_prompt,
     write_script,
 )
 from deepseek_backend.engines.simulated.presets import PRESETS
 from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S, SimulatedEngine
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 PATIENCE_S = 60
 
 
 class RecordingSink:
-    """Keeps every step. `then` runs in the engine's thread after each call, and may submit and abort."""
+    """A sink that keeps every step. `then` runs in the engine's thread after each call, and may submit and abort."""
 
     def __init__(self, then=lambda: None):
         self.steps = defaultdict(list)
@@ -49,7 +49,7 @@ class RecordingSink:
         return [step for step in self.steps[request_id] if step.finish_reason is not None or step.error is not None]
 
     def last(self, request_id):
-        """The request's last step, once there is one."""
+        """Wait for the request's last step, and return it."""
         self.wait(lambda: self.last_steps(request_id))
         return self.steps[request_id][-1]
 
@@ -105,7 +105,8 @@ def text_of(engine, **fields):
     return generate(engine, request(**fields)).text("a")
 
 
-ENDLESS = 100_000  # tokens; far more than is made before a test ends its request
+ENDLESS = 100_000
+"""Number of tokens, far more than a test waits for."""
 
 
 # Text
@@ -159,12 +160,12 @@ def test_the_same_text_under_drafts_which_come_in_bursts(start):
     ],
 )
 def test_prompts_are_counted(prompt, num_tokens):
-    assert count_tokens(prompt) == num_tokens
-    assert count_tokens(prompt, add_special_tokens=False) == max(1, num_tokens - 1)
+    assert len(split_prompt(prompt, add_special_tokens=True)) == num_tokens
+    assert len(split_prompt(prompt, add_special_tokens=False)) == max(1, num_tokens - 1)
 
 
 def test_a_long_text_does_not_run_in_circles():
-    """An odd stride visits all of the tape before it starts again."""
+    """A walk with an odd stride covers the whole tape before it repeats."""
     assert all(write_script(str(number)).stride % 2 for number in range(20))
 
 
@@ -173,20 +174,20 @@ def test_every_step_has_the_prompt_length(start):
     assert {step.num_input_tokens for step in sink.steps["a"]} == {6}
 
 
-def test_a_prompt_in_token_ids_decides_the_text_as_a_text_does(start):
+def test_a_prompt_in_token_ids_also_decides_the_text(start):
     engine = start()
     one, again, other = (text_of(engine, prompt_token_ids=ids) for ids in ((5, 128000), (5, 128000), (6, 128000)))
     assert one == again != other
 
 
-def test_token_ids_are_taken_as_they_are(start):
+def test_token_ids_are_used_unchanged(start):
     sink = generate(start(), request(prompt_token_ids=(0, 9, 128_000)))
     assert {step.num_input_tokens for step in sink.steps["a"]} == {3}
 
 
 @pytest.mark.parametrize("prompt", [{"prompt": "Why is the sky blue?"}, {"prompt_token_ids": tuple(range(7))}])
 @pytest.mark.parametrize(("most", "num_tokens"), [(3, 3), (7, 7), (100, 7)])
-def test_a_truncated_prompt_is_shorter_and_says_the_same(start, prompt, most, num_tokens):
+def test_truncation_shortens_the_prompt_and_keeps_the_text(start, prompt, most, num_tokens):
     engine = start()
     sink = generate(engine, request(**prompt, truncate_prompt_tokens=most))
     assert sink.last("a").num_input_tokens == num_tokens
@@ -205,7 +206,7 @@ def stamps_of(text):
     return [int(part) for part in parts]
 
 
-def test_stamps_are_when_each_token_was_made(start):
+def test_stamps_are_the_times_of_the_tokens(start):
     begun = time.monotonic_ns() // 1000
     sink = generate(start(text="stamps"), request(max_tokens=300))
     stamps = stamps_of(sink.text("a"))
@@ -215,9 +216,9 @@ def test_stamps_are_when_each_token_was_made(start):
 
 
 def test_stamps_change_nothing_but_the_text(start):
-    babbled, stamped = (generate(start(text=text), request()) for text in ("babble", "stamps"))
-    assert stamped.ids("a") == babbled.ids("a")
-    assert stamped.text("a") != babbled.text("a")
+    filled, stamped = (generate(start(text=text), request()) for text in ("filler", "stamps"))
+    assert stamped.ids("a") == filled.ids("a")
+    assert stamped.text("a") != filled.text("a")
 
 
 def test_tokens_of_one_iteration_have_the_same_stamp(start):
@@ -241,11 +242,11 @@ def test_the_end_token_is_no_stamp(start, sampling, ending):
     assert len(stamps_of(text.removesuffix(ending))) == 4
 
 
-# Thinking and chat
+# Reasoning and chat
 
 
 @pytest.mark.parametrize("preset", [None, "b200x8-r1-fp4-min-latency"])
-def test_a_prompt_that_ends_in_a_tag_gets_a_third_of_thinking(start, preset):
+def test_a_prompt_that_ends_in_a_tag_gets_a_third_of_reasoning(start, preset):
     engine = start(preset=preset, pace="none")
     sink = generate(engine, request(prompt="Why?<think>\n", max_tokens=60))
     assert [place for place, token_id in enumerate(sink.ids("a")) if token_id == CLOSING_ID] == [20]
@@ -253,7 +254,7 @@ def test_a_prompt_that_ends_in_a_tag_gets_a_third_of_thinking(start, preset):
     assert sink.text("a") == "".join(VOCABULARY[token_id] for token_id in sink.ids("a"))
 
 
-def test_thinking_ends_before_an_early_end(start):
+def test_reasoning_ends_before_an_early_end(start):
     assert "</think>" in text_of(start(eos_after=9), prompt="Why?<think>", max_tokens=1000)
 
 
@@ -289,7 +290,11 @@ def test_render_chat(template_kwargs, tag):
 @pytest.mark.parametrize(
     ("role", "template_kwargs", "problem"),
     [
-        ("user", {"thinking": True, "tools": []}, "chat_template_kwargs: the simulator's chat form has no 'tools'"),
+        (
+            "user",
+            {"thinking": True, "tools": []},
+            "chat_template_kwargs: the simulated engine's chat form has no 'tools'",
+        ),
         ("user", {"thinking": "yes"}, "chat_template_kwargs.thinking: expected true or false, got 'yes'"),
         ("tool", {}, r"messages\[0\].role: expected one of system, user, assistant, got 'tool'"),
     ],
@@ -303,7 +308,7 @@ def test_a_rendered_chat_counts_its_own_bos():
     engine = SimulatedEngine(BackendConfig())
     prompt = engine.render_chat([{"role": "user", "content": "Hi"}], {})
     assert prompt.startswith(engine.capabilities.bos_token)
-    assert count_tokens(prompt, add_special_tokens=False) == 5
+    assert len(split_prompt(prompt, add_special_tokens=False)) == 5
     assert engine.capabilities.bos_token == BOS
 
 
@@ -315,7 +320,7 @@ def all_logprobs(sink):
 
 
 def assert_consistent(token, count):
-    """The rules of base.TokenLogprobs, and that ranks and numbers agree."""
+    """Check the rules of base.TokenLogprobs, and that ranks and numbers agree."""
     chosen, *others = token
     assert all(entry.logprob <= 0 for entry in token)
     assert [entry.rank for entry in others] == [rank for rank in range(1, count + 1) if rank != chosen.rank]
@@ -373,7 +378,7 @@ def test_prompt_logprobs_name_the_prompt(start):
     assert [token and token[0].text for token in step.prompt_logprobs] == [None, " c"]
 
 
-def test_nothing_is_made_up_unasked(start):
+def test_without_a_request_there_are_no_logprobs(start):
     for step in generate(start(), request()).steps["a"]:
         assert (step.logprobs, step.prompt_logprobs, step.perf_metrics, step.num_cached_tokens) == ((), (), None, 0)
 
@@ -431,7 +436,7 @@ def test_the_end_token_takes_the_place_of_a_stop_token(start):
     assert sink.last("a").stop_reason is None
 
 
-def test_min_tokens_holds_stop_token_ids_off(start):
+def test_min_tokens_delays_stop_token_ids(start):
     engine = start()
     first = generate(engine, request()).ids("a")[0]
     sink = generate(engine, request(stop_token_ids=(first,), min_tokens=1))
@@ -492,7 +497,7 @@ def test_each_sink_gets_its_own_steps(start):
     assert set(right.steps) == {"0", "2", "4"}
 
 
-def test_what_waits_goes_by_priority_then_by_arrival(start):
+def test_waiting_requests_start_by_priority_then_by_arrival(start):
     arrivals = [("a", 0), ("b", 5), ("c", 0), ("d", -1), ("e", 5), ("f", 7)]
 
     def submit_all():
@@ -566,7 +571,7 @@ def test_perf_metrics_of_a_cancelled_request_are_those_so_far(start):
             st.integers(0, 40),  # words of the prompt
             st.integers(1, 40),  # max_tokens
             st.one_of(st.none(), st.integers(0, 3)),  # seed
-            st.one_of(st.none(), st.integers(0, 50)),  # abort: so many actions later
+            st.one_of(st.none(), st.integers(0, 50)),  # number of actions until the abort
         ),
         min_size=1,
         max_size=25,
@@ -575,7 +580,7 @@ def test_perf_metrics_of_a_cancelled_request_are_those_so_far(start):
     st.sampled_from([None, "b200x8-r1-fp4-min-latency", "h200x8-r1-fp8-max-throughput"]),
 )
 def test_every_request_ends_once_with_the_text_it_has_alone(requests, pauses, preset):
-    """Arrivals and aborts come between iterations, from the sink, as many at a time as `pauses` says."""
+    """The sink submits and aborts between iterations, as many at a time as `pauses` says."""
     options = {"preset": preset, "pace": "none", "max_batch_size": 4, "max_num_tokens": 24, "max_seq_len": 96}
     engine = SimulatedEngine(BackendConfig(engine_options={**options, "kv_cache_tokens": 256, "tokens_per_block": 8}))
     todo = [
@@ -658,7 +663,7 @@ def test_abort_of_an_unknown_request_is_ignored(start):
     assert generate(engine, request()).last("a").finish_reason == "length"
 
 
-def test_stop_cancels_what_runs_and_what_waits(start):
+def test_stop_cancels_running_and_waiting_requests(start):
     engine = start(pace="real", max_batch_size=1)
     sink = RecordingSink()
     for name in ("running", "waiting"):
@@ -720,7 +725,7 @@ def test_submit_before_start_is_a_fault_of_the_caller():
         SimulatedEngine(BackendConfig()).submit(request(), RecordingSink())
 
 
-def test_fail_after_takes_every_open_request_with_it(start):
+def test_fail_after_ends_every_open_request(start):
     engine = start(fail_after=30, max_batch_size=2)
     sink = RecordingSink()
     names = ["a", "b", "c"]
@@ -757,7 +762,7 @@ def test_a_fault_in_a_sink_fails_the_engine_and_answers_the_others(start):
     assert not engine.health().alive
 
 
-def test_a_hung_engine_says_it_is_alive_and_answers_nobody(start):
+def test_a_hung_engine_says_it_is_alive_and_answers_no_request(start):
     engine = start(hang_after=30)
     sink = RecordingSink()
     engine.submit(request(max_tokens=ENDLESS), sink)
@@ -773,7 +778,7 @@ def test_a_hung_engine_says_it_is_alive_and_answers_nobody(start):
     assert [sink.last(name).finish_reason for name in ("a", "late")] == ["cancelled", "cancelled"]
 
 
-def test_a_crashed_engine_is_dead_and_answers_nobody_until_it_is_stopped(start):
+def test_a_crashed_engine_is_dead_and_answers_no_request_until_stop(start):
     engine = start(crash_after=30)
     sink = RecordingSink()
     engine.submit(request(max_tokens=ENDLESS), sink)
@@ -801,8 +806,8 @@ def test_an_abort_of_a_crashed_engine_is_answered_by_stop(start):
     assert [step.finish_reason for step in sink.last_steps("a")] == ["cancelled"]
 
 
-def test_a_fault_of_the_simulator_itself_answers_everyone_once(start, monkeypatch):
-    """Also those that ended in the iteration it came in, and those that come later."""
+def test_a_fault_of_the_engine_itself_answers_every_request_once(start, monkeypatch):
+    """Requests that ended in the same iteration are answered once, and later ones too."""
     names = ["ends", "ends too", "fails", "runs"]
 
     def submit_all():
@@ -858,7 +863,7 @@ def test_the_clock_of_the_model_runs_without_sleeping(start):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that sleeping moves; `stalls` holds how much longer each sleep takes than asked."""
+    """A clock that sleeping advances; `stalls` holds the extra seconds of each sleep."""
 
     class Clock:
         now = 1000.0
@@ -877,7 +882,7 @@ def clock(monkeypatch):
     return Clock()
 
 
-def test_what_one_sleep_oversleeps_comes_off_the_next(start, clock):
+def test_a_late_wake_up_shortens_the_next_sleep(start, clock):
     engine = start(pace="real")
     clock.attach(engine)
     clock.stalls = (0.003, 0.025)
@@ -893,7 +898,7 @@ def test_speed_divides_every_duration(start, clock):
     assert clock.slept == pytest.approx([0.0025] * 3)
 
 
-def test_idle_time_is_not_made_up_for(start, clock):
+def test_idle_time_is_not_caught_up(start, clock):
     engine = start(pace="real")
     clock.attach(engine)
     for _ in range(2):
@@ -902,7 +907,7 @@ def test_idle_time_is_not_made_up_for(start, clock):
     assert clock.slept == pytest.approx([0.010] * 2)
 
 
-def test_of_a_long_stall_one_second_is_made_up_for(start, clock):
+def test_one_second_of_a_long_stall_is_caught_up(start, clock):
     engine = start(pace="real")
     clock.attach(engine)
     clock.stalls = (30.0,)
@@ -913,18 +918,18 @@ def test_of_a_long_stall_one_second_is_made_up_for(start, clock):
 # Options and the protocol
 
 
-def test_create_engine_makes_it():
+def test_create_engine_makes_a_simulated_engine():
     engine: Engine = create_engine(BackendConfig(engine="simulated"))
     assert isinstance(engine, SimulatedEngine)
 
 
-def test_every_sampling_field_is_honoured_or_refused_with_a_reason():
+def test_every_sampling_field_is_applied_or_refused_with_a_reason():
     capabilities = SimulatedEngine(BackendConfig()).capabilities
-    by_the_service = {"best_of"}  # for every engine that has logprobs
+    by_the_service = {"best_of"}  # with every engine that has logprobs
     assert capabilities.sampling_fields | set(capabilities.unsupported) | by_the_service == set(SAMPLING_BY_NAME)
     assert not capabilities.sampling_fields & set(capabilities.unsupported)
     assert "logits" in capabilities.unsupported["bad"]
-    assert "babble" in capabilities.unsupported["guided_json"]
+    assert "filler text" in capabilities.unsupported["guided_json"]
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -946,7 +951,7 @@ def test_every_preset_serves(start, name):
         pytest.param({"speed": 0}, "speed: expected a number above 0, got 0", id="speed zero"),
         pytest.param({"speed": float("nan")}, "speed: expected a number above 0, got nan", id="speed nan"),
         pytest.param({"speed": True}, "speed: expected a number above 0, got True", id="speed bool"),
-        pytest.param({"text": "lorem"}, "text: expected babble or stamps, got 'lorem'", id="text"),
+        pytest.param({"text": "lorem"}, "text: expected filler or stamps, got 'lorem'", id="text"),
         pytest.param({"max_batch_size": 0}, "max_batch_size: expected a whole number above 0, got 0", id="zero"),
         pytest.param({"max_num_tokens": 1.5}, "max_num_tokens: expected a whole number above 0", id="fraction"),
         pytest.param({"max_seq_len": 1}, "max_seq_len: expected a whole number above 1, got 1", id="max_seq_len"),

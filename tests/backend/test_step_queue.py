@@ -9,8 +9,9 @@ from deepseek_backend.answer.active_request import ActiveRequest, QueueState
 from deepseek_backend.answer.sequence_buffer import SequenceBuffer
 from deepseek_backend.delivery.step_queue import MAX_ITERATIONS, MAX_STEPS, StepQueue, joined
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.errors import EngineError
-from deepseek_backend.request.parsed_request import GenerateRequest, ParsedRequest, Prompt, SamplingParams
+from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 
 
 def opened(intake, name="r", *, begun=True, **sampling):

@@ -1,4 +1,4 @@
-"""The TensorRT-LLM engine on the strict stand-in, in this process."""
+"""The TensorRT-LLM engine with the strict stand-in, in this process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, complete_text, sampling_params
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from deepseek_backend.release import read_release
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from deepseek_triton_build.data.releases import RELEASES, load_release
 from deepseek_triton_build.data.releases.spelling import spell
 from standin.harness import WAIT_S, Harness, MakeEngine, Sink, guided_llm_args
@@ -205,7 +205,7 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("release", "llm_args"), CONFIGURATIONS)
-def test_every_field_claimed_is_one_the_sampler_honours(
+def test_every_claimed_field_is_applied_by_the_sampler(
     make_engine: MakeEngine, release: str, llm_args: dict[str, Any]
 ) -> None:
     """The stand-in raises for a field its sampler ignores."""
@@ -292,7 +292,7 @@ def test_stop_ends_every_request_and_refuses_new_ones(make_engine: MakeEngine, m
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(("tensorrt_llm", "tokenizer"))]
 
 
-def test_stop_before_start_is_nothing(tmp_path: Path) -> None:
+def test_stop_before_start_does_nothing(tmp_path: Path) -> None:
     engine = TensorRTLLMEngine(parse_config({"model": "m"}, version_dir=tmp_path))
     engine.stop()
     assert not engine.health().alive
@@ -300,7 +300,7 @@ def test_stop_before_start_is_nothing(tmp_path: Path) -> None:
         engine.submit(GenerateRequest(request_id="r", prompt="p", sampling=SamplingParams(), max_tokens=1), Sink())
 
 
-def test_when_the_engine_dies_everyone_is_told(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dying_engine_answers_every_request(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_FAIL_AFTER", "100")
     harness = make_engine()
     assert harness.engine.health().alive
@@ -313,9 +313,7 @@ def test_when_the_engine_dies_everyone_is_told(make_engine: MakeEngine, monkeypa
     assert isinstance(harness.run()[-1].error, UnavailableError)
 
 
-def test_a_death_without_a_word_is_found_by_the_health_check(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_death_is_found_by_the_health_check(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     harness = make_engine()
     monkeypatch.setattr(harness.engine._llm._executor, "submit", lambda sequence: None)
     request = harness.submit()
@@ -350,7 +348,7 @@ def test_the_override_loads_another_release(make_engine: MakeEngine) -> None:
     ("installed", "matches"),
     [("1.2.1", True), ("1.2.1+local", True), ("1.2.1.post1", True), ("1.2.1rc1", False), ("1.2.10", False)],
 )
-def test_what_counts_as_the_release(tmp_path: Path, installed: str, matches: bool) -> None:
+def test_versions_that_match_the_release(tmp_path: Path, installed: str, matches: bool) -> None:
     (tmp_path / "release.yaml").write_text(load_release("1.2.1").text)
     assert read_release(tmp_path).matches(installed) is matches
 
@@ -403,12 +401,12 @@ def test_the_checkpoint_says_how_long_a_context_may_be(make_engine: MakeEngine, 
     assert harness.engine._llm._llm_args["model"] == str(checkpoint)
 
 
-def test_a_context_length_nobody_knows_is_asked_for(make_engine: MakeEngine) -> None:
+def test_an_unknown_context_length_is_refused(make_engine: MakeEngine) -> None:
     with pytest.raises(ConfigError, match="max_seq_len"):
         make_engine(max_seq_len=None)
 
 
-def test_start_forgets_the_launcher_it_was_started_by(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_removes_the_variables_of_its_launcher(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("TLLM_SPAWN_PROXY_PROCESS", "1")
     make_engine()

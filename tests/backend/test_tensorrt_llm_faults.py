@@ -1,4 +1,4 @@
-"""What goes wrong in or around TensorRT-LLM: every request still has one end, and blame falls on whom it should."""
+"""Failures in and around TensorRT-LLM: every request still ends once, and the right side gets the blame."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
 from deepseek_backend.engines.tensorrt_llm.faults import MAX_FAULTS_IN_A_ROW, Faults
 from deepseek_backend.engines.tensorrt_llm.loading import max_prompt_bytes
 from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, whole_text
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from standin.harness import WAIT_S, Harness, MakeEngine, Sink, engines
 
 ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
@@ -26,7 +26,7 @@ ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
 
 @pytest.fixture
 def slow_engine(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
-    """Engines whose requests run for a minute, and that give up on an abort soon."""
+    """Make engines whose requests run for a minute, and which end an aborted request soon."""
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
     monkeypatch.setattr(engine_module, "ABORT_TIMEOUT_S", 0.2)
     return make_engine
@@ -50,7 +50,7 @@ def threads() -> list[str]:
 
 
 def test_a_request_aborted_in_the_engines_queue_has_its_end(slow_engine: MakeEngine) -> None:
-    """TensorRT-LLM takes it out of the queue and says nothing."""
+    """TensorRT-LLM removes the request from its queue and sends no response."""
     harness = slow_engine(max_batch_size=1)
     (first,) = running(harness)
     waiting = harness.submit(**ENDLESS)
@@ -74,7 +74,7 @@ def test_an_abort_that_is_answered_ends_once(slow_engine: MakeEngine) -> None:
     assert [step.finish_reason for step in last_steps(harness, request)] == ["cancelled"]
 
 
-def test_an_abort_that_fails_neither_keeps_a_request_nor_the_gpus(
+def test_a_failing_abort_holds_neither_a_request_nor_the_gpus(
     slow_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = slow_engine()
@@ -132,7 +132,7 @@ def test_a_gpu_that_has_failed_is_not_tried_again(slow_engine: MakeEngine) -> No
     assert "illegal memory access" in health.reason
 
 
-def test_faults_with_tokens_between_end_nothing(slow_engine: MakeEngine) -> None:
+def test_faults_with_tokens_between_do_not_end_the_engine(slow_engine: MakeEngine) -> None:
     harness = slow_engine()
     for _ in range(2 * MAX_FAULTS_IN_A_ROW):
         (request,) = running(harness)
@@ -142,7 +142,7 @@ def test_faults_with_tokens_between_end_nothing(slow_engine: MakeEngine) -> None
         assert harness.engine.health().alive
 
 
-def test_a_request_that_goes_on_after_a_fault_has_the_next(slow_engine: MakeEngine) -> None:
+def test_a_request_that_goes_on_after_a_fault_can_count_the_next(slow_engine: MakeEngine) -> None:
     harness = slow_engine()
     survivor, victim = running(harness, 2)
     harness.engine._open[victim.request_id].output._sequence.fail("an assertion failed")
@@ -158,7 +158,7 @@ def test_a_request_that_goes_on_after_a_fault_has_the_next(slow_engine: MakeEngi
 
 
 @pytest.mark.parametrize("found_by", ["flush", "reader"])
-def test_a_failure_that_can_not_be_judged_ends_its_request_alone(
+def test_a_failure_that_can_not_be_judged_ends_its_request_only(
     slow_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, found_by: str
 ) -> None:
     harness = slow_engine()
@@ -200,7 +200,7 @@ def test_faults_count_in_a_row(events: str, dead: bool) -> None:
 
 
 def test_a_refusal_of_a_worker_is_the_clients_fault(make_engine: MakeEngine) -> None:
-    """Workers may have less room than model.yaml says; the prompt fits the one and not the other."""
+    """The workers may have less room than model.yaml says: the prompt fits its limit, but not theirs."""
     harness = make_engine()
     harness.engine._llm._llm_args["max_seq_len"] = 10
     for _ in range(2 * MAX_FAULTS_IN_A_ROW):
@@ -230,7 +230,7 @@ def test_a_guide_is_no_excuse_after_the_first_token(slow_engine: MakeEngine) -> 
 
 
 @pytest.mark.parametrize("broken", ["SamplingParams", "generate_async"])
-def test_what_is_refused_at_once_is_the_clients_fault(
+def test_an_immediate_refusal_is_the_clients_fault(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     harness = make_engine()
@@ -243,7 +243,7 @@ def test_what_is_refused_at_once_is_the_clients_fault(
     assert isinstance(harness.run()[-1].error, RequestError)
 
 
-def test_a_detokenizer_that_fails_ends_its_request_alone(
+def test_a_detokenizer_that_fails_ends_its_request_only(
     slow_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = slow_engine()
@@ -292,7 +292,7 @@ def test_text_that_is_not_the_ids_own_is_left_alone() -> None:
 # Starting and stopping
 
 
-def test_a_start_that_fails_after_the_load_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_after_the_load_leaves_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def tokenizer(inner: Any) -> None:
         raise KeyError("an odd tokenizer")
 
@@ -370,7 +370,7 @@ def test_stop_goes_on_when_the_open_requests_can_not_be_ended(
 
 
 class OverlapSink(Sink):
-    """Notices calls that come while another is under way."""
+    """A sink that notices a call during another one."""
 
     def __init__(self) -> None:
         super().__init__()

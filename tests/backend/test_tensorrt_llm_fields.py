@@ -1,4 +1,4 @@
-"""What requests ask of the TensorRT-LLM engine beyond text: prompts of every form, logprobs, guides, metrics."""
+"""Fields of requests to the TensorRT-LLM engine: all forms of prompts, logprobs, guides, metrics."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from deepseek_backend.contract import PERF_OUTPUTS, ErrorCode
 from deepseek_backend.engines.base import PerfMetrics, Step
+from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.tensorrt_llm.iteration_stats import IterationStats
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import MAX_LIKELIEST, token_logprobs
 from deepseek_backend.engines.tensorrt_llm.translation import perf_metrics
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
-from deepseek_backend.request.parsed_request import SamplingParams
 from deepseek_triton_build.data.releases import RELEASES
 from deepseek_triton_build.data.releases.spelling import spell
 from standin.harness import Harness, MakeEngine, guided_llm_args
@@ -39,7 +39,7 @@ def refusal(harness: Harness, **request: Any) -> RequestError:
 # Prompts
 
 
-def test_a_prompt_in_token_ids_is_taken_as_it_is(make_engine: MakeEngine) -> None:
+def test_a_prompt_in_token_ids_is_used_unchanged(make_engine: MakeEngine) -> None:
     harness = make_engine()
     ids = harness.engine._llm.tokenizer.encode("Why?")
     by_ids = harness.run(prompt_token_ids=tuple(ids))
@@ -88,7 +88,7 @@ def test_a_conversation_becomes_a_prompt(make_engine: MakeEngine, kwargs: dict[s
     assert prompt == f"<｜begin▁of▁sentence｜><｜User｜>Why?<｜Assistant｜>{ending}"
 
 
-def test_a_prompt_that_opens_the_thinking_is_answered_with_some(make_engine: MakeEngine) -> None:
+def test_a_prompt_that_opens_the_reasoning_is_answered_with_some(make_engine: MakeEngine) -> None:
     harness = make_engine()
     prompt = harness.engine.render_chat(CHAT, {"thinking": True})
     assert "</think>" in harness.text(prompt, add_special_tokens=False)
@@ -96,7 +96,7 @@ def test_a_prompt_that_opens_the_thinking_is_answered_with_some(make_engine: Mak
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "add_generation_prompt", "conversation"])
-def test_what_steers_the_rendering_is_not_a_clients_to_give(make_engine: MakeEngine, name: str) -> None:
+def test_a_client_can_not_set_the_renderers_own_arguments(make_engine: MakeEngine, name: str) -> None:
     with pytest.raises(RequestError, match=f"chat_template_kwargs: {name}"):
         make_engine().engine.render_chat(CHAT, {name: "x"})
 
@@ -158,7 +158,7 @@ def test_up_to_1_1_there_is_one_logprob(make_engine: MakeEngine, release: str) -
 
 
 @pytest.mark.parametrize("release", CPP_SAMPLER)
-def test_the_cpp_sampler_has_that_of_the_sampled_token_alone(make_engine: MakeEngine, release: str) -> None:
+def test_the_cpp_sampler_has_the_logprob_of_the_sampled_token_only(make_engine: MakeEngine, release: str) -> None:
     harness = make_engine(release, **CPP_SAMPLER[release])
     rows = [t for step in harness.run(max_tokens=9, logprobs=0, temperature=1.0, top_p=0.9) for t in step.logprobs]
     assert {(len(row), row[0].rank) for row in rows} == {(1, 1)}, "1 is the lowest rank it can have"
@@ -174,7 +174,7 @@ def test_from_1_2_on_the_cpp_samplers_logprobs_are_not_established(make_engine: 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_with_mtp_logprobs_never_reach_the_engine(make_engine: MakeEngine, release: str) -> None:
-    """One such request would end every other."""
+    """One such request would end every other one."""
     harness = make_engine(release, speculative_config=MTP)
     assert "every running request" in harness.engine.capabilities.unsupported["logprobs"]
     assert refusal(harness, logprobs=0).code is ErrorCode.UNSUPPORTED
@@ -214,7 +214,7 @@ def test_a_stop_tokens_logprob_is_left_out_with_the_token(make_engine: MakeEngin
 def test_an_aborted_request_with_logprobs_is_cancelled(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, release: str
 ) -> None:
-    """From 1.2 on TensorRT-LLM asserts in the reader of an aborted request's last response."""
+    """From 1.2 on, an assertion of TensorRT-LLM fails when the last response of an aborted request is read."""
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
     harness = make_engine(release)
     request = harness.submit(max_tokens=3000, ignore_eos=True, logprobs=0)
@@ -261,7 +261,7 @@ def test_every_entry_begins_with_its_token_and_goes_on_in_order(
 # Fields that are refused or handed on
 
 
-def test_stop_tokens_are_not_dropped_in_silence(make_engine: MakeEngine) -> None:
+def test_stop_tokens_are_never_ignored(make_engine: MakeEngine) -> None:
     error = refusal(make_engine(), stop_token_ids=(5,), ignore_eos=True)
     assert str(error) == "stop_token_ids, ignore_eos: TensorRT-LLM 1.2.1: ignore_eos drops the stop tokens too"
     assert error.code is ErrorCode.UNSUPPORTED
@@ -335,7 +335,7 @@ def test_before_1_0_there_are_no_performance_metrics(make_engine: MakeEngine) ->
     assert harness.run(max_tokens=5)[-1].perf_metrics is None
 
 
-def test_every_metric_is_read_from_its_own_place() -> None:
+def test_every_metric_is_read_from_its_own_field() -> None:
     names = [tensor.name for tensor in PERF_OUTPUTS]
     assert names == [field.name for field in fields(PerfMetrics)]
     values = iter(range(1, 100))
@@ -397,13 +397,13 @@ def test_requests_go_on_when_the_statistics_fail(make_engine: MakeEngine, monkey
 
 
 @pytest.mark.parametrize("row", [{}, "{}", {"kvCacheStats": None, "specDecodingStats": None}], ids=str)
-def test_an_iteration_may_say_nothing(row: Any) -> None:
+def test_an_iteration_may_lack_every_section(row: Any) -> None:
     stats = IterationStats()
     stats.add(row)
     assert (stats.kv_blocks_total, stats.num_draft_tokens, stats.num_queued) == (0, 0, 0)
 
 
-def test_requests_the_engine_queues_are_waiting(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_in_the_engines_queue_are_waiting(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
     harness = make_engine()
     requests = [harness.submit(max_tokens=3000, ignore_eos=True) for _ in range(3)]
@@ -422,7 +422,7 @@ def test_loading_is_timed_by_phase(make_engine: MakeEngine) -> None:
 # Liveness
 
 
-def test_a_worker_that_has_ended_is_the_engines_death(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_has_ended_means_a_dead_engine(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
     harness = make_engine()
     request = harness.submit(max_tokens=3000, ignore_eos=True)
@@ -434,7 +434,7 @@ def test_a_worker_that_has_ended_is_the_engines_death(make_engine: MakeEngine, m
     assert isinstance(harness.sink.result(request)[-1].error, UnavailableError)
 
 
-def test_the_reason_has_the_workers_own_words(make_engine: MakeEngine) -> None:
+def test_the_reason_contains_the_workers_error(make_engine: MakeEngine) -> None:
     harness = make_engine()
     harness.engine._llm._executor.mpi_futures[0].set_exception(RuntimeError("CUDA error:\nout of memory"))
     assert (

@@ -45,7 +45,7 @@ def test_only_a_world_of_tritonservers_has_ranks(environ: dict[str, str], size: 
     assert world_size(environ, MPI) == size
 
 
-def test_a_ranks_variables_are_forgotten_and_settings_kept() -> None:
+def test_a_ranks_variables_are_removed_and_settings_kept() -> None:
     settings = {"OMPI_MCA_btl_tcp_if_include": "lo", "TLLM_SPAWN_PROXY_PROCESS": "1", "PATH": "/bin"}
     alone = dict(settings)
     assert forget_launcher(alone, MPI) == []
@@ -101,7 +101,7 @@ def test_a_world_of_another_size_is_refused_on_every_rank(
 ) -> None:
     for name, value in mpirun(rank, 2).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(EngineError, match=r"on 2 MPI ranks, but the model takes 8 .*tensor_parallel_size"):
+    with pytest.raises(EngineError, match=r"on 2 MPI ranks, but the model needs 8 .*tensor_parallel_size"):
         make_engine(tensor_parallel_size=8)
 
 

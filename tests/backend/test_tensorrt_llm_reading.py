@@ -1,4 +1,4 @@
-"""What is read of TensorRT-LLM's outputs becomes steps: one for all that was waiting, in order, with one end."""
+"""TensorRT-LLM's responses become steps: one step for all waiting ones, in order, with one end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
 from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrements
 from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
 from deepseek_backend.errors import EngineError
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from standin.harness import Harness, MakeEngine
 from support.waiting import wait_for
 
@@ -23,14 +23,14 @@ ENDLESS: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
 
 @pytest.fixture
 def slow(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Harness:
-    """An engine whose requests run for a minute."""
+    """Make an engine whose requests run for a minute."""
     monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
     return make_engine()
 
 
 @pytest.fixture
 def reference(make_engine: MakeEngine) -> list[int]:
-    """The tokens that every ENDLESS request is answered with, from the first on."""
+    """Return the first tokens of the answer to every ENDLESS request."""
     return tokens(make_engine().run(max_tokens=500, ignore_eos=True))
 
 
@@ -53,7 +53,7 @@ def await_last(harness: Harness, request: GenerateRequest, is_last: Callable[[An
     wait_for(lambda: is_last(harness.waiting(request)[-1]))
 
 
-def test_responses_that_waited_are_one_step(reference: list[int], slow: Harness) -> None:
+def test_waiting_responses_become_one_step(reference: list[int], slow: Harness) -> None:
     request = begun(slow)
     with slow.held_loop():
         await_waiting(slow, request, 4)
@@ -62,7 +62,7 @@ def test_responses_that_waited_are_one_step(reference: list[int], slow: Harness)
     assert tokens(steps) == reference[: len(tokens(steps))]
 
 
-def test_the_last_step_has_what_waited_before_it(reference: list[int], slow: Harness) -> None:
+def test_the_last_step_contains_the_responses_before_it(reference: list[int], slow: Harness) -> None:
     request = begun(slow, max_tokens=100)
     with slow.held_loop():
         await_last(slow, request, lambda response: response.finish_reason is not None)
@@ -82,7 +82,7 @@ def test_logprobs_belong_to_their_tokens_when_several_waited(slow: Harness) -> N
         assert [entry[0].token_id for entry in step.logprobs] == list(step.token_ids)
 
 
-def test_an_abort_behind_waiting_responses_loses_none(reference: list[int], slow: Harness) -> None:
+def test_an_abort_loses_no_waiting_response(reference: list[int], slow: Harness) -> None:
     request = begun(slow)
     num_tokens = len(tokens(slow.sink.steps_of(request)))
     with slow.held_loop():
@@ -94,7 +94,7 @@ def test_an_abort_behind_waiting_responses_loses_none(reference: list[int], slow
     assert [step.finish_reason for step in steps if step.finish_reason or step.error] == ["cancelled"]
 
 
-def test_what_waited_before_a_fault_comes_before_it(reference: list[int], slow: Harness) -> None:
+def test_responses_before_a_fault_are_delivered_before_it(reference: list[int], slow: Harness) -> None:
     request = begun(slow)
     with slow.held_loop():
         num_tokens = len(tokens(slow.sink.steps_of(request)))
@@ -108,18 +108,18 @@ def test_what_waited_before_a_fault_comes_before_it(reference: list[int], slow: 
     assert tokens(steps) == reference[: len(tokens(steps))]
 
 
-def test_nothing_comes_after_the_end(slow: Harness) -> None:
+def test_no_step_comes_after_the_end(slow: Harness) -> None:
     request = begun(slow)
     entry = slow.engine._open[request.request_id]
 
     def end_and_read_on() -> None:
         slow.engine._fail("it died")
         entry.output.outputs[0].token_ids.append(5)
-        slow.engine._has_moved(entry)
+        slow.engine._note_output(entry)
 
     slow.engine._loop.call(end_and_read_on)
     slow.sink.result(request)
-    with slow.held_loop():  # by now the flush has been
+    with slow.held_loop():  # the flush has run by now
         steps = slow.sink.steps_of(request)
     assert [bool(step.error) for step in steps] == [False] * (len(steps) - 1) + [True]
 
@@ -130,14 +130,14 @@ def test_steps_of_several_requests_leave_in_one_call(slow: Harness) -> None:
     with slow.held_loop():
         num_calls = len(slow.sink.calls)
         for request in requests:
-            await_waiting(slow, request, 2)  # the loop has been told of all of the first iteration's
+            await_waiting(slow, request, 2)  # the loop has been told of the whole first iteration
     everyone = {request.request_id for request in requests}
     slow.sink.wait_for(lambda: len(slow.sink.calls) > num_calls + 1)
     together = [{request.request_id for request, _ in call} for call in slow.sink.calls[num_calls:][:2]]
     assert everyone in together, "what was read before the loop stood still may have left first"
 
 
-def test_a_long_turn_delivers_in_its_midst(slow: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_turn_delivers_before_its_end(slow: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "MAX_TURN_S", -1.0)
     requests = [slow.submit(**ENDLESS) for _ in range(4)]
     slow.sink.wait_for(lambda: all(len(slow.sink.steps_of(request)) > 1 for request in requests))
@@ -145,7 +145,7 @@ def test_a_long_turn_delivers_in_its_midst(slow: Harness, monkeypatch: pytest.Mo
 
 
 def test_the_standin_wakes_the_loop_once_for_all(slow: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As TensorRT-LLM's proxy does: what is measured on the stand-in would be another thing otherwise."""
+    """TensorRT-LLM's proxy does the same; else measurements on the stand-in would mean nothing."""
     requests = [slow.submit(**ENDLESS) for _ in range(8)]
     slow.sink.wait_for(lambda: all(slow.sink.steps_of(request) for request in requests))
     told: list[int] = []
@@ -167,7 +167,7 @@ def engine_of_standin() -> Any:
 
 @dataclass
 class Output:
-    """As much of a RequestOutput and its one CompletionOutput as is read."""
+    """The part of a RequestOutput and its single CompletionOutput that the engine reads."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -197,7 +197,7 @@ def test_after_an_abort_tokens_without_logprobs_are_left_out(finish_reason: str 
 
 
 @pytest.mark.parametrize(("finish_reason", "cut_short"), [(None, False), ("stop", False), ("length", True)])
-def test_otherwise_they_are_a_fault(finish_reason: str | None, cut_short: bool) -> None:
+def test_without_an_abort_missing_logprobs_are_a_fault(finish_reason: str | None, cut_short: bool) -> None:
     _, increments = with_two_tokens_and_one_logprob(finish_reason)
     with pytest.raises(EngineError, match="do not belong"):
         increments.take(cut_short=cut_short)
@@ -209,10 +209,10 @@ def test_an_abort_between_a_token_and_its_logprob_is_no_fault(slow: Harness, mon
     entry = slow.engine._open[request.request_id]
 
     def read_a_token_and_abort() -> None:
-        entry.task.cancel()  # nothing is read after it
+        entry.task.cancel()  # no response is read after it
         entry.output.outputs[0].token_ids.append(5)
         slow.engine._abort(request.request_id)
-        slow.engine._has_moved(entry)
+        slow.engine._note_output(entry)
 
     slow.engine._loop.call(read_a_token_and_abort)
     steps = slow.sink.result(request)
@@ -220,20 +220,20 @@ def test_an_abort_between_a_token_and_its_logprob_is_no_fault(slow: Harness, mon
     assert steps[-1].finish_reason == "cancelled"
 
 
-def test_a_death_between_a_token_and_its_logprob_is_what_is_said(slow: Harness) -> None:
+def test_a_death_between_a_token_and_its_logprob_is_reported(slow: Harness) -> None:
     request = begun(slow, logprobs=1)
     entry = slow.engine._open[request.request_id]
 
     def read_a_token_and_die() -> None:
         entry.output.outputs[0].token_ids.append(5)
-        slow.engine._has_moved(entry)
+        slow.engine._note_output(entry)
         slow.engine._fail("it died")
 
     slow.engine._loop.call(read_a_token_and_die)
     assert str(slow.sink.result(request)[-1].error) == "it died"
 
 
-def test_a_request_that_was_read_wrong_is_not_read_on(slow: Harness) -> None:
+def test_a_request_with_a_reading_fault_is_not_read_further(slow: Harness) -> None:
     request = begun(slow, logprobs=1)
     entry = slow.engine._open[request.request_id]
 
@@ -241,7 +241,7 @@ def test_a_request_that_was_read_wrong_is_not_read_on(slow: Harness) -> None:
 
     def read_a_token_alone() -> None:
         entry.output.outputs[0].token_ids.append(5)
-        slow.engine._has_moved(entry)
+        slow.engine._note_output(entry)
         slow.engine._flush()
         open_then.extend(slow.engine._open)
 
@@ -253,7 +253,7 @@ def test_a_request_that_was_read_wrong_is_not_read_on(slow: Harness) -> None:
     assert entry.output.aborted()
 
 
-def test_a_token_left_out_comes_with_its_logprob() -> None:
+def test_a_token_that_was_left_out_comes_later_with_its_logprob() -> None:
     output, increments = with_two_tokens_and_one_logprob(None)
     increments.take(cut_short=True)
     output.logprobs.append({98: SimpleNamespace(logprob=-2.0, rank=1)})

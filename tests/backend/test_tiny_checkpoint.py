@@ -14,34 +14,26 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from deepseek_backend.engines.transformers import tiny_checkpoint
 from deepseek_backend.engines.transformers.tiny_checkpoint import (
     BOS,
-    DEMO_MAX_TOKENS,
-    DEMO_PROMPTS,
     EOS,
-    MIN_MARGIN,
     PAD,
-    MarginError,
-    Margins,
     build_tokenizer,
     ensure_tiny_checkpoint,
-    find_seed,
     make_checkpoint,
-    measure_margins,
     write_checkpoint,
 )
-
-CLEAR = Margins(logits=1.0, experts=1.0, groups=1.0)
+from support.demo_decoding import DEMO_MAX_TOKENS, DEMO_PROMPTS
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made with its check of the margins; shared with the engine's tests of the same run."""
+    """Make the checkpoint; the engine's tests of the same run share it."""
     return ensure_tiny_checkpoint(tmp_path_factory.getbasetemp() / "cache")
 
 
 def test_the_same_bytes_every_time(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        write_checkpoint(tmp_path / name, tiny_checkpoint.SEED)
+        write_checkpoint(tmp_path / name)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == [
         "config.json",
@@ -64,7 +56,6 @@ def test_is_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_default_cache_is_the_users(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tiny_checkpoint, "measure_margins", lambda _folder: CLEAR)
     assert ensure_tiny_checkpoint() == tmp_path / "deepseek-triton" / folder.name
 
 
@@ -79,7 +70,7 @@ def test_loads_as_a_deepseek_v3_of_a_few_million_parameters(folder: Path) -> Non
 
 
 def greedy(folder: Path) -> tuple[torch.nn.Module, list[tuple[int, list[int]]]]:
-    """The model, and prompt length and all tokens of each demo prompt."""
+    """Return the model, and the prompt length and all tokens of each demo prompt."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     sequences = []
@@ -90,8 +81,8 @@ def greedy(folder: Path) -> tuple[torch.nn.Module, list[tuple[int, list[int]]]]:
     return model, sequences
 
 
-def test_margins_agree_with_an_independent_computation(folder: Path) -> None:
-    """One pass over each finished sequence, routing scores by numpy from the router logits the model reports."""
+def test_no_decision_of_greedy_decoding_is_close(folder: Path) -> None:
+    """A pass over each finished sequence gives router logits, and numpy computes the routing scores from them."""
     model, sequences = greedy(folder)
     config = model.config
     biases = [m.e_score_correction_bias.numpy() for m in model.modules() if hasattr(m, "e_score_correction_bias")]
@@ -109,10 +100,7 @@ def test_margins_agree_with_an_independent_computation(folder: Path) -> None:
                 leads["groups"].append(smallest_lead(group_scores[None], config.topk_group))
                 chosen = np.argsort(-group_scores)[: config.topk_group]
                 leads["experts"].append(smallest_lead(groups[chosen].reshape(1, -1), config.num_experts_per_tok))
-    margins = measure_margins(folder)
-    for name, values in leads.items():
-        assert getattr(margins, name) == pytest.approx(min(values), abs=2e-4), name
-    assert margins.smallest > MIN_MARGIN
+    assert min(min(values) for values in leads.values()) > 1e-3, {name: min(values) for name, values in leads.items()}
 
 
 def smallest_lead(scores: npt.NDArray[np.float32], k: int) -> float:
@@ -120,7 +108,7 @@ def smallest_lead(scores: npt.NDArray[np.float32], k: int) -> float:
     return float((ordered[:, k - 1] - ordered[:, k]).min())
 
 
-def test_speaks_words_and_never_ends_by_itself(folder: Path) -> None:
+def test_it_generates_words_and_never_ends_by_itself(folder: Path) -> None:
     _, sequences = greedy(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for num_prompt, tokens in sequences:
@@ -129,7 +117,7 @@ def test_speaks_words_and_never_ends_by_itself(folder: Path) -> None:
         assert len(set(text.split())) > DEMO_MAX_TOKENS / 2
 
 
-def test_logits_spread_leaves_sampling_lively(folder: Path) -> None:
+def test_the_spread_of_logits_keeps_sampling_varied(folder: Path) -> None:
     model, sequences = greedy(folder)
     with torch.no_grad():
         logits = model(torch.tensor([sequences[0][1]])).logits
@@ -138,27 +126,14 @@ def test_logits_spread_leaves_sampling_lively(folder: Path) -> None:
     assert 5 < float(spoken.std()) < 20
 
 
-def test_close_calls_are_refused_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny_checkpoint, "SEED", 2)
-    with pytest.raises(MarginError, match=r"seed 2 must keep margins above 0\.001"):
-        make_checkpoint(tmp_path / "tiny")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_find_seed_takes_the_first_that_keeps_the_margins() -> None:
-    assert find_seed([2, tiny_checkpoint.SEED, 3]) == tiny_checkpoint.SEED
-    with pytest.raises(MarginError):
-        find_seed([2])
-
-
 def test_two_at_once_both_get_the_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both_written = threading.Barrier(2)
 
-    def wait_for_the_other(_folder: Path) -> Margins:
+    def wait_for_the_other(folder: Path) -> None:
+        write_checkpoint(folder)
         both_written.wait(timeout=60)
-        return CLEAR
 
-    monkeypatch.setattr(tiny_checkpoint, "measure_margins", wait_for_the_other)
+    monkeypatch.setattr(tiny_checkpoint, "write_checkpoint", wait_for_the_other)
     errors: list[BaseException] = []
 
     def make() -> None:
@@ -180,7 +155,6 @@ def test_two_at_once_both_get_the_whole_checkpoint(tmp_path: Path, monkeypatch: 
 def test_command_prints_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tiny_checkpoint, "measure_margins", lambda _folder: CLEAR)
     assert tiny_checkpoint.main(["--output", str(tmp_path / "here")]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "here")
     assert (tmp_path / "here" / "model.safetensors").is_file()

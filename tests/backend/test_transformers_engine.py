@@ -19,18 +19,17 @@ from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import PerfMetrics, Step, TokenLogprobs
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompting import bos_token
 from deepseek_backend.engines.transformers import TransformersEngine, token_logprobs
 from deepseek_backend.engines.transformers.model_runner import ModelRunner
 from deepseek_backend.engines.transformers.tiny_checkpoint import (
     BOS,
-    DEMO_MAX_TOKENS,
-    DEMO_PROMPTS,
     EOS,
     ensure_tiny_checkpoint,
 )
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
+from support.demo_decoding import DEMO_MAX_TOKENS, DEMO_PROMPTS
 
 TIMEOUT_S = 120
 PROMPT = DEMO_PROMPTS[0]
@@ -38,7 +37,7 @@ PROMPT = DEMO_PROMPTS[0]
 
 @dataclass
 class Answer:
-    """What came for one request."""
+    """The steps of one request."""
 
     steps: list[Step] = field(default_factory=list)
     started: threading.Event = field(default_factory=threading.Event)
@@ -134,7 +133,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Iterator[TransformersEngine]:
-    """Has fewer slots than the largest test has requests, so that rows wait, join and leave."""
+    """Make an engine with fewer slots than the largest test has requests, so that rows wait, join and leave."""
     engine = TransformersEngine(config(folder, max_num_seqs=5))
     engine.start()
     yield engine
@@ -143,7 +142,7 @@ def engine(folder: Path) -> Iterator[TransformersEngine]:
 
 @pytest.fixture
 def own_engine(folder: Path) -> Iterator[TransformersEngine]:
-    """One to stop or break."""
+    """Make an engine for a single test, which may stop or break it."""
     engine = TransformersEngine(config(folder, max_num_seqs=2))
     engine.start()
     yield engine
@@ -153,7 +152,7 @@ def own_engine(folder: Path) -> Iterator[TransformersEngine]:
 # --- generation ------------------------------------------------------------------------------------------------------
 
 
-def test_concurrent_requests_say_what_they_say_alone_and_what_generate_says(
+def test_concurrent_requests_give_the_same_text_as_alone_and_as_generate(
     engine: TransformersEngine, folder: Path, tokenizer: Tokenizer
 ) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
@@ -190,7 +189,7 @@ def test_a_seed_repeats_whatever_runs_beside_it(engine: TransformersEngine) -> N
     assert again.text == alone.text != different.text
 
 
-def test_stop_token_ends_the_text_and_is_counted_but_not_said(engine: TransformersEngine, tokenizer: Tokenizer) -> None:
+def test_stop_token_ends_the_text_and_is_counted_not_shown(engine: TransformersEngine, tokenizer: Tokenizer) -> None:
     free = generate(engine, max_tokens=10)
     stop_id = free.token_ids[6]
     end = free.token_ids.index(stop_id) + 1
@@ -202,7 +201,7 @@ def test_stop_token_ends_the_text_and_is_counted_but_not_said(engine: Transforme
     assert said.text == tokenizer.decode(free.token_ids[:end])
 
 
-def test_min_tokens_puts_the_stop_off(engine: TransformersEngine) -> None:
+def test_min_tokens_delays_the_stop(engine: TransformersEngine) -> None:
     first = generate(engine, max_tokens=1).token_ids[0]
     answer = generate(engine, max_tokens=6, min_tokens=4, stop_token_ids=(first,))
     assert first not in answer.token_ids[:4]
@@ -236,7 +235,7 @@ def test_end_token_of_the_generation_config_ends_the_text(
 # --- prompts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_in_token_ids_is_taken_as_it_is(engine: TransformersEngine, tokenizer: Tokenizer) -> None:
+def test_a_prompt_in_token_ids_is_used_unchanged(engine: TransformersEngine, tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode(PROMPT).ids
     answer = generate(engine, token_ids)
     assert answer.token_ids == generate(engine).token_ids
@@ -289,7 +288,7 @@ def test_chat_is_rendered_by_the_checkpoints_template(engine: TransformersEngine
     "name",
     ["chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "return_tensors", "conversation"],
 )
-def test_a_request_can_not_set_the_renderers_own_switches(engine: TransformersEngine, name: str) -> None:
+def test_a_request_can_not_set_the_renderers_own_arguments(engine: TransformersEngine, name: str) -> None:
     with pytest.raises(RequestError, match=rf"^chat_template_kwargs: {name} can't be set by a request$"):
         engine.render_chat(CHAT, {"thinking": True, name: "{{ messages }}"})
 
@@ -306,7 +305,7 @@ def test_a_request_can_not_set_the_renderers_own_switches(engine: TransformersEn
         pytest.param(CHAT, {"tools": [3]}, r"ValueError: Tools should", id="tools"),
     ],
 )
-def test_what_the_template_refuses_is_the_callers_fault_in_one_line(
+def test_a_refusal_of_the_template_is_the_callers_fault_in_one_line(
     engine: TransformersEngine, messages: Any, template_kwargs: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(RequestError, match=r"messages: the chat template refuses them: .*" + problem) as caught:
@@ -338,7 +337,7 @@ def test_without_a_chat_template_chat_is_not_supported(folder: Path, tmp_path: P
 def check_logprobs(
     entries: Sequence[TokenLogprobs], token_ids: Sequence[int], logits: torch.Tensor, number: int, tokenizer: Tokenizer
 ) -> None:
-    """`entries` against the plain model's `logits` [len(token_ids), vocab_size]."""
+    """Check `entries` against the plain model's `logits` [len(token_ids), vocab_size]."""
     assert len(entries) == len(token_ids)
     for got, token_id, row in zip(entries, token_ids, logits.log_softmax(-1), strict=True):
         values, likeliest = row.sort(descending=True)
@@ -362,7 +361,7 @@ def check_logprobs(
 def test_logprobs_are_those_of_the_plain_model_before_sampling(
     engine: TransformersEngine, folder: Path, tokenizer: Tokenizer, number: int, sampling: dict[str, Any]
 ) -> None:
-    """Beside requests that don't ask, or ask for another number."""
+    """Other requests of the batch want no logprobs, or another number of them."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     collector = Collector()
     _, quiet = submit(engine, collector, max_tokens=20)
@@ -383,7 +382,7 @@ def test_logprobs_are_those_of_the_plain_model_before_sampling(
     assert {len(step.logprobs) + len(step.prompt_logprobs) for step in quiet.steps} == {0}
 
 
-def test_a_long_prompts_logits_are_never_all_there_at_once(
+def test_a_long_prompts_logits_never_exist_all_at_once(
     own_engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert own_engine._checkpoint
@@ -413,11 +412,11 @@ def test_asking_for_logprobs_changes_no_text(engine: TransformersEngine) -> None
         assert asked.token_ids == plain.token_ids
 
 
-# --- what else a request may ask -------------------------------------------------------------------------------------
+# --- other fields of a request ----------------------------------------------------------------------------------------
 
 
 def test_bad_strings_are_not_generated(engine: TransformersEngine) -> None:
-    """One token, several tokens, and the middle of the text: what comes before stays the same."""
+    """The string is one token, several tokens, or in the middle of the text, whose beginning stays the same."""
     free = generate(engine, max_tokens=30)
     words = free.text.split()
     first, pair = words[0], " ".join(words[3:5])
@@ -449,7 +448,7 @@ def test_performance_metrics_come_with_the_last_step(engine: TransformersEngine)
 
 
 class SlowCollector(Collector):
-    """Holds the engine's thread in its first delivery until told to go on."""
+    """A sink that holds the engine's thread in its first delivery until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -493,7 +492,7 @@ def test_a_request_cancelled_before_it_ran_has_cached_nothing(own_engine: Transf
 
 
 def test_every_field_of_the_contract_is_served_or_refused_with_a_reason(engine: TransformersEngine) -> None:
-    """best_of is the service's, where there are logprobs to choose by."""
+    """The service applies best_of, where the engine has logprobs to choose by."""
     capabilities = engine.capabilities
     guided = {field.name for field in SAMPLING_FIELDS if field.guided}
     assert capabilities.unsupported.keys() == guided
@@ -544,7 +543,7 @@ def test_a_prompt_without_tokens_is_refused(engine: TransformersEngine) -> None:
 
 
 def test_context_may_outgrow_the_first_cache(engine: TransformersEngine) -> None:
-    """Past 256 tokens the cache doubles; beside it a short request goes on unharmed."""
+    """Beyond 256 tokens the cache doubles, and a short request beside it goes on unchanged."""
     expected = generate(engine, max_tokens=DEMO_MAX_TOKENS).text
     collector = Collector()
     _, long = submit(engine, collector, " time" * 240, max_tokens=40)
@@ -586,7 +585,7 @@ def test_stats_count_running_and_waiting(own_engine: TransformersEngine) -> None
     assert 0 < stats.kv_blocks_used < stats.kv_blocks_total == 2 * 4096
 
 
-def test_stop_cancels_what_is_open_and_refuses_what_comes(own_engine: TransformersEngine) -> None:
+def test_stop_cancels_open_requests_and_refuses_further_ones(own_engine: TransformersEngine) -> None:
     collector = Collector()
     answers = [submit(own_engine, collector, max_tokens=4000)[1] for _ in range(4)]
     assert answers[0].started.wait(TIMEOUT_S)
@@ -599,8 +598,8 @@ def test_stop_cancels_what_is_open_and_refuses_what_comes(own_engine: Transforme
     assert own_engine.stats().num_running == 0
 
 
-def test_stop_cancels_what_the_thread_has_not_seen_yet(own_engine: TransformersEngine) -> None:
-    """Submitted while the engine is busy delivering, stopped before it looks again."""
+def test_stop_cancels_requests_that_the_thread_has_not_seen(own_engine: TransformersEngine) -> None:
+    """They are submitted while the engine delivers, and it is stopped before it looks for new ones."""
     collector = SlowCollector()
     submit(own_engine, collector, max_tokens=4000)
     assert collector.delivering.wait(TIMEOUT_S)
@@ -614,7 +613,7 @@ def test_stop_cancels_what_the_thread_has_not_seen_yet(own_engine: TransformersE
     assert unseen.last.finish_reason == "cancelled"
 
 
-def test_a_request_the_tokenizer_chokes_on_is_answered(own_engine: TransformersEngine) -> None:
+def test_a_request_that_makes_the_tokenizer_fail_is_answered(own_engine: TransformersEngine) -> None:
     error = generate(own_engine, "\ud800").last.error
     assert isinstance(error, EngineError)
     assert "can't be read: TypeError" in str(error)
@@ -651,7 +650,7 @@ def test_load_is_timed_in_phases(own_engine: TransformersEngine) -> None:
     assert all(0 <= seconds < TIMEOUT_S for seconds in own_engine.load_seconds.values())
 
 
-def test_before_start_nothing_is_served(folder: Path) -> None:
+def test_before_start_no_request_is_served(folder: Path) -> None:
     engine = TransformersEngine(config(folder))
     assert engine.load_seconds == {}
     assert not engine.health().alive
@@ -706,7 +705,7 @@ def test_bad_options_are_refused_by_name(options: dict[str, Any], problem: str) 
         TransformersEngine(config("tiny", **options))
 
 
-def test_a_checkpoint_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     engine = TransformersEngine(config("empty", tmp_path))
     with pytest.raises(EngineError, match=r"can't load the checkpoint 'empty': \w+: ") as caught:
@@ -734,7 +733,7 @@ def test_model_may_be_relative_to_the_version_folder(folder: Path) -> None:
 def test_tiny_is_made_in_the_users_cache(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: TransformersEngine
 ) -> None:
-    shutil.copytree(folder, tmp_path / "deepseek-triton" / folder.name)  # or its check would run again
+    shutil.copytree(folder, tmp_path / "deepseek-triton" / folder.name)  # else its check would run again
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tiny = TransformersEngine(config("tiny", dtype="bfloat16"))
     tiny.start()
@@ -786,7 +785,7 @@ def tiny_v32(_folder: Path) -> Any:
 
 @pytest.mark.parametrize("make_model", [tiny_v3, tiny_v32])
 def test_logits_of_a_changing_batch_are_those_of_the_plain_model(folder: Path, make_model: Any) -> None:
-    """Rows of mixed lengths join and leave; every row's logits are compared at every step."""
+    """Rows of mixed lengths join and leave, and the logits of every row are compared at every step."""
     model = make_model(folder)
     runner = ModelRunner(model, max_num_seqs=3)
     rows: list[list[int]] = []

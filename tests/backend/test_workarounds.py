@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 
-from deepseek_backend.process import workarounds
+from deepseek_backend import workarounds
 from deepseek_triton_build.data.releases import load_release
 
 MODULE = "openai.types.responses.response_content_part_added_event"
@@ -106,7 +106,7 @@ def test_a_pydantic_base_makes_a_real_model(fake_openai: Callable[[str], None]) 
 @pytest.fixture
 def container(tmp_path: Path) -> Path:
     """Like a container: a generated version folder, an old openai, and a tensorrt_llm that needs a newer one."""
-    backend = Path(workarounds.__file__).parents[1]
+    backend = Path(workarounds.__file__).parent
     shutil.copytree(
         backend, tmp_path / "1" / "deepseek_backend", ignore=shutil.ignore_patterns("__pycache__", "engines")
     )

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorr
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.simulated import SimulatedEngine
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 CONCURRENCIES = (1, 64, 256, 1024)
 TOKENS_PER_RUN = 400_000

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository" / "tensorr
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.errors import BackendError
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from standin.harness import engines
 
 PROMPT = "Prove that the square root of two is irrational, in one paragraph."

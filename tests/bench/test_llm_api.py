@@ -3,8 +3,8 @@ import re
 from bench.llm_api import SWITCH_INTERVAL_S, CountingSink
 
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.errors import EngineError
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from deepseek_triton_build.data.model_source import model_repository
 
 

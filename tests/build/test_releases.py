@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from deepseek_backend.contract import SAMPLING_FIELDS
-from deepseek_backend.engines.tensorrt_llm.loading import DONE_OUTSIDE
+from deepseek_backend.engines.tensorrt_llm.loading import APPLIED_OUTSIDE
 from deepseek_backend.release import EngineRelease
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data import releases
@@ -243,7 +243,8 @@ def test_every_sampler_accounts_for_every_field_of_the_contract(release: Release
     section = release.record["sampler"]
     assert section["choose"][-1]["when"] == {}
     assert {rule["sampler"] for rule in section["choose"]} == section["samplers"].keys()
-    ours = {"guided_decoding" if field.guided else field.name for field in SAMPLING_FIELDS} - DONE_OUTSIDE - {"best_of"}
+    applied = APPLIED_OUTSIDE | {"best_of"}
+    ours = {"guided_decoding" if field.guided else field.name for field in SAMPLING_FIELDS} - applied
     for name, sampler in section["samplers"].items():
         entries = (*sampler["ignores"], *sampler.get("fails", ()), *section["lacks"])
         refused = [field for entry in entries for field in entry["fields"] if field != "priority"]

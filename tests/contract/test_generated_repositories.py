@@ -1,14 +1,19 @@
-"""What the generator writes is what the backend loads: for every release, on the strict stand-in for TensorRT-LLM."""
+"""The backend loads generated repositories: for every release, on the strict stand-in for TensorRT-LLM."""
 
 import json
+import re
+import subprocess
+import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from deepseek_backend import engines
 from deepseek_backend.config import load_config
-from deepseek_backend.engines import create_engine
+from deepseek_backend.engines import ENGINES, create_engine
 from deepseek_backend.service import Service
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
 from deepseek_triton_build.data.releases import RELEASES
@@ -25,6 +30,62 @@ CASES = [
         "quickstart": {"gpu": "h200", "profile": "quickstart"},
     }.items()
 ]
+
+REQUESTS = {
+    "tensorrt_llm": PlanRequest(variant="deepseek-r1", gpu="h200"),
+    "transformers": PlanRequest(variant="tiny"),
+    "simulated": PlanRequest(variant="tiny", engine="simulated"),
+}
+LOAD = """
+import sys, types
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+sys.modules["triton_python_backend_utils"] = types.ModuleType("triton_python_backend_utils")
+import model
+from deepseek_backend.config import load_config
+from deepseek_backend.engines import create_engine
+from deepseek_backend.errors import ConfigError
+config = load_config(Path(sys.argv[1], "model.yaml"))
+print(type(create_engine(config)).__name__)
+for other in sys.argv[2:]:
+    try:
+        create_engine(replace(config, engine=other, engine_options={}))
+    except ConfigError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("engine", REQUESTS)
+def test_a_repository_holds_loads_and_names_its_own_engine_only(engine, tmp_path):
+    write_repository(repository_files(make_plan(REQUESTS[engine]), version="0"), tmp_path / "repository")
+    version_dir = tmp_path / "repository/tensorrt_llm/1"
+    backend = version_dir / "deepseek_backend"
+    others = [name for name in ENGINES if name != engine]
+
+    assert {path.parent.name for path in backend.glob("engines/*/__init__.py")} == {engine}
+    assert bool(list(backend.rglob("tiny_checkpoint.py"))) == (engine == "transformers")
+    assert (backend / "process/overlay").exists() == (engine == "tensorrt_llm")
+
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD, str(version_dir), *others], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.splitlines() == [
+        ENGINES[engine],
+        *(
+            f"triton_config.engine: expected {engine}, which this repository holds, got {other}: "
+            f"build it again with --engine {other}"
+            for other in others
+        ),
+    ]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_engine_imports_another(engine):
+    folder = Path(engines.__file__).parent
+    others = "|".join(name for name in ENGINES if name != engine)
+    imports = re.compile(rf"deepseek_backend\.engines(?:\.| import )({others})\b")
+    assert not [path.name for path in (folder / engine).glob("*.py") if imports.search(path.read_text())]
 
 
 @pytest.mark.parametrize(("release", "changes"), CASES)

@@ -1,4 +1,4 @@
-"""Supervisors of small trees of real processes."""
+"""Fixtures: supervisors of small trees of real processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SERVER = Path(__file__).with_name("fake_server.py")
 
 @pytest.fixture
 def supervise(tmp_path: Path) -> Iterator[Supervise]:
-    """Starts a supervisor of a command, on ports of its own."""
+    """Start a supervisor of a command, on ports of its own."""
     with contextlib.ExitStack() as running:
 
         def start(
@@ -31,7 +31,7 @@ def supervise(tmp_path: Path) -> Iterator[Supervise]:
 
 @pytest.fixture
 def serve(supervise: Supervise, tmp_path: Path) -> Supervise:
-    """The fake server under a supervisor, with a repository of one model."""
+    """Start the fake server under a supervisor, with a repository of one model."""
 
     def start(
         *server_options: str,

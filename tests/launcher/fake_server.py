@@ -1,4 +1,4 @@
-"""Behaves like tritonserver where the supervisor looks: its name, a stub, the health over HTTP, SIGTERM.
+"""Fake of tritonserver in everything that the supervisor sees: its name, a stub, the health over HTTP, SIGTERM.
 
 fake_server.py PORT [--dies-after SECONDS] [--drains SECONDS] [--never-ready] [--says LINE]
 """

@@ -1,4 +1,4 @@
-"""Lines put together out of what `mpirun --tag-output` makes of the ranks' output, by tables and by chance."""
+"""Lines put together from the output of `mpirun --tag-output`: tables of cases, and generated ones."""
 
 import re
 
@@ -13,7 +13,7 @@ TAG = re.compile(r"(\[\d+,\d+\]<std\w+>:)")
 
 
 class Heard:
-    """Keeps what it is given, and hands on what comes."""
+    """Collects the lines that a Lines reports, and its output."""
 
     def __init__(self, *, tagged, keeps=lambda line: True):
         self.lines = []
@@ -26,7 +26,7 @@ class Heard:
         return self._keeps(line)
 
     def feed(self, text):
-        """The lines that ended with it."""
+        """Return the lines that ended in this piece."""
         self.lines.clear()
         self.out += self.of.feed(text.encode()).decode()
         return list(self.lines)
@@ -36,15 +36,15 @@ class Heard:
 
 
 def as_mpirun_writes(tag, piece):
-    """A tag before each piece and behind each end of a line within it."""
+    """Return the piece with a tag before it and behind each line end within it."""
     return tag + re.sub(r"\n(?!\Z)", f"\n{tag}", piece)
 
 
 @st.composite
 def interleaved(draw, alphabet):
-    """What each rank writes, and what is read of it: in any order between ranks, in pieces cut anywhere.
+    """Return each rank's text, and the stream that mpirun makes of them: in any order, in pieces cut anywhere.
 
-    No letters of a tag: what a rank writes that looks like one can't be told from it.
+    The alphabet has no letters of a tag, because a rank's text that looks like a tag can't be told from one.
     """
     texts = [draw(st.text(alphabet, max_size=40)) for _ in TAGS]
     rests = dict(zip(TAGS, texts, strict=True))
@@ -59,7 +59,7 @@ def interleaved(draw, alphabet):
 
 
 def hear(pieces, pauses):
-    """The lines that ended, and all that was handed on."""
+    """Return the lines that ended, and everything that was passed on."""
     heard = Heard(tagged=True)
     ended = []
     for number, piece in enumerate(pieces):
@@ -82,18 +82,18 @@ def test_any_interleaving_gives_back_each_ranks_lines(given_pieces, pauses):
 
 
 @given(interleaved("ab[]<>,:1 \r\n"), PAUSES)
-def test_any_interleaving_is_handed_on_with_whose_it_is(given_pieces, pauses):
+def test_any_interleaving_is_passed_on_with_its_tags(given_pieces, pauses):
     texts, pieces = given_pieces
     _, out = hear(pieces, pauses)
     _, *parts = TAG.split(out)
     for tag, text in zip(TAGS, texts, strict=True):
         shown = "".join(part for whose, part in zip(parts[::2], parts[1::2], strict=True) if whose == tag)
-        # Where another's line is between, what is unfinished gets an end.
+        # An unfinished line gets an end where another rank's line follows.
         assert shown.replace("\n", "") == text.replace("\n", "")
 
 
 @given(st.lists(st.text("ab[1,0]<stdou>:\r\n", max_size=30)), st.booleans())
-def test_without_tags_what_came_is_handed_on_as_it_is(pieces, pausing):
+def test_input_without_tags_is_passed_on_unchanged(pieces, pausing):
     heard = Heard(tagged=False)
     for piece in pieces:
         heard.feed(piece)
@@ -119,8 +119,8 @@ def test_without_tags_what_came_is_handed_on_as_it_is(pieces, pausing):
         (["[1,0]<stdout>:kept back\n[1,0]<stdout>:b\n"], "[1,0]<stdout>:b\n"),
     ],
 )
-def test_what_is_handed_on(pieces, out):
-    """None is a pause."""
+def test_the_output_of_given_pieces(pieces, out):
+    """A piece that is None stands for a pause."""
     heard = Heard(tagged=True, keeps=lambda line: "kept back" not in line)
     for piece in pieces:
         if piece is None:
@@ -130,7 +130,7 @@ def test_what_is_handed_on(pieces, out):
     assert heard.out == out
 
 
-def test_a_line_without_an_end_is_not_collected_for_ever():
+def test_a_line_without_an_end_is_passed_on_in_parts():
     heard = Heard(tagged=True)
     for _ in range(40):
         heard.feed("[1,0]<stdout>:" + "x" * 65536)

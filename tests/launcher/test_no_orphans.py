@@ -1,4 +1,4 @@
-"""Whoever is killed with SIGKILL, nothing that was started stays."""
+"""Whichever process gets SIGKILL, no process of the launch stays."""
 
 import os
 import signal
@@ -33,6 +33,6 @@ def test_a_kill_leaves_nothing(supervise):
     for victims, tree in trees.items():
         wait_for(lambda: not tree.others())  # noqa: B023
         assert tree.wait() == (-signal.SIGKILL if "run" in victims else 128 + signal.SIGKILL), victims
-    # Where its guard was killed too, nobody is left to take the record away.
+    # Where its guard was killed too, no process is left to remove the record.
     listed = {victims for victims, tree in trees.items() if tree.launch in tree.ask("list").stdout}
     assert listed == {("run", "guard of run")}

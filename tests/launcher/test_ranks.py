@@ -34,7 +34,7 @@ def by_mpirun(*command):
 
 @pytest.mark.parametrize("launcher", [by_hand, by_mpirun])
 def test_a_rank_that_ends_is_named_with_its_phase_and_the_rest_ends(supervise, launcher):
-    """What a rank says of itself passes the launcher."""
+    """The events of a rank pass the launcher."""
     script = f"echo '{PREFETCH}'; [[ $DEEPSEEK_TRITON_RANK = 1 ]] && exit 7; sleep 1000"
     command = launcher("bash", "-c", script)
     running = supervise(*command, options=["--ranks", "3"], environment={"RANKS": "0 1 2"})
@@ -64,17 +64,17 @@ def test_a_kill_among_mpiruns_ranks_leaves_nothing(supervise):
 CHATTER = """\
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from deepseek_launcher import announcing
+from deepseek_launcher import rank_events
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 for number in range(60):
     os.write(2, b"x" * 150 + b"\\n")
 for number in range(60):
-    os.write(2, announcing.line(rank, "alive!", "0123abcd", number=number, much="a" * 100).encode() + b"\\n")
+    os.write(2, rank_events.line(rank, "alive!", "0123abcd", number=number, much="a" * 100).encode() + b"\\n")
 """
 
 
 def test_what_ranks_write_at_the_same_time_stays_whole(supervise):
-    """mpirun cuts lines where its reads end, and puts another rank's behind."""
+    """mpirun cuts a line where its read ends, and puts another rank's output behind."""
     command = [*by_mpirun()[: -len(rank_of())], *PYTHON, "-c", CHATTER, str(SUPERVISE.parent)]
     running = supervise(*command, options=["--ranks", "3"])
 
@@ -88,7 +88,7 @@ def test_what_ranks_write_at_the_same_time_stays_whole(supervise):
     assert running.out.count("\n") == 3 * 120
 
 
-def test_a_rank_killed_from_outside_is_missed(supervise):
+def test_a_rank_killed_from_outside_is_noticed(supervise):
     running = supervise(*by_hand("sleep", "1000"), options=["--ranks", "3"], environment={"RANKS": "0 1 2"})
     wait_for(lambda: running.out.count('"started"') == 3)
     os.kill(running.ranks()[0], signal.SIGKILL)
@@ -99,7 +99,7 @@ def test_a_rank_killed_from_outside_is_missed(supervise):
 
 
 def test_over_the_deadline_ranks_are_named_with_host_and_phase(supervise):
-    """Of four one never comes and one is slow."""
+    """One of four ranks never starts and one is slow."""
     fast = "echo '[TRT-LLM] [I] Creating CUDA graph instances for 8 batch sizes.'"
     slow = "echo 'Loading weights:  10%|#'"
     script = f"if [[ $DEEPSEEK_TRITON_RANK = 2 ]]; then {slow}; else {fast}; fi; sleep 1000"

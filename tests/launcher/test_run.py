@@ -1,4 +1,4 @@
-"""`supervise.py run` around real processes: what it returns, says, hands on, and when it starts again."""
+"""`supervise.py run` around real processes: its exit code, messages, output and restarts."""
 
 import os
 import signal
@@ -24,20 +24,20 @@ def test_the_exit_code_is_the_commands_own(supervise):
     assert {script: running.wait() for script, running in all_at_once.items()} == codes
 
 
-def test_a_program_that_is_not_there_is_named(supervise):
+def test_a_missing_program_is_named(supervise):
     running = supervise("no-such-program")
     assert running.wait() == 127
     assert "no-such-program can't be started: No such file or directory" in running.out + running.said
 
 
-def test_output_is_handed_on_whatever_its_line_ends(supervise):
+def test_output_is_passed_on_with_any_line_ends(supervise):
     running = supervise("printf", r"one\ntwo\rthree\r\n\nno end")
     assert running.wait() == 0
     assert running.out == "one\ntwo\nthree\n\nno end"  # universal newlines
 
 
-def test_output_that_nobody_reads_or_that_never_ends_holds_up_nothing(supervise):
-    """Neither the command, nor a stop, nor is it collected."""
+def test_output_that_nobody_reads_or_that_never_ends_blocks_nothing(supervise):
+    """It blocks neither the command nor a stop, and it is not kept in memory."""
     reading, writing = os.pipe()
     unread = supervise("bash", "-c", "yes $(printf %01000d 0) | head -c 20000000; exit 5", stdout=writing)
     os.close(writing)
@@ -77,8 +77,8 @@ def test_a_stop_lets_the_server_drain(serve):
     assert listed(running) is None
 
 
-def test_only_a_second_wish_that_comes_later_ends_it_at_once(serve):
-    """One that comes twice, as from timeout(1) or from two that stop it at the same time, is no second."""
+def test_a_second_stop_ends_it_at_once_only_when_it_comes_later(serve):
+    """A signal that is repeated at once, as by timeout(1) or by two senders at a time, is ignored."""
     twice, later, now = serve("--drains", "0.5"), serve("--drains", "1000"), serve("--drains", "1000")
     for running in (twice, later, now):
         wait_for(lambda: is_ready(running))  # noqa: B023
@@ -108,13 +108,13 @@ def test_an_ignored_hangup_stays_ignored(serve):
     assert running.wait() == 0
 
 
-def test_what_never_became_ready_is_not_started_again(serve):
+def test_a_server_that_never_became_ready_is_not_restarted(serve):
     running = serve("--never-ready", "--dies-after", "0.1")
     assert running.wait() == 128 + signal.SIGKILL
     assert "again" not in running.said
 
 
-def test_what_had_been_ready_is_started_again_and_given_up_in_the_end(serve):
+def test_a_server_that_had_been_ready_is_restarted_and_given_up_in_the_end(serve):
     reason = "deepseek_backend CRITICAL: the engine is dead: CUDA error"
     running = serve("--says", reason, options=["--max-restarts", "1"])
     for restarts in (0, 1):
@@ -128,7 +128,7 @@ def test_what_had_been_ready_is_started_again_and_given_up_in_the_end(serve):
     assert running.out.count("serving") == 2
 
 
-def test_the_policy_decides_and_a_stop_ends_the_wait_for_the_next_try(supervise):
+def test_the_policy_decides_on_restarts_and_a_stop_ends_the_pause_before_one(supervise):
     def start(*options):
         return supervise("bash", "-c", "echo tried; exit 3", options=options)
 
@@ -140,8 +140,8 @@ def test_the_policy_decides_and_a_stop_ends_the_wait_for_the_next_try(supervise)
     assert [running.out.count("tried") for running in (never, once, stopped)] == [1, 2, 2]
 
 
-def test_what_dies_behind_a_command_that_stays_is_missed(serve):
-    """A server as under trtllm-llmapi-launch, in a subshell with the engine's leader beside it; a stub."""
+def test_a_server_or_stub_that_dies_under_a_command_that_stays_is_noticed(serve):
+    """The server runs as under trtllm-llmapi-launch, in a subshell with the engine's leader beside it."""
     script = 'set -e; sleep 1000 & ("$@"; echo "the leader is told to stop") & wait'
     once = ["--max-restarts", "0"]
     beside = serve(options=once, wrap=lambda *command: rank_of("bash", "-c", script, "-", *command))
@@ -162,7 +162,7 @@ def test_what_dies_behind_a_command_that_stays_is_missed(serve):
     assert with_control.wait() == 0
 
 
-def test_not_ready_for_a_while_is_said_and_nothing_is_done(serve):
+def test_a_server_that_is_not_ready_for_a_while_is_reported_and_left_alone(serve):
     running = serve()
     wait_for(lambda: is_ready(running))
     fake = running.named("tritonserver")
@@ -177,7 +177,7 @@ def test_not_ready_for_a_while_is_said_and_nothing_is_done(serve):
     assert "()" not in running.said
 
 
-def test_a_taken_port_is_named_with_who_has_it(supervise):
+def test_a_taken_port_is_named_with_its_holder(supervise):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         running = supervise("true", ports=[port, *free_ports(2)])
@@ -186,13 +186,13 @@ def test_a_taken_port_is_named_with_who_has_it(supervise):
     assert running.said.count("\n") == 1
 
 
-def test_a_port_that_another_launch_will_take_is_refused(supervise):
+def test_a_port_that_another_launch_has_reserved_is_refused(supervise):
     ports = free_ports(3)
     first = supervise("sleep", "1000", ports=ports)
     wait_for(lambda: "sleep" in map(name_of, first.others()))
     second = supervise("true", ports=ports)
     assert second.wait() == 2
-    assert "is spoken for" in second.said
+    assert "is reserved" in second.said
 
 
 def test_a_launch_has_one_supervisor(supervise):
@@ -248,8 +248,8 @@ def test_as_process_1_it_reaps_stops_and_leaves_nothing(serve):
     assert not running.others()
 
 
-def test_as_process_1_it_leaves_what_came_into_the_container_otherwise(serve):
-    """Orphans of `docker exec` come to process 1, too."""
+def test_as_process_1_it_leaves_other_processes_of_the_container_alone(serve):
+    """Orphans of `docker exec` become children of process 1, too."""
     inside = ["unshare", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespace of process numbers here")

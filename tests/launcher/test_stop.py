@@ -1,4 +1,4 @@
-"""`stop` and `list` touch what a launch has started, and nothing else."""
+"""`stop` and `list` touch the processes that a launch has started, and no others."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from support.waiting import wait_for
 
 @pytest.fixture
 def bystander():
-    """A process of this user that carries no mark."""
+    """A process of this user that carries no launch tag."""
     with subprocess.Popen(["sleep", "1000"]) as process:
         yield process
         process.kill()
@@ -38,13 +38,13 @@ def write_record(folder, **facts):
     return launch, path
 
 
-def test_stop_of_nothing_is_no_failure(tmp_path):
+def test_a_stop_without_a_launch_succeeds(tmp_path):
     for arguments in (["--repository", str(tmp_path)], ["0123abcd"]):
         stopped = ask(tmp_path, "stop", *arguments)
         assert (stopped.returncode, "nothing runs" in stopped.stdout) == (0, True)
 
 
-def test_a_number_that_another_process_has_now_gets_no_signal(tmp_path, bystander):
+def test_another_process_with_the_recorded_number_gets_no_signal(tmp_path, bystander):
     launch, path = write_record(tmp_path, pid=bystander.pid, started=1)
     assert ask(tmp_path, "stop", launch, "--now").stdout == f"{launch}: stopped\n"
     assert runs(bystander.pid)
@@ -65,8 +65,8 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path):
     assert "is not a folder that only this user can write" in refused.stderr
 
 
-def test_somebody_elses_folder_behind_a_link_is_refused(tmp_path):
-    """As who comes first to /tmp may make one."""
+def test_a_link_to_another_folder_is_refused(tmp_path):
+    """Another user can make such a link in /tmp first."""
     _, path = write_record(tmp_path)
     place, elsewhere = path.parent.parent, tmp_path / "elsewhere"
     place.rename(elsewhere)
@@ -77,7 +77,7 @@ def test_somebody_elses_folder_behind_a_link_is_refused(tmp_path):
     assert path.exists()
 
 
-def test_a_broken_record_is_passed_over(tmp_path):
+def test_a_broken_record_is_skipped(tmp_path):
     launch, path = write_record(tmp_path)
     sound = json.loads(path.read_text())
     broken = [
@@ -93,7 +93,7 @@ def test_a_broken_record_is_passed_over(tmp_path):
     assert not [name for name in shown if name in (5, *(f"{number:08x}" for number in range(len(broken))))]
 
 
-def test_where_nothing_can_be_written_down_it_runs_all_the_same(supervise, tmp_path):
+def test_a_launch_without_a_record_runs_all_the_same(supervise, tmp_path):
     place = tmp_path / f"deepseek-triton-{os.getuid()}"
     place.write_text("no folder")
     running = supervise("true")
@@ -101,7 +101,7 @@ def test_where_nothing_can_be_written_down_it_runs_all_the_same(supervise, tmp_p
     assert "goes on without being listed" in running.said
 
 
-def test_stop_by_repositories_ends_those(supervise, tmp_path):
+def test_stop_by_repositories_ends_only_their_launches(supervise, tmp_path):
     running = []
     for name in ("one", "two", "three"):
         (tmp_path / name / "model").mkdir(parents=True)
@@ -119,15 +119,15 @@ def test_stop_by_repositories_ends_those(supervise, tmp_path):
 
 
 def test_an_older_python_is_refused_in_one_line():
-    """Its own words about a file's syntax would say nothing of the cause."""
+    """Python's own message, about a file's syntax, would not name the cause."""
     older = f"import runpy, sys; sys.version_info = (3, 9, 1); runpy.run_path({str(SUPERVISE)!r})"
     refused = subprocess.run([*PYTHON, "-c", older], capture_output=True, text=True)
     assert refused.returncode == 1
     assert refused.stderr == "supervise.py: expected Python 3.10 or newer, got 3.9\n"
 
 
-def test_what_a_killed_supervisor_and_its_guard_left_is_stopped(supervise):
-    """As on a further node, where a launch has ranks and no supervisor."""
+def test_processes_left_by_a_killed_supervisor_and_its_guard_are_stopped(supervise):
+    """A further node is in the same state: the launch has ranks there and no supervisor."""
     running = supervise("true")
     running.wait()
     left = subprocess.Popen(["sleep", "1000"], env={**os.environ, "DEEPSEEK_TRITON_LAUNCH": running.launch})

@@ -1,4 +1,4 @@
-"""Surroundings that are against it: closed streams, limits, full disks, signals that are blocked, folders that go."""
+"""Hostile surroundings: closed streams, limits, full disks, blocked signals, folders that disappear."""
 
 import contextlib
 import os
@@ -16,12 +16,12 @@ import pytest
 from deepseek_launcher.output import OutputWriter
 from deepseek_launcher.rank_events import line
 from deepseek_launcher.world import World
-from support.supervising import PYTHON, SUPERVISE, is_ready, listed, marked, name_of, rank_of, runs
+from support.supervising import PYTHON, SUPERVISE, is_ready, listed, name_of, rank_of, runs, tagged
 from support.waiting import wait_for
 
 
 def after(python: str) -> list[str]:
-    """Becomes what stands behind it, when it has done that."""
+    """Return the beginning of a command line: it runs `python`, then becomes the command behind it."""
     return [sys.executable, "-S", "-c", f"import os, signal, sys; {python}; os.execvp(sys.argv[1], sys.argv[1:])"]
 
 
@@ -40,7 +40,7 @@ SURROUNDINGS = {
 
 
 @pytest.mark.parametrize("before", SURROUNDINGS.values(), ids=list(SURROUNDINGS))
-def test_it_serves_and_stops_in_order_all_the_same(serve, before):
+def test_it_serves_and_stops_orderly_all_the_same(serve, before):
     running = serve("--drains", "0.5", before=before)
     wait_for(lambda: is_ready(running) or running.process.poll() is not None)
     server = running.named("tritonserver")
@@ -53,7 +53,7 @@ def test_it_serves_and_stops_in_order_all_the_same(serve, before):
 
 
 def test_stop_now_ends_also_the_background_job_of_a_script(serve):
-    """There SIGINT and SIGQUIT are ignored."""
+    """A background job ignores SIGINT and SIGQUIT."""
     running = serve(before=["bash", "-c", '"$@" & wait $!', "-"])
     wait_for(lambda: is_ready(running))
     running.ask("stop", running.launch, "--now")
@@ -70,32 +70,34 @@ def test_stop_goes_on_with_a_supervisor_that_ctrl_z_has_stopped(serve):
     assert "draining" in running.out
 
 
-def unmarked(running):
+def untagged_environment(running):
     return {name: value for name, value in running.environment.items() if name != "DEEPSEEK_TRITON_LAUNCH"}
 
 
-def test_ctrl_c_in_stop_says_nothing_of_python(serve):
+def test_ctrl_c_in_stop_prints_no_traceback(serve):
     running = serve("--drains", "1000")
     wait_for(lambda: is_ready(running))
     command = [*PYTHON, str(SUPERVISE), "stop", running.launch]
-    with subprocess.Popen(command, env=unmarked(running), stderr=subprocess.PIPE, text=True) as stop:
+    with subprocess.Popen(command, env=untagged_environment(running), stderr=subprocess.PIPE, text=True) as stop:
         wait_for(lambda: "draining" in running.out)
         stop.send_signal(signal.SIGINT)
         assert stop.stderr.read() == ""
     assert stop.returncode == -signal.SIGINT
 
 
-def test_stop_does_its_work_also_where_it_cannot_say_so(serve):
+def test_stop_works_also_where_it_cannot_print(serve):
     running = serve()
     wait_for(lambda: is_ready(running))
     command = [*PYTHON, str(SUPERVISE), "stop", "00000000", running.launch]
     with open("/dev/full", "w") as full:
-        stopped = subprocess.run(command, env=unmarked(running), stdout=full, stderr=subprocess.PIPE, text=True)
+        stopped = subprocess.run(
+            command, env=untagged_environment(running), stdout=full, stderr=subprocess.PIPE, text=True
+        )
     assert (stopped.returncode, stopped.stderr, running.wait()) == (0, "", 0)
 
 
 def test_a_ready_file_is_never_older_than_the_server(serve, tmp_path):
-    """One is left by a machine that fails; the guard takes away that of a supervisor which is killed."""
+    """A crash of the machine leaves an old file; the guard removes the file of a supervisor that is killed."""
     left = tmp_path / "left"
     left.touch()
     loading, killed = serve("--never-ready", ready_file=left), serve()
@@ -107,7 +109,7 @@ def test_a_ready_file_is_never_older_than_the_server(serve, tmp_path):
 
 
 def test_a_record_that_somebody_removes_comes_back(serve, tmp_path):
-    """As at the end of the user's last session, which takes XDG_RUNTIME_DIR along."""
+    """The end of the user's last session removes XDG_RUNTIME_DIR."""
     running = serve()
     wait_for(lambda: is_ready(running))
     shutil.rmtree(tmp_path / f"deepseek-triton-{os.getuid()}")
@@ -131,7 +133,7 @@ def test_a_record_that_finds_no_room_leaves_nothing_half_written(supervise, tmp_
     assert not list((tmp_path / f"deepseek-triton-{os.getuid()}/launches").iterdir())
 
 
-def test_a_folder_of_records_that_cannot_be_looked_at_is_said_in_one_line():
+def test_an_unreadable_folder_of_records_is_reported_in_one_line():
     environment = {**os.environ, "XDG_RUNTIME_DIR": f"/{'x' * 300}"}
     for verb in (["list"], ["stop", "--all"]):
         refused = subprocess.run([*PYTHON, str(SUPERVISE), *verb], env=environment, capture_output=True, text=True)
@@ -154,7 +156,7 @@ def test_output_goes_on_when_a_full_disk_has_room_again(tmp_path):
     assert log.read_text() == "deepseek-triton: 10 bytes of output left out: the disk was full\nkept\n"
 
 
-def test_names_that_are_no_text_are_served(supervise, tmp_path):
+def test_names_that_are_no_utf8_are_served(supervise, tmp_path):
     folder = os.fsencode(tmp_path) + b"/repository"
     os.makedirs(folder + b"/model\xff")
     Path(os.fsdecode(folder + b"/model\xff/config.pbtxt")).touch()
@@ -171,7 +173,7 @@ def test_without_files_to_open_nothing_is_ended_and_a_stop_leaves_nothing(serve)
     for pid in (running.process.pid, *ranks):
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, most))
     wait_for(lambda: "does not answer" in running.said)
-    time.sleep(3)  # a stub that is gone is missed after two
+    time.sleep(3)  # a stub that is gone is noticed after two
     assert runs(server)
     running.process.terminate()
     assert running.wait() == 1
@@ -181,8 +183,8 @@ def test_without_files_to_open_nothing_is_ended_and_a_stop_leaves_nothing(serve)
 
 
 @pytest.mark.parametrize("limit", [5, 6, 9, 11])
-def test_a_limit_is_said_in_one_line(supervise, limit):
-    """Of open files: where each of the first ones is opened."""
+def test_a_limit_is_reported_in_one_line(supervise, limit):
+    """The limit is on open files, at the places where the first ones are opened."""
     running = supervise("sleep", "1000", before=["prlimit", f"--nofile={limit}"])
     assert running.wait() == 1
     assert "Too many open files" in running.said
@@ -191,12 +193,12 @@ def test_a_limit_is_said_in_one_line(supervise, limit):
 
 
 def test_a_guard_whose_reader_stands_still_ends_too():
-    """It has a last word for the supervisor, and a pipe that is full."""
+    """It has a last message for the supervisor, and the pipe is full."""
     launch = secrets.token_hex(4)
     reading, writing = os.pipe()
     environment = {**os.environ, "DEEPSEEK_TRITON_LAUNCH": launch}
     rank = subprocess.Popen(rank_of("sleep", "1000"), env=environment, stderr=writing)
-    wait_for(lambda: "sleep" in map(name_of, marked(launch)))
+    wait_for(lambda: "sleep" in map(name_of, tagged(launch)))
     os.set_blocking(writing, False)
     for size in (4096, 1):
         with contextlib.suppress(BlockingIOError):
@@ -205,7 +207,7 @@ def test_a_guard_whose_reader_stands_still_ends_too():
     os.set_blocking(writing, True)
     rank.kill()
     rank.wait()
-    wait_for(lambda: not marked(launch), lambda: marked(launch))
+    wait_for(lambda: not tagged(launch), lambda: tagged(launch))
     os.close(reading)
     os.close(writing)
 
@@ -216,7 +218,7 @@ def test_a_null_in_a_line_is_no_number():
     assert "starting" in world.progress()
 
 
-def test_without_proc_it_says_so(supervise):
+def test_a_missing_proc_is_reported(supervise):
     without = ["unshare", "--mount", "bash", "-c", 'mount -t tmpfs none /proc && exec "$@"', "-"]
     if subprocess.run([*without, "true"], capture_output=True, check=False).returncode:
         pytest.skip("nothing can be mounted here")

@@ -1,4 +1,4 @@
-"""What is read out of lines, and what is said: tables, without processes."""
+"""Lines that are read and messages that are written, in tables, without processes."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ from deepseek_launcher.restarts import End, Outcome, Restarts
 from deepseek_launcher.world import World
 from deepseek_triton_tools.server import waiting
 
-TWINS = {
+NAMES_HERE = {
     "loading": {"importing the engine"},
     "loading weights": {"loading weights", "allocating weights"},
     "allocating the KV cache": {"KV cache"},
@@ -22,8 +22,8 @@ TWINS = {
     "capturing CUDA graphs": {"CUDA graphs"},
     "warming up": {"warm-up"},
 }
-"""What `deepseek-triton` calls a phase when it waits for a server, and what that is here; the same word where it is not
-in the table. It may know fewer lines, and none otherwise."""
+"""Name of a phase where `deepseek-triton` waits for a server -> its names here. Phases that are not in the table have
+the same name in both. The waiting side may know fewer lines, but no line that is unknown here."""
 STAMP = "[12/20/2025-04:21:37] [TRT-LLM] [I] "
 
 
@@ -59,7 +59,7 @@ def test_phases_of_real_lines(line, phase):
     number = phase_of(line)
     assert (None if number is None else PHASES[number].name) == phase
     waited = next((its for its, pattern in waiting._PHASES if pattern.search(line)), None)
-    assert waited is None or phase in TWINS.get(waited, {waited})
+    assert waited is None or phase in NAMES_HERE.get(waited, {waited})
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_causes(line, cause):
 
 
 @pytest.mark.parametrize("before", ["", "[1,3]<stderr>:", "3: "])
-def test_an_announcement_is_found_behind_a_tag(before):
+def test_an_event_is_found_behind_a_tag(before):
     line = rank_events.line(3, "started", "0123abcd", host="node2", pid=5)
     told = {"rank": 3, "event": "started", "host": "node2", "pid": 5, "launch": "0123abcd"}
     assert rank_events.parse(before + line, "0123abcd") == told
@@ -111,13 +111,13 @@ def test_an_announcement_is_found_behind_a_tag(before):
 @pytest.mark.parametrize(
     "facts",
     [
-        {"launch": "ffffffff"},  # of a launch within this one
-        {"launch": None},  # what a user wrote, in the engine's log
+        {"launch": "ffffffff"},  # a launch within this one
+        {"launch": None},  # text of a user, in the engine's log
         {"rank": "1"},
         {"rank": True},
         {"rank": -1},
         {"event": "born"},
-        {"event": "ended"},  # and no code
+        {"event": "ended"},  # without a code
         {"event": "ended", "code": "x"},
         {"event": "ended", "code": 10**400},
         {"event": "alive", "read_bytes": "x"},
@@ -129,14 +129,14 @@ def test_an_announcement_is_found_behind_a_tag(before):
     ],
     ids=str,
 )
-def test_what_is_no_announcement(facts):
-    sound = {"rank": 1, "event": "started", "host": "a", "pid": 5, "launch": "0123abcd"}
-    assert rank_events.parse(f"deepseek-triton rank {json.dumps(sound)}", "0123abcd") == sound
-    assert rank_events.parse(f"deepseek-triton rank {json.dumps({**sound, **facts})}", "0123abcd") is None
+def test_a_line_with_a_wrong_value_is_no_event(facts):
+    valid = {"rank": 1, "event": "started", "host": "a", "pid": 5, "launch": "0123abcd"}
+    assert rank_events.parse(f"deepseek-triton rank {json.dumps(valid)}", "0123abcd") == valid
+    assert rank_events.parse(f"deepseek-triton rank {json.dumps({**valid, **facts})}", "0123abcd") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "[" * 100_000])
-def test_what_is_no_announcement_at_all(text):
+def test_a_line_without_an_object_is_no_event(text):
     assert rank_events.parse(f"deepseek-triton rank {text}", "0123abcd") is None
 
 
@@ -165,7 +165,7 @@ def test_how_a_command_ended(code, words):
         ({"PMI_RANK": ""}, 0, 1),
     ],
 )
-def test_which_rank_this_is(environment, rank, size):
+def test_rank_and_size_of_this_process(environment, rank, size):
     assert (mpi_environment.rank(environment), mpi_environment.size(environment)) == (rank, size)
 
 
@@ -223,7 +223,7 @@ def started(rank, **facts):
         (["Loading weights: 3%"], "rank 0 on node1: loading weights"),
     ],
 )  # fmt: skip
-def test_who_is_behind(lines, sentence):
+def test_the_ranks_that_are_behind_are_named(lines, sentence):
     world = World(4, launch=LAUNCH, ranks_per_node=2, hosts=["node1", "node2"])
     for line in lines:
         world.take(line)
@@ -231,7 +231,7 @@ def test_who_is_behind(lines, sentence):
 
 
 @pytest.mark.parametrize("kind", ["repository", "checkpoint"])
-def test_a_node_that_would_serve_something_else_is_named(kind):
+def test_a_node_that_would_serve_other_files_is_named(kind):
     world = World(4, launch=LAUNCH)
     for rank in range(4):
         world.take(started(rank, **{kind: ("a" if rank < 3 else "b") * 16}))
@@ -245,7 +245,7 @@ def test_nodes_without_a_checkpoint_to_look_at_agree():
     assert world.disagreement() is None
 
 
-def test_what_two_nodes_compare(tmp_path):
+def test_the_hashes_that_nodes_compare(tmp_path):
     checkpoint = tmp_path / "checkpoint"
     version = tmp_path / "repository/model/1"
     version.mkdir(parents=True)

@@ -138,7 +138,7 @@ def test_a_default_that_the_engine_does_not_do_is_refused(repository: Path) -> N
     change_yaml(repository, engine="simulated", engine_options={}, default_sampling={"repetition_penalty": 1.1})
 
     assert failure(repository).endswith(
-        "triton_config.default_sampling.repetition_penalty: the simulator has no logits to apply it to"
+        "triton_config.default_sampling.repetition_penalty: the simulated engine has no logits to apply it to"
     )
 
 

@@ -475,7 +475,7 @@ GUIDES: Fields = {
     ("server", "reason"),
     [
         ("tiny_server", "the transformers engine has no guided decoding"),
-        ("simulated_server", "the simulator writes babble, which follows no form"),
+        ("simulated_server", "the simulated engine writes filler text, which follows no form"),
     ],
     indirect=["server"],
     ids=["tiny", "simulated"],
@@ -514,7 +514,7 @@ def test_the_twin_has_no_logits_to_change(simulated_server: ServerProcess, way: 
 
     refusal = ask(simulated_server, way, greedy(**{f"sampling_param_{name}": value})).refusal()
 
-    assert refusal == f"[E_UNSUPPORTED] {name}: the simulator has no logits to apply it to"
+    assert refusal == f"[E_UNSUPPORTED] {name}: the simulated engine has no logits to apply it to"
 
 
 @every_way

@@ -10,17 +10,17 @@ from typing import Any
 
 from deepseek_backend.config import parse_config
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from deepseek_triton_build.data.releases import load_release
 from standin.loading import standin
 
 WAIT_S = 60.0
-"""Only ever reached by a test that fails."""
+"""Time limit of a wait; only a failing test reaches it."""
 
 
 class Sink:
-    """Keeps the steps, and each call's worth of them together."""
+    """A sink that keeps the steps, call by call."""
 
     def __init__(self) -> None:
         self.calls: list[list[tuple[GenerateRequest, Step]]] = []
@@ -39,16 +39,16 @@ class Sink:
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, WAIT_S), "the steps waited for did not come"
+            assert self._changed.wait_for(condition, WAIT_S), "the expected steps did not come"
 
     def result(self, request: GenerateRequest) -> list[Step]:
-        """All steps, when the last one is there."""
+        """Wait for the request's last step, and return all its steps."""
         self.wait_for(lambda: any(step.finish_reason or step.error for step in self.steps_of(request)))
         return self.steps_of(request)
 
 
 class Harness:
-    """An engine and the requests made to it."""
+    """An engine and its requests."""
 
     def __init__(self, engine: TensorRTLLMEngine) -> None:
         self.engine = engine
@@ -79,7 +79,7 @@ class Harness:
 
     @contextmanager
     def held_loop(self) -> Iterator[None]:
-        """The engine's loop stands still in here, while TensorRT-LLM goes on."""
+        """Hold the engine's loop within the block, while TensorRT-LLM goes on."""
         held, release = threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -94,7 +94,7 @@ class Harness:
             release.set()
 
     def waiting(self, request: GenerateRequest) -> Sequence[Any]:
-        """The responses to `request` that were not read."""
+        """Return the responses to `request` that were not read yet."""
         waiting: Sequence[Any] = self.engine._open[request.request_id].output._sequence.responses
         return waiting
 
@@ -106,14 +106,14 @@ MakeEngine = Callable[..., Harness]
 
 
 def guided_llm_args(release: str) -> dict[str, Any]:
-    """The LLM arguments without which `release` has no guided decoding."""
+    """Return the LLM arguments that `release` needs for guided decoding."""
     needs = load_release(release).record["sampler"]["needs"]
     return {need["llm_arg"]: need.get("value", "xgrammar") for need in needs}
 
 
 @contextmanager
 def engines(folder: Path) -> Iterator[MakeEngine]:
-    """Starts engines of a release, with further LLM arguments; stops them at the end."""
+    """Start engines of a release, with further LLM arguments, and stop them at the end."""
     with ExitStack() as stack:
 
         def make(

@@ -1,4 +1,4 @@
-"""Makes the stand-ins importable as tensorrt_llm, for one release, and as mpi4py for a while."""
+"""Makes the stand-ins importable as tensorrt_llm, for one release, and as mpi4py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGE_PARENT = Path(__file__).parent
 
 @contextmanager
 def standin(release_yaml: Path) -> Iterator[Any]:
-    """The stand-in of the release whose record is in `release_yaml`, imported."""
+    """Import the stand-in of the release whose record is in `release_yaml`; forget it at the end."""
     with (
         mock.patch.dict(os.environ, STANDIN_RELEASE=str(release_yaml)),
         mock.patch.object(sys, "path", [str(PACKAGE_PARENT), *sys.path]),

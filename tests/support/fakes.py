@@ -10,9 +10,8 @@ from typing import Any
 from deepseek_backend.answer.response_tensors import Outputs
 from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_backend.engines.base import Capabilities, EngineHealth, EngineStats, Step, StepSink
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.errors import BackendError
-from deepseek_backend.request.messages import Messages
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 
 @dataclass

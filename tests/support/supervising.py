@@ -1,4 +1,4 @@
-"""supervise.py as a process, and what carries the mark of its launch, looked up independently of it."""
+"""supervise.py as a process, and the processes with its launch's tag, looked up independently of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.waiting import PATIENCE_S
 
 SUPERVISE = model_repository() / "tensorrt_llm/1/supervise.py"
 PYTHON = (sys.executable, "-S")
-"""Starts faster, and shows that nothing installed is needed."""
+"""Python without site-packages: it starts faster, and proves that nothing installed is needed."""
 
 
 def runs(pid: int) -> bool:
@@ -30,8 +30,8 @@ def runs(pid: int) -> bool:
         return False
 
 
-def marked(launch: str) -> dict[int, str]:
-    """Processes that carry the mark, and their command lines."""
+def tagged(launch: str) -> dict[int, str]:
+    """Return the processes with the launch's tag, and their command lines."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -52,14 +52,15 @@ sleep 1002 &
 echo grown
 wait
 """
-"""A session of its own, an orphan that ignores what is polite, one that has lost its rank, and a plain child."""
+"""A process with a session of its own, an orphan that ignores SIGTERM, one that has lost its rank, and a plain
+child."""
 
 
 _given: set[int] = set()
 
 
 def free_ports(number: int) -> list[int]:
-    """Three at most, and none of them twice: a server takes its ports late."""
+    """Return up to three ports, never the same one twice: a server opens its ports late."""
     while True:
         with contextlib.closing(claim_ports("127.0.0.1", "auto", "auto", "auto")) as claim:
             ports = [claim.http, claim.grpc, claim.metrics]
@@ -74,7 +75,7 @@ def port_options(ports: Sequence[int]) -> list[str]:
 
 
 class Supervised:
-    """`supervise.py run`; a context manager that leaves nothing behind, whatever the test did."""
+    """`supervise.py run`, as a context manager that kills every process of the launch in the end."""
 
     def __init__(
         self,
@@ -111,9 +112,9 @@ class Supervised:
 
     def __exit__(self, *_: object) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while self.process.poll() is None or marked(self.launch):
-            assert time.monotonic() < deadline, f"can't be killed: {marked(self.launch)}"
-            for pid in [*marked(self.launch), *([self.process.pid] if self.process.returncode is None else [])]:
+        while self.process.poll() is None or tagged(self.launch):
+            assert time.monotonic() < deadline, f"can't be killed: {tagged(self.launch)}"
+            for pid in [*tagged(self.launch), *([self.process.pid] if self.process.returncode is None else [])]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
@@ -124,18 +125,18 @@ class Supervised:
 
     @property
     def said(self) -> str:
-        """What the supervisor itself said."""
+        """The supervisor's own messages."""
         return self._err.read_text(errors="replace")
 
     def wait(self) -> int:
         return self.process.wait(PATIENCE_S)
 
     def others(self) -> dict[int, str]:
-        """What carries the mark besides the supervisor."""
-        return {pid: line for pid, line in marked(self.launch).items() if pid != self.process.pid}
+        """The processes with the tag, without the supervisor."""
+        return {pid: line for pid, line in tagged(self.launch).items() if pid != self.process.pid}
 
     def pid_of(self, what: str) -> int:
-        """The one process with the mark whose command line begins like that, its guard left out."""
+        """Return the first process with the tag whose command line contains `what`, without guards."""
         found = [pid for pid, line in self.others().items() if what in line and name_of(pid) != "launch_guard"]
         assert found, f"no {what} among {self.others()}"
         return min(found)
@@ -144,7 +145,7 @@ class Supervised:
         return next(pid for pid, line in self.others().items() if what in line and name_of(pid) == "launch_guard")
 
     def named(self, name: str) -> int:
-        """The process with the mark that ps shows under that name."""
+        """Return the process with the tag that ps shows under that name."""
         return next(pid for pid in self.others() if name_of(pid) == name[:15])
 
     def ranks(self) -> list[int]:
@@ -155,7 +156,7 @@ class Supervised:
         ]
 
     def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Another verb of supervise.py, in the same place, not part of the launch."""
+        """Run another verb of supervise.py, with the same folder of records, outside the launch."""
         environment = {name: value for name, value in self.environment.items() if name != "DEEPSEEK_TRITON_LAUNCH"}
         command = [*PYTHON, str(SUPERVISE), *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 
 from deepseek_triton_build.data import model_source
 from deepseek_triton_build.planning.plan import Plan
+from deepseek_triton_build.planning.plan_request import ENGINES
 from deepseek_triton_build.render.config_pbtxt import config_pbtxt
 from deepseek_triton_build.render.model_yaml import model_yaml
 from deepseek_triton_build.render.stamp import MANIFEST, manifest, stamp_line
@@ -37,7 +38,7 @@ def repository_files(plan: Plan, *, version: str) -> list[File]:
         File(PurePosixPath("start.sh"), start_sh(plan, stamp=stamp).encode(), executable=True),
         File(PurePosixPath(MODEL, "config.pbtxt"), config_pbtxt(stamp=stamp).encode()),
         File(PurePosixPath(MODEL, "1", "model.yaml"), model_yaml(plan, stamp=stamp).encode()),
-        *_backend_files(),
+        *_backend_files(plan),
     ]
     if plan.release is not None:
         files.append(File(PurePosixPath(MODEL, "1", "release.yaml"), plan.release.text.encode()))
@@ -55,13 +56,23 @@ _MODULES = ("model.py", "supervise.py")
 _PACKAGES = ("deepseek_backend/", "deepseek_launcher/")
 
 
-def _backend_files() -> list[File]:
-    """model.py, the supervisor and their packages, without what Python leaves there."""
+_ENGINES = "deepseek_backend/engines/"
+
+
+def _backend_files(plan: Plan) -> list[File]:
+    """Return model.py, the supervisor and their packages, with the plan's engine as the only one.
+
+    The overlay of work-arounds goes along only with a TensorRT-LLM release, for whose worker processes start.sh uses
+    it.
+    """
+    unused = tuple(f"{_ENGINES}{engine}/" for engine in ENGINES if engine != plan.engine)
+    if plan.release is None:
+        unused += ("deepseek_backend/process/overlay/", "deepseek_backend/workarounds.py")
     version_dir = model_source.version_dir()
     paths = sorted(path for path in version_dir.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     relative = [(path, path.relative_to(version_dir).as_posix()) for path in paths]
     return [
         File(PurePosixPath(MODEL, "1", name), path.read_bytes())
         for path, name in relative
-        if name in _MODULES or name.startswith(_PACKAGES)
+        if name in _MODULES or (name.startswith(_PACKAGES) and not name.startswith(unused))
     ]

@@ -22,8 +22,7 @@ import triton_python_backend_utils as pb_utils
 from deepseek_backend.answer.response_tensors import Outputs
 from deepseek_backend.config import load_config
 from deepseek_backend.contract import TRITON_CODES
-from deepseek_backend.engines import create_engine
-from deepseek_backend.engines.tensorrt_llm.placement import instance_environment
+from deepseek_backend.engines import create_engine, instance_environment
 from deepseek_backend.errors import BackendError, ConfigError, RequestError, one_line
 from deepseek_backend.metrics.backend_metrics import BackendMetrics, Kind, info
 from deepseek_backend.metrics.publishing import MetricsLease, Publisher, Series
@@ -63,10 +62,10 @@ class TritonPythonModel:
             _check_agreement(model_config, config.decoupled, config.max_batch_size)
             logger.info("loading %s on the %s engine", config.model, config.engine)
             server = self._watched_server()  # first: the guard is to be forked from a small process
-            if config.engine == "tensorrt_llm":
-                os.environ.update(instance_environment(model_config, args["model_instance_name"]))
+            engine = create_engine(config)
+            os.environ.update(instance_environment(config.engine, model_config, args["model_instance_name"]))
             metrics = BackendMetrics(info(config))
-            service = Service(config, create_engine(config), metrics=metrics, server=server)
+            service = Service(config, engine, metrics=metrics, server=server)
             service.start()
         except (ConfigError, BackendError) as error:
             # The cause alone: Triton puts the text of the exception into its log and its answer, traceback and all.

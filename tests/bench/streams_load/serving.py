@@ -16,10 +16,10 @@ from bench.streams_load.cases import CUMULATIVE, DELTA, ENGINE, OURS, PEER, PEER
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.simulated import SimulatedEngine
 from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S
 from deepseek_backend.errors import BackendError
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 from deepseek_triton_build.data.model_source import model_repository
 from support.servers import STANDIN
 

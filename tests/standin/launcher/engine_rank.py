@@ -1,6 +1,6 @@
-"""One rank of the stand-in's engine: it loads, waits for all the others, and waits until the leader shuts it down.
+"""One rank of the stand-in's engine: it loads, waits for all other ranks, and waits until the leader shuts it down.
 
-What it writes while it loads is some of what TensorRT-LLM writes, in the form of its logger (tensorrt_llm/logger.py,
+While it loads it writes some of TensorRT-LLM's log lines, in the form of its logger (tensorrt_llm/logger.py,
 _torch/models/checkpoints/hf/weight_loader.py, _torch/pyexecutor/model_engine.py).
 """
 
@@ -17,7 +17,7 @@ from mpi4py import MPI
 READY = "ready"
 
 _POLL_S = 0.02
-"""MPI's own waiting takes a processor for each rank."""
+"""Pause between polls: MPI's own waiting would keep a processor busy for each rank."""
 _STEPS = (
     "Prefetching 641.30GB checkpoint files.",
     "Model init total -- 412.08s",
@@ -27,15 +27,15 @@ _STEPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """How it goes. Rank 0 tells the others."""
+    """Options of a load, which rank 0 sends to the others."""
 
     seconds: float = 0.0
     hangs: int | None = None
-    """The rank that gets no further than its first step."""
+    """Rank that hangs in its first step; None for none."""
 
 
 def run(load: Load, leader: Connection | None) -> None:
-    """`leader` is rank 0's, to say that all have loaded and to hear when it is over."""
+    """Load. Only rank 0 has `leader`, to report that all ranks have loaded and to wait for the shutdown."""
     world = MPI.COMM_WORLD
     for number, step in enumerate(_STEPS):
         log(world.rank, step)
@@ -51,7 +51,7 @@ def run(load: Load, leader: Connection | None) -> None:
 
 def log(rank: int, message: str) -> None:
     line = f"[{time.strftime('%m/%d/%Y-%H:%M:%S')}] [TRT-LLM] [RANK {rank}] [I] {message}\n"
-    os.write(1, line.encode())  # at once, so that it stays in one piece
+    os.write(1, line.encode())  # one write, so that the line stays whole
 
 
 def _wait_for_all(world: MPI.Intracomm) -> None:
@@ -64,4 +64,4 @@ def _wait_for_shutdown(leader: Connection) -> None:
     try:
         leader.recv()
     except EOFError:
-        threading.Event().wait()  # the task has ended without a word
+        threading.Event().wait()  # the task has ended without a shutdown

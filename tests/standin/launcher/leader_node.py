@@ -1,7 +1,4 @@
-"""Rank 0 of the MPI world: runs on all of its ranks what the task asks for, until it is told to stop.
-
-`--action stop` tells it so.
-"""
+"""Rank 0 of the MPI world: runs the task's loads on all ranks, until it is told to stop by `--action stop`."""
 
 from __future__ import annotations
 

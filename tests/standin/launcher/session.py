@@ -1,6 +1,6 @@
-"""Where the leader is and what it takes to speak to it, by the variables that the launcher sets.
+"""The connection to the leader, by the variables that the launcher sets.
 
-The real ones speak ZeroMQ, on which a peer that is gone looks like one that is silent.
+TensorRT-LLM uses ZeroMQ, where a peer that has gone looks like a silent one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ def listen() -> Listener:
 
 
 def connect() -> Connection:
-    """:raises ConnectionRefusedError: while no leader listens."""
+    """Connect to the leader.
+
+    :raises ConnectionRefusedError: while no leader listens.
+    """
     return Client(_address(), authkey=_key())
 
 

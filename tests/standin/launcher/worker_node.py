@@ -1,4 +1,4 @@
-"""A rank that is not 0: it works for the leader until that stops the world."""
+"""A rank other than 0: it works for the leader until the leader stops the world."""
 
 from __future__ import annotations
 

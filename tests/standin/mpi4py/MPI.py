@@ -1,4 +1,4 @@
-"""The world."""
+"""COMM_WORLD, read from the launcher's variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for mpi4py: a world as large as the launcher's variables say, of which this process is one rank.
+"""A stand-in for mpi4py: this process is one rank of a world as large as the launcher's variables say.
 
-`MPI.COMM_WORLD.release_workers`, which is not mpi4py's, is how the stand-in's leader lets the workers go.
+The stand-in's leader ends the workers by `MPI.COMM_WORLD.release_workers`, which mpi4py does not have.
 """

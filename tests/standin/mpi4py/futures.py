@@ -1,4 +1,4 @@
-"""MPICommExecutor on a rank other than 0: entering it is the work, and ends with the leader."""
+"""MPICommExecutor on a rank other than 0: `__enter__` works for the leader, and returns when the leader ends."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ class MPICommExecutor:
         self._comm.released.wait(60)
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the work has ended already."""

@@ -1,14 +1,14 @@
-"""A stand-in for the package tensorrt_llm, where that can't be installed.
+"""A stand-in for the package tensorrt_llm, which can't be installed here.
 
-It implements the part of the LLM API that release.yaml records, for the release that file records, and nothing else: an
-argument, a field or a method that isn't recorded is an error here. Its "model" writes a fixed text, a byte a token, so
-that most characters are cut by a token's end. A prompt that ends with <think> is answered with some thinking first, a
-guide with a JSON object that names it.
+It implements the part of the LLM API that release.yaml records for its release, and nothing else: an argument, a field
+or a method that isn't recorded is an error. Its "model" writes a fixed text, one byte a token, so that tokens split
+most characters. A prompt that ends with <think> gets some reasoning first, and a guide gets a JSON object that names
+it.
 
-release.yaml is looked for in STANDIN_RELEASE, then beside this package (in a model's version folder).
-STANDIN_TOKENS_PER_S paces each request; STANDIN_FAIL_AFTER kills the engine after so many tokens;
-TLLM_INCREMENTAL_DETOKENIZATION_BACKEND chooses a detokenizer, as there. Under trtllm-llmapi-launch, which
-tests/standin/launcher stands in for, all ranks load in STANDIN_LOAD_S, but STANDIN_HANGING_RANK never does.
+STANDIN_RELEASE names release.yaml; else it lies beside this package, in a model's version folder.
+STANDIN_TOKENS_PER_S paces each request, and STANDIN_FAIL_AFTER is the number of tokens after which the engine dies.
+TLLM_INCREMENTAL_DETOKENIZATION_BACKEND chooses a detokenizer, as in TensorRT-LLM. tests/standin/launcher stands in for
+trtllm-llmapi-launch: under it all ranks load in STANDIN_LOAD_S seconds, except STANDIN_HANGING_RANK, which never does.
 """
 
 from __future__ import annotations

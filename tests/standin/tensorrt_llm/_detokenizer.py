@@ -1,7 +1,7 @@
-"""Token ids -> text, in the two ways of TransformersTokenizer.decode_incrementally, and all at once without a stream.
+"""Makes text of token ids: in the two ways of TransformersTokenizer.decode_incrementally, or at once without a stream.
 
-Both hold back what ends inside a character. "HF", the default, is tokenizers' DecodeStream, which never says the rest;
-"TRTLLM", taken for long stream intervals too, says it in the last response.
+Both ways hold an incomplete character back. "HF", the default, is tokenizers' DecodeStream, which never gives out the
+rest. "TRTLLM", which is also used for long stream intervals, gives it out in the last response.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokenizer:
-    """The text of one request. `stream_interval` None: there is one response."""
+    """The text of one request. A `stream_interval` of None means one response."""
 
     def __init__(self, params: Any, stream_interval: int | None) -> None:
         self.text = ""
@@ -27,7 +27,7 @@ class Detokenizer:
         self._pending: tuple[int, ...] = ()
 
     def add(self, token_ids: list[int], *, final: bool) -> str:
-        """The text so far."""
+        """Add tokens; return the text so far."""
         new, self._pending = _complete(self._pending, tuple(token_ids), self._skip_special_tokens)
         self.text += new
         if final and self._flushes:
@@ -36,11 +36,11 @@ class Detokenizer:
         return self.text
 
 
-@functools.lru_cache(maxsize=1 << 14)  # answers repeat their phrase, so that a response costs a look-up
+@functools.lru_cache(maxsize=1 << 14)  # answers repeat their phrase, so that most responses cost one look-up
 def _complete(
     pending: tuple[int, ...], token_ids: tuple[int, ...], skip_special_tokens: bool
 ) -> tuple[str, tuple[int, ...]]:
-    """The text that `token_ids` complete, and the tokens of the character that they don't."""
+    """Return the text that `token_ids` complete, and the tokens of an incomplete character."""
     text = ""
     for token_id in token_ids:
         pending = (*pending, token_id)

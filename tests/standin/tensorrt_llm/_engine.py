@@ -24,26 +24,28 @@ _POLL_S = 0.01
 
 
 class Response(NamedTuple):
-    """What one or more iterations added to a request."""
+    """The result of one or more iterations for a request."""
 
     token_ids: Iterable[int] = ()
     logprobs: Iterable[dict[int, Logprob]] = ()
-    """With a stop token's, which is not among the token ids."""
+    """Log-probabilities, with those of a stop token, which is not among the token ids."""
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: Exception | str | None = None
-    """A text is of something that failed in a worker; the reader makes a RequestError of it."""
+    """Error. A text stands for a failure in a worker; the reader makes a RequestError of it."""
     cached_tokens: int = 0
     perf_metrics: Any = None
 
 
 class EngineDiedError(RuntimeError):
-    """What a request gets when the engine goes."""
+    """Error of a request when the engine dies."""
 
 
 class Responses:
-    """A request's responses on their way to the loop that reads them, as llmapi/utils.py's AsyncQueue has them: there
-    are as many as were put, and whoever waits is told once an iteration, of all requests together."""
+    """A request's responses on their way to the loop that reads them, like llmapi/utils.py's AsyncQueue.
+
+    Every response stays separate, and the loop is woken once an iteration for all requests together.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -57,16 +59,16 @@ class Responses:
         return self._waiting[index]
 
     def put(self, response: Response) -> None:
-        """From the engine's thread, and tells nobody."""
+        """Add a response, in the engine's thread, without waking the reader."""
         self._waiting.append(response)
 
     def notify(self) -> None:
-        """From the loop; they may have been read in the meantime."""
+        """Wake the reader, in the loop, unless it has read everything in the meantime."""
         if self._waiting:
             self._event.set()
 
     async def get(self) -> Response:
-        """The next one; does not suspend while there is one."""
+        """Return the next response; suspend only while there is none."""
         while not self._waiting:
             await self._event.wait()
         response = self._waiting.popleft()
@@ -75,7 +77,10 @@ class Responses:
         return response
 
     def get_blocking(self, timeout: float | None) -> Response:
-        """:raises queue.Empty: after `timeout` seconds."""
+        """Return the next response.
+
+        :raises queue.Empty: after `timeout` seconds.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._waiting:
             if deadline is not None and time.monotonic() > deadline:
@@ -85,7 +90,7 @@ class Responses:
 
 
 def notify_many(responses: Iterable[Responses]) -> None:
-    """Wake the loop once, for all of them. There is one loop, if it has not gone."""
+    """Wake the loop once for all of them. There is only one loop, and it may be closed."""
     queues = list(responses)
     if queues and not queues[0].loop.is_closed():
         queues[0].loop.call_soon_threadsafe(_notify, queues)
@@ -110,12 +115,12 @@ class Sequence:
         self.responses = responses
         self.aborted = threading.Event()
         self.kills = any(getattr(params, name) is not None for name in sampler.fatal)
-        """Its first step ends everything that runs."""
+        """Whether its first step fails every running request."""
         self.num_blocks = -(-len(prompt_token_ids) // TOKENS_PER_BLOCK)
         self._params = params
         self._sampler = sampler
         self._stream_interval = stream_interval
-        """In iterations. None: one response at the end."""
+        """Number of iterations per response; None for a single response at the end."""
         self._stops = set() if params.ignore_eos else set(params.stop_token_ids or ())
         self._ends = self._stops if params.ignore_eos else self._stops | {EOS}
         self._max_tokens: int = params.max_tokens
@@ -129,7 +134,7 @@ class Sequence:
         self._unsent_logprobs: list[dict[int, Logprob]] = []
 
     def step(self, now: float, num_tokens: int) -> bool:
-        """One iteration's tokens, in one response. True when the sequence is over."""
+        """Put one iteration's tokens into a response; return whether the sequence has ended."""
         if self.aborted.is_set():
             self._respond("cancelled", None)
             return True
@@ -142,7 +147,7 @@ class Sequence:
         return False
 
     def _add_token(self, now: float) -> bool:
-        """True, and the last response is made, when the sequence is over."""
+        """Make the last response if the sequence has ended; return whether it has."""
         token = next(self._answer)
         if token in self._ends:
             while self._num_tokens < self._min_tokens and (token == EOS or token in self._stops):
@@ -176,7 +181,7 @@ class Sequence:
         self._unsent, self._unsent_logprobs = [], []
 
     def _perf_metrics(self) -> Any:
-        """As the bindings' RequestPerfMetrics: all blocks of the prompt but the last were in the cache."""
+        """Return the bindings' RequestPerfMetrics; all blocks of the prompt but the last were in the cache."""
         names = ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
         reused = self.num_blocks - 1
         return SimpleNamespace(
@@ -200,14 +205,14 @@ class Sequence:
 
 
 class Engine:
-    """`is_shutdown` is what LLM.generate_async asks before every request."""
+    """The engine. LLM.generate_async calls `is_shutdown` before every request."""
 
     def __init__(self, tokens_per_iteration: int, max_batch_size: int, *, keeps_statistics: bool) -> None:
         self.mpi_futures: list[Future[None]] = [Future()]
-        """The workers' main functions, which end when a worker does."""
+        """Futures of the workers' main functions, which end when a worker ends."""
         self.iterations: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.fault = ""
-        """What every iteration fails with while it is set: the requests in the batch, and not the engine."""
+        """Error of every iteration while it is set: it fails the requests in the batch, but not the engine."""
         self._max_batch_size = max_batch_size
         self._keeps_statistics = keeps_statistics
         self._waiting: list[Sequence] = []
@@ -241,12 +246,12 @@ class Engine:
                 due = max(due + self._iteration_s, time.monotonic())
                 self._stopped.wait(due - time.monotonic())
             else:
-                time.sleep(0)  # the real one is another process: the loop must not wait for this thread's GIL
+                time.sleep(0)  # TensorRT-LLM is another process, so that the loop must not wait for this thread's GIL
         rest = batch + self._waiting + self._arrivals(wait=False)
         self._end(rest, EngineDiedError("the executor was shut down"))
 
     def _filled_up(self, batch: list[Sequence]) -> list[Sequence]:
-        """With what waits, as far as there is room. What is aborted while it waits is dropped, and nobody is told."""
+        """Fill the batch with waiting requests. A request aborted while it waits is dropped without a response."""
         room = self._max_batch_size - len(batch)
         batch = batch + self._waiting[:room]
         self._waiting = [sequence for sequence in self._waiting[room:] if not sequence.aborted.is_set()]
@@ -261,7 +266,7 @@ class Engine:
             return [sequence for sequence in arrived if sequence is not None]
 
     def _iterate(self, batch: list[Sequence]) -> list[Sequence]:
-        """One iteration; the sequences that go on. All are told after all have had their tokens, as a batch ends."""
+        """Run one iteration; return the sequences that go on. The readers are woken when all have had their tokens."""
         fault = "an assertion failed in the sampler" if any(sequence.kills for sequence in batch) else self.fault
         if fault:
             self._end(batch, fault)

@@ -1,4 +1,4 @@
-"""The MPI world of trtllm-llmapi-launch, through whose ranks a model loads. tests/standin/launcher is its other end."""
+"""Loads a model on the ranks of trtllm-llmapi-launch's MPI world. tests/standin/launcher is the other end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _POLL_S = 0.1
 
 
 class LaunchedRanks:
-    """All ranks, loaded. As slow as STANDIN_LOAD_S says; STANDIN_HANGING_RANK never gets there."""
+    """The loaded ranks. The load takes STANDIN_LOAD_S seconds; STANDIN_HANGING_RANK never loads."""
 
     def __init__(self, world_size: int) -> None:
         size = int(os.environ["tllm_mpi_size"])  # noqa: SIM112 - the launcher calls it that
@@ -29,12 +29,12 @@ class LaunchedRanks:
 
 
 def launched_ranks(world_size: int) -> LaunchedRanks | None:
-    """None where this process was started without the launcher."""
+    """Load the ranks; return None where this process was started without the launcher."""
     return LaunchedRanks(world_size) if _ADDRESS in os.environ else None
 
 
 def _connect() -> Connection:
-    """When the leader is there: its MPI world has to form first."""
+    """Connect to the leader, and wait for it: its MPI world has to form first."""
     host, _, port = os.environ[_ADDRESS].removeprefix("tcp://").rpartition(":")
     key = os.environ["TLLM_SPAWN_PROXY_PROCESS_IPC_HMAC_KEY"].encode()
     while True:

@@ -10,7 +10,7 @@ from tensorrt_llm._record import RECORD
 
 
 def _validate(self: Any) -> None:
-    """The checks of 1.2.1's SamplingParams._validate."""
+    """Make the checks of 1.2.1's SamplingParams._validate."""
     if self.top_p is not None and not 0 <= self.top_p <= 1:
         raise ValueError(f"require 0 <= top_p <= 1, got top_p={self.top_p}")
     if self.top_k is not None and self.top_k < 0:
@@ -24,7 +24,7 @@ def _validate(self: Any) -> None:
 
 
 def _greedy(self: Any) -> bool:
-    """The release's own test, which up to 1.1 overlooks the temperature."""
+    """Make the release's test for greedy decoding, which up to 1.1 ignores the temperature."""
     values: dict[str, Any] = RECORD["sampler"]["greedy"]["values"]
     given = {name: getattr(self, name) for name in values if getattr(self, name) is not None}
     if RECORD["sampler"]["greedy"]["rule"] == "all":

@@ -1,6 +1,6 @@
-"""Token ids are bytes after three special tokens, so that any text has one and most characters have several.
+"""A tokenizer of bytes and three special tokens, so that it encodes any text and most characters have several tokens.
 
-Two classes, as there: transformers' own tokenizer, and TensorRT-LLM's around it, which hands on three methods only.
+There are two classes, as in TensorRT-LLM: the tokenizer of transformers, and a wrapper that offers three methods only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ROLES = {"user": "<｜User｜>{}", "assistant": "<｜Assistant｜>{}" + SPECIAL
 
 
 class StandinHfTokenizer:
-    """The part of transformers' PreTrainedTokenizer that is used."""
+    """The methods of transformers' PreTrainedTokenizer that the engine uses."""
 
     bos_token = SPECIAL[BOS]
     bos_token_id = BOS
@@ -26,16 +26,16 @@ class StandinHfTokenizer:
         return len(SPECIAL) + 256
 
     def get_vocab(self) -> dict[str, int]:
-        """A byte is a character, as in byte-level tokenizers, if not the same one."""
+        """Return a vocabulary of one character per byte, like byte-level tokenizers, but of other characters."""
         return {token: number for number, token in enumerate([*SPECIAL, *map(chr, range(256, 512))])}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Special tokens of the text are bytes like the rest of it; one before it is put there on demand."""
+        """Encode a text. Special tokens in the text are encoded as bytes; BOS is added on request."""
         ids = [byte + len(SPECIAL) for byte in text.encode()]
         return [BOS, *ids] if add_special_tokens else ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text up to now; U+FFFD stands for a character whose last bytes are missing."""
+        """Decode tokens; U+FFFD stands for a character whose last bytes are missing."""
         out = bytearray()
         for token in token_ids:
             if token >= len(SPECIAL):
@@ -52,7 +52,7 @@ class StandinHfTokenizer:
         tokenize: bool = True,
         **kwargs: Any,
     ) -> str | list[int]:
-        """DeepSeek-V3.1's form; a role it does not know is an error, as a template's raise_exception is."""
+        """Render in DeepSeek-V3.1's form. An unknown role is an error, like a template's raise_exception."""
         thinking = kwargs.pop("thinking", False)
         if kwargs:
             raise ValueError(f"no such arguments: {', '.join(kwargs)}")
@@ -69,7 +69,7 @@ class StandinHfTokenizer:
 
 
 class StandinTokenizer:
-    """As TransformersTokenizer: what it does not hand on has to be asked of `tokenizer`."""
+    """The wrapper, like TransformersTokenizer: all other methods are those of `tokenizer`."""
 
     def __init__(self) -> None:
         self.tokenizer = StandinHfTokenizer()

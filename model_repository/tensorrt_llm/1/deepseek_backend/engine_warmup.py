@@ -17,8 +17,8 @@ from typing import Any
 
 from deepseek_backend.config import WarmupConfig
 from deepseek_backend.engines.base import Engine, Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.errors import BackendError, EngineError, RequestError, one_line
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from deepseek_backend.delivery.sender import Sender
 from deepseek_backend.delivery.step_queue import StepQueue
 from deepseek_backend.engine_warmup import warm_up
 from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, Step
+from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.errors import (
     BackendError,
     CancelledError,
@@ -37,7 +38,7 @@ from deepseek_backend.process.readiness import readiness
 from deepseek_backend.process.watcher import ServerAbove, Watcher
 from deepseek_backend.request.admission import Admission
 from deepseek_backend.request.expansion import expand
-from deepseek_backend.request.parsed_request import GenerateRequest, ParsedRequest
+from deepseek_backend.request.parsed_request import ParsedRequest
 from deepseek_backend.request.parsing import contradictions, parse_call
 
 logger = logging.getLogger(__name__)

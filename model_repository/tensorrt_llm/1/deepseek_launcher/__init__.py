@@ -1,5 +1,5 @@
-"""Starts what serves, watches it, and leaves nothing of it behind.
+"""Starts the server of this repository, watches it, and leaves no process of it behind.
 
-Needs the standard library and Linux's /proc, Python 3.10 or newer, and nothing else: it runs as it is in a stock
-container, also as process 1. `supervise.py` beside it is the command.
+It needs Linux's /proc, Python 3.10 or newer and the standard library, and nothing else: it runs in a stock container,
+also as process 1. `supervise.py` beside this folder is its command line.
 """

@@ -1,4 +1,4 @@
-"""Child processes that don't outlive this one, and the reaping of all that end below it."""
+"""Child processes that the kernel kills when this process dies, and the reaping of everything that ends below it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+
+KILLED_CODE = 128 + signal.SIGKILL
+"""Exit code of a process that was ended by SIGKILL, as a shell gives it."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -23,31 +26,34 @@ except OSError as error:
     print(f"deepseek-triton: {sys.argv[2]} can't be started: {error.strerror}", file=sys.stderr)
     sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 """
-"""Becomes the command, after asking the kernel to kill it when its parent dies (prctl's PR_SET_PDEATHSIG, which an exec
-keeps). A program of its own, because between fork and exec in a process with threads no Python code is safe."""
+"""Program that asks the kernel to kill it when its parent dies (prctl's PR_SET_PDEATHSIG, which an exec keeps), and
+then becomes the command. It is a program of its own because no Python code is safe between fork and exec in a process
+that has threads."""
 
-_HANDED_ON = (
+_DEFAULT_SIGNALS = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD),
 )
-"""Signals a command gets with their default action: Python ignores two, and nohup's SIGHUP is ours to mind."""
+"""Signals that a command gets with their default action. Python ignores SIGPIPE and SIGXFSZ; nohup ignores SIGHUP,
+which this process obeys for the command."""
 _PYTHON = sys.executable or os.readlink("/proc/self/exe")
-"""Python can't tell without a PATH."""
+"""sys.executable is empty where there is no PATH."""
 
 _own: dict[int, ChildProcess] = {}
-"""Those started here that are not reaped yet. Only the main thread starts and reaps."""
+"""Process number -> child that was started here and is not reaped yet. Only the main thread starts and reaps."""
 
 
 class ChildProcess:
-    """A command in a session of its own, killed by the kernel when this process dies, however that comes.
+    """A command in a session of its own, which the kernel kills when this process dies for any reason.
 
-    Start it in the main thread: what counts for the kernel is the end of the thread that started it.
+    Start it in the main thread: the kernel kills it at the end of the thread that started it.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, output: int | None = None) -> None:
-        """`output`: where its stdout and stderr go, else to ours.
+        """Start the command.
 
-        :raises OSError: when no process can be started. A command that is not there ends with 127.
+        :param output: descriptor for its stdout and stderr; without one it inherits ours.
+        :raises OSError: when no process can be started. A command that does not exist ends with 127 instead.
         """
         argv = [_PYTHON, "-I", "-S", "-c", _GUARDED_EXEC, str(os.getpid()), *command]
         actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
@@ -56,31 +62,37 @@ class ChildProcess:
         if output is not None:
             actions += [(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, output, 2)]
         self.pid = os.posix_spawn(
-            _PYTHON, argv, dict(environment), file_actions=actions, setsid=True, setsigmask=(), setsigdef=_HANDED_ON
+            _PYTHON,
+            argv,
+            dict(environment),
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_DEFAULT_SIGNALS,
         )
         self.exit_code: int | None = None
-        """As a shell has it: 128 and the number of the signal that ended it. None while it runs."""
+        """Exit code as a shell gives it: 128 and the signal's number after a signal. None while the command runs."""
         _own[self.pid] = self
 
     def send(self, signum: int) -> None:
-        """Nothing when it has ended: until it is reaped its number is nobody else's."""
+        """Send a signal, if the command has not ended. No other process has its number before it is reaped."""
         if self.exit_code is None:
             os.kill(self.pid, signum)
 
 
 def signal_of(code: int) -> int | None:
-    """Which signal an exit code stands for, as a shell has them. There are 64; mpirun's 205 is no signal."""
+    """Return the signal that a shell's exit code stands for. There are 64 signals, so mpirun's 205 is none."""
     return code - 128 if 128 < code <= 128 + 64 else None
 
 
 def how_ended(code: int) -> str:
-    """`ended by signal 9`, `ended with exit code 1`"""
+    """Return `ended by signal 9` or `ended with exit code 1`."""
     signum = signal_of(code)
     return f"ended by signal {signum}" if signum else f"ended with exit code {code}"
 
 
 def reap() -> None:
-    """Take note of all that have ended: own children, and orphans that came here as to a subreaper or process 1."""
+    """Reap every process that has ended: own children, and orphans that came here as to a subreaper or process 1."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -95,7 +107,7 @@ def reap() -> None:
 
 
 def adopt_orphans() -> None:
-    """Be the one that every orphan below comes to, instead of process 1 of the machine."""
+    """Become the parent of every orphan below this process, instead of the machine's process 1."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -1,4 +1,4 @@
-"""Options in somebody else's command line."""
+"""Reads options out of the command line that is to be run, which other programs define."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _FALSE = ("0", "false", "off", "no")
 
 
 def option(command: Sequence[str], name: str) -> str | None:
-    """The last value given as `NAME VALUE` or `NAME=VALUE`; None when it is not there."""
+    """Return the last value given as `NAME VALUE` or `NAME=VALUE`; None when the option is not there."""
     value = None
     for word, following in zip(command, [*command[1:], ""], strict=True):
         given, equals, rest = word.partition("=")
@@ -22,6 +22,7 @@ def is_turned_off(command: Sequence[str], name: str) -> bool:
 
 
 def seconds(command: Sequence[str], name: str, default: float) -> float:
+    """Return the option's value; `default` when it is not there or is no number."""
     try:
         return float(option(command, name) or default)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What runs on this machine: a small file for each supervisor, in a folder that only its user can write."""
+"""The record of each supervisor on this machine: a small JSON file in a folder that only its user can write."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ _MODE = 0o700
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRecord:
-    """A launch as its supervisor wrote it down."""
+    """The facts about a launch that its supervisor writes down."""
 
     id: str
     pid: int
     started: int
-    """Start of the process, in clock ticks after that of the machine: a number that comes again is not this process."""
+    """Start time of the supervisor, in clock ticks after the machine's start: it tells a later process with the same
+    number from this one."""
     namespace: str
-    """Of its process numbers: two containers can share the folder."""
+    """Namespace of its process numbers, for two containers can share the folder."""
     state: str
-    """loading, ready, not ready, stopping, waiting (for the next attempt)."""
+    """`loading`, `ready`, `not ready`, `stopping` or `waiting` (for the next attempt)."""
     ports: Mapping[str, int]
     repository: str | None
     restarts: int
     exit_timeout_s: float
 
     def supervisor(self) -> Process | None:
-        """The process, when it still runs and can be seen from here."""
+        """Return the supervisor's process; None when it has ended or can't be seen from here."""
         process = look_up(self.pid)
         same = process is not None and process.started == self.started and self.namespace == namespace()
         return process if same else None
 
 
 def namespace() -> str:
+    """Return the name of this process's namespace of process numbers, as `pid:[4026531836]`."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -50,29 +52,33 @@ def namespace() -> str:
 
 
 def folder() -> Path:
+    """Return the folder of this user's records."""
     base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
     return Path(base) / f"deepseek-triton-{os.getuid()}" / "launches"
 
 
 class LaunchRecordFile:
-    """The file of one supervisor."""
+    """The file that holds one supervisor's record."""
 
     def __init__(self, record: LaunchRecord) -> None:
-        """:raises LauncherError: when the folder can't be used."""
+        """Write the file.
+
+        :raises LauncherError: when the folder can't be used.
+        """
         self._record = record
         _make_folder(folder())
         self._path = folder() / f"{record.id}.json"
         self._write()
 
-    def note(self, *, state: str, restarts: int) -> None:
+    def update(self, *, state: str, restarts: int) -> None:
         if (state, restarts) == (self._record.state, self._record.restarts):
             return
         self._record = replace(self._record, state=state, restarts=restarts)
-        with contextlib.suppress(OSError):  # a full disk doesn't end a server
+        with contextlib.suppress(OSError):  # a full disk must not end a server
             self._write()
 
-    def keep(self) -> None:
-        """Write it anew where somebody has removed it."""
+    def restore(self) -> None:
+        """Write the file again if somebody has removed it."""
         with contextlib.suppress(OSError, LauncherError):
             if not self._path.exists():
                 _make_folder(folder())
@@ -82,7 +88,7 @@ class LaunchRecordFile:
         remove(self._record.id)
 
     def _write(self) -> None:
-        unfinished = self._path.with_suffix(".new")  # nobody else's: a launch has one supervisor
+        unfinished = self._path.with_suffix(".new")  # no other process writes it: a launch has one supervisor
         try:
             unfinished.write_text(json.dumps(asdict(self._record)), encoding="utf-8")
             unfinished.replace(self._path)
@@ -93,9 +99,9 @@ class LaunchRecordFile:
 
 
 def read_all() -> list[LaunchRecord]:
-    """Those of this user's folder; a file that is no record is passed over.
+    """Return this user's records; a file that holds no record is skipped.
 
-    :raises LauncherError: when the folder is somebody else's.
+    :raises LauncherError: when the folder belongs to another user.
     """
     try:
         if not folder().is_dir():
@@ -112,7 +118,11 @@ def read_all() -> list[LaunchRecord]:
 
 
 def _parse(facts: dict[str, Any]) -> LaunchRecord:
-    """:raises TypeError: or ValueError, when it is not what a Book has written."""
+    """Return the record that `facts` holds.
+
+    :raises TypeError: for a missing or unknown key, or a value of another type.
+    :raises ValueError: for a number that is not finite.
+    """
     record = LaunchRecord(**facts)
     wanted: dict[str, type | tuple[type, ...]] = {
         **dict.fromkeys(("id", "namespace", "state"), str),
@@ -129,7 +139,7 @@ def _parse(facts: dict[str, Any]) -> LaunchRecord:
 
 
 def remove(launch: str) -> None:
-    """Where it can't be removed it is one of a supervisor that does not run."""
+    """Remove a launch's record. One that can't be removed shows later as a launch without a supervisor."""
     with contextlib.suppress(OSError):
         (folder() / f"{launch}.json").unlink(missing_ok=True)
 
@@ -144,7 +154,10 @@ def _make_folder(path: Path) -> None:
 
 
 def _check_owner(folder: Path) -> None:
-    """Anybody can make a folder in /tmp: what it says would decide which processes get a signal."""
+    """Refuse a folder that another user can write: its records decide which processes get a signal.
+
+    Anybody can make a folder in /tmp.
+    """
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise LauncherError(

@@ -1,7 +1,7 @@
-"""Every error of the launcher. The text is one line and says what to do about it.
+"""Every error of the launcher. Its text is one line and says how to fix it.
 
 LauncherError          `exit_code` is what the command line returns
-├── UsageError         the command line, or a port that is taken: exit code 2
+├── UsageError         the command line is wrong, or a port is taken: exit code 2
 └── StillRunningError  processes that can't be killed
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 
 class LauncherError(Exception):
-    """Base of what a command can fail with."""
+    """Base of every error that a command reports."""
 
     exit_code = 1
 
 
 class UsageError(LauncherError):
-    """The command line can't be right, or what it names is not there or taken."""
+    """The command line is wrong, or something that it names is missing or taken."""
 
     exit_code = 2
 
 
 class StillRunningError(LauncherError):
-    """Processes that can't be killed, as when a driver holds them."""
+    """Processes can't be killed, for example because a driver holds them."""

@@ -8,6 +8,7 @@ import errno
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from deepseek_launcher.command import is_turned_off
@@ -17,7 +18,7 @@ from deepseek_launcher.run_options import RunOptions
 
 
 def main(argv: Sequence[str]) -> int:
-    """:returns: the exit code; what went wrong is said in one line on stderr."""
+    """Run a command line; return its exit code. An error is reported in one line on stderr."""
     try:
         _open_standard_streams()
         arguments = _parser().parse_args(argv)
@@ -35,17 +36,17 @@ def main(argv: Sequence[str]) -> int:
 _AT_A_LIMIT = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 
 _ABOUT = """\
-Runs what serves this repository in the foreground, watches it, and leaves nothing of it behind. Needs Python 3.10 or
-newer and nothing else, and can be process 1 of a container.
+Runs the server of this repository in the foreground, watches it, and leaves no process of it behind. Needs Python 3.10
+or newer and nothing else, and can be process 1 of a container.
 """
 
 _RUN = """\
-Starts COMMAND and watches it until it is told to stop: SIGTERM, SIGINT or SIGHUP end it in order (tritonserver finishes
-its open requests), a second one at once. Whatever way this process goes, kill -9 included, all that it started on this
-machine goes too.
+Starts COMMAND and watches it until it is told to stop. SIGTERM, SIGINT or SIGHUP is an orderly stop: tritonserver
+finishes its open requests. A second signal ends it at once. However this process ends, also by kill -9, everything that
+it started on this machine ends too.
 
-exit codes: COMMAND's own (128 + n for a signal), 0 after an orderly stop, 4 when --ready-within is over, 2 for the
-command line or a port that is taken, 1 when the nodes would serve different files
+exit codes: COMMAND's own (128 + n for a signal), 0 after an orderly stop, 4 when it was not ready within
+--ready-within, 2 for a wrong command line or a port that is taken, 1 when the nodes would serve different files
 """
 
 _EXAMPLES = """\
@@ -58,14 +59,15 @@ examples:
 """
 
 _RANK = """\
-Put between the MPI launcher, or the supervisor, and what runs as a rank: when the launcher dies, all of this rank ends;
-on stderr it announces where this rank runs and with which files, and how it ended. On SIGTERM rank 0's tritonserver
-finishes its open requests and the other ranks wait for it; a second SIGTERM, or SIGUSR2, ends the rank at once.
+Goes between the MPI launcher, or the supervisor, and the command of a rank. When the launcher dies, everything of this
+rank ends. On stderr it reports where this rank runs, with which files, and how it ended. On SIGTERM rank 0's
+tritonserver finishes its open requests, and the other ranks wait for it. A second SIGTERM, or SIGUSR2, ends the rank at
+once.
 """
 
 _STOP = """\
-Ends launches of this user on this machine, and waits until nothing of them is left. Only processes that carry the mark
-of the launch (the variable DEEPSEEK_TRITON_LAUNCH) get a signal. Works also when the supervisor was killed.
+Ends launches of this user on this machine, and waits until no process of them is left. Only processes that carry the
+launch's tag (the variable DEEPSEEK_TRITON_LAUNCH) get a signal. Works also when the supervisor was killed.
 """
 
 
@@ -73,15 +75,13 @@ def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="supervise.py", description=_ABOUT, formatter_class=raw)
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    running = verbs.add_parser(
-        "run", help="start, watch, restart", description=_RUN, epilog=_EXAMPLES, formatter_class=raw
-    )
-    _add_run(running)
-    one = verbs.add_parser("rank", help="the guard of one rank", description=_RANK, formatter_class=raw)
-    one.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
-    one.set_defaults(verb=_rank)
+    run = verbs.add_parser("run", help="start, watch, restart", description=_RUN, epilog=_EXAMPLES, formatter_class=raw)
+    _add_run(run)
+    guard = verbs.add_parser("rank", help="the guard of one rank", description=_RANK, formatter_class=raw)
+    guard.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
+    guard.set_defaults(verb=_rank)
     _add_stop(verbs.add_parser("stop", help="end launches", description=_STOP, formatter_class=raw))
-    shown = verbs.add_parser("list", help="what runs here", description="Launches of this user on this machine.")
+    shown = verbs.add_parser("list", help="list launches", description="Launches of this user on this machine.")
     shown.add_argument("--json", action="store_true", help="as a JSON list")
     shown.set_defaults(verb=_show)
     return parser
@@ -89,54 +89,43 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--repository", type=Path, metavar="DIR", help="its models must all become ready")
+    add("--repository", type=Path, metavar="DIR", help="model repository whose models must all become ready")
     add("--ranks", type=_positive, default=1, metavar="N", help="size of the MPI world (default 1)")
-    add("--ranks-per-node", type=_positive, metavar="K", help="to say where a missing rank should have been")
+    add("--ranks-per-node", type=_positive, metavar="K", help="ranks of a node, to name the host of a missing rank")
     add("--hosts", type=_names, default=(), metavar="A,B", help="the nodes in the order of their ranks")
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        add(f"--{name}-port", type=_port, default=port, metavar="PORT", help=f"tritonserver's (default {port})")
-    add("--http-address", default="0.0.0.0", metavar="A", help="tritonserver's (default 0.0.0.0, asked on 127.0.0.1)")
-    add("--ready-within", type=_seconds, default=0.0, metavar="S", help="deadline of a start; 0, the default: none")
-    add(
-        "--exit-timeout", type=_seconds, default=30.0, metavar="S", help="what open requests get at a stop (default 30)"
-    )
-    add(
-        "--max-restarts",
-        type=_count,
-        default=3,
-        metavar="N",
-        help="in a row (default 3); 10 minutes of ready end a row",
-    )
+        add(f"--{name}-port", type=_port, default=port, metavar="PORT", help=f"tritonserver's port (default {port})")
+    add("--http-address", default="0.0.0.0", metavar="A", help="tritonserver's (default 0.0.0.0, checked on 127.0.0.1)")
+    add("--max-restarts", type=_count, default=3, metavar="N", help="in a row (default 3); 10 minutes ready end a row")
     add(
         "--restart",
         choices=POLICIES,
         default="fatal",
-        help="fatal (default): when something that had been ready ends by itself with an error; always: whatever ends; "
-        "never. After 1, 2, 4 ... 60 s",
+        help="fatal (default): restart a server that had been ready and failed; always: restart whatever ends; never. "
+        "The pauses are 1, 2, 4 ... 60 s",
     )
-    add("--ready-file", type=Path, metavar="FILE", help="there while it is ready")
-    add("--health-every", type=_seconds, default=5.0, metavar="S", help="how often it is asked, once ready (default 5)")
+    add("--ready-file", type=Path, metavar="FILE", help="file that exists while the server is ready")
+    for name, default, text in (
+        ("ready-within", 0.0, "seconds within which it must become ready (default 0: no deadline)"),
+        ("exit-timeout", 30.0, "seconds that open requests get at a stop (default 30)"),
+        ("health-every", 5.0, "seconds between health checks once ready (default 5)"),
+    ):
+        dest = f"{name.replace('-', '_')}_s"
+        add(f"--{name}", dest=dest, type=_seconds, default=default, metavar="S", help=text)
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
     parser.set_defaults(verb=_run)
 
 
 def _add_stop(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("ids", nargs="*", metavar="ID", help="as `supervise.py list` shows it")
-    add(
-        "--repository",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="those that serve this folder; again",
-    )
+    add("ids", nargs="*", metavar="ID", help="launch id, as `supervise.py list` shows it")
+    add("--repository", type=Path, action="append", default=[], metavar="DIR", help="what serves DIR; repeatable")
     add("--all", action="store_true", help="every launch of this user on this machine")
-    add("--now", action="store_true", help="open requests get no time")
+    add("--now", action="store_true", help="give open requests no time")
     parser.set_defaults(verb=_stop)
 
 
-# Each verb loads what it needs: sixteen ranks of a node begin at once, and stay.
+# Each verb imports only what it needs: sixteen ranks of a node start at once, and their processes stay.
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -167,23 +156,8 @@ def _run_options(arguments: argparse.Namespace) -> RunOptions:
     command = _command(arguments)
     if is_turned_off(command, "--allow-http"):
         raise UsageError("--allow-http is off: readiness is asked over HTTP; leave it on, at --http-address=127.0.0.1")
-    return RunOptions(
-        command=command,
-        repository=arguments.repository,
-        ranks=arguments.ranks,
-        ranks_per_node=arguments.ranks_per_node,
-        hosts=arguments.hosts,
-        http_port=arguments.http_port,
-        grpc_port=arguments.grpc_port,
-        metrics_port=arguments.metrics_port,
-        http_address=arguments.http_address,
-        ready_within_s=arguments.ready_within,
-        exit_timeout_s=arguments.exit_timeout,
-        max_restarts=arguments.max_restarts,
-        restart=arguments.restart,
-        ready_file=arguments.ready_file,
-        health_every_s=arguments.health_every,
-    )
+    given = vars(arguments)
+    return RunOptions(**{field.name: given[field.name] for field in fields(RunOptions)} | {"command": command})
 
 
 def _command(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -227,7 +201,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _open_standard_streams() -> None:
-    """Where one is closed, what is opened next would get its number: the guard's pipe would be taken for stderr."""
+    """Open the closed ones among stdin, stdout and stderr. Else the guard's pipe might get the number of stderr."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -236,11 +210,11 @@ def _open_standard_streams() -> None:
 
 
 def _tell(text: str, *, to: int = 1) -> None:
-    """What is done counts, not whether it can be said."""
+    """Write a line, and ignore every error: the verb's work counts, not whether it can be reported."""
     with contextlib.suppress(OSError):
         _say(text, to=to)
 
 
 def _say(text: str, *, to: int = 1) -> None:
-    with contextlib.suppress(BrokenPipeError):  # whoever wanted to read it has left
+    with contextlib.suppress(BrokenPipeError):  # its reader has gone
         os.write(to, f"{text}\n".encode("utf-8", errors="surrogateescape"))

@@ -1,4 +1,4 @@
-"""Which rank this process is, by what the launcher of the ranks has set."""
+"""Reads this process's MPI rank and world size from the environment variables that the ranks' launcher sets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 _RANK = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _SIZE = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""PMIx hands the size over by a call, not by a variable; Slurm and Open MPI set theirs beside it."""
+"""PMIx gives the size by a call, not by a variable; Slurm and Open MPI set their own variables beside it."""
 
 
 def rank(environment: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""What a node is about to serve, as hashes that can be compared between nodes."""
+"""Hashes of the files that a node is about to serve, so that nodes can be compared."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from deepseek_launcher.command import option
 
 INDEX = "model.safetensors.index.json"
 _WHOLE_FILE_BYTES = 4 << 20
-"""Larger files (weights that lie in the repository) count by their size."""
+"""Only the size of a larger file is hashed, such as weights that lie in the repository."""
 _MODEL = re.compile(r"""^model:\s*(?:"([^"]+)"|'([^']+)'|([^\s#]+))""", re.MULTILINE)
 
 
 def served_repository(command: Sequence[str]) -> Path | None:
-    """The folder that tritonserver in `command` is given."""
+    """Return the model repository that `command` gives to tritonserver."""
     folder = option(command, "--model-repository") or option(command, "--model-store")
     return Path(folder) if folder else None
 
 
 def repository_hash(repository: Path) -> str:
-    """Over the names and contents of its models' files; two that differ in a byte of a configuration differ.
+    """Return a hash over the names and contents of the models' files, 16 hex digits.
 
-    What lies beside the models is left out: a log that grows there would be another for each rank.
+    Files beside the models are left out: a log that grows there would give each rank another hash.
+
+    :raises OSError: when a file can't be read.
     """
     digest = hashlib.sha256()
     for path in sorted(_files(repository)):
@@ -36,7 +38,10 @@ def repository_hash(repository: Path) -> str:
 
 
 def checkpoint_hash(repository: Path) -> str | None:
-    """Over the indexes of the checkpoints that its model.yaml files name; None where there is none to read."""
+    """Return a hash over the indexes of the checkpoints that the model.yaml files name; None without an index.
+
+    :raises OSError: when a file can't be read.
+    """
     digest = hashlib.sha256()
     found = False
     for path in sorted(repository.glob("*/*/model.yaml")):

@@ -1,8 +1,8 @@
-"""What the engine's log lines say about how far a start is.
+"""Reads out of the engine's log lines how far a start is, and why it failed.
 
 Lines of TensorRT-LLM look like `[06/17/2025-16:35:04] [TRT-LLM] [RANK 0] [I] ...` from Python and
-`[TensorRT-LLM][INFO] ...` from C++. The wording is that of releases 0.20 to 1.2; what a newer one words differently
-shows as the phase before it.
+`[TensorRT-LLM][INFO] ...` from C++. The wording is that of releases 0.20 to 1.2. Where a newer release words
+a line differently, the phase before it is shown.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Phase:
-    """A step of a start, in the order in which they come; some come twice, around the engine's memory profile."""
+    """A phase of a start. Some phases come twice, before and after the engine's memory profile."""
 
     name: str
     pattern: re.Pattern[str]
     source: str
-    """Where the line comes from."""
+    """File or program that writes the line."""
 
 
 def _phase(name: str, pattern: str, source: str) -> Phase:
@@ -28,7 +28,7 @@ def _phase(name: str, pattern: str, source: str) -> Phase:
 _TRTLLM = "TensorRT-LLM tensorrt_llm"
 
 STARTED = "starting"
-"""Before the first of them."""
+"""Name of the phase before the first one of PHASES."""
 
 PHASES = (
     _phase("starting tritonserver", r"Pinned memory pool is created|Unable to allocate pinned", "triton core"),
@@ -78,20 +78,21 @@ PHASES = (
     _phase("model is ready", r"deepseek_backend INFO: .+ is ready after ", "model.py of this repository"),
     _phase("opening ports", r"Started (?:GRPCInferenceService|HTTPService|Metrics Service) at", "triton server"),
 )
+"""The phases in the order of a start."""
 
 
 def phase_of(line: str) -> int | None:
-    """Which of PHASES begins with this line."""
+    """Return the index in PHASES of the phase that begins with this line; None when no phase does."""
     return next((number for number, phase in enumerate(PHASES) if phase.pattern.search(line)), None)
 
 
 _TAG = re.compile(r"^\s*(?:\[\d+,(?P<mpirun>\d{1,6})\]<\w+>:|(?P<srun>\d{1,6}): ?)\s?(?P<rest>.*)$", re.DOTALL)
-"""`mpirun --tag-output` and `srun --label`."""
+"""A line with the prefix of `mpirun --tag-output` or of `srun --label`."""
 _RANK = re.compile(r"\[RANK (\d{1,6})\]")
 
 
 def rank_of(line: str, num_ranks: int) -> int:
-    """Which rank wrote the line; 0 where nothing in it says."""
+    """Return the rank that wrote the line; 0 where the line does not tell."""
     if num_ranks == 1:
         return 0
     own = _RANK.search(line)
@@ -121,7 +122,7 @@ _LONGEST_CAUSE = 300
 
 
 def cause_of(line: str) -> str | None:
-    """What the line names as the reason of an end."""
+    """Return the cause of a failure that the line names, at most 300 characters; None without one."""
     for pattern, words in _CAUSES:
         if match := pattern.search(line):
             return words.format(" ".join(match[1].split())[:_LONGEST_CAUSE].rstrip(' ."'))

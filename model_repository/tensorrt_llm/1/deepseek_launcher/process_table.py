@@ -1,4 +1,4 @@
-"""Processes by Linux's /proc: which there are, and a signal to exactly the one that was meant."""
+"""Looks up processes in Linux's /proc, and sends a signal to exactly the process that was meant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AT_A_LIMIT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Without pathlib and buffers, for there may be thousands."""
+    """Read a file of /proc/PID. Without pathlib and buffers, for there may be thousands of processes."""
     descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = os.read(descriptor, _CHUNK)
@@ -31,21 +31,21 @@ def _read(pid: int, name: str) -> bytes:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that runs. Its number may be another's one day; number and start time together are not."""
+    """A running process. Its number may later be another's, but never number and start time together."""
 
     pid: int
     started: int
-    """Clock ticks after the machine's start."""
+    """Start time, in clock ticks after the machine's start."""
     parent: int
     name: str
-    """As the kernel has it: at most 15 characters."""
+    """The kernel's name of it, at most 15 characters."""
     cpu_s: float
 
 
 def look_up(pid: int) -> Process | None:
-    """None when there is no such process that we may see, or it has ended and only waits to be reaped.
+    """Return the process; None when there is none that we may see, or it has ended and only waits to be reaped.
 
-    :raises OSError: when that can't be told, for want of files or memory.
+    :raises OSError: at a limit of open files or memory, where nobody can tell.
     """
     try:
         text = _read(pid, "stat").decode(errors="replace")
@@ -69,7 +69,7 @@ def look_up(pid: int) -> Process | None:
 
 
 def runs(process: Process) -> bool:
-    """Whether this very process still runs. As long as that can't be told it does: nothing must be ended for it."""
+    """Return whether this very process still runs. True where /proc can't be read: nothing may be ended for that."""
     try:
         now = look_up(process.pid)
     except OSError:
@@ -83,7 +83,7 @@ def all_processes() -> Iterator[Process]:
             yield process
 
 
-def of_this_user(pid: int) -> bool:
+def is_this_users(pid: int) -> bool:
     try:
         return os.stat(f"/proc/{pid}").st_uid == os.getuid()
     except OSError:
@@ -91,7 +91,7 @@ def of_this_user(pid: int) -> bool:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """What the process was started with; empty when it is not for us to read."""
+    """Return the variables that the process was started with; none when we may not read them."""
     try:
         raw = _read(pid, "environ")
     except OSError:
@@ -101,7 +101,7 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def descendants(processes: Iterable[Process], roots: Iterable[int]) -> set[int]:
-    """The numbers of all below `roots`, without these."""
+    """Return the numbers of all processes below `roots`, without `roots` themselves."""
     children: dict[int, list[int]] = {}
     for process in processes:
         children.setdefault(process.parent, []).append(process.pid)
@@ -115,7 +115,7 @@ def descendants(processes: Iterable[Process], roots: Iterable[int]) -> set[int]:
 
 
 def ancestors(pid: int) -> set[int]:
-    """The numbers of all above `pid`, and its own."""
+    """Return the numbers of all processes above `pid`, and its own."""
     line = {pid}
     while (process := look_up(pid)) and process.parent not in line:
         pid = process.parent
@@ -124,7 +124,7 @@ def ancestors(pid: int) -> set[int]:
 
 
 def send(process: Process, signum: int) -> None:
-    """A signal to this process, and never to another that has its number by now. Nothing when it has ended."""
+    """Send a signal to this process, if it still runs, and never to another one that has its number by now."""
     with contextlib.suppress(ProcessLookupError):
         try:
             descriptor = os.pidfd_open(process.pid)
@@ -142,7 +142,7 @@ def send(process: Process, signum: int) -> None:
 
 
 def read_bytes(pid: int) -> int:
-    """What it has read so far, from storage or the page cache (rchar of proc(5)); mapped files don't count."""
+    """Return the bytes read so far, from storage or the page cache (rchar of proc(5)), without mapped files."""
     try:
         first = _read(pid, "io").split(maxsplit=2)
     except OSError:

@@ -1,4 +1,7 @@
-"""The lines by which a rank tells the supervisor of itself; they pass the MPI launcher like any other output."""
+"""Writes and parses the lines that a rank sends to the supervisor: `started`, `alive` and `ended`.
+
+They pass the MPI launcher like any other output.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,20 @@ _PREFIX = "deepseek-triton rank "
 
 
 def line(rank: int, event: str, launch: str, **facts: Any) -> str:
-    """`launch` is in it because an engine's log may show what users wrote, and a launch may run within another."""
+    """Return the line of an event.
+
+    The line names the launch, because an engine's log may show text of users, and a launch may run within another.
+    """
     return f"{_PREFIX}{json.dumps({'rank': rank, 'event': event, **facts, 'launch': launch}, separators=(',', ':'))}"
 
 
 def ended(rank: int, launch: str, code: int) -> str:
-    """:param code: as a shell has it."""
+    """Return the line of the `ended` event; `code` is the exit code as a shell gives it."""
     return line(rank, "ended", launch, code=code, signal=signal_of(code))
 
 
 def is_alive(text: str) -> bool:
-    """Whether the line is one of those that come every 15 s and are for the supervisor alone."""
+    """Return whether the line is an `alive` event, which comes every 15 s and is for the supervisor alone."""
     return _PREFIX in text and '"event":"alive"' in text
 
 
@@ -40,7 +46,7 @@ def _is_text(pattern: str) -> Callable[[object], bool]:
 
 
 _HASH = "[0-9a-f]{16}"
-_SOUND: dict[str, Callable[[object], bool]] = {
+_CHECKS: dict[str, Callable[[object], bool]] = {
     "rank": _is_count,
     "event": _is_text("started|alive|ended"),
     "launch": _is_text("[0-9a-f]{8}"),
@@ -60,7 +66,7 @@ _NEEDED = {"started": ("host", "pid"), "alive": (), "ended": ("code",)}
 
 
 def parse(text: str, launch: str) -> dict[str, Any] | None:
-    """None for a line that is no announcement of `launch`. A launcher may have put something before it."""
+    """Return the event's facts; None for any other line. A launcher may have put a tag before the event."""
     _, found, rest = text.partition(_PREFIX)
     if not found:
         return None
@@ -68,12 +74,12 @@ def parse(text: str, launch: str) -> dict[str, Any] | None:
         facts, _ = json.JSONDecoder().raw_decode(rest)
     except (ValueError, RecursionError):
         return None
-    return facts if isinstance(facts, dict) and facts.get("launch") == launch and _is_sound(facts) else None
+    return facts if isinstance(facts, dict) and facts.get("launch") == launch and _is_valid(facts) else None
 
 
-def _is_sound(facts: dict[str, Any]) -> bool:
-    """A launcher can lose a piece of a line; what is left may still be JSON."""
-    known = {name: value for name, value in facts.items() if name in _SOUND and value is not None}
-    if not all(_SOUND[name](value) for name, value in known.items()):
+def _is_valid(facts: dict[str, Any]) -> bool:
+    """Check every value. A launcher can lose a piece of a line, and the rest may still be JSON."""
+    known = {name: value for name, value in facts.items() if name in _CHECKS and value is not None}
+    if not all(_CHECKS[name](value) for name, value in known.items()):
         return False
     return {"rank", "event"} <= known.keys() and known.keys() >= set(_NEEDED[known["event"]])

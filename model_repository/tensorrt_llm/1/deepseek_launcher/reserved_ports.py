@@ -1,4 +1,4 @@
-"""Ports that are free and stay ours through an hour's load; who holds one that isn't."""
+"""Checks that ports are free, names the process that holds one, and reserves ports during an hour's load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from deepseek_launcher.launcher_errors import UsageError
 
 
 def check_free(host: str, ports: Mapping[str, int]) -> None:
-    """:raises UsageError: when one of them can't be listened on; all that can't be are named."""
+    """Refuse ports that can't be listened on.
+
+    :raises UsageError: with every such port, and the process that holds it.
+    """
     problems = [problem for name, port in ports.items() if (problem := _problem(host, name, port))]
     if len(set(ports.values())) < len(ports):
         problems.append(f"HTTP, gRPC and metrics need a port each, got {', '.join(map(str, ports.values()))}")
@@ -22,25 +25,25 @@ def check_free(host: str, ports: Mapping[str, int]) -> None:
 
 
 def reserve(ports: Mapping[str, int]) -> contextlib.ExitStack:
-    """Mark the ports as this process's until the result is closed, or the process ends.
+    """Reserve the ports for this process until the result is closed or the process ends.
 
-    tritonserver takes its ports only when the model has loaded, and two of them can share one without a word: each
-    would get half of the requests. The mark is the name of a socket in Linux's abstract namespace, the same that
-    `deepseek-triton serve` takes.
+    tritonserver opens its ports only when the model has loaded. Two servers can then share a port without an error, and
+    each gets half of the requests. A reservation is the name of a socket in Linux's abstract namespace, the same name
+    that `deepseek-triton serve` takes.
 
-    :raises UsageError: when another process has one of them marked.
+    :raises UsageError: when another process has reserved one of them.
     """
-    with contextlib.ExitStack() as marks:
+    with contextlib.ExitStack() as reservations:
         for port in ports.values():
-            mark = marks.enter_context(socket.socket(socket.AF_UNIX))
+            reservation = reservations.enter_context(socket.socket(socket.AF_UNIX))
             try:
-                mark.bind(f"\0deepseek-triton/port/{port}")
+                reservation.bind(f"\0deepseek-triton/port/{port}")
             except OSError as error:
                 raise UsageError(
-                    f"port {port} is spoken for: another launch is loading a model to serve there; "
+                    f"port {port} is reserved: another launch is loading a model to serve there; "
                     "end that (supervise.py list shows it), or choose another port"
                 ) from error
-        return marks.pop_all()
+        return reservations.pop_all()
 
 
 def _problem(host: str, name: str, port: int) -> str | None:
@@ -57,10 +60,10 @@ def _problem(host: str, name: str, port: int) -> str | None:
 
 
 def _holder(port: int) -> str | None:
-    """Which process listens on `port`, where /proc lets us see it."""
+    """Return the process that listens on `port`; None where /proc does not show it."""
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        # Another user's, or gone meanwhile.
+        # It belongs to another user, or has gone meanwhile.
         with contextlib.suppress(OSError):
             if os.readlink(descriptor) in sockets:
                 name = (descriptor.parents[1] / "comm").read_text(encoding="utf-8", errors="replace").strip()
@@ -69,7 +72,10 @@ def _holder(port: int) -> str | None:
 
 
 def _listening_inodes(port: int) -> Iterator[str]:
-    """Columns of /proc/net/tcp, from proc(5): 1 is address:port in hex, 3 the state, 9 the inode."""
+    """Yield the inodes of the sockets that listen on `port`.
+
+    Columns of /proc/net/tcp, from proc(5): 1 is address:port in hex, 3 the state, 9 the inode.
+    """
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
         for row in table.read_text(encoding="ascii").splitlines()[1:] if table.is_file() else []:
             columns = row.split()

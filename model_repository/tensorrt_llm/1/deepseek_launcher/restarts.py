@@ -1,4 +1,4 @@
-"""Whether what has ended is started again, and when."""
+"""Decides whether a command that has ended is started again, and when."""
 
 from __future__ import annotations
 
@@ -11,45 +11,47 @@ POLICIES: tuple[Policy, ...] = ("fatal", "always", "never")
 
 _LONGEST_DELAY_S = 60
 _PROVEN_S = 600
-"""Ready for as long, and what comes next is a new story."""
+"""An attempt that was ready for this long sets the count of restarts back to zero."""
 
 
 class End(Enum):
     """How an attempt ended."""
 
     STOPPED = "stopped"
-    """As somebody asked."""
+    """A stop was requested."""
     DONE = "done"
-    """Its command ended with 0 by itself."""
+    """The command ended with 0 by itself."""
     FATAL = "fatal"
+    """Something failed."""
     DEADLINE = "deadline"
+    """It was not ready in time."""
     DISAGREEMENT = "disagreement"
-    """The nodes would serve different things: the same again."""
+    """The nodes would serve different files, and would do so again after a restart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Of one attempt."""
+    """The result of one attempt."""
 
     end: End
     exit_code: int
     reason: str = ""
     ready_s: float | None = None
-    """How long it had been ready; None when it never was."""
+    """Seconds since it first became ready; None when it never did."""
 
 
 class Restarts:
-    """Counts them."""
+    """Counts the restarts and applies the policy."""
 
     def __init__(self, policy: Policy, most: int) -> None:
         self.done = 0
-        """Since the last time that it was ready for ten minutes."""
+        """Number of restarts since the server was last ready for ten minutes."""
         self._policy = policy
         self._most = most
 
     def delay_s(self, outcome: Outcome) -> float | None:
-        """How long to wait before the next attempt; None for no further one."""
-        if not self._wanted(outcome):
+        """Return the seconds to wait before the next attempt; None when there is to be no further one."""
+        if not self._is_wanted(outcome):
             return None
         if (outcome.ready_s or 0) >= _PROVEN_S:
             self.done = 0
@@ -58,8 +60,8 @@ class Restarts:
         self.done += 1
         return float(min(_LONGEST_DELAY_S, 2 ** (self.done - 1)))
 
-    def _wanted(self, outcome: Outcome) -> bool:
+    def _is_wanted(self, outcome: Outcome) -> bool:
         if outcome.end in (End.STOPPED, End.DISAGREEMENT) or self._policy == "never":
             return False
-        # What never became ready needs an hour to fail again, and its cause is nearly always one that stays.
+        # A server that never became ready would need an hour to fail again, nearly always for the same reason.
         return self._policy == "always" or (outcome.end is End.FATAL and outcome.ready_s is not None)

@@ -1,4 +1,4 @@
-"""What `supervise.py run` is told."""
+"""The options of `supervise.py run`."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from deepseek_launcher.restarts import Policy
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What to run and how to watch it."""
+    """The command to run, and how to watch it."""
 
     command: tuple[str, ...]
-    repository: Path | None = None
-    ranks: int = 1
-    ranks_per_node: int | None = None
-    hosts: tuple[str, ...] = ()
-    http_port: int = 8000
-    grpc_port: int = 8001
-    metrics_port: int = 8002
-    http_address: str = "0.0.0.0"
-    ready_within_s: float = 0
-    """0: no deadline."""
-    exit_timeout_s: float = 30
-    max_restarts: int = 3
-    restart: Policy = "fatal"
-    ready_file: Path | None = None
-    health_every_s: float = 5
+    repository: Path | None
+    ranks: int
+    ranks_per_node: int | None
+    hosts: tuple[str, ...]
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    http_address: str
+    ready_within_s: float
+    """Deadline for becoming ready; 0 for none."""
+    exit_timeout_s: float
+    max_restarts: int
+    restart: Policy
+    ready_file: Path | None
+    health_every_s: float
 
     @property
     def ports(self) -> dict[str, int]:

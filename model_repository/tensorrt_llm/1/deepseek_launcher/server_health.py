@@ -1,4 +1,4 @@
-"""Whether the server and its models are ready, asked over HTTP in a thread of its own."""
+"""Asks over HTTP whether the server and its models are ready, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 
 @dataclass(frozen=True)
 class HealthAnswer:
-    """What the server said last."""
+    """The result of one health check."""
 
     ready: bool
     problem: str
-    """Why not, in words."""
-    spoke: bool
-    """It answered, be it no."""
+    """Why it is not ready, in words."""
+    answered: bool
+    """Whether the server answered at all, be it that it is not ready."""
 
 
-SILENT = HealthAnswer(False, "nothing was asked yet", False)
+_NOT_ASKED = HealthAnswer(False, "nothing was asked yet", False)
 
 
 class ServerHealth:
-    """Asks until `close`. `answer` and `num_asked` may be read by anybody: each is replaced in one step."""
+    """Asks until `close`. Every thread may read `answer` and `num_asked`: each is replaced in one step."""
 
     def __init__(self, address: str, port: int, models: Sequence[str], *, every_s: float) -> None:
-        """`models`: those that have to be ready besides the server; none where they come and go on request. `every_s`
-        holds once it was ready."""
+        """Start asking.
+
+        :param models: models that have to be ready besides the server; none where they come and go on request.
+        :param every_s: pause between two checks once the server was ready.
+        """
         self._every_s = every_s
-        self.answer = SILENT
+        self.answer = _NOT_ASKED
         self.num_asked = 0
         self._address, self._port = address, port
         names = (quote(os.fsencode(model), safe="") for model in models)
@@ -56,10 +59,11 @@ class ServerHealth:
         while not self._closed.wait(pause_s):
             self.answer = self._ask()
             self.num_asked += 1
-            # One that says no comes back any moment; one that says nothing may have too much to do already.
+            # A server that answers "not ready" may be ready at any moment. One that does not answer may have too much
+            # to do.
             was_ready = was_ready or self.answer.ready
-            rarely = was_ready and (self.answer.ready or not self.answer.spoke)
-            pause_s = self._every_s if rarely else min(self._every_s, _LOADING_EVERY_S)
+            seldom = was_ready and (self.answer.ready or not self.answer.answered)
+            pause_s = self._every_s if seldom else min(self._every_s, _LOADING_EVERY_S)
 
     def _ask(self) -> HealthAnswer:
         for path in self._paths:
@@ -72,10 +76,13 @@ class ServerHealth:
         return HealthAnswer(True, "", True)
 
     def _status(self, path: str) -> int:
-        """:raises ValueError: for what is no HTTP. OSError when none comes in time.
+        """Return the HTTP status of a GET.
 
-        http.client would wait for ever for who sends a byte a second. No connection is kept: one that idles would hold
-        up the server's exit.
+        http.client would wait for ever for a server that sends a byte a second. The connection is not kept, because an
+        idle connection delays the server's exit.
+
+        :raises ValueError: when the answer is no HTTP.
+        :raises OSError: when no answer comes in time.
         """
         give_up = time.monotonic() + _TIMEOUT_S
         request = f"GET {path} HTTP/1.1\r\nHost: {self._address}\r\nConnection: close\r\n\r\n"

@@ -1,4 +1,4 @@
-"""tritonserver and its stubs among the processes of a launch: which have gone that should be there."""
+"""Notices when a launch's tritonserver, or one of its stubs, has ended while the rest goes on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from deepseek_launcher.launch_tag import SERVER_NAME, STUB_NAME, LaunchTag, memb
 from deepseek_launcher.process_table import Process
 
 DEFAULT_EXIT_TIMEOUT_S = 30.0
-"""tritonserver's --exit-timeout-secs."""
+"""tritonserver's default for --exit-timeout-secs."""
 PATIENCE_S = 15
-"""On top of the exit timeout: the server begins to unload its models only when that has run out."""
+"""Seconds that a stop gets on top of the exit timeout: the server unloads its models only after the exit timeout."""
+LEAVE_S = 5
+"""Seconds that the processes of a command which ended with 0 get to end themselves: a stub goes within 2 s of its
+server."""
 
 _OFTEN_FOR_S = 30
 _SEARCH_EVERY_S = 2
-_COMES_WITHIN_S = 60
-"""trtllm-llmapi-launch starts it in a second or two; one that ends as fast, for a wrong option, is never seen."""
+_APPEARS_WITHIN_S = 60
+"""trtllm-llmapi-launch starts tritonserver in a second or two. One that ends at once, because of a wrong option, may
+never be seen."""
 _CRASHED_LOOKS = 2
 _CRASH_GRACE_S = 2
 _END_GRACE_S = 60
@@ -29,12 +33,12 @@ class ServerWatch:
 
     trtllm-llmapi-launch (TensorRT-LLM 1.x, tensorrt_llm/llmapi/trtllm-llmapi-launch) runs tritonserver in a subshell
     under `set -e`, and the engine's leader beside it. When tritonserver ends with 0 the subshell tells the leader to
-    stop, which takes it the seconds of an import. When it ends with anything else, so does the subshell, and the leader
-    and every rank stay for ever, with their GPUs. So: a subshell that goes together with its server has failed.
+    stop, which takes the seconds of an import. When it ends with another code, the subshell ends too, and the leader
+    and every rank stay for ever, with their GPUs. A subshell that ends together with its server has therefore failed.
     """
 
-    def __init__(self, mark: LaunchTag, command: Sequence[str], *, spare: Collection[int] = ()) -> None:
-        self._mark = mark
+    def __init__(self, tag: LaunchTag, command: Sequence[str], *, spare: Collection[int] = ()) -> None:
+        self._tag = tag
         self._spare = spare
         self._is_expected = any(os.path.basename(word) == SERVER_NAME for word in command)
         self._began = time.monotonic()
@@ -42,36 +46,34 @@ class ServerWatch:
         self._starter: Process | None = None
         self._searched_at = float("-inf")
         self._starter_gone_at: float | None = None
-        self._looks_since = 0
+        self._looks_since_end = 0
         self._was_seen = False
 
     def look(self) -> bool:
-        """True when the rest has to be ended. Cheap once the server has been seen."""
+        """Return True when the rest of the rank has to be ended. Cheap once the server has been seen."""
         try:
             return self._look(time.monotonic())
-        except OSError:  # no more files can be opened: it can't be told
+        except OSError:  # at a limit of open files, where nobody can tell
             return False
 
     def _look(self, now: float) -> bool:
         if self._server is None:
             self._search(now)
-            return self._is_expected and now - self._began > _COMES_WITHIN_S and not self._has_come()
+            return self._is_expected and now - self._began > _APPEARS_WITHIN_S and not self._has_appeared()
         if self._starter_gone_at is None:
             if process_table.runs(self._server):
                 return False
-            self._looks_since += 1
+            self._looks_since_end += 1
             if self._starter is not None and process_table.runs(self._starter):
                 return False
             self._starter_gone_at = now
-        crashed = self._looks_since <= _CRASHED_LOOKS
+        crashed = self._looks_since_end <= _CRASHED_LOOKS
         return now - self._starter_gone_at > (_CRASH_GRACE_S if crashed else _END_GRACE_S)
 
-    def _has_come(self) -> bool:
-        """Also under another name, as with a wrapper or a profiler around it: its stubs have theirs."""
+    def _has_appeared(self) -> bool:
+        """Return whether a server was seen, also one that a profiler runs under another name: stubs keep theirs."""
         if self._server is None and not self._was_seen:
-            self._was_seen = any(
-                process.name.startswith("triton") for process in members(self._mark, spare=self._spare)
-            )
+            self._was_seen = any(process.name.startswith("triton") for process in members(self._tag, spare=self._spare))
         return self._server is not None or self._was_seen
 
     def _search(self, now: float) -> None:
@@ -79,20 +81,20 @@ class ServerWatch:
         if not often and now - self._searched_at < _SEARCH_EVERY_S:
             return
         self._searched_at = now
-        servers = [process for process in members(self._mark, spare=self._spare) if process.name == SERVER_NAME]
+        servers = [process for process in members(self._tag, spare=self._spare) if process.name == SERVER_NAME]
         if servers:
             self._server = servers[0]
             self._starter = process_table.look_up(servers[0].parent)
 
 
 class StubWatch:
-    """The stubs that were there when the models were ready. tritonserver can say 200 for ever without them."""
+    """Watches the stubs that ran when the models became ready: without them tritonserver may answer 200 for ever."""
 
-    def __init__(self, mark: LaunchTag, *, spare: Collection[int] = ()) -> None:
-        found = [process for process in members(mark, spare=spare) if process.name == STUB_NAME]
+    def __init__(self, tag: LaunchTag, *, spare: Collection[int] = ()) -> None:
+        found = [process for process in members(tag, spare=spare) if process.name == STUB_NAME]
         servers = {process.pid for process in process_table.all_processes() if process.name == SERVER_NAME}
         self._stubs = [process for process in found if process.parent in servers]
 
     def gone(self) -> Process | None:
-        """One that has ended."""
+        """Return a stub that has ended; None while all run."""
         return next((stub for stub in self._stubs if not process_table.runs(stub)), None)

@@ -1,31 +1,34 @@
-"""Signals as something the main loop takes, one after the other, when it is ready for them."""
+"""Collects signals for the main loop, and decides which kind of stop they ask for."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterable
 from types import FrameType
 
 from deepseek_launcher.output import readable
 
 END_NOW = signal.SIGUSR2
-"""Ends a launch, or a rank, at once. mpirun and srun hand it on to every rank, on other nodes too. Not SIGQUIT alone: a
-script's background job ignores that."""
-SAME_WISH_S = 1.0
-"""Within it, a second signal is the first one once more: timeout(1), a terminal, a launcher and Slurm each hand one on
-that has come by another way, too. Nobody types two Ctrl-C as fast who means it."""
+"""Signal that ends a launch, or a rank, at once. mpirun and srun pass it on to every rank, also on other nodes. SIGQUIT
+does the same, but a script's background job ignores SIGQUIT."""
+ORDERLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that ask for an orderly stop, in which tritonserver finishes its open requests."""
 
-_OF_A_TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+_SAME_REQUEST_S = 1.0
+"""A repeated signal within one second is ignored: timeout(1), a terminal, a launcher and Slurm may each pass on the
+same stop request. Nobody presses Ctrl-C twice within a second to ask for two different things."""
+_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
 class Signals:
-    """Takes over `signums` for good, and SIGCHLD. Make it in the main thread, which alone calls `wait`.
+    """Handles `signums` and SIGCHLD from now on. Make it in the main thread, and call `wait` only there.
 
-    Handlers are needed for process 1 of a container, to which the kernel delivers nothing that has no handler.
-    Those that a terminal sends stay ignored where they were (SIGHUP by nohup, SIGINT and SIGQUIT in a script's
-    background job); SIGTERM does not: it is how one is asked to end.
+    Every signal gets a handler, because the kernel delivers to process 1 of a container only signals with a handler.
+    Signals of a terminal stay ignored where they were ignored: SIGHUP by nohup, SIGINT and SIGQUIT in a script's
+    background job. SIGTERM does not, because it is the usual request to end.
     """
 
     def __init__(self, signums: Iterable[int]) -> None:
@@ -34,12 +37,12 @@ class Signals:
         signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         for signum in signums:
-            if signum not in _OF_A_TERMINAL or signal.getsignal(signum) != signal.SIG_IGN:
+            if signum not in _TERMINAL_SIGNALS or signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, self._take)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever started this may have had some blocked
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the parent process may have blocked some
 
     def wait(self, timeout_s: float) -> list[int]:
-        """Those that came, in order. Returns early when one comes or a child ends."""
+        """Return the signals that came, in order. Waits until one comes, a child ends, or `timeout_s` is over."""
         readable(self._reading, max(0.0, timeout_s))
         with contextlib.suppress(BlockingIOError):
             while os.read(self._reading, 512):
@@ -49,3 +52,32 @@ class Signals:
 
     def _take(self, signum: int, _: FrameType | None) -> None:
         self._came.append(signum)
+
+
+class StopRequests:
+    """The stop that was asked for so far: none, an orderly one with a deadline, or an end at once."""
+
+    def __init__(self, patience_s: float) -> None:
+        self.stop_by: float | None = None
+        """Deadline of the orderly stop, by time.monotonic(); None while none was requested."""
+        self.end_now = False
+        self._patience_s = patience_s
+        self._first_at = 0.0
+
+    @property
+    def stopping(self) -> bool:
+        return self.stop_by is not None or self.end_now
+
+    @property
+    def is_overdue(self) -> bool:
+        return self.stop_by is not None and time.monotonic() > self.stop_by
+
+    def take(self, signum: int) -> bool:
+        """Take note of a stop signal; return True for the first request of an orderly stop."""
+        now = time.monotonic()
+        if signum in ORDERLY and not self.stopping:
+            self._first_at, self.stop_by = now, now + self._patience_s
+            return True
+        if signum not in ORDERLY or now - self._first_at > _SAME_REQUEST_S:
+            self.end_now = True
+        return False

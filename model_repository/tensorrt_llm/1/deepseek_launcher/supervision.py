@@ -1,4 +1,4 @@
-"""What all attempts of a supervisor share: its signals, its words, its record, and what belongs to its launch."""
+"""State that all start attempts of a supervisor share: signals, output, record, and the launch's processes."""
 
 from __future__ import annotations
 
@@ -8,91 +8,82 @@ import time
 
 from deepseek_launcher import children, launch_record, launch_tag, process_table
 from deepseek_launcher.command import option
+from deepseek_launcher.launch_record import LaunchRecord, LaunchRecordFile
 from deepseek_launcher.launch_tag import LaunchTag
 from deepseek_launcher.launcher_errors import LauncherError
 from deepseek_launcher.output import OutputWriter
 from deepseek_launcher.process_table import Process
 from deepseek_launcher.run_options import RunOptions
 from deepseek_launcher.server_processes import PATIENCE_S
-from deepseek_launcher.signals import END_NOW, SAME_WISH_S, Signals
+from deepseek_launcher.signals import END_NOW, ORDERLY, Signals, StopRequests
 from deepseek_launcher.supervisor_guard import SupervisorGuard
-
-ORDERLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_AT_ONCE = (signal.SIGQUIT, END_NOW)
 
 
 class Supervision:
-    """Make it in the main thread, which alone uses it, after the guard."""
+    """Make it in the main thread, after the guard, and use it only there."""
 
-    def __init__(self, options: RunOptions, mark: LaunchTag, models: list[str], guard: SupervisorGuard | None) -> None:
+    def __init__(self, options: RunOptions, tag: LaunchTag, models: list[str], guard: SupervisorGuard | None) -> None:
         self.options = options
-        self.mark = mark
-        # With a control mode given, models come and go on request.
-        self.models = [] if option(options.command, "--model-control-mode") else models
+        self.tag = tag
+        # With --model-control-mode, models and their stubs come and go on request.
         self.watches_stubs = option(options.command, "--model-control-mode") is None
+        self.models = models if self.watches_stubs else []
         self.spare = () if guard is None else (guard.pid,)
         self.num_restarts = 0
-        self.stop_by: float | None = None
-        self._asked_at = 0.0
-        self.end_now = False
+        self.stop = StopRequests(options.exit_timeout_s + PATIENCE_S)
         self.is_stuck = False
-        self._signals = Signals((*ORDERLY, *_AT_ONCE))
+        """Whether processes could not be killed, so that nothing may be started again."""
+        self._signals = Signals((*ORDERLY, signal.SIGQUIT, END_NOW))
         children.adopt_orphans()
         self.stdout, self._stderr = OutputWriter(1), OutputWriter(2)
-        self._book = self._open_book()
-        self.set_ready(False)  # of one that was killed together with its guard, or whose machine was
+        self._record_file = self._write_record()
+        self.set_ready(False)  # a supervisor that was killed with its guard, or a crash, may have left the file
 
     def take_signals(self, timeout_s: float) -> bool:
-        """True when a first orderly stop was among them."""
-        first = False
+        """Wait for signals and reap children; return True when an orderly stop was requested for the first time."""
+        is_first = False
         for signum in self._signals.wait(timeout_s):
-            now = time.monotonic()
-            if signum in ORDERLY and not self.stopping:
-                first = True
+            if self.stop.take(signum):
+                is_first = True
                 patience_s = self.options.exit_timeout_s + PATIENCE_S
-                self._asked_at, self.stop_by = now, now + patience_s
-                self.say(f"stopping, within {patience_s:g} s; once more ends it at once")
-                self.note("stopping")
-            elif signum not in ORDERLY or now - self._asked_at > SAME_WISH_S:
-                self.end_now = True
+                self.say(f"stopping, within {patience_s:g} s; a second signal ends it at once")
+                self.record_state("stopping")
         children.reap()
-        return first
-
-    @property
-    def stopping(self) -> bool:
-        return self.stop_by is not None or self.end_now
+        return is_first
 
     def pause(self, seconds: float) -> bool:
-        """False when a stop was asked for meanwhile."""
+        """Wait; return False when a stop was requested meanwhile."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and not self.stopping:
+        while (left := end - time.monotonic()) > 0 and not self.stop.stopping:
             self.take_signals(left)
-        return not self.stopping
+        return not self.stop.stopping
 
     def members(self) -> list[Process]:
-        return launch_tag.members(self.mark, spare=self.spare)
+        return launch_tag.members(self.tag, spare=self.spare)
 
     def close(self) -> None:
-        """What is still to be written gets a moment."""
+        """Remove the ready file and the record, and give the output 2 s to be written."""
         self.set_ready(False)
-        if self._book is not None:
-            self._book.close()
+        if self._record_file is not None:
+            self._record_file.close()
         self.stdout.flush(2)
         self._stderr.flush(2)
 
     def say(self, text: str) -> None:
+        """Write a line of the supervisor's own to stderr."""
         self._stderr.write(f"deepseek-triton: {text}\n".encode("utf-8", errors="replace"))
 
-    def note(self, state: str) -> None:
-        if self._book is not None:
-            self._book.note(state=state, restarts=self.num_restarts)
+    def record_state(self, state: str) -> None:
+        if self._record_file is not None:
+            self._record_file.update(state=state, restarts=self.num_restarts)
 
-    def stay_listed(self) -> None:
-        """What cleans up /tmp, or the end of this user's last session, takes the records of what runs along."""
-        if self._book is not None:
-            self._book.keep()
+    def restore_record(self) -> None:
+        """Write the record again if it is gone, as after a cleanup of /tmp or the end of the user's last session."""
+        if self._record_file is not None:
+            self._record_file.restore()
 
     def set_ready(self, ready: bool) -> None:
+        """Make or remove the ready file."""
         path = self.options.ready_file
         if path is None:
             return
@@ -104,25 +95,25 @@ class Supervision:
         except OSError as error:
             self.say(f"--ready-file {path}: {error.strerror}")
 
-    def _open_book(self) -> launch_record.LaunchRecordFile | None:
+    def _write_record(self) -> LaunchRecordFile | None:
+        """Write this launch's record; None where that fails, for the server runs without it all the same."""
         me = process_table.look_up(os.getpid())
         if me is None:
             raise LauncherError("/proc shows nothing of this process: it has to be mounted")
         repository = self.options.repository
+        record = LaunchRecord(
+            id=self.tag.launch,
+            pid=me.pid,
+            started=me.started,
+            namespace=launch_record.namespace(),
+            state="loading",
+            ports=self.options.ports,
+            repository=str(repository.absolute()) if repository else None,
+            restarts=0,
+            exit_timeout_s=self.options.exit_timeout_s,
+        )
         try:
-            return launch_record.LaunchRecordFile(
-                launch_record.LaunchRecord(
-                    id=self.mark.launch,
-                    pid=me.pid,
-                    started=me.started,
-                    namespace=launch_record.namespace(),
-                    state="loading",
-                    ports=self.options.ports,
-                    repository=str(repository.absolute()) if repository else None,
-                    restarts=0,
-                    exit_timeout_s=self.options.exit_timeout_s,
-                )
-            )
+            return LaunchRecordFile(record)
         except (LauncherError, OSError) as error:
             self.say(f"goes on without being listed: {error}")
             return None

@@ -19,8 +19,8 @@ import triton_python_backend_utils as pb_utils
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.simulated import SimulatedEngine
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 
 @dataclass(slots=True)

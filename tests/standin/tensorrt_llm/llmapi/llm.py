@@ -1,4 +1,4 @@
-"""LLM, by the recorded signature, and its RequestOutput."""
+"""LLM, with the recorded signature."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RequestOutput(GenerationResult):
 
 
 class LLM:
-    """Loads at once, or as its launcher's ranks do. Arguments the release doesn't have are refused, in sections too."""
+    """Loads at once, or as its launcher's ranks do. Arguments that the release lacks are refused, also in sections."""
 
     def __init__(self, **kwargs: Any) -> None:
         self._llm_args = checked_llm_args(kwargs)
@@ -67,7 +67,7 @@ class LLM:
         given = _SIGNATURE.bind(self, *args, **kwargs).arguments
         if self._executor is None or self._executor.is_shutdown():
             raise RuntimeError("LLM is shutting down")
-        loop = asyncio.get_running_loop()  # RuntimeError without one, as an async queue can't be made then
+        loop = asyncio.get_running_loop()  # RuntimeError without a loop, as an async queue can't be made then
         params = given.get("sampling_params") or SamplingParams()
         self._refuse(params)
         inputs = given["inputs"]
@@ -94,8 +94,10 @@ class LLM:
             self._session.shutdown()
 
     async def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any] | str]:
-        """Iterations as they come, until there is none for `timeout` seconds. Every other one as JSON, for a reader has
-        to take both."""
+        """Yield iterations as they come, until there is none for `timeout` seconds.
+
+        Every other one is JSON, because a reader has to take both forms.
+        """
         if not self._llm_args["enable_iter_perf_stats"]:
             raise RuntimeError("iteration statistics need enable_iter_perf_stats")
         last = time.monotonic()
@@ -131,7 +133,7 @@ class LLM:
         raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
 
     def _refuse(self, params: Any) -> None:
-        """What the release refuses, and what it ignores: that is what this stand-in is there to find."""
+        """Refuse fields that the release refuses or ignores. Finding these is the purpose of this stand-in."""
         sampler = self._sampler
         given = {name for name, row in RECORD["sampling_params"].items() if getattr(params, name) != row["default"]}
         for name in given - sampler.honoured - sampler.fatal:

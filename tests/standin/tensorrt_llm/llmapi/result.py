@@ -14,7 +14,7 @@ _HAS_PERF_METRICS = "request_perf_metrics" in RECORD["completion_output"]["field
 
 
 class RequestError(RuntimeError):
-    """What a request failed with in a worker: a refusal, or whatever befell the batch it was in."""
+    """Error of a request that has failed in a worker: a refusal, or a failure of its whole batch."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ if _HAS_PERF_METRICS:
 
 
 class GenerationResult:
-    """A request under way. Awaiting and iterating hand out this same object every time."""
+    """A running request. Awaiting and iterating always give this same object."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class GenerationResult:
 
     @property
     def outputs(self) -> list[CompletionOutput]:
-        """Another list every time, as there."""
+        """Return another list every time, as TensorRT-LLM does."""
         return self._outputs[:1]
 
     @property
@@ -94,7 +94,7 @@ class GenerationResult:
         self.outputs[0].logprobs = []
 
     def record_stats(self, output: CompletionOutput, stats: dict[str, float] | None = None) -> None:
-        """Statistics are not recorded here."""
+        """Do nothing: statistics are not recorded here."""
 
     def result(self, timeout: float | None = None) -> GenerationResult:
         while not self._done:

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Protocol
 from deepseek_backend.answer.response_tensors import Outputs, counts_tokens, num_bytes, outputs
 from deepseek_backend.answer.sequence_buffer import SequenceBuffer, SequenceChunk
 from deepseek_backend.engines.base import FinishReason, Step
+from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.errors import BackendError
-from deepseek_backend.request.parsed_request import GenerateRequest, ParsedRequest
+from deepseek_backend.request.parsed_request import ParsedRequest
 
 if TYPE_CHECKING:
     from deepseek_backend.delivery.step_queue import PendingSteps

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-OPENING = "<think>"
-CLOSING = "</think>"
+from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING, WHITE_SPACE
 
-_LAYOUT = " \t\r\n"
-"""White space between tags and text. Not all of Unicode's: a Chinese paragraph may begin with U+3000."""
 _OPENING_LINE = OPENING + "\n"
 
 
@@ -54,7 +51,7 @@ class ReasoningSplitter:
         if self._place is _OutputPart.THINKING:
             thinking, text = self._up_to_closing(text)
         if self._place is _OutputPart.GAP:
-            text = text.lstrip(_LAYOUT)
+            text = text.lstrip(WHITE_SPACE)
             if text:
                 self._place = _OutputPart.ANSWER
         return thinking, text
@@ -68,7 +65,7 @@ class ReasoningSplitter:
 
     def _after_beginning(self, text: str) -> str:
         """The text that follows what opens the output; empty while that can't be told."""
-        start = text.lstrip(_LAYOUT)
+        start = text.lstrip(WHITE_SPACE)
         if len(start) < len(_OPENING_LINE) and _OPENING_LINE.startswith(start):
             self._held = text
             return ""
@@ -76,7 +73,7 @@ class ReasoningSplitter:
 
     def _begin(self, text: str) -> str:
         """Settle what `text`, the output so far, begins with, and return what follows that."""
-        start = text.lstrip(_LAYOUT)
+        start = text.lstrip(WHITE_SPACE)
         if start.startswith(OPENING):
             self._place = _OutputPart.THINKING
             return start.removeprefix(OPENING).removeprefix("\n")
@@ -97,12 +94,3 @@ class ReasoningSplitter:
             self._held = text[start:]
             return text[:start], ""
         return text, ""
-
-
-def ends_inside(prompt: str) -> bool:
-    """The prompt's last tag is an opening one, with nothing but white space after it.
-
-    Thinking that a client has begun itself, with text after the tag, is not looked for: a prompt may just as well speak
-    of the tag, and then the answer would be taken for thinking.
-    """
-    return prompt.rstrip(_LAYOUT).endswith(OPENING)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from deepseek_backend.answer.reasoning import ReasoningSplitter, ends_inside
+from deepseek_backend.answer.reasoning import ReasoningSplitter
 from deepseek_backend.answer.stop_strings import StopStringFilter
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, TokenLogprobs
+from deepseek_backend.engines.reasoning_tags import ends_inside
 from deepseek_backend.request.parsed_request import ParsedRequest
 
 _FREE_CHARACTERS = 1 << 20

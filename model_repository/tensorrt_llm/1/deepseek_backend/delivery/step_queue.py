@@ -19,8 +19,8 @@ from typing import TypeAlias
 
 from deepseek_backend.answer.active_request import ActiveRequest
 from deepseek_backend.engines.base import Step
+from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.errors import EngineError, one_line
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 logger = logging.getLogger(__name__)
 

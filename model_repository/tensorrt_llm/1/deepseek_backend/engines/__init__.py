@@ -1,8 +1,14 @@
-"""The engines, by the name `triton_config.engine` gives them. Each is imported only when it is chosen."""
+"""The engines, by their names in `triton_config.engine`. An engine is imported only when it is chosen.
+
+A generated repository holds one engine's folder; the source that it is copied from holds all of them.
+"""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import Engine
@@ -13,14 +19,24 @@ ENGINES = {
     "transformers": "TransformersEngine",
     "simulated": "SimulatedEngine",
 }
-"""Name -> class, in the module of that name."""
+"""Name of an engine -> its class, in the package of that name."""
+
+_FOLDER = Path(__file__).parent
 
 
 def create_engine(config: BackendConfig) -> Engine:
-    """The engine `config` names, not yet started.
+    """Return the engine that `config` names, not yet started.
 
-    :raises ConfigError: when a module that the engine needs is not installed.
+    :raises ConfigError: when this repository does not hold the engine, or a package that it needs is not installed.
     """
+    present = [name for name in ENGINES if (_FOLDER / name / "__init__.py").is_file()]
+    if config.engine not in present:
+        raise ConfigError(
+            [
+                f"triton_config.engine: expected {' or '.join(present)}, which this repository holds, got "
+                f"{config.engine}: build it again with --engine {config.engine}"
+            ]
+        )
     try:
         module = importlib.import_module(f"deepseek_backend.engines.{config.engine}")
     except ModuleNotFoundError as error:
@@ -29,3 +45,17 @@ def create_engine(config: BackendConfig) -> Engine:
         ) from error
     engine: Engine = getattr(module, ENGINES[config.engine])(config)
     return engine
+
+
+def instance_environment(engine: str, model_config: Mapping[str, Any], instance_name: str) -> dict[str, str]:
+    """Return the environment variables that one of several instances needs before its engine starts.
+
+    Only TensorRT-LLM has several instances with GPUs of their own. Call it after `create_engine`.
+
+    :raises ConfigError: when config.pbtxt does not give each instance GPUs of its own.
+    """
+    if engine != "tensorrt_llm":
+        return {}
+    from deepseek_backend.engines.tensorrt_llm.placement import instance_environment
+
+    return instance_environment(model_config, instance_name)

@@ -1,11 +1,11 @@
-"""The engine protocol: what the backend asks of TensorRT-LLM, transformers and the simulator alike.
+"""The protocol between the backend and its engines: TensorRT-LLM, transformers and the simulated engine.
 
-Push-shaped: an engine calls `StepSink.on_steps` once per iteration with the steps of every request that moved, so that
-one iteration over a thousand requests costs one call and no hand-over per token.
+An engine pushes its results: it calls `StepSink.on_steps` once per iteration, with the steps of every request that
+advanced. An iteration over a thousand requests therefore costs one call, and no hand-over between threads per token.
 
-The rules every engine keeps:
+Every engine keeps these rules:
 
-* `submit` never blocks on the model. A request that can't be served is answered with a step that carries an error.
+* `submit` never waits for the model. A request that can't be served gets a step that carries an error.
 * Every submitted request gets exactly one last step (`finish_reason` or `error` set), also after `abort` and `stop`.
 * Steps of one request arrive in order. `on_steps` may be called from any thread of the engine, one call at a time.
   A sink does not raise.
@@ -15,42 +15,45 @@ The rules every engine keeps:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.errors import BackendError
-from deepseek_backend.request.messages import Messages
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout"]
 
 TEXT_LAYER_FIELDS = frozenset({"stop", "include_stop_str_in_output", "exclude_input_from_output", "n"})
-"""Sampling fields that the backend does itself (`service`, `sequence`), whatever the engine.
+"""Sampling fields that the backend applies itself (`service`, `sequence_buffer`), with every engine.
 
-best_of too, where the engine has logprobs to choose by.
+It applies best_of too, where the engine has logprobs to choose by.
 """
 
 
 class Logprob(NamedTuple):
-    """One token that was, or could have been, at some place. A tuple: there may be millions in a long prompt."""
+    """One token that is, or could have been, at a position. It is a tuple because a long prompt may have millions."""
 
     token_id: int
     logprob: float
-    """Natural logarithm of its probability, before temperature and filters where the engine can."""
+    """Natural logarithm of its probability, before temperature and filters where the engine can tell."""
     rank: int
-    """1 is the likeliest. Existing clients compare ranks: there always is one, if only the lowest it can be."""
+    """Rank among all tokens; 1 is the likeliest. An engine that does not know it gives the lowest possible number,
+    because existing clients compare ranks."""
     text: str = ""
-    """The token by itself; a part of a character is U+FFFD."""
+    """Text of the token alone; U+FFFD stands for a part of a character."""
 
 
 TokenLogprobs = Sequence[Logprob]
-"""The token that stands there first, then the likeliest ones in order; it is not repeated among them."""
+"""The log-probabilities of one position: first the token at the position, then the likeliest ones in order, without
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerfMetrics:
-    """What `return_perf_metrics` asks for; the fields are contract.PERF_OUTPUTS, and 0 is an honest "none"."""
+    """The values for `return_perf_metrics`. The fields are contract.PERF_OUTPUTS; 0 means that there is no value."""
 
     kv_cache_reused_block: int = 0
     kv_cache_missed_block: int = 0
@@ -68,38 +71,39 @@ class PerfMetrics:
 
 @dataclass(slots=True)
 class Step:
-    """What one engine iteration added to one sequence of a request."""
+    """The result of one engine iteration for one request."""
 
     text: str = ""
-    """New text, decoded; may be empty while a character is incomplete."""
+    """New text, decoded; empty while a character is incomplete."""
     token_ids: Sequence[int] = ()
-    """New token ids. Their number is what usage counts."""
+    """New token ids; usage counts them."""
     finish_reason: FinishReason | None = None
-    """Set on the last step only."""
+    """Reason of the end; set on the last step only."""
     stop_reason: int | str | None = None
-    """The stop token id or stop string that ended the sequence, where one did."""
+    """Stop token id or stop string that ended the sequence, if one did."""
     num_input_tokens: int = 0
     """Prompt length in tokens; the same in every step of a request."""
     error: BackendError | None = None
-    """Set instead of finish_reason when the request failed."""
+    """Error of a failed request; set instead of finish_reason."""
     logprobs: Sequence[TokenLogprobs] = ()
-    """For each of token_ids, where sampling.logprobs asks for it."""
+    """One entry for each of token_ids, where sampling.logprobs asks for them."""
     prompt_logprobs: Sequence[TokenLogprobs | None] = ()
-    """For each token of the prompt, None for the first; on the first step, where sampling.prompt_logprobs asks."""
+    """One entry for each prompt token, None for the first. Set on the first step, where sampling.prompt_logprobs
+    asks."""
     num_cached_tokens: int = 0
-    """Of the prompt, found in the KV cache; on the last step at the latest."""
+    """Number of prompt tokens found in the KV cache; known on the last step at the latest."""
     perf_metrics: PerfMetrics | None = None
-    """On the last step, where sampling.return_perf_metrics asks for it."""
+    """Set on the last step, where sampling.return_perf_metrics asks for them."""
 
 
 class StepSink(Protocol):
-    """Where an engine delivers. Implementations never block: buffering and sending are someone else's thread."""
+    """The receiver of an engine's steps. `on_steps` never blocks: other threads buffer and send."""
 
     def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None: ...
 
 
 class OpenRequest(Protocol):
-    """A request as an engine keeps it, with where its steps go."""
+    """An engine's own record of a request, with the sink of its steps."""
 
     @property
     def request(self) -> GenerateRequest: ...
@@ -111,11 +115,11 @@ class OpenRequest(Protocol):
 def group_by_sink(
     steps: Iterable[tuple[OpenRequest, Step]],
 ) -> Iterable[tuple[StepSink, list[tuple[GenerateRequest, Step]]]]:
-    """The steps of one iteration as the one call of `on_steps` that each sink gets, in order."""
+    """Return the steps of one iteration by sink, in order, so that each sink gets one call of `on_steps`."""
     batches: dict[int, tuple[StepSink, list[tuple[GenerateRequest, Step]]]] = {}
     sink: StepSink | None = None
     for entry, step in steps:
-        if entry.sink is not sink:  # mostly all have the same one, and there are millions
+        if entry.sink is not sink:  # nearly always the same one, and there are millions of steps
             sink = entry.sink
             batch = batches.setdefault(id(sink), (sink, []))[1]
         batch.append((entry.request, step))
@@ -124,51 +128,52 @@ def group_by_sink(
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What an engine can do. A request that asks for more is refused by name, never silently served without it."""
+    """What an engine can do. A request that asks for more is refused, with the name of the field."""
 
     sampling_fields: frozenset[str]
-    """Names of `contract.SAMPLING_FIELDS` the engine honours."""
+    """Names of the `contract.SAMPLING_FIELDS` that the engine applies."""
     max_seq_len: int
-    """Prompt plus generated tokens of one request."""
+    """Limit on prompt plus generated tokens of one request."""
     max_prompt_bytes: int | None = None
-    """A longer prompt can't fit, whatever it says: refused before it is tokenised, which takes a second a megabyte."""
+    """Limit on the bytes of a prompt: a longer one can't fit, whatever its text. It is refused before it is tokenised,
+    which takes a second per megabyte."""
     bos_token: str = ""
-    """What add_special_tokens puts before a prompt; a prompt that begins with it already is not given another."""
+    """Text that add_special_tokens puts before a prompt, unless the prompt begins with it."""
     priority: bool = False
-    """Requests with a higher priority go first."""
+    """Whether requests with a higher priority go first."""
     unsupported: dict[str, str] = field(default_factory=dict)
-    """Field name -> why it is refused, where more can be said than "not supported by this engine"."""
+    """Field name -> reason of its refusal, where there is more to say than "not supported by this engine"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineHealth:
     alive: bool
     reason: str = ""
-    """Why it is not alive, in one line."""
+    """Cause of death, in one line; empty while it is alive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStats:
     num_running: int
-    """Requests in the running batch."""
+    """Number of requests in the running batch."""
     num_waiting: int
-    """Requests accepted and not yet scheduled."""
+    """Number of requests accepted and not yet scheduled."""
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
     num_draft_tokens: int = 0
-    """Proposed by speculative decoding since start."""
+    """Number of tokens proposed by speculative decoding since start."""
     num_accepted_draft_tokens: int = 0
     extra: dict[str, float] = field(default_factory=dict)
-    """What else this engine counts."""
+    """Further numbers that this engine counts."""
 
 
 class Engine(Protocol):
-    """One loaded model. Constructed with the validated configuration; `start` does the slow part."""
+    """One model. The constructor takes the validated configuration; `start` loads the model."""
 
     def start(self) -> None:
-        """Load and return when ready to serve.
+        """Load the model; return when it is ready to serve.
 
-        :raises deepseek_backend.errors.EngineError: with the cause in one line, when it can't be loaded.
+        :raises deepseek_backend.errors.EngineError: when it can't be loaded, with the cause in one line.
         """
 
     @property
@@ -177,31 +182,42 @@ class Engine(Protocol):
 
     @property
     def load_seconds(self) -> Mapping[str, float]:
-        """Phase of `start` -> how long it took, in their order."""
+        """Seconds that each phase of `start` took, in order."""
 
     def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
-        """The prompt that the checkpoint's chat template makes of a conversation, ready for the answer to follow.
+        """Return a conversation as a prompt, by the checkpoint's chat template. It ends where the answer begins.
 
-        Safe from any thread.
+        Any thread may call it.
 
-        :raises RequestError: when the template refuses it, or E_UNSUPPORTED where there is none.
+        :raises RequestError: when the template refuses the conversation; E_UNSUPPORTED where there is no template.
         """
 
     def submit(self, request: GenerateRequest, sink: StepSink) -> None: ...
 
     def abort(self, request_id: str) -> None:
-        """End a request early; its last step has finish_reason "cancelled". Unknown ids are ignored: it may be over."""
+        """End a request early; its last step has finish_reason "cancelled". An id that has ended already is ignored."""
 
     def health(self) -> EngineHealth: ...
 
     def stats(self) -> EngineStats: ...
 
     def stop(self) -> None:
-        """Abort what runs, release the device, join every thread. Safe to call twice and before `start`."""
+        """Abort every request, release the device and join every thread. May be called twice, and before `start`."""
+
+
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Add to `seconds` how long the block took, as the phase of a load."""
+    started = time.monotonic()
+    yield
+    seconds[phase] = time.monotonic() - started
 
 
 def require(value: Any, message: str) -> Any:
-    """`value`, or a RuntimeError when an engine is used before `start`."""
+    """Return `value`.
+
+    :raises RuntimeError: with `message` when it is None, because an engine is used before `start`.
+    """
     if value is None:
         raise RuntimeError(message)
     return value

@@ -1,6 +1,6 @@
-"""What every engine does with a prompt, whichever tokenizer it has: conversations into text, limits and their words.
+"""Prompts in every engine: rendering a conversation, making token ids, checking the length.
 
-A tokenizer here is transformers' own, or one that wraps it as TensorRT-LLM's does.
+A tokenizer here is one of transformers, or TensorRT-LLM's, which wraps one.
 """
 
 from __future__ import annotations
@@ -12,31 +12,30 @@ from itertools import takewhile
 from typing import Any
 
 from deepseek_backend.contract import ErrorCode
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.errors import RequestError, one_line
-from deepseek_backend.request.messages import Messages
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 _TEMPLATE_DATA = {"tools", "documents"}
-"""Arguments of apply_chat_template that are for the template to read; the others are the library's own switches."""
+"""Arguments of apply_chat_template that the template itself reads; the others control the library."""
 _NO_TEMPLATE = "chat_template is not set"
-"""In the words of transformers' ValueError."""
+"""Part of the message of transformers' ValueError."""
 
 
 def render_chat(tokenizer: Any, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
-    """The prompt that the chat template of `tokenizer` makes of `messages`, ready for the answer to follow.
+    """Return the prompt that the tokenizer's chat template makes of `messages`; it ends where the answer begins.
 
-    :raises RequestError: when the template refuses it, or E_UNSUPPORTED where there is none.
+    :raises RequestError: when the template refuses the conversation; E_UNSUPPORTED where there is no template.
     """
-    # Not the client's to give: chat_template, above all, is a program that would run here.
-    reserved = sorted(_switches(tokenizer) & template_kwargs.keys())
+    # A client must not set these. chat_template, for example, is a program that would run here.
+    reserved = sorted(_reserved_arguments(tokenizer) & template_kwargs.keys())
     if reserved:
         raise RequestError(f"chat_template_kwargs: {', '.join(reserved)} can't be set by a request")
     try:
         text = tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=True, **template_kwargs
         )
-    except Exception as error:  # the border to the checkpoint's own template, which may raise anything
-        # Not looked up before: DeepSeek-V3.2's tokenizer has code instead of a template.
+    except Exception as error:  # the checkpoint's own template may raise anything
+        # Only the error tells. A look for a template would be wrong: DeepSeek-V3.2's tokenizer has code instead of one.
         if isinstance(error, ValueError) and _NO_TEMPLATE in str(error):
             raise RequestError(
                 "messages: the checkpoint has no chat template; send text_input, written the way the model expects",
@@ -46,26 +45,26 @@ def render_chat(tokenizer: Any, messages: Messages, template_kwargs: Mapping[str
     return str(text)
 
 
-def _switches(tokenizer: Any) -> set[str]:
-    """Of the tokenizer and of the one it wraps, to which it may hand on what it does not name itself."""
+def _reserved_arguments(tokenizer: Any) -> set[str]:
+    """Return the library's own arguments, also of the wrapped tokenizer: the wrapper passes on unknown ones."""
     both = (tokenizer, unwrapped(tokenizer))
     named = {name for one in both for name in inspect.signature(one.apply_chat_template).parameters}
     return named - _TEMPLATE_DATA
 
 
 def unwrapped(tokenizer: Any) -> Any:
-    """transformers' own tokenizer, also of TensorRT-LLM's, which does not hand on all of it."""
+    """Return the tokenizer of transformers. TensorRT-LLM's wrapper does not offer all of its methods."""
     return getattr(tokenizer, "tokenizer", tokenizer)
 
 
 def prompt_token_ids(
     request: GenerateRequest, encode: Callable[[str, bool], Sequence[int]], vocab_size: int | None
 ) -> Sequence[int]:
-    """The prompt of `request` in token ids, cut to the last truncate_prompt_tokens.
+    """Return the prompt of `request` in token ids, cut to the last truncate_prompt_tokens.
 
-    `encode` makes token ids of a text, with the special tokens around it or without; `vocab_size` None is not known.
-
-    :raises RequestError: for an id that the model has no token for; on a GPU it would end every request.
+    :param encode: makes token ids of a text, with special tokens around it or without.
+    :param vocab_size: None where it is not known.
+    :raises RequestError: for an id without a token; on a GPU it would end every request.
     """
     sampling = request.sampling
     if request.prompt_token_ids is None:
@@ -78,14 +77,15 @@ def prompt_token_ids(
 
 
 def last_tokens(tokens: Sequence[Any], most: int | None) -> Sequence[Any]:
-    """The last `most` of `tokens`; None is all."""
+    """Return the last `most` of `tokens`; all of them for None."""
     return tokens if most is None else tokens[-most:]
 
 
 def check_prompt_length(num_tokens: int, most: int, *, limit: str = "max_seq_len") -> None:
-    """`limit` names the setting that `most` comes from.
+    """Refuse a prompt without a token, and one that leaves no room for an answer.
 
-    :raises RequestError: where there is nothing to start from, or no room to answer.
+    :param limit: name of the setting that `most` comes from.
+    :raises RequestError: E_PROMPT_TOO_LONG for the longer one.
     """
     if num_tokens == 0:
         raise RequestError("the prompt has no tokens; give some text, or leave add_special_tokens on")
@@ -98,7 +98,7 @@ def check_prompt_length(num_tokens: int, most: int, *, limit: str = "max_seq_len
 
 
 def bos_token(tokenizer: Any) -> str:
-    """What `tokenizer` puts before a prompt; "" where it is nothing."""
+    """Return the text that `tokenizer` puts before a prompt; "" for none."""
     plain = tokenizer.encode("a", add_special_tokens=False)
     added = takewhile(lambda token_id: token_id not in plain, tokenizer.encode("a", add_special_tokens=True))
     return str(tokenizer.decode(list(added), skip_special_tokens=False))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepseek_backend.contract import ErrorCode
+from deepseek_backend.engines.generate_request import GenerateRequest, utf8_length
 from deepseek_backend.errors import RequestError, UnavailableError
-from deepseek_backend.request.parsed_request import GenerateRequest, utf8_length
 
 BYTES_PER_TOKEN = 4
 """A prompt that the engine has not counted yet is taken for a token every four bytes, about what English text has."""

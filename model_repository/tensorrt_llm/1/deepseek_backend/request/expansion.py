@@ -7,14 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Capabilities, Engine
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams, SharedTokenIds, utf8_length
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.parsed_request import (
-    GenerateRequest,
-    ParsedRequest,
-    SamplingParams,
-    SharedTokenIds,
-    utf8_length,
-)
+from deepseek_backend.request.parsed_request import ParsedRequest
 
 MAX_ECHO_BYTES = 16 << 20
 """Of the prompts in one answer: each answer to a prompt repeats it."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from deepseek_backend.engines.generate_request import Messages
 from deepseek_backend.field_values import check_characters, shown
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 def read_messages(text: str) -> Messages:

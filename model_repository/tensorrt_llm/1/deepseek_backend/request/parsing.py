@@ -22,9 +22,10 @@ from deepseek_backend.contract import (
     TIMEOUT_US,
     ErrorCode,
 )
+from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import RequestError
 from deepseek_backend.request.field_reader import FieldReader
-from deepseek_backend.request.parsed_request import ParsedRequest, Prompt, SamplingParams
+from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
-"""The digital twin: paces tokens as a given deployment would, without a GPU.
+"""The simulated engine: it paces tokens as a given deployment would, without a GPU.
 
-`scheduler` decides who moves in an iteration, `deployment` how long it takes, `babble` what the text is and `logprobs`
-what is said of its tokens; `generation` is one request of all that, and `engine` puts them on a thread.
+`scheduler` decides which requests advance in an iteration, and `deployment_model` how long the iteration takes.
+`filler_text` gives the text and `made_up_logprobs` the log-probabilities. `simulated_generation` is one request of all
+that, and `simulated_engine` runs them on a thread.
 """
 
 from deepseek_backend.engines.simulated.simulated_engine import SimulatedEngine

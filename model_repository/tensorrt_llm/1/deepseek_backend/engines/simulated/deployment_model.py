@@ -1,20 +1,20 @@
-"""How long one iteration of DeepSeek-V3/R1 takes on a given node: a roofline of its parts, and a time per layer.
+"""Computes how long an iteration of DeepSeek-V3/R1 takes on a node: a roofline of its parts, and a time per layer.
 
 Each part (attention projections, cached attention, prompt attention, dense and shared experts, routed experts, output
 head) takes the longer of the bytes it reads over memory bandwidth and its FLOPs over the tensor cores' rate; the parts
 and the exchange between GPUs add up. Routed experts read the weights of the experts that the batch touches: few at
-batch 1, all 256 from a few hundred tokens on. Not modelled: imbalance between experts, CUDA graph padding, the host.
+batch 1, all 256 from a few hundred tokens on. Imbalance between experts, CUDA graph padding and the host are not
+modelled.
 
 Four numbers were fitted, once, to the five totals of "How to get best performance on DeepSeek-R1 in TensorRT LLM"
 (NVIDIA TensorRT-LLM documentation; the runs are described in `presets`), by least largest relative error, and rounded:
 
-* MEMORY_EFFICIENCY and MATH_EFFICIENCY, the share of the data sheet's rates that is reached, on both GPU types alike;
+* MEMORY_EFFICIENCY and MATH_EFFICIENCY, the reached share of the data sheet's rates, the same for both GPU types;
 * `GpuSpeeds.layer_overhead_s`, one for each GPU type.
 
-With them the five are met within 3%. One more figure was not fitted: for 8 x B200, batch 1, without MTP, the model says
-113 tokens/s where "Pushing Latency Boundaries: Optimizing DeepSeek-R1 Performance on NVIDIA B200 GPUs" (TensorRT-LLM
-tech blog 1) measured 111.
-"""
+With them the model meets the five totals within 3%. A further figure was not fitted: for 8 x B200, batch 1, without
+MTP, the model says 113 tokens/s where "Pushing Latency Boundaries: Optimizing DeepSeek-R1 Performance on NVIDIA B200
+GPUs" (TensorRT-LLM tech blog 1) measured 111."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from deepseek_backend.engines.simulated.scheduler import RankLoad
 
 MEMORY_EFFICIENCY = 0.85
 MATH_EFFICIENCY = 0.26
-"""Of the tensor cores' rate, and of NVLink's."""
+"""Reached share of the tensor cores' rate, and of NVLink's."""
 
 BYTES = {"nvfp4": 0.5625, "fp8": 1.0, "bf16": 2.0}
-"""Of one value. NVFP4 has a one-byte scale for each 16 values of 4 bits."""
+"""Bytes of one value. NVFP4 has a one-byte scale for each 16 values of 4 bits."""
 
 # The shape of DeepSeek-V3 and R1, from their config.json.
 HIDDEN = 7168
 HEADS = 128
-LATENT = 512 + 64  # kv_lora_rank + qk_rope_head_dim: what MLA caches of a token in each layer
+LATENT = 512 + 64  # kv_lora_rank + qk_rope_head_dim: the values that MLA caches per token and layer
 NUM_LAYERS = 61
 NUM_DENSE_LAYERS = 3
 NUM_EXPERTS = 256
@@ -46,27 +46,27 @@ EXPERT = 3 * HIDDEN * 2048
 DENSE = 3 * HIDDEN * 18432
 EMBEDDING = 129280 * HIDDEN
 
-# FLOPs for a pair of a query token and a token it attends to, in one layer, all heads: scores and values.
-DECODE_PAIR_FLOPS = 2 * HEADS * (LATENT + 512)  # weights absorbed: on the latent itself
+# FLOPs of scores and values for a query token and a token that it attends to, in one layer, over all heads.
+DECODE_PAIR_FLOPS = 2 * HEADS * (LATENT + 512)  # with absorbed weights, on the latent itself
 PREFILL_PAIR_FLOPS = 2 * HEADS * (128 + 64 + 128)
 
 WORKSPACE_BYTES = 5.4e9
-"""Activations on each GPU: "Optimizing DeepSeek R1 Throughput on NVIDIA Blackwell GPUs" (TensorRT-LLM tech blog 3) puts
-weights and activations of FP4 R1 under attention DP at about 80 GB; the weights are 74.6 GB of it."""
+"""Bytes of the activations on each GPU. "Optimizing DeepSeek R1 Throughput on NVIDIA Blackwell GPUs" (TensorRT-LLM tech
+blog 3) gives about 80 GB for weights and activations of FP4 R1 under attention DP; 74.6 GB of it are the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSpeeds:
-    """A GPU by its data sheet: bytes, bytes/s, dense FLOP/s (half of what is printed where that is with sparsity)."""
+    """A GPU's data sheet: bytes, bytes/s, dense FLOP/s (half of the printed number where that is with sparsity)."""
 
     memory_bytes: float
     bandwidth: float
     nvlink: float
-    """In each direction."""
+    """Bytes/s in each direction."""
     flops: Mapping[str, float]
-    """By precision."""
+    """Dense FLOP/s by precision."""
     layer_overhead_s: float
-    """Fitted: what a layer takes however small the batch, from kernel starts, synchronisation and network latency."""
+    """Fitted: seconds of a layer for any batch, however small: kernel starts, synchronisation, network latency."""
 
 
 B200 = GpuSpeeds(
@@ -89,19 +89,19 @@ H200 = GpuSpeeds(
 class DeploymentModel:
     """A checkpoint on the GPUs of one node.
 
-    With attention_dp each GPU is a rank that holds all attention weights and the KV cache of its own requests; without,
-    attention is tensor parallel and all GPUs together are one rank. Routed experts are spread over all GPUs either way.
-    """
+    With attention_dp each GPU is a rank that holds all attention weights and the KV cache of its own requests. Without
+    it, attention is tensor parallel, and all GPUs together are one rank. Routed experts are spread over all GPUs in
+    both cases."""
 
     gpu: GpuSpeeds
     num_gpus: int = 8
     expert_precision: str
-    """Also of the dense and shared experts."""
+    """Precision of the routed, dense and shared experts."""
     attention_precision: str
     kv_precision: str
     attention_dp: bool = False
     num_draft_tokens: int = 0
-    """MTP depth. Each draft is counted as one more layer and one more output head, in the main model's precision."""
+    """MTP depth. Each draft counts as one more layer and one more output head, in the main model's precision."""
     kv_memory_fraction: float = 0.9
     """Share of the memory left by weights and workspace that the KV cache takes."""
 
@@ -111,7 +111,7 @@ class DeploymentModel:
 
     @property
     def kv_cache_tokens(self) -> int:
-        """Tokens that the KV cache of one rank holds. Under tensor parallelism every GPU holds all of MLA's cache."""
+        """Number of tokens in the KV cache of one rank. Under tensor parallelism every GPU holds all of MLA's cache."""
         num_layers = NUM_LAYERS + (self.num_draft_tokens > 0)  # every draft comes from the one MTP layer
         routed = (num_layers - NUM_DENSE_LAYERS) * NUM_EXPERTS * EXPERT / self.num_gpus
         weights_bytes = (
@@ -123,7 +123,7 @@ class DeploymentModel:
         return int(self.kv_memory_fraction * free_bytes / (num_layers * LATENT * BYTES[self.kv_precision]))
 
     def step_seconds(self, loads: Sequence[RankLoad]) -> float:
-        """Duration of an iteration with these loads, one for each rank. The experts wait for the slowest rank."""
+        """Return the duration of an iteration; `loads` has one for each rank. The experts wait for the slowest rank."""
         num_tokens = sum(self._num_tokens(load) for load in loads)
         return (
             max(self._attention_seconds(load) for load in loads)
@@ -138,7 +138,7 @@ class DeploymentModel:
 
     @property
     def _num_layers(self) -> int:
-        """Layers run in an iteration."""
+        """Number of layers that an iteration runs."""
         return NUM_LAYERS + self.num_draft_tokens
 
     @property
@@ -146,14 +146,14 @@ class DeploymentModel:
         return self._num_layers - NUM_DENSE_LAYERS
 
     def _ffn_parameters(self, num_layers: int) -> float:
-        """Dense and shared experts, on one GPU."""
+        """Return the number of parameters of dense and shared experts on one GPU."""
         return (NUM_DENSE_LAYERS * DENSE + (num_layers - NUM_DENSE_LAYERS) * EXPERT) / self._shards
 
     def _num_tokens(self, load: RankLoad) -> int:
         return load.num_decodes * (1 + self.num_draft_tokens) + load.prefill_tokens
 
     def _attention_seconds(self, load: RankLoad) -> float:
-        """What a rank does for its own tokens only: attention, dense and shared experts, output head."""
+        """Return the time for a rank's own tokens: attention, dense and shared experts, output head."""
         layers, shards, num_queries = self._num_layers, self._shards, 1 + self.num_draft_tokens
         num_tokens = self._num_tokens(load)
         cache_bytes = load.context_tokens * LATENT * BYTES[self.kv_precision] * layers
@@ -177,7 +177,7 @@ class DeploymentModel:
         )
 
     def _exchange_seconds(self, num_tokens: int) -> float:
-        """All-gather and reduce-scatter around the experts (attention DP), or two all-reduces a layer (TP)."""
+        """Return the time of all-gather and reduce-scatter around the experts (attention DP), or two all-reduces."""
         if self.attention_dp:
             gathered = BYTES["nvfp4" if self.expert_precision == "nvfp4" else "bf16"]  # FP4 all-gather: tech blog 3
             values_bytes = self._num_moe_layers * (gathered + BYTES["bf16"])

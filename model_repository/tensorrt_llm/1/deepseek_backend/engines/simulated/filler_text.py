@@ -1,7 +1,7 @@
-"""Text without a model: a tokenizer that only cuts, and a vocabulary to babble from.
+"""Filler text, made without a model: a tokenizer that only splits text, and a small vocabulary.
 
-The tokens of a request are fixed by its prompt and seed, so that its text is the same in every batch, process and run.
-A prompt that ends inside <think> gets a </think>, at a place that the request's length fixes too.
+Prompt and seed fix the tokens of a request, so that its text is the same in every batch, process and run. A prompt that
+ends inside <think> gets a </think>, at a position that also depends on the request's length.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deepseek_backend.answer.reasoning import CLOSING, OPENING
+from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING
 
 EOS_ID = 1
-"""Of SPECIAL_TOKENS, which have the numbers they have in DeepSeek's vocabulary."""
+"""Id of the end token. SPECIAL_TOKENS have the same ids as in DeepSeek's vocabulary."""
 
 SPECIAL_TOKENS = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
 BOS, EOS = SPECIAL_TOKENS
@@ -47,10 +47,10 @@ _UNSPACED += [",", ".", ".\n\n", ";", ":", "-", "?", "!", "\n", "。", ",", " �
 
 _ORDINARY_TOKENS = (*(f" {word}" for word in _WORDS.split()), *_UNSPACED)
 ORDINARY_IDS = range(len(SPECIAL_TOKENS), len(SPECIAL_TOKENS) + len(_ORDINARY_TOKENS))
-"""What babble is made of."""
+"""Ids of the tokens that filler text is made of."""
 
 VOCABULARY: tuple[str, ...] = (*SPECIAL_TOKENS, *_ORDINARY_TOKENS, OPENING, CLOSING)
-"""Token id -> text. The tags are no special tokens, as in DeepSeek's vocabulary."""
+"""Token id -> text. As in DeepSeek's vocabulary, the reasoning tags are no special tokens."""
 
 CLOSING_ID = VOCABULARY.index(CLOSING)
 
@@ -66,17 +66,12 @@ _MASK = _TAPE_LENGTH - 1
 _TOKEN = re.compile(
     r"<｜[^｜]{1,32}｜>|</?think>|[ ]?[^\W\d_\u2e80-\U0003ffff]{1,8}|\d{1,3}|[ ]?[^\w\s]|\s+|.", re.DOTALL
 )
-"""A word with the space before it (a long one in pieces), three digits, or one character: about what a tokenizer makes
-of English, Chinese and numbers."""
-
-
-def count_tokens(prompt: str, *, add_special_tokens: bool = True) -> int:
-    """Prompt length in tokens; at least 1, for a model needs one to start from."""
-    return len(split_prompt(prompt, add_special_tokens=add_special_tokens))
+"""A word with the space before it (a long one in pieces), three digits, or one character. A real tokenizer splits
+English, Chinese and numbers into about as many tokens."""
 
 
 def split_prompt(prompt: str, *, add_special_tokens: bool) -> list[str]:
-    """The prompt's tokens, as text."""
+    """Return the texts of the prompt's tokens; at least one, because a model needs a token to start from."""
     tokens: list[str] = _TOKEN.findall(prompt)
     if add_special_tokens or not tokens:
         tokens.insert(0, BOS)
@@ -84,7 +79,7 @@ def split_prompt(prompt: str, *, add_special_tokens: bool) -> list[str]:
 
 
 def id_of(text: str) -> int:
-    """The token's id. One that is not in the vocabulary has an id beyond it, always the same one."""
+    """Return the token's id. A text that is not in the vocabulary has an id beyond it, always the same one."""
     token_id = _IDS.get(text)
     if token_id is not None:
         return token_id
@@ -93,31 +88,32 @@ def id_of(text: str) -> int:
 
 
 def text_of(token_id: int) -> str:
-    """The token's text; U+FFFD for one that only a real tokenizer knows."""
+    """Return the token's text; U+FFFD for an id that only a real tokenizer knows."""
     return VOCABULARY[token_id] if token_id < len(VOCABULARY) else _UNKNOWN
 
 
 @functools.cache
 def _tape() -> list[int]:
-    """Random tokens, made once."""
+    """Return the tape of random tokens, which is made once."""
     draw = random.Random(61)
     return [draw.randrange(ORDINARY_IDS.start, ORDINARY_IDS.stop) for _ in range(_TAPE_LENGTH)]
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """All that a request would ever say: a walk over the tape."""
+    """All tokens that a request may generate: a walk over the tape."""
 
     start: int
+    """Position of the first token on the tape."""
     stride: int
-    """Odd, so that the walk meets the whole tape before it repeats."""
+    """Step of the walk; it is odd, so that the walk covers the whole tape before it repeats."""
     closes_at: int = -1
-    """Index of a </think> in place of what the tape has; -1: none."""
+    """Index at which a </think> replaces the tape's token; -1 for none."""
 
     def read(self, first: int, end: int) -> tuple[tuple[int, ...], str]:
-        """Ids and text of the tokens from `first` up to `end`."""
+        """Return ids and text of the tokens from `first` up to `end`."""
         tape = _tape()
-        if end - first == 1:  # nearly every call, once for each token
+        if end - first == 1:  # nearly every call is for a single token
             token_id = CLOSING_ID if first == self.closes_at else tape[(self.start + first * self.stride) & _MASK]
             return _SINGLES[token_id], VOCABULARY[token_id]
         ids = [tape[(self.start + index * self.stride) & _MASK] for index in range(first, end)]
@@ -126,13 +122,13 @@ class Script:
         return tuple(ids), "".join([VOCABULARY[token_id] for token_id in ids])
 
     def find(self, token_ids: frozenset[int], first: int, end: int) -> int | None:
-        """Index of the first token from `first` up to `end` that is one of `token_ids`."""
+        """Return the index of the first token from `first` up to `end` that is in `token_ids`; None without one."""
         ids, _ = self.read(first, end)
         return next((first + offset for offset, token_id in enumerate(ids) if token_id in token_ids), None)
 
 
 def write_script(prompt: str | Sequence[int], seed: int | None = None, *, closes_at: int = -1) -> Script:
-    """The script for a prompt, in text or token ids; `seed` None is greedy decoding."""
+    """Return the script for a prompt, which is text or token ids; None for `seed` means greedy decoding."""
     salt = "" if seed is None else str(seed)
     content = prompt.encode(errors="surrogatepass") if isinstance(prompt, str) else array("q", prompt).tobytes()
     digest = hashlib.blake2b(f"{salt}\0".encode() + content, digest_size=8).digest()

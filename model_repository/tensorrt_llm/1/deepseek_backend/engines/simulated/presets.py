@@ -1,7 +1,8 @@
-"""Deployments that the simulator knows by name.
+"""Deployments that the simulated engine knows by name.
 
-Each is a run of "How to get best performance on DeepSeek-R1 in TensorRT LLM" (NVIDIA TensorRT-LLM documentation), with
-the limits of its command line. Limits it doesn't give are the engine's defaults, and max_seq_len the checkpoint's.
+Each one is a run of "How to get best performance on DeepSeek-R1 in TensorRT LLM" (NVIDIA TensorRT-LLM documentation),
+with the limits of its command line. Limits that the command line does not give are TensorRT-LLM's defaults; max_seq_len
+is the checkpoint's.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from dataclasses import dataclass
 from deepseek_backend.engines.simulated.deployment_model import B200, H200, DeploymentModel
 
 MTP_3_TOKENS_PER_STEP = 2.82
-"""Tokens an iteration yields with three drafts: "Pushing Latency Boundaries: Optimizing DeepSeek-R1 Performance on
+"""Tokens per iteration with three drafts. Source: "Pushing Latency Boundaries: Optimizing DeepSeek-R1 Performance on
 NVIDIA B200 GPUs" (TensorRT-LLM tech blog 1), table of autoregressive MTP layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A deployment and the scheduler's limits, for each rank."""
+    """A deployment, and the scheduler's limits of each rank."""
 
     deployment: DeploymentModel
     max_batch_size: int

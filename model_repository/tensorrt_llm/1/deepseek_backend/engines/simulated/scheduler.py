@@ -1,12 +1,12 @@
-"""Continuous batching without a model: which requests move in an iteration, and by how many tokens.
+"""Continuous batching without a model: it decides which requests advance in an iteration, and by how many tokens.
 
-Knows no clock, no threads and no text. It schedules as TensorRT-LLM does with its GUARANTEED_NO_EVICT policy: by
-priority, first come, first served among equals; a request is admitted when a row of the batch, the token budget of the
-iteration and KV blocks for its prompt and every token it may generate are all free, and it keeps those blocks to its
-end, whoever comes.
+The scheduler knows no clock, no threads and no text. It works as TensorRT-LLM does with its GUARANTEED_NO_EVICT policy:
+by priority, and the oldest first among equals. A request is admitted when a row of the batch, the token budget of the
+iteration, and KV blocks for its prompt and every token that it may generate are all free. It keeps these blocks until
+its end.
 
-Under attention data parallelism each rank has a batch, a budget and a KV cache of its own; a request goes to the rank
-with the fewest rows. A prompt no longer than the budget runs whole in one iteration, a longer one in chunks.
+Under attention data parallelism each rank has a batch, a budget and a KV cache of its own. A request goes to the rank
+with the fewest rows. A prompt within the budget runs in one iteration, a longer one in chunks.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLimits:
-    """Of one rank."""
+    """The limits of one rank."""
 
     max_batch_size: int
     max_num_tokens: int
-    """Tokens in one iteration: prompts, and 1 + num_draft_tokens for each decoding row."""
+    """Limit on the tokens of an iteration: prompt tokens, and 1 + num_draft_tokens for each decoding row."""
     tokens_per_block: int
     num_blocks: int
     num_draft_tokens: int = 0
     tokens_per_step: float = 1.0
-    """Acceptance length: tokens a decoding row gains in an iteration, on average."""
+    """Acceptance length: average number of tokens that a decoding row gains in an iteration."""
 
     @property
     def tokens_per_row(self) -> int:
@@ -38,51 +38,53 @@ class BatchLimits:
 
 @dataclass(slots=True)
 class RankLoad:
-    """What one rank computes in one iteration."""
+    """The work of one rank in one iteration."""
 
     num_decodes: int = 0
     context_tokens: int = 0
-    """Cached tokens that the decoding rows attend to, all rows together."""
+    """Number of cached tokens that all decoding rows attend to."""
     prefill_tokens: int = 0
     prefill_pairs: float = 0.0
-    """Pairs of a prompt token and one it attends to."""
+    """Number of pairs of a prompt token and a token that it attends to."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ScheduledRow:
-    """One request as the scheduler sees it. Compared by identity."""
+    """The scheduler's view of one request. Rows are compared by identity."""
 
     num_input_tokens: int
     max_tokens: int
-    """What KV blocks are reserved for."""
+    """Number of generated tokens for which KV blocks are reserved."""
     length: int
-    """Tokens it will have generated at its end; at most max_tokens."""
+    """Number of generated tokens at its end; at most max_tokens."""
     priority: int = 0
-    """Higher goes first."""
+    """Rows with a higher priority go first."""
     generated: int = 0
     prefilled: int = 0
     blocks: int = 0
     rank: RankBatch | None = None
-    """Where it runs; None while it waits and after its end."""
+    """Batch in which it runs; None while it waits and after its end."""
 
 
 class Iteration(NamedTuple):
+    """The result of one iteration."""
+
     loads: list[RankLoad]
-    """One for each rank."""
+    """The work of each rank."""
     moved: list[ScheduledRow]
-    """The rows that gained tokens; those with generated == length have ended and hold nothing any more."""
+    """Rows that gained tokens. Those with generated == length have ended, and hold no blocks any more."""
     admitted: list[ScheduledRow]
-    """The rows that waited until this iteration."""
+    """Rows that waited until this iteration."""
 
 
 class RankBatch:
-    """A batch and its KV cache."""
+    """The batch of one rank, and its KV cache."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._decoding: list[ScheduledRow] = []
         self._prefilling: ScheduledRow | None = None
-        self._prompted: list[ScheduledRow] = []  # rows whose prompt ends in the iteration being put together
+        self._prompted: list[ScheduledRow] = []  # rows whose prompt ends in the current iteration
         self._context_tokens = 0
         self._budget = 0
         self.free_blocks = limits.num_blocks
@@ -93,7 +95,7 @@ class RankBatch:
         return len(self._decoding) + len(self._prompted) + (self._prefilling is not None)
 
     def begin(self) -> None:
-        """Start an iteration: decoding rows first, then the prompt that is under way."""
+        """Begin an iteration with the decoding rows and the prompt that has begun already."""
         self.load = RankLoad(num_decodes=len(self._decoding), context_tokens=self._context_tokens)
         self._budget = self._limits.max_num_tokens - len(self._decoding) * self._limits.tokens_per_row
         if self._prefilling is not None:
@@ -102,7 +104,7 @@ class RankBatch:
     def fits(self, row: ScheduledRow) -> bool:
         needed = row.num_input_tokens if row.num_input_tokens <= self._limits.max_num_tokens else 1
         return (
-            self._budget >= needed  # none is left beside a prompt that is still under way
+            self._budget >= needed  # a prompt that has begun and not ended leaves no budget
             and self.free_blocks >= row.blocks
             and self.num_running < self._limits.max_batch_size
         )
@@ -113,7 +115,10 @@ class RankBatch:
         self._prefill(row)
 
     def advance(self, burst: int) -> list[ScheduledRow]:
-        """Carry the iteration out: decoding rows gain `burst` tokens, a prompt's end gives one. The rows that moved."""
+        """Carry out the iteration and return the rows that advanced.
+
+        A decoding row gains `burst` tokens, and a row whose prompt ends gains one.
+        """
         for row in self._decoding:
             row.generated += burst
         for row in self._prompted:
@@ -132,7 +137,7 @@ class RankBatch:
         return moved
 
     def drop(self, row: ScheduledRow) -> None:
-        """Take out a row between two iterations."""
+        """Remove a row between two iterations."""
         if row is self._prefilling:
             self._prefilling = None
         else:
@@ -159,21 +164,21 @@ class RankBatch:
 
 @dataclass
 class Scheduler:
-    """The queue and the ranks.
+    """The queue of waiting rows, and the ranks.
 
-    Every row comes to its end if max_batch_size * tokens_per_row is at most max_num_tokens, and a row's prompt and
+    Every row reaches its end if max_batch_size * tokens_per_row is at most max_num_tokens, and the row's prompt and
     max_tokens fit the KV cache of one rank.
     """
 
     limits: BatchLimits
     num_ranks: int = 1
     waiting: deque[ScheduledRow] = field(default_factory=deque, init=False)
-    """In the order in which they will be admitted."""
+    """Waiting rows, in the order in which they will be admitted."""
     num_iterations: int = field(default=0, init=False)
     num_drafted: int = field(default=0, init=False)
-    """Draft tokens so far."""
+    """Number of draft tokens so far."""
     num_accepted: int = field(default=0, init=False)
-    """Of those, the right ones; they count even where a row ended before them."""
+    """Number of accepted draft tokens so far. They count even where a row ended before them."""
     ranks: list[RankBatch] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -198,24 +203,24 @@ class Scheduler:
     def add(self, row: ScheduledRow) -> None:
         row.blocks = -(-(row.num_input_tokens + row.max_tokens) // self.limits.tokens_per_block)
         if not self.waiting or self.waiting[-1].priority >= row.priority:
-            self.waiting.append(row)  # always, where nobody uses priorities
+            self.waiting.append(row)  # always so where no request has a priority
         else:
             bisect.insort(self.waiting, row, key=lambda other: -other.priority)
 
     def remove(self, row: ScheduledRow) -> None:
-        """Take out a row that waits or runs."""
+        """Remove a row that waits or runs."""
         if row.rank is None:
             self.waiting.remove(row)
         else:
             row.rank.drop(row)
 
     def clear(self) -> None:
-        """Take out all rows, in whatever state an exception has left them. What has been counted stays."""
+        """Remove all rows, in whatever state an exception has left them. The counts stay."""
         self.waiting.clear()
         self.ranks = [RankBatch(self.limits) for _ in range(self.num_ranks)]
 
     def step(self) -> Iteration:
-        """One iteration."""
+        """Run one iteration."""
         for rank in self.ranks:
             rank.begin()
         admitted = self._admit()
@@ -230,7 +235,10 @@ class Scheduler:
         return Iteration(loads, moved, admitted)
 
     def decoded_between(self, first: int, end: int) -> int:
-        """Whole tokens that a decoding row gains from iteration `first` up to `end`; tokens_per_step on average."""
+        """Return the tokens that a decoding row gains from iteration `first` up to `end`.
+
+        They are whole numbers that make tokens_per_step on average.
+        """
         rate = self.limits.tokens_per_step
         return math.floor(end * rate) - math.floor(first * rate)
 

@@ -1,8 +1,8 @@
-"""A digital twin: batches, queues and paces tokens as a given deployment would, without a model or a GPU.
+"""The simulated engine: it batches, queues and paces tokens as a given deployment would, without a model or a GPU.
 
-For load tests, dashboards, autoscaling, probes and faults. The text is babble, the same for the same prompt and seed,
-and its log-probabilities are made up (`logprobs`). What is real is the contract, the scheduling (`scheduler`) and, with
-a preset, the time it takes (`deployment`, `presets`).
+It is for load tests, dashboards, autoscaling, probes and faults. Its text is filler text, the same for the same prompt
+and seed, with made-up log-probabilities. Real are the contract, the scheduling (`scheduler`) and, with a preset, the
+time that an iteration takes (`deployment_model`, `presets`).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from deepseek_backend.engines.base import (
     group_by_sink,
     require,
 )
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.simulated import chat_form
 from deepseek_backend.engines.simulated.filler_text import BOS
 from deepseek_backend.engines.simulated.scheduler import RankLoad, Scheduler
 from deepseek_backend.engines.simulated.simulated_generation import SimulatedGeneration, begin, stamp
-from deepseek_backend.engines.simulated.simulated_options import SimulatedOptions, parse_options
+from deepseek_backend.engines.simulated.simulated_options import parse_options
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
-from deepseek_backend.request.messages import Messages
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 logger = logging.getLogger(__name__)
 
 NEUTRAL_STEP_S = 0.010
-"""An iteration without a preset, paced: 100 tokens a second for each request, whatever the batch."""
+"""Duration of a paced iteration without a preset: 100 tokens a second for each request, whatever the batch."""
 
-_MAX_LAG_S = 1.0  # a longer stall of this process is not made up for by a burst of tokens
+_MAX_LAG_S = 1.0
+"""Longest stall of this process that a burst of tokens makes up for."""
 
 _SAMPLING_FIELDS = frozenset(
     {
@@ -62,42 +62,50 @@ _SAMPLING_FIELDS = frozenset(
         "return_perf_metrics",
     }
 )
-_NO_LOGITS = "the simulator has no logits to apply it to"
+_NO_LOGITS = "the simulated engine has no logits to apply it to"
 _UNSUPPORTED = {
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty", "bad"), _NO_LOGITS),
-    **{field.name: "the simulator writes babble, which follows no form" for field in SAMPLING_FIELDS if field.guided},
+    **dict.fromkeys(
+        (field.name for field in SAMPLING_FIELDS if field.guided),
+        "the simulated engine writes filler text, which follows no form",
+    ),
 }
 
 
 class SimulatedEngine:
-    """One thread, the engine's, owns the scheduler and the open requests and makes every call to a sink.
+    """An `Engine` whose own thread owns the scheduler and the open requests, and makes every call to a sink.
 
-    Other threads put functions for it into the inbox, and it runs them between two iterations.
+    Other threads put functions into the inbox, and the engine's thread runs them between two iterations.
     """
 
     def __init__(self, config: BackendConfig) -> None:
         self._options = parse_options(config.engine_options)
         self._model = config.model
-        self._scheduler = _make_scheduler(self._options)
+        deployment = self._options.deployment
+        self._scheduler = Scheduler(self._options.limits, num_ranks=deployment.num_ranks if deployment else 1)
         self._fault_after, self._fault = self._options.fault
         self._load_seconds: dict[str, float] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        # Guards what start and stop decide, and the calls to sinks once the thread has ended. Reentrant: a sink may
-        # submit, which is refused at once then.
+        # Guards start and stop, and the calls to sinks after the thread has ended. Reentrant: a sink may submit, which
+        # is refused at once then.
         self._lock = threading.RLock()
         self._answering = False
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        # The rest belongs to the engine's thread; health and stats only read numbers from it.
+        # Only the engine's thread writes the following ones; health and stats read them.
         self._open: dict[str, SimulatedGeneration] = {}
         self._failure = ""
         self._crashed = False
         self._generated_tokens = 0
         self._simulated_s = 0.0
-        self._due_s: float | None = None  # when the iteration under way ends, by time.monotonic(); None while idle
+        self._due_s: float | None = None
+        """End of the current iteration, by time.monotonic(); None while idle."""
 
     def start(self) -> None:
-        """:raises EngineError: as engine_options.fail_load asks, and after `stop`."""
+        """Wait for load_seconds, then start the thread.
+
+        :raises EngineError: with engine_options.fail_load, and after `stop`.
+        """
         begun = time.monotonic()
         self._stopping.wait(self._options.load_seconds)
         if self._options.fail_load:
@@ -129,7 +137,7 @@ class SimulatedEngine:
         return chat_form.render(messages, template_kwargs)
 
     def submit(self, request: GenerateRequest, sink: StepSink) -> None:
-        """After `stop`, the refusal is delivered before this returns, for no thread of the engine is left to do it."""
+        """Submit a request. After `stop` the caller's thread delivers the refusal, for the engine has no thread."""
         require(self._thread, "submit before start")
         command = self._prepare(request, sink)
         with self._lock:
@@ -140,7 +148,7 @@ class SimulatedEngine:
                 sink.on_steps([(request, Step(error=error))])
 
     def abort(self, request_id: str) -> None:
-        if self._answering:  # or nobody would ever take it out of the inbox
+        if self._answering:  # else it would stay in the inbox for ever
             self._inbox.put(partial(self._cancel, request_id))
 
     def health(self) -> EngineHealth:
@@ -175,7 +183,7 @@ class SimulatedEngine:
             self._close()
 
     def _prepare(self, request: GenerateRequest, sink: StepSink) -> Callable[[], None]:
-        """What the engine's thread is to do with the request."""
+        """Return the function that the engine's thread has to run for the request."""
         options = self._options
         try:
             row = begin(request, sink, max_seq_len=options.max_seq_len, eos_after=options.eos_after)
@@ -183,45 +191,47 @@ class SimulatedEngine:
             return partial(sink.on_steps, [(request, Step(error=error))])
         return partial(self._accept, row)
 
-    # In the engine's thread.
+    # Everything below runs in the engine's thread.
 
     def _run(self) -> None:
         while not (self._stopping.is_set() or self._crashed):
             try:
-                self._turn()
+                self._run_once()
             except Exception as error:
                 logger.exception("the simulated engine failed")
                 self._fail(f"the engine failed: {error!r}")
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         if self._scheduler.idle:
             self._due_s = None
             self._inbox.get()()
-        self._obey()
+        self._run_inbox()
         if not self._scheduler.idle:
             self._iterate()
 
-    def _obey(self) -> None:
+    def _run_inbox(self) -> None:
         while not self._inbox.empty():
             self._inbox.get()()
 
     def _iterate(self) -> None:
         loads, moved, admitted = self._scheduler.step()
         if admitted:
-            _note_time(cast("list[SimulatedGeneration]", admitted))  # no other rows are ever added
+            now_ns = time.monotonic_ns()
+            for row in cast("list[SimulatedGeneration]", admitted):  # the engine adds rows of this class only
+                row.scheduled_ns = now_ns
         self._pass_time(loads)
         rows = cast("list[SimulatedGeneration]", moved)
         self._generated_tokens += sum([row.generated - row.delivered for row in rows])
         text = stamp() if self._options.stamped else ""
         steps = [(row, row.next_step(self._scheduler, text)) for row in rows]
-        for row in [row for row in rows if row.generated == row.length]:  # not before every step has been made
+        for row in [row for row in rows if row.generated == row.length]:  # after every step has been made
             del self._open[row.request.request_id]
         _send(steps)
         if self._generated_tokens >= self._fault_after:
-            self._break()
+            self._inject_fault()
 
     def _pass_time(self, loads: Sequence[RankLoad]) -> None:
-        """Sleep to the end of the iteration on a clock of its own, so that what each sleep oversleeps never adds up."""
+        """Sleep until the end of the iteration, on a clock of its own, so that late wake-ups never add up."""
         deployment = self._options.deployment
         seconds = deployment.step_seconds(loads) if deployment else NEUTRAL_STEP_S
         self._simulated_s += seconds
@@ -231,8 +241,8 @@ class SimulatedEngine:
             self._due_s = begun + seconds / self._options.speed
             self._stopping.wait(max(0.0, self._due_s - now))
 
-    def _break(self) -> None:
-        """The fault that the options ask for."""
+    def _inject_fault(self) -> None:
+        """Fail, hang or crash, as the options request."""
         what = {"fail": "died", "hang": "hangs", "crash": "crashed"}[self._fault]
         reason = f"the engine {what} after {self._generated_tokens} tokens, as engine_options.{self._fault}_after asks"
         logger.error("%s", reason)
@@ -262,31 +272,21 @@ class SimulatedEngine:
         _send([(row, Step(error=UnavailableError(reason), num_input_tokens=row.num_input_tokens)) for row in rows])
 
     def _close(self) -> None:
-        """The last step of what is open and what has come in, once the thread has ended, however it has."""
+        """Deliver the last step of every open and every incoming request, after the thread has ended for any reason."""
         with self._lock:
             self._answering = False
-            self._obey()
+            self._run_inbox()
             if self._failure:
                 self._fail(self._failure)
             else:
                 _send([(row, row.cancelled_step(self._scheduler)) for row in self._take_all()])
 
     def _take_all(self) -> list[SimulatedGeneration]:
-        """The open requests, no longer open nor scheduled."""
+        """Remove all requests from the engine and its scheduler, and return them."""
         rows = list(self._open.values())
         self._open.clear()
-        self._scheduler.clear()  # not row by row: after an exception some may have ended
+        self._scheduler.clear()  # not row by row, because some rows may have ended before an exception
         return rows
-
-
-def _make_scheduler(options: SimulatedOptions) -> Scheduler:
-    return Scheduler(options.limits, num_ranks=options.deployment.num_ranks if options.deployment else 1)
-
-
-def _note_time(admitted: Sequence[SimulatedGeneration]) -> None:
-    now = time.monotonic_ns()
-    for row in admitted:
-        row.scheduled_ns = now
 
 
 def _send(steps: Sequence[tuple[SimulatedGeneration, Step]]) -> None:
@@ -295,4 +295,4 @@ def _send(steps: Sequence[tuple[SimulatedGeneration, Step]]) -> None:
 
 
 def _wake() -> None:
-    """Ends the wait for a command."""
+    """End the wait for a function in the inbox."""

@@ -1,4 +1,4 @@
-"""One request as the simulator generates it: what its prompt decides, and the steps in which it comes."""
+"""One request of the simulated engine: everything that its prompt decides, and its steps."""
 
 from __future__ import annotations
 
@@ -7,38 +7,39 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deepseek_backend.answer.reasoning import ends_inside
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, StepSink, TokenLogprobs
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompting import check_prompt_length, last_tokens
+from deepseek_backend.engines.reasoning_tags import ends_inside
 from deepseek_backend.engines.simulated.filler_text import EOS_ID, VOCABULARY, Script, split_prompt, write_script
 from deepseek_backend.engines.simulated.made_up_logprobs import output_logprobs, prompt_logprobs
 from deepseek_backend.engines.simulated.scheduler import ScheduledRow, Scheduler
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SimulatedGeneration(ScheduledRow):
-    """An open request. The engine's thread owns it once it has been accepted."""
+    """An open request. The engine's thread owns it after it has been accepted."""
 
     request: GenerateRequest
     sink: StepSink
     script: Script
     finish_reason: FinishReason
-    """At its end, if nothing comes between."""
+    """Finish reason, unless the request is cancelled or fails before its end."""
     stop_reason: int | None = None
     delivered: int = 0
+    """Number of tokens in the steps so far."""
     wants_details: bool = False
-    """Its steps carry more than text."""
+    """Whether its steps carry more than text: log-probabilities or metrics."""
     prompt_logprobs: Sequence[TokenLogprobs | None] = ()
     arrival_ns: int = 0
     scheduled_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
     first_decode: int = 0
-    """Number of the iteration after the first token's."""
+    """Number of the iteration after the one with the first token."""
 
     def next_step(self, scheduler: Scheduler, stamp: str) -> Step:
-        """The tokens that have not been delivered; a `stamp` that is not empty is the text of each."""
+        """Return a step of the tokens that have not been delivered; a `stamp` that is not empty is the text of each."""
         first, end = self.delivered, self.generated
         self.delivered = end
         if end == self.length:
@@ -59,16 +60,16 @@ class SimulatedGeneration(ScheduledRow):
         return step
 
     def _last_step(self, first: int, stamp: str) -> Step:
-        """The step with the tokens from `first` to the end; the token that stops it is counted and seldom shown."""
+        """Return the step from token `first` to the end. A token that ends it is counted, but seldom shown."""
         token_ids, text = self._read(first, self.length, stamp)
         if self.finish_reason == "stop":
             sampling = self.request.sampling
             if self.stop_reason is None:
-                stop_id, shown = EOS_ID, sampling.skip_special_tokens is False
+                stop_id, is_shown = EOS_ID, sampling.skip_special_tokens is False
             else:
-                stop_id, shown = self.stop_reason, bool(sampling.include_stop_str_in_output)
+                stop_id, is_shown = self.stop_reason, bool(sampling.include_stop_str_in_output)
             token_ids = (*token_ids[:-1], stop_id)
-            text = self._read(first, self.length - 1, stamp)[1] + (VOCABULARY[stop_id] if shown else "")
+            text = self._read(first, self.length - 1, stamp)[1] + (VOCABULARY[stop_id] if is_shown else "")
         return Step(text, token_ids, self.finish_reason, self.stop_reason, self.num_input_tokens)
 
     def _read(self, first: int, end: int, stamp: str) -> tuple[tuple[int, ...], str]:
@@ -87,7 +88,7 @@ class SimulatedGeneration(ScheduledRow):
             step.perf_metrics = self._perf_metrics(scheduler)
 
     def _perf_metrics(self, scheduler: Scheduler) -> PerfMetrics:
-        """Nothing is ever found in the cache: the twin has no prefixes to share."""
+        """Return the metrics. The simulated KV cache shares no prefixes, so that no block is ever reused."""
         now = scheduler.num_iterations
         first = self.first_decode if self.first_token_ns else now
         num_drafted = (now - first) * scheduler.limits.num_draft_tokens
@@ -109,15 +110,17 @@ class SimulatedGeneration(ScheduledRow):
 
 
 def stamp() -> str:
-    """This moment as a token's text: a space and microseconds of the monotonic clock, which all processes of a machine
-    share, in 15 digits."""
+    """Return the current time as a token's text: a space, and 15 digits of microseconds.
+
+    The clock is the monotonic one, which all processes of a machine share.
+    """
     return f" {time.monotonic_ns() // 1000:015d}"
 
 
 def begin(request: GenerateRequest, sink: StepSink, *, max_seq_len: int, eos_after: int | None) -> SimulatedGeneration:
-    """The request, ready to be scheduled; in the caller's thread, for a long prompt takes a while.
+    """Return the request, ready to be scheduled. The caller's thread does this, because a long prompt takes time.
 
-    :raises RequestError: when its prompt has no tokens, or leaves no room to answer.
+    :raises RequestError: when its prompt has no tokens, or leaves no room for an answer.
     """
     sampling = request.sampling
     tokens = _prompt_tokens(request)
@@ -144,7 +147,7 @@ def begin(request: GenerateRequest, sink: StepSink, *, max_seq_len: int, eos_aft
 
 
 def _prompt_tokens(request: GenerateRequest) -> Sequence[str] | Sequence[int]:
-    """The prompt's tokens, as texts or as the ids that were given; its last ones, where it is to be truncated."""
+    """Return the prompt's tokens, as texts or as the given ids, cut to the last truncate_prompt_tokens."""
     sampling = request.sampling
     tokens: Sequence[str] | Sequence[int]
     if request.prompt_token_ids is None:
@@ -155,14 +158,17 @@ def _prompt_tokens(request: GenerateRequest) -> Sequence[str] | Sequence[int]:
 
 
 def _script(request: GenerateRequest, length: int) -> Script:
-    """The whole prompt decides, also what is truncated. After <think>, a third of the answer is thinking."""
+    """Return the script, which depends on the whole prompt before truncation.
+
+    A prompt that ends inside <think> gets reasoning in the first third of the answer.
+    """
     closes_at = length // 3 if ends_inside(request.prompt) else -1
     prompt = request.prompt if request.prompt_token_ids is None else request.prompt_token_ids
     return write_script(prompt, _seed(request.sampling), closes_at=closes_at)
 
 
 def _natural_end(sampling: SamplingParams, max_tokens: int, eos_after: int | None) -> tuple[int, FinishReason]:
-    """How many tokens the request generates unless a stop token comes before, and its finish reason then."""
+    """Return the number of generated tokens and the finish reason, unless a stop token comes before."""
     if eos_after is not None and not sampling.ignore_eos:
         with_eos = max(eos_after, (sampling.min_tokens or 0) + 1)
         if with_eos <= max_tokens:
@@ -173,7 +179,7 @@ def _natural_end(sampling: SamplingParams, max_tokens: int, eos_after: int | Non
 def _stopped(
     sampling: SamplingParams, script: Script, length: int, finish_reason: FinishReason
 ) -> tuple[int, FinishReason, int | None]:
-    """Length, finish reason and stop reason with stop_token_ids; the end token at the end is none of them."""
+    """Return length, finish reason and stop reason with stop_token_ids. A final end token is not among these."""
     if not sampling.stop_token_ids:
         return length, finish_reason, None
     end = length - (finish_reason == "stop")
@@ -184,7 +190,7 @@ def _stopped(
 
 
 def _seed(sampling: SamplingParams) -> int | None:
-    """What the text depends on beside the prompt; None for greedy decoding."""
+    """Return the seed of the text; None for greedy decoding, whose text depends on the prompt alone."""
     if sampling.greedy:
         return None
     return sampling.seed if sampling.seed is not None else random.getrandbits(64)

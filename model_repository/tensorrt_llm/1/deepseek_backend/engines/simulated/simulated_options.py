@@ -1,4 +1,4 @@
-"""`engine_options` of the simulated engine: checked, with the preset's values where none are given."""
+"""Checks `engine_options` of the simulated engine, and fills in the values of the preset."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from deepseek_backend.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedOptions:
-    """What `parse_options` makes of engine_options."""
+    """The checked options, from `parse_options`."""
 
     deployment: DeploymentModel | None
-    """None: neutral, every iteration takes NEUTRAL_STEP_S."""
+    """Deployment whose pace is kept; None where every iteration takes NEUTRAL_STEP_S."""
     limits: BatchLimits
     max_seq_len: int
-    """No more than the KV cache of one rank holds, so that every admitted request fits."""
+    """Limit on prompt plus generated tokens, at most the KV cache of one rank, so that every admitted request fits."""
     paced: bool
-    """Sleep until the modelled time; otherwise run flat out."""
+    """Whether to sleep until the modelled time; else iterations follow each other at once."""
     speed: float
-    """Times as fast as modelled: 2.0 halves every duration."""
+    """Factor of speed: 2.0 halves every modelled duration."""
     stamped: bool
-    """The text of a token is the moment it was made (`generation.stamp`), and no babble."""
+    """Whether the text of a token is the time at which it was made (`stamp`) instead of filler text."""
     eos_after: int | None
-    """The end token comes after so many tokens of a request. None: every request runs to its max_tokens."""
+    """Number of tokens of a request, the last of which is the end token. None: every request runs to its max_tokens."""
     load_seconds: float
-    """How long `start` takes."""
+    """Seconds that `start` takes."""
     fail_load: bool
-    """`start` fails, after load_seconds."""
+    """Whether `start` fails, after load_seconds."""
     fail_after: int | None
-    """When all requests together have so many tokens, the engine dies an orderly death: it answers what is open and all
-    that comes with the error. The first of the three faults that is reached is the only one."""
+    """Number of tokens of all requests after which the engine dies in order: it answers every open and every further
+    request with the error. Only the first of the three faults that is reached happens."""
     hang_after: int | None
-    """Likewise, but it hangs: no token comes and nobody is answered any more, an abort neither, and it still says that
-    it is alive. `stop` ends it."""
+    """Number of tokens after which the engine hangs: no token comes, no request and no abort is answered, and its
+    health still says that it is alive. `stop` ends it."""
     crash_after: int | None
-    """Likewise, but its thread ends: its health says so, and it answers nobody."""
+    """Number of tokens after which the engine's thread ends: its health says so, and no request is answered."""
 
     @property
     def fault(self) -> tuple[float, str]:
-        """After how many tokens what happens: fail, hang or crash. After math.inf, nothing."""
+        """The first fault: the number of tokens after which it happens (math.inf for none), and fail, hang or crash."""
         faults = {"fail": self.fail_after, "hang": self.hang_after, "crash": self.crash_after}
         return min(((after, name) for name, after in faults.items() if after is not None), default=(math.inf, ""))
 
 
 NEUTRAL = {"max_batch_size": 1024, "max_num_tokens": 8192, "max_seq_len": 163840, "kv_cache_tokens": 4 << 20}
-"""Limits without a preset: generous ones, of no deployment in particular."""
+"""Limits without a preset, which are generous and of no real deployment."""
 
 _TOKENS_PER_BLOCK = 32  # TensorRT-LLM's default
 
@@ -78,7 +78,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "pace": (lambda value: value in ("real", "none"), "real or none"),
     "speed": (lambda value: _is_number(value) and value > 0, "a number above 0"),
-    "text": (lambda value: value in ("babble", "stamps"), "babble or stamps"),
+    "text": (lambda value: value in ("filler", "stamps"), "filler or stamps"),
     "max_batch_size": _COUNT,
     "max_num_tokens": _COUNT,
     "max_seq_len": (lambda value: _is_count(value) and value >= 2, "a whole number above 1"),
@@ -94,7 +94,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def parse_options(given: Mapping[str, Any]) -> SimulatedOptions:
-    """The options, checked.
+    """Return the checked options.
 
     :raises ConfigError: with every problem found.
     """
@@ -114,7 +114,7 @@ def parse_options(given: Mapping[str, Any]) -> SimulatedOptions:
         max_seq_len=min(max_seq_len, limits.num_blocks * limits.tokens_per_block),
         paced=given.get("pace", "real" if preset else "none") == "real",
         speed=float(given.get("speed", 1.0)),
-        stamped=given.get("text", "babble") == "stamps",
+        stamped=given.get("text", "filler") == "stamps",
         eos_after=given.get("eos_after"),
         load_seconds=float(given.get("load_seconds", 0.0)),
         fail_load=given.get("fail_load", False),
@@ -132,7 +132,7 @@ def _problem(name: str, value: Any) -> str:
 
 
 def _limits(given: Mapping[str, Any], preset: Preset | None) -> tuple[BatchLimits, int]:
-    """The scheduler's limits, and max_seq_len."""
+    """Return the scheduler's limits, and max_seq_len."""
     values = dict(NEUTRAL)
     if preset:
         values = {name: getattr(preset, name) for name in ("max_batch_size", "max_num_tokens", "max_seq_len")}

@@ -1,8 +1,8 @@
 """TensorRT-LLM's PyTorch backend through its LLM API: the production engine.
 
-`loading` turns model.yaml and the release record into a running LLM, `translation` is between our requests and its;
-`engine` runs them on an event loop, that of `loop_thread`; `increments` makes steps of what comes; `faults` tells what
-a failure means.
+`loading` makes a running LLM of model.yaml and the release record. `tensorrt_llm_engine` serves requests on the event
+loop of `loop_thread`: `translation` turns a request into TensorRT-LLM's own, `output_increments` makes steps of its
+output, and `faults` tells what a failure means.
 """
 
 from deepseek_backend.engines.tensorrt_llm.tensorrt_llm_engine import TensorRTLLMEngine

@@ -1,7 +1,7 @@
-"""Whose fault it is when a request fails in TensorRT-LLM, and when the engine is beyond use.
+"""Judges failures in TensorRT-LLM: whether the client, one request or the whole engine is at fault.
 
-An exception of the forward pass or the sampler reaches every request that runs, as a RequestError with its text, and
-the engine goes on as if nothing had been. A worker's refusal of one request comes the same way.
+An exception of the forward pass or the sampler reaches every running request as a RequestError with its text, and the
+engine goes on. A worker's refusal of a single request comes in the same form.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from deepseek_backend.contract import ErrorCode
 from deepseek_backend.errors import RequestError, one_line
 
 MAX_FAULTS_IN_A_ROW = 3
-"""So many, without a token between them, are an engine that will not recover."""
+"""Number of faults without a token in between, after which the engine will not recover."""
 
 _LASTING = ("an illegal memory access", "device-side assert", "unspecified launch failure", "misaligned address")
-"""CUDA's words for errors after which nothing works in that process."""
+"""Messages of CUDA errors after which nothing works in that process."""
 _TOO_LONG = "`default_max_tokens`"
-"""tensorrt_llm/executor/base_worker.py, _deduce_max_tokens: the workers may have cut max_seq_len to their memory."""
+"""Part of a message of tensorrt_llm/executor/base_worker.py, _deduce_max_tokens: the workers may have cut max_seq_len
+to their memory."""
 _BAD_GUIDE = "Guided decoding error"
-"""tensorrt_llm/_torch/pyexecutor/guided_decoder.py: it fails the one request whose guide it can't compile."""
+"""Beginning of a message of tensorrt_llm/_torch/pyexecutor/guided_decoder.py, which fails the one request whose guide
+it can't compile."""
 
 
 def worker_refusal(message: str, *, guided: bool) -> RequestError | None:
-    """The client's fault, where a worker's words are known to say so."""
+    """Return the refusal of a request, if the worker's message is known to mean that the client is at fault."""
     if _TOO_LONG in message:
         return RequestError(f"the prompt is too long for this model: {message}", code=ErrorCode.PROMPT_TOO_LONG)
     if guided and message.startswith(_BAD_GUIDE):
@@ -32,14 +34,14 @@ def worker_refusal(message: str, *, guided: bool) -> RequestError | None:
 
 
 def cause_of_death(llm: Any) -> str:
-    """Why nothing more can come of the engine; "" while it is well. LLM has no public word for it before 1.3."""
+    """Return why the engine is dead; "" while it is alive. Before 1.3, LLM has no public method for it."""
     executor = getattr(llm, "_executor", None)
     if executor is None:
         return ""
     if executor.is_shutdown():  # generate_async itself asks this
         return "TensorRT-LLM's executor has shut down"
-    # The workers' main functions: one that is over is a worker that has ended, whatever the executor believes. Under
-    # trtllm-llmapi-launch there may be none to look at.
+    # Futures of the workers' main functions: one that is done means that its worker has ended, whatever the executor
+    # believes. Under trtllm-llmapi-launch there may be none.
     for future in getattr(executor, "mpi_futures", ()):
         if future.done():
             cause = None if future.cancelled() else future.exception()
@@ -48,23 +50,30 @@ def cause_of_death(llm: Any) -> str:
 
 
 class Faults:
-    """Counts the engine's faults. One fails every request that runs, and still is one: another is only what fails a
-    request begun, or seen to go on, after it."""
+    """Counts the engine's faults.
+
+    A fault fails every running request, but counts once. A further one counts only if it fails a request that began, or
+    got a token, after the fault before.
+    """
 
     def __init__(self) -> None:
         self.count = 0
-        """Of all time. A request remembers it from when it was last known to be well."""
+        """Number of faults so far. A request remembers the number at its start and at each of its tokens."""
         self._in_a_row = 0
 
     def token_came(self) -> None:
         self._in_a_row = 0
 
     def add(self, message: str, count_before: int) -> str:
-        """Why the engine is beyond use, after a request has failed with `message`; "" while it is not."""
+        """Count a fault; return why the engine is beyond use, or "".
+
+        :param message: error with which a request has failed.
+        :param count_before: `count` when that request was last known to be well.
+        """
         if count_before == self.count:
             self.count += 1
             self._in_a_row += 1
-        if any(words in message for words in _LASTING):
+        if any(part in message for part in _LASTING):
             return f"the GPU has failed: {message}"
         if self._in_a_row >= MAX_FAULTS_IN_A_ROW:
             return f"TensorRT-LLM has failed {self._in_a_row} times in a row, with no token between: {message}"

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM says of its iterations (LLM.get_stats_async), as far as EngineStats has room for it."""
+"""Collects the numbers for EngineStats from TensorRT-LLM's iteration statistics (LLM.get_stats_async)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 @dataclass(slots=True)
 class IterationStats:
-    """The latest iteration's numbers, and sums over all. All zero while there has been none."""
+    """Numbers of the latest iteration, and sums over all iterations; all zero before the first."""
 
     num_queued: int = 0
-    """Requests the engine holds and has not scheduled."""
+    """Number of requests that the engine holds and has not scheduled."""
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
     num_draft_tokens: int = 0
-    """A sum."""
+    """Sum over all iterations."""
     num_accepted_draft_tokens: int = 0
-    """A sum."""
+    """Sum over all iterations."""
     extra: dict[str, float] = field(default_factory=dict)
 
     def add(self, row: Mapping[str, Any] | str | bytes) -> None:
-        """Take one iteration: a mapping, or the JSON of one. Sections may be missing or null."""
+        """Add one iteration, as a mapping or its JSON. Sections may be missing or null."""
         values = row if isinstance(row, Mapping) else json.loads(row)
         cache = values.get("kvCacheStats") or {}
         drafts = values.get("specDecodingStats") or {}

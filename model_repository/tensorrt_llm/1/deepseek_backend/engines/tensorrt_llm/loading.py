@@ -1,4 +1,4 @@
-"""model.yaml and the release record -> a running tensorrt_llm.LLM, and what it can do."""
+"""Makes a running tensorrt_llm.LLM of model.yaml and the release record, and derives its capabilities."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ from deepseek_backend.release import EngineRelease, SamplerSupport
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_TIMEOUT_S = 20.0
-"""How long `shut_down` waits for the workers to go."""
+"""Seconds that `shut_down` waits for the workers to end."""
 
-DONE_OUTSIDE = TEXT_LAYER_FIELDS | {"add_special_tokens", "max_tokens", "truncate_prompt_tokens"}
-"""Sampling fields that hold whatever TensorRT-LLM does with them: the backend's text layer and this engine do them."""
+APPLIED_OUTSIDE = TEXT_LAYER_FIELDS | {"add_special_tokens", "max_tokens", "truncate_prompt_tokens"}
+"""Sampling fields that the backend's text layer and this engine apply themselves, whatever TensorRT-LLM supports."""
 _OPTIONS = ("allow_version_mismatch",)
 
 
 def resolved_llm_args(config: BackendConfig, environ: Mapping[str, str], release: EngineRelease) -> dict[str, Any]:
-    """The LLM arguments, with a model path relative to the version folder made absolute, as many GPUs of the node as
-    this instance was given, and the PyTorch backend where the release has another by default."""
+    """Return the LLM arguments with everything that model.yaml leaves open.
+
+    A model path relative to the version folder becomes absolute, gpus_per_node is the number of GPUs of this instance,
+    and the PyTorch backend is named where it is not the release's default.
+    """
     llm_args = copy.deepcopy(dict(config.llm_args))
     if release.backend_to_name:
         llm_args.setdefault("backend", release.backend_to_name)
@@ -43,6 +46,10 @@ def resolved_llm_args(config: BackendConfig, environ: Mapping[str, str], release
 
 
 def version_mismatch_allowed(options: Mapping[str, Any]) -> bool:
+    """Check `engine_options`; return its allow_version_mismatch.
+
+    :raises ConfigError: with every problem found.
+    """
     problems = [
         f"triton_config.engine_options.{name}: unknown key; known for tensorrt_llm: {', '.join(_OPTIONS)}"
         for name in options
@@ -57,6 +64,10 @@ def version_mismatch_allowed(options: Mapping[str, Any]) -> bool:
 
 
 def import_tensorrt_llm(release: EngineRelease, allow_mismatch: bool) -> Any:
+    """Import the package, and check its version.
+
+    :raises EngineError: when it can't be imported, or is of another release and `allow_mismatch` is False.
+    """
     try:
         package = importlib.import_module("tensorrt_llm")
     except ImportError as error:
@@ -76,8 +87,9 @@ def import_tensorrt_llm(release: EngineRelease, allow_mismatch: bool) -> Any:
 
 
 def make_llm(package: Any, llm_args: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
-    """The LLM. Sections that are one of several classes, such as speculative_config, need upstream's own parser;
-    `objects` are arguments that no YAML has.
+    """Make the LLM. Only upstream's own parser reads sections of several classes, such as speculative_config.
+
+    :param objects: further arguments, which no YAML can hold.
     """
     utils = importlib.import_module("tensorrt_llm.llmapi.llm_utils")
     llm = package.LLM(**utils.update_llm_args_with_extra_dict({}, copy.deepcopy(dict(llm_args))), **objects)
@@ -90,13 +102,13 @@ def make_llm(package: Any, llm_args: Mapping[str, Any], objects: Mapping[str, An
 def make_capabilities(
     max_seq_len: int, support: SamplerSupport, bos_token: str, max_prompt_bytes: int | None
 ) -> Capabilities:
-    unsupported = {name: why for name, why in support.unsupported.items() if name not in DONE_OUTSIDE}
+    unsupported = {name: why for name, why in support.unsupported.items() if name not in APPLIED_OUTSIDE}
     if "logprobs" in unsupported:
         unsupported["best_of"] = f"needs logprobs to choose by; {unsupported['logprobs']}"
     else:
         unsupported.pop("best_of", None)
     return Capabilities(
-        sampling_fields=support.fields | DONE_OUTSIDE,
+        sampling_fields=support.fields | APPLIED_OUTSIDE,
         max_seq_len=max_seq_len,
         max_prompt_bytes=max_prompt_bytes,
         bos_token=bos_token,
@@ -105,7 +117,10 @@ def make_capabilities(
 
 
 def max_seq_len(llm_args: Mapping[str, Any]) -> int:
-    """max_seq_len, or else the most the checkpoint's positions allow."""
+    """Return max_seq_len, or else the checkpoint's max_position_embeddings.
+
+    :raises ConfigError: when neither is known.
+    """
     if llm_args.get("max_seq_len") is not None:
         return int(llm_args["max_seq_len"])
     config = Path(str(llm_args["model"]), "config.json")
@@ -118,7 +133,7 @@ def max_seq_len(llm_args: Mapping[str, Any]) -> int:
 
 
 def max_prompt_tokens(llm_args: Mapping[str, Any], release: EngineRelease, max_seq_len: int) -> int:
-    """The longest prompt: it leaves room for one token, and without chunked prefill fits into one iteration."""
+    """Return the length of the longest prompt: it leaves room for a token, and fits an iteration if not chunked."""
     longest = max_seq_len - 1
     if llm_args.get("enable_chunked_prefill"):
         return longest
@@ -127,7 +142,7 @@ def max_prompt_tokens(llm_args: Mapping[str, Any], release: EngineRelease, max_s
 
 
 def max_prompt_bytes(tokenizer: Any, max_seq_len: int) -> int | None:
-    """None where the tokenizer does not say its vocabulary."""
+    """Return the bytes of the longest possible prompt; None where the tokenizer does not give its vocabulary."""
     inner = unwrapped(tokenizer)
     if not hasattr(inner, "get_vocab"):
         return None
@@ -135,7 +150,7 @@ def max_prompt_bytes(tokenizer: Any, max_seq_len: int) -> int | None:
 
 
 def shut_down(llm: Any) -> None:
-    """llm.shutdown(), given up on after SHUTDOWN_TIMEOUT_S: it waits for workers that may never answer."""
+    """Call llm.shutdown(), for SHUTDOWN_TIMEOUT_S at most: it waits for workers that may never answer."""
     thread = threading.Thread(target=llm.shutdown, name="tensorrt_llm-shutdown", daemon=True)
     thread.start()
     thread.join(SHUTDOWN_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""A thread that runs an asyncio event loop, and the ways over to it from other threads."""
+"""A thread that runs an asyncio event loop, and the calls into it from other threads."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 20.0
-"""How long `stop` waits for a thread that may be stuck in somebody else's code."""
+"""Seconds that `stop` waits for a thread that may be stuck in TensorRT-LLM."""
 
 
 class LoopThread:
-    """Every call that `call` takes is made, also when `stop` comes at the same moment."""
+    """The thread and its loop. Every call that `call` accepts is made, also when `stop` comes at the same moment."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Guarded by _lock; None before `start` and from `stop` on."""
+        """The loop, guarded by _lock; None before `start` and after `stop`."""
 
     @property
     def running(self) -> bool:
         return self._loop is not None
 
     def start(self, first: Callable[[], None]) -> None:
-        """Return when `first` has run in the thread. What it raises is raised here, and then the thread has ended."""
+        """Run `first` in the thread and wait for it. Its exception is raised here, after the thread has ended."""
         begun: Future[None] = Future()
-        # A daemon, for the process has to end even where this thread is stuck.
+        # A daemon thread, because the process has to end even when this thread is stuck.
         self._thread = threading.Thread(target=self._run, args=(first, begun), name=self._name, daemon=True)
         self._thread.start()
         error = begun.exception()
@@ -41,7 +41,7 @@ class LoopThread:
             raise error
 
     def call(self, function: Callable[..., object], *args: Any) -> bool:
-        """Have the thread call `function`; False when it takes no calls (any more)."""
+        """Have the thread call `function`; return False when it takes no calls, before `start` and after `stop`."""
         with self._lock:
             if self._loop is None:
                 return False
@@ -49,7 +49,7 @@ class LoopThread:
         return True
 
     def run(self, function: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> None:
-        """Wait for a coroutine function of the thread.
+        """Run a coroutine function in the thread, and wait for it.
 
         :raises TimeoutError: when it takes longer.
         """
@@ -64,7 +64,7 @@ class LoopThread:
             loop, self._loop = self._loop, None
         if loop is None or self._thread is None:
             return
-        # A turn later, so that what the last calls schedule is done too.
+        # One turn of the loop later, so that everything that the last calls schedule runs too.
         loop.call_soon_threadsafe(loop.call_soon, loop.stop)
         self._thread.join(JOIN_TIMEOUT_S)
         if self._thread.is_alive():
@@ -75,7 +75,7 @@ class LoopThread:
         asyncio.set_event_loop(loop)
         try:
             first()
-        except BaseException as error:  # of any kind, also SystemExit: `start` waits for it
+        except BaseException as error:  # also SystemExit: `start` waits for the result
             loop.close()
             begun.set_exception(error)
             return

@@ -1,8 +1,9 @@
-"""What TensorRT-LLM's output of a request has and its sink has not, as a step.
+"""Makes steps of a request's output: the text and tokens that its sink has not got yet.
 
-The output grows in place, with every response that is read. It is counted from what was sent, not taken from text_diff
-and its like, which know of the last response alone: several may have been read, the last step's text may be longer than
-TensorRT-LLM's, and a tokenizer without an incremental form changes the end of what it said.
+The output grows in place with every response that is read. The new part is counted from what was sent. TensorRT-LLM's
+own text_diff and token_ids_diff won't do, because they know the last response only: several may have been read since,
+the last step's text may be longer than TensorRT-LLM's, and a tokenizer without an incremental form may change the end
+of an earlier text.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from deepseek_backend.engines.base import Step, TokenLogprobs
+from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import token_logprobs
 from deepseek_backend.engines.tensorrt_llm.translation import complete_text, finish_reason, perf_metrics, whole_text
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 
 class OutputIncrements:
-    """The steps of one request, whose RequestOutput is `output`."""
+    """The steps of one request; `output` is its RequestOutput."""
 
     def __init__(self, request: GenerateRequest, output: Any, tokenizer: PromptTokenizer) -> None:
         self._sampling = request.sampling
@@ -28,13 +29,12 @@ class OutputIncrements:
         self.num_tokens_sent = 0
 
     def take(self, *, cut_short: bool) -> Step:
-        """What is new, which may be nothing; the last step when TensorRT-LLM has given a finish reason.
+        """Return a step with what is new, which may be nothing; the last step once there is a finish reason.
 
-        `cut_short`: of an aborted request, and of one whose reading has failed, there may be tokens without logprobs.
-
+        :param cut_short: the request was aborted, or reading it has failed, so that tokens may have no logprobs.
         :raises EngineError: for logprobs that do not belong to the tokens.
         """
-        output = self._output.outputs[0]  # a copy of a list, or a sort, every time
+        output = self._output.outputs[0]  # read once, because each access copies or sorts a list
         reason = output.finish_reason
         if reason is None:
             text = complete_text(output.text, self._num_chars_sent, final=False)
@@ -63,7 +63,7 @@ class OutputIncrements:
     def _with_logprobs(
         self, output: Any, token_ids: Sequence[int], *, may_be_short: bool
     ) -> tuple[Sequence[int], Sequence[TokenLogprobs]]:
-        """TensorRT-LLM's list goes on after the tokens with those of a stop word."""
+        """Return the tokens and their logprobs. TensorRT-LLM lists those of a stop word behind the tokens' own."""
         start = self.num_tokens_sent
         entries = (output.logprobs or [])[start : start + len(token_ids)]
         if may_be_short:

@@ -1,7 +1,8 @@
-"""Several instances of one model in one tritonserver: which GPUs are whose.
+"""Gives each of several instances of a model in one tritonserver its GPUs.
 
-As upstream has it, the parameter gpu_device_ids of config.pbtxt names them, "0,1;2,3" for two instances, and the
-environment tells CUDA. Only before tensorrt_llm is imported: CUDA opens what it then sees, and workers inherit that.
+As in upstream's backend, the parameter gpu_device_ids of config.pbtxt names them, "0,1;2,3" for two instances, and an
+environment variable tells CUDA. It must be set before tensorrt_llm is imported: CUDA opens the GPUs that it sees then,
+and workers inherit the variable.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Any
 from deepseek_backend.errors import ConfigError
 
 VISIBLE_DEVICES = "TRTLLM_VISIBLE_DEVICES"
-"""Carries the GPUs over to the workers; the engine reads gpus_per_node off it."""
+"""Variable that tells the workers the GPUs; the engine counts gpus_per_node from it."""
 _PARAMETER = "gpu_device_ids"
 
 
 def instance_environment(model_config: Mapping[str, Any], instance_name: str) -> dict[str, str]:
-    """What the environment of this instance must say; nothing for a model's only instance without the parameter.
+    """Return this instance's environment variables; none for a model's only instance without the parameter.
 
-    `model_config` and `instance_name` are model_config (parsed) and model_instance_name of `initialize`.
-
+    :param model_config: the parsed model_config of `initialize`.
+    :param instance_name: the model_instance_name of `initialize`.
     :raises ConfigError: when the parameter is missing or leaves an instance without GPUs of its own.
     """
     count = sum(int(group.get("count", 1)) for group in model_config.get("instance_group") or [{}])
@@ -45,7 +46,7 @@ def instance_environment(model_config: Mapping[str, Any], instance_name: str) ->
 def _check(per_instance: list[list[str]], count: int, text: str) -> None:
     problems = []
     if len(per_instance) != count:
-        problems.append(f"{_PARAMETER}: expected GPUs for {count} instances, parted by semicolons, got {text!r}")
+        problems.append(f"{_PARAMETER}: expected GPUs for {count} instances, separated by semicolons, got {text!r}")
     if not all(per_instance):
         problems.append(f"{_PARAMETER}: expected at least one GPU for each instance, got {text!r}")
     all_gpus = [gpu for gpus in per_instance for gpu in gpus]

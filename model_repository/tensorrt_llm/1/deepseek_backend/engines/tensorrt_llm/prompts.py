@@ -1,4 +1,4 @@
-"""The LLM's tokenizer as the engine uses it: prompts into token ids, conversations into prompts, tokens into text."""
+"""The tokenizer of the LLM, for prompts, conversations and the text of single tokens."""
 
 from __future__ import annotations
 
@@ -6,45 +6,44 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepseek_backend.engines import prompting
-from deepseek_backend.request.messages import Messages
-from deepseek_backend.request.parsed_request import GenerateRequest
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 
 
 class PromptTokenizer:
-    """Around LLM.tokenizer. Safe from any thread."""
+    """Wraps LLM.tokenizer. Any thread may use it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
-        """Token id -> its text: with logprobs 20 tokens are looked up for each one generated."""
+        """Token id -> its text. With logprobs, 20 tokens are looked up for each generated one."""
 
     @property
     def bos_token(self) -> str:
-        """What `prompt_token_ids` puts before a text; "" where it is nothing."""
+        """Text that `prompt_token_ids` puts before a prompt; "" for none."""
         return prompting.bos_token(self._tokenizer)
 
     def prompt_token_ids(self, request: GenerateRequest) -> list[int]:
-        """The prompt in token ids, cut to truncate_prompt_tokens: TensorRT-LLM cuts prompts in text only.
+        """Return the prompt in token ids, cut to truncate_prompt_tokens: TensorRT-LLM cuts only prompts that are text.
 
-        :raises RequestError: for an id that the model has no token for.
+        :raises RequestError: for an id without a token.
         """
         inner = prompting.unwrapped(self._tokenizer)
         vocab_size = len(inner) if hasattr(inner, "__len__") else None
         return list(prompting.prompt_token_ids(request, self._encode, vocab_size))
 
     def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
-        """As Engine.render_chat."""
+        """Render a conversation, as Engine.render_chat does."""
         return prompting.render_chat(self._tokenizer, messages, template_kwargs)
 
     def text(self, token_id: int) -> str:
-        """One token by itself; a part of a character is U+FFFD."""
+        """Return the text of one token alone; U+FFFD stands for a part of a character."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
         return text
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """All of them together; U+FFFD stands for a character whose last bytes are missing."""
+        """Return the text of all of them; U+FFFD stands for a character whose last bytes are missing."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -1,8 +1,10 @@
-"""Who this process is in an MPI world, and what that asks of it before TensorRT-LLM loads.
+"""Finds out this process's place in an MPI world, and prepares it before TensorRT-LLM loads.
 
-There are three ways to be started. Alone, or by one rank of a launcher whose world isn't ours: its variables are
-forgotten. Through trtllm-llmapi-launch, which keeps a world of its own and says where: likewise. With tritonserver on
-every rank, as upstream's launch_triton_server.py does it: rank 0 leads, the other ranks work for it.
+tritonserver is started in one of three ways:
+
+* Alone, or by one rank of a launcher whose MPI world isn't ours. The launcher's variables are removed.
+* Through trtllm-llmapi-launch, which has a world of its own and says where it is. The variables are removed too.
+* On every rank, as by upstream's launch_triton_server.py. Rank 0 leads, and the other ranks work for it.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ _PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_pa
 
 
 class WorkerRankEnded(EngineError):
-    """This process was not rank 0: it worked for the leader, which has ended. There is nothing to serve."""
+    """This process was a worker rank, and its leader has ended. There is nothing to serve."""
 
 
 def world_size(environ: Mapping[str, str], mpi: Mapping[str, Any]) -> int:
-    """Ranks of the world that tritonserver runs on every rank of; 1 where it does not."""
+    """Return the size of the world where tritonserver runs on every rank; 1 where it does not."""
     if any(name.startswith(mpi["llmapi_launch_prefix"]) for name in environ) or not _is_launched(environ, mpi):
         return 1
     sizes = [environ[name] for name in mpi["size_variables"] if environ.get(name, "").isdecimal()]
@@ -33,36 +35,35 @@ def world_size(environ: Mapping[str, str], mpi: Mapping[str, Any]) -> int:
 
 
 def forget_launcher(environ: MutableMapping[str, str], mpi: Mapping[str, Any]) -> list[str]:
-    """Take the variables of an MPI launcher out of `environ`; the names taken.
+    """Remove the variables of an MPI launcher from `environ`; return the removed names.
 
-    tritonserver may have been started by mpirun, and Triton's stub process, where this runs, inherits a rank that isn't
-    its own: MPI in it would wait for, or break, the launcher's world. Without a launcher the same prefixes are the
-    operator's settings (OMPI_MCA_btl_tcp_if_include) and stay. TLLM_* stay always: they are how
+    Where mpirun has started tritonserver, Triton's stub process, in which this runs, inherits a rank that isn't its
+    own. MPI in it would wait for the launcher's world, or break it. Without a launcher, variables with the same
+    prefixes are the operator's settings (OMPI_MCA_btl_tcp_if_include) and stay. TLLM_* variables always stay: with them
     trtllm-llmapi-launch says where its world is.
     """
     if not _is_launched(environ, mpi):
         return []
-    taken = [name for name in environ if name.startswith(tuple(mpi["launcher_prefixes"]))]
-    for name in taken:
+    removed = [name for name in environ if name.startswith(tuple(mpi["launcher_prefixes"]))]
+    for name in removed:
         del environ[name]
-    logger.info("forgot %d variables of the MPI launcher", len(taken))
-    return taken
+    logger.info("forgot %d variables of the MPI launcher", len(removed))
+    return removed
 
 
 def lead_or_work(mpi: Mapping[str, Any], llm_args: Mapping[str, Any]) -> dict[str, Any]:
-    """The LLM argument that makes the other ranks workers of rank 0, which this one is; or else the work of this rank,
-    which goes on until the leader ends.
+    """On rank 0, return the LLM argument that makes the other ranks its workers; on the others, work until it ends.
 
-    Call it on every rank alike, after tensorrt_llm was imported.
+    Call it on every rank, after tensorrt_llm was imported.
 
-    :raises WorkerRankEnded: on every rank but 0.
-    :raises EngineError: when the world isn't as large as the model's.
+    :raises WorkerRankEnded: on every rank but 0, when the leader has ended.
+    :raises EngineError: when the world does not have as many ranks as the model needs.
     """
     world = importlib.import_module("mpi4py.MPI").COMM_WORLD
     needed = math.prod(int(llm_args.get(name) or 1) for name in _PARALLEL_SIZES)
     if world.Get_size() != needed:
         raise EngineError(
-            f"tritonserver runs on {world.Get_size()} MPI ranks, but the model takes {needed} "
+            f"tritonserver runs on {world.Get_size()} MPI ranks, but the model needs {needed} "
             f"({' x '.join(_PARALLEL_SIZES)}): start it on {needed}"
         )
     if world.Get_rank() != 0:

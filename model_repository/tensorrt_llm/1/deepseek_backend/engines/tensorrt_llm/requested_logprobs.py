@@ -1,4 +1,4 @@
-"""Log-probabilities: what to ask TensorRT-LLM for, and what its answer is here."""
+"""Translates log-probabilities: the request for TensorRT-LLM, and its answer for the engine protocol."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import Any
 
 from deepseek_backend.contract import MAX_LOGPROBS, ErrorCode
 from deepseek_backend.engines.base import Logprob, TokenLogprobs
+from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import EngineError, RequestError
 from deepseek_backend.release import LogprobSupport
-from deepseek_backend.request.parsed_request import SamplingParams
 
 MAX_LIKELIEST = 64
-"""Most tokens asked for at each place, so that the sampled one is among them. Each costs time on the loop thread."""
+"""Most tokens requested per position, so that the sampled one is among them. Each costs time on the loop thread."""
 
 
 def num_logprobs(sampling: SamplingParams, support: LogprobSupport | None) -> int | None:
-    """TensorRT-LLM's `logprobs` for ours; its 1 is our 0 (the token alone), for its 0 is none at all.
+    """Return TensorRT-LLM's `logprobs` for ours. Its 0 means none, so that its 1 is our 0: the generated token alone.
 
-    A sampler that has the likeliest tokens only leaves the sampled one out when it is none of them. It is one of them
-    for sure in greedy decoding, and with a top_k no larger than what may be asked for; other requests are refused.
+    A sampler that gives the likeliest tokens only leaves the sampled token out when it is not among them. It is surely
+    among them in greedy decoding, and with a top_k no larger than the most tokens that may be requested. Other requests
+    are refused.
 
-    :raises RequestError: E_UNSUPPORTED, for more than the sampler has.
+    :raises RequestError: E_UNSUPPORTED, for more than the sampler gives.
     """
     if sampling.logprobs is None:
         return None
-    if support is None:  # not left out in silence, and with MTP it would end every other request
+    if support is None:  # never ignored in silence; with MTP it would end every other request
         raise RequestError("logprobs: this sampler has none", code=ErrorCode.UNSUPPORTED)
     if support.of == "sampled":
         _check_most(sampling.logprobs, 0, "this sampler has that of the sampled token only")
@@ -49,18 +50,18 @@ def token_logprobs(
     sampling: SamplingParams,
     text: Callable[[int], str],
 ) -> list[TokenLogprobs]:
-    """`entries`, one for each of `token_ids`, as the engine protocol has them.
+    """Return `entries`, one for each of `token_ids`, in the form of the engine protocol.
 
-    :raises EngineError: when they don't fit the tokens: better no answer than one with another token's numbers.
+    :raises EngineError: when they don't belong to the tokens: no answer is better than another token's numbers.
     """
-    if len(entries) != len(token_ids) or not all(map(_has, entries, token_ids)):
+    if len(entries) != len(token_ids) or not all(map(_holds, entries, token_ids)):
         raise EngineError("TensorRT-LLM sent log-probabilities that do not belong to the tokens it sent")
     most = sampling.logprobs or 0
     return [_token_logprobs(token_id, entry, most, text) for token_id, entry in zip(token_ids, entries, strict=True)]
 
 
 def _token_logprobs(token_id: int, entry: Mapping[int, Any], most: int, text: Callable[[int], str]) -> TokenLogprobs:
-    """Ranks are TensorRT-LLM's; of a sampler that has the sampled token alone that is 1, the lowest it can be."""
+    """Return one position's. The ranks are TensorRT-LLM's; where only the sampled token is known that is 1."""
     likeliest = sorted((other.rank, token, other.logprob) for token, other in entry.items() if token != token_id)
     return [
         Logprob(token_id, float(entry[token_id].logprob), entry[token_id].rank, text(token_id)),
@@ -68,7 +69,7 @@ def _token_logprobs(token_id: int, entry: Mapping[int, Any], most: int, text: Ca
     ]
 
 
-def _has(entry: Any, token_id: int) -> bool:
+def _holds(entry: Any, token_id: int) -> bool:
     return isinstance(entry, Mapping) and token_id in entry
 
 

@@ -1,21 +1,21 @@
 """TensorRT-LLM's PyTorch backend through its LLM API: the production engine.
 
-Threads. The loop thread builds the LLM and runs its asyncio loop; it owns every request and makes every call to the
-sink, but for refusals when it is gone. Other threads only leave calls for it. Prompts are tokenised in a small pool, so
-that a long one holds up no token.
+Threads. The loop thread makes the LLM and runs its asyncio loop. It owns every request and makes every call to the
+sink, except refusals after it has ended. Other threads only schedule calls on it. Prompts are tokenised in a small pool
+of threads, so that a long prompt delays no token.
 
-Cost. TensorRT-LLM hands a reader all the responses that wait for it without a turn of the loop, and wakes the loop once
-for those of an iteration. Reading one only marks its request; a step is made once a turn, of all that was read since
-the last. So the less often the loop gets to run, the more tokens a step has. On the stand-in with 256 requests of 2,000
-tokens, at 1.0 to 1.4 tokens a step, a token takes 5.3 us of CPU; the stand-in and a loop that makes an object of every
-response take 5.0 (tests/bench/llm_api.py; of 200 tokens each, 6.4 and 5.4). Of tokens that were waiting by the thousand
-one takes about 1.5 us, from its response to its step.
+Cost. TensorRT-LLM gives a reader all waiting responses without a turn of the loop, and wakes the loop once for the
+responses of an iteration. Reading a response only notes that its request has output. Once a turn, a step is made of
+everything that was read since the last one. The less often the loop runs, the more tokens a step has. On the stand-in
+with 256 requests of 2,000 tokens, at 1.0 to 1.4 tokens a step, a token takes 5.3 us of CPU; the stand-in and a loop
+that makes an object of every response take 5.0 (tests/bench/llm_api.py; with 200 tokens each, 6.4 and 5.4). Where
+thousands of tokens are waiting, a token takes about 1.5 us from its response to its step.
 
-A stop token ends a request uncounted: unlike the other engines' steps, TensorRT-LLM's have it neither in `token_ids`
-nor in `logprobs`. An end token is counted everywhere.
+A stop token that ends a request is not counted: unlike the other engines' steps, TensorRT-LLM's have it neither in
+`token_ids` nor in `logprobs`. An end token is counted by every engine.
 
-tensorrt_llm is imported in `start`, after the container's faults are worked around; the record in release.yaml says
-what they are, and which sampling fields the release really honours.
+tensorrt_llm is imported in `start`, after the container's faults are worked around. The record in release.yaml lists
+these faults, and the sampling fields that the release really applies.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ from deepseek_backend.engines.base import (
     StepSink,
     group_by_sink,
     require,
+    timed,
 )
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.prompting import check_prompt_length
 from deepseek_backend.engines.tensorrt_llm.faults import Faults, cause_of_death, worker_refusal
 from deepseek_backend.engines.tensorrt_llm.iteration_stats import IterationStats
@@ -67,10 +69,8 @@ from deepseek_backend.engines.tensorrt_llm.translation import (
     sampling_params,
 )
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, RequestError, UnavailableError, one_line
-from deepseek_backend.process.workarounds import apply_quirks
 from deepseek_backend.release import SamplerSupport, read_release
-from deepseek_backend.request.messages import Messages
-from deepseek_backend.request.parsed_request import GenerateRequest
+from deepseek_backend.workarounds import apply_quirks
 
 logger = logging.getLogger(__name__)
 
@@ -78,28 +78,28 @@ logger = logging.getLogger(__name__)
 NUM_TOKENIZER_THREADS = 4
 STATS_PERIOD_S = 1.0
 MAX_TURN_S = 0.005
-"""A turn of the loop that takes longer, for many responses were waiting, delivers also in its midst: with 3,000 tokens
-of each of 256 requests waiting the median one comes after 0.5 s, not 0.8 s."""
+"""Seconds after which a turn of the loop delivers before its end, when many responses were waiting. With 3,000 tokens
+of each of 256 requests waiting, the median token comes after 0.5 s instead of 0.8 s."""
 ABORT_TIMEOUT_S = 5.0
-"""How long the engine has to end a request that is aborted, before it is ended here."""
+"""Seconds that TensorRT-LLM gets to end an aborted request, before this engine ends it."""
 
 
 @dataclass(eq=False)
 class _Open:
-    """A request that has not had its last step. Owned by the loop thread."""
+    """A request that has not had its last step. The loop thread owns it."""
 
     request: GenerateRequest
     sink: StepSink
     task: asyncio.Task[None] | None = None
     output: Any = None
-    """The RequestOutput; None until the prompt is tokenised, as `increments` is."""
+    """The RequestOutput; like `increments`, None until the prompt is tokenised."""
     increments: OutputIncrements | None = None
-    has_moved: bool = False
-    """Something was read of `output` and not taken from `increments`: it is in `_moved`."""
+    has_output: bool = False
+    """Whether `output` has grown since the last step; the request is in `_with_output` then."""
     deadline: asyncio.TimerHandle | None = None
-    """Set when it is aborted: `_give_up`."""
+    """Timer of `_give_up`; set when the request is aborted."""
     num_faults: int = 0
-    """Faults.count when it was last known to be well."""
+    """Value of Faults.count when the request was last known to be well."""
     num_input_tokens: int = 0
 
     @property
@@ -109,7 +109,7 @@ class _Open:
 
 @dataclass(frozen=True, kw_only=True)
 class _Loaded:
-    """What `start` found out."""
+    """Everything that `start` finds out."""
 
     support: SamplerSupport
     tokenizer: PromptTokenizer
@@ -133,25 +133,26 @@ class TensorRTLLMEngine:
         self._stopping = threading.Lock()
         # One call of a sink at a time. Reentrant: a sink may submit, which may be refused at once.
         self._delivery = threading.RLock()
-        # The loop thread's own, as far as writing goes.
+        # Only the loop thread writes the following ones.
         self._fatal = ""
-        """Why the engine is dead, in one line. Set once."""
+        """Why the engine is dead, in one line; empty while it is alive. Set once."""
         self._faults = Faults()
         self._open: dict[str, _Open] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._moved: list[_Open] = []
-        """Requests whose outputs have grown."""
-        self._moved_since = 0.0
+        self._with_output: list[_Open] = []
+        """Requests whose output has grown since their last step."""
+        self._with_output_since = 0.0
+        """Time at which the first of them was added, by time.monotonic()."""
         self._pending: list[tuple[_Open, Step]] = []
-        """Steps that were made and not delivered."""
+        """Steps that are not delivered yet."""
         self._flush_is_due = False
-        """It is scheduled."""
+        """Whether `_flush` is scheduled."""
         self._iterations = IterationStats()
 
     def start(self) -> None:
         try:
             self._start()
-        except BaseException as error:  # also Ctrl-C: the LLM may have loaded, and holds the GPUs
+        except BaseException as error:  # also Ctrl-C: the LLM may have loaded, and would hold the GPUs
             self.stop()
             if isinstance(error, Exception) and not isinstance(error, BackendError | ConfigError):
                 raise EngineError(f"TensorRT-LLM can't serve {self._config.model}: {one_line(error)}") from error
@@ -167,12 +168,12 @@ class TensorRTLLMEngine:
         llm_args = resolved_llm_args(self._config, os.environ, release)
         longest = max_seq_len(llm_args)
         support = release.sampler_support(llm_args)
-        with self._phase("import"):
+        with timed(self._load_seconds, "import"):
             package = import_tensorrt_llm(release, self._allow_version_mismatch)
             self._llmapi = importlib.import_module("tensorrt_llm.llmapi")
         objects = lead_or_work(mpi, llm_args) if on_every_rank else {}
-        with self._phase("load"):
-            # In the loop thread, for the LLM looks for its thread's event loop.
+        with timed(self._load_seconds, "load"):
+            # In the loop thread, because the LLM looks for the event loop of the thread that makes it.
             self._loop.start(lambda: self._load(package, llm_args, objects))
         logger.info("TensorRT-LLM %s has loaded %s", package.__version__, self._config.model)
         if llm_args.get("enable_iter_perf_stats"):
@@ -190,15 +191,9 @@ class TensorRTLLMEngine:
     def _load(self, package: Any, llm_args: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
         try:
             self._llm = make_llm(package, llm_args, objects)
-        except BaseException as error:  # of any kind, also SystemExit
+        except BaseException as error:  # also SystemExit
             logger.debug("loading failed", exc_info=error)
             raise EngineError(f"TensorRT-LLM can't load {self._config.model}: {one_line(error)}") from error
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self._load_seconds[name] = time.monotonic() - started
 
     @property
     def capabilities(self) -> Capabilities:
@@ -234,7 +229,7 @@ class TensorRTLLMEngine:
         return EngineHealth(alive=not reason, reason=reason)
 
     def stats(self) -> EngineStats:
-        """Blocks and draft tokens are known with the LLM argument enable_iter_perf_stats only."""
+        """Return the numbers; KV blocks and draft tokens only with the LLM argument enable_iter_perf_stats."""
         requests, iterations = list(self._open.values()), self._iterations
         num_submitted = sum(1 for entry in requests if entry.output is not None)
         num_running = max(0, num_submitted - iterations.num_queued)
@@ -249,19 +244,19 @@ class TensorRTLLMEngine:
         )
 
     def stop(self) -> None:
-        with self._stopping:  # who comes second waits for the first
+        with self._stopping:  # a second caller waits for the first
             if not self._loop.running:
                 return
             try:
                 self._loop.run(self._end_requests, timeout_s=2 * ABORT_TIMEOUT_S)
-            except Exception:  # whatever it was, the GPUs have to be given back
+            except Exception:  # whatever the error, the GPUs have to be released
                 logger.exception("the open requests can't be ended")
             finally:
                 self._tokenizers.shutdown(wait=False, cancel_futures=True)
                 shut_down(self._llm)
                 self._loop.stop()
 
-    # Below, everything runs on the loop thread.
+    # Everything below runs on the loop thread.
 
     def _accept(self, request: GenerateRequest, sink: StepSink) -> None:
         entry = _Open(request, sink)
@@ -272,7 +267,7 @@ class TensorRTLLMEngine:
             entry.task = self._keep(self._serve(entry))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task for `work`, held until it is done: the loop itself holds none."""
+        """Return a task for `work`, and hold it until it is done: the loop holds only weak references."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -284,31 +279,31 @@ class TensorRTLLMEngine:
                 async for row in self._llm.get_stats_async(timeout=STATS_PERIOD_S):
                     self._iterations.add(row)
                 await asyncio.sleep(STATS_PERIOD_S)
-        except Exception:  # an interface that upstream calls a prototype: requests are served without it
-            logger.exception("TensorRT-LLM's iteration statistics can't be read; what they fed stays as it is")
+        except Exception:  # upstream calls this interface a prototype, and requests are served without it
+            logger.exception("TensorRT-LLM's iteration statistics can't be read; their metrics stay as they are")
 
     async def _serve(self, entry: _Open) -> None:
-        """One request from its prompt to its last step."""
+        """Serve one request, from its prompt to its last step."""
         try:
             await self._generate(entry)
-        except Exception as error:  # of this request: the others go on unless the engine is gone
+        except Exception as error:  # it ends this request; the others go on unless the engine is dead
             self._end_with(entry, error)
             return
         self._finish(entry, Step(error=EngineError("TensorRT-LLM ended the request without a finish reason")))
 
     def _end_with(self, entry: _Open, error: Exception) -> None:
-        """Raises nothing, whatever the judging of `error` runs into: others wait for their steps of the same turn."""
+        """End a request that has failed. This raises nothing: other requests wait for their steps of the same turn."""
         reason = ""
         try:
             self._finish(entry, self._last_step_for(entry, error))
-            reason = self._beyond_use(entry, error)
-        except Exception:  # of a TensorRT-LLM that has gone half way, for instance
-            logger.exception("what the failure of the request %s means can't be found out", entry.request.request_id)
+            reason = self._reason_beyond_use(entry, error)
+        except Exception:  # for example of a TensorRT-LLM that is half shut down
+            logger.exception("the failure of the request %s can't be judged", entry.request.request_id)
             self._finish(entry, Step(error=EngineError(f"TensorRT-LLM failed: {one_line(error)}")))
         if reason:
             self._fail(reason)
         else:
-            self._abort_output(entry)  # the fault may be in what was read; the engine would go on writing
+            self._abort_output(entry)  # the fault may be on this side, and the engine would go on generating
 
     async def _generate(self, entry: _Open) -> None:
         request = entry.request
@@ -316,35 +311,35 @@ class TensorRTLLMEngine:
         encode = self._known.tokenizer.prompt_token_ids
         token_ids = await asyncio.get_running_loop().run_in_executor(self._tokenizers, encode, request)
         entry.num_input_tokens = len(token_ids)
-        params["max_tokens"] = self._room(request, len(token_ids))
+        params["max_tokens"] = self._max_tokens(request, len(token_ids))
         if entry.deadline is not None:
             self._finish(entry, Step(finish_reason="cancelled"))
             return
         entry.num_faults = self._faults.count
-        # A stream also for requests that are answered at once: stop strings have to be seen when they come, and a
-        # request that is cut short still has its text so far.
+        # Streaming also for clients that want no stream: stop strings have to be seen when they come, and a request
+        # that is cut short keeps its text so far.
         with self._refusals():
             entry.output = self._llm.generate_async(
                 inputs=token_ids, sampling_params=self._llmapi.SamplingParams(**params), streaming=True
             )
         entry.increments = OutputIncrements(request, entry.output, self._known.tokenizer)
-        async for _ in entry.output:  # the same object every time, and without a turn of the loop while there are more
-            if not entry.has_moved:
-                self._has_moved(entry)
+        async for _ in entry.output:  # always the same object; no turn of the loop while responses are waiting
+            if not entry.has_output:
+                self._note_output(entry)
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Around what judges a request at once. The same exceptions later are TensorRT-LLM's own trouble.
-
-        :raises RequestError:
-        """
+        """Turn immediate refusals into RequestErrors. Later the same exceptions mean a failure of TensorRT-LLM."""
         try:
             yield
         except (ValueError, self._llmapi.RequestError) as error:
             raise RequestError(f"TensorRT-LLM refused the request: {one_line(error)}") from error
 
     def _sampling_params(self, request: GenerateRequest) -> dict[str, Any]:
-        """:raises RequestError: for what this release's sampler does not do with these values, or together."""
+        """Return the keyword arguments of TensorRT-LLM's SamplingParams.
+
+        :raises RequestError: for values or combinations that this release's sampler does not support.
+        """
         support, sampling = self._known.support, request.sampling
         refuse_conflicts(sampling, support.conflicts)
         params = sampling_params(request, seeded="seed" in support.fields)
@@ -355,32 +350,32 @@ class TensorRTLLMEngine:
                 params["guided_decoding"] = self._llmapi.GuidedDecodingParams(**guided)
         return params
 
-    def _room(self, request: GenerateRequest, num_input_tokens: int) -> int:
-        """max_tokens, cut to what the context leaves."""
+    def _max_tokens(self, request: GenerateRequest, num_input_tokens: int) -> int:
+        """Return max_tokens, cut to the room that the context leaves."""
         check_prompt_length(num_input_tokens, self._known.max_prompt_tokens, limit="max_seq_len or max_num_tokens")
         return min(request.max_tokens, self.capabilities.max_seq_len - num_input_tokens)
 
-    def _has_moved(self, entry: _Open) -> None:
-        """Have the flush take a step from `entry`, with all that will have been read of it by then."""
+    def _note_output(self, entry: _Open) -> None:
+        """Have the next flush take a step from `entry`, with everything read until then."""
         now = time.monotonic()
-        if not self._moved:
-            self._moved_since = now
-        elif now - self._moved_since > MAX_TURN_S:
+        if not self._with_output:
+            self._with_output_since = now
+        elif now - self._with_output_since > MAX_TURN_S:
             self._flush()
-            self._moved_since = now
-        entry.has_moved = True
-        self._moved.append(entry)
+            self._with_output_since = now
+        entry.has_output = True
+        self._with_output.append(entry)
         self._flush_soon()
 
     def _take(self, entry: _Open, *, cut_short: bool) -> None:
-        """The step for what was read of `entry` since the last one. Raises nothing: who fails is ended alone."""
-        entry.has_moved = False
+        """Take a step from `entry`, of everything read since the last. Raises nothing: a failure ends this request."""
+        entry.has_output = False
         if self._open.get(entry.request.request_id) is not entry:
-            return  # it has had its last step: the engine died while its task was reading on
+            return  # it has had its last step, because the engine died while its task went on reading
         try:
-            increments: OutputIncrements = require(entry.increments, "a request has moved before it was submitted")
+            increments: OutputIncrements = require(entry.increments, "a request has output before it was submitted")
             step = increments.take(cut_short=cut_short)
-        except Exception as error:  # what was read makes no sense: as if the reading had failed
+        except Exception as error:  # output that makes no sense counts as a failure to read it
             self._end_with(entry, error)
             if entry.task is not None and entry.task is not asyncio.current_task():
                 entry.task.cancel()
@@ -394,11 +389,11 @@ class TensorRTLLMEngine:
             self._deliver(entry, step)
 
     def _finish(self, entry: _Open, step: Step) -> None:
-        """The one place that ends a request; the second end of a request is dropped.
+        """End a request. Only this method does it; a second end of a request is dropped.
 
-        What was read before goes first, and may be the end.
+        Output that was read before is delivered first, and may itself be the end.
         """
-        if entry.has_moved:
+        if entry.has_output:
             self._take(entry, cut_short=True)
         if self._open.pop(entry.request.request_id, None) is not None:
             if entry.deadline is not None:
@@ -411,16 +406,17 @@ class TensorRTLLMEngine:
         self._flush_soon()
 
     def _flush_soon(self) -> None:
-        """Flush once every task that is ready has run, so that all of an iteration's steps leave together."""
+        """Schedule the flush after every task that is ready, so that all steps of an iteration leave together."""
         if not self._flush_is_due:
             self._flush_is_due = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        moved, self._moved = self._moved, []
+        """Take the steps of all requests with output, and deliver them."""
+        with_output, self._with_output = self._with_output, []
         try:
-            for entry in moved:
-                if entry.has_moved:
+            for entry in with_output:
+                if entry.has_output:
                     self._take(entry, cut_short=entry.deadline is not None)
         finally:
             self._flush_is_due = False
@@ -429,7 +425,7 @@ class TensorRTLLMEngine:
             for sink, steps in group_by_sink(pending):
                 try:
                     sink.on_steps(steps)
-                except Exception:  # a fault of the receiver must not end the loop that serves everybody
+                except Exception:  # a faulty receiver must not end the loop that serves all requests
                     logger.exception("the receiver of %d steps failed", len(steps))
 
     def _abort(self, request_id: str) -> None:
@@ -445,17 +441,17 @@ class TensorRTLLMEngine:
         try:
             if not entry.output.finished:
                 entry.output.abort()
-        except Exception:  # somebody else's, and the request has its end also without it
+        except Exception:  # the request is ended by this engine all the same
             logger.exception("TensorRT-LLM can't abort the request %s", entry.request.request_id)
 
     def _give_up(self, entry: _Open) -> None:
-        """End an aborted request in the engine's place: of one that waits in its queue it never says a word."""
+        """End an aborted request here: TensorRT-LLM never answers for one that waits in its queue."""
         self._finish(entry, Step(finish_reason="cancelled"))
         if entry.task is not None:
             entry.task.cancel()
 
     def _fail(self, reason: str) -> None:
-        """The engine is dead: answer everyone, and say so from now on."""
+        """Declare the engine dead: answer every request, and refuse all further ones."""
         if self._fatal:
             return
         self._fatal = reason
@@ -467,7 +463,7 @@ class TensorRTLLMEngine:
                 task.cancel()
 
     async def _end_requests(self) -> None:
-        """Abort what runs, and wait until it has ended."""
+        """Abort every request, and wait until it has ended."""
         self._fatal = self._fatal or "the engine is stopping"
         tasks = [entry.task for entry in self._open.values() if entry.task is not None]
         for request_id in list(self._open):
@@ -481,7 +477,7 @@ class TensorRTLLMEngine:
     def _last_step_for(self, entry: _Open, error: Exception) -> Step:
         wants_logprobs = entry.request.sampling.logprobs is not None
         if entry.deadline is not None and wants_logprobs and isinstance(error, AssertionError):
-            # From 1.2 on TensorRT-LLM asserts things of logprobs that do not hold when an abort has cut them short.
+            # From 1.2 on TensorRT-LLM has assertions about logprobs that fail when an abort has cut them short.
             return Step(finish_reason="cancelled")
         return Step(error=self._as_backend_error(entry, error))
 
@@ -498,12 +494,12 @@ class TensorRTLLMEngine:
     def _worker_refusal(self, entry: _Open, error: Exception) -> RequestError | None:
         return worker_refusal(str(error), guided=bool(guide(entry.request.sampling)))
 
-    def _beyond_use(self, entry: _Open, error: Exception) -> str:
-        """Why the engine is, after `error` has ended `entry`; "" while it is not."""
+    def _reason_beyond_use(self, entry: _Open, error: Exception) -> str:
+        """Return why the engine is beyond use, after `error` has ended `entry`; "" while it is not."""
         if reason := cause_of_death(self._llm):
             return f"{reason}: {one_line(error)}"
         if not isinstance(error, self._llmapi.RequestError) or self._worker_refusal(entry, error):
-            return ""  # the reader's trouble, or the client's
+            return ""  # the fault of this engine or of the client
         if entry.num_tokens_sent == 0 and guide(entry.request.sampling):
-            return ""  # possibly the guide's: no guide, however often it is sent, may end the server
+            return ""  # possibly the guide's fault, and no guide may end the server, however often it is sent
         return self._faults.add(" ".join(str(error).split()), entry.num_faults)

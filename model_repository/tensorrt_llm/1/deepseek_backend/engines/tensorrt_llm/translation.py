@@ -1,46 +1,40 @@
-"""Between our requests and TensorRT-LLM's: pure functions."""
+"""Pure functions that translate requests into TensorRT-LLM's, and its answers back."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast, get_args
 
 from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS, ErrorCode
 from deepseek_backend.engines.base import FinishReason, PerfMetrics
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.errors import EngineError, RequestError
 from deepseek_backend.release import Conflict
-from deepseek_backend.request.parsed_request import GenerateRequest, SamplingParams
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer puts for a character whose last bytes are missing."""
+"""Character that a tokenizer writes for one whose last bytes are missing."""
 _TAIL = 16
-"""So many tokens say whether a text ends inside a character: it has four at most, but for special ones between."""
-
-_FINISH_REASONS: Mapping[str, FinishReason] = {
-    "stop": "stop",
-    "length": "length",
-    "timeout": "timeout",
-    "cancelled": "cancelled",
-}
+"""Number of tokens at the end that tell whether a text ends inside a character. A character has at most four tokens,
+but special tokens may stand between them."""
 
 
 def complete_text(text: str, num_chars_sent: int, *, final: bool) -> str:
-    """What of `text`, the whole text so far, may be sent after `num_chars_sent` characters.
+    """Return the part of `text`, the whole text so far, that may be sent after `num_chars_sent` characters.
 
-    TensorRT-LLM holds incomplete characters back, but for tokenizers without an incremental form; what stands for one
-    at the end waits for the step that completes it. In the last step it is what the text is.
+    TensorRT-LLM holds incomplete characters back, except with tokenizers without an incremental form. With these the
+    replacement character at the end waits for the step that completes it; in the last step it is sent.
     """
     new = text[num_chars_sent:]
     return new if final else new.rstrip(INCOMPLETE)
 
 
 def whole_text(text: str, token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
-    """`text` of an ended request, and the incomplete character that `token_ids` end with.
+    """Return the text of an ended request, with the incomplete character that `token_ids` may end with.
 
-    TensorRT-LLM's default, tokenizers' DecodeStream, never says what it holds back; its own detokenizer does at the end
-    (TLLM_INCREMENTAL_DETOKENIZATION_BACKEND).
+    TensorRT-LLM's default, tokenizers' DecodeStream, never gives out what it holds back. Its own detokenizer does at
+    the end (TLLM_INCREMENTAL_DETOKENIZATION_BACKEND).
     """
     if not decode(token_ids[-_TAIL:]).endswith(INCOMPLETE):
         return text
@@ -49,10 +43,11 @@ def whole_text(text: str, token_ids: Sequence[int], decode: Callable[[Sequence[i
 
 
 def sampling_params(request: GenerateRequest, *, seeded: bool) -> dict[str, Any]:
-    """Keyword arguments of tensorrt_llm.SamplingParams for `request`; max_tokens, whose default is 32, is the caller's.
+    """Return keyword arguments of tensorrt_llm.SamplingParams, but for max_tokens, which the caller has to add.
 
-    Stop strings, the echo of the prompt and its special tokens are done outside TensorRT-LLM. `seeded`: the sampler
-    takes a seed, and without one draws the same numbers for every request.
+    Stop strings, the echo of the prompt and its special tokens are handled outside TensorRT-LLM.
+
+    :param seeded: the sampler takes a seed, and without one draws the same numbers for every request.
     """
     sampling = request.sampling
     params: dict[str, Any] = {
@@ -75,10 +70,10 @@ def sampling_params(request: GenerateRequest, *, seeded: bool) -> dict[str, Any]
 
 
 def _random_sampling(request: GenerateRequest, *, seeded: bool) -> dict[str, Any]:
-    """The fields that make TensorRT-LLM sample at all.
+    """Return the fields that make TensorRT-LLM sample.
 
-    Up to 1.1 its test for greedy decoding looks at top_k and top_p only, so a temperature alone changes nothing; a
-    top_p of 1 says "sample" and cuts nothing off. A seeded sampler without a seed uses a fixed one.
+    Up to 1.1 its test for greedy decoding looks at top_k and top_p only, so that a temperature alone has no effect. A
+    top_p of 1 makes it sample and cuts nothing off. A seeded sampler without a seed uses a fixed one.
     """
     sampling = request.sampling
     return {
@@ -91,7 +86,7 @@ def _random_sampling(request: GenerateRequest, *, seeded: bool) -> dict[str, Any
 
 
 def guide(sampling: SamplingParams) -> dict[str, Any]:
-    """Keyword arguments of tensorrt_llm.llmapi.GuidedDecodingParams; empty for a request without a guide."""
+    """Return keyword arguments of tensorrt_llm.llmapi.GuidedDecodingParams; none for a request without a guide."""
     return {name.removeprefix("guided_"): value for name in _GUIDES if (value := getattr(sampling, name))}
 
 
@@ -99,19 +94,22 @@ _GUIDES = tuple(field.name for field in SAMPLING_FIELDS if field.guided)
 
 
 def refuse_conflicts(sampling: SamplingParams, conflicts: Iterable[Conflict]) -> None:
-    """:raises RequestError: for fields that TensorRT-LLM has one by one and not together."""
+    """Refuse fields that TensorRT-LLM supports one by one, but not together.
+
+    :raises RequestError: E_UNSUPPORTED.
+    """
     for conflict in conflicts:
-        if all(_asks(sampling, name) for name in conflict.fields):
+        if all(_is_given(sampling, name) for name in conflict.fields):
             raise RequestError(f"{', '.join(conflict.fields)}: {conflict.why}", code=ErrorCode.UNSUPPORTED)
 
 
-def _asks(sampling: SamplingParams, name: str) -> bool:
+def _is_given(sampling: SamplingParams, name: str) -> bool:
     value = getattr(sampling, name)
     return value not in (None, (), SAMPLING_BY_NAME[name].neutral)
 
 
 def perf_metrics(metrics: Any) -> PerfMetrics:
-    """CompletionOutput.request_perf_metrics as the wire has it; the times are of TensorRT-LLM's steady clock."""
+    """Return CompletionOutput.request_perf_metrics in our form; the times are of TensorRT-LLM's steady clock."""
     timing, cache, drafts = metrics.timing_metrics, metrics.kv_cache_metrics, metrics.speculative_decoding
     return PerfMetrics(
         kv_cache_reused_block=cache.num_reused_blocks,
@@ -134,7 +132,10 @@ def _nanoseconds(time: timedelta) -> int:
 
 
 def finish_reason(reason: str) -> FinishReason:
-    try:
-        return _FINISH_REASONS[reason]
-    except KeyError:
-        raise EngineError(f"TensorRT-LLM ended a request with the unknown finish reason {reason!r}") from None
+    """Check TensorRT-LLM's finish reason, whose names are ours.
+
+    :raises EngineError: for an unknown one.
+    """
+    if reason not in get_args(FinishReason):
+        raise EngineError(f"TensorRT-LLM ended a request with the unknown finish reason {reason!r}")
+    return cast("FinishReason", reason)

@@ -1,8 +1,9 @@
-"""Real forward passes of the checkpoint's own model code, on CPU or one GPU.
+"""Real forward passes of transformers' model code, on the CPU or one GPU.
 
-`checkpoint` loads, `model_runner` computes over the `slot_cache`, `continuous_batch` lets requests (each a
-`generation`) join and leave between iterations, `sampling` picks tokens, `logprobs` tells how likely they were,
-`detokenizer` makes text; `engine` puts them on a thread.
+`checkpoint_loading` loads the checkpoint, and `model_runner` computes over the `slot_cache`. `continuous_batch` lets
+requests (each a `batched_generation`) join and leave between iterations. `token_sampling` chooses tokens,
+`token_logprobs` gives their log-probabilities, and `detokenizer` makes text. `transformers_engine` runs all of it on a
+thread.
 """
 
 from deepseek_backend.engines.transformers.transformers_engine import TransformersEngine

@@ -1,4 +1,4 @@
-"""One request in the engine: its prompt, and how its tokens are chosen, written out and ended."""
+"""One request in the engine: its prompt, and how its tokens are chosen, made into text and ended."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from typing import Literal
 
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, StepSink
+from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.prompting import check_prompt_length, prompt_token_ids
 from deepseek_backend.engines.transformers.checkpoint_loading import LoadedCheckpoint
 from deepseek_backend.engines.transformers.detokenizer import Detokenizer
 from deepseek_backend.engines.transformers.token_sampling import TokenSampler, spellings
 from deepseek_backend.errors import BackendError
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 
 class BatchedGeneration:
-    """Made in the caller's thread, then the engine's thread owns it."""
+    """An open request. It is made in the caller's thread; from then on the engine's thread owns it."""
 
     sampler: TokenSampler
-    """From `make_sampler`."""
+    """Set by `make_sampler`."""
 
     def __init__(
         self, request: GenerateRequest, sink: StepSink, checkpoint: LoadedCheckpoint, max_seq_len: int
     ) -> None:
-        """Needs the tokenizer only, not the device.
+        """Make the request. This needs the tokenizer only, not the device.
 
         :raises RequestError: when the prompt can't be served.
         """
@@ -37,7 +37,7 @@ class BatchedGeneration:
         self.last_token_id = -1
         self.num_generated = 0
         self.scheduled_ns = 0
-        """When its prefill began, by time.monotonic_ns(); 0 before."""
+        """Time at which its prefill began, by time.monotonic_ns(); 0 before."""
         self._first_token_ns = self._last_token_ns = 0
         self._max_tokens = min(request.max_tokens, max_seq_len - len(self.prompt_ids))
         self._eos_token_ids = frozenset() if sampling.ignore_eos else checkpoint.eos_token_ids
@@ -48,7 +48,7 @@ class BatchedGeneration:
         self._checkpoint = checkpoint
 
     def make_sampler(self) -> None:
-        """What the request needs on the device; in the engine's thread, when its turn comes."""
+        """Make what the request needs on the device. The engine's thread calls it before the prefill."""
         sampling, checkpoint = self.request.sampling, self._checkpoint
         self.sampler = TokenSampler(
             sampling,
@@ -60,15 +60,15 @@ class BatchedGeneration:
         )
 
     def advance(self, token_id: int) -> Step:
-        """The step that `token_id` makes. The token that ends the text counts; in the text it is when asked for."""
+        """Return the step of a generated token. A token that ends the text is counted, but shown only on request."""
         self.last_token_id = token_id
         self.num_generated += 1
         if self.request.sampling.return_perf_metrics:
             self._last_token_ns = time.monotonic_ns()
             self._first_token_ns = self._first_token_ns or self._last_token_ns
         finish_reason, stop_reason = self._ending(token_id)
-        kept = stop_reason is not None and self.request.sampling.include_stop_str_in_output
-        text = self._detokenizer.add(token_id) if finish_reason != "stop" or kept else ""
+        is_shown = stop_reason is not None and self.request.sampling.include_stop_str_in_output
+        text = self._detokenizer.add(token_id) if finish_reason != "stop" or is_shown else ""
         if finish_reason is not None:
             text += self._detokenizer.flush()
         return self.step(text=text, token_ids=(token_id,), finish_reason=finish_reason, stop_reason=stop_reason)
@@ -82,7 +82,7 @@ class BatchedGeneration:
         stop_reason: int | None = None,
         error: BackendError | None = None,
     ) -> Step:
-        asked = finish_reason is not None and self.request.sampling.return_perf_metrics
+        has_metrics = finish_reason is not None and self.request.sampling.return_perf_metrics
         return Step(
             text=text,
             token_ids=token_ids,
@@ -90,12 +90,12 @@ class BatchedGeneration:
             stop_reason=stop_reason,
             num_input_tokens=len(self.prompt_ids),
             error=error,
-            perf_metrics=self._perf_metrics() if asked else None,
+            perf_metrics=self._perf_metrics() if has_metrics else None,
         )
 
     def _perf_metrics(self) -> PerfMetrics:
-        """A KV block is one token, and nothing is kept from one request to the next."""
-        # The last token is never fed to the model.
+        """Return the metrics. A KV block is one token, and no cache is shared between requests."""
+        # The last token never enters the cache, because the model does not see it.
         num_cached = len(self.prompt_ids) + self.num_generated - 1 if self.num_generated else 0
         return PerfMetrics(
             kv_cache_missed_block=len(self.prompt_ids) if self.num_generated else 0,
@@ -108,7 +108,7 @@ class BatchedGeneration:
         )
 
     def _ending(self, token_id: int) -> tuple[Literal["stop", "length"] | None, int | None]:
-        """finish_reason and stop_reason after `token_id`."""
+        """Return finish_reason and stop_reason after `token_id`."""
         if token_id in self._eos_token_ids:
             return "stop", None
         if token_id in self.request.sampling.stop_token_ids:

@@ -1,7 +1,7 @@
-"""Iteration-level batching: requests join the batch when there is room and leave it when they are done.
+"""Iteration-level batching: requests join the batch when there is room, and leave it when they have ended.
 
-One iteration decodes a token of every running request in one forward pass, then prefills waiting ones: the highest
-priority first, first come first served among equals. Single-threaded: the engine's thread owns it.
+An iteration decodes one token of every running request in one forward pass. Then it prefills waiting requests: the
+highest priority first, and the oldest first among equals. Only the engine's thread uses the batch.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from deepseek_backend.errors import EngineError, one_line
 logger = logging.getLogger(__name__)
 
 PREFILL_TOKENS = 2048
-"""Prompt tokens prefilled per iteration before the running requests get their next token; one prompt at the least."""
+"""Prompt tokens that an iteration prefills before the running requests get their next token; at least one prompt."""
 
 
 class ContinuousBatch:
-    """The waiting and the running requests of one model. What happens to them is collected in `steps`."""
+    """The waiting and the running requests of one model. Their steps are collected in `steps`."""
 
     def __init__(self, runner: ModelRunner, tokenizer: Tokenizer, max_num_seqs: int) -> None:
         self._runner = runner
         self._tokenizer = tokenizer
         self._max_num_seqs = max_num_seqs
-        self._waiting: list[BatchedGeneration] = []  # the next one first
-        self._running: list[BatchedGeneration] = []  # by row of the runner
+        self._waiting: list[BatchedGeneration] = []  # in the order in which they will start
+        self._running: list[BatchedGeneration] = []  # in the order of the runner's rows
         self.steps: list[tuple[BatchedGeneration, Step]] = []
-        """Kept here rather than returned, so that what came before an exception is not lost with it."""
+        """Steps that are not delivered yet. They are kept here, so that an exception does not lose those made before
+        it."""
 
     @property
     def num_waiting(self) -> int:
@@ -52,12 +53,12 @@ class ContinuousBatch:
         return sum(self._runner.lengths)
 
     def add(self, generations: Iterable[BatchedGeneration]) -> None:
-        """Queue them."""
+        """Add requests to the queue."""
         for generation in generations:
             insort(self._waiting, generation, key=lambda one: -one.request.priority)
 
     def iterate(self) -> None:
-        """One decode of all running requests, then prefills."""
+        """Decode a token of all running requests, then prefill waiting ones."""
         if self._running:
             self._decode()
         num_tokens = 0
@@ -68,7 +69,7 @@ class ContinuousBatch:
             self._start()
 
     def cancel(self, request_ids: set[str]) -> None:
-        """End those of the open requests. Bytes of an incomplete character are dropped."""
+        """End the open requests among `request_ids`. The bytes of an incomplete character are dropped."""
         dropped = [generation for generation in self._waiting if generation.request.request_id in request_ids]
         self._waiting = [one for one in self._waiting if one.request.request_id not in request_ids]
         for row in reversed(range(len(self._running))):
@@ -78,7 +79,7 @@ class ContinuousBatch:
         self.steps += [(generation, generation.step(finish_reason="cancelled")) for generation in dropped]
 
     def close(self) -> list[BatchedGeneration]:
-        """Forget all open requests and return them."""
+        """Remove all open requests, and return them."""
         generations = [*self._running, *self._waiting]
         self._running, self._waiting = [], []
         return generations
@@ -86,16 +87,17 @@ class ContinuousBatch:
     def _decode(self) -> None:
         hidden = self._runner.decode([generation.last_token_id for generation in self._running])
         token_ids, logprobs = self._choose(self._runner.logits(hidden), self._running)
-        # From the last row: removing a row moves the last one into its place, which has had its turn then.
+        # From the last row down: removing a row moves the last one into its place, and that one has been handled by
+        # then.
         for row in reversed(range(len(token_ids))):
             self._advance(row, token_ids[row], logprobs.get(row))
 
     def _start(self) -> None:
-        """The next one that waits. It stays in the queue until it runs, so that `close` always finds it."""
+        """Start the next waiting request. It stays in the queue until it runs, so that `close` always finds it."""
         generation = self._waiting[0]
         try:
             generation.make_sampler()
-        except Exception as error:  # as likely as not the device has no room for this one's penalties
+        except Exception as error:  # probably the device has no room for this request's penalties
             logger.exception("a request can't be started")
             step = generation.step(error=EngineError(f"the request can't be started: {one_line(error)}"))
             self.steps.append((self._waiting.pop(0), step))
@@ -105,26 +107,28 @@ class ContinuousBatch:
     def _prefill(self, generation: BatchedGeneration) -> None:
         generation.scheduled_ns = time.monotonic_ns()
         hidden = self._runner.prefill(generation.prompt_ids)
-        of_prompt: Sequence[TokenLogprobs | None] = ()
+        prompt_entries: Sequence[TokenLogprobs | None] = ()
         if (number := generation.request.sampling.prompt_logprobs) is not None:
-            of_prompt = prompt_logprobs(hidden, self._runner.logits, generation.prompt_ids, number, self._tokenizer)
+            prompt_entries = prompt_logprobs(
+                hidden, self._runner.logits, generation.prompt_ids, number, self._tokenizer
+            )
         token_ids, logprobs = self._choose(self._runner.logits(hidden[-1:]), [generation])
         self._running.append(self._waiting.pop(0))
         step = self._advance(len(self._running) - 1, token_ids[0], logprobs.get(0))
-        step.prompt_logprobs = of_prompt
+        step.prompt_logprobs = prompt_entries
 
     def _choose(
         self, logits: torch.Tensor, generations: Sequence[BatchedGeneration]
     ) -> tuple[list[int], Mapping[int, TokenLogprobs]]:
-        """The next token of each row of `logits`, and its log-probabilities for the rows that ask for them."""
-        asked = {row: n for row, one in enumerate(generations) if (n := one.request.sampling.logprobs) is not None}
+        """Return the next token of each row of `logits`, and the log-probabilities of the rows that request them."""
+        requested = {row: n for row, one in enumerate(generations) if (n := one.request.sampling.logprobs) is not None}
         # A copy, made before sampling changes the logits.
-        raw = logits[list(asked)] if asked else None
+        raw = logits[list(requested)] if requested else None
         token_ids = sample_tokens(logits, [generation.sampler for generation in generations])
         if raw is None:
             return token_ids, {}
-        entries = token_logprobs(raw, [token_ids[row] for row in asked], list(asked.values()), self._tokenizer)
-        return token_ids, dict(zip(asked, entries, strict=True))
+        entries = token_logprobs(raw, [token_ids[row] for row in requested], list(requested.values()), self._tokenizer)
+        return token_ids, dict(zip(requested, entries, strict=True))
 
     def _advance(self, row: int, token_id: int, logprobs: TokenLogprobs | None) -> Step:
         generation = self._running[row]

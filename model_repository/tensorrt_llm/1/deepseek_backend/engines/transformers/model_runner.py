@@ -1,6 +1,6 @@
-"""Forward passes: a prompt joins the batch, every row of the batch moves on by one token, a row leaves.
+"""Runs forward passes: a prompt joins the batch, every row gets its next token, a row leaves.
 
-Knows token ids, hidden states and logits, not requests. Used by one thread at a time.
+The runner knows token ids, hidden states and logits, but no requests. One thread at a time may use it.
 
 Speed on the tiny checkpoint, in generated tokens/s at batch 1 / 8 / 32: one thread of a shared machine, 16 tokens in
 and 128 out, greedy, best of three, transformers 5.23. The whole engine, text included, against generate() on a static
@@ -25,7 +25,7 @@ from deepseek_backend.engines.transformers.slot_cache import SlotCache
 
 
 class ModelRunner:
-    """A causal language model of transformers and the cache of the rows it is running."""
+    """A causal language model of transformers, and the cache of its rows."""
 
     def __init__(self, model: Any, max_num_seqs: int) -> None:
         self._model = model
@@ -34,35 +34,35 @@ class ModelRunner:
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Number of tokens in the cache, per row."""
+        """Number of tokens in the cache, for each row."""
         return self._cache.lengths
 
     @torch.inference_mode()
     def prefill(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Add a row with the prompt `token_ids`; the hidden states [len(token_ids), hidden_size] after its tokens."""
+        """Add a row with a prompt; return the hidden states [len(token_ids), hidden_size] after its tokens."""
         self._cache.begin_prefill(len(token_ids))
         return self._forward(torch.tensor([token_ids], device=self._device))[0]
 
     @torch.inference_mode()
     def decode(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Append one token to each row; the hidden states [n, hidden_size] after those tokens."""
+        """Append one token to each row; return the hidden states [n, hidden_size] after these tokens."""
         position_ids, mask = self._cache.begin_decode(self._device)
         input_ids = torch.tensor(token_ids, device=self._device)[:, None]
         return self._forward(input_ids, position_ids=position_ids, attention_mask=mask)[:, 0]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What comes after each of `hidden` [n, hidden_size]: [n, vocab_size] float32, which is large for many."""
+        """Return the logits [n, vocab_size] float32 of `hidden` [n, hidden_size]; they are large for many states."""
         logits: torch.Tensor = self._model.lm_head(hidden).float()
         return logits
 
     @torch.inference_mode()
     def remove(self, row: int) -> None:
-        """Drop row `row`; the last row takes its index."""
+        """Remove a row; the last row takes its index."""
         self._cache.remove(row)
 
     def _forward(self, input_ids: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        """The hidden states [rows, tokens, hidden_size], from the model without its head."""
+        """Return the hidden states [rows, tokens, hidden_size] of the model without its head."""
         output = self._model.model(input_ids=input_ids, past_key_values=self._cache, use_cache=True, **inputs)
         hidden: torch.Tensor = output.last_hidden_state
         return hidden

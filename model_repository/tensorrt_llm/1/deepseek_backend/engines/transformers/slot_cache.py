@@ -1,9 +1,9 @@
-"""The KV cache of a batch whose rows come and go: one slot per row, in transformers' Cache interface.
+"""The KV cache of a batch whose rows join and leave: one slot for each row, with transformers' Cache interface.
 
-Rows lie in slots 0..n-1 without gaps and are padded on the right: each row writes at its own length, and the mask
-leaves out what is behind it. It stores what the model's attention hands it, so the shapes are the model's own business:
-for MLA in transformers 5.23 the latent [1, kv_lora_rank] and the rotary key [1, qk_rope_head_dim] of each token, and
-for V3.2 the indexer's keys besides.
+Rows lie in slots 0..n-1 without gaps, padded on the right. Each row writes at its own length, and the mask hides
+everything behind it. The cache stores whatever the model's attention gives it, so that the model decides on the shapes.
+For MLA in transformers 5.23 these are the latent [1, kv_lora_rank] and the rotary key [1, qk_rope_head_dim] of each
+token, and for V3.2 also the keys of the indexer.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 _FIRST_CAPACITY = 256
-"""Tokens per slot to begin with; doubled as rows grow, so that a demo does not take the memory of a full context."""
+"""Tokens of a slot at first. It doubles as rows grow, so that a demo does not take the memory of a full context."""
 
 
 @dataclass
 class _Pass:
-    """What the forward pass under way does. One object, shared by all layers.
+    """The current forward pass, as one object that all layers share.
 
-    A prefill has `slot` and fills it from the start; a decode has `positions` [n] and writes one token to each row.
+    A prefill has a `slot`, and fills it from the start. A decode has `positions` [n], and writes a token to each row.
     """
 
     slot: int | None = None
@@ -31,7 +31,7 @@ class _Pass:
 
 
 class _SlotTensor:
-    """One tensor of one layer, [max_num_seqs, ..., capacity, width]; made when its shape is first seen."""
+    """One tensor of one layer, [max_num_seqs, ..., capacity, width], made when its shape is first known."""
 
     def __init__(self, max_num_seqs: int, current: _Pass) -> None:
         self._max_num_seqs = max_num_seqs
@@ -39,12 +39,12 @@ class _SlotTensor:
         self._buffer: torch.Tensor | None = None
 
     def update(self, states: torch.Tensor) -> torch.Tensor:
-        """Store `states` [n, ..., tokens, width] and return all that the rows of this pass have, padding included."""
+        """Store `states` [n, ..., tokens, width]; return all states of this pass's rows, with padding."""
         buffer = self._reserve(states)
         num_tokens = self._current.num_tokens
         if self._current.slot is not None:
             buffer[self._current.slot, ..., :num_tokens, :] = states[0]
-            return states  # a prefill sees nothing but itself
+            return states  # a prefill attends only to itself
         num_rows = states.shape[0]
         rows = torch.arange(num_rows, device=states.device)
         buffer.movedim(-2, 1)[rows, self._current.positions] = states.squeeze(-2)
@@ -61,7 +61,7 @@ class _SlotTensor:
         capacity = max(capacity, _FIRST_CAPACITY)
         while capacity < self._current.num_tokens:
             capacity *= 2
-        # Zeros, not garbage: what the mask leaves out is multiplied by 0, and 0 times a NaN is a NaN.
+        # Zeros, because hidden values are multiplied by 0, and 0 times a NaN of uninitialised memory is a NaN.
         grown = states.new_zeros(self._max_num_seqs, *states.shape[1:-2], capacity, states.shape[-1])
         if self._buffer is not None:
             grown[..., : self._buffer.shape[-2], :] = self._buffer
@@ -70,7 +70,7 @@ class _SlotTensor:
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __init_subclass__ has no annotations
-    """One layer's tensors. The names and arguments are what transformers' attention modules call."""
+    """The tensors of one layer. transformers' attention modules prescribe the names and arguments."""
 
     supports_early_init = False
 
@@ -87,9 +87,9 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __ini
         return self.tensors[2].update(indexer_key_states)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: each tensor is made when it is first updated."""
+        """Do nothing: each tensor is made at its first update."""
 
-    # The mask of a prefill is made by transformers, which asks these; a decode brings its own mask and nobody asks.
+    # transformers calls these to make the mask of a prefill. A decode brings its own mask.
 
     def get_seq_length(self) -> int:
         return 0
@@ -102,7 +102,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # its __ini
 
 
 class SlotCache(Cache):
-    """The cache of up to `max_num_seqs` rows. `lengths[i]` is the number of tokens row i has."""
+    """The cache of up to `max_num_seqs` rows; `lengths[i]` is the number of tokens of row i."""
 
     def __init__(self, num_layers: int, max_num_seqs: int) -> None:
         self._current = _Pass()
@@ -111,15 +111,15 @@ class SlotCache(Cache):
         self.lengths: list[int] = []
 
     def begin_prefill(self, num_tokens: int) -> None:
-        """The next forward pass is a prompt of `num_tokens`; it becomes the last row."""
+        """Prepare for a forward pass over a prompt of `num_tokens`, which becomes the last row."""
         self._current.slot = len(self.lengths)
         self._current.num_tokens = num_tokens
         self.lengths.append(num_tokens)
 
     def begin_decode(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next forward pass is one token for each row.
+        """Prepare for a forward pass over one token of each row.
 
-        Returns position_ids [n, 1] int64 and the attention mask [n, 1, 1, longest row] bool, True where to attend.
+        :returns: position_ids [n, 1] int64, and the attention mask [n, 1, 1, longest row] bool, True where to attend.
         """
         positions = torch.tensor(self.lengths, device=device)
         self.lengths = [length + 1 for length in self.lengths]
@@ -130,7 +130,7 @@ class SlotCache(Cache):
         return positions[:, None], mask[:, None, None, :]
 
     def remove(self, row: int) -> None:
-        """Free row `row`; the last row moves into its place."""
+        """Remove a row; the last row takes its index."""
         last = len(self.lengths) - 1
         if row != last:
             for layer in self._slot_layers:

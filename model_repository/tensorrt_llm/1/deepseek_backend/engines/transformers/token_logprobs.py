@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens as the model has them: before penalties, temperature and filters."""
+"""Log-probabilities of tokens by the model alone: before penalties, temperature and filters."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tokenizers import Tokenizer
 from deepseek_backend.engines.base import Logprob, TokenLogprobs
 
 _ROWS_AT_ONCE = 256
-"""Of a prompt: the logits of a long one over a real vocabulary would take gigabytes."""
+"""Rows of a prompt whose logits exist at a time: those of a long prompt over a real vocabulary would take gigabytes."""
 
 
 @torch.inference_mode()
 def token_logprobs(
     logits: torch.Tensor, token_ids: Sequence[int], num_likeliest: Sequence[int], tokenizer: Tokenizer
 ) -> list[TokenLogprobs]:
-    """For each row of `logits` [n, vocab_size]: its token of `token_ids`, then its number of the likeliest ones."""
+    """Return for each row of `logits` [n, vocab_size] its token of `token_ids`, then its `num_likeliest` tokens."""
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
     ranks = 1 + (logprobs > own).sum(-1)
@@ -34,9 +34,10 @@ def prompt_logprobs(
     num_likeliest: int,
     tokenizer: Tokenizer,
 ) -> list[TokenLogprobs | None]:
-    """For each token of the prompt, None for the first.
+    """Return an entry for each token of the prompt; None for the first.
 
-    `hidden` [len(prompt_ids), hidden_size] is the model's state after each token; `logits` makes [n, vocab_size] of n.
+    :param hidden: the model's states after each token, [len(prompt_ids), hidden_size].
+    :param logits: makes logits [n, vocab_size] of n states.
     """
     result: list[TokenLogprobs | None] = [None]
     for start in range(1, len(prompt_ids), _ROWS_AT_ONCE):
@@ -49,7 +50,7 @@ def prompt_logprobs(
 def _entries(
     own: tuple[int, float, int], likeliest_ids: Sequence[int], logprobs: Sequence[float], tokenizer: Tokenizer
 ) -> TokenLogprobs:
-    """`logprobs` are in descending order, so a token's rank is where its value first stands."""
+    """Return one position's. `logprobs` are in descending order: the first position of a value is the token's rank."""
     ranked = [(i, value, logprobs.index(value) + 1) for i, value in zip(likeliest_ids, logprobs, strict=False)]
     entries = [own, *(entry for entry in ranked if entry[0] != own[0])]
     return [Logprob(i, value, rank, tokenizer.decode([i], skip_special_tokens=False)) for i, value, rank in entries]

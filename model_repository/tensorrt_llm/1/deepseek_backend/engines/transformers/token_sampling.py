@@ -1,7 +1,7 @@
-"""Logits -> the next token of each row, as each request asked for it.
+"""Chooses the next token of each row from its logits, by the sampling fields of each request.
 
-Order of steps: penalties, min_tokens, bad, temperature, top_k, top_p, min_p; each filter sees what the one before left.
-Random numbers are drawn on the CPU, one per token, so a seed means the same on every device.
+The order is: penalties, min_tokens, bad, temperature, top_k, top_p, min_p. Each filter sees only the tokens that the
+one before has left. Random numbers are drawn on the CPU, one per token, so that a seed gives the same on every device.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from tokenizers import Tokenizer
 
-from deepseek_backend.request.parsed_request import SamplingParams
+from deepseek_backend.engines.generate_request import SamplingParams
 
 
 def spellings(tokenizer: Tokenizer, bad: Iterable[str]) -> list[list[int]]:
-    """The token sequences that would write a string of `bad`, at the beginning of a word or inside one."""
+    """Return the token sequences that write a string of `bad`, at the beginning of a word or inside one."""
     texts = [text for word in bad for text in (word, f" {word}")]
     sequences = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     return [sequence for sequence in sequences if sequence]
@@ -34,9 +34,10 @@ class TokenSampler:
         vocab_size: int,
         device: torch.device,
     ) -> None:
-        """`end_ids`: the end and stop tokens that min_tokens holds off. Those outside the vocabulary never come up.
+        """Make the sampler.
 
-        `bad_sequences`: token ids of which the last is not chosen after the others.
+        :param end_ids: end and stop tokens, which min_tokens delays. Ids outside the vocabulary are ignored.
+        :param bad_sequences: token ids; the last of a sequence is never chosen after the others.
         """
         self.greedy = params.greedy
         self._params = params
@@ -48,7 +49,7 @@ class TokenSampler:
         self._end_ids = torch.tensor([i for i in end_ids if i < vocab_size], dtype=torch.long, device=device)
         self._bad = [(list(before), last) for *before, last in bad_sequences]
         self._output_ids: list[int] = []
-        # [vocab_size]; only where a penalty reads them, as they are large for a real vocabulary.
+        # [vocab_size]. Made only for penalties, because they are large with a real vocabulary.
         self._counts: torch.Tensor | None = None
         if _penalizes(params):
             self._counts = torch.zeros(vocab_size, device=device)
@@ -69,10 +70,10 @@ class TokenSampler:
             logits[[last for before, last in self._bad if self._output_ends_with(before)]] = -torch.inf
 
     def choose(self, logits: torch.Tensor) -> int:
-        """A token drawn from `logits` [vocab_size], adjusted."""
+        """Draw a token from the adjusted `logits` [vocab_size]."""
         temperature = 1.0 if self._params.temperature is None else self._params.temperature
-        # Less the largest, and in float64: a small temperature must not overflow, nor a sum over 130,000 tokens lose
-        # the small ones.
+        # The largest is subtracted so that a small temperature does not overflow. float64 keeps the small summands of a
+        # sum over 130,000 tokens.
         scaled = (logits.double() - logits.max()) / temperature
         probabilities, token_ids = scaled.softmax(-1).sort(descending=True, stable=True)
         kept = probabilities[: self._num_kept(probabilities)].cumsum(-1).cpu()
@@ -91,7 +92,7 @@ class TokenSampler:
         return not token_ids or self._output_ids[-len(token_ids) :] == token_ids
 
     def _num_kept(self, probabilities: torch.Tensor) -> int:
-        """How many of `probabilities`, in descending order, pass the filters: each of the three keeps the likeliest."""
+        """Return how many of `probabilities`, in descending order, pass the filters, which keep the likeliest."""
         num_kept = min(self._params.top_k or len(probabilities), len(probabilities))
         if self._params.top_p is not None:
             cumulative = probabilities[:num_kept].cumsum(-1)
@@ -108,7 +109,7 @@ def _penalizes(params: SamplingParams) -> bool:
 
 @torch.inference_mode()
 def sample_tokens(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> list[int]:
-    """The next token of each row of `logits` [len(samplers), vocab_size] float32, which is changed; and record them."""
+    """Choose and record the next token of each row of `logits` [n, vocab_size] float32, which is changed."""
     for row, sampler in zip(logits, samplers, strict=True):
         sampler.adjust(row)
     token_ids: list[int] = logits.argmax(-1).tolist()

@@ -1,7 +1,7 @@
-"""Runs any DeepSeek checkpoint that fits one device, by transformers' own model code. The embedded default.
+"""Runs a DeepSeek checkpoint that fits one device with transformers' model code. It is the embedded default.
 
-transformers' continuous batching fails on DeepSeek-V3: its cache takes head_dim, the rotary part, for the key's width.
-So the batching is ours (`continuous_batch`, `slot_cache`); the model is theirs, untouched.
+transformers' own continuous batching fails on DeepSeek-V3: its cache takes head_dim, which is the rotary part, for the
+width of the key. The batching is therefore ours (`continuous_batch`, `slot_cache`), and the model theirs, unchanged.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from deepseek_backend.engines.base import (
     group_by_sink,
     require,
 )
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.transformers.batched_generation import BatchedGeneration
 from deepseek_backend.engines.transformers.checkpoint_loading import LoadedCheckpoint, load_checkpoint
 from deepseek_backend.engines.transformers.continuous_batch import ContinuousBatch
 from deepseek_backend.engines.transformers.model_runner import ModelRunner
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, one_line
-from deepseek_backend.request.messages import Messages
-from deepseek_backend.request.parsed_request import GenerateRequest
 
 logger = logging.getLogger(__name__)
 
@@ -70,22 +69,25 @@ _NO_GUIDE = "the transformers engine has no guided decoding; TensorRT-LLM has, w
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """`triton_config.engine_options`. None: chosen at start."""
+    """`triton_config.engine_options`. The engine chooses a value for None at its start."""
 
     device: str | None = None
-    """A torch device. Default: cuda where there is one, else cpu."""
+    """Torch device. Default: cuda where there is one, else cpu."""
     dtype: str | None = None
     """float32, bfloat16 or float16. Default: float32 on cpu, else bfloat16."""
     max_num_seqs: int = 32
-    """Most requests in the running batch; more wait."""
+    """Limit on requests in the running batch; further ones wait."""
     max_seq_len: int | None = None
-    """Prompt plus generated tokens. Default: the model's max_position_embeddings, 4,096 at most."""
+    """Limit on prompt plus generated tokens. Default: the model's max_position_embeddings, 4,096 at most."""
     num_threads: int | None = None
-    """Threads of one operation on the CPU. Default: torch's own choice."""
+    """Number of threads of one operation on the CPU. Default: torch's choice."""
 
 
 def parse_options(values: Mapping[str, Any]) -> EngineOptions:
-    """:raises ConfigError: with every problem found."""
+    """Check the options.
+
+    :raises ConfigError: with every problem found.
+    """
     known = {option.name for option in fields(EngineOptions)}
     problems = [f"{name}: unknown option; known: {', '.join(sorted(known))}" for name in values if name not in known]
     for name in ("max_num_seqs", "max_seq_len", "num_threads"):
@@ -110,29 +112,35 @@ def _device_problems(device: Any) -> list[str]:
 
 
 class TransformersEngine:
-    """The engine protocol around a ContinuousBatch that one thread drives."""
+    """An `Engine` around a ContinuousBatch, which one thread drives."""
 
     def __init__(self, config: BackendConfig) -> None:
-        """:raises ConfigError: when an engine option is unknown or out of range."""
+        """Check the options; `start` loads the model.
+
+        :raises ConfigError: when an engine option is unknown or out of range.
+        """
         self._config = config
         self._options = parse_options(config.engine_options)
-        # Set by `start`, before the thread; `stop` drops them after it.
+        # `start` sets these before it starts the thread; `stop` drops them after the thread has ended.
         self._checkpoint: LoadedCheckpoint | None = None
         self._capabilities: Capabilities | None = None
         self._load_seconds: Mapping[str, float] = {}
         self._batch: ContinuousBatch | None = None
         self._thread: threading.Thread | None = None
-        # How requests cross over to the thread. All guarded by _wake.
+        # These hand requests over to the thread. _wake guards them.
         self._wake = threading.Condition()
         self._arrivals: list[BatchedGeneration] = []
         self._aborts: set[str] = set()
         self._down = "the engine has not been started"
-        """Why nothing is served; empty while it is. The thread ends when it is set."""
+        """Why no request is served; empty while requests are served. The thread ends when it is set."""
         # One call of a sink at a time. Reentrant: a sink may submit, which may be refused at once.
         self._delivery = threading.RLock()
 
     def start(self) -> None:
-        """:raises EngineError: when the checkpoint can't be loaded, or is shorter than max_seq_len."""
+        """Load the checkpoint and start the thread.
+
+        :raises EngineError: when it can't be loaded, or its context is shorter than max_seq_len.
+        """
         options = self._options
         device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         dtype = options.dtype or ("float32" if torch.device(device).type == "cpu" else "bfloat16")
@@ -171,7 +179,7 @@ class TransformersEngine:
         return render_chat(self._loaded().chat_tokenizer, messages, template_kwargs)
 
     def submit(self, request: GenerateRequest, sink: StepSink) -> None:
-        """Tokenizes in the caller's thread; the engine's thread does the rest."""
+        """Tokenize in the caller's thread, and leave the rest to the engine's thread."""
         try:
             generation = BatchedGeneration(request, sink, self._loaded(), self.capabilities.max_seq_len)
             with self._wake:
@@ -181,7 +189,7 @@ class TransformersEngine:
                 self._wake.notify()
         except BackendError as error:
             self._refuse(request, sink, error)
-        except Exception as error:  # the border to the tokenizer, which must not end the caller's thread
+        except Exception as error:  # the tokenizer may raise anything, and must not end the caller's thread
             logger.exception("a request can't be read")
             self._refuse(request, sink, EngineError(f"the request can't be read: {one_line(error)}"))
 
@@ -191,7 +199,7 @@ class TransformersEngine:
 
     def abort(self, request_id: str) -> None:
         with self._wake:
-            if not self._down:  # or nobody would ever take it out again
+            if not self._down:  # else it would stay there for ever
                 self._aborts.add(request_id)
                 self._wake.notify()
 
@@ -201,7 +209,7 @@ class TransformersEngine:
         return EngineHealth(alive=not self._down, reason=self._down)
 
     def stats(self) -> EngineStats:
-        """A KV block is one token here: the cache grows with what is in it, up to the total."""
+        """Return the numbers. A KV block is one token here: the cache grows with its content, up to the total."""
         batch = self._batch
         if batch is None:
             return EngineStats(num_running=0, num_waiting=0)
@@ -223,7 +231,10 @@ class TransformersEngine:
             torch.cuda.empty_cache()
 
     def _loaded(self) -> LoadedCheckpoint:
-        """:raises UnavailableError: when nothing is served."""
+        """Return the loaded checkpoint.
+
+        :raises UnavailableError: when no request is served.
+        """
         checkpoint = self._checkpoint
         if checkpoint is None or self._down:
             raise UnavailableError(self._down)
@@ -236,14 +247,14 @@ class TransformersEngine:
             while not self._down:
                 self._iterate(batch)
             self._end(batch, finish_reason="cancelled")
-        except Exception as error:  # whatever the model raised must reach every open request
+        except Exception as error:  # every open request must hear of it, whatever the model has raised
             logger.exception("the engine has failed")
             with self._wake:
                 self._down = f"the engine has failed: {one_line(error)}"
             self._end(batch, error=EngineError(self._down))
 
     def _iterate(self, batch: ContinuousBatch) -> None:
-        """Wait for work, then one iteration and one delivery."""
+        """Wait for work, run one iteration, and deliver its steps."""
         with self._wake:
             while not (self._down or self._arrivals or self._aborts or batch.num_running or batch.num_waiting):
                 self._wake.wait()
@@ -259,7 +270,7 @@ class TransformersEngine:
     def _end(
         self, batch: ContinuousBatch, *, finish_reason: FinishReason | None = None, error: EngineError | None = None
     ) -> None:
-        """The last step of everything open."""
+        """Deliver the last step of every open request."""
         with self._wake:
             arrivals, self._arrivals = self._arrivals, []
         for generation in [*batch.close(), *arrivals]:
@@ -273,12 +284,12 @@ class TransformersEngine:
                 sink.on_steps(its_steps)
 
 
-def _max_seq_len(asked: int | None, max_position_embeddings: int) -> int:
-    if asked is None:
+def _max_seq_len(given: int | None, max_position_embeddings: int) -> int:
+    if given is None:
         return min(max_position_embeddings, _DEFAULT_MAX_SEQ_LEN)
-    if asked > max_position_embeddings:
+    if given > max_position_embeddings:
         raise EngineError(
-            f"engine_options.max_seq_len is {asked}, more than the checkpoint's max_position_embeddings, "
+            f"engine_options.max_seq_len is {given}, more than the checkpoint's max_position_embeddings, "
             f"{max_position_embeddings}"
         )
-    return asked
+    return given

@@ -1,6 +1,6 @@
 """Python imports this at start wherever this folder is on PYTHONPATH: in the processes of the engine's workers.
 
-It only leaves a watch behind: when a process imports tensorrt_llm, those of ../workarounds.py come first. The
+It only leaves a watch behind: when a process imports tensorrt_llm, those of ../../workarounds.py come first. The
 sitecustomize that this one hides is run too.
 """
 
@@ -28,8 +28,8 @@ class _BeforeTensorRTLLM:
 def _apply_quirks(version_dir: Path) -> None:
     sys.path.append(str(version_dir))
     try:
-        from deepseek_backend.process.workarounds import apply_quirks
         from deepseek_backend.release import read_release
+        from deepseek_backend.workarounds import apply_quirks
 
         for supplied in apply_quirks(read_release(version_dir).record):
             print(f"deepseek-triton: supplied {supplied}", file=sys.stderr)
