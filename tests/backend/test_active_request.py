@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_backend.answer.active_request import TRANSITIONS, ActiveRequest, RequestEvent, RequestState, StepEffect
+from deepseek_backend.answer.active_request import ActiveRequest, StepEffect
+from deepseek_backend.answer.states import TRANSITIONS, RequestEvent, RequestState
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.errors import CancelledError, EngineError

@@ -11,7 +11,7 @@ from deepseek_backend import contract
 from deepseek_backend.config import parse_config
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.parsing import parse_call
+from deepseek_backend.request.parsing import parse_request
 
 SUPPORTED = {field.name: "" for field in contract.SAMPLING_FIELDS} | {"priority": ""}
 
@@ -28,7 +28,7 @@ def text(*values):
 
 def parse(inputs=None, parameters=None, supported=SUPPORTED, **ours):
     inputs = {"text_input": text("hello")} | (inputs or {})
-    return parse_call(
+    return parse_request(
         {k: v for k, v in inputs.items() if v is not None}, json.dumps(parameters or {}), config(**ours), supported
     )
 

@@ -406,7 +406,7 @@ def configured(engine="simulated", options=None, model="m", **warming):
 def loaded(config, engine=None, **kwargs):
     service = Service(config, engine or create_engine(config), **kwargs)
     service.load()
-    service.sender.start()
+    service.delivery.start()
     try:
         yield service
     finally:

@@ -22,7 +22,7 @@ from deepseek_backend.contract import Dtype, SamplingFieldSpec
 from deepseek_backend.engines import base
 from deepseek_backend.request.parsed_request import ParsedRequest
 from deepseek_backend.request.parsed_request import SamplingParams as BackendParams
-from deepseek_backend.request.parsing import parse_call
+from deepseek_backend.request.parsing import parse_request
 from deepseek_triton_client import Chunk, Logprob, PerfMetrics, SamplingParams, Timeouts
 from deepseek_triton_client._core.checked_request import conversing, prompted
 from deepseek_triton_client._core.dialect import Dialect
@@ -116,7 +116,7 @@ fields = st.fixed_dictionaries(
 
 def parsed(wire: Callable[[Sequence[Input]], Sent], request: Any, *, streamed: bool) -> ParsedRequest:
     arrays, parameters = wire(Dialect(METADATA).inputs(request, streamed=streamed))
-    return parse_call(arrays, json.dumps(parameters), CONFIG, SUPPORTED)
+    return parse_request(arrays, json.dumps(parameters), CONFIG, SUPPORTED)
 
 
 def asked(prompt: Any = "hi", *, streaming: bool = True, **given_fields: Any) -> Any:
@@ -201,7 +201,7 @@ def test_a_whole_answer_that_is_streamed_unasked_says_how_seldom(wire):
 @WIRES
 def test_a_request_is_ended_by_its_id(wire):
     arrays, parameters = wire(Dialect(METADATA).stop_inputs())
-    assert parse_call(arrays, json.dumps(parameters), CONFIG, SUPPORTED).stop
+    assert parse_request(arrays, json.dumps(parameters), CONFIG, SUPPORTED).stop
 
 
 EVERYTHING = ParsedRequest(

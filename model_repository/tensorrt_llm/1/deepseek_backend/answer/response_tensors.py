@@ -28,7 +28,7 @@ _LEAST_LOGPROB = -9999.0
 _DTYPES = {tensor.name: _NUMPY_DTYPES[tensor.dtype] for tensor in OUTPUTS}
 
 
-def outputs(chunks: Sequence[SequenceChunk], call: ParsedRequest, *, several: bool) -> Outputs:
+def outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest, *, several: bool) -> Outputs:
     """The outputs of one response, shape [len(chunks)], but for output_ids, which follow one another.
 
     `several`: the request has more than one sequence.
@@ -37,25 +37,25 @@ def outputs(chunks: Sequence[SequenceChunk], call: ParsedRequest, *, several: bo
     if (
         len(chunks) == 1
         and chunks[0].finish_reason is None
-        and not (several or call.separate_reasoning or call.returned)
+        and not (several or parsed.separate_reasoning or parsed.returned)
     ):
         return result  # nearly every response
     ended = any(chunk.finish_reason is not None for chunk in chunks)
-    if ended or "finish_reason" in call.returned:
+    if ended or "finish_reason" in parsed.returned:
         result.append(_output("finish_reason", [str(chunk.finish_reason).encode() for chunk in chunks]))
-    if "stop_reason" in call.returned or any(chunk.stop_reason is not None for chunk in chunks):
+    if "stop_reason" in parsed.returned or any(chunk.stop_reason is not None for chunk in chunks):
         result.append(_output("stop_reason", [str(chunk.stop_reason).encode() for chunk in chunks]))
-    if ended or "num_input_tokens" in call.returned:
+    if ended or "num_input_tokens" in parsed.returned:
         result.append(_output("num_input_tokens", [chunk.num_input_tokens for chunk in chunks]))
-    if counts_tokens(call, ended=ended, several=several):
+    if counts_tokens(parsed, ended=ended, several=several):
         result.append(_output("num_output_tokens", [chunk.num_output_tokens for chunk in chunks]))
     if several:
         result.append(_output("sequence_index", [chunk.index for chunk in chunks]))
-    if call.separate_reasoning:
+    if parsed.separate_reasoning:
         result.append(_output("reasoning_output", [chunk.reasoning.encode() for chunk in chunks]))
     if ended:
         result.append(_output("num_cached_tokens", [chunk.num_cached_tokens for chunk in chunks]))
-    return result + _token_outputs(chunks, call)
+    return result + _token_outputs(chunks, parsed)
 
 
 def num_bytes(response: Outputs) -> int:
@@ -63,14 +63,14 @@ def num_bytes(response: Outputs) -> int:
     return sum(sum(map(len, array)) if array.dtype == np.object_ else array.nbytes for _, array in response)
 
 
-def counts_tokens(call: ParsedRequest, *, ended: bool, several: bool) -> bool:
+def counts_tokens(parsed: ParsedRequest, *, ended: bool, several: bool) -> bool:
     """The response carries num_output_tokens; the ids of several sequences can't be told apart without."""
-    return ended or "num_output_tokens" in call.returned or (several and "output_ids" in call.returned)
+    return ended or "num_output_tokens" in parsed.returned or (several and "output_ids" in parsed.returned)
 
 
-def _token_outputs(chunks: Sequence[SequenceChunk], call: ParsedRequest) -> Outputs:
+def _token_outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest) -> Outputs:
     """The outputs that a request has to ask for."""
-    returned, result = call.returned, []
+    returned, result = parsed.returned, []
     if "output_ids" in returned:
         result.append(_output("output_ids", [token_id for chunk in chunks for token_id in chunk.token_ids]))
     if "logprobs" in returned:
@@ -81,7 +81,7 @@ def _token_outputs(chunks: Sequence[SequenceChunk], call: ParsedRequest) -> Outp
         result.append(
             _output("cumulative_logprob", [max(chunk.cumulative_logprob, _LEAST_LOGPROB) for chunk in chunks])
         )
-    if call.sampling.return_perf_metrics and any(chunk.perf_metrics for chunk in chunks):
+    if parsed.sampling.return_perf_metrics and any(chunk.perf_metrics for chunk in chunks):
         for tensor in PERF_OUTPUTS:
             values = [getattr(chunk.perf_metrics, tensor.name, 0) for chunk in chunks]
             result.append(_output(tensor.name, values))

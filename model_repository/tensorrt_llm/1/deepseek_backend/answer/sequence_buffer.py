@@ -46,7 +46,7 @@ class SequenceChunk:
 class SequenceBuffer:
     """What one sequence has and its client has not."""
 
-    def __init__(self, index: int, call: ParsedRequest, prompt: str) -> None:
+    def __init__(self, index: int, parsed: ParsedRequest, prompt: str) -> None:
         """`prompt`: the text the engine was given; empty for one in token ids."""
         self.index = index
         self.finish_reason: FinishReason | None = None
@@ -60,11 +60,11 @@ class SequenceBuffer:
         self._awaits_metrics = False
         self._num_counted = 0
         """Of num_output_tokens, those that a response has carried."""
-        sampling = call.sampling
-        self._call = call
+        sampling = parsed.sampling
+        self._parsed = parsed
         self._filter = StopStringFilter(sampling.stop, include_stop=bool(sampling.include_stop_str_in_output))
-        self._splitter = ReasoningSplitter(opened=ends_inside(prompt)) if call.separate_reasoning else None
-        self._echo = prompt if call.echo else ""
+        self._splitter = ReasoningSplitter(opened=ends_inside(prompt)) if parsed.separate_reasoning else None
+        self._echo = prompt if parsed.echo else ""
         """Waits for the first step, which has the counts that go with it."""
         self._text: list[str] = []
         self._reasoning: list[str] = []
@@ -103,7 +103,7 @@ class SequenceBuffer:
         self.num_cached_tokens = step.num_cached_tokens or self.num_cached_tokens
         if step.logprobs:
             self.cumulative_logprob += sum(token[0].logprob for token in step.logprobs)
-        if self._call.returned:
+        if self._parsed.returned:
             self._take_details(step)
         if step.perf_metrics is not None:
             self._chunk.perf_metrics = step.perf_metrics
@@ -111,7 +111,7 @@ class SequenceBuffer:
             self._write(self._filter.push(step.text))
         if self._filter.matched is not None:
             self.end("stop", self._filter.matched)
-            self._awaits_metrics = bool(self._call.sampling.return_perf_metrics) and step.finish_reason is None
+            self._awaits_metrics = bool(self._parsed.sampling.return_perf_metrics) and step.finish_reason is None
         elif step.finish_reason is not None:
             self.end(step.finish_reason, step.stop_reason)
 
@@ -133,7 +133,7 @@ class SequenceBuffer:
         """There is something that a stream's next chunk would say, and now."""
         if not self._news or self._awaits_metrics:
             return False
-        return self.ended or not self._call.cumulative or self._has_grown()
+        return self.ended or not self._parsed.cumulative or self._has_grown()
 
     @property
     def is_one_piece(self) -> bool:
@@ -163,8 +163,8 @@ class SequenceBuffer:
         self._length_waiting = 0
         self._characters_sent += self._length
         # Joined, so that a cumulative stream does not join all its pieces again for every chunk.
-        self._text = [chunk.text] if self._call.cumulative and chunk.text else []
-        self._reasoning = [chunk.reasoning] if self._call.cumulative and chunk.reasoning else []
+        self._text = [chunk.text] if self._parsed.cumulative and chunk.text else []
+        self._reasoning = [chunk.reasoning] if self._parsed.cumulative and chunk.reasoning else []
         self._news = False
         return chunk
 
@@ -188,7 +188,7 @@ class SequenceBuffer:
 
     def _take_details(self, step: Step) -> None:
         """What was asked for beside the text."""
-        chunk, returned = self._chunk, self._call.returned
+        chunk, returned = self._chunk, self._parsed.returned
         if "output_ids" in returned:
             chunk.token_ids += step.token_ids
         if "logprobs" in returned:

@@ -15,27 +15,27 @@ MAX_ECHO_BYTES = 16 << 20
 """Of the prompts in one answer: each answer to a prompt repeats it."""
 
 
-def expand(call: ParsedRequest, engine: Engine, ids: Iterator[int]) -> list[GenerateRequest]:
+def expand(parsed: ParsedRequest, engine: Engine, ids: Iterator[int]) -> list[GenerateRequest]:
     """The requests of `call`, prompt by prompt, with ids from `ids`.
 
     :raises RequestError: for a prompt that can't be served, or rendered.
     """
-    answers, capabilities = call.num_sequences_per_prompt, engine.capabilities
+    answers, capabilities = parsed.num_sequences_per_prompt, engine.capabilities
     requests: list[GenerateRequest] = []
     echoed = 0
-    for prompt in call.prompts:
+    for prompt in parsed.prompts:
         text = prompt.text
         if prompt.messages is not None:
-            text = engine.render_chat(prompt.messages, call.chat_template_kwargs)
-        if call.sampling.truncate_prompt_tokens is None:
+            text = engine.render_chat(prompt.messages, parsed.chat_template_kwargs)
+        if parsed.sampling.truncate_prompt_tokens is None:
             _check_size(text, prompt.token_ids, capabilities)
-        echoed += len(text) * answers if call.echo else 0
+        echoed += len(text) * answers if parsed.echo else 0
         if echoed > MAX_ECHO_BYTES:
             raise RequestError(
                 f"exclude_input_from_output: false repeats the prompts {echoed:,} times a character, more than "
                 f"{MAX_ECHO_BYTES:,}: leave them out, or send fewer at once"
             )
-        sampling = _without_second_bos(text, call.sampling, capabilities.bos_token)
+        sampling = _without_second_bos(text, parsed.sampling, capabilities.bos_token)
         shared = SharedTokenIds() if answers > 1 else None
         requests += [
             GenerateRequest(
@@ -44,8 +44,8 @@ def expand(call: ParsedRequest, engine: Engine, ids: Iterator[int]) -> list[Gene
                 prompt_token_ids=prompt.token_ids,
                 shared_token_ids=shared,
                 sampling=_with_own_seed(sampling, choice),
-                max_tokens=call.max_tokens,
-                priority=call.priority,
+                max_tokens=parsed.max_tokens,
+                priority=parsed.priority,
             )
             for choice in range(answers)
         ]

@@ -46,6 +46,11 @@ class ParsedRequest:
     """Outputs asked for beyond those every response has."""
 
     @property
+    def wants_few_chunks(self) -> bool:
+        """The request, or model.yaml for it, lets a stream's text wait for more."""
+        return self.stream_interval is not None or self.stream_interval_ms is not None
+
+    @property
     def num_choices(self) -> int:
         """Answers to each prompt that are returned."""
         return self.sampling.n or 1

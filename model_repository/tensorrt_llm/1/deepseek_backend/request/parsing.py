@@ -30,7 +30,7 @@ from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 logger = logging.getLogger(__name__)
 
 
-def parse_call(
+def parse_request(
     inputs: Mapping[str, npt.NDArray[Any]], parameters: str, config: BackendConfig, supported: Mapping[str, str]
 ) -> ParsedRequest:
     """The call that `inputs` (tensor name -> array) and `parameters` (Triton's JSON object) make.
