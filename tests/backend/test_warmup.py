@@ -43,7 +43,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(engine_warmup, "time", clock)
-    monkeypatch.setattr(engine_warmup, "LOOK_S", 0.001)
+    monkeypatch.setattr(engine_warmup, "CHECK_S", 0.001)
     monkeypatch.setattr(engine_warmup, "ABORT_S", 0.001)
     return clock
 
@@ -212,7 +212,7 @@ def test_a_shape_that_fails_is_a_warning_and_the_next_goes_on(clock, log):
     warm(engine, (2, 9), (1, 5))
 
     assert sizes(engine) == [[9, 9], [5], [5], [5]]  # the shortest once, to see that it lives
-    assert "warm-up: 2 requests of 9 tokens failed, and users' may: out of memory" in log.messages
+    assert "warm-up: 2 requests of 9 tokens failed, and users' requests may: out of memory" in log.messages
     assert "warm-up: 1 of 2 shapes" in log.text
 
 
@@ -286,7 +286,7 @@ def test_an_engine_that_raises_fails_the_shape_alone(clock, log):
     engine = Raising(clock)
     warm(engine, (2, 9), (1, 5))
 
-    assert "2 requests of 9 tokens failed, and users' may: ZeroDivisionError: no such luck" in log.text
+    assert "2 requests of 9 tokens failed, and users' requests may: ZeroDivisionError: no such luck" in log.text
     assert sorted(engine.aborted) == ["warmup-1", "warmup-2"]
     assert sizes(engine)[-1] == [5]
 
@@ -333,7 +333,7 @@ def test_an_engine_that_hangs_is_an_error(clock, log):
 
     assert [len(request.prompt_token_ids) for request in engine.requests] == [5, 5, 5]
     assert sorted(engine.aborted) == ["warmup-1", "warmup-2", "warmup-3"]
-    assert "warm-up: the engine does not let go of 2 requests" in log.messages
+    assert "warm-up: the engine has not ended 2 aborted requests" in log.messages
 
 
 def test_an_engine_that_lets_go_without_having_answered_hangs_too(clock):
@@ -374,7 +374,7 @@ def test_max_s_is_looked_at_while_thousands_are_submitted(clock, log):
     engine = Slow(clock)
     warm(engine, (10_000, 1), (1, 1), max_s=5)
 
-    assert 500 <= len(engine.requests) < 500 + 2 * engine_warmup.LOOK_EVERY
+    assert 500 <= len(engine.requests) < 500 + 2 * engine_warmup.CHECK_EVERY
     assert "ended after max_s, 5 s" in log.text
 
 

@@ -1,4 +1,4 @@
-"""Values of sampling fields: checked against contract.SAMPLING_FIELDS, wherever they come from."""
+"""Checks values of sampling fields against contract.SAMPLING_FIELDS, wherever they come from."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 4, 2
 
 
 def shown(value: object) -> str:
-    """`value` as an error message quotes it: never longer than a line."""
+    """Return `value` as an error message quotes it, never longer than a line."""
     return _SHORT.repr(value)
 
 
 def check_value(field: SamplingFieldSpec, value: object) -> Any:
-    """`value` as `field` holds it: bool, int, float, str, or a tuple of those.
+    """Return `value` as `field` holds it: bool, int, float, str, or a tuple of those.
 
-    :raises ValueError: saying what was expected and what came.
+    :raises ValueError: with what was expected and what came.
     """
     if field.json:
         return _check_json(field, value)
@@ -36,21 +36,21 @@ def check_value(field: SamplingFieldSpec, value: object) -> Any:
 
 
 def check_characters(where: str, value: object) -> None:
-    r"""JSON can hold half a character, as \ud83d alone, that neither a tokenizer nor a response can take.
+    r"""Refuse half a character, such as \ud83d alone: JSON can hold it, but no tokenizer and no response can.
 
-    :raises ValueError: for a value of JSON that does, or is nested too deep to look.
+    :raises ValueError: for a value from JSON that holds one, or that is nested too deep to check.
     """
     try:
         (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         raise ValueError(f"{where}: expected whole characters, got {half!r}, half of a surrogate pair") from None
-    except RecursionError:  # it allows a little less depth than reading does
-        raise ValueError(f"{where}: expected less, got something nested too deep") from None
+    except RecursionError:  # writing JSON allows a little less depth than reading it
+        raise ValueError(f"{where}: expected less nesting, got a value that is nested too deep") from None
 
 
 def _check_json(field: SamplingFieldSpec, value: object) -> str:
-    """The JSON text; an object is written out."""
+    """Return the JSON text of `value`, which is such text or an object."""
     if not isinstance(value, dict):
         _check_text(field, value)
     try:
@@ -89,7 +89,7 @@ def _check_int(field: SamplingFieldSpec, value: object) -> int:
 
 def _check_float(field: SamplingFieldSpec, value: object) -> float:
     if isinstance(value, int) and not isinstance(value, bool):
-        _check_range(field, value)  # first: a whole number may be too large for a float
+        _check_range(field, value)  # before isfinite: a whole number may be too large for a float
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"{field.name}: expected a number, got {shown(value)}")
     # An FP32 tensor holds 0.800000012 where JSON holds 0.8; seven digits make both the same request.

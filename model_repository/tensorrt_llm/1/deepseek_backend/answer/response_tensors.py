@@ -1,4 +1,4 @@
-"""What is waiting to be sent -> named, typed arrays. Pure: knows numpy, not pb_utils."""
+"""Chunks of sequences -> named, typed arrays. Pure: it knows numpy, not pb_utils."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NUMPY_DTYPES: dict[Dtype, npt.DTypeLike] = {
     Dtype.FP32: np.float32,
 }
 _LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, as of a token that guided decoding rules out: JSON has no such number."""
+"""It stands for minus infinity, the value of a token that guided decoding rules out: JSON has no such number."""
 _DTYPES = {tensor.name: _NUMPY_DTYPES[tensor.dtype] for tensor in OUTPUTS}
 
 
 def outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest, *, several: bool) -> Outputs:
-    """The outputs of one response, shape [len(chunks)], but for output_ids, which follow one another.
+    """Return the outputs of one response, each of shape [len(chunks)], except output_ids: all chunks' ids in one array.
 
     `several`: the request has more than one sequence.
     """
@@ -59,17 +59,17 @@ def outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest, *, several: 
 
 
 def num_bytes(response: Outputs) -> int:
-    """About what `response` takes in the memory that the stub shares with the server."""
+    """Return about how many bytes `response` takes in the memory that the stub shares with the server."""
     return sum(sum(map(len, array)) if array.dtype == np.object_ else array.nbytes for _, array in response)
 
 
 def counts_tokens(parsed: ParsedRequest, *, ended: bool, several: bool) -> bool:
-    """The response carries num_output_tokens; the ids of several sequences can't be told apart without."""
+    """Whether the response carries num_output_tokens. Without it the ids of several sequences can't be told apart."""
     return ended or "num_output_tokens" in parsed.returned or (several and "output_ids" in parsed.returned)
 
 
 def _token_outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest) -> Outputs:
-    """The outputs that a request has to ask for."""
+    """Return the outputs that a request has to ask for."""
     returned, result = parsed.returned, []
     if "output_ids" in returned:
         result.append(_output("output_ids", [token_id for chunk in chunks for token_id in chunk.token_ids]))
@@ -89,7 +89,7 @@ def _token_outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest) -> Ou
 
 
 def _logprobs_json(tokens: Sequence[TokenLogprobs | None]) -> bytes:
-    """Token id -> {logprob, rank, decoded_token} for each token, as Triton's vLLM backend writes it."""
+    """Return JSON as Triton's vLLM backend writes it: for each token, token id -> {logprob, rank, decoded_token}."""
     document = [None if token is None else {str(entry.token_id): _entry(entry) for entry in token} for token in tokens]
     return json.dumps(document, ensure_ascii=False).encode()
 
