@@ -24,7 +24,7 @@ from deepseek_backend.config import load_config
 from deepseek_backend.contract import TRITON_CODES
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.tensorrt_llm.placement import instance_environment
-from deepseek_backend.errors import BackendError, ConfigError, RequestError, one_line
+from deepseek_backend.errors import BackendError, ConfigError, RequestError, describe
 from deepseek_backend.metrics.backend_metrics import BackendMetrics, Kind, info
 from deepseek_backend.metrics.publishing import MetricsLease, Publisher, Series
 from deepseek_backend.process.parent_server import ExitWatch, end_server, own_regions, parent_server
@@ -98,7 +98,7 @@ class TritonPythonModel:
                 inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
                 parameters, client_id, timeout_us = request.parameters(), request.request_id(), request.timeout()
             except Exception as error:  # bytes that are not UTF-8 or not a tensor: only this request is refused
-                self._service.refuse(reply, RequestError(f"the request can't be read: {one_line(error)}"))
+                self._service.refuse(reply, RequestError(f"the request can't be read: {describe(error)}"))
                 continue
             self._service.accept(inputs, parameters, reply, client_id=client_id, timeout_us=timeout_us)
 
@@ -128,7 +128,7 @@ class TritonPythonModel:
         try:
             self._guard = ProcessGuard(pid, own_regions())
         except OSError as error:
-            logger.warning("no guard process: %s; a crash of this process would go unnoticed", one_line(error))
+            logger.warning("no guard process: %s; a crash of this process would go unnoticed", describe(error))
         self._exit_watch = ExitWatch(pid)
         return ServerAbove(
             is_exiting=self._exit_watch.is_exiting,

@@ -16,7 +16,7 @@ import yaml
 
 from deepseek_backend.contract import INT32_MAX, MAX_STREAM_INTERVAL_MS, SAMPLING_BY_NAME
 from deepseek_backend.errors import ConfigError
-from deepseek_backend.field_values import check_value, shown
+from deepseek_backend.field_values import check_value, quoted
 
 ENGINE_NAMES = ("tensorrt_llm", "transformers", "simulated")
 
@@ -222,7 +222,7 @@ def _problems(key: str, value: Any) -> list[str]:
         return [f"triton_config.{key}: unknown key{_nearest(key, _CHECKS)}; known: {', '.join(sorted(_CHECKS))}"]
     holds, expected = _CHECKS[key]
     if not holds(value):
-        return [f"triton_config.{key}: expected {expected}, got {shown(value)}"]
+        return [f"triton_config.{key}: expected {expected}, got {quoted(value)}"]
     if key == "default_sampling":
         return _sampling_problems(value)
     return _warmup_problems(value) if key == "warmup" and value is not None else []
@@ -237,7 +237,7 @@ def _warmup_problems(given: Mapping[str, Any]) -> list[str]:
             continue
         holds, expected = _WARMUP_CHECKS[name]
         if not holds(value):
-            problems.append(f"triton_config.warmup.{name}: expected {expected}, got {shown(value)}")
+            problems.append(f"triton_config.warmup.{name}: expected {expected}, got {quoted(value)}")
     return problems
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from deepseek_backend.config import WarmupConfig
 from deepseek_backend.engines.base import Engine, Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
-from deepseek_backend.errors import BackendError, EngineError, RequestError, one_line
+from deepseek_backend.errors import BackendError, EngineError, RequestError, describe
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ class _Warmup:
             raise
         except Exception as error:  # an engine that breaks its protocol; the shape has failed
             self._abort(ends)
-            ends.errors.insert(0, EngineError(one_line(error)))
+            ends.errors.insert(0, EngineError(describe(error)))
         seconds = time.monotonic() - began
         self._check_engine()
         return seconds, next(iter(ends.errors), None)

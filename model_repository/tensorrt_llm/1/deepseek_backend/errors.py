@@ -45,7 +45,7 @@ class EngineError(BackendError):
     default_code = ErrorCode.INTERNAL
 
 
-def one_line(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Return type and message of an exception that is not ours, for use inside a message of ours."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 

@@ -15,7 +15,7 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 4, 2
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """Return `value` as an error message quotes it, never longer than a line."""
     return _SHORT.repr(value)
 
@@ -59,22 +59,22 @@ def _check_json(field: SamplingFieldSpec, value: object) -> str:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{field.name}: expected a JSON object, got text that is not JSON ({error})") from None
     if not isinstance(document, dict):
-        raise ValueError(f"{field.name}: expected a JSON object, got {shown(document)}")
+        raise ValueError(f"{field.name}: expected a JSON object, got {quoted(document)}")
     return _check_text(field, text)
 
 
 def _check_bool(field: SamplingFieldSpec, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{field.name}: expected true or false, got {shown(value)}")
+        raise ValueError(f"{field.name}: expected true or false, got {quoted(value)}")
     return value
 
 
 def _check_text(field: SamplingFieldSpec, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{field.name}: expected a string that is not empty, got {shown(value)}")
+        raise ValueError(f"{field.name}: expected a string that is not empty, got {quoted(value)}")
     check_characters(field.name, value)
     if field.choices and value not in field.choices:
-        raise ValueError(f"{field.name}: expected {' or '.join(map(repr, field.choices))}, got {shown(value)}")
+        raise ValueError(f"{field.name}: expected {' or '.join(map(repr, field.choices))}, got {quoted(value)}")
     if len(value) > field.max_length:
         raise ValueError(f"{field.name}: expected at most {field.max_length} characters, got {len(value)}")
     return value
@@ -82,7 +82,7 @@ def _check_text(field: SamplingFieldSpec, value: object) -> str:
 
 def _check_int(field: SamplingFieldSpec, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{field.name}: expected a whole number, got {shown(value)}")
+        raise ValueError(f"{field.name}: expected a whole number, got {quoted(value)}")
     _check_range(field, value)
     return value
 
@@ -91,7 +91,7 @@ def _check_float(field: SamplingFieldSpec, value: object) -> float:
     if isinstance(value, int) and not isinstance(value, bool):
         _check_range(field, value)  # before isfinite: a whole number may be too large for a float
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{field.name}: expected a number, got {shown(value)}")
+        raise ValueError(f"{field.name}: expected a number, got {quoted(value)}")
     # An FP32 tensor holds 0.800000012 where JSON holds 0.8; seven digits make both the same request.
     rounded = float(f"{value:.7g}")
     _check_range(field, rounded)
@@ -100,7 +100,7 @@ def _check_float(field: SamplingFieldSpec, value: object) -> float:
 
 def _check_range(field: SamplingFieldSpec, value: float) -> None:
     if (field.low is not None and value < field.low) or (field.high is not None and value > field.high):
-        raise ValueError(f"{field.name}: expected a number {field.range_text()}, got {shown(value)}")
+        raise ValueError(f"{field.name}: expected a number {field.range_text()}, got {quoted(value)}")
 
 
 _CHECKS: dict[Dtype, Callable[[SamplingFieldSpec, object], Any]] = {

@@ -24,8 +24,8 @@ from deepseek_backend.delivery.delivery import Delivery
 from deepseek_backend.engine_warmup import warm_up
 from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, Step
 from deepseek_backend.engines.generate_request import GenerateRequest
-from deepseek_backend.errors import BackendError, EngineError, RequestError, UnavailableError, one_line
-from deepseek_backend.field_values import shown
+from deepseek_backend.errors import BackendError, EngineError, RequestError, UnavailableError, describe
+from deepseek_backend.field_values import quoted
 from deepseek_backend.metrics.backend_metrics import BackendMetrics
 from deepseek_backend.process.readiness import TokenClock, readiness
 from deepseek_backend.process.watcher import ServerAbove, Watcher
@@ -128,7 +128,7 @@ class Service:
             self.fail(active, error)
         except Exception as error:
             logger.exception("request %r", client_id)
-            self.fail(active, EngineError(one_line(error)))
+            self.fail(active, EngineError(describe(error)))
 
     def refuse(self, reply: Reply, error: RequestError) -> None:
         """Answer a request that could not even be read."""
@@ -168,7 +168,7 @@ class Service:
             if active.client_id == stopper.client_id and active.requests and not active.ended
         ]
         if not running:
-            raise RequestError(f"stop: no running request has the id {shown(stopper.client_id)}")
+            raise RequestError(f"stop: no running request has the id {quoted(stopper.client_id)}")
         for active in running:
             self.end_early(active, cause="stop")
         stopper.end(finish_reason="stop")

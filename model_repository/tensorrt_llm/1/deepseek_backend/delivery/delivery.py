@@ -26,7 +26,7 @@ from deepseek_backend.delivery.send_queue import SendQueue
 from deepseek_backend.delivery.step_queue import StepQueue, Steps
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest
-from deepseek_backend.errors import EngineError, one_line
+from deepseek_backend.errors import EngineError, describe
 from deepseek_backend.metrics.backend_metrics import BackendMetrics
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class Delivery:
             # Triton refuses a response in many ways and none of them has a type of its own. The request is given up,
             # the thread goes on: every other stream depends on it.
             logger.exception("a response could not be sent; request %r is given up", entry.active.client_id)
-            self._give_up(entry.active, EngineError(f"a response could not be sent: {one_line(error)}"))
+            self._give_up(entry.active, EngineError(f"a response could not be sent: {describe(error)}"))
             return
         if is_final:
             self._close(entry.active)

@@ -19,7 +19,7 @@ from deepseek_backend.delivery.pending_steps import PendingSteps
 from deepseek_backend.delivery.queue_entry import QueueEntry
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest
-from deepseek_backend.errors import EngineError, one_line
+from deepseek_backend.errors import EngineError, describe
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +150,6 @@ class StepQueue:
                     news = self._take(entry, pending, step, at_s) or news
         except Exception as error:  # only this request fails: the others have their steps to get
             logger.exception("request %r", entry.active.client_id)
-            self._fail(entry, EngineError(f"a step could not be taken: {one_line(error)}"))
+            self._fail(entry, EngineError(f"a step could not be taken: {describe(error)}"))
             return False
         return news

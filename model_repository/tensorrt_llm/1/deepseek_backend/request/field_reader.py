@@ -29,7 +29,7 @@ from deepseek_backend.contract import (
     Dtype,
     SamplingFieldSpec,
 )
-from deepseek_backend.field_values import check_characters, check_value, shown
+from deepseek_backend.field_values import check_characters, check_value, quoted
 from deepseek_backend.request.messages import read_messages
 from deepseek_backend.request.parsed_request import Prompt
 
@@ -203,7 +203,7 @@ class FieldReader:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            self.problems.add(f"{name}: expected a JSON object, got {shown(value)}")
+            self.problems.add(f"{name}: expected a JSON object, got {quoted(value)}")
             return {}
         return value
 
@@ -235,7 +235,7 @@ class FieldReader:
             self.flags[name] = value
         else:
             hint = ' (stop strings are "sampling_param_stop")' if name == "stop" else ""
-            self.problems.add(f"{name}: expected true or false, got {shown(value)}{hint}")
+            self.problems.add(f"{name}: expected true or false, got {quoted(value)}{hint}")
 
     def _unknown(self, name: str) -> None:
         mode = self._config.unknown_parameters
@@ -292,11 +292,11 @@ _NAMES_ELSEWHERE = {
 def _unknown_parameter(name: str) -> str:
     if name in _INPUT_NAMES:
         return f"{name}: expected an input tensor, got a request parameter"
-    return f"unknown parameter {shown(name)}{_nearest(name, _KNOWN_NAMES)}"
+    return f"unknown parameter {quoted(name)}{_nearest(name, _KNOWN_NAMES)}"
 
 
 def _unknown_field(name: str) -> str:
-    return f"sampling_parameters: no field {shown(name)}{_nearest(name, SAMPLING_BY_NAME)}"
+    return f"sampling_parameters: no field {quoted(name)}{_nearest(name, SAMPLING_BY_NAME)}"
 
 
 def _nearest(name: str, known: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from deepseek_backend.engines.generate_request import Messages
-from deepseek_backend.field_values import check_characters, shown
+from deepseek_backend.field_values import check_characters, quoted
 
 
 def read_messages(text: str) -> Messages:
@@ -34,7 +34,7 @@ def _message(where: str, message: Any) -> Mapping[str, Any]:
     if not isinstance(message, dict):
         raise ValueError(f"{where}: expected an object with role and content, got {_named(message)}")
     if "role" not in message or not ("content" in message or _has_tool_calls(message)):
-        got = ", ".join(shown(key) for key in list(message)[:5]) or "no key at all"
+        got = ", ".join(quoted(key) for key in list(message)[:5]) or "no key at all"
         raise ValueError(f"{where}: expected an object with role and content, got {got}")
     role = message["role"]
     if not isinstance(role, str) or not role:
@@ -72,4 +72,4 @@ def _named(value: object) -> str:
     """Name `value` in an error message, in few words even where it holds a whole conversation."""
     if isinstance(value, dict):
         return "an object"
-    return "an array" if isinstance(value, list) else shown(value)
+    return "an array" if isinstance(value, list) else quoted(value)

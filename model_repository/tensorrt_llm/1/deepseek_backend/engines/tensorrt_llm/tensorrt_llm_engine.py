@@ -67,7 +67,7 @@ from deepseek_backend.engines.tensorrt_llm.translation import (
     refuse_conflicts,
     sampling_params,
 )
-from deepseek_backend.errors import BackendError, ConfigError, EngineError, RequestError, UnavailableError, one_line
+from deepseek_backend.errors import BackendError, ConfigError, EngineError, RequestError, UnavailableError, describe
 from deepseek_backend.release import SamplerSupport, read_release
 from deepseek_backend.workarounds import apply_quirks
 
@@ -153,7 +153,7 @@ class TensorRTLLMEngine:
         except BaseException as error:  # also Ctrl-C: the LLM may have loaded, and holds the GPUs
             self.stop()
             if isinstance(error, Exception) and not isinstance(error, BackendError | ConfigError):
-                raise EngineError(f"TensorRT-LLM can't serve {self._config.model}: {one_line(error)}") from error
+                raise EngineError(f"TensorRT-LLM can't serve {self._config.model}: {describe(error)}") from error
             raise
 
     def _start(self) -> None:
@@ -191,7 +191,7 @@ class TensorRTLLMEngine:
             self._llm = make_llm(package, llm_args, objects)
         except BaseException as error:  # of any kind, also SystemExit
             logger.debug("loading failed", exc_info=error)
-            raise EngineError(f"TensorRT-LLM can't load {self._config.model}: {one_line(error)}") from error
+            raise EngineError(f"TensorRT-LLM can't load {self._config.model}: {describe(error)}") from error
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -303,7 +303,7 @@ class TensorRTLLMEngine:
             reason = self._beyond_use(entry, error)
         except Exception:  # of a TensorRT-LLM that has gone half way, for instance
             logger.exception("what the failure of the request %s means can't be found out", entry.request.request_id)
-            self._finish(entry, Step(error=EngineError(f"TensorRT-LLM failed: {one_line(error)}")))
+            self._finish(entry, Step(error=EngineError(f"TensorRT-LLM failed: {describe(error)}")))
         if reason:
             self._fail(reason)
         else:
@@ -340,7 +340,7 @@ class TensorRTLLMEngine:
         try:
             yield
         except (ValueError, self._llmapi.RequestError) as error:
-            raise RequestError(f"TensorRT-LLM refused the request: {one_line(error)}") from error
+            raise RequestError(f"TensorRT-LLM refused the request: {describe(error)}") from error
 
     def _sampling_params(self, request: GenerateRequest) -> dict[str, Any]:
         """:raises RequestError: for what this release's sampler does not do with these values, or together."""
@@ -488,11 +488,11 @@ class TensorRTLLMEngine:
         if isinstance(error, BackendError):
             return error
         if reason := cause_of_death(self._llm):
-            return UnavailableError(f"{reason}: {one_line(error)}")
+            return UnavailableError(f"{reason}: {describe(error)}")
         if isinstance(error, self._llmapi.RequestError) and (refusal := self._worker_refusal(entry, error)):
             return refusal
         logger.error("a request failed in TensorRT-LLM", exc_info=error)
-        return EngineError(f"TensorRT-LLM failed: {one_line(error)}")
+        return EngineError(f"TensorRT-LLM failed: {describe(error)}")
 
     def _worker_refusal(self, entry: _Open, error: Exception) -> RequestError | None:
         return worker_refusal(str(error), guided=bool(guide(entry.request.sampling)))
@@ -500,7 +500,7 @@ class TensorRTLLMEngine:
     def _beyond_use(self, entry: _Open, error: Exception) -> str:
         """Why the engine is, after `error` has ended `entry`; "" while it is not."""
         if reason := cause_of_death(self._llm):
-            return f"{reason}: {one_line(error)}"
+            return f"{reason}: {describe(error)}"
         if not isinstance(error, self._llmapi.RequestError) or self._worker_refusal(entry, error):
             return ""  # the reader's trouble, or the client's
         if entry.num_tokens_sent == 0 and guide(entry.request.sampling):
