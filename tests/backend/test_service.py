@@ -357,7 +357,7 @@ def test_a_second_bos_is_left_out_unless_it_is_asked_for(service, engine, prompt
     assert engine.requests[0].sampling.add_special_tokens is expected
 
 
-def test_thinking_is_separated_from_where_the_prompt_ends(service, engine):
+def test_reasoning_is_separated_from_where_the_prompt_ends(service, engine):
     messages = array('[{"role": "user", "content": "hi"}]')
     inputs = {"messages": messages, "chat_template_kwargs": array('{"thinking": true}')}
     reply = send(service, inputs=inputs, separate_reasoning=True)

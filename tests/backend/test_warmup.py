@@ -30,7 +30,7 @@ CHECKOUT = Path(__file__).parents[2] / "model_repository/tensorrt_llm/1"
 
 
 class Clock:
-    """What the warm-up takes for the time."""
+    """The clock that the warm-up reads."""
 
     def __init__(self):
         self.now = 1000.0
@@ -49,7 +49,8 @@ def clock(monkeypatch):
 
 
 class SteppingEngine(ScriptedEngine):
-    """An iteration is when its health is asked: what has come by then ends together, `seconds` of the clock later."""
+    """An engine that runs an iteration when its health is asked: the requests submitted by then end together,
+    `seconds` of the clock later."""
 
     def __init__(self, clock, *seconds, vocabulary=200_000, max_seq_len=100_000):
         super().__init__()
@@ -305,7 +306,7 @@ def test_an_engine_that_dies_is_an_error_with_the_cause(clock):
 
 
 class DeafEngine(ScriptedEngine):
-    """Never answers, nor lets go; its clock goes on."""
+    """An engine that never answers and never ends an aborted request, while its clock goes on."""
 
     def __init__(self, clock):
         super().__init__()

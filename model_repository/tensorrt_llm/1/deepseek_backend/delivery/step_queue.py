@@ -30,7 +30,8 @@ TakeStep: TypeAlias = Callable[[QueueEntry, PendingSteps, Step, float], bool]
 send."""
 
 NUM_BEHIND = 8
-"""So many iterations wait when delivery's threads can't get at Python's lock, for an engine that computes in Python."""
+"""Iterations that wait before the engine's thread pauses: an engine that computes in Python may keep delivery's threads
+from Python's lock."""
 MAX_ITERATIONS = 256
 """Most iterations that wait. An engine that is further ahead sorts them in itself."""
 
