@@ -54,7 +54,7 @@ class ListReply:
         return self.cancelled
 
     def _fail(self, *, final: bool) -> None:
-        """Fail as Triton's sender does: after a final response was tried, whether it was sent or not, nothing is taken."""
+        """Fail as Triton's sender does: after a final response was tried, sent or not, nothing more is taken."""
         self.failures -= 1
         if self.lost or self.broken or self.failures >= 0:
             self.lost = self.lost or final
