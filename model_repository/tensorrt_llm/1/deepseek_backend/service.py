@@ -63,7 +63,7 @@ class Service:
         self._lock = threading.Lock()
         self._open: dict[ActiveRequest, None] = {}
         """Requests from acceptance to the final response, in order of arrival."""
-        self._draining = ""
+        self.draining = ""
         """The reason why no request is accepted any more; empty while requests are."""
         self._token_clock = TokenClock()
         self._was_ready = True
@@ -74,7 +74,7 @@ class Service:
         self._admission = Admission(max_inflight=config.max_inflight, max_inflight_tokens=config.max_inflight_tokens)
         self.delivery = Delivery(self, self._metrics)
         self._server = server or ServerAbove()
-        self.watcher = Watcher(self, self._server)
+        self.watcher = Watcher(self, engine, self._server)
 
     def start(self) -> None:
         """Load the engine and begin to serve; raises what `load` raises."""
@@ -121,8 +121,8 @@ class Service:
                 active.begin(parsed)
                 self._stop_by_client_id(active)
                 return
-            if self._draining:
-                raise UnavailableError(self._draining)
+            if self.draining:
+                raise UnavailableError(self.draining)
             self._submit(active, parsed, timeout_us)
         except BackendError as error:
             self.fail(active, error)
@@ -221,7 +221,7 @@ class Service:
 
     def drain(self, reason: str) -> None:
         """Refuse every request that comes from now on."""
-        self._draining = self._draining or reason
+        self.draining = self.draining or reason
 
     def stop(self) -> None:
         """Refuse what comes, let go of what is open, stop the engine.
@@ -235,12 +235,8 @@ class Service:
             self._abort_in_engine(active.requests)
             self.delivery.put_request(active)
         self.watcher.stop()
-        self.stop_engine()
-        self.delivery.stop()
-
-    def stop_engine(self) -> None:
-        """Release the engine; the second time there is nothing to do."""
         self._engine.stop()
+        self.delivery.stop()
 
     def _abort_in_engine(self, requests: Sequence[GenerateRequest]) -> None:
         for request in requests:
@@ -269,23 +265,16 @@ class Service:
         """Sequences that admission counts as in flight, and their tokens."""
         return self._admission.inflight, self._admission.inflight_tokens
 
-    @property
-    def draining(self) -> bool:
-        return bool(self._draining)
-
     def snapshot(self) -> list[ActiveRequest]:
         """The open requests, oldest first."""
         with self._lock:
             return list(self._open)
 
-    def engine_health(self) -> EngineHealth:
-        return self._engine.health()
-
     def readiness(self) -> EngineHealth:
         """Whether requests should be sent here, and why not."""
         return readiness(
             self._engine.health(),
-            draining=self.draining,
+            draining=bool(self.draining),
             num_open=self.num_open,
             idle_s=self._token_clock.idle_s,
             hang_s=self.config.hang_s,

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from deepseek_backend.answer.active_request import ActiveRequest
 from deepseek_backend.config import BackendConfig
-from deepseek_backend.engines.base import EngineHealth
+from deepseek_backend.engines.base import Engine
 from deepseek_backend.errors import BackendError, CancelledError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -45,11 +45,7 @@ class Watched(Protocol):
     @property
     def num_open(self) -> int: ...
 
-    def stop_engine(self) -> None: ...
-
     def snapshot(self) -> list[ActiveRequest]: ...
-
-    def engine_health(self) -> EngineHealth: ...
 
     def drain(self, reason: str) -> None: ...
 
@@ -63,8 +59,9 @@ class Watched(Protocol):
 class Watcher:
     """A thread that looks at everything once in cancellation_check_period_ms. Only it touches the attributes."""
 
-    def __init__(self, service: Watched, server: ServerAbove) -> None:
+    def __init__(self, service: Watched, engine: Engine, server: ServerAbove) -> None:
         self._service = service
+        self._engine = engine
         self._server = server
         self._drain_s = drain_seconds(service.config.drain_s, server.exit_timeout_s)
         self._period_s = service.config.cancellation_check_period_ms / 1000
@@ -118,7 +115,7 @@ class Watcher:
                 self._service.end_early(active, cause="client_gone", error=CancelledError("the client has gone"))
 
     def _look_at_engine(self, now: float) -> None:
-        health = self._service.engine_health()
+        health = self._engine.health()
         if health.alive or self._stopped.is_set() or self._has_stopped_engine:
             return
         if self._fatal_at_s is None:
@@ -141,7 +138,7 @@ class Watcher:
         # Not left to `finalize`: one open gRPC stream of a client, even an idle one, keeps Triton from calling it.
         if not self._service.num_open or now >= self._drain_until_s + MARGIN_S / 2:
             self._has_stopped_engine = True
-            self._service.stop_engine()
+            self._engine.stop()
 
 
 def drain_seconds(configured: int | None, exit_timeout_s: float) -> float:
