@@ -28,11 +28,10 @@ class Line:
         self.served = []
         self.ended = []
         self.failed = []
-        self.aborted = []
         self.delivery = Delivery(self, BackendMetrics())
 
-    def abort(self, active, requests, *, cause):
-        self.aborted.append((active, requests, cause))
+    def abort(self, requests, *, cause):
+        """No test here looks at this."""
 
     def fail(self, active, error):
         self.failed.append(active)

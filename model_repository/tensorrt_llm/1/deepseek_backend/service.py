@@ -180,8 +180,8 @@ class Service:
             self._token_clock.token_came()
         self.delivery.put_steps(steps)
 
-    def abort(self, active: ActiveRequest, requests: Sequence[GenerateRequest], *, cause: str) -> None:
-        """Have the engine end `requests`, all or some of the active request's, and count that by its cause."""
+    def abort(self, requests: Sequence[GenerateRequest], *, cause: str) -> None:
+        """Have the engine end `requests`, all or some of one active request's, and count that by its cause."""
         if requests:
             self._metrics.aborted(cause)
             self._abort_in_engine(requests)
@@ -189,7 +189,7 @@ class Service:
     def fail(self, active: ActiveRequest, error: BackendError) -> None:
         """Answer with the error, and have the engine end what it has of the request."""
         if active.end(error=error):
-            self.abort(active, active.requests, cause="error")
+            self.abort(active.requests, cause="error")
         else:  # something else ended it meanwhile, and the engine may have got the rest of it since
             self._abort_in_engine(active.requests)
         self.delivery.put_request(active)
@@ -216,7 +216,7 @@ class Service:
         """End a request before the engine does: with the error, or with the text so far."""
         self.delivery.flush(active)
         if active.end(finish_reason="timeout" if timed_out else "cancelled", error=error):
-            self.abort(active, active.requests, cause=cause)
+            self.abort(active.requests, cause=cause)
         self.delivery.put_request(active)  # also where flush took the engine's own end: nobody else may have queued it
 
     def drain(self, reason: str) -> None:

@@ -42,8 +42,8 @@ over before another thread is awake."""
 class DeliveryOwner(Protocol):
     """What delivery reports, from its own threads or from within a call of `Delivery`."""
 
-    def abort(self, active: ActiveRequest, requests: Sequence[GenerateRequest], *, cause: str) -> None:
-        """Some sequences of the request have ended here and not in the engine."""
+    def abort(self, requests: Sequence[GenerateRequest], *, cause: str) -> None:
+        """These sequences have ended here and not in the engine."""
 
     def fail(self, active: ActiveRequest, error: EngineError) -> None:
         """A step of the request could not be taken, or a response not be sent."""
@@ -199,9 +199,9 @@ class Delivery:
         if effect is StepEffect.NOTHING:
             return False
         if effect is not StepEffect.SEND:
-            self._owner.abort(active, active.requests[pending.index : pending.index + 1], cause="stop_string")
+            self._owner.abort([active.requests[pending.index]], cause="stop_string")
         elif step.error is not None and len(active.requests) > 1:
-            self._owner.abort(active, active.requests, cause="error")
+            self._owner.abort(active.requests, cause="error")
         return effect is not StepEffect.ABORT
 
     def _count_tokens(self, entry: QueueEntry, pending: PendingSteps, num_tokens: int, at_s: float) -> None:
