@@ -66,8 +66,8 @@ class BackendConfig:
     separate_reasoning: bool = False
     """Put the model's reasoning into reasoning_output, where the request does not say."""
     default_timeout_ms: int | None = None
-    """timeout_ms of a request that gives none. It is the only thing that ends a plain /generate whose client has gone:
-    Triton can't see that."""
+    """timeout_ms of a request that gives none. It also ends a plain /generate whose client has gone, which Triton can't
+    see."""
     max_inflight: int | None = None
     """Most sequences accepted and not yet answered; one more is refused with UNAVAILABLE. None: no limit."""
     max_inflight_tokens: int | None = None

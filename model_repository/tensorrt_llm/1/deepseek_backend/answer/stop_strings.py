@@ -53,7 +53,7 @@ class StopStringFilter:
 
 
 class _Search:
-    """The search for one stop string, after Knuth, Morris and Pratt: each character is compared once."""
+    """The search for one stop string, after Knuth, Morris and Pratt: no character is read again with the next piece."""
 
     __slots__ = ("length", "stop")
 

@@ -57,7 +57,7 @@ class Watched(Protocol):
 
 
 class Watcher:
-    """A thread that looks at everything once in cancellation_check_period_ms. Only it touches the attributes."""
+    """A thread that looks at everything once in cancellation_check_period_ms. The attributes belong to that thread."""
 
     def __init__(self, service: Watched, engine: Engine, server: ServerAbove) -> None:
         self._service = service
