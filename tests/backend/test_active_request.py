@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_backend.answer.active_request import TRANSITIONS, ActiveRequest, RequestEvent, RequestState, StepEffect
+from deepseek_backend.answer.active_request import ActiveRequest, StepEffect
+from deepseek_backend.answer.states import TRANSITIONS, RequestEvent, RequestState
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.errors import CancelledError, EngineError
@@ -14,10 +15,10 @@ from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 from support.fakes import ListReply
 
 
-def exchange(streaming=True, prompts=("p",), **call):
+def begun(streaming=True, prompts=("p",), **fields):
     reply = ListReply()
     opened = ActiveRequest(reply)
-    asked = ParsedRequest(prompts=tuple(Prompt(text=text) for text in prompts), streaming=streaming, **call)
+    asked = ParsedRequest(prompts=tuple(Prompt(text=text) for text in prompts), streaming=streaming, **fields)
     opened.begin(
         asked,
         [
@@ -33,7 +34,7 @@ def token(text="a", **kwargs):
 
 
 def test_a_stream_is_increments_and_one_final_response_with_usage():
-    opened, reply = exchange()
+    opened, reply = begun()
     for step in (token("He"), token("llo"), token("", finish_reason="stop", stop_reason=7)):
         opened.add(0, step)
         opened.deliver()
@@ -48,7 +49,7 @@ def test_a_stream_is_increments_and_one_final_response_with_usage():
 
 
 def test_deltas_that_have_not_left_leave_together():
-    opened, reply = exchange()
+    opened, reply = begun()
     opened.add(0, token("a"))
     opened.add(0, token("b"))
     opened.deliver()
@@ -57,7 +58,7 @@ def test_deltas_that_have_not_left_leave_together():
 
 
 def test_without_streaming_there_is_one_response():
-    opened, reply = exchange(streaming=False)
+    opened, reply = begun(streaming=False)
 
     assert opened.add(0, token("a")) is StepEffect.NOTHING
     assert not opened.deliver()
@@ -69,7 +70,7 @@ def test_without_streaming_there_is_one_response():
 
 
 def test_counts_asked_for_on_every_chunk_add_up_to_the_total():
-    opened, reply = exchange(returned=frozenset({"num_input_tokens", "num_output_tokens"}))
+    opened, reply = begun(returned=frozenset({"num_input_tokens", "num_output_tokens"}))
     for step in (token(), token(), token(finish_reason="length")):
         opened.add(0, step)
         opened.deliver()
@@ -79,7 +80,7 @@ def test_counts_asked_for_on_every_chunk_add_up_to_the_total():
 
 
 def test_the_prompt_is_echoed_before_the_text_when_asked():
-    opened, reply = exchange(echo=True)
+    opened, reply = begun(echo=True)
     opened.add(0, token("!", finish_reason="length"))
     opened.deliver()
 
@@ -87,7 +88,7 @@ def test_the_prompt_is_echoed_before_the_text_when_asked():
 
 
 def test_a_stop_string_ends_the_request_and_asks_for_an_abort():
-    opened, reply = exchange(sampling=SamplingParams(stop=("END",)))
+    opened, reply = begun(sampling=SamplingParams(stop=("END",)))
 
     effects = [opened.add(0, token(text)) for text in ("abE", "N", "Dx")]
     opened.deliver()
@@ -98,7 +99,7 @@ def test_a_stop_string_ends_the_request_and_asks_for_an_abort():
 
 
 def test_text_held_back_for_a_stop_string_comes_at_the_end():
-    opened, reply = exchange(sampling=SamplingParams(stop=("END",)))
+    opened, reply = begun(sampling=SamplingParams(stop=("END",)))
     opened.add(0, token("abEN"))
     opened.deliver()
     opened.add(0, token("", finish_reason="length"))
@@ -110,7 +111,7 @@ def test_text_held_back_for_a_stop_string_comes_at_the_end():
 @pytest.mark.parametrize("streaming", [True, False])
 def test_perf_metrics_come_with_a_stop_string_too(streaming):
     sampling = SamplingParams(stop=("END",), return_perf_metrics=True)
-    opened, reply = exchange(streaming, sampling=sampling)
+    opened, reply = begun(streaming, sampling=sampling)
 
     assert opened.add(0, token("abENDx")) is StepEffect.ABORT
     assert opened.add(0, token("more")) is StepEffect.NOTHING
@@ -124,7 +125,7 @@ def test_perf_metrics_come_with_a_stop_string_too(streaming):
 
 @pytest.mark.parametrize("how", ["deadline", "engine death"])
 def test_perf_metrics_that_never_come_are_not_waited_for_for_ever(how):
-    opened, reply = exchange(sampling=SamplingParams(stop=("END",), return_perf_metrics=True))
+    opened, reply = begun(sampling=SamplingParams(stop=("END",), return_perf_metrics=True))
     opened.add(0, token("abEND"))
     if how == "deadline":
         opened.end(finish_reason="timeout")
@@ -136,7 +137,7 @@ def test_perf_metrics_that_never_come_are_not_waited_for_for_ever(how):
 
 
 def test_several_prompts_are_answered_in_order_in_one_response():
-    opened, reply = exchange(streaming=False, prompts=("a", "b"))
+    opened, reply = begun(streaming=False, prompts=("a", "b"))
     opened.add(1, token("B", finish_reason="stop"))
     assert opened.add(0, token("A", finish_reason="length")) is StepEffect.SEND
     opened.deliver()
@@ -147,7 +148,7 @@ def test_several_prompts_are_answered_in_order_in_one_response():
 
 
 def test_a_stream_of_several_says_which_sequence_moved():
-    opened, reply = exchange(prompts=("a", "b"))
+    opened, reply = begun(prompts=("a", "b"))
     opened.add(1, token("B"))
     opened.deliver()
     opened.add(0, token("A", finish_reason="length"))
@@ -164,7 +165,7 @@ def test_a_stream_of_several_says_which_sequence_moved():
 
 
 def test_a_stop_string_ends_its_own_sequence_only():
-    opened, reply = exchange(streaming=False, prompts=("a", "b"), sampling=SamplingParams(stop=("END",)))
+    opened, reply = begun(streaming=False, prompts=("a", "b"), sampling=SamplingParams(stop=("END",)))
 
     assert opened.add(0, token("xEND")) is StepEffect.ABORT
     assert opened.add(0, token("late")) is StepEffect.NOTHING
@@ -174,7 +175,7 @@ def test_a_stop_string_ends_its_own_sequence_only():
 
 
 def test_one_failed_sequence_fails_the_request():
-    opened, reply = exchange(prompts=("a", "b"))
+    opened, reply = begun(prompts=("a", "b"))
     opened.add(0, token("A"))
     opened.add(1, Step(error=EngineError("boom")))
     opened.deliver()
@@ -189,7 +190,7 @@ def logprob(value):
 
 def test_the_best_of_several_answers_are_returned_likeliest_first():
     sampling = SamplingParams(n=2, best_of=3, temperature=1.0)
-    opened, reply = exchange(streaming=False, sampling=sampling, returned=frozenset({"cumulative_logprob"}))
+    opened, reply = begun(streaming=False, sampling=sampling, returned=frozenset({"cumulative_logprob"}))
     for index, (text, value) in enumerate([("worst", -9.0), ("good", -2.0), ("best", -1.0)]):
         opened.add(index, token(text, logprobs=logprob(value), finish_reason="stop"))
     opened.deliver()
@@ -200,7 +201,7 @@ def test_the_best_of_several_answers_are_returned_likeliest_first():
 
 
 def test_one_answer_of_several_is_answered_as_a_plain_request_is():
-    opened, reply = exchange(streaming=False, sampling=SamplingParams(best_of=2, temperature=1.0))
+    opened, reply = begun(streaming=False, sampling=SamplingParams(best_of=2, temperature=1.0))
     for index, value in enumerate((-1.0, -2.0)):
         opened.add(index, token(str(index), logprobs=logprob(value), finish_reason="stop"))
     opened.deliver()
@@ -211,7 +212,7 @@ def test_one_answer_of_several_is_answered_as_a_plain_request_is():
 
 def test_a_complete_answer_is_better_than_a_likelier_one_that_was_cut_short():
     sampling = SamplingParams(best_of=3, temperature=1.0)
-    opened, reply = exchange(streaming=False, sampling=sampling)
+    opened, reply = begun(streaming=False, sampling=sampling)
     opened.add(0, token("cut", logprobs=logprob(-0.1)))
     opened.add(1, token("complete", logprobs=logprob(-3.0), finish_reason="stop"))
     opened.end(finish_reason="timeout")  # the third has nothing at all
@@ -231,7 +232,7 @@ def test_a_request_that_ended_before_it_began_stays_ended():
 
 
 def test_an_error_is_the_final_response():
-    opened, reply = exchange()
+    opened, reply = begun()
     opened.add(0, token("a"))
     opened.add(0, Step(error=EngineError("boom")))
     opened.deliver()
@@ -241,7 +242,7 @@ def test_an_error_is_the_final_response():
 
 
 def test_a_reply_is_not_asked_for_cancellation_once_closed():
-    opened, _ = exchange()
+    opened, _ = begun()
     opened.add(0, token(finish_reason="stop"))
     opened.deliver()
 
@@ -273,7 +274,7 @@ ACTIONS = {
 
 @given(st.booleans(), st.integers(1, 3), st.lists(st.tuples(st.sampled_from(sorted(ACTIONS)), st.integers(0, 2))))
 def test_any_interleaving_ends_exactly_once(streaming, num_prompts, actions):
-    opened, reply = exchange(streaming, prompts="abc"[:num_prompts])
+    opened, reply = begun(streaming, prompts="abc"[:num_prompts])
     for action, index in actions:
         ACTIONS[action](opened, index % num_prompts)
     opened.end(finish_reason="cancelled")

@@ -10,8 +10,8 @@ from support.fakes import ScriptedEngine
 
 
 def expanded(*prompts: Prompt, **sampling: Any) -> list[GenerateRequest]:
-    call = ParsedRequest(prompts=prompts, sampling=SamplingParams(**sampling), max_tokens=5)
-    return expand(call, ScriptedEngine(), count(1))
+    parsed = ParsedRequest(prompts=prompts, sampling=SamplingParams(**sampling), max_tokens=5)
+    return expand(parsed, ScriptedEngine(), count(1))
 
 
 def test_each_answer_to_each_prompt_is_a_request_of_its_own() -> None:

@@ -35,7 +35,7 @@ from support.fakes import ListReply, ScriptedEngine
 
 @dataclass
 class FakeSeries:
-    """One series; refuses what Triton refuses."""
+    """One series. It refuses what Triton refuses."""
 
     kind: Kind
     labels: dict[str, str]
@@ -62,7 +62,7 @@ class FakeSeries:
 
 
 class FakeMetrics:
-    """A MetricFactory that keeps what it is told, and fails from the write on that `fail` names."""
+    """A MetricFactory that keeps what is written, and fails from the write on that `fail` names."""
 
     def __init__(self, *, has_histograms: bool = True) -> None:
         self.has_histograms = has_histograms
@@ -290,7 +290,7 @@ def test_tokens_are_never_a_message_each(metrics: BackendMetrics, triton: FakeMe
 
 
 def test_several_threads_lose_nothing(metrics: BackendMetrics, triton: FakeMetrics, publisher: Publisher) -> None:
-    """As in service: one thread has the tokens, any thread the rest, while a publication runs."""
+    """Threads as in the service: one counts tokens, any thread counts the rest, while a publication runs."""
     ended = threading.Event()
 
     def publish() -> None:

@@ -16,7 +16,7 @@ WAITS, SLEEPS, RUNS = "futex_do_wait", "hrtimer_nanosleep", "0"
 
 
 class FakeProc:
-    """A /proc with the files that are read, and a clock."""
+    """A fake /proc with the files that are read, and a clock."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -194,7 +194,7 @@ def test_the_shared_memory_of_this_stub_is_what_is_both_named_and_mapped(proc, m
 
 
 def test_the_real_proc_shows_a_sleep_and_a_wait():
-    """What the sign rests on, in the kernel that runs the tests."""
+    """The sign of an exit is there in the kernel that runs the tests."""
     commands = {"nanosleep": "time.sleep(60)", "futex": "threading.Event().wait()"}
     for expected, command in commands.items():
         code = f"import threading, time; print(flush=True); {command}"

@@ -11,7 +11,7 @@ from deepseek_backend import contract
 from deepseek_backend.config import parse_config
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.errors import RequestError
-from deepseek_backend.request.parsing import parse_call
+from deepseek_backend.request.parsing import parse_request
 
 SUPPORTED = {field.name: "" for field in contract.SAMPLING_FIELDS} | {"priority": ""}
 
@@ -28,7 +28,7 @@ def text(*values):
 
 def parse(inputs=None, parameters=None, supported=SUPPORTED, **ours):
     inputs = {"text_input": text("hello")} | (inputs or {})
-    return parse_call(
+    return parse_request(
         {k: v for k, v in inputs.items() if v is not None}, json.dumps(parameters or {}), config(**ours), supported
     )
 
@@ -40,12 +40,22 @@ def refusal(*args, **kwargs):
 
 
 def test_a_bare_prompt_takes_every_default():
-    call = parse(default_max_tokens=77)
+    parsed = parse(default_max_tokens=77)
 
-    assert ([p.text for p in call.prompts], call.streaming, call.max_tokens, call.echo) == (["hello"], False, 77, False)
-    assert (call.cumulative, call.timeout_ms, call.separate_reasoning, call.returned) == (False, None, False, set())
-    assert call.sampling == SamplingParams()
-    assert call.sampling.greedy
+    assert ([p.text for p in parsed.prompts], parsed.streaming, parsed.max_tokens, parsed.echo) == (
+        ["hello"],
+        False,
+        77,
+        False,
+    )
+    assert (parsed.cumulative, parsed.timeout_ms, parsed.separate_reasoning, parsed.returned) == (
+        False,
+        None,
+        False,
+        set(),
+    )
+    assert parsed.sampling == SamplingParams()
+    assert parsed.sampling.greedy
 
 
 def test_sampling_params_are_the_same_however_they_are_made():
@@ -262,11 +272,11 @@ def test_a_field_the_engine_lacks_is_refused_by_name_and_its_neutral_value_is_no
 def test_a_neutral_value_overrides_the_models_default():
     defaults = {"repetition_penalty": 1.1, "top_k": 50, "exclude_input_from_output": False}
 
-    call = parse(
+    parsed = parse(
         parameters={"repetition_penalty": 1.0, "top_k": 0, "exclude_input_from_output": True}, default_sampling=defaults
     )
 
-    assert (call.sampling.repetition_penalty, call.sampling.top_k, call.echo) == (1.0, 0, False)
+    assert (parsed.sampling.repetition_penalty, parsed.sampling.top_k, parsed.echo) == (1.0, 0, False)
 
 
 def test_a_value_is_quoted_in_part_where_it_is_long():
@@ -300,18 +310,18 @@ def test_a_prompt_may_be_token_ids():
 def test_a_prompt_may_be_a_conversation():
     inputs = {"text_input": None, "messages": text('[{"role": "user", "content": "hi"}]')}
 
-    call = parse(inputs | {"chat_template_kwargs": text('{"thinking": true}')})
+    parsed = parse(inputs | {"chat_template_kwargs": text('{"thinking": true}')})
 
-    assert call.prompts[0].messages == [{"role": "user", "content": "hi"}]
-    assert call.chat_template_kwargs == {"thinking": True}
+    assert parsed.prompts[0].messages == [{"role": "user", "content": "hi"}]
+    assert parsed.chat_template_kwargs == {"thinking": True}
 
 
 def test_settings_come_as_tensors_or_parameters():
     inputs = {"timeout_ms": np.array([500], np.int32), "priority": np.array([3], np.int32)}
 
-    call = parse(inputs, {"stream_mode": "cumulative"})
+    parsed = parse(inputs, {"stream_mode": "cumulative"})
 
-    assert (call.timeout_ms, call.priority, call.cumulative) == (500, 3, True)
+    assert (parsed.timeout_ms, parsed.priority, parsed.cumulative) == (500, 3, True)
 
 
 @pytest.mark.parametrize("name", ["timeout_ms", "stream_interval", "stream_interval_ms"])
@@ -325,8 +335,8 @@ def test_settings_of_the_model_hold_where_the_request_says_nothing():
 
     assert (parse(**ours).timeout_ms, parse(**ours).cumulative, parse(**ours).separate_reasoning) == (9, True, True)
     flags = {"timeout_ms": 7, "stream_mode": "delta", "separate_reasoning": False}
-    call = parse(parameters=flags, **ours)
-    assert (call.timeout_ms, call.cumulative, call.separate_reasoning) == (7, False, False)
+    parsed = parse(parameters=flags, **ours)
+    assert (parsed.timeout_ms, parsed.cumulative, parsed.separate_reasoning) == (7, False, False)
 
 
 @pytest.mark.parametrize(
@@ -334,9 +344,9 @@ def test_settings_of_the_model_hold_where_the_request_says_nothing():
     [({}, (8, 100)), ({"stream_interval": 2}, (2, None)), ({"stream_interval_ms": 3}, (None, 3))],
 )
 def test_the_models_intervals_hold_where_the_request_gives_neither(parameters, expected):
-    call = parse(parameters=parameters, stream_interval=8, stream_interval_ms=100)
+    parsed = parse(parameters=parameters, stream_interval=8, stream_interval_ms=100)
 
-    assert (call.stream_interval, call.stream_interval_ms) == expected
+    assert (parsed.stream_interval, parsed.stream_interval_ms) == expected
 
 
 @pytest.mark.parametrize(
@@ -352,15 +362,15 @@ def test_the_models_intervals_hold_where_the_request_gives_neither(parameters, e
     ],
 )
 def test_what_is_returned_decides_what_is_asked_of_the_engine(parameters, returned, logprobs):
-    call = parse(parameters=parameters)
+    parsed = parse(parameters=parameters)
 
-    assert (call.returned, call.sampling.logprobs) == (returned, logprobs)
+    assert (parsed.returned, parsed.sampling.logprobs) == (returned, logprobs)
 
 
 def test_a_guide_may_be_an_object_in_sampling_parameters():
-    call = parse({"sampling_parameters": text('{"guided_json": {"type": "object"}}')})
+    parsed = parse({"sampling_parameters": text('{"guided_json": {"type": "object"}}')})
 
-    assert call.sampling.guided_json == '{"type": "object"}'
+    assert parsed.sampling.guided_json == '{"type": "object"}'
 
 
 @pytest.mark.parametrize(
@@ -437,9 +447,9 @@ def test_more_answers_than_one_request_may_have_are_refused():
 
 
 def test_log_probabilities_that_are_not_wanted_back_are_not_returned():
-    call = parse(parameters={"return_logprobs": False}, default_sampling={"logprobs": 2})
+    parsed = parse(parameters={"return_logprobs": False}, default_sampling={"logprobs": 2})
 
-    assert call.returned == frozenset()
+    assert parsed.returned == frozenset()
 
 
 def test_a_negative_seed_counts_from_the_end():
@@ -486,8 +496,8 @@ def test_greedy_is_what_asks_for_no_sampling(fields, greedy):
 )
 def test_any_parameters_are_parsed_or_refused_but_never_crash(parameters):
     with contextlib.suppress(RequestError):
-        call = parse(parameters=json.loads(json.dumps(parameters)))
+        parsed = parse(parameters=json.loads(json.dumps(parameters)))
         for field in contract.SAMPLING_FIELDS:
-            value = getattr(call.sampling, field.name)
+            value = getattr(parsed.sampling, field.name)
             if field.low is not None and isinstance(value, (int, float)) and field.name != "seed":
                 assert field.low <= value <= field.high

@@ -13,10 +13,10 @@ from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING, ends_insid
 
 
 def split(pieces: Sequence[str], *, opened: bool) -> tuple[str, str]:
-    """(thinking, answer) when the text arrives in these pieces."""
+    """Return (reasoning, answer) when the text arrives in these pieces."""
     splitter = ReasoningSplitter(opened=opened)
-    shown = [*map(splitter.push, pieces), splitter.finish()]
-    return "".join(thinking for thinking, _ in shown), "".join(answer for _, answer in shown)
+    pushed = [*map(splitter.push, pieces), splitter.finish()]
+    return "".join(reasoning for reasoning, _ in pushed), "".join(answer for _, answer in pushed)
 
 
 def expected(text: str, *, opened: bool) -> tuple[str, str]:
@@ -24,8 +24,8 @@ def expected(text: str, *, opened: bool) -> tuple[str, str]:
     tag = re.match(r"[ \t\r\n]*<think>\n?", text) or (re.match(r"\n?", text) if opened else None)
     if tag is None:
         return "", text
-    thinking, _, answer = text[tag.end() :].partition(CLOSING)
-    return thinking, answer.lstrip(" \t\r\n")
+    reasoning, _, answer = text[tag.end() :].partition(CLOSING)
+    return reasoning, answer.lstrip(" \t\r\n")
 
 
 def in_three(text: str) -> list[list[str]]:
@@ -35,7 +35,7 @@ def in_three(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("text", "thinking", "answer"),
+    ("text", "reasoning", "answer"),
     [
         ("", "", ""),
         ("Hello.", "", "Hello."),
@@ -60,13 +60,13 @@ def in_three(text: str) -> list[list[str]]:
         ("<think>", "", ""),
     ],
 )
-def test_the_output_opens_the_tag_at_its_beginning_or_not_at_all(text: str, thinking: str, answer: str) -> None:
-    assert split([text], opened=False) == (thinking, answer)
-    assert split(list(text), opened=False) == (thinking, answer)
+def test_the_output_opens_the_tag_at_its_beginning_or_not_at_all(text: str, reasoning: str, answer: str) -> None:
+    assert split([text], opened=False) == (reasoning, answer)
+    assert split(list(text), opened=False) == (reasoning, answer)
 
 
 @pytest.mark.parametrize(
-    ("text", "thinking", "answer"),
+    ("text", "reasoning", "answer"),
     [
         ("", "", ""),
         ("Hm.</think>\n\nHello.", "Hm.", "Hello."),
@@ -85,9 +85,9 @@ def test_the_output_opens_the_tag_at_its_beginning_or_not_at_all(text: str, thin
         ("Hm.</think>a</think>b", "Hm.", "a</think>b"),
     ],
 )
-def test_a_prompt_that_opens_the_tag_leaves_its_closing_to_the_output(text: str, thinking: str, answer: str) -> None:
-    assert split([text], opened=True) == (thinking, answer)
-    assert split(list(text), opened=True) == (thinking, answer)
+def test_a_prompt_that_opens_the_tag_leaves_its_closing_to_the_output(text: str, reasoning: str, answer: str) -> None:
+    assert split([text], opened=True) == (reasoning, answer)
+    assert split(list(text), opened=True) == (reasoning, answer)
 
 
 @pytest.mark.parametrize("text", ["<think>\nab</think>", "ab</think>\n\nc", "\n<think>\n\na"])
@@ -116,19 +116,19 @@ def test_cutting_the_text_makes_no_difference(pieces: list[str], opened: bool) -
 @given(PIECES, st.booleans())
 def test_nothing_is_lost_but_tags_and_white_space(pieces: list[str], opened: bool) -> None:
     text = "".join(pieces)
-    thinking, answer = split(pieces, opened=opened)
+    reasoning, answer = split(pieces, opened=opened)
 
-    assert re.fullmatch(rf"\s*(<think>)?\n?{re.escape(thinking)}(</think>\s*)?{re.escape(answer)}", text)
+    assert re.fullmatch(rf"\s*(<think>)?\n?{re.escape(reasoning)}(</think>\s*)?{re.escape(answer)}", text)
 
 
 @given(PIECES, PIECES, st.booleans())
 def test_what_is_shown_is_never_taken_back(pieces: list[str], later: list[str], opened: bool) -> None:
     splitter = ReasoningSplitter(opened=opened)
-    shown = [splitter.push(piece) for piece in pieces]
-    thinking, answer = ("".join(part) for part in zip(*shown, strict=True)) if shown else ("", "")
-    whole_thinking, whole_answer = expected("".join(pieces + later), opened=opened)
+    pushed = [splitter.push(piece) for piece in pieces]
+    reasoning, answer = ("".join(part) for part in zip(*pushed, strict=True)) if pushed else ("", "")
+    whole_reasoning, whole_answer = expected("".join(pieces + later), opened=opened)
 
-    assert whole_thinking.startswith(thinking)
+    assert whole_reasoning.startswith(reasoning)
     assert whole_answer.startswith(answer)
 
 
@@ -141,7 +141,7 @@ def test_only_what_may_be_a_tag_is_held_back() -> None:
     assert splitter.push("think>") == ("", "think>")
 
 
-def test_an_answer_without_thinking_is_shown_with_its_first_characters() -> None:
+def test_an_answer_without_reasoning_is_shown_with_its_first_characters() -> None:
     splitter = ReasoningSplitter(opened=False)
 
     assert splitter.push("\n<th") == ("", "")

@@ -42,11 +42,11 @@ def full(index: int = 0) -> SequenceChunk:
 
 
 def response(
-    *chunks: SequenceChunk, call: ParsedRequest | None = None, several: bool | None = None
+    *chunks: SequenceChunk, parsed: ParsedRequest | None = None, several: bool | None = None
 ) -> dict[str, list[Any]]:
     """Output name -> its values, text as str."""
     several = len(chunks) > 1 if several is None else several
-    arrays = outputs(chunks, call or ParsedRequest(), several=several)
+    arrays = outputs(chunks, parsed or ParsedRequest(), several=several)
     assert len({name for name, _ in arrays}) == len(arrays)
     return {name: [value.decode() if isinstance(value, bytes) else value for value in a.tolist()] for name, a in arrays}
 
@@ -86,11 +86,11 @@ def test_nothing_is_an_output_of_its_own(several: bool) -> None:
 
 
 def test_several_sequences_have_a_value_each_and_say_which_they_are() -> None:
-    call = ParsedRequest(returned=frozenset({"output_ids"}))
+    parsed = ParsedRequest(returned=frozenset({"output_ids"}))
     first = SequenceChunk(index=1, text="a", token_ids=[5, 6], num_output_tokens=2, num_input_tokens=4)
     last = ended(3, text="b", token_ids=[9], stop_reason="b")
 
-    assert response(first, last, call=call) == {
+    assert response(first, last, parsed=parsed) == {
         "text_output": ["a", "b"],
         "finish_reason": ["None", "length"],
         "stop_reason": ["None", "b"],
@@ -106,10 +106,10 @@ def test_a_chunk_about_one_of_several_says_which() -> None:
     assert response(SequenceChunk(index=2, text="a"), several=True) == {"text_output": ["a"], "sequence_index": [2]}
 
 
-def test_thinking_has_an_output_of_its_own_when_asked_for() -> None:
+def test_reasoning_has_an_output_of_its_own_when_asked_for() -> None:
     chunk = SequenceChunk(index=0, text="深", reasoning="想")
 
-    assert response(chunk, call=ParsedRequest(separate_reasoning=True)) == {
+    assert response(chunk, parsed=ParsedRequest(separate_reasoning=True)) == {
         "text_output": ["深"],
         "reasoning_output": ["想"],
     }
@@ -129,10 +129,10 @@ def test_thinking_has_an_output_of_its_own_when_asked_for() -> None:
 def test_a_count_is_on_the_responses_that_say_they_carry_it(
     returned: set[str], is_last: bool, several: bool, counted: bool
 ) -> None:
-    call = ParsedRequest(returned=frozenset(returned))
-    sent = response(ended() if is_last else SequenceChunk(index=0), call=call, several=several)
+    parsed = ParsedRequest(returned=frozenset(returned))
+    sent = response(ended() if is_last else SequenceChunk(index=0), parsed=parsed, several=several)
 
-    assert counts_tokens(call, ended=is_last, several=several) is counted
+    assert counts_tokens(parsed, ended=is_last, several=several) is counted
     assert ("num_output_tokens" in sent) is counted
 
 
@@ -140,16 +140,16 @@ def test_a_count_is_on_the_responses_that_say_they_carry_it(
     "name", ["num_input_tokens", "num_output_tokens", "output_ids", "logprobs", "cumulative_logprob"]
 )
 def test_what_was_asked_for_is_on_every_chunk(name: str) -> None:
-    assert set(response(SequenceChunk(index=0), call=ParsedRequest(returned=frozenset({name})))) == {
+    assert set(response(SequenceChunk(index=0), parsed=ParsedRequest(returned=frozenset({name})))) == {
         "text_output",
         name,
     }
 
 
 def test_reasons_asked_for_are_none_while_there_are_none() -> None:
-    call = ParsedRequest(returned=frozenset({"finish_reason", "stop_reason"}))
+    parsed = ParsedRequest(returned=frozenset({"finish_reason", "stop_reason"}))
 
-    assert response(SequenceChunk(index=0, text="a"), call=call) == {
+    assert response(SequenceChunk(index=0, text="a"), parsed=parsed) == {
         "text_output": ["a"],
         "finish_reason": ["None"],
         "stop_reason": ["None"],
@@ -159,7 +159,7 @@ def test_reasons_asked_for_are_none_while_there_are_none() -> None:
 def test_logprobs_are_json_with_the_generated_token_first() -> None:
     tokens = [[Logprob(9, -2.0, 2, "深"), Logprob(8, -0.5, 1, '"')], [Logprob(7, -0.25, 1)]]
     chunk = SequenceChunk(index=0, logprobs=[*tokens])
-    [text] = response(chunk, call=ParsedRequest(returned=frozenset({"logprobs"})))["logprobs"]
+    [text] = response(chunk, parsed=ParsedRequest(returned=frozenset({"logprobs"})))["logprobs"]
     first, second = json.loads(text)
 
     assert list(first) == ["9", "8"]
@@ -168,11 +168,11 @@ def test_logprobs_are_json_with_the_generated_token_first() -> None:
 
 
 def test_the_prompts_logprobs_come_once_and_begin_with_null() -> None:
-    call = ParsedRequest(returned=frozenset({"prompt_logprobs"}))
-    sent = response(SequenceChunk(index=0, prompt_logprobs=[None, [Logprob(7, -0.25, rank=1)]]), call=call)
+    parsed = ParsedRequest(returned=frozenset({"prompt_logprobs"}))
+    sent = response(SequenceChunk(index=0, prompt_logprobs=[None, [Logprob(7, -0.25, rank=1)]]), parsed=parsed)
 
     assert json.loads(sent["prompt_logprobs"][0])[0] is None
-    assert "prompt_logprobs" not in response(SequenceChunk(index=0), call=call)
+    assert "prompt_logprobs" not in response(SequenceChunk(index=0), parsed=parsed)
 
 
 def test_an_impossible_token_leaves_the_json_valid() -> None:
@@ -180,15 +180,15 @@ def test_an_impossible_token_leaves_the_json_valid() -> None:
         raise AssertionError(f"{constant} is not JSON")
 
     chunk = SequenceChunk(index=0, logprobs=[[Logprob(7, -0.25, rank=1), Logprob(8, -math.inf, rank=2)]])
-    [text] = response(chunk, call=ParsedRequest(returned=frozenset({"logprobs"})))["logprobs"]
+    [text] = response(chunk, parsed=ParsedRequest(returned=frozenset({"logprobs"})))["logprobs"]
 
     assert json.loads(text, parse_constant=refuse)[0]["8"]["logprob"] == -9999.0
 
 
 def test_perf_metrics_have_an_output_each_and_zero_where_there_are_none() -> None:
     metrics = PerfMetrics(kv_cache_hit_rate=0.5, last_token_time_ns=2**40)
-    call = ParsedRequest(sampling=SamplingParams(return_perf_metrics=True))
-    sent = response(SequenceChunk(index=0), ended(1, perf_metrics=metrics), call=call)
+    parsed = ParsedRequest(sampling=SamplingParams(return_perf_metrics=True))
+    sent = response(SequenceChunk(index=0), ended(1, perf_metrics=metrics), parsed=parsed)
 
     assert sent["kv_cache_hit_rate"] == [0.0, 0.5]
     assert sent["last_token_time_ns"] == [0, 2**40]
@@ -199,7 +199,7 @@ def test_perf_metrics_come_only_when_asked_for_and_known() -> None:
     asked = ParsedRequest(sampling=SamplingParams(return_perf_metrics=True))
 
     assert "kv_cache_hit_rate" not in response(ended(perf_metrics=PerfMetrics()))
-    assert "kv_cache_hit_rate" not in response(ended(), call=asked)
+    assert "kv_cache_hit_rate" not in response(ended(), parsed=asked)
 
 
 def test_every_metric_has_an_output() -> None:

@@ -10,9 +10,11 @@ from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.request.parsed_request import ParsedRequest
 
 
-def buffer(*, prompt: str = "p", stop: tuple[str, ...] = (), include_stop: bool = False, **call: Any) -> SequenceBuffer:
+def buffer(
+    *, prompt: str = "p", stop: tuple[str, ...] = (), include_stop: bool = False, **fields: Any
+) -> SequenceBuffer:
     sampling = SamplingParams(stop=stop, include_stop_str_in_output=include_stop)
-    return SequenceBuffer(4, ParsedRequest(sampling=sampling, **call), prompt)
+    return SequenceBuffer(4, ParsedRequest(sampling=sampling, **fields), prompt)
 
 
 def token(text: str = "a", **fields: Any) -> Step:
@@ -42,25 +44,25 @@ def test_each_chunk_says_what_is_new_and_the_last_one_how_it_ended() -> None:
     assert {chunk.num_input_tokens for chunk in chunks} == {3}
 
 
-def test_without_the_split_thinking_is_text() -> None:
+def test_without_the_split_reasoning_is_text() -> None:
     chunks = take_each(buffer(), ["<think>", "Hm.</think>a"])
 
     assert texts_of(chunks) == [("", "<think>"), ("", "Hm.</think>a"), ("", "")]
 
 
-def test_thinking_and_answer_are_told_apart() -> None:
+def test_reasoning_and_answer_are_told_apart() -> None:
     chunks = take_each(buffer(separate_reasoning=True), ["<think>", "Hm.</th", "ink>\n\n", "a"])
 
     assert texts_of(chunks) == [("", ""), ("Hm.", ""), ("", ""), ("", "a"), ("", "")]
 
 
-def test_the_prompt_says_whether_the_output_begins_inside_the_thinking() -> None:
+def test_the_prompt_says_whether_the_output_begins_inside_the_reasoning() -> None:
     chunks = take_each(buffer(prompt="p<think>\n", separate_reasoning=True), ["Hm.", "</think>", "a"])
 
     assert texts_of(chunks) == [("Hm.", ""), ("", ""), ("", "a"), ("", "")]
 
 
-def test_a_stop_string_ends_the_thinking_too() -> None:
+def test_a_stop_string_ends_the_reasoning_too() -> None:
     sequence = buffer(stop=("END",), separate_reasoning=True)
 
     assert texts_of(take_each(sequence, ["<think>Hm.E", "ND</think>a"])) == [("Hm.", ""), ("", "")]

@@ -71,7 +71,7 @@ def wait(reply):
 
 
 def settled(service):
-    """Wait until the sender has let go of every exchange."""
+    """Wait until every request is closed."""
     for _ in range(2000):
         if not service.num_open:
             return True
@@ -127,15 +127,15 @@ def test_stop_ends_the_request_of_the_same_id_and_answers_both(service, engine):
     assert engine.aborted == [engine.requests[0].request_id]
 
 
-def test_an_end_that_somebody_else_took_from_the_intake_is_answered(engine):
-    """The watcher ends a request while a thread of the sender has its last step in its hands."""
+def test_an_end_that_another_thread_took_from_the_step_queue_is_answered(engine):
+    """The watcher ends a request while a thread of delivery has its last step in its hands."""
     service = Service(configured(), engine)
     service.load()
     reply = send(service)
     finish(engine, engine.requests[0], "x")
-    assert service._intake._sort_in()
+    assert service.delivery._steps._sort_in()
     service.end_early(service.snapshot()[0], cause="deadline", timed_out=True)
-    while service.sender.deliver_next():
+    while service.delivery.serve_next():
         pass
 
     assert reply.last["finish_reason"] == "stop"
@@ -146,19 +146,19 @@ def test_requests_that_are_over_do_not_wait_for_the_garbage_collector(engine):
     service = Service(configured(), engine)
     service.load()
     send(service, stream=True)
-    exchange = weakref.ref(service.snapshot()[0])
+    active = weakref.ref(service.snapshot()[0])
     finish(engine, engine.requests.pop(), "x")
     gc.disable()
     try:
-        while service.sender.deliver_next():
+        while service.delivery.serve_next():
             pass
-        assert exchange() is None
+        assert active() is None
     finally:
         gc.enable()
 
 
 def test_deadlines_near_the_end_leave_no_request_unanswered(engine):
-    """Threads of the sender and the watcher take the last steps of the same requests."""
+    """Threads of delivery and the watcher take the last steps of the same requests."""
     switch_interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -357,7 +357,7 @@ def test_a_second_bos_is_left_out_unless_it_is_asked_for(service, engine, prompt
     assert engine.requests[0].sampling.add_special_tokens is expected
 
 
-def test_thinking_is_separated_from_where_the_prompt_ends(service, engine):
+def test_reasoning_is_separated_from_where_the_prompt_ends(service, engine):
     messages = array('[{"role": "user", "content": "hi"}]')
     inputs = {"messages": messages, "chat_template_kwargs": array('{"thinking": true}')}
     reply = send(service, inputs=inputs, separate_reasoning=True)
@@ -579,12 +579,12 @@ class Story:
         self.service.watcher.look(time.monotonic() + number * 10)
 
     def deliver(self, _number):
-        self.service.sender.deliver_next()
+        self.service.delivery.serve_next()
 
     def finish_everything(self):
         for request in self.engine.requests:
             self._end(request, Step(finish_reason="length"))
-        while self.service.sender.deliver_next():
+        while self.service.delivery.serve_next():
             pass
 
     def _step(self, number, step):

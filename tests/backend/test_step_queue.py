@@ -1,44 +1,47 @@
-"""The intake: steps are taken once, in order, and joined only where that changes nothing."""
+"""The step queue: steps are taken once, in order, and joined only where that changes nothing."""
 
 import threading
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_backend.answer.active_request import ActiveRequest, QueueState
+from deepseek_backend.answer.active_request import ActiveRequest
 from deepseek_backend.answer.sequence_buffer import SequenceBuffer
-from deepseek_backend.delivery.step_queue import MAX_ITERATIONS, MAX_STEPS, StepQueue, joined
+from deepseek_backend.delivery.pending_steps import joined
+from deepseek_backend.delivery.queue_entry import MAX_STEPS, QueueEntry, QueueState
+from deepseek_backend.delivery.step_queue import MAX_ITERATIONS, StepQueue
 from deepseek_backend.engines.base import Logprob, PerfMetrics, Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.errors import EngineError
 from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 
 
-def opened(intake, name="r", *, begun=True, **sampling):
+def opened(step_queue, name="r", *, begun=True, **sampling):
     """A stream; `begun`: its first step has been taken."""
-    exchange = ActiveRequest(None, client_id=name)
-    call = ParsedRequest(prompts=(Prompt(text="p"),), streaming=True, sampling=SamplingParams(**sampling))
-    exchange.begin(call, [GenerateRequest(request_id=name, prompt="p", sampling=call.sampling, max_tokens=9)])
-    intake.expect(exchange)
-    exchange.inflows[0].taken_s, exchange.has_tokens = float(begun), begun
-    return exchange, exchange.requests[0]
+    active = ActiveRequest(None, client_id=name)
+    parsed = ParsedRequest(prompts=(Prompt(text="p"),), streaming=True, sampling=SamplingParams(**sampling))
+    active.begin(parsed, [GenerateRequest(request_id=name, prompt="p", sampling=parsed.sampling, max_tokens=9)])
+    entry = QueueEntry(active)
+    step_queue.expect(entry)
+    entry.pending[0].taken_s, entry.has_tokens = float(begun), begun
+    return entry, active.requests[0]
 
 
 def recording(**kwargs):
     taken = []
 
-    def take(exchange, index, step, now):
-        taken.append((exchange.client_id, index, step.text, len(step.token_ids)))
+    def take(entry, pending, step, at_s):
+        taken.append((entry.active.client_id, pending.index, step.text, len(step.token_ids)))
         return True
 
     return StepQueue(take, fail=kwargs.get("fail")), taken
 
 
 def timed():
-    """An intake, and the text and time of each step it gives."""
+    """A step queue, and the text and time of each step it gives."""
     times = []
 
-    def take(exchange, index, step, at_s):
+    def take(entry, pending, step, at_s):
         times.append((step.text, at_s))
         return True
 
@@ -50,28 +53,28 @@ def token(text, **kwargs):
 
 
 def test_the_iterations_of_a_sequence_are_taken_as_one_step():
-    intake, taken = recording()
-    (one, first), (two, second) = opened(intake, "one"), opened(intake, "two")
+    step_queue, taken = recording()
+    (one, first), (two, second) = opened(step_queue, "one"), opened(step_queue, "two")
     for text in "abc":
-        intake.put([(first, token(text)), (second, token(text.upper()))])
+        step_queue.put([(first, token(text)), (second, token(text.upper()))])
 
-    assert intake.collect() == [one, two]
+    assert step_queue.collect() == [one, two]
     assert taken == []
-    intake.catch_up(one)
-    intake.catch_up(two)
+    step_queue.catch_up(one)
+    step_queue.catch_up(two)
     assert taken == [("one", 0, "abc", 3), ("two", 0, "ABC", 3)]
-    assert not intake.pending
-    assert intake.collect() == []
+    assert not step_queue.has_uncollected
+    assert step_queue.collect() == []
 
 
 def test_the_first_step_stays_by_itself_for_its_time_is_measured():
-    intake, times = timed()
-    _, request = opened(intake, begun=False)
+    step_queue, times = timed()
+    _, request = opened(step_queue, begun=False)
     for text in "abc":
-        intake.put([(request, token(text))])
-    intake.collect()
-    intake.put([(request, token("d", finish_reason="length"))])
-    intake.collect()
+        step_queue.put([(request, token(text))])
+    step_queue.collect()
+    step_queue.put([(request, token("d", finish_reason="length"))])
+    step_queue.collect()
 
     assert [text for text, _ in times] == ["a", "bc", "d"]
     assert times == sorted(times, key=lambda entry: entry[1])
@@ -79,79 +82,77 @@ def test_the_first_step_stays_by_itself_for_its_time_is_measured():
 
 
 def test_steps_that_are_looked_at_together_share_the_time_between_them():
-    intake, times = timed()
-    exchange, request = opened(intake, begun=False, stop=("END",))
+    step_queue, times = timed()
+    entry, request = opened(step_queue, begun=False, stop=("END",))
     for text in "abcde":
-        intake.put([(request, token(text))])
-    (inflow,) = exchange.inflows
-    intake._sort_in()
-    inflow.first_s, inflow.last_s = 10.0, 12.0
-    intake.catch_up(exchange)
+        step_queue.put([(request, token(text))])
+    (pending,) = entry.pending
+    step_queue._sort_in()
+    pending.first_s, pending.last_s = 10.0, 12.0
+    step_queue.catch_up(entry)
 
     assert times == [("a", 10.0), ("b", 10.5), ("c", 11.0), ("d", 11.5), ("e", 12.0)]
 
 
 def test_with_a_stop_string_every_step_is_taken_by_itself():
-    intake, taken = recording()
-    _, request = opened(intake, stop=("END",))
+    step_queue, taken = recording()
+    _, request = opened(step_queue, stop=("END",))
     for text in "abc":
-        intake.put([(request, token(text))])
-    intake.collect()
+        step_queue.put([(request, token(text))])
+    step_queue.collect()
 
     assert [text for _, _, text, _ in taken] == ["a", "b", "c"]
 
 
 def test_steps_of_a_request_that_is_over_are_dropped():
-    intake, taken = recording()
-    exchange, request = opened(intake)
-    intake.put([(request, token("a"))])
-    intake.forget(exchange)
+    step_queue, taken = recording()
+    entry, request = opened(step_queue)
+    step_queue.put([(request, token("a"))])
+    step_queue.forget(entry)
 
-    assert intake.collect() == []
+    assert step_queue.collect() == []
     assert taken == []
 
 
 def test_a_step_that_can_not_be_taken_fails_its_request_and_not_the_engine():
     failed = []
-    intake = StepQueue(
-        lambda exchange, index, step, now: [][exchange.client_id != "bad"], lambda e, error: failed.append((e, error))
-    )
-    (one, request), (two, second) = opened(intake, "one"), opened(intake, "two")
-    intake.put([(request, token("a")), (second, token("b"))])
+    step_queue = StepQueue(lambda entry, pending, step, at_s: [][1], lambda entry, error: failed.append((entry, error)))
+    (one, request), (two, second) = opened(step_queue, "one"), opened(step_queue, "two")
+    step_queue.put([(request, token("a")), (second, token("b"))])
 
-    intake.collect()
-    intake.catch_up(one)
-    intake.catch_up(two)
-    assert [exchange for exchange, _ in failed] == [one, two]
+    step_queue.collect()
+    step_queue.catch_up(one)
+    step_queue.catch_up(two)
+    assert [entry for entry, _ in failed] == [one, two]
     assert all(isinstance(error, EngineError) and "IndexError" in str(error) for _, error in failed)
 
 
 def test_it_says_when_an_engine_is_too_far_ahead():
-    intake, _ = recording()
-    _, request = opened(intake)
+    step_queue, _ = recording()
+    _, request = opened(step_queue)
     for _ in range(MAX_ITERATIONS):
-        intake.put([(request, token("a"))])
-        assert not intake.is_full
-    intake.put([(request, token("a"))])
-    assert intake.is_full
+        step_queue.put([(request, token("a"))])
+        assert not step_queue.is_full
+    step_queue.put([(request, token("a"))])
+    assert step_queue.is_full
 
 
 def test_however_many_threads_take_them_steps_stay_in_order():
-    intake, taken = recording()
-    exchanges, requests = zip(*[opened(intake, str(number)) for number in range(8)], strict=True)
+    step_queue, taken = recording()
+    entries, requests = zip(*[opened(step_queue, str(number)) for number in range(8)], strict=True)
     made = threading.Event()
 
     def collect():
-        while not made.is_set() or intake.pending:
-            intake.collect()
-            for exchange in exchanges:
-                intake.catch_up(exchange)
+        while not made.is_set() or step_queue.has_uncollected:
+            step_queue.collect()
+            for entry in entries:
+                step_queue.catch_up(entry)
 
     collectors = [threading.Thread(target=collect) for _ in range(3)]
     for thread in collectors:
         thread.start()
     for number in range(500):
-        intake.put([(request, token(f"{number},")) for request in requests])
+        step_queue.put([(request, token(f"{number},")) for request in requests])
     made.set()
     for thread in collectors:
         thread.join()
@@ -162,33 +163,33 @@ def test_however_many_threads_take_them_steps_stay_in_order():
 
 
 def test_while_it_waits_for_its_turn_a_stream_is_left_alone():
-    intake, taken = recording()
-    exchange, request = opened(intake)
-    exchange.place = QueueState.RUNNING
+    step_queue, taken = recording()
+    entry, request = opened(step_queue)
+    entry.queue_state = QueueState.RUNNING
     for text in "ab":
-        intake.put([(request, token(text))])
-        assert intake.collect() == []
+        step_queue.put([(request, token(text))])
+        assert step_queue.collect() == []
     assert taken == []
-    intake.catch_up(exchange)
+    step_queue.catch_up(entry)
 
-    exchange.place = QueueState.SENDING
-    intake.put([(request, token("c"))])
-    assert intake.collect() == []
-    intake.put([(request, token("d", finish_reason="length"))])
-    assert intake.collect() == [exchange]
+    entry.queue_state = QueueState.SENDING
+    step_queue.put([(request, token("c"))])
+    assert step_queue.collect() == []
+    step_queue.put([(request, token("d", finish_reason="length"))])
+    assert step_queue.collect() == [entry]
     assert [text for _, _, text, _ in taken] == ["ab", "cd"]
-    intake.catch_up(exchange)
+    step_queue.catch_up(entry)
     assert len(taken) == 2
 
 
 def test_what_waits_for_a_turn_is_bounded():
-    intake, taken = recording()
-    exchange, request = opened(intake)
-    exchange.place = QueueState.RUNNING
+    step_queue, taken = recording()
+    entry, request = opened(step_queue)
+    entry.queue_state = QueueState.RUNNING
     for _ in range(MAX_STEPS):
         assert taken == []
-        intake.put([(request, token("a"))])
-        intake.collect()
+        step_queue.put([(request, token("a"))])
+        step_queue.collect()
 
     assert [text for _, _, text, _ in taken] == ["a" * MAX_STEPS]
 
@@ -225,10 +226,10 @@ def test_joined_steps_say_what_they_say_one_by_one(script, data):
 
 
 def _said(script):
-    call = ParsedRequest(
+    parsed = ParsedRequest(
         streaming=True, separate_reasoning=True, returned=frozenset({"output_ids", "logprobs", "prompt_logprobs"})
     )
-    sequence = SequenceBuffer(0, call, "<think>")
+    sequence = SequenceBuffer(0, parsed, "<think>")
     for step in script:
         sequence.add(step)
     chunk = sequence.take(counted=True)

@@ -30,7 +30,7 @@ CHECKOUT = Path(__file__).parents[2] / "model_repository/tensorrt_llm/1"
 
 
 class Clock:
-    """What the warm-up takes for the time."""
+    """The clock that the warm-up reads."""
 
     def __init__(self):
         self.now = 1000.0
@@ -43,13 +43,14 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(engine_warmup, "time", clock)
-    monkeypatch.setattr(engine_warmup, "LOOK_S", 0.001)
+    monkeypatch.setattr(engine_warmup, "CHECK_S", 0.001)
     monkeypatch.setattr(engine_warmup, "ABORT_S", 0.001)
     return clock
 
 
 class SteppingEngine(ScriptedEngine):
-    """An iteration is when its health is asked: what has come by then ends together, `seconds` of the clock later."""
+    """An engine that runs an iteration when its health is asked: the requests submitted by then end together,
+    `seconds` of the clock later."""
 
     def __init__(self, clock, *seconds, vocabulary=200_000, max_seq_len=100_000):
         super().__init__()
@@ -212,7 +213,7 @@ def test_a_shape_that_fails_is_a_warning_and_the_next_goes_on(clock, log):
     warm(engine, (2, 9), (1, 5))
 
     assert sizes(engine) == [[9, 9], [5], [5], [5]]  # the shortest once, to see that it lives
-    assert "warm-up: 2 requests of 9 tokens failed, and users' may: out of memory" in log.messages
+    assert "warm-up: 2 requests of 9 tokens failed, and users' requests may: out of memory" in log.messages
     assert "warm-up: 1 of 2 shapes" in log.text
 
 
@@ -286,7 +287,7 @@ def test_an_engine_that_raises_fails_the_shape_alone(clock, log):
     engine = Raising(clock)
     warm(engine, (2, 9), (1, 5))
 
-    assert "2 requests of 9 tokens failed, and users' may: ZeroDivisionError: no such luck" in log.text
+    assert "2 requests of 9 tokens failed, and users' requests may: ZeroDivisionError: no such luck" in log.text
     assert sorted(engine.aborted) == ["warmup-1", "warmup-2"]
     assert sizes(engine)[-1] == [5]
 
@@ -305,7 +306,7 @@ def test_an_engine_that_dies_is_an_error_with_the_cause(clock):
 
 
 class DeafEngine(ScriptedEngine):
-    """Never answers, nor lets go; its clock goes on."""
+    """An engine that never answers and never ends an aborted request, while its clock goes on."""
 
     def __init__(self, clock):
         super().__init__()
@@ -333,7 +334,7 @@ def test_an_engine_that_hangs_is_an_error(clock, log):
 
     assert [len(request.prompt_token_ids) for request in engine.requests] == [5, 5, 5]
     assert sorted(engine.aborted) == ["warmup-1", "warmup-2", "warmup-3"]
-    assert "warm-up: the engine does not let go of 2 requests" in log.messages
+    assert "warm-up: the engine has not ended 2 aborted requests" in log.messages
 
 
 def test_an_engine_that_lets_go_without_having_answered_hangs_too(clock):
@@ -374,7 +375,7 @@ def test_max_s_is_looked_at_while_thousands_are_submitted(clock, log):
     engine = Slow(clock)
     warm(engine, (10_000, 1), (1, 1), max_s=5)
 
-    assert 500 <= len(engine.requests) < 500 + 2 * engine_warmup.LOOK_EVERY
+    assert 500 <= len(engine.requests) < 500 + 2 * engine_warmup.CHECK_EVERY
     assert "ended after max_s, 5 s" in log.text
 
 
@@ -406,7 +407,7 @@ def configured(engine="simulated", options=None, model="m", **warming):
 def loaded(config, engine=None, **kwargs):
     service = Service(config, engine or create_engine(config), **kwargs)
     service.load()
-    service.sender.start()
+    service.delivery.start()
     try:
         yield service
     finally:

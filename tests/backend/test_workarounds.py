@@ -42,7 +42,7 @@ def write_openai(root: Path, event_module: str) -> None:
 
 @pytest.fixture
 def fake_openai(tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Makes an openai importable whose event module is the given source."""
+    """Make an openai importable whose event module has the given source."""
     with mock.patch.object(sys, "path", [str(tmp_path), *sys.path]), mock.patch.dict(sys.modules):
         for name in [name for name in sys.modules if name.partition(".")[0] == "openai"]:
             del sys.modules[name]
@@ -105,7 +105,7 @@ def test_a_pydantic_base_makes_a_real_model(fake_openai: Callable[[str], None]) 
 
 @pytest.fixture
 def container(tmp_path: Path) -> Path:
-    """Like a container: a generated version folder, an old openai, and a tensorrt_llm that needs a newer one."""
+    """Make a container's state: a generated version folder, an old openai, a tensorrt_llm that needs a newer one."""
     backend = Path(workarounds.__file__).parent
     shutil.copytree(
         backend, tmp_path / "1" / "deepseek_backend", ignore=shutil.ignore_patterns("__pycache__", "engines")

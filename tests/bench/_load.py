@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
 
 from deepseek_backend.contract import INPUTS, Dtype
-from deepseek_backend.errors import one_line
+from deepseek_backend.errors import describe
 
 MODEL = "tensorrt_llm"
 PATIENCE_S = 120.0
@@ -136,7 +136,7 @@ def error_code(message: str) -> str:
 
 def why_lost(error: Exception) -> str:
     """In one line, cut: gRPC's errors have all that its core knew."""
-    return one_line(error)[:300]
+    return describe(error)[:300]
 
 
 async def ask(connection: Connection, request: Request, *, on_first: Callable[[], object] | None = None) -> Answer:

@@ -22,7 +22,7 @@ from deepseek_backend.contract import Dtype, SamplingFieldSpec
 from deepseek_backend.engines import base
 from deepseek_backend.request.parsed_request import ParsedRequest
 from deepseek_backend.request.parsed_request import SamplingParams as BackendParams
-from deepseek_backend.request.parsing import parse_call
+from deepseek_backend.request.parsing import parse_request
 from deepseek_triton_client import Chunk, Logprob, PerfMetrics, SamplingParams, Timeouts
 from deepseek_triton_client._core.checked_request import chat_request, prompt_request
 from deepseek_triton_client._core.dialect import Dialect
@@ -44,7 +44,7 @@ CONFIG = parse_config({"model": "m", "triton_config": {}}, version_dir=Path())
 SUPPORTED = {field.name: "" for field in contract.SAMPLING_FIELDS} | {"priority": ""}
 
 Sent = tuple[dict[str, Any], dict[str, Any]]
-"""Arrays by the name of their input, and the request's parameters, as Triton hands them to the model."""
+"""(arrays by the name of their input, the request's parameters), as Triton hands them to the model."""
 
 
 def over_json(inputs: Sequence[Input]) -> Sent:
@@ -69,7 +69,7 @@ def over_tensors(inputs: Sequence[Input]) -> Sent:
 
 
 def json_response(response: Outputs) -> Read:
-    """As the server writes it: an output of one value without its brackets."""
+    """Write JSON as the server does: an output of one value stands without its brackets."""
     document: dict[str, Any] = {"model_name": "tensorrt_llm", "model_version": "1"}
     for name, array in response:
         values = [value.decode() if isinstance(value, bytes) else value for value in array.tolist()]
@@ -95,7 +95,7 @@ documents = st.dictionaries(texts, st.integers(0, 9) | texts, max_size=3)
 
 
 def value(field: SamplingFieldSpec) -> st.SearchStrategy[Any]:
-    """In range."""
+    """Return a strategy for values in the field's range."""
     if field.dtype is Dtype.BOOL:
         return st.booleans()
     if field.dtype is Dtype.STRING:
@@ -109,7 +109,7 @@ def value(field: SamplingFieldSpec) -> st.SearchStrategy[Any]:
 
 
 AT_ODDS = ("min_tokens", "best_of", "n", *(field.name for field in contract.SAMPLING_FIELDS if field.guided))
-"""With others, or one another: they are drawn one by one."""
+"""Fields that may contradict others, or one another: they are drawn one at a time."""
 
 fields = st.fixed_dictionaries(
     {}, optional={f.name: value(f) for f in contract.SAMPLING_FIELDS if f.name not in AT_ODDS}
@@ -118,7 +118,7 @@ fields = st.fixed_dictionaries(
 
 def parsed(wire: Callable[[Sequence[Input]], Sent], request: Any, *, streamed: bool) -> ParsedRequest:
     arrays, parameters = wire(Dialect(METADATA).inputs(request, streamed=streamed))
-    return parse_call(arrays, json.dumps(parameters), CONFIG, SUPPORTED)
+    return parse_request(arrays, json.dumps(parameters), CONFIG, SUPPORTED)
 
 
 def asked(prompt: Any = "hi", *, streaming: bool = True, **given_fields: Any) -> Any:
@@ -127,7 +127,7 @@ def asked(prompt: Any = "hi", *, streaming: bool = True, **given_fields: Any) ->
 
 
 def expected(given_fields: Mapping[str, Any]) -> BackendParams:
-    """As the backend holds them."""
+    """Return the fields as the backend holds them."""
     found: dict[str, Any] = {"n": 1}
     for name, given_value in given_fields.items():
         held = tuple(given_value) if isinstance(given_value, list) else given_value
@@ -139,9 +139,9 @@ def expected(given_fields: Mapping[str, Any]) -> BackendParams:
 @WIRES
 @given(given_fields=fields)
 def test_fields_arrive_as_they_were_given(wire, given_fields):
-    call = parsed(wire, asked(**given_fields), streamed=True)
-    assert call.sampling == expected(given_fields)
-    assert call.returned == {name for name in ("logprobs", "prompt_logprobs") if name in given_fields}
+    got = parsed(wire, asked(**given_fields), streamed=True)
+    assert got.sampling == expected(given_fields)
+    assert got.returned == {name for name in ("logprobs", "prompt_logprobs") if name in given_fields}
 
 
 @WIRES
@@ -150,16 +150,16 @@ def test_fields_arrive_as_they_were_given(wire, given_fields):
 def test_fields_at_odds_with_others_arrive_alone(wire, name, data):
     given_fields = {name: data.draw(value(contract.SAMPLING_BY_NAME[name])), "temperature": 1.0}
     given_fields["max_tokens"] = 2**31 - 1
-    call = parsed(wire, asked(streaming=False, **given_fields), streamed=False)
-    assert getattr(call.sampling, name) == getattr(expected(given_fields), name)
+    got = parsed(wire, asked(streaming=False, **given_fields), streamed=False)
+    assert getattr(got.sampling, name) == getattr(expected(given_fields), name)
 
 
 @WIRES
 @given(prompt=texts, streaming=st.booleans())
 def test_a_prompt_arrives(wire, prompt, streaming):
-    call = parsed(wire, asked(prompt, streaming=streaming), streamed=streaming)
-    assert [each.text for each in call.prompts] == [prompt]
-    assert (call.streaming, call.cumulative, call.num_sequences_per_prompt) == (streaming, False, 1)
+    got = parsed(wire, asked(prompt, streaming=streaming), streamed=streaming)
+    assert [each.text for each in got.prompts] == [prompt]
+    assert (got.streaming, got.cumulative, got.num_sequences_per_prompt) == (streaming, False, 1)
 
 
 @WIRES
@@ -186,24 +186,24 @@ def test_what_concerns_the_whole_request_arrives(wire):
     returned = ("cumulative_logprob", "logprobs", "output_ids", "num_input_tokens", "num_output_tokens")
     settings = {"stream_interval": 3, "stream_interval_ms": 40, "timeout_ms": 500, "priority": -2}
     flags = {f"return_{name}": True for name in returned} | {"separate_reasoning": True}
-    call = parsed(wire, asked(**settings, **flags), streamed=True)
-    assert {name: getattr(call, name) for name in settings} == settings
-    assert call.separate_reasoning
-    assert call.returned == set(returned)
+    got = parsed(wire, asked(**settings, **flags), streamed=True)
+    assert {name: getattr(got, name) for name in settings} == settings
+    assert got.separate_reasoning
+    assert got.returned == set(returned)
 
 
 @WIRES
 def test_a_whole_answer_that_is_streamed_unasked_says_how_seldom(wire):
-    call = parsed(wire, asked(streaming=False), streamed=True)
-    assert (call.streaming, call.stream_interval, call.stream_interval_ms) == (True, None, 500)
-    call = parsed(wire, asked(streaming=False, temperature=1, best_of=3), streamed=True)
-    assert (call.streaming, call.num_sequences_per_prompt) == (False, 3)
+    got = parsed(wire, asked(streaming=False), streamed=True)
+    assert (got.streaming, got.stream_interval, got.stream_interval_ms) == (True, None, 500)
+    got = parsed(wire, asked(streaming=False, temperature=1, best_of=3), streamed=True)
+    assert (got.streaming, got.num_sequences_per_prompt) == (False, 3)
 
 
 @WIRES
 def test_a_request_is_ended_by_its_id(wire):
     arrays, parameters = wire(Dialect(METADATA).stop_inputs())
-    assert parse_call(arrays, json.dumps(parameters), CONFIG, SUPPORTED).stop
+    assert parse_request(arrays, json.dumps(parameters), CONFIG, SUPPORTED).stop
 
 
 EVERYTHING = ParsedRequest(
@@ -219,7 +219,7 @@ place = st.lists(logprob, min_size=1, max_size=3, unique_by=lambda entry: entry.
 
 
 def sequence_chunks(*, everything: bool) -> st.SearchStrategy[list[SequenceChunk]]:
-    """What one response says: of one sequence, or of some of four."""
+    """Draw the content of one response: of one sequence, or of some of four."""
     counts = st.integers(0, 2**31 - 1)
     one = st.builds(
         SequenceChunk,

@@ -16,17 +16,19 @@ from deepseek_backend.errors import BackendError
 
 @dataclass
 class ListReply:
-    """Keeps what was sent. `cancelled` is the client's doing."""
+    """A reply that keeps what was sent. A test sets `cancelled` where the client would go."""
 
     sent: list[tuple[dict[str, Any], bool]] = field(default_factory=list)
     errors: list[BackendError] = field(default_factory=list)
     cancelled: bool = False
     broken: bool = False
+    """Every response fails."""
     failures: int = 0
-    """Responses that fail before one can be sent again."""
+    """Number of further responses that fail."""
     lost: bool = False
     """A final response failed: there is no way left to answer."""
     unaskable: bool = False
+    """Asking whether it is cancelled fails."""
     finals: int = 0
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -52,7 +54,7 @@ class ListReply:
         return self.cancelled
 
     def _fail(self, *, final: bool) -> None:
-        """As Triton's sender does: once a final response was tried, nothing more is taken, sent or not."""
+        """Fail as Triton's sender does: after a final response was tried, sent or not, nothing more is taken."""
         self.failures -= 1
         if self.lost or self.broken or self.failures >= 0:
             self.lost = self.lost or final
@@ -75,13 +77,13 @@ class ListReply:
 
 
 def _plain(array: Any) -> Any:
-    """The one value of an output, or the list of several."""
+    """Return the one value of an output, or the list of several."""
     values = [value.decode() if isinstance(value, bytes) else value for value in array.tolist()]
     return values[0] if len(values) == 1 else values
 
 
 class ScriptedEngine:
-    """Does nothing by itself: the test sends the steps with `step`."""
+    """An engine that does nothing by itself: the test sends the steps with `step`."""
 
     MAX_PROMPT_BYTES = 1000
     BOS = "<s>"

@@ -1,6 +1,6 @@
-"""TritonPythonModel: Triton's life cycle and its response senders, nothing else.
+"""TritonPythonModel: Triton's life cycle, its response senders and its metrics, nothing else.
 
-Triton imports this file as module `1.model` and appends the version folder to sys.path; everything it drives is in the
+Triton imports this file as module `1.model` and appends the version folder to sys.path. Everything else is in the
 package `deepseek_backend` beside it.
 """
 
@@ -23,7 +23,7 @@ from deepseek_backend.answer.response_tensors import Outputs
 from deepseek_backend.config import load_config
 from deepseek_backend.contract import TRITON_CODES
 from deepseek_backend.engines import create_engine, instance_environment
-from deepseek_backend.errors import BackendError, ConfigError, RequestError, one_line
+from deepseek_backend.errors import BackendError, ConfigError, RequestError, describe
 from deepseek_backend.metrics.backend_metrics import BackendMetrics, Kind, info
 from deepseek_backend.metrics.publishing import MetricsLease, Publisher, Series
 from deepseek_backend.process.parent_server import ExitWatch, end_server, own_regions, parent_server
@@ -34,11 +34,11 @@ from deepseek_backend.service import Service
 logger = logging.getLogger("deepseek_backend")
 
 SWITCH_INTERVAL_S = 0.001
-"""How long a thread that computes in Python may keep the others from it. At Python's own 5 ms a model with one busy
-thread was seen to send 188 responses a second, at 0.5 ms 1,340, at 0.1 ms 3,000; but below 1 ms the switches themselves
-cost more than they bring once several threads are busy."""
+"""Seconds for which a thread that computes in Python may keep other threads waiting. At Python's own 5 ms a model with
+one busy thread was seen to send 188 responses a second, at 0.5 ms 1,340, at 0.1 ms 3,000; but below 1 ms the switches
+themselves cost more than they bring once several threads are busy."""
 GC_THRESHOLDS = (50_000, 50, 50)
-"""New objects, and collections of the younger generation, that start a collection."""
+"""New objects, and collections of the next younger generation, after which a garbage collection starts."""
 
 
 class TritonPythonModel:
@@ -50,7 +50,7 @@ class TritonPythonModel:
     _guard: ProcessGuard | None = None
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the engine; Triton reports the model READY when this returns and its failure when this raises."""
+        """Load the engine. Triton reports the model READY when this returns and its failure when this raises."""
         _log_to_triton()
         try:
             _check_numpy()
@@ -61,14 +61,14 @@ class TritonPythonModel:
             model_config = json.loads(args["model_config"])
             _check_agreement(model_config, config.decoupled, config.max_batch_size)
             logger.info("loading %s on the %s engine", config.model, config.engine)
-            server = self._watched_server()  # first: the guard is to be forked from a small process
+            server = self._watched_server()  # before the engine: the guard has to be forked from a small process
             engine = create_engine(config)
             os.environ.update(instance_environment(config.engine, model_config, args["model_instance_name"]))
             metrics = BackendMetrics(info(config))
             service = Service(config, engine, metrics=metrics, server=server)
             service.start()
         except (ConfigError, BackendError) as error:
-            # The cause alone: Triton puts the text of the exception into its log and its answer, traceback and all.
+            # `from None`, because Triton puts the exception with its whole traceback into its log and its answer.
             raise pb_utils.TritonModelException(str(error)) from None
         self._service = service
         if self._guard is not None and config.on_fatal == "exit":
@@ -80,33 +80,33 @@ class TritonPythonModel:
             period_s=config.metrics_period_s,
         )
         self._publisher.start()
-        _spare_the_collector()
+        _tune_garbage_collector()
         logger.info("%s is ready after %.1f s", config.model, time.monotonic() - started)
 
     def execute(self, requests: list[Any]) -> None:
-        """Take requests; the responses follow from the sender's threads (decoupled)."""
+        """Take requests. The responses follow from delivery's threads (decoupled)."""
         if self._service is None:
             raise RuntimeError("execute before initialize")
         for request in requests:
             try:
                 reply = TritonReply(request.get_response_sender())
-            except Exception:  # of the bindings; the other requests still have theirs
+            except Exception:  # the bindings failed; the other requests still have their senders
                 logger.exception("a request has no response sender: it can't be answered")
                 continue
             try:
                 inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
                 parameters, client_id, timeout_us = request.parameters(), request.request_id(), request.timeout()
-            except Exception as error:  # of the bindings, for bytes that are no UTF-8 or no tensor: only this request's
-                self._service.refuse(reply, RequestError(f"the request can't be read: {one_line(error)}"))
+            except Exception as error:  # bytes that are not UTF-8 or not a tensor: only this request is refused
+                self._service.refuse(reply, RequestError(f"the request can't be read: {describe(error)}"))
                 continue
             self._service.accept(inputs, parameters, reply, client_id=client_id, timeout_us=timeout_us)
 
     def is_ready(self) -> bool:
-        """Asked by Triton 26.03 and later for `v2/models/<model>/ready`; older ones never call it."""
+        """Answer `v2/models/<model>/ready`. Triton 26.03 and later call this; older releases never do."""
         return self._service is not None and self._service.is_ready()
 
     def finalize(self) -> None:
-        """Release the engine. Triton calls it on unload and on exit, when no request is in flight any more."""
+        """Release the engine. Triton calls this on unload and on exit, when no request is in flight any more."""
         if self._guard is not None:
             self._guard.disarm()
         if self._service is not None:
@@ -120,14 +120,14 @@ class TritonPythonModel:
             self._exit_watch = None
 
     def _watched_server(self) -> ServerAbove:
-        """The tritonserver above this process, for the watcher."""
+        """Return the tritonserver above this process, for the watcher, and start the guard."""
         pid = parent_server()
         if pid is None:
             return ServerAbove()
         try:
             self._guard = ProcessGuard(pid, own_regions())
         except OSError as error:
-            logger.warning("no guard process: %s; a crash of this process would go unnoticed", one_line(error))
+            logger.warning("no guard process: %s; a crash of this process would go unnoticed", describe(error))
         self._exit_watch = ExitWatch(pid)
         return ServerAbove(
             is_exiting=self._exit_watch.is_exiting,
@@ -137,7 +137,7 @@ class TritonPythonModel:
 
 
 class TritonReply:
-    """A lifecycle.Reply on Triton's response sender."""
+    """An active_request.Reply on Triton's response sender."""
 
     def __init__(self, sender: Any) -> None:
         self._sender = sender
@@ -160,45 +160,45 @@ class TritonReply:
 
 
 class TritonMetrics:
-    """A publishing.MetricFactory on Triton's own metrics. With metrics turned off in the server it does nothing."""
+    """A publishing.MetricFactory on Triton's own metrics. With the server's metrics turned off it does nothing."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.has_histograms = hasattr(pb_utils.MetricFamily, "HISTOGRAM")
         self._labels = labels
-        self._turn = MetricsLease(labels)
+        self._lease = MetricsLease(labels)
         self._families: dict[str, Any] = {}
 
     def claim(self) -> bool:
-        return self._turn.take()
+        return self._lease.take()
 
     def series(
         self, name: str, kind: Kind, text: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
     ) -> Series:
         if name not in self._families:
-            of_triton = getattr(pb_utils.MetricFamily, kind.name)
-            self._families[name] = pb_utils.MetricFamily(name=name, description=text, kind=of_triton)
+            triton_kind = getattr(pb_utils.MetricFamily, kind.name)
+            self._families[name] = pb_utils.MetricFamily(name=name, description=text, kind=triton_kind)
         bounds = {"buckets": list(buckets)} if buckets else {}
         series: Series = self._families[name].Metric(labels={**self._labels, **labels}, **bounds)
         return series
 
     def close(self) -> None:
-        self._families.clear()  # a family keeps its series; the last reference takes them out of the server
-        self._turn.give_back()
+        self._families.clear()  # a family keeps its series; dropping the last reference takes them out of the server
+        self._lease.give_back()
 
 
 def _metric_labels(args: Mapping[str, str], model_config: Mapping[str, Any]) -> dict[str, str]:
-    """As Triton labels its own metrics, and the instance where several would write to one series."""
+    """Return the labels of Triton's own metrics, and the instance where several would write to one series."""
     labels = {"model": args["model_name"], "version": args["model_version"]}
     if sum(group["count"] for group in model_config["instance_group"]) > 1:
         labels["model_instance"] = args["model_instance_name"]
     return labels
 
 
-def _spare_the_collector() -> None:
-    """Keep Python's garbage collector from walking over all that has been loaded, and from walking all the time.
+def _tune_garbage_collector() -> None:
+    """Make Python's garbage collector run less often, and pass over everything that has been loaded.
 
-    Every token is an object or two, and 700 new ones start a collection unless told otherwise: a quarter of the
-    backend's time at 600,000 tokens a second. What has been loaded is there to stay.
+    Every token is an object or two, and by default 700 new objects start a collection: that took a quarter of the
+    backend's time at 600,000 tokens a second. What has been loaded stays until the process ends.
     """
     gc.collect()
     gc.freeze()
@@ -208,7 +208,7 @@ def _spare_the_collector() -> None:
 def _check_numpy() -> None:
     """Refuse a numpy that the stub was not built for: it reads and writes wrong tensors without an error.
 
-    Seen with nvidia-pytriton 0.7.0, whose stub wants numpy 1.x: under 2.x [1, 2, 3] came back as [1, 1, 1].
+    This was seen with nvidia-pytriton 0.7.0, whose stub needs numpy 1.x: under 2.x [1, 2, 3] came back as [1, 1, 1].
     """
     expected = [1, 2, 3]
     got = pb_utils.Tensor("check", np.array(expected, dtype=np.int32)).as_numpy().tolist()
@@ -222,7 +222,7 @@ def _check_numpy() -> None:
 
 
 def _check_agreement(model_config: dict[str, Any], decoupled: bool, max_batch_size: int) -> None:
-    """config.pbtxt decides; model.yaml's copy (for upstream's model.py) must say the same."""
+    """Check that model.yaml's copy (for upstream's model.py) says the same as config.pbtxt, which decides."""
     pbtxt = {
         "decoupled": bool(model_config.get("model_transaction_policy", {}).get("decoupled", False)),
         "max_batch_size": int(model_config.get("max_batch_size", 0)),
@@ -238,7 +238,7 @@ def _check_agreement(model_config: dict[str, Any], decoupled: bool, max_batch_si
 
 
 def _log_to_triton() -> None:
-    """Send the backend's log to stderr, which is Triton's log in every deployment."""
+    """Send the backend's log to stderr, which is part of Triton's log in every deployment."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("deepseek_backend %(levelname)s: %(message)s"))
     logger.handlers[:] = [handler]

@@ -1,6 +1,6 @@
-"""model.yaml as the backend reads it.
+"""Reads model.yaml.
 
-LLM arguments stand at the top level, exactly as upstream's own backend would read them; ours stand under
+LLM arguments stand at the top level, exactly as upstream's own backend would read them. Our own keys stand under
 `triton_config` only. `load_config` reports every problem at once.
 """
 
@@ -16,23 +16,23 @@ import yaml
 
 from deepseek_backend.contract import INT32_MAX, MAX_STREAM_INTERVAL_MS, SAMPLING_BY_NAME
 from deepseek_backend.errors import ConfigError
-from deepseek_backend.field_values import check_value, shown
+from deepseek_backend.field_values import check_value, quoted
 
 ENGINE_NAMES = ("tensorrt_llm", "transformers", "simulated")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupConfig:
-    """What the engine is given before the model is ready (`warmup`)."""
+    """Requests that the engine gets before the model is ready (key `warmup`)."""
 
     shapes: tuple[tuple[int, int], ...]
-    """Requests at once and the prompt tokens of each, in the order they are sent."""
+    """Pairs (requests sent at once, prompt tokens of each), in the order in which they are sent."""
     max_tokens: int = 8
     """Tokens of each answer."""
     max_rounds: int = 5
-    """Of one shape, if it does not become steady before."""
+    """Most times that one shape is sent, if its time does not become steady before."""
     max_s: float = 300
-    """For all of it; what is not warm by then stays so."""
+    """Most seconds for the whole warm-up; shapes that are not warm by then stay cold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,51 +44,53 @@ class BackendConfig:
     decoupled: bool = True
     """A copy of config.pbtxt's transaction policy for upstream's model.py; the two must agree."""
     max_batch_size: int = 0
-    """Likewise. 0: the engine batches, Triton does not."""
+    """A copy of config.pbtxt's value, as above. 0: the engine batches, Triton does not."""
     default_max_tokens: int = 256
     """max_tokens of a request that gives none."""
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling fields for requests that don't give them, from generation_config or the model card; checked."""
+    """Sampling fields for requests that don't give them, from generation_config or the model card. They are checked."""
     unknown_parameters: str = "error"
-    """What to do with a request parameter nobody knows: error, warn or ignore."""
+    """What to do with an unknown request parameter: error, warn or ignore."""
     ignored_parameters: tuple[str, ...] = ()
-    """Shell-style patterns of request parameters to pass over, for headers that a proxy forwards."""
+    """Shell-style patterns of request parameters that are ignored, for headers that a proxy forwards."""
     cancellation_check_period_ms: int = 100
     """How often each open request is asked whether its client has gone; less often beyond 200 open requests."""
     stream_mode: str = "delta"
     """What a stream's chunks carry where the request does not say: delta or cumulative."""
     stream_interval: int | None = None
-    """Tokens that a stream's text may wait for, to leave together, where the request does not say. None: see the next.
-    TensorRT-LLM's own stream_interval is another one: an argument of the engine, at the top level."""
+    """Number of tokens for which a stream's text may wait, to leave together, where the request does not say. None: no
+    such number. TensorRT-LLM's own stream_interval is something else: an argument of the engine, at the top level."""
     stream_interval_ms: int | None = None
-    """How long it may wait. With neither it leaves at once, and else with whichever comes first."""
+    """Milliseconds for which a stream's text may wait, where the request does not say. None: no such time. Text leaves
+    as soon as either bound is reached, and at once where neither is given."""
     separate_reasoning: bool = False
-    """Where the request does not say: the model's thinking goes to reasoning_output."""
+    """Put the model's reasoning into reasoning_output, where the request does not say."""
     default_timeout_ms: int | None = None
-    """timeout_ms of a request that gives none. Triton can't see the client of a plain /generate go: this ends it."""
+    """timeout_ms of a request that gives none. It also ends a plain /generate whose client has gone, which Triton can't
+    see."""
     max_inflight: int | None = None
     """Most sequences accepted and not yet answered; one more is refused with UNAVAILABLE. None: no limit."""
     max_inflight_tokens: int | None = None
-    """Most tokens of those together, prompts and max_tokens."""
+    """Most tokens of these sequences together, prompts and max_tokens. None: no limit."""
     hang_s: int = 300
-    """Without a token for so long while requests are open, the model is not ready."""
+    """Seconds without a token, while requests are open, after which the model is not ready."""
     on_fatal: str = "exit"
-    """When the engine is dead. exit: tritonserver is ended, with a code other than 0, after fatal_grace_s; unready: it
-    goes on and refuses everything."""
+    """What to do when the engine is dead. exit: end tritonserver, with a code other than 0, after fatal_grace_s.
+    unready: go on and refuse everything."""
     fatal_grace_s: int = 2
-    """For the error responses to leave before tritonserver is ended."""
+    """Seconds in which the error responses can leave before tritonserver is ended."""
     drain_s: int | None = None
-    """When tritonserver is told to exit: how long open requests may go on. None: --exit-timeout-secs less five."""
+    """Seconds that open requests have when tritonserver is told to exit. None: --exit-timeout-secs less five."""
     metrics_period_s: float = 1.0
-    """How often the metrics on Triton's /metrics are brought up to date."""
+    """Seconds between two updates of the metrics on Triton's /metrics."""
     warmup: WarmupConfig | None = None
-    """Requests of the backend's own between the load and READY. None: the first users are the first."""
+    """Requests of the backend's own between the load and READY. None: there are none; the first users wait longer."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the engine itself; each engine checks its own."""
+    """Options of the engine. Each engine checks its own."""
     llm_args: Mapping[str, Any] = field(default_factory=dict)
     """The top level of model.yaml without triton_config."""
     version_dir: Path = Path()
-    """The folder of model.yaml, where release.yaml lies too. A relative `model` path is looked up from here."""
+    """The folder of model.yaml and release.yaml. A relative `model` path starts from here."""
 
     @property
     def model(self) -> str:
@@ -101,7 +103,7 @@ _UNKNOWN_PARAMETERS = ("error", "warn", "ignore")
 
 
 def load_config(path: Path) -> BackendConfig:
-    """The configuration in the YAML file at `path`.
+    """Read the configuration in the YAML file at `path`.
 
     :raises ConfigError: with every problem found.
     """
@@ -117,7 +119,7 @@ def load_config(path: Path) -> BackendConfig:
 
 
 def parse_config(document: Mapping[str, Any], *, version_dir: Path) -> BackendConfig:
-    """`document` as a configuration.
+    """Return `document` as a configuration.
 
     :raises ConfigError: with every problem found.
     """
@@ -181,13 +183,13 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "engine_options": (lambda value: isinstance(value, dict), "a mapping"),
     "warmup": (_or_null(lambda value: isinstance(value, dict)), "a mapping, or null"),
 }
-"""Key -> (what holds for a value, what was expected in words)."""
+"""Key -> (check of its value, the expected value in words)."""
 
 
 WARMUP_MAX_REQUESTS = 65_536
 WARMUP_MAX_TOKENS = 2**22
-"""Of the prompts of a shape together, which are made before the first is sent: half a second and 150 MB. Batches of
-DeepSeek are much smaller: 8,192 tokens on each of 72 GPUs are a seventh."""
+"""Most tokens of all prompts of a shape. They are made before the first one is sent, which takes half a second and
+150 MB at this size. Batches of DeepSeek are much smaller: 8,192 tokens on each of 72 GPUs are a seventh of it."""
 
 
 def _are_shapes(value: Any) -> bool:
@@ -212,7 +214,7 @@ _WARMUP_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_rounds": (_whole(1, 1000), "a whole number from 1 to 1,000"),
     "max_s": (_between(1, 86_400), "a number of seconds from 1 to 86,400"),
 }
-"""The same for what stands under warmup."""
+"""The same for the keys under warmup."""
 
 
 def _problems(key: str, value: Any) -> list[str]:
@@ -220,7 +222,7 @@ def _problems(key: str, value: Any) -> list[str]:
         return [f"triton_config.{key}: unknown key{_nearest(key, _CHECKS)}; known: {', '.join(sorted(_CHECKS))}"]
     holds, expected = _CHECKS[key]
     if not holds(value):
-        return [f"triton_config.{key}: expected {expected}, got {shown(value)}"]
+        return [f"triton_config.{key}: expected {expected}, got {quoted(value)}"]
     if key == "default_sampling":
         return _sampling_problems(value)
     return _warmup_problems(value) if key == "warmup" and value is not None else []
@@ -235,7 +237,7 @@ def _warmup_problems(given: Mapping[str, Any]) -> list[str]:
             continue
         holds, expected = _WARMUP_CHECKS[name]
         if not holds(value):
-            problems.append(f"triton_config.warmup.{name}: expected {expected}, got {shown(value)}")
+            problems.append(f"triton_config.warmup.{name}: expected {expected}, got {quoted(value)}")
     return problems
 
 

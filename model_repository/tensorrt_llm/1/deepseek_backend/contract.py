@@ -1,34 +1,35 @@
-"""THE wire contract: every tensor, sampling field and error code, in one place.
+"""The wire contract: every tensor, sampling field and error code, in one place.
 
-Parsing (`parsing.py`), responses (`response.py`), config.pbtxt and the reference in `docs/` all come from these tables.
-Needs the standard library only, so that the generator can load this file by itself.
+Parsing (`request/`), responses (`answer/response_tensors.py`), config.pbtxt and the reference in `docs/` all come from
+these tables. This file needs the standard library only, so that the generator can load it by itself.
 
 Usage
 -----
-`num_input_tokens` is the prompt's length in tokens, the same number whenever it is sent; 0 for a request that ended
-before the engine had counted. `num_output_tokens` counts the tokens since the previous response that carried it, so the
-sum over the responses of a request is its total, streamed or not. The token that ended the text counts, but for a stop
-token on TensorRT-LLM. Both are on every final response; `return_num_input_tokens` and `return_num_output_tokens` put
-them on each chunk too.
+`num_input_tokens` is the prompt's length in tokens. It is the same number whenever it is sent, and 0 for a request that
+ended before the engine had counted the prompt. `num_output_tokens` counts the tokens since the previous response that
+carried it, so the sum over the responses of a request is its total, streamed or not. The token that ended the text is
+counted too, except for a stop token on TensorRT-LLM. Both are on every final response; `return_num_input_tokens` and
+`return_num_output_tokens` put them on each chunk as well.
 
 Streams
 -------
 Chunks are increments: joined, they are byte for byte the text of the same request not streamed. `finish_reason` comes
-with the last one. A request that fails after its first chunk ends with an error instead. /generate has room for one
-response only, so a stream is asked of /generate_stream. `stream_mode` "cumulative" sends the whole text so far in each
-chunk instead, as upstream's llmapi model does. Only text is cumulative then: ids, logprobs and `num_output_tokens` stay
-increments.
+with the last chunk. A request that fails after its first chunk ends with an error instead. /generate has room for one
+response only, so use /generate_stream for a stream. With `stream_mode` "cumulative" each chunk carries the whole text
+so far instead, as with upstream's llmapi model. Only text is cumulative then: ids, logprobs and `num_output_tokens`
+stay increments.
 
-How many chunks there are is left to the load: what has not left when more comes leaves with it, so an idle server sends
-each token by itself. `stream_interval` and `stream_interval_ms` ask for fewer chunks; the first text and the end wait
-for neither.
+The number of chunks depends on the load. Text that has not left when more text is made leaves together with it, so an
+idle server sends each token by itself and a busy one sends larger chunks. `stream_interval` and `stream_interval_ms`
+ask for fewer chunks; the first text and the end never wait.
 
 Several sequences
 -----------------
-N prompts with `n` answers each are N * n sequences, prompt by prompt. Every output then has a value for each sequence
-that the response speaks of, and `sequence_index` says which; without streaming the one response has them all, in order.
-In /generate's JSON an output with one value is that bare value, with several it is an array. The ids in `output_ids`
-follow one another, `num_output_tokens` of each sequence. One sequence that fails fails the request.
+N prompts with `n` answers each are N * n sequences, in the order of the prompts. Every output then has one value for
+each sequence in the response, and `sequence_index` says which sequences these are; without streaming the one response
+has all of them, in order. In the JSON of /generate an output with one value is that bare value, and an output with
+several values is an array. `output_ids` holds the ids of one sequence after those of another: `num_output_tokens` says
+how many belong to each. When one sequence fails, the whole request fails.
 """
 
 from __future__ import annotations
@@ -74,18 +75,17 @@ TRITON_CODES = {
 }
 """Our code -> the name of Triton's status code.
 
-Don't go by the HTTP status: tritonserver 2.51 answers 400 for all four when the first response of /generate is an
+Don't rely on the HTTP status: tritonserver 2.51 answers 400 for all four when the first response of /generate is an
 error. The code in the message is the same everywhere.
 """
 
-
 ERROR_MEANINGS = {
-    ErrorCode.INVALID_ARGUMENT: "a value, a type or a name is wrong; the message says which and what is allowed",
-    ErrorCode.UNSUPPORTED: "the field is known, but this engine, or this release's sampler, does not do it",
+    ErrorCode.INVALID_ARGUMENT: "a value, a type or a name is wrong; the message says which one and what is allowed",
+    ErrorCode.UNSUPPORTED: "the field is known, but this engine, or this release's sampler, does not support it",
     ErrorCode.PROMPT_TOO_LONG: "the prompt does not fit max_seq_len; the message has both numbers",
-    ErrorCode.OVERLOADED: "too much is in flight; send it again later",
-    ErrorCode.UNAVAILABLE: "the engine is gone or the model is stopping; send it to another server",
-    ErrorCode.CANCELLED: "ended because its client had gone",
+    ErrorCode.OVERLOADED: "too many requests or tokens are in flight; send the request again later",
+    ErrorCode.UNAVAILABLE: "the engine is dead or the model is being stopped; send the request to another server",
+    ErrorCode.CANCELLED: "the request was ended because its client had gone",
     ErrorCode.INTERNAL: "the engine failed; nothing is wrong with the request",
 }
 
@@ -97,39 +97,40 @@ class TensorSpec:
     name: str
     dtype: Dtype
     dims: tuple[int, ...]
-    """Shape; -1 is any length. There is no batch dimension: max_batch_size is 0 and the engine batches."""
+    """Shape; -1 stands for any length. There is no batch dimension: max_batch_size is 0 and the engine batches."""
     meaning: str
     optional: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingFieldSpec:
-    """One way to shape generation: input `sampling_param_<name>`, a key of `sampling_parameters`, a plain name.
+    """One field that shapes generation. A request gives it as the input `sampling_param_<name>`, as a key of
+    `sampling_parameters`, or by its plain name.
 
-    REQUEST_FIELDS are checked by the same rules, and go by their plain names alone.
+    REQUEST_FIELDS are checked by the same rules; a request gives them by their plain names only.
     """
 
     name: str
     dtype: Dtype
     meaning: str
     guided: bool = False
-    """Constrains the text to a form. A request may have one such field."""
+    """The field constrains the text to a form. A request may have only one such field."""
     low: float | None = None
     high: float | None = None
     many: bool = False
-    """A list: the tensor's shape is [-1]. Not available as a plain name, which Triton limits to scalars."""
+    """The value is a list and the tensor's shape is [-1]. A plain name can't hold one: Triton limits it to scalars."""
     max_items: int = 64
     """Most values of a list."""
     max_length: int = 1024
-    """Most characters of a string: stop strings are looked for in every token of every stream."""
+    """Most characters of a string. It is short because stop strings are searched for in every token of every stream."""
     plain_name: bool = True
     """False where the plain name means something else on the wire."""
     choices: tuple[str, ...] = ()
     """The only strings allowed, where there are any."""
     json: bool = False
-    """A string that holds JSON; in `sampling_parameters` an object may stand in its place."""
+    """The value is a string that holds JSON; in `sampling_parameters` an object may stand in its place."""
     neutral: bool | float | None = None
-    """The value that asks for nothing; a field given so counts as not given, on every engine."""
+    """The value that asks for nothing. A field with this value counts as not given, on every engine."""
 
     @property
     def tensor(self) -> TensorSpec:
@@ -137,7 +138,7 @@ class SamplingFieldSpec:
         return TensorSpec(name=f"sampling_param_{self.name}", dtype=self.dtype, dims=dims, meaning=self.meaning)
 
     def range_text(self) -> str:
-        """The range in words, as error messages and the reference give it; empty where there is none."""
+        """The allowed range in words, for error messages and the reference; empty where there is none."""
         if self.low is None and self.high is None:
             return ""
         low = "" if self.low is None else f">= {self.low}"
@@ -155,10 +156,11 @@ MAX_SEQUENCES_OF_REQUEST = 1024
 """Most answers to all prompts of one request."""
 MAX_INPUT_IDS = 1 << 20
 MAX_CHAT_BYTES = 4 << 20
-"""Of one conversation in JSON: several times what the longest context holds."""
+"""Most bytes of one conversation in JSON: several times what the longest context holds."""
 MAX_LOGPROBS = 20
-"""Most alternatives of one token; OpenAI's own limit."""
+"""Most alternatives to one token; OpenAI's own limit."""
 _GUIDE_LENGTH = 1 << 16
+"""Most characters of a schema, regular expression or grammar."""
 
 SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
     SamplingFieldSpec(
@@ -166,10 +168,11 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         dtype=Dtype.INT32,
         low=1,
         high=INT32_MAX,
-        meaning="Most tokens to generate. Not given: default_max_tokens of model.yaml. Cut to the room left.",
+        meaning="Most tokens to generate, limited by the room left in the context. Default: default_max_tokens of "
+        "model.yaml.",
     ),
     SamplingFieldSpec(
-        name="temperature", dtype=Dtype.FP32, low=0, high=100, meaning="Divides the logits; 0 is greedy decoding."
+        name="temperature", dtype=Dtype.FP32, low=0, high=100, meaning="Divides the logits; 0 means greedy decoding."
     ),
     SamplingFieldSpec(
         name="top_k",
@@ -177,14 +180,14 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         low=0,
         high=INT32_MAX,
         neutral=0,
-        meaning="Sample among the k likeliest tokens; 0 is all.",
+        meaning="Sample among the k likeliest tokens; 0 means all tokens.",
     ),
     SamplingFieldSpec(
         name="top_p",
         dtype=Dtype.FP32,
         low=0,
         high=1,
-        meaning="Sample among the likeliest tokens whose probabilities add up to p; 0 is the likeliest alone.",
+        meaning="Sample among the likeliest tokens whose probabilities add up to p; 0 means the likeliest token only.",
     ),
     SamplingFieldSpec(
         name="min_p",
@@ -192,14 +195,15 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         low=0,
         high=1,
         neutral=0,
-        meaning="Leave out tokens less likely than this share of the likeliest one's probability.",
+        meaning="Leave out tokens whose probability is less than this share of the likeliest token's.",
     ),
     SamplingFieldSpec(
         name="seed",
         dtype=Dtype.UINT64,
         low=-(2**63),
         high=2**64 - 1,
-        meaning="Makes sampling repeatable; a negative one counts from 2^64 down. Not given: a new one each time.",
+        meaning="Makes sampling repeatable; a negative seed counts down from 2^64. Default: a new seed for each "
+        "request.",
     ),
     SamplingFieldSpec(
         name="repetition_penalty",
@@ -207,7 +211,8 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         low=0.01,
         high=10,
         neutral=1,
-        meaning="Divides (or multiplies, when negative) the logits of tokens seen in prompt or output; 1 is none.",
+        meaning="Divides positive logits, and multiplies negative ones, of tokens seen in prompt or output; 1 means no "
+        "penalty.",
     ),
     SamplingFieldSpec(
         name="presence_penalty",
@@ -215,7 +220,7 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         low=-2,
         high=2,
         neutral=0,
-        meaning="Taken from the logit of each token already generated.",
+        meaning="Subtracted from the logit of each token that has already been generated.",
     ),
     SamplingFieldSpec(
         name="frequency_penalty",
@@ -223,7 +228,7 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         low=-2,
         high=2,
         neutral=0,
-        meaning="Taken from the logit of a token once for each time it was generated.",
+        meaning="Subtracted from the logit of a token once for each time it has been generated.",
     ),
     SamplingFieldSpec(
         name="min_tokens",
@@ -231,7 +236,7 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         low=0,
         high=INT32_MAX,
         neutral=0,
-        meaning="The end token and stop_token_ids are not sampled before this many tokens.",
+        meaning="The end token and stop_token_ids are not sampled before this many tokens have been generated.",
     ),
     SamplingFieldSpec(
         name="ignore_eos", dtype=Dtype.BOOL, neutral=False, meaning="Go on after the end token, up to max_tokens."
@@ -241,7 +246,7 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         dtype=Dtype.STRING,
         many=True,
         plain_name=False,
-        meaning="Strings that end the text; not part of it unless include_stop_str_in_output.",
+        meaning="Strings that end the text. They are not part of it unless include_stop_str_in_output is true.",
     ),
     SamplingFieldSpec(
         name="stop_token_ids", dtype=Dtype.INT32, many=True, low=0, high=INT32_MAX, meaning="Tokens that end the text."
@@ -256,19 +261,19 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         name="skip_special_tokens",
         dtype=Dtype.BOOL,
         neutral=True,
-        meaning="Leave special tokens out of the text. Default true.",
+        meaning="Leave special tokens out of the text. Default: true.",
     ),
     SamplingFieldSpec(
         name="add_special_tokens",
         dtype=Dtype.BOOL,
         neutral=True,
-        meaning="Let the tokenizer put its begin-of-sentence token before the prompt. Default true.",
+        meaning="Let the tokenizer put its begin-of-sentence token before the prompt. Default: true.",
     ),
     SamplingFieldSpec(
         name="exclude_input_from_output",
         dtype=Dtype.BOOL,
         neutral=True,
-        meaning="False puts the prompt before the text. Default true.",
+        meaning="False puts the prompt before the text. Default: true.",
     ),
     SamplingFieldSpec(
         name="n",
@@ -276,7 +281,8 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         low=1,
         high=MAX_SEQUENCES,
         neutral=1,
-        meaning="Answers to each prompt. Needs sampling: greedy decoding gives the same one every time.",
+        meaning="Number of answers to each prompt. It needs sampling: greedy decoding gives the same answer every "
+        "time.",
     ),
     SamplingFieldSpec(
         name="best_of",
@@ -284,36 +290,36 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         low=1,
         high=MAX_SEQUENCES,
         neutral=1,
-        meaning="Generate so many answers to each prompt and return the n with the highest cumulative_logprob. Not for "
-        "streams, which can't wait.",
+        meaning="Generate this many answers to each prompt and return the n with the highest cumulative_logprob. Not "
+        "for streams: the best answers are known only at the end.",
     ),
     SamplingFieldSpec(
         name="bad",
         dtype=Dtype.STRING,
         many=True,
-        meaning="Strings that are not generated.",
+        meaning="Strings that must not be generated.",
     ),
     SamplingFieldSpec(
         name="logprobs",
         dtype=Dtype.INT32,
         low=0,
         high=MAX_LOGPROBS,
-        meaning="Log-probabilities of each generated token and of so many of the likeliest ones at its place, in "
-        "output logprobs; 0 is the generated one alone.",
+        meaning="Put the log-probability of each generated token, and of this many of the likeliest tokens at its "
+        "place, into the output logprobs; 0 means the generated token only.",
     ),
     SamplingFieldSpec(
         name="prompt_logprobs",
         dtype=Dtype.INT32,
         low=0,
         high=MAX_LOGPROBS,
-        meaning="The same for the prompt's tokens, in output prompt_logprobs.",
+        meaning="The same for the tokens of the prompt, in the output prompt_logprobs.",
     ),
     SamplingFieldSpec(
         name="truncate_prompt_tokens",
         dtype=Dtype.INT32,
         low=1,
         high=INT32_MAX,
-        meaning="Keep only so many tokens of the prompt, its last ones.",
+        meaning="Keep only this many tokens of the prompt, the last ones.",
     ),
     SamplingFieldSpec(
         name="guided_json",
@@ -321,28 +327,28 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         guided=True,
         json=True,
         max_length=_GUIDE_LENGTH,
-        meaning="A JSON schema that the text follows.",
+        meaning="A JSON schema that the text must follow.",
     ),
     SamplingFieldSpec(
         name="guided_json_object",
         dtype=Dtype.BOOL,
         guided=True,
         neutral=False,
-        meaning="The text is some JSON object.",
+        meaning="The text must be a JSON object.",
     ),
     SamplingFieldSpec(
         name="guided_regex",
         dtype=Dtype.STRING,
         guided=True,
         max_length=_GUIDE_LENGTH,
-        meaning="A regular expression that the text matches.",
+        meaning="A regular expression that the text must match.",
     ),
     SamplingFieldSpec(
         name="guided_grammar",
         dtype=Dtype.STRING,
         guided=True,
         max_length=_GUIDE_LENGTH,
-        meaning="A grammar, in EBNF, of the text.",
+        meaning="A grammar in EBNF that the text must follow.",
     ),
     SamplingFieldSpec(
         name="guided_structural_tag",
@@ -350,13 +356,14 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
         guided=True,
         json=True,
         max_length=_GUIDE_LENGTH,
-        meaning="Constrains the text inside given tags only; TensorRT-LLM's structural_tag.",
+        meaning="Constrains only the text inside given tags; TensorRT-LLM's structural_tag.",
     ),
     SamplingFieldSpec(
         name="return_perf_metrics",
         dtype=Dtype.BOOL,
         neutral=False,
-        meaning="Put the performance metrics on the final response, unless time, stop or the server cut it short.",
+        meaning="Put the performance metrics on the final response, unless a timeout, a stop request or the server "
+        "ended the request early.",
     ),
 )
 
@@ -368,30 +375,32 @@ REQUEST_FIELDS: tuple[SamplingFieldSpec, ...] = (
         name="stream_mode",
         dtype=Dtype.STRING,
         choices=("delta", "cumulative"),
-        meaning='"delta" or "cumulative": the whole text so far in each chunk, and of all else what is new. Not given: '
-        "stream_mode of model.yaml.",
+        meaning='"delta": each chunk carries new text. "cumulative": each chunk carries the whole text so far; all '
+        "other outputs carry what is new. Default: stream_mode of model.yaml.",
     ),
     SamplingFieldSpec(
         name="stream_interval",
         dtype=Dtype.INT32,
         low=1,
         high=INT32_MAX,
-        meaning="Tokens that a stream's text may wait for, to leave together. The first does not wait; 1 is for none.",
+        meaning="Number of tokens for which a stream's text may wait, to leave together. The first text does not "
+        "wait; 1 means no waiting.",
     ),
     SamplingFieldSpec(
         name="stream_interval_ms",
         dtype=Dtype.INT32,
         low=1,
         high=MAX_STREAM_INTERVAL_MS,
-        meaning="How long a stream's text may wait for more. With both, whichever comes first; with neither given, as "
-        "model.yaml says.",
+        meaning="Milliseconds for which a stream's text may wait for more. With stream_interval as well, the text "
+        "leaves as soon as either is reached; with neither, model.yaml decides.",
     ),
     SamplingFieldSpec(
         name="timeout_ms",
         dtype=Dtype.INT32,
         low=1,
         high=INT32_MAX,
-        meaning='From arrival to the last token; then the text so far is the answer, with finish_reason "timeout".',
+        meaning="Most milliseconds from arrival to the last token. After that the text so far is the answer, with "
+        'finish_reason "timeout".',
     ),
     SamplingFieldSpec(
         name="priority",
@@ -399,19 +408,22 @@ REQUEST_FIELDS: tuple[SamplingFieldSpec, ...] = (
         low=-INT32_MAX,
         high=INT32_MAX,
         neutral=0,
-        meaning="Higher goes first, with engines that have it; 0 is none.",
+        meaning="Requests with a higher priority go first, on engines that support it; 0 means no priority.",
     ),
 )
-"""Of the request as a whole, with one value."""
+"""Fields of the request as a whole. Each has one value."""
 
 
 def _flag(name: str, meaning: str) -> TensorSpec:
     return TensorSpec(name=name, dtype=Dtype.BOOL, dims=(1,), meaning=meaning)
 
 
-# Optional on the wire, so that its absence is answered by the backend, with the contract's code.
+# Optional on the wire, so that the backend, and not Triton, answers a request without it, with the contract's code.
 TEXT_INPUT = TensorSpec(
-    name="text_input", dtype=Dtype.STRING, dims=(-1,), meaning="The prompt; several are answered one by one."
+    name="text_input",
+    dtype=Dtype.STRING,
+    dims=(-1,),
+    meaning="The prompt. Each of several prompts gets its own answer.",
 )
 
 REQUEST_INPUTS: tuple[TensorSpec, ...] = (
@@ -424,30 +436,33 @@ REQUEST_INPUTS: tuple[TensorSpec, ...] = (
         dtype=Dtype.STRING,
         dims=(-1,),
         meaning="A conversation, instead of text_input: a JSON array of {role, content}, rendered with the "
-        "checkpoint's own chat template. Several are answered one by one.",
+        "checkpoint's own chat template. Each of several conversations gets its own answer.",
     ),
     TensorSpec(
         name="chat_template_kwargs",
         dtype=Dtype.STRING,
         dims=(1,),
-        meaning='A JSON object of further arguments of the chat template, such as {"thinking": true}.',
+        meaning='A JSON object of further arguments for the chat template, such as {"thinking": true}.',
     ),
-    _flag("streaming", "Send increments as they come; otherwise one response at the end."),
-    _flag("stream", "The same, as Triton's vLLM backend spells it."),
+    _flag("streaming", "Send increments as they are made; otherwise there is one response at the end."),
+    _flag("stream", "The same as streaming, under the name that Triton's vLLM backend uses."),
     _flag("stop", "End the running request that has this request's id. Nothing is generated."),
     TensorSpec(
         name="sampling_parameters",
         dtype=Dtype.STRING,
         dims=(1,),
-        meaning="One JSON object with any of the sampling fields, by their plain names.",
+        meaning="One JSON object with any of the sampling fields, under their plain names.",
     ),
-    _flag("exclude_input_in_output", "False puts the prompt before the text (the vLLM backend's spelling)."),
-    _flag("return_finish_reason", 'Put finish_reason on every chunk, "None" on all but the last.'),
-    _flag("return_stop_reason", 'Put stop_reason on every chunk, "None" where there is none.'),
+    _flag("exclude_input_in_output", "False puts the prompt before the text (the vLLM backend's name)."),
+    _flag("return_finish_reason", 'Put finish_reason on every chunk; it is "None" on all but the last.'),
+    _flag("return_stop_reason", 'Put stop_reason on every chunk; it is "None" where there is none.'),
     *(TensorSpec(name=field.name, dtype=field.dtype, dims=(1,), meaning=field.meaning) for field in REQUEST_FIELDS),
-    _flag("separate_reasoning", "Put the model's thinking into reasoning_output instead of text_output."),
+    _flag("separate_reasoning", "Put the model's reasoning into reasoning_output instead of text_output."),
     _flag("return_cumulative_logprob", "Put cumulative_logprob, the sum so far, on every chunk."),
-    _flag("return_logprobs", "Put logprobs on every chunk; alone it asks for those of the generated tokens."),
+    _flag(
+        "return_logprobs",
+        "Put logprobs on every chunk. Without the field logprobs, these are the generated tokens' own.",
+    ),
     _flag("return_output_ids", "Put output_ids on every chunk."),
     _flag("return_num_input_tokens", "Put num_input_tokens on every chunk, not only on the last."),
     _flag("return_num_output_tokens", "Put num_output_tokens on every chunk, not only on the last."),
@@ -461,65 +476,70 @@ def _output(name: str, dtype: Dtype, meaning: str) -> TensorSpec:
 
 
 PERF_OUTPUTS: tuple[TensorSpec, ...] = (
-    _output("kv_cache_reused_block", Dtype.INT32, "KV blocks of the prompt that were in the cache."),
-    _output("kv_cache_missed_block", Dtype.INT32, "KV blocks of the prompt that were not."),
+    _output("kv_cache_reused_block", Dtype.INT32, "KV blocks of the prompt that were found in the cache."),
+    _output("kv_cache_missed_block", Dtype.INT32, "KV blocks of the prompt that were not found in the cache."),
     _output("kv_cache_alloc_new_blocks", Dtype.INT32, "KV blocks newly allocated."),
-    _output("kv_cache_alloc_total_blocks", Dtype.INT32, "KV blocks allocated in all."),
+    _output("kv_cache_alloc_total_blocks", Dtype.INT32, "KV blocks allocated in total."),
     _output("kv_cache_hit_rate", Dtype.FP32, "reused / (reused + missed)."),
-    _output("arrival_time_ns", Dtype.INT64, "When the engine got the request, on its own clock."),
-    _output("first_scheduled_time_ns", Dtype.INT64, "When it was first scheduled."),
-    _output("first_token_time_ns", Dtype.INT64, "When it had its first token."),
-    _output("last_token_time_ns", Dtype.INT64, "When it had its last token."),
+    _output("arrival_time_ns", Dtype.INT64, "Time at which the engine got the request, by its own clock."),
+    _output("first_scheduled_time_ns", Dtype.INT64, "Time at which the request was first scheduled."),
+    _output("first_token_time_ns", Dtype.INT64, "Time of its first token."),
+    _output("last_token_time_ns", Dtype.INT64, "Time of its last token."),
     _output("acceptance_rate", Dtype.FP32, "Accepted / proposed draft tokens; 0 without speculative decoding."),
-    _output("total_accepted_draft_tokens", Dtype.INT32, "Draft tokens that were right."),
-    _output("total_draft_tokens", Dtype.INT32, "Draft tokens proposed."),
+    _output("total_accepted_draft_tokens", Dtype.INT32, "Draft tokens that were accepted."),
+    _output("total_draft_tokens", Dtype.INT32, "Draft tokens that were proposed."),
 )
-"""On the final response with `return_perf_metrics`; upstream's names, with the types it declares and doesn't send."""
+"""Outputs on the final response with `return_perf_metrics`. The names are upstream's; the types are those that upstream
+declares, though it sends others."""
 
 OUTPUTS: tuple[TensorSpec, ...] = (
     TensorSpec(
         name="text_output",
         dtype=Dtype.STRING,
         dims=(-1,),
-        meaning="The text; in a stream, what is new.",
+        meaning="The text; in a stream, the new text.",
         optional=False,
     ),
     _output(
         "finish_reason",
         Dtype.STRING,
-        'With a sequence\'s last chunk: "stop", "length", "cancelled" or "timeout". "None" for one that goes on.',
+        'With the last chunk of a sequence: "stop", "length", "cancelled" or "timeout". "None" for a sequence that '
+        "goes on.",
     ),
     _output(
         "stop_reason",
         Dtype.STRING,
-        "Beside finish_reason, where one ended the text: the stop string, or the stop token's id in decimal.",
+        "Beside finish_reason: the stop string that ended the text, or the id of the stop token, in decimal.",
     ),
-    _output("num_input_tokens", Dtype.INT32, "Prompt length in tokens; 0 where the request ended before it was known."),
-    _output("num_output_tokens", Dtype.INT32, "Tokens generated since the last response that had this output."),
+    _output("num_input_tokens", Dtype.INT32, "Prompt length in tokens; 0 if the request ended before it was known."),
+    _output("num_output_tokens", Dtype.INT32, "Tokens generated since the previous response that had this output."),
     _output("num_cached_tokens", Dtype.INT32, "On the final response: prompt tokens found in the KV cache."),
-    _output("sequence_index", Dtype.INT32, "Which sequences the response speaks of; where a request has several."),
-    _output("reasoning_output", Dtype.STRING, "The thinking; in a stream, what is new. With separate_reasoning."),
+    _output("sequence_index", Dtype.INT32, "Numbers of the sequences in the response, where a request has several."),
+    _output("reasoning_output", Dtype.STRING, "The reasoning; in a stream, the new part. With separate_reasoning."),
     _output("output_ids", Dtype.INT32, "Ids of the generated tokens; in a stream, the new ones."),
     _output("cumulative_logprob", Dtype.FP32, "Sum of the log-probabilities of the tokens so far."),
     _output(
         "logprobs",
         Dtype.STRING,
-        "JSON: for each token an object of token id -> {logprob, rank, decoded_token}, the generated one first.",
+        "JSON: for each token an object of token id -> {logprob, rank, decoded_token}, the generated token first.",
     ),
     _output(
-        "prompt_logprobs", Dtype.STRING, "The same for the prompt, with the first chunk; null for its first token."
+        "prompt_logprobs",
+        Dtype.STRING,
+        "The same for the prompt, with the first chunk; null for the prompt's first token.",
     ),
     *PERF_OUTPUTS,
 )
 
 EXEMPT_PARAMETERS = frozenset({"id", "priority", "triton_enable_empty_final_response"})
-"""Request parameters that belong to Triton or its clients and are never taken for a misspelt field."""
+"""Request parameters that belong to Triton or its clients and are never taken for misspelt fields."""
 
 TIMEOUT_US = SamplingFieldSpec(
     name="timeout",
     dtype=Dtype.INT32,
     low=0,
     high=2**63 - 1,
-    meaning="Triton's own request timeout, in microseconds; 0 is none. gRPC's reaches the model by another way.",
+    meaning="Triton's own request timeout, in microseconds; 0 means none. The one of gRPC reaches the model another "
+    "way.",
 )
-"""A request parameter, not an input."""
+"""It comes as a request parameter only; there is no input of this name."""

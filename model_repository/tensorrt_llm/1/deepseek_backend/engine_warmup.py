@@ -1,8 +1,8 @@
-"""Requests of the backend's own, between the engine's load and READY, so that no user is the first.
+"""Sends requests of the backend's own between the engine's load and READY, so that no user's request is the first.
 
-An engine compiles kernels, tunes them and allocates when a batch or a prompt of a new size first comes. Each shape of
-`triton_config.warmup` is sent until its time is steady. The steps go to a sink of this module: the service, admission
-and the counters of requests never hear of them.
+An engine compiles kernels, tunes them and allocates memory when a batch or a prompt of a new size comes for the first
+time. Each shape of `triton_config.warmup` is sent until its time is steady. The steps go to a sink of this module: the
+service, admission and the counters of requests don't see them.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ from typing import Any
 from deepseek_backend.config import WarmupConfig
 from deepseek_backend.engines.base import Engine, Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
-from deepseek_backend.errors import BackendError, EngineError, RequestError, one_line
+from deepseek_backend.errors import BackendError, EngineError, RequestError, describe
 
 logger = logging.getLogger(__name__)
 
 STEADY = 0.1
-"""Two rounds in a row that differ by less than this share of the longer one. `warm --server` (server_rounds.py) has the
-same share and looks at the first token and the steps too: over a network the whole hides a stall, here a round is whole
-iterations."""
+"""A shape is steady when two rounds in a row differ by less than this share of the longer one. `warm --server`
+(server_rounds.py) has the same share and compares the first token and the steps too: over a network the total hides a
+stall; here a round is whole iterations."""
 STEADY_S = 0.005
-"""Or by less than this: of a round that short it is chance. No network is between, so it is less than over there."""
-LOOK_S = 0.1
-"""How often a round that goes on is looked at: engine, exit, time."""
+"""A shape is also steady when they differ by fewer seconds than this: in so short a round it is chance. There is no
+network here, so it is less than for `warm --server`."""
+CHECK_S = 0.1
+"""Seconds between two checks of a round under way: engine, exit, time."""
 ABORT_S = 6.0
-"""For the engine to let go of what is cut short; TensorRT-LLM's is given 5 s for it (its ABORT_TIMEOUT_S)."""
-LOOK_EVERY = 256
-"""Requests made or submitted between two such looks; submitting one takes a tenth of a millisecond and more."""
+"""Seconds in which the engine has to end aborted requests; TensorRT-LLM's adapter allows 5 s (its ABORT_TIMEOUT_S)."""
+CHECK_EVERY = 256
+"""Requests made or submitted between two such checks; submitting one takes a tenth of a millisecond and more."""
 _MANY_IDS = range(3, 100_000)
-"""Ordinary tokens of DeepSeek: below are the three special ones, from 128,000 on the others."""
+"""Ordinary token ids of DeepSeek: three special ones are below, the others from 128,000 on."""
 _FEW_IDS = range(3, 256)
-"""For smaller vocabularies: any byte-level one has as many."""
+"""Token ids for smaller vocabularies: any byte-level vocabulary has this many."""
 _USERS_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-"""Of default_sampling, what decides which sampling kernels run."""
+"""The fields of default_sampling that decide which sampling kernels run."""
 
 Shape = tuple[int, int]
+"""(requests sent at once, prompt tokens of each)"""
 
 
 def warm_up(
@@ -52,14 +54,14 @@ def warm_up(
     is_exiting: Callable[[], bool],
     hang_s: float,
 ) -> float:
-    """Send every shape until it is steady; the seconds that took. An engine that is well ends within max_s, ABORT_S and
-    a short request; one that hangs within hang_s and ABORT_S more.
+    """Send every shape until it is steady, and return the seconds that took.
 
-    A shape that fails is a warning, and so is the end of max_s, where one short request is answered after it; when the
-    server exits there is nothing more to do.
+    With a healthy engine it ends within max_s, ABORT_S and one short request; with an engine that hangs, within hang_s
+    and ABORT_S more. A shape that fails is only a warning. So is reaching max_s, if one short request is answered after
+    it. When the server exits, the warm-up stops.
 
-    :param hang_s: seconds without an answer to that request, after which the engine hangs.
-    :raises EngineError: when the engine dies of it, hangs, or fails at the short request too.
+    :param hang_s: seconds without an answer to the short request after which the engine counts as hanging.
+    :raises EngineError: when the engine dies, hangs, or fails at the short request too.
     """
     began = time.monotonic()
     warmup = _Warmup(engine, config, default_sampling, is_exiting, until_s=began + config.max_s, hang_s=hang_s)
@@ -72,15 +74,15 @@ def warm_up(
 
 
 class _Ended(Exception):
-    """Nothing more is to be sent; the text says why."""
+    """Nothing more has to be sent; the text says why."""
 
 
 class _OutOfTime(_Ended):
-    """For that the time is over."""
+    """Nothing more may be sent, because the time is over."""
 
 
 class _Ends:
-    """The sink of one round: which requests have not had their last step, and the errors of those that have."""
+    """The sink of one round. It knows which requests have not had their last step, and the errors of the others."""
 
     def __init__(self) -> None:
         self.errors: list[BackendError] = []
@@ -88,7 +90,7 @@ class _Ends:
         self._changed = threading.Condition()
 
     def expect(self, request: GenerateRequest) -> None:
-        """Before it is submitted."""
+        """Count `request` as open. Call this before the request is submitted."""
         with self._changed:
             self._open.add(request.request_id)
 
@@ -105,7 +107,7 @@ class _Ends:
             return list(self._open)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether all have ended."""
+        """Wait until all requests have ended; false when they have not in `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._open, timeout_s)
 
@@ -124,7 +126,7 @@ class _Warmup:
         self.num_warm = 0
         """Shapes that were sent and did not fail."""
         self.spared_s = 0.0
-        """What their first rounds took longer than their last."""
+        """Seconds by which their first rounds were longer than their last."""
         self._engine = engine
         self._config = config
         self._is_exiting = is_exiting
@@ -137,11 +139,13 @@ class _Warmup:
         self._sampling = {name: default_sampling[name] for name in _USERS_SAMPLING if name in default_sampling}
         self._sampling |= {"ignore_eos": True, "min_tokens": config.max_tokens}
         self._sampling = {name: value for name, value in self._sampling.items() if name in fields}
-        if "ignore_eos" in self._sampling:  # enough by itself, and min_tokens may take another path than users'
+        if (
+            "ignore_eos" in self._sampling
+        ):  # it is enough by itself, and min_tokens may use other kernels than users' requests
             self._sampling.pop("min_tokens", None)
 
     def run(self) -> str:
-        """Every shape in turn. Why it was ended before, or ""."""
+        """Warm every shape. Return why that was ended early, or ""."""
         try:
             for number, shape in enumerate(self._config.shapes, start=1):
                 self._warm(number, shape)
@@ -150,46 +154,47 @@ class _Warmup:
         return ""
 
     def _warm(self, number: int, shape: Shape) -> None:
-        """One shape, until it is steady or fails."""
+        """Send one shape until it is steady or fails."""
         most = self._engine.capabilities.max_seq_len
         if shape[1] >= most:
-            logger.warning("warm-up: left out %s: max_seq_len is %d", _named(shape), most)
+            logger.warning("warm-up: left out %s: max_seq_len is %d", _shape_text(shape), most)
             return
         rounds: list[float] = []
         while len(rounds) < self._config.max_rounds and not _is_steady(rounds):
             try:
                 seconds, error = self._round(shape, self._until_s)
             except _OutOfTime:
-                self._prove_alive()  # what was cut short may be slow, or the engine hang
+                self._prove_alive()  # the requests that were aborted may be slow, or the engine may hang
                 raise
             if error is not None:
-                logger.warning("warm-up: %s failed, and users' may: %s", _named(shape), error)
+                logger.warning("warm-up: %s failed, and users' requests may: %s", _shape_text(shape), error)
                 if not isinstance(error, RequestError):
                     self._prove_alive()
                 return
             rounds.append(seconds)
         self.num_warm += 1
         self.spared_s += _spared(rounds)
-        logger.info("warm-up %d of %d: %s: %s", number, len(self._config.shapes), _named(shape), _summary(rounds))
+        logger.info("warm-up %d of %d: %s: %s", number, len(self._config.shapes), _shape_text(shape), _summary(rounds))
 
     def _prove_alive(self) -> None:
-        """Have one short request answered, whatever is left of max_s.
+        """Have one short request answered, whatever time is left of max_s.
 
-        TensorRT-LLM's adapter takes an engine for dead after a few faults with no token between (its faults.py): shapes
-        that do not fit one after the other must not look like that, nor leave faults behind for the first users.
+        TensorRT-LLM's adapter takes an engine for dead after a few faults with no token between them (its faults.py).
+        Several shapes that don't fit must not look like that, nor leave faults behind that count against the first
+        users' requests.
 
-        :raises EngineError: when it fails too, or no answer comes.
+        :raises EngineError: when the request fails too, or no answer comes.
         """
         shape = (1, min(length for _, length in self._config.shapes))
         try:
             _, error = self._round(shape, time.monotonic() + self._hang_s)
         except _OutOfTime:
-            raise EngineError(f"the engine hangs: {_named(shape)} had no answer in {self._hang_s:g} s") from None
-        if error is not None and not isinstance(error, RequestError):  # a refusal is an answer
-            raise EngineError(f"the engine failed in the warm-up, and at {_named(shape)} after it: {error}")
+            raise EngineError(f"the engine hangs: {_shape_text(shape)} had no answer in {self._hang_s:g} s") from None
+        if error is not None and not isinstance(error, RequestError):  # a refusal is an answer too
+            raise EngineError(f"the engine failed in the warm-up, and at {_shape_text(shape)} after it: {error}")
 
     def _round(self, shape: Shape, until_s: float) -> tuple[float, BackendError | None]:
-        """How long it took, and the first error of it."""
+        """Send the shape; return the seconds it took and its first error, if any."""
         seconds, error = self._send(shape, until_s)
         if isinstance(error, RequestError) and str(error).startswith("input_ids") and self._ids != _FEW_IDS:
             self._ids = _FEW_IDS
@@ -197,7 +202,7 @@ class _Warmup:
         return seconds, error
 
     def _send(self, shape: Shape, until_s: float) -> tuple[float, BackendError | None]:
-        """The shape's requests at once, and their ends; after an error no more of them.
+        """Send the shape's requests at once and wait for their ends; after an error send no more of them.
 
         :raises _Ended: when time is up, or the server exits.
         :raises EngineError: when the engine is dead.
@@ -211,34 +216,35 @@ class _Warmup:
                     break
                 ends.expect(request)
                 self._engine.submit(request, ends)
-                if number % LOOK_EVERY == 0:
-                    self._look(until_s)
-            while not ends.wait(LOOK_S):
-                self._look(until_s)
+                if number % CHECK_EVERY == 0:
+                    self._check(until_s)
+            while not ends.wait(CHECK_S):
+                self._check(until_s)
         except (_Ended, EngineError):
-            self._cut_short(ends)
+            self._abort(ends)
             raise
-        except Exception as error:  # of an engine that breaks its word; the shape has failed
-            self._cut_short(ends)
-            ends.errors.insert(0, EngineError(one_line(error)))
+        except Exception as error:  # an engine that breaks its protocol; the shape has failed
+            self._abort(ends)
+            ends.errors.insert(0, EngineError(describe(error)))
         seconds = time.monotonic() - began
-        self._look_at_engine()
+        self._check_engine()
         return seconds, next(iter(ends.errors), None)
 
     def _requests(self, shape: Shape, until_s: float) -> list[GenerateRequest]:
-        """All of them first: what is made in between would keep them from one batch.
+        """Make all requests before any is submitted: making them in between would spread them over several batches.
 
-        :raises _Ended: :raises EngineError:
+        :raises _Ended: as `_check`.
+        :raises EngineError: as `_check`.
         """
         requests = []
         for number in range(shape[0]):
-            if number % LOOK_EVERY == 0:
-                self._look(until_s)
+            if number % CHECK_EVERY == 0:
+                self._check(until_s)
             requests.append(self._request(shape[1]))
         return requests
 
     def _request(self, length: int) -> GenerateRequest:
-        """With tokens of its own, so that no other's KV blocks are found again."""
+        """Make a request with tokens of its own, so that no KV blocks of another are found again."""
         return GenerateRequest(
             request_id=f"warmup-{next(self._numbers)}",
             prompt="",
@@ -247,24 +253,26 @@ class _Warmup:
             max_tokens=self._config.max_tokens,
         )
 
-    def _look(self, until_s: float) -> None:
-        """:raises _Ended: :raises EngineError:"""
-        self._look_at_engine()
+    def _check(self, until_s: float) -> None:
+        """:raises _Ended: when time is up, or the server exits.
+        :raises EngineError: when the engine is dead.
+        """
+        self._check_engine()
         if self._is_exiting():
             raise _Ended("the server is exiting")
         if time.monotonic() >= until_s:
             raise _OutOfTime(f"ended after max_s, {self._config.max_s:g} s")
 
-    def _look_at_engine(self) -> None:
+    def _check_engine(self) -> None:
         health = self._engine.health()
         if not health.alive:
             raise EngineError(f"the engine died while it was warmed up: {health.reason}")
 
-    def _cut_short(self, ends: _Ends) -> None:
+    def _abort(self, ends: _Ends) -> None:
         for request_id in ends.open():
             self._engine.abort(request_id)
         if not ends.wait(ABORT_S):
-            logger.warning("warm-up: the engine does not let go of %d requests", len(ends.open()))
+            logger.warning("warm-up: the engine has not ended %d aborted requests", len(ends.open()))
 
 
 def _is_steady(rounds: Sequence[float]) -> bool:
@@ -284,6 +292,6 @@ def _summary(rounds: Sequence[float]) -> str:
     return f"first {rounds[0]:.3f} s, {after}; the first user is spared {_spared(rounds):.3f} s"
 
 
-def _named(shape: Shape) -> str:
+def _shape_text(shape: Shape) -> str:
     batch, length = shape
     return f"{batch:,} request{'s' * (batch > 1)} of {length:,} token{'s' * (length > 1)}"

@@ -1,9 +1,9 @@
 """Every error of the backend.
 
-BackendError                  has a code of the wire contract; its text is what the caller reads
-├── RequestError              the caller's fault: a value, a name, a length
-├── UnavailableError          the engine is gone or going: try another replica
-├── CancelledError            ended by the caller or on the operator's word
+BackendError                  has a code of the wire contract; the client reads its text
+├── RequestError              the client's fault: a value, a name, a length
+├── UnavailableError          the engine is dead or being stopped: try another server
+├── CancelledError            the request was ended because its client had gone
 └── EngineError               the engine's fault
 ConfigError                   model.yaml or config.pbtxt can't be served; holds every problem found
 """
@@ -16,7 +16,7 @@ from deepseek_backend.contract import ErrorCode
 
 
 class BackendError(Exception):
-    """Base of what a request can be answered with. Never raised itself."""
+    """Base of the errors with which a request can be answered. Never raised itself."""
 
     default_code = ErrorCode.INTERNAL
 
@@ -25,7 +25,7 @@ class BackendError(Exception):
         self.code = code or self.default_code
 
     def wire_message(self) -> str:
-        """The message as sent: `[E_CODE] text`."""
+        """The message as it is sent: `[E_CODE] text`."""
         return f"[{self.code.value}] {self}"
 
 
@@ -45,13 +45,13 @@ class EngineError(BackendError):
     default_code = ErrorCode.INTERNAL
 
 
-def one_line(error: BaseException) -> str:
-    """Type and message of somebody else's exception, as part of a message of ours."""
+def describe(error: BaseException) -> str:
+    """Return type and message of an exception that is not ours, for use inside a message of ours."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 class ConfigError(Exception):
-    """The configuration can't be served. `problems` holds every one of them, a line each."""
+    """The configuration can't be served. `problems` holds every problem found, one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))

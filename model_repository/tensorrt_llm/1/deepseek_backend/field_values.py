@@ -1,4 +1,4 @@
-"""Values of sampling fields: checked against contract.SAMPLING_FIELDS, wherever they come from."""
+"""Checks values of sampling fields against contract.SAMPLING_FIELDS, wherever they come from."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 4, 2
 
 
-def shown(value: object) -> str:
-    """`value` as an error message quotes it: never longer than a line."""
+def quoted(value: object) -> str:
+    """Return `value` as an error message quotes it, never longer than a line."""
     return _SHORT.repr(value)
 
 
 def check_value(field: SamplingFieldSpec, value: object) -> Any:
-    """`value` as `field` holds it: bool, int, float, str, or a tuple of those.
+    """Return `value` as `field` holds it: bool, int, float, str, or a tuple of those.
 
-    :raises ValueError: saying what was expected and what came.
+    :raises ValueError: with what was expected and what came.
     """
     if field.json:
         return _check_json(field, value)
@@ -36,21 +36,21 @@ def check_value(field: SamplingFieldSpec, value: object) -> Any:
 
 
 def check_characters(where: str, value: object) -> None:
-    r"""JSON can hold half a character, as \ud83d alone, that neither a tokenizer nor a response can take.
+    r"""Refuse half a character, such as \ud83d alone: JSON can hold it, but no tokenizer and no response can.
 
-    :raises ValueError: for a value of JSON that does, or is nested too deep to look.
+    :raises ValueError: for a value from JSON that holds one, or that is nested too deep to check.
     """
     try:
         (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         raise ValueError(f"{where}: expected whole characters, got {half!r}, half of a surrogate pair") from None
-    except RecursionError:  # it allows a little less depth than reading does
-        raise ValueError(f"{where}: expected less, got something nested too deep") from None
+    except RecursionError:  # writing JSON allows a little less depth than reading it
+        raise ValueError(f"{where}: expected less nesting, got a value that is nested too deep") from None
 
 
 def _check_json(field: SamplingFieldSpec, value: object) -> str:
-    """The JSON text; an object is written out."""
+    """Return the JSON text of `value`, which is such text or an object."""
     if not isinstance(value, dict):
         _check_text(field, value)
     try:
@@ -59,22 +59,22 @@ def _check_json(field: SamplingFieldSpec, value: object) -> str:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{field.name}: expected a JSON object, got text that is not JSON ({error})") from None
     if not isinstance(document, dict):
-        raise ValueError(f"{field.name}: expected a JSON object, got {shown(document)}")
+        raise ValueError(f"{field.name}: expected a JSON object, got {quoted(document)}")
     return _check_text(field, text)
 
 
 def _check_bool(field: SamplingFieldSpec, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{field.name}: expected true or false, got {shown(value)}")
+        raise ValueError(f"{field.name}: expected true or false, got {quoted(value)}")
     return value
 
 
 def _check_text(field: SamplingFieldSpec, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{field.name}: expected a string that is not empty, got {shown(value)}")
+        raise ValueError(f"{field.name}: expected a string that is not empty, got {quoted(value)}")
     check_characters(field.name, value)
     if field.choices and value not in field.choices:
-        raise ValueError(f"{field.name}: expected {' or '.join(map(repr, field.choices))}, got {shown(value)}")
+        raise ValueError(f"{field.name}: expected {' or '.join(map(repr, field.choices))}, got {quoted(value)}")
     if len(value) > field.max_length:
         raise ValueError(f"{field.name}: expected at most {field.max_length} characters, got {len(value)}")
     return value
@@ -82,16 +82,16 @@ def _check_text(field: SamplingFieldSpec, value: object) -> str:
 
 def _check_int(field: SamplingFieldSpec, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{field.name}: expected a whole number, got {shown(value)}")
+        raise ValueError(f"{field.name}: expected a whole number, got {quoted(value)}")
     _check_range(field, value)
     return value
 
 
 def _check_float(field: SamplingFieldSpec, value: object) -> float:
     if isinstance(value, int) and not isinstance(value, bool):
-        _check_range(field, value)  # first: a whole number may be too large for a float
+        _check_range(field, value)  # before isfinite: a whole number may be too large for a float
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{field.name}: expected a number, got {shown(value)}")
+        raise ValueError(f"{field.name}: expected a number, got {quoted(value)}")
     # An FP32 tensor holds 0.800000012 where JSON holds 0.8; seven digits make both the same request.
     rounded = float(f"{value:.7g}")
     _check_range(field, rounded)
@@ -100,7 +100,7 @@ def _check_float(field: SamplingFieldSpec, value: object) -> float:
 
 def _check_range(field: SamplingFieldSpec, value: float) -> None:
     if (field.low is not None and value < field.low) or (field.high is not None and value > field.high):
-        raise ValueError(f"{field.name}: expected a number {field.range_text()}, got {shown(value)}")
+        raise ValueError(f"{field.name}: expected a number {field.range_text()}, got {quoted(value)}")
 
 
 _CHECKS: dict[Dtype, Callable[[SamplingFieldSpec, object], Any]] = {

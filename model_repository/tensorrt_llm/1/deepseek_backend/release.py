@@ -1,6 +1,6 @@
-"""release.yaml: what is known of the TensorRT-LLM release this repository was generated for.
+"""Reads release.yaml: what is known about the TensorRT-LLM release for which this repository was generated.
 
-The generator writes the record beside model.py; nothing else has to be installed to read it.
+The generator writes that record beside model.py, so nothing else has to be installed to read it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ FILE_NAME = "release.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class LogprobSupport:
-    """What a sampler that has log-probabilities says of each generated token."""
+    """What a sampler that has log-probabilities returns for each generated token."""
 
     of: Literal["sampled", "likeliest"]
-    """sampled: the token itself, without its rank. likeliest: the k likeliest tokens, the sampled one only when it is
-    among them."""
+    """sampled: the token itself, without its rank. likeliest: the k likeliest tokens; the sampled token is there only
+    when it is one of them."""
     most: int | None
-    """Largest k that TensorRT-LLM takes; 1 is the least, for 0 turns them off. None: no limit."""
+    """Largest k that TensorRT-LLM takes. The least is 1, because 0 turns them off. None: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """Sampling fields that a sampler honours one by one and not together."""
+    """Sampling fields that a sampler honours one at a time but not together."""
 
     fields: tuple[str, ...]
     why: str
@@ -42,14 +42,14 @@ class SamplerSupport:
     """What the sampler that a configuration selects does with the fields of the wire contract."""
 
     sampler: str
-    """Its name in the record."""
+    """Name of the sampler in the record."""
     fields: frozenset[str]
     """Names of `contract.SAMPLING_FIELDS` that TensorRT-LLM honours with it."""
     unsupported: Mapping[str, str]
-    """Every other field, and priority -> why not."""
+    """Every other field, and priority -> the reason why it is not honoured."""
     conflicts: tuple[Conflict, ...] = ()
     logprobs: LogprobSupport | None = None
-    """Set where `fields` has logprobs."""
+    """Set when `fields` has logprobs."""
 
 
 @dataclass(frozen=True)
@@ -67,22 +67,25 @@ class EngineRelease:
         return list(self.record["quirks"])
 
     def matches(self, installed: str) -> bool:
-        """The installed package is this release; a local build (+...) or a post-release of it counts."""
+        """Whether the installed package is this release. A local build (+...) and a post-release of it count."""
         return installed == self.version or installed.startswith((f"{self.version}+", f"{self.version}.post"))
 
     @property
     def backend_to_name(self) -> str | None:
-        """What LLM arguments must say as `backend`, for LLM() would run a TensorRT engine otherwise."""
+        """The `backend` that the LLM arguments must name, where LLM() would run a TensorRT engine without it."""
         return "pytorch" if self.record.get("default_backend") == "tensorrt" else None
 
     def default(self, name: str) -> Any:
-        """What holds for a top-level LLM argument that is not given: its default, or what null stands for."""
+        """Return the value of a top-level LLM argument that is not given: its default, or what null stands for."""
         classes = self.record["classes"]
         row = {**classes["BaseLlmArgs"]["fields"], **classes["TorchLlmArgs"]["fields"]}[name]
         return row.get("in_effect", row["default"])
 
     def sampler_support(self, llm_args: Mapping[str, Any]) -> SamplerSupport:
-        """What becomes of each sampling field under `llm_args`: the samplers of 1.0 to 1.2 accept and ignore many."""
+        """Return what happens to each sampling field under `llm_args`.
+
+        It is needed because the samplers of 1.0 to 1.2 accept many fields and ignore them.
+        """
         section = self.record["sampler"]
         name = next(rule["sampler"] for rule in section["choose"] if _holds(rule["when"], llm_args))
         sampler = section["samplers"][name]
@@ -105,7 +108,7 @@ class EngineRelease:
         )
 
     def _refusals(self, sampler: Mapping[str, Any], llm_args: Mapping[str, Any]) -> dict[str, str]:
-        """Field, by TensorRT-LLM's name -> why it can't be asked for."""
+        """Return, by TensorRT-LLM's name of the field, why it can't be asked for."""
         section = self.record["sampler"]
         missing = [entry for entry in section["needs"] if not _is_met(entry, llm_args)]
         entries = [*section["lacks"], *missing, *sampler.get("fails", ()), *sampler["ignores"]]
@@ -113,11 +116,11 @@ class EngineRelease:
 
 
 _ITS_FIELD = {field.name: "guided_decoding" for field in SAMPLING_FIELDS if field.guided}
-"""Our field -> the field of TensorRT-LLM's SamplingParams that carries it, where the name is another."""
+"""Our field -> the field of TensorRT-LLM's SamplingParams that carries it, where the names differ."""
 
 
 def _is_met(need: Mapping[str, Any], llm_args: Mapping[str, Any]) -> bool:
-    """The argument has the value that is needed, or any."""
+    """Whether the argument has the value that is needed, or any value where none is named."""
     given = llm_args.get(need["llm_arg"])
     return bool(given == need["value"]) if "value" in need else given is not None
 
@@ -127,9 +130,9 @@ def _logprob_support(sampler: Mapping[str, Any]) -> LogprobSupport:
 
 
 def read_release(version_dir: Path) -> EngineRelease:
-    """The record in `version_dir`.
+    """Read the record in `version_dir`.
 
-    :raises ConfigError: when it is missing or not one.
+    :raises ConfigError: when the file is missing or is not such a record.
     """
     path = version_dir / FILE_NAME
     try:

@@ -1,5 +1,8 @@
 """The backend without Triton: requests in, engine behind, responses out.
 
+    accept ─> request/: parse, expand, admit ─> engine.submit        Triton's thread
+    on_steps ─> delivery/: take, queue, send ─> reply                the engine's thread, then delivery's
+
 `model.py` wraps it in Triton's life cycle; tests drive it with a list for a reply and any engine.
 """
 
@@ -15,37 +18,35 @@ from typing import Any
 
 import numpy.typing as npt
 
-from deepseek_backend.answer.active_request import ActiveRequest, Reply, StepEffect
+from deepseek_backend.answer.active_request import ActiveRequest, Reply
 from deepseek_backend.config import BackendConfig
-from deepseek_backend.contract import REQUEST_FIELDS, SAMPLING_BY_NAME, SAMPLING_FIELDS
-from deepseek_backend.delivery.sender import Sender
-from deepseek_backend.delivery.step_queue import StepQueue
+from deepseek_backend.delivery.delivery import Delivery
 from deepseek_backend.engine_warmup import warm_up
 from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, Step
 from deepseek_backend.engines.generate_request import GenerateRequest
-from deepseek_backend.errors import (
-    BackendError,
-    CancelledError,
-    ConfigError,
-    EngineError,
-    RequestError,
-    UnavailableError,
-    one_line,
-)
-from deepseek_backend.field_values import shown
+from deepseek_backend.errors import BackendError, EngineError, RequestError, UnavailableError, describe
+from deepseek_backend.field_values import quoted
 from deepseek_backend.metrics.backend_metrics import BackendMetrics
-from deepseek_backend.process.readiness import readiness
+from deepseek_backend.process.readiness import TokenClock, readiness
 from deepseek_backend.process.watcher import ServerAbove, Watcher
 from deepseek_backend.request.admission import Admission
 from deepseek_backend.request.expansion import expand
 from deepseek_backend.request.parsed_request import ParsedRequest
-from deepseek_backend.request.parsing import contradictions, parse_call
+from deepseek_backend.request.parsing import parse_request
+from deepseek_backend.request.supported_fields import check_defaults, supported_fields
 
 logger = logging.getLogger(__name__)
 
+STOPPING = "the model is being stopped; send the request to another server"
+
 
 class Service:
-    """Owns the open exchanges. `accept` belongs to Triton's thread, `on_steps` to the engine's."""
+    """Owns the open requests: accepts them, gives them to the engine and sees that each one ends.
+
+    Threads: `accept` and `refuse` belong to Triton's thread, `on_steps` to the engine's, `end_early`, `end_all` and
+    `drain` to the watcher's; `abort`, `fail` and `closed` are what delivery reports, from any thread. `_lock` guards
+    `_open` and is never held while anything else is called but the token clock.
+    """
 
     def __init__(
         self,
@@ -61,27 +62,24 @@ class Service:
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[ActiveRequest, None] = {}
-        """From acceptance to the final response, in order of arrival. Guarded by _lock."""
-        self._draining = ""
-        """Why nothing is accepted any more."""
-        self._last_token_s = time.monotonic()
-        """Or when the first request came that waits for one."""
-        self._starved = False
-        """Since _last_token_s requests have waited for a token, and none has come."""
+        """Requests from acceptance to the final response, in order of arrival."""
+        self.draining = ""
+        """The reason why no request is accepted any more; empty while requests are."""
+        self._token_clock = TokenClock()
         self._was_ready = True
         self._warmup_drafts = (0, 0)
-        """Proposed and accepted for the warm-up's requests: no user's."""
+        """Draft tokens proposed and accepted for the warm-up's requests, which are not a user's."""
         self._supported: dict[str, str] = {}
+        """Field -> the reason why it is refused, or "". Set by `load`."""
         self._admission = Admission(max_inflight=config.max_inflight, max_inflight_tokens=config.max_inflight_tokens)
-        self._intake = StepQueue(self._take_step, self._refuse)
-        self.sender = Sender(self._intake, on_closed=self._forget, on_broken=self._give_up)
+        self.delivery = Delivery(self, self._metrics)
         self._server = server or ServerAbove()
-        self.watcher = Watcher(self, self._server)
+        self.watcher = Watcher(self, engine, self._server)
 
     def start(self) -> None:
         """Load the engine and begin to serve; raises what `load` raises."""
         self.load()
-        self.sender.start()
+        self.delivery.start()
         self.watcher.start()
 
     def load(self) -> None:
@@ -92,46 +90,16 @@ class Service:
         """
         try:
             self._engine.start()
-            self._supported = _supported_fields(self._engine)
-            self._check_defaults()
-            warming_s = self._warm_up()
+            self._supported = supported_fields(self._engine.capabilities)
+            check_defaults(self.config, self._supported)
+            load_seconds = {**self._engine.load_seconds, **self._warm_up()}
         except BaseException:
             self._engine.stop()
             raise
         unsupported = {name: why for name, why in self._supported.items() if why}
         for name, why in unsupported.items():
             logger.warning("requests that ask for %s are refused: %s", name, why)
-        self._metrics.loaded({**self._engine.load_seconds, **warming_s}, unsupported)
-
-    @property
-    def num_open(self) -> int:
-        """Requests whose final response has not been sent."""
-        return len(self._open)
-
-    @property
-    def inflight(self) -> tuple[int, int]:
-        """Sequences that admission counts as in flight, and their tokens."""
-        return self._admission.inflight, self._admission.inflight_tokens
-
-    @property
-    def draining(self) -> bool:
-        return bool(self._draining)
-
-    def engine_health(self) -> EngineHealth:
-        return self._engine.health()
-
-    def readiness(self) -> EngineHealth:
-        """Whether requests should be sent here, and why not."""
-        return readiness(
-            self._engine.health(),
-            draining=self.draining,
-            num_open=self.num_open,
-            idle_s=time.monotonic() - self._last_token_s,
-            hang_s=self.config.hang_s,
-        )
-
-    def is_ready(self) -> bool:
-        return self.readiness().alive
+        self._metrics.loaded(load_seconds, unsupported)
 
     def accept(
         self,
@@ -146,76 +114,177 @@ class Service:
 
         `timeout_us` is the request timeout of Triton's own protocol; 0 is none.
         """
-        exchange = self._take_in(reply, client_id)
+        active = self._open_request(reply, client_id)
         try:
-            call = parse_call(inputs, parameters, self.config, self._supported)
-            if call.stop:
-                exchange.begin(call, ())
-                self._stop_by_client_id(exchange)
+            parsed = parse_request(inputs, parameters, self.config, self._supported)
+            if parsed.stop:
+                active.begin(parsed)
+                self._stop_by_client_id(active)
                 return
-            if self._draining:
-                raise UnavailableError(self._draining)
-            self._submit(exchange, call, timeout_us)
+            if self.draining:
+                raise UnavailableError(self.draining)
+            self._submit(active, parsed, timeout_us)
         except BackendError as error:
-            self._refuse(exchange, error)
+            self.fail(active, error)
         except Exception as error:
             logger.exception("request %r", client_id)
-            self._refuse(exchange, EngineError(one_line(error)))
+            self.fail(active, EngineError(describe(error)))
 
     def refuse(self, reply: Reply, error: RequestError) -> None:
         """Answer a request that could not even be read."""
-        self._refuse(self._take_in(reply, ""), error)
+        self.fail(self._open_request(reply, ""), error)
+
+    def _open_request(self, reply: Reply, client_id: str) -> ActiveRequest:
+        active = ActiveRequest(reply, client_id=client_id, arrived_s=time.monotonic())
+        with self._lock:
+            if not self._open:
+                self._token_clock.request_came()
+            self._open[active] = None
+        return active
+
+    def _submit(self, active: ActiveRequest, parsed: ParsedRequest, timeout_us: int) -> None:
+        requests = expand(parsed, self._engine, self._ids)
+        admitted = self._admission.admit(requests)
+        deadline_s = _deadline_s(active.arrived_s, parsed.timeout_ms, timeout_us or parsed.timeout_us)
+        if not active.begin(parsed, requests, admitted=admitted, deadline_s=deadline_s):
+            admitted.release()  # the server is exiting and has ended everything
+            return
+        self._metrics.accepted(len(requests))
+        self.delivery.put_request(active)
+        for request in requests:
+            if active.ended:
+                break
+            self._engine.submit(request, self)
+        if active.ended:  # while it was being submitted: an abort may have come before the engine knew the request
+            self._abort_in_engine(requests)
+
+    def _stop_by_client_id(self, stopper: ActiveRequest) -> None:
+        """End every running request that has the stopper's id, then answer the stopper, with no text."""
+        if not stopper.client_id:
+            raise RequestError('stop: expected the id of the request to end as this request\'s "id", got none')
+        running = [
+            active
+            for active in self.snapshot()
+            if active.client_id == stopper.client_id and active.requests and not active.ended
+        ]
+        if not running:
+            raise RequestError(f"stop: no running request has the id {quoted(stopper.client_id)}")
+        for active in running:
+            self.end_early(active, cause="stop")
+        stopper.end(finish_reason="stop")
+        self.delivery.put_request(stopper)
 
     def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
         """Take the steps of one engine iteration (the engine's sink)."""
         if any(step.token_ids for _, step in steps):
-            self._last_token_s, self._starved = time.monotonic(), False
-        self._intake.put(steps)
-        if self._intake.is_full:
-            self.sender.notify(self._intake.collect())
-        else:
-            self.sender.wake()
-            if self._intake.is_behind:
-                time.sleep(_YIELD_S)
+            self._token_clock.token_came()
+        self.delivery.put_steps(steps)
 
-    def _take_step(self, exchange: ActiveRequest, index: int, step: Step, now: float) -> bool:
-        """True when there may be something to send."""
-        effect = exchange.add(index, step, now)
-        if step.token_ids:
-            self._count_tokens(exchange, index, len(step.token_ids), now)
-        if effect is StepEffect.NOTHING:
-            return False
-        if effect is not StepEffect.SEND:
-            self._metrics.aborted("stop_string")
-            self._engine.abort(exchange.requests[index].request_id)
-        elif step.error is not None and len(exchange.requests) > 1:
-            self._abort(exchange, "error")
-        return effect is not StepEffect.ABORT
+    def abort(self, requests: Sequence[GenerateRequest], *, cause: str) -> None:
+        """Have the engine end `requests`, all or some of one active request's, and count that by its cause."""
+        if requests:
+            self._metrics.aborted(cause)
+            self._abort_in_engine(requests)
+
+    def fail(self, active: ActiveRequest, error: BackendError) -> None:
+        """Answer with the error, and have the engine end what it has of the request."""
+        if active.end(error=error):
+            self.abort(active.requests, cause="error")
+        else:  # something else ended it meanwhile, and the engine may have got the rest of it since
+            self._abort_in_engine(active.requests)
+        self.delivery.put_request(active)
+
+    def closed(self, active: ActiveRequest) -> None:
+        """Let go of a request that is over; the second time there is nothing to do."""
+        with self._lock:
+            if active not in self._open:
+                return
+            del self._open[active]
+            # A run of requests that all time out without a token is one long wait; any other end is no sign of a hang.
+            if not self._open and (active.outcome != "timeout" or active.has_tokens):
+                self._token_clock.wait_is_over()
+        self._count_ended(active)
 
     def end_all(self, *, cause: str, error: BackendError | None = None) -> None:
         """End every open request: with the error, or with the text so far."""
-        for exchange in self.snapshot():
-            self.end_early(exchange, cause=cause, error=error)
+        for active in self.snapshot():
+            self.end_early(active, cause=cause, error=error)
 
     def end_early(
-        self, exchange: ActiveRequest, *, cause: str, error: BackendError | None = None, timed_out: bool = False
+        self, active: ActiveRequest, *, cause: str, error: BackendError | None = None, timed_out: bool = False
     ) -> None:
         """End a request before the engine does: with the error, or with the text so far."""
-        self.sender.notify(self._intake.collect(wait=True))
-        self._intake.settle(exchange)
-        ended = exchange.end(finish_reason="timeout" if timed_out else "cancelled", error=error)
-        if ended:
-            self._abort(exchange, cause)
-        self.sender.notify(
-            [exchange]
-        )  # also of what the engine had ended: this thread may have been the one to take it
+        self.delivery.flush(active)
+        if active.end(finish_reason="timeout" if timed_out else "cancelled", error=error):
+            self.abort(active.requests, cause=cause)
+        self.delivery.put_request(active)  # also where flush took the engine's own end: nobody else may have queued it
 
     def drain(self, reason: str) -> None:
-        """Refuse what comes from now on."""
-        self._draining = self._draining or reason
+        """Refuse every request that comes from now on."""
+        self.draining = self.draining or reason
+
+    def stop(self) -> None:
+        """Refuse what comes, let go of what is open, stop the engine.
+
+        Triton asks for it when no request is in flight any more. A request that is still open here is one whose client
+        has gone unnoticed so far: a response to it now makes the server hang.
+        """
+        self.drain(STOPPING)
+        for active in self.snapshot():
+            active.abandon()
+            self._abort_in_engine(active.requests)
+            self.delivery.put_request(active)
+        self.watcher.stop()
+        self._engine.stop()
+        self.delivery.stop()
+
+    def _abort_in_engine(self, requests: Sequence[GenerateRequest]) -> None:
+        for request in requests:
+            self._engine.abort(request.request_id)
+
+    def _count_ended(self, active: ActiveRequest) -> None:
+        if not active.requests:
+            if active.error is not None:
+                self._metrics.refused(active.error.code)
+            return
+        self._metrics.ended(
+            active.outcome,
+            time.monotonic() - active.arrived_s,
+            num_input_tokens=sum(sequence.num_input_tokens for sequence in active.sequences),
+            num_output_tokens=sum(sequence.num_output_tokens for sequence in active.sequences),
+            num_cached_tokens=sum(sequence.num_cached_tokens for sequence in active.sequences),
+        )
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose final response has not been sent."""
+        return len(self._open)
+
+    @property
+    def inflight(self) -> tuple[int, int]:
+        """Sequences that admission counts as in flight, and their tokens."""
+        return self._admission.inflight, self._admission.inflight_tokens
+
+    def snapshot(self) -> list[ActiveRequest]:
+        """The open requests, oldest first."""
+        with self._lock:
+            return list(self._open)
+
+    def readiness(self) -> EngineHealth:
+        """Whether requests should be sent here, and why not."""
+        return readiness(
+            self._engine.health(),
+            draining=bool(self.draining),
+            num_open=self.num_open,
+            idle_s=self._token_clock.idle_s,
+            hang_s=self.config.hang_s,
+        )
+
+    def is_ready(self) -> bool:
+        return self.readiness().alive
 
     def publish_state(self) -> None:
-        """Hand the gauges to the metrics, and say so when the readiness has changed."""
+        """Hand the gauges to the metrics, and log a change of the readiness."""
         inflight, inflight_tokens = self.inflight
         readiness = self.readiness()
         if readiness.alive != self._was_ready:
@@ -224,97 +293,13 @@ class Service:
         self._metrics.observe_state(
             inflight=inflight,
             inflight_tokens=inflight_tokens,
-            idle_s=time.monotonic() - self._last_token_s,
+            idle_s=self._token_clock.idle_s,
             ready=readiness.alive,
-            stats=self._user_stats(),
+            stats=self._stats_without_warmup(),
         )
-
-    def _user_stats(self) -> EngineStats:
-        stats, (proposed, accepted) = self._engine.stats(), self._warmup_drafts
-        return replace(
-            stats,
-            num_draft_tokens=max(0, stats.num_draft_tokens - proposed),
-            num_accepted_draft_tokens=max(0, stats.num_accepted_draft_tokens - accepted),
-        )
-
-    def stop(self) -> None:
-        """Refuse what comes, let go of what is open, stop the engine.
-
-        Triton asks for it when nothing is in flight any more. What is open here all the same is a request whose client
-        has gone unnoticed so far: a response to it now makes the server hang.
-        """
-        self.drain(STOPPING)
-        for exchange in self.snapshot():
-            exchange.abandon()
-            self._give_up(exchange)
-        self.watcher.stop()
-        self.stop_engine()
-        self.sender.stop()
-
-    def stop_engine(self) -> None:
-        """Release the engine; the second time there is nothing to do."""
-        self._engine.stop()
-
-    def snapshot(self) -> list[ActiveRequest]:
-        """The open exchanges, oldest first."""
-        with self._lock:
-            return list(self._open)
-
-    def client_has_gone(self, exchange: ActiveRequest) -> None:
-        """The watcher's word."""
-        self.end_early(exchange, cause="client_gone", error=CancelledError("the client has gone"))
-
-    def _take_in(self, reply: Reply, client_id: str) -> ActiveRequest:
-        now = time.monotonic()
-        exchange = ActiveRequest(reply, client_id=client_id, arrived_s=now)
-        with self._lock:
-            if not self._open and not self._starved:
-                self._last_token_s, self._starved = now, True
-            self._open[exchange] = None
-        return exchange
-
-    def _submit(self, exchange: ActiveRequest, call: ParsedRequest, timeout_us: int) -> None:
-        requests = expand(call, self._engine, self._ids)
-        exchange.admitted = self._admission.admit(requests)
-        if not exchange.begin(call, requests):  # the server is exiting and has ended everything
-            exchange.admitted.release()
-            return
-        self._metrics.accepted(len(requests))
-        exchange.deadline_s = _deadline_s(exchange.arrived_s, call.timeout_ms, timeout_us or call.timeout_us)
-        with self._lock:
-            if exchange in self._open:
-                self._intake.expect(exchange)
-        for request in requests:
-            if exchange.ended:
-                break
-            self._engine.submit(request, self)
-        if exchange.ended:  # while it was being submitted; an abort may have come before the engine knew it
-            self._tell_engine(exchange)
-
-    def _stop_by_client_id(self, stopper: ActiveRequest) -> None:
-        """End every running request that has the stopper's id, then answer the stopper, with no text."""
-        if not stopper.client_id:
-            raise RequestError('stop: expected the id of the request to end as this request\'s "id", got none')
-        running = [e for e in self.snapshot() if e.client_id == stopper.client_id and e.requests and not e.ended]
-        if not running:
-            raise RequestError(f"stop: no running request has the id {shown(stopper.client_id)}")
-        for exchange in running:
-            self.end_early(exchange, cause="stop")
-        stopper.end(finish_reason="stop")
-        self.sender.notify([stopper])
-
-    def _count_tokens(self, exchange: ActiveRequest, index: int, num_tokens: int, now: float) -> None:
-        sequence = exchange.sequences[index]
-        before, sequence.last_token_s = sequence.last_token_s, now
-        self._metrics.tokens(num_tokens, None if before is None else now - before)
-        if not exchange.has_tokens:
-            with self._lock:  # of several sequences one has the first
-                is_first, exchange.has_tokens = not exchange.has_tokens, True
-            if is_first:
-                self._metrics.first_token(now - exchange.arrived_s)
 
     def _warm_up(self) -> dict[str, float]:
-        """As phases of the load."""
+        """Warm the engine up and return the seconds that took, as a phase of the load."""
         config = self.config
         if config.warmup is None:
             return {}
@@ -329,90 +314,17 @@ class Service:
         self._warmup_drafts = stats.num_draft_tokens, stats.num_accepted_draft_tokens
         return {"warmup": seconds}
 
-    def _check_defaults(self) -> None:
-        """:raises ConfigError: for a default that the engine would not honour."""
-        defaults = self.config.default_sampling
-        problems = [
-            f"triton_config.default_sampling.{name}: {self._supported[name]}"
-            for name, value in defaults.items()
-            if self._supported[name] and value != SAMPLING_BY_NAME[name].neutral
-        ]
-        together = contradictions(defaults, self.config.default_max_tokens)
-        problems += [f"triton_config.default_sampling: {problem}" for problem in together]
-        if problems:
-            raise ConfigError(problems)
-
-    def _refuse(self, exchange: ActiveRequest, error: BackendError) -> None:
-        """Answer with the error what has not reached the engine, or not all of it."""
-        if exchange.end(error=error):
-            self._abort(exchange, "error")
-        else:  # something else ended it meanwhile, and the engine may have got the rest of it since
-            self._tell_engine(exchange)
-        self.sender.notify([exchange])
-
-    def _abort(self, exchange: ActiveRequest, cause: str) -> None:
-        if exchange.requests:
-            self._metrics.aborted(cause)
-            self._tell_engine(exchange)
-
-    def _tell_engine(self, exchange: ActiveRequest) -> None:
-        for request in exchange.requests:
-            self._engine.abort(request.request_id)
-
-    def _give_up(self, exchange: ActiveRequest) -> None:
-        self._tell_engine(exchange)
-        if exchange.closed:
-            self._forget(exchange)
-
-    def _forget(self, exchange: ActiveRequest) -> None:
-        with self._lock:
-            if exchange not in self._open:
-                return
-            del self._open[exchange]
-            self._intake.forget(exchange)
-            # A run of requests that all time out without a token is one long wait; any other end is no sign of a hang.
-            if not self._open and not (exchange.outcome == "timeout" and not exchange.has_tokens):
-                self._starved = False
-        if exchange.admitted is not None:
-            exchange.admitted.release()
-        self._count_ended(exchange)
-
-    def _count_ended(self, exchange: ActiveRequest) -> None:
-        if not exchange.requests:
-            if exchange.error is not None:
-                self._metrics.refused(exchange.error.code)
-            return
-        self._metrics.ended(
-            exchange.outcome,
-            time.monotonic() - exchange.arrived_s,
-            num_input_tokens=sum(sequence.num_input_tokens for sequence in exchange.sequences),
-            num_output_tokens=sum(sequence.num_output_tokens for sequence in exchange.sequences),
-            num_cached_tokens=sum(sequence.num_cached_tokens for sequence in exchange.sequences),
+    def _stats_without_warmup(self) -> EngineStats:
+        stats, (proposed, accepted) = self._engine.stats(), self._warmup_drafts
+        return replace(
+            stats,
+            num_draft_tokens=max(0, stats.num_draft_tokens - proposed),
+            num_accepted_draft_tokens=max(0, stats.num_accepted_draft_tokens - accepted),
         )
 
 
-_YIELD_S = 1e-6
-"""About 60 microseconds in truth, the kernel's least. A sleep of 0 would be over before another thread is awake."""
-STOPPING = "the model is being stopped; send the request to another server"
-
-
 def _deadline_s(arrived_s: float, timeout_ms: int | None, timeout_us: int) -> float | None:
-    """The sooner of the two timeouts, by time.monotonic()."""
+    """The sooner of the two timeouts as a time.monotonic(); None where neither is given."""
     given = [timeout_ms / 1e3] if timeout_ms is not None else []
     given += [timeout_us / 1e6] if timeout_us > 0 else []
     return arrived_s + min(given) if given else None
-
-
-def _supported_fields(engine: Engine) -> dict[str, str]:
-    """Sampling field, and priority -> "" where the engine honours it, else why not."""
-    capabilities = engine.capabilities
-    honoured = set(capabilities.sampling_fields)
-    if "logprobs" in honoured:
-        honoured.add("best_of")
-    if capabilities.priority:
-        honoured.add("priority")
-    names = [field.name for field in SAMPLING_FIELDS] + [f.name for f in REQUEST_FIELDS if f.name == "priority"]
-    reasons = dict.fromkeys(names, "not supported by this engine")
-    reasons["best_of"] = "needs logprobs to choose by, which this engine does not have here"
-    reasons |= capabilities.unsupported
-    return {name: "" if name in honoured else reasons[name] for name in names}

@@ -1,10 +1,10 @@
-"""Work-arounds for known faults of the containers, from the release record; none of them changes a file.
+"""Work-arounds for known faults of the containers, taken from the release record. None of them changes a file.
 
-One kind so far: `missing_names`, names that TensorRT-LLM imports from a package too old to have them. Each is supplied
-only where it is really missing, so that a newer package, or none, is left alone.
+There is one kind so far: `missing_names`, names that TensorRT-LLM imports from a package that is too old to have them.
+Each name is supplied only where it is really missing, so that a newer package is left alone.
 
-The faults are in the engine's workers too, which this backend doesn't start. They get the same through
-`overlay/sitecustomize.py`, for which start.sh puts the overlay folder on PYTHONPATH.
+The engine's workers, which this backend doesn't start, have the same faults. They get the same names through
+`process/overlay/sitecustomize.py`: start.sh puts the overlay folder on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _FIELD_TYPES: dict[str, type] = {"str": str, "int": int}
 
 
 def apply_quirks(release: Mapping[str, Any]) -> list[str]:
-    """Supply what the container lacks, before tensorrt_llm is imported.
+    """Supply what the container lacks. Call this before tensorrt_llm is imported.
 
-    :returns: `module.name` of everything supplied, also logged.
+    :returns: `module.name` of everything supplied; each is logged too.
     """
     return [
         supplied
@@ -38,7 +38,7 @@ def _supply(quirk: Mapping[str, Any], missing: Mapping[str, Any]) -> list[str]:
     try:
         module = importlib.import_module(missing["module"])
     except ModuleNotFoundError:
-        return []  # without the package TensorRT-LLM's own message is the better one
+        return []  # TensorRT-LLM's own message about the missing package is better
     if hasattr(module, missing["name"]):
         return []
     setattr(module, missing["name"], _make_class(missing))
@@ -47,7 +47,7 @@ def _supply(quirk: Mapping[str, Any], missing: Mapping[str, Any]) -> list[str]:
 
 
 def _make_class(missing: Mapping[str, Any]) -> type:
-    """A class of the record's base and fields: what the newer package has under the name, as far as importing goes."""
+    """Make a class with the record's base and fields: enough for an import of what the newer package has."""
     package, _, base = missing["base"].rpartition(".")
     annotations = {name: _FIELD_TYPES[kind] for name, kind in missing["fields"].items()}
     return types.new_class(

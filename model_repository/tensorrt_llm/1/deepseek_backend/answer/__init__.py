@@ -1,1 +1,1 @@
-"""One request under way: its states, the text of its sequences, and its responses."""
+"""One active request: its states, the text of its sequences, and its responses."""

@@ -1,4 +1,4 @@
-"""What is waiting to be sent -> named, typed arrays. Pure: knows numpy, not pb_utils."""
+"""Chunks of sequences -> named, typed arrays. Pure: it knows numpy, not pb_utils."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NUMPY_DTYPES: dict[Dtype, npt.DTypeLike] = {
     Dtype.FP32: np.float32,
 }
 _LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, as of a token that guided decoding rules out: JSON has no such number."""
+"""It stands for minus infinity, the value of a token that guided decoding rules out: JSON has no such number."""
 _DTYPES = {tensor.name: _NUMPY_DTYPES[tensor.dtype] for tensor in OUTPUTS}
 
 
-def outputs(chunks: Sequence[SequenceChunk], call: ParsedRequest, *, several: bool) -> Outputs:
-    """The outputs of one response, shape [len(chunks)], but for output_ids, which follow one another.
+def outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest, *, several: bool) -> Outputs:
+    """Return the outputs of one response, each of shape [len(chunks)], except output_ids: all chunks' ids in one array.
 
     `several`: the request has more than one sequence.
     """
@@ -37,40 +37,40 @@ def outputs(chunks: Sequence[SequenceChunk], call: ParsedRequest, *, several: bo
     if (
         len(chunks) == 1
         and chunks[0].finish_reason is None
-        and not (several or call.separate_reasoning or call.returned)
+        and not (several or parsed.separate_reasoning or parsed.returned)
     ):
         return result  # nearly every response
     ended = any(chunk.finish_reason is not None for chunk in chunks)
-    if ended or "finish_reason" in call.returned:
+    if ended or "finish_reason" in parsed.returned:
         result.append(_output("finish_reason", [str(chunk.finish_reason).encode() for chunk in chunks]))
-    if "stop_reason" in call.returned or any(chunk.stop_reason is not None for chunk in chunks):
+    if "stop_reason" in parsed.returned or any(chunk.stop_reason is not None for chunk in chunks):
         result.append(_output("stop_reason", [str(chunk.stop_reason).encode() for chunk in chunks]))
-    if ended or "num_input_tokens" in call.returned:
+    if ended or "num_input_tokens" in parsed.returned:
         result.append(_output("num_input_tokens", [chunk.num_input_tokens for chunk in chunks]))
-    if counts_tokens(call, ended=ended, several=several):
+    if counts_tokens(parsed, ended=ended, several=several):
         result.append(_output("num_output_tokens", [chunk.num_output_tokens for chunk in chunks]))
     if several:
         result.append(_output("sequence_index", [chunk.index for chunk in chunks]))
-    if call.separate_reasoning:
+    if parsed.separate_reasoning:
         result.append(_output("reasoning_output", [chunk.reasoning.encode() for chunk in chunks]))
     if ended:
         result.append(_output("num_cached_tokens", [chunk.num_cached_tokens for chunk in chunks]))
-    return result + _token_outputs(chunks, call)
+    return result + _token_outputs(chunks, parsed)
 
 
 def num_bytes(response: Outputs) -> int:
-    """About what `response` takes in the memory that the stub shares with the server."""
+    """Return about how many bytes `response` takes in the memory that the stub shares with the server."""
     return sum(sum(map(len, array)) if array.dtype == np.object_ else array.nbytes for _, array in response)
 
 
-def counts_tokens(call: ParsedRequest, *, ended: bool, several: bool) -> bool:
-    """The response carries num_output_tokens; the ids of several sequences can't be told apart without."""
-    return ended or "num_output_tokens" in call.returned or (several and "output_ids" in call.returned)
+def counts_tokens(parsed: ParsedRequest, *, ended: bool, several: bool) -> bool:
+    """Whether the response carries num_output_tokens. Without it the ids of several sequences can't be told apart."""
+    return ended or "num_output_tokens" in parsed.returned or (several and "output_ids" in parsed.returned)
 
 
-def _token_outputs(chunks: Sequence[SequenceChunk], call: ParsedRequest) -> Outputs:
-    """The outputs that a request has to ask for."""
-    returned, result = call.returned, []
+def _token_outputs(chunks: Sequence[SequenceChunk], parsed: ParsedRequest) -> Outputs:
+    """Return the outputs that a request has to ask for."""
+    returned, result = parsed.returned, []
     if "output_ids" in returned:
         result.append(_output("output_ids", [token_id for chunk in chunks for token_id in chunk.token_ids]))
     if "logprobs" in returned:
@@ -81,7 +81,7 @@ def _token_outputs(chunks: Sequence[SequenceChunk], call: ParsedRequest) -> Outp
         result.append(
             _output("cumulative_logprob", [max(chunk.cumulative_logprob, _LEAST_LOGPROB) for chunk in chunks])
         )
-    if call.sampling.return_perf_metrics and any(chunk.perf_metrics for chunk in chunks):
+    if parsed.sampling.return_perf_metrics and any(chunk.perf_metrics for chunk in chunks):
         for tensor in PERF_OUTPUTS:
             values = [getattr(chunk.perf_metrics, tensor.name, 0) for chunk in chunks]
             result.append(_output(tensor.name, values))
@@ -89,7 +89,7 @@ def _token_outputs(chunks: Sequence[SequenceChunk], call: ParsedRequest) -> Outp
 
 
 def _logprobs_json(tokens: Sequence[TokenLogprobs | None]) -> bytes:
-    """Token id -> {logprob, rank, decoded_token} for each token, as Triton's vLLM backend writes it."""
+    """Return JSON as Triton's vLLM backend writes it: for each token, token id -> {logprob, rank, decoded_token}."""
     document = [None if token is None else {str(entry.token_id): _entry(entry) for entry in token} for token in tokens]
     return json.dumps(document, ensure_ascii=False).encode()
 

@@ -1,7 +1,7 @@
-"""One sequence of a request, between the engine's steps and the responses: pure, and not thread-safe.
+"""One sequence of a request, between the engine's steps and the responses. Pure and not thread-safe.
 
-Text runs through the stop strings and then, if asked, through the split of thinking and answer. What has not been sent
-is kept here; `take` hands it over.
+Text passes the stop string filter and then, if asked for, the split into reasoning and answer. It is kept here until
+`take` or `take_piece` takes it out for a response.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from deepseek_backend.engines.reasoning_tags import ends_inside
 from deepseek_backend.request.parsed_request import ParsedRequest
 
 _FREE_CHARACTERS = 1 << 20
-"""That a cumulative stream sends before it has to grow for the next chunk: about 700 tokens, one by one."""
+"""Characters that a cumulative stream may send in all before each further chunk has to be larger: enough for about 700
+tokens, one by one."""
 _PIECES = 5
-"""What waits of an answer leaves in so many chunks at least, however late: one lump at the end is no stream."""
+"""An answer leaves in at least this many chunks, however late it is: one lump at the end is no stream."""
 _SMALL_PIECE = 128
-"""Characters, about 32 tokens, that are one chunk in any case."""
+"""Characters that are sent as one chunk in any case; about 32 tokens."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SequenceChunk:
-    """What a response says of one sequence."""
+    """The part of a response that belongs to one sequence."""
 
     index: int
     text: str = ""
@@ -44,37 +45,39 @@ class SequenceChunk:
 
 
 class SequenceBuffer:
-    """What one sequence has and its client has not."""
+    """The text and the numbers of one sequence that its client has not got yet."""
 
-    def __init__(self, index: int, call: ParsedRequest, prompt: str) -> None:
-        """`prompt`: the text the engine was given; empty for one in token ids."""
+    def __init__(self, index: int, parsed: ParsedRequest, prompt: str) -> None:
+        """`prompt`: the text given to the engine; empty for a prompt in token ids."""
         self.index = index
         self.finish_reason: FinishReason | None = None
-        self.last_token_s: float | None = None
-        """When the engine delivered its last token so far; the service's, for its metrics."""
         self.num_input_tokens = 0
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
-        """Of the whole sequence."""
+        """Tokens of the whole sequence so far."""
         self.cumulative_logprob = 0.0
         self._awaits_metrics = False
+        """A stop string has ended the text, and the engine's last step with the performance metrics has not come."""
         self._num_counted = 0
-        """Of num_output_tokens, those that a response has carried."""
-        sampling = call.sampling
-        self._call = call
+        """The part of num_output_tokens that responses have carried."""
+        sampling = parsed.sampling
+        self._parsed = parsed
         self._filter = StopStringFilter(sampling.stop, include_stop=bool(sampling.include_stop_str_in_output))
-        self._splitter = ReasoningSplitter(opened=ends_inside(prompt)) if call.separate_reasoning else None
-        self._echo = prompt if call.echo else ""
-        """Waits for the first step, which has the counts that go with it."""
+        self._splitter = ReasoningSplitter(opened=ends_inside(prompt)) if parsed.separate_reasoning else None
+        self._echo = prompt if parsed.echo else ""
+        """The prompt, to be put before the text. It waits for the first step, which has the counts that go with it."""
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._length = 0
-        """Characters so far."""
+        """Characters of the sequence so far."""
         self._length_waiting = 0
-        """Of those, the ones that no chunk has had. The next two are for cumulative streams."""
+        """Characters not sent yet."""
         self._length_sent = 0
+        """Characters of the last chunk of a cumulative stream."""
         self._characters_sent = 0
+        """Characters of all chunks of a cumulative stream together."""
         self._news = False
+        """Something has come since the last chunk."""
         self._chunk = SequenceChunk(index=index)
 
     @property
@@ -83,16 +86,16 @@ class SequenceBuffer:
 
     @property
     def matched_stop(self) -> bool:
-        """A stop string ended the text; the engine may not know."""
+        """A stop string ended the text; the engine may still be generating."""
         return self._filter.matched is not None
 
     @property
     def settled(self) -> bool:
-        """It has ended, and nothing more is expected of the engine."""
+        """The sequence has ended, and nothing more is expected of the engine."""
         return self.ended and not self._awaits_metrics
 
     def add(self, step: Step) -> None:
-        """Take one step; its error is the caller's."""
+        """Take one step. The caller handles its error."""
         if self.finish_reason is not None:
             self._take_metrics(step)
             return
@@ -103,7 +106,7 @@ class SequenceBuffer:
         self.num_cached_tokens = step.num_cached_tokens or self.num_cached_tokens
         if step.logprobs:
             self.cumulative_logprob += sum(token[0].logprob for token in step.logprobs)
-        if self._call.returned:
+        if self._parsed.returned:
             self._take_details(step)
         if step.perf_metrics is not None:
             self._chunk.perf_metrics = step.perf_metrics
@@ -111,12 +114,12 @@ class SequenceBuffer:
             self._write(self._filter.push(step.text))
         if self._filter.matched is not None:
             self.end("stop", self._filter.matched)
-            self._awaits_metrics = bool(self._call.sampling.return_perf_metrics) and step.finish_reason is None
+            self._awaits_metrics = bool(self._parsed.sampling.return_perf_metrics) and step.finish_reason is None
         elif step.finish_reason is not None:
             self.end(step.finish_reason, step.stop_reason)
 
     def end(self, finish_reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        """Fix the outcome; the first one stays."""
+        """Fix the outcome. The first call counts."""
         self._awaits_metrics = False
         if self.ended:
             return
@@ -130,18 +133,18 @@ class SequenceBuffer:
             self._keep(*self._splitter.finish())
 
     def has_news(self) -> bool:
-        """There is something that a stream's next chunk would say, and now."""
+        """There is something for a stream's next chunk, and it is due."""
         if not self._news or self._awaits_metrics:
             return False
-        return self.ended or not self._call.cumulative or self._has_grown()
+        return self.ended or not self._parsed.cumulative or self._has_grown()
 
     @property
     def is_one_piece(self) -> bool:
-        """What waits is little enough for one chunk: `take_piece` would take all of it."""
+        """The waiting text is short enough for one chunk: `take_piece` would take all of it."""
         return self._length_waiting <= _SMALL_PIECE or self._length_waiting <= self._piece_length
 
     def take_piece(self) -> SequenceChunk:
-        """The beginning of what waits, its text alone; not for cumulative streams."""
+        """Take the beginning of the waiting text, and nothing but text. Not for cumulative streams."""
         reasoning, text, most = "".join(self._reasoning), "".join(self._text), self._piece_length
         chunk = SequenceChunk(index=self.index, reasoning=reasoning[:most])
         chunk.text = text[: most - len(chunk.reasoning)]
@@ -150,7 +153,10 @@ class SequenceBuffer:
         return chunk
 
     def take(self, *, counted: bool) -> SequenceChunk:
-        """What is new, or in cumulative streams the text so far. `counted`: the response carries the token count."""
+        """Take what is new, or in a cumulative stream the text so far.
+
+        `counted`: the response carries the token count.
+        """
         chunk, self._chunk = self._chunk, SequenceChunk(index=self.index)
         chunk.text, chunk.reasoning = "".join(self._text), "".join(self._reasoning)
         chunk.finish_reason = self.finish_reason
@@ -162,22 +168,23 @@ class SequenceBuffer:
         self._length_sent = self._length
         self._length_waiting = 0
         self._characters_sent += self._length
-        # Joined, so that a cumulative stream does not join all its pieces again for every chunk.
-        self._text = [chunk.text] if self._call.cumulative and chunk.text else []
-        self._reasoning = [chunk.reasoning] if self._call.cumulative and chunk.reasoning else []
+        # The joined text is kept, so that a cumulative stream does not join all its pieces again for every chunk.
+        self._text = [chunk.text] if self._parsed.cumulative and chunk.text else []
+        self._reasoning = [chunk.reasoning] if self._parsed.cumulative and chunk.reasoning else []
         self._news = False
         return chunk
 
     @property
     def _piece_length(self) -> int:
-        num_left = _PIECES - (self._length > self._length_waiting)  # the first has left, by itself
+        num_left = _PIECES - (self._length > self._length_waiting)  # the first one has left already
         return max(_SMALL_PIECE, -(-self._length // num_left))
 
     def _has_grown(self) -> bool:
-        """A cumulative chunk is due: with each token at first, then with each sixteenth of the text.
+        """Whether a cumulative chunk is due: at first with each token, later when the text has grown by a sixteenth.
 
-        Triton takes every response at once and keeps those its client has not read, so what a stream sends in all has
-        to be bounded: this makes it proportional to the text, where every token would make it the square of that.
+        Triton takes every response at once and keeps those that its client has not read, so the total that a stream
+        sends has to be bounded. Growth by a sixteenth makes the total proportional to the text; a chunk for every token
+        would make it proportional to the square of the text.
         """
         return self._characters_sent < _FREE_CHARACTERS or self._length >= self._length_sent * 17 / 16
 
@@ -187,8 +194,8 @@ class SequenceBuffer:
             self._echo = ""
 
     def _take_details(self, step: Step) -> None:
-        """What was asked for beside the text."""
-        chunk, returned = self._chunk, self._call.returned
+        """Keep what the request asked for beside the text."""
+        chunk, returned = self._chunk, self._parsed.returned
         if "output_ids" in returned:
             chunk.token_ids += step.token_ids
         if "logprobs" in returned:
@@ -197,7 +204,7 @@ class SequenceBuffer:
             chunk.prompt_logprobs += step.prompt_logprobs
 
     def _take_metrics(self, step: Step) -> None:
-        """After a stop string: what the engine still says is not part of the answer, but its last step has these."""
+        """Take the metrics of a step after a stop string; nothing else of it is part of the answer."""
         if step.finish_reason is not None or step.error is not None:
             self._awaits_metrics = False
             self._chunk.perf_metrics = step.perf_metrics

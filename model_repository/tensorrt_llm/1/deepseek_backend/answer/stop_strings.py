@@ -1,8 +1,8 @@
-"""Stop strings: found in the text as it streams, on every engine alike.
+"""Finds stop strings in the text as it streams, in the same way for every engine.
 
-Engines that know stop strings match them as token sequences and miss the ones that are tokenized differently in
-context; matching text has no such gap. The price is hold-back: the end of the text is kept while it may still be the
-beginning of a stop string.
+Engines that know stop strings match them as token sequences and miss those that are tokenized differently in context;
+matching text has no such gap. The price is that the end of the text is held back while it may be the beginning of a
+stop string.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from functools import lru_cache
 
 
 class StopStringFilter:
-    """Passes text through up to the first of `stops`.
-
-    Not thread-safe; one for each sequence.
-    """
+    """Passes text through up to the first of `stops`. Each sequence has one of its own. Not thread-safe."""
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
         self._searches = tuple(map(_Search, stops))
@@ -25,7 +22,7 @@ class StopStringFilter:
         """The stop string that ended the text."""
 
     def push(self, text: str) -> str:
-        """What of the text may be shown now; nothing more once a stop string has matched."""
+        """Return the text that may be sent now; nothing once a stop string has matched."""
         if not self._searches:
             return text
         if self.matched is not None:
@@ -40,41 +37,41 @@ class StopStringFilter:
                 length = search.length
         text = self._held + text
         if found:
-            # The one that is complete first: the answer does not depend on how the text was cut into pieces.
+            # The stop string that is complete first wins: the result must not depend on how the text was cut.
             end, _, self.matched = min(found)
             end += len(self._held)
             self._held = ""
             return text[:end] if self._include_stop else text[: end - len(self.matched)]
-        shown = len(text) - length
-        self._held = text[shown:]
-        return text[:shown]
+        end = len(text) - length
+        self._held = text[end:]
+        return text[:end]
 
     def finish(self) -> str:
-        """What was held back, at the end of a sequence that no stop string ended."""
+        """Return what was held back, at the end of a sequence that no stop string ended."""
         held, self._held = self._held, ""
         return held
 
 
 class _Search:
-    """For one stop string, after Knuth, Morris and Pratt: no character is looked at again with the next piece."""
+    """The search for one stop string, after Knuth, Morris and Pratt: no character is read again with the next piece."""
 
     __slots__ = ("length", "stop")
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.length = 0
-        """Of the longest end of the text so far that begins the stop string."""
+        """Length of the longest end of the text so far with which the stop string begins."""
 
     def end_in(self, text: str) -> int | None:
-        """Where in `text`, the next piece, the stop string is complete for the first time."""
+        """Return where in `text`, the next piece, the stop string is first complete; None where it is not."""
         stop, length, position = self.stop, self.length, 0
-        if len(text) >= len(stop):  # all but its end is for the interpreter's own search, which is much faster
+        if len(text) >= len(stop):  # find() is much faster; only the end of the text is left to the loop below
             start = (stop[:length] + text).find(stop)
             if start >= 0:
                 return start - length + len(stop)
             length, position = 0, len(text) - len(stop) + 1
         while length < len(stop):
-            if not length:  # as nearly always: most of the text is passed over without a look at each character
+            if not length:  # nearly always: find() skips most of the text
                 position = text.find(stop[0], position)
             if not 0 <= position < len(text):
                 self.length = length
@@ -88,7 +85,7 @@ class _Search:
 
 @lru_cache(maxsize=1024)
 def _borders(stop: str) -> Sequence[int]:
-    """For each beginning of `stop` the length of its longest end, short of all of it, that begins `stop` too."""
+    """Return, for each prefix of `stop`, the length of its longest proper suffix that is also a prefix of `stop`."""
     borders = [0]
     for character in stop[1:]:
         length = borders[-1]

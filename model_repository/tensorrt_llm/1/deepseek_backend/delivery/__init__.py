@@ -1,1 +1,1 @@
-"""The way out: steps of the engine wait in the step queue until the sender takes them to the clients."""
+"""The way out: engines leave steps in the step queue, and delivery's threads take them to the clients."""

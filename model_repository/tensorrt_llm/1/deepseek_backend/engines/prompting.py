@@ -13,7 +13,7 @@ from typing import Any
 
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
-from deepseek_backend.errors import RequestError, one_line
+from deepseek_backend.errors import RequestError, describe
 
 _TEMPLATE_DATA = {"tools", "documents"}
 """Arguments of apply_chat_template that the template itself reads; the others control the library."""
@@ -41,7 +41,7 @@ def render_chat(tokenizer: Any, messages: Messages, template_kwargs: Mapping[str
                 "messages: the checkpoint has no chat template; send text_input, written the way the model expects",
                 code=ErrorCode.UNSUPPORTED,
             ) from error
-        raise RequestError(f"messages: the chat template refuses them: {one_line(error)}") from error
+        raise RequestError(f"messages: the chat template refuses them: {describe(error)}") from error
     return str(text)
 
 

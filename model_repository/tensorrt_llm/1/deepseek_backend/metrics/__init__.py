@@ -1,1 +1,1 @@
-"""What the backend counts, and its way to /metrics."""
+"""What the backend counts, and how the numbers get to /metrics."""

@@ -1,6 +1,7 @@
 """What the backend counts: the table of metric families, and `BackendMetrics`, which counts in this process.
 
-`publishing` writes the numbers to Triton's /metrics. Names follow Prometheus' rules: base units, _total for counters.
+`publishing` writes the numbers to Triton's /metrics. Names follow the rules of Prometheus: base units, and _total for
+counters.
 """
 
 from __future__ import annotations
@@ -33,16 +34,18 @@ class Family:
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
-    """Beside model and version, which every series has."""
+    """Names of its labels, beside model and version, which every series has."""
     known_values: tuple[str, ...] = ()
-    """Of the one label: these series are there from the start, at 0. rate() can't see the step from nothing to 1."""
+    """Values of its one label for which a series is there from the start, at 0: rate() can't see a step from nothing to
+    1."""
     buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, without infinity."""
     per_token: bool = False
-    """Observed for each token of each sequence: too often for a message to Triton each time."""
+    """It is observed for each token of each sequence, which is too often for a message to Triton each time."""
 
     @property
     def series_names(self) -> tuple[str, ...]:
-        """As PromQL has them."""
+        """The names of its series in PromQL."""
         if self.kind is not Kind.HISTOGRAM:
             return (self.name,)
         return tuple(self.name + suffix for suffix in ("_bucket", "_sum", "_count"))
@@ -66,9 +69,11 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *, per_token: b
 
 
 ACCEPTED = _counter("requests_accepted_total", "Requests admitted.")
-SEQUENCES = _counter("sequences_accepted_total", "Sequences of the requests admitted: prompts times answers to each.")
+SEQUENCES = _counter(
+    "sequences_accepted_total", "Sequences of the requests admitted: prompts times answers to each prompt."
+)
 REFUSED = _counter(
-    "requests_refused_total", "Requests answered with an error before the engine had them.", "code", _CODES
+    "requests_refused_total", "Requests answered with an error before the engine got them.", "code", _CODES
 )
 FINISHED = _counter(
     "requests_finished_total",
@@ -83,42 +88,51 @@ ABORTS = _counter(
     ("client_gone", "stop", "deadline", "drain", "stop_string", "error"),
 )
 PROMPT_TOKENS = _counter("prompt_tokens_total", "Prompt tokens, counted when a request ends.")
-CACHED_TOKENS = _counter("cached_prompt_tokens_total", "Of the prompt tokens, those found in the KV cache.")
+CACHED_TOKENS = _counter(
+    "cached_prompt_tokens_total", "Prompt tokens found in the KV cache, counted when a request ends."
+)
 GENERATED_TOKENS = _counter(
-    "generated_tokens_total", "Tokens generated, counted as they are looked at: under load up to 32 at once."
+    "generated_tokens_total", "Tokens generated. Under load up to 32 tokens of a sequence are counted at once."
 )
 DRAFT_TOKENS = _counter("draft_tokens_proposed_total", "Tokens that speculative decoding proposed.")
-ACCEPTED_DRAFT_TOKENS = _counter("draft_tokens_accepted_total", "Of the proposed tokens, those that were kept.")
+ACCEPTED_DRAFT_TOKENS = _counter(
+    "draft_tokens_accepted_total", "Tokens that speculative decoding proposed and the model accepted."
+)
 
 INFLIGHT = _gauge("inflight_sequences", "Sequences admitted and not yet answered.")
-INFLIGHT_TOKENS = _gauge("inflight_tokens", "Their prompts and max_tokens together, as admission counts them.")
-RUNNING = _gauge("engine_running_requests", "Sequences in the engine's running batch.")
-WAITING = _gauge("engine_waiting_requests", "Sequences the engine has and has not scheduled.")
-KV_USED = _gauge("kv_cache_used_blocks", "KV cache blocks in use.")
-KV_CAPACITY = _gauge("kv_cache_capacity_blocks", "KV cache blocks there are; 0 where the engine does not say.")
-ENGINE_STAT = _gauge("engine_stat", "What else this engine counts.", "name")
-LAST_TOKEN_AGE = _gauge(
-    "last_token_age_seconds", "Since the last token of any request; says something while sequences are in flight."
+INFLIGHT_TOKENS = _gauge(
+    "inflight_tokens", "Tokens of the sequences in flight, prompts and max_tokens together, as admission counts them."
 )
-READY = _gauge("ready", "1 where requests should be sent here.")
-LOAD_SECONDS = _gauge("load_duration_seconds", "How long a phase of the load took.", "phase")
-FIELD_UNSUPPORTED = _gauge("field_unsupported", "1 for a field that is refused here; the log has the reason.", "field")
-INFO = _gauge("info", "Always 1: what is served, by which engine.", "engine", "checkpoint", "release")
+RUNNING = _gauge("engine_running_requests", "Sequences in the engine's running batch.")
+WAITING = _gauge("engine_waiting_requests", "Sequences that wait in the engine to be scheduled.")
+KV_USED = _gauge("kv_cache_used_blocks", "KV cache blocks in use.")
+KV_CAPACITY = _gauge("kv_cache_capacity_blocks", "KV cache blocks in total; 0 where the engine does not report them.")
+ENGINE_STAT = _gauge("engine_stat", "Other numbers that this engine reports, by name.", "name")
+LAST_TOKEN_AGE = _gauge(
+    "last_token_age_seconds",
+    "Time since the last token of any request. It has a meaning only while sequences are in flight.",
+)
+READY = _gauge("ready", "1 when requests should be sent here, otherwise 0.")
+LOAD_SECONDS = _gauge("load_duration_seconds", "Duration of a phase of the load.", "phase")
+FIELD_UNSUPPORTED = _gauge(
+    "field_unsupported", "1 for a request field that is refused here; the log has the reason.", "field"
+)
+INFO = _gauge("info", "Always 1; the labels say what is served, by which engine.", "engine", "checkpoint", "release")
 
 FIRST_TOKEN = _histogram(
     "time_to_first_token_seconds",
-    "From a request's arrival to its first token.",
+    "Time from a request's arrival to its first token.",
     (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300),
 )
 INTER_TOKEN = _histogram(
     "inter_token_latency_seconds",
-    "Between a sequence's tokens; of tokens that were taken together, each has its share.",
+    "Time between two tokens of a sequence. Tokens that were taken together share the time equally.",
     (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 5),
     per_token=True,
 )
 DURATION = _histogram(
     "request_duration_seconds",
-    "From an admitted request's arrival to its final response.",
+    "Time from an admitted request's arrival to its final response.",
     (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 3600),
 )
 _POWERS_OF_2 = tuple(2.0**power for power in range(4, 18))
@@ -126,10 +140,11 @@ REQUEST_PROMPT_TOKENS = _histogram("request_prompt_tokens", "Prompt tokens of a 
 REQUEST_GENERATED_TOKENS = _histogram("request_generated_tokens", "Generated tokens of a request.", _POWERS_OF_2)
 
 FAMILIES = tuple(value for value in list(globals().values()) if isinstance(value, Family))
-"""The table: every one above."""
+"""The table: every family above."""
 
 COMMON_LABELS = ("model", "version", "model_instance")
-"""As Triton's own metrics have them; model_instance only where a model has several."""
+"""Labels of every series, the same as those of Triton's own metrics. model_instance is there only where a model has
+several instances."""
 
 
 @dataclass(frozen=True)
@@ -144,15 +159,16 @@ class MetricSample:
 
 
 class Histogram:
-    """How many values fell into each bucket, and their sum there. Not thread-safe."""
+    """Counts the values that fell into each bucket, and adds them up. Not thread-safe."""
 
     __slots__ = ("counts", "family", "sums")
 
     def __init__(self, family: Family) -> None:
         self.family = family
         self.counts = [0] * (len(family.buckets) + 1)
-        """The last one is of what lies above all bounds."""
+        """Values in each bucket; the last bucket is for what lies above all bounds."""
         self.sums = [0.0] * (len(family.buckets) + 1)
+        """Sum of the values in each bucket."""
 
     def observe(self, value: float) -> None:
         index = bisect_left(self.family.buckets, value)
@@ -165,7 +181,7 @@ class Histogram:
         return twin
 
     def as_counters(self) -> Iterator[MetricSample]:
-        """The series that Prometheus makes of a histogram, each a counter."""
+        """Yield the series that Prometheus makes of a histogram, each of them as a counter."""
         family, (bucket, total, count) = self.family, self.family.series_names
         cumulative = list(accumulate(self.counts))
         for bound, below in zip((*family.buckets, float("inf")), cumulative, strict=True):
@@ -175,7 +191,7 @@ class Histogram:
 
 
 def bound_text(bound: float) -> str:
-    """A bucket's bound as Triton's own histograms write it."""
+    """Return a bucket's bound as Triton's own histograms write it."""
     return "+Inf" if bound == float("inf") else f"{bound:.16g}"
 
 
@@ -183,7 +199,7 @@ class BackendMetrics:
     """Counts in this process. Thread-safe."""
 
     def __init__(self, info: Mapping[str, str] | None = None) -> None:
-        """`info`: label of INFO -> value."""
+        """`info`: label of the family INFO -> its value."""
         self._lock = threading.Lock()
         self._values: dict[Family, dict[tuple[str, ...], float]] = {
             family: {(value,): 0.0 for value in family.known_values} if family.labels else {(): 0.0}
@@ -210,14 +226,14 @@ class BackendMetrics:
             self._add(REFUSED, 1, code.value)
 
     def first_token(self, seconds: float) -> None:
-        """Since arrival."""
+        """A request had its first token, `seconds` after it arrived."""
         with self._lock:
             self._histograms[FIRST_TOKEN].observe(seconds)
 
     def tokens(self, num_tokens: int, seconds: float | None) -> None:
-        """A sequence had `num_tokens` more, `seconds` after those before; None: its first ones.
+        """A sequence had `num_tokens` more, `seconds` after its previous ones; None: these are its first.
 
-        Called for the steps of a sequence that are taken together: at low load, each.
+        It is called once for steps of a sequence that are taken together; at low load, for each step.
         """
         with self._lock:
             if seconds is None:
@@ -240,12 +256,12 @@ class BackendMetrics:
             self._histograms[REQUEST_GENERATED_TOKENS].observe(num_output_tokens)
 
     def aborted(self, cause: str) -> None:
-        """The engine was told to end a sequence early: client_gone, stop, deadline, drain, stop_string, error."""
+        """The engine was told to end something early; the causes are the known values of ABORTS."""
         with self._lock:
             self._add(ABORTS, 1, cause)
 
     def loaded(self, phases: Mapping[str, float], unsupported: Mapping[str, str]) -> None:
-        """The engine is up: seconds of each phase, and the fields it refuses with the reasons."""
+        """The engine is loaded: seconds of each phase, and the fields it refuses with the reasons."""
         with self._lock:
             for phase, seconds in phases.items():
                 self._values[LOAD_SECONDS][(phase,)] = seconds
@@ -255,7 +271,7 @@ class BackendMetrics:
     def observe_state(
         self, *, inflight: int, inflight_tokens: int, idle_s: float, ready: bool, stats: EngineStats
     ) -> None:
-        """Gauges, read once for each publication."""
+        """Set the gauges. Called once for each publication."""
         state = {
             INFLIGHT: inflight,
             INFLIGHT_TOKENS: inflight_tokens,
@@ -275,7 +291,7 @@ class BackendMetrics:
                 self._values[ENGINE_STAT][(name,)] = value
 
     def samples(self) -> list[MetricSample]:
-        """Every counter and gauge as it stands."""
+        """Return the present number of every counter and gauge."""
         with self._lock:
             self._values[GENERATED_TOKENS][()] = self._num_first_tokens + sum(self._token_counts)
             return [
@@ -287,7 +303,7 @@ class BackendMetrics:
             ]
 
     def histograms(self) -> list[Histogram]:
-        """A copy of every histogram."""
+        """Return a copy of every histogram."""
         with self._lock:
             return [histogram.copy() for histogram in self._histograms.values()]
 
@@ -300,9 +316,9 @@ _TOKEN_BOUNDS = INTER_TOKEN.buckets
 
 
 def info(config: BackendConfig) -> dict[str, str]:
-    """What INFO says of this deployment.
+    """Return the labels of INFO for this deployment.
 
-    :raises ConfigError: when release.yaml is there and not a release record.
+    :raises ConfigError: when release.yaml is there but is not a release record.
     """
     has_release = (config.version_dir / FILE_NAME).is_file()
     release = read_release(config.version_dir).version if has_release else ""

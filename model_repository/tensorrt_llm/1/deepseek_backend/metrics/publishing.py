@@ -1,10 +1,11 @@
-"""From `BackendMetrics` to Triton's /metrics: a thread that writes what has changed.
+"""Publishes `BackendMetrics` on Triton's /metrics: a thread writes what has changed.
 
-Each write is a message from the stub to tritonserver and back, 15 to 45 microseconds, so the threads that serve never
-write: they count, and once in a period the differences go out. Where pb_utils has histograms (2.51 does), a request's
-latencies and lengths are written to them, an observation a message. Between tokens that would be up to 50,000 messages
-a second; there the buckets, sum and count go out as counters, with the names that Prometheus gives a histogram's, in
-twenty messages a period at most. Where there are no histograms all of them are written so. PromQL sees no difference.
+Each write is a message from the stub to tritonserver and back, 15 to 45 microseconds, so the threads that serve
+requests never write. They count, and once in a period the differences are written. Where pb_utils has histograms (2.51
+does), a request's latencies and lengths are written to them, with one message for each observation. For the latency
+between tokens that would be up to 50,000 messages a second; so its buckets, sum and count are written as counters, with
+the names that Prometheus gives to those of a histogram, in twenty messages a period at most. Where there are no
+histograms, all of them are written as counters. PromQL sees no difference.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from deepseek_backend.metrics.backend_metrics import BackendMetrics, Histogram, 
 logger = logging.getLogger(__name__)
 
 _STOP_S = 5.0
-"""A write that takes longer has nobody at the other end."""
+"""Seconds to wait for the last write. A write that takes longer has nobody at the other end."""
 
 
 class Series(Protocol):
-    """One series; what its kind does not have is not called. pb_utils.Metric has this form."""
+    """One series. Only the methods that its kind has are called. pb_utils.Metric has this form."""
 
     def increment(self, value: float) -> None: ...
 
@@ -37,41 +38,42 @@ class Series(Protocol):
 
 
 class MetricFactory(Protocol):
-    """Where series are made, with the labels that all have. model.py implements it on Triton's metrics."""
+    """Makes series, with the labels that all of them have. model.py implements it on Triton's metrics."""
 
     @property
     def has_histograms(self) -> bool: ...
 
     def claim(self) -> bool:
-        """Whether series can be made; asked before the first, until it is so."""
+        """Whether series can be made. The publisher asks before it makes the first one, until the answer is true."""
 
     def series(
         self, name: str, kind: Kind, text: str, labels: Mapping[str, str], buckets: Sequence[float] = ()
     ) -> Series:
-        """A series of the family `name`, which is made on first use."""
+        """Make a series of the family `name`; the family is made on first use."""
 
     def close(self) -> None:
-        """Take every series away."""
+        """Remove every series."""
 
 
 class MetricsLease:
-    """The right to have series of some labels on this tritonserver: one process at a time.
+    """The right to have series with some labels on this tritonserver. One process at a time holds it.
 
-    A model that is loaded again without an unload is there twice until the old one has finalized. Triton's core (2.51
-    to its main branch of 2026) counts the users of a series in each process's own family object: when the old one's
-    series go, the new one's memory goes with them, and tritonserver dies of a corrupted heap. So the new one waits. The
-    right is an abstract socket's name, which the kernel takes back from a process that ends.
+    A model that is loaded again without an unload is there twice until the old instance has finalized. Triton's core
+    (2.51 to its main branch of 2026) counts the users of a series in each process's own family object: when the old
+    instance's series are removed, the new instance's memory is freed with them, and tritonserver dies of a corrupted
+    heap. So the new instance waits. The right is the name of an abstract socket, which the kernel takes back from a
+    process that ends.
     """
 
     def __init__(self, labels: Mapping[str, str]) -> None:
-        # The server's pid and what that number is good in: containers may share the host's network, and so these names.
+        # The server's pid and its pid namespace: containers may share the host's network, and with it these names.
         server = (os.stat("/proc/self/ns/pid").st_ino, os.getppid())
         name = hashlib.sha256(repr((server, sorted(labels.items()))).encode()).hexdigest()
         self._address = f"\0deepseek_triton_metrics_{name}"
         self._held: socket.socket | None = None
 
     def take(self) -> bool:
-        """True when it is ours."""
+        """Take the right if it is free. True: this process holds it."""
         if self._held is not None:
             return True
         mine = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -92,11 +94,12 @@ class MetricsLease:
 
 
 class Publisher:
-    """Publishes once in a period and once more on `stop`.
+    """Publishes once in a period and once more on `stop`. After `start` only its thread publishes.
 
-    The first write that fails is the last: in python_backend up to its main branch of July 2026, the stub reads a
-    metric's error text from shared memory after the server may have freed it, and a few such errors end tritonserver
-    (boost::interprocess::lock_exception). So nothing is written that Triton would refuse, and nothing is tried twice.
+    After the first write that fails nothing more is written: in python_backend up to its main branch of July 2026, the
+    stub reads a metric's error text from shared memory after the server may have freed it, and a few such errors end
+    tritonserver (boost::interprocess::lock_exception). So nothing is written that Triton would refuse, and nothing is
+    tried twice.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class Publisher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Publish once more and take everything away."""
+        """Publish once more and remove every series."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
@@ -136,10 +139,10 @@ class Publisher:
         self._factory.close()
 
     def publish(self) -> None:
-        """Write every difference once. Raises nothing: metrics must not hurt serving."""
+        """Write every difference once. It raises nothing: metrics must not hurt serving."""
         if self._broken:
             return
-        self._look_at_state()
+        self._read_state()
         try:
             if self._factory.claim():
                 self._write_all()
@@ -152,11 +155,11 @@ class Publisher:
         while not self._broken and not self._stopped.wait(self._period_s):
             self.publish()
 
-    def _look_at_state(self) -> None:
+    def _read_state(self) -> None:
         try:
             self._observe_state()
         except Exception:
-            if self._state_is_known:  # once, not every second
+            if self._state_is_known:  # logged once, not every second
                 logger.exception("the engine's state can't be read; the gauges on /metrics stay as they are")
             self._state_is_known = False
         else:
@@ -177,7 +180,7 @@ class Publisher:
         series = self._series.get(key)
         if series is None:
             series = self._series[key] = self._factory.series(sample.name, sample.kind, sample.help, sample.labels)
-            self._written[key] = 0.0  # what a new series has
+            self._written[key] = 0.0  # the value of a new series
         before = self._written[key]
         if sample.value == before:
             return
@@ -190,9 +193,9 @@ class Publisher:
         self._written[key] = sample.value
 
     def _observe(self, histogram: Histogram) -> None:
-        """Observe what is new: in each bucket as often as values fell into it, their mean.
+        """Observe what is new: for each bucket its values' mean, as often as values fell into it.
 
-        Counts and sum are then what the values themselves would make, and nothing has to be kept for each request.
+        Counts and sum are then the same as those of the values themselves, and no value has to be kept.
         """
         family = histogram.family
         if family.name not in self._observed:
@@ -208,5 +211,5 @@ class Publisher:
 
 
 def _inside(index: int, mean: float, buckets: Sequence[float]) -> float:
-    """`mean`, not carried out of its bucket by rounding."""
+    """Return `mean`, or the bucket's bound where rounding has carried it out of the bucket."""
     return min(mean, buckets[index]) if index < len(buckets) else mean

@@ -1,1 +1,1 @@
-"""This process and the tritonserver above it: who ends what when something is gone."""
+"""This process and the tritonserver above it: what is ended, and by whom, when one of them is gone."""

@@ -1,8 +1,9 @@
-"""The tritonserver that this process works for: whether it has been told to exit, and its end when nothing else helps.
+"""The tritonserver above this process: whether it has been told to exit, and how to end it when nothing else helps.
 
-Triton runs the backend in a child process, the stub, and tells it nothing of a SIGTERM: `finalize` comes when no
+Triton runs the backend in a child process, the stub, and does not tell it of a SIGTERM: `finalize` comes only when no
 request is open any more. A stream that is still being written when the exit timeout ends crashes the server (2.51.0,
-exit code 139). To end open requests in time the stub has to look for itself, in what the kernel shows of its parent.
+exit code 139). To end open requests in time, the stub has to notice the exit itself, from what the kernel shows of its
+parent.
 """
 
 from __future__ import annotations
@@ -21,26 +22,27 @@ PROC = Path("/proc")
 SHARED_MEMORY = Path("/dev/shm")
 DEFAULT_EXIT_TIMEOUT_S = 30.0
 FATAL_SIGNAL = signal.SIGKILL
-"""Ends the server in 20 ms and leaves no core. SIGABRT and SIGSEGV it handles, for up to 0.7 s, and dumps core; SIGQUIT
-dumps core; SIGTERM means exit code 0."""
+"""It ends the server in 20 ms and leaves no core. The server handles SIGABRT and SIGSEGV, for up to 0.7 s, and dumps
+core; SIGQUIT dumps core too; SIGTERM would mean exit code 0."""
 
 _SERVER_NAME = "tritonserver"
 _STUB_NAME = "triton_python_backend_stub"
 _NAME_LENGTH = 15
-"""The kernel cuts a process's name there."""
+"""Most characters of a process's name: the kernel cuts it there."""
 _OPTION = "--exit-timeout-secs"
 _OPTION_MIN = len("--exit-t")
-"""getopt takes every unique beginning of an option; up to here it could be --exit-on-error."""
+"""Least length of the option's name. getopt takes every unique beginning; a shorter one could be --exit-on-error."""
 _CONFIRM_S = 0.5
+"""Seconds for which the server's main thread has to be asleep before that counts as exiting."""
 _FLUSH_S = 0.5
-"""The server's threads write to the clients after `send` has returned: with no time in between 2 of 17 tries cut a
-client off, with this none of 18."""
+"""Seconds between the last `send` and the end of the server, whose threads write to the clients after `send` has
+returned. With no time in between 2 of 17 tries cut a client off, with this none of 18."""
 INIT = 1
 """The pid of a server that is process 1 of its container."""
 
 
 def parent_server() -> int | None:
-    """The pid of the tritonserver that started this stub; None where this is no stub, as in tests."""
+    """Return the pid of the tritonserver that started this stub; None where this is not a stub, as in tests."""
     pid = os.getppid()
     if _name(os.getpid()) != _STUB_NAME[:_NAME_LENGTH] or _name(pid) != _SERVER_NAME:
         return None
@@ -48,7 +50,7 @@ def parent_server() -> int | None:
 
 
 def exit_timeout_s(pid: int) -> float:
-    """What the server gives open requests after it was told to exit, by its command line."""
+    """Return the seconds that the server gives open requests after it was told to exit, from its command line."""
     arguments = _arguments(pid)
     found = DEFAULT_EXIT_TIMEOUT_S
     for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
@@ -62,16 +64,17 @@ def exit_timeout_s(pid: int) -> float:
 
 
 class ExitWatch:
-    """Notices that the server has been told to exit. Make it in the main thread; one thread asks.
+    """Notices that the server has been told to exit. Create it in the main thread; only one thread may ask it.
 
-    The sign: until a signal comes, the server's main thread waits for one on a condition variable; from then on it
-    counts its exit timeout down in sleeps of a second, whichever phase it is in. /proc/PID/wchan tells the two apart.
-    In each of 20 exits of 2.51.0 it changed within 0.1 s, with HTTP, gRPC, both or nothing in flight; it did not while
-    the same thread loaded another model (--model-control-mode=poll). The ports are no such sign: HTTP's closes when the
-    last HTTP connection has gone, the others at the very end, and gRPC takes requests as long as HTTP's is open.
+    The sign is what the server's main thread waits for. Until a signal comes, it waits on a condition variable; after
+    that it counts its exit timeout down in sleeps of a second, whichever phase it is in. /proc/PID/wchan tells the two
+    apart. In each of 20 exits of 2.51.0 it changed within 0.1 s, with HTTP, gRPC, both or nothing in flight; it did not
+    change while the same thread loaded another model (--model-control-mode=poll). The ports are no such sign: HTTP's
+    closes when the last HTTP connection has gone, the others close at the very end, and gRPC takes requests as long as
+    HTTP's port is open.
 
-    A SIGTERM to this process counts too: systemd and `kill -- -GROUP` send it to the stubs as well, which ignore it.
-    Where the kernel shows no wchan (gVisor) that is the only sign.
+    A SIGTERM to this process counts too: systemd and `kill -- -GROUP` send it also to the stubs, which ignore it. Where
+    the kernel shows no wchan (gVisor), that is the only sign.
     """
 
     def __init__(self, pid: int) -> None:
@@ -83,18 +86,18 @@ class ExitWatch:
         self._signals = _pipe_of_signals()
 
     def is_exiting(self) -> bool:
-        """Cheap. Sure at the second look, half a second after the first; what was noticed once stays so."""
+        """Look at the signs, which is cheap. A main thread asleep counts after _CONFIRM_S; once true, it stays true."""
         now = time.monotonic()
         if self._noticed_s is None and (self._was_told() or self._counts_down(now)):
             self._noticed_s = now
         return self._noticed_s is not None
 
     def close(self) -> None:
-        """Let go of the signal. In the main thread, when nobody asks any more."""
+        """Give the signal back. Call this in the main thread, when nobody asks any more."""
         if self._signals is None:
             return
-        _let_go_of_signals(self._signals[1])
-        # What the stub had in C can't be put back from here; it ignored the signal too.
+        _release_wakeup_fd(self._signals[1])
+        # The stub's handler in C can't be put back from here; it ignored the signal too.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for descriptor in self._signals:
             os.close(descriptor)
@@ -109,7 +112,7 @@ class ExitWatch:
             return False
 
     def _counts_down(self, now: float) -> bool:
-        """While it loads the main thread sleeps as well, but then it hasn't taken over SIGTERM yet."""
+        """Whether the main thread counts down. It sleeps while loading as well, but has not taken over SIGTERM then."""
         waits_in = _read(PROC / str(self._pid) / "wchan")
         if not self._waits_for_signal:
             self._waits_for_signal = "futex" in waits_in and _catches_sigterm(self._pid)
@@ -119,14 +122,14 @@ class ExitWatch:
             if self._sleeps_since_s is None:
                 self._sleeps_since_s = now
             return now - self._sleeps_since_s >= _CONFIRM_S
-        # Anything else is a look in the moment in which it runs, and says nothing.
+        # Any other value means that the thread is running at this moment, which says nothing.
         return False
 
 
 def end_server(pid: int) -> NoReturn:
-    """End the server with a non-zero exit code, then this process, without a way back and without `finalize`.
+    """End the server with a non-zero exit code and then this process. It does not return, and `finalize` is not called.
 
-    Its other models end with it. What was sent before arrives.
+    The server's other models end with it. Responses that were sent before arrive.
     """
     if pid != os.getppid() or pid != parent_server():
         raise ValueError(f"process {pid} is not the tritonserver of this one")
@@ -144,10 +147,10 @@ def end_server(pid: int) -> NoReturn:
 
 
 def own_regions() -> list[Path]:
-    """The shared memory that this stub shares with its server: nobody removes it when both end by force.
+    """Return the files of the memory that this stub shares with its server: nobody removes them when both are killed.
 
-    Named on the stub's command line, at a place that is not promised, and mapped. NCCL's and MPI's are mapped too, but
-    not named there.
+    They are named on the stub's command line, at a position that may change, and they are mapped. The shared memory of
+    NCCL and MPI is mapped too, but not named there.
     """
     mapped = {line.split(maxsplit=5)[-1] for line in _read(PROC / "self" / "maps").splitlines()}
     named = [SHARED_MEMORY / argument for argument in _arguments(os.getpid()) if argument and "/" not in argument]
@@ -155,10 +158,10 @@ def own_regions() -> list[Path]:
 
 
 def crash_init(regions: Sequence[Path]) -> None:
-    """For a server that is process 1 of its container: from inside the kernel delivers to it only signals it handles.
+    """End a server that is process 1 of its container, where the kernel delivers only signals that it handles.
 
-    So it is told to exit, which alone would give exit code 0, and finds its shared memory gone when it unloads this
-    model: the kernel's own SIGBUS ends a process 1 too (exit code 135 after 0.4 to 1.4 s in each of 4 tries).
+    The server is told to exit, which alone would give exit code 0. When it unloads this model, it finds its shared
+    memory gone: the kernel's own SIGBUS ends a process 1 too (exit code 135 after 0.4 to 1.4 s in each of 4 tries).
     """
     os.kill(INIT, signal.SIGTERM)
     for region in regions:
@@ -166,9 +169,9 @@ def crash_init(regions: Sequence[Path]) -> None:
 
 
 def _pipe_of_signals() -> tuple[int, int] | None:
-    """A pipe into which Python's C handler writes the number of each signal; None where somebody has one already.
+    """Make a pipe into which Python's C handler writes the number of each signal; None where there is one already.
 
-    A handler in Python would be of no use: the stub's main thread stays in C++ until the next request comes.
+    A handler in Python would not help: the stub's main thread stays in C++ until the next request comes.
     """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -178,12 +181,12 @@ def _pipe_of_signals() -> tuple[int, int] | None:
         os.close(writing)
         return None
     signal.signal(signal.SIGTERM, lambda signum, frame: None)
-    # A forked child would write into the same pipe when somebody ends it.
-    os.register_at_fork(after_in_child=lambda: _let_go_of_signals(writing))
+    # Without this, a forked child would write into the same pipe when it gets a SIGTERM.
+    os.register_at_fork(after_in_child=lambda: _release_wakeup_fd(writing))
     return reading, writing
 
 
-def _let_go_of_signals(writing: int) -> None:
+def _release_wakeup_fd(writing: int) -> None:
     ours = signal.set_wakeup_fd(-1)
     if ours != writing:
         signal.set_wakeup_fd(ours)
@@ -203,7 +206,7 @@ def _arguments(pid: int) -> list[str]:
 
 
 def _read(path: Path) -> str:
-    """Empty for what is not there, as after the end of a process, or not for us to read."""
+    """Read a file; empty where it is not there, as after the end of a process, or may not be read."""
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

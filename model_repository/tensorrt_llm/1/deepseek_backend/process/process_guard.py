@@ -1,11 +1,11 @@
-"""A process beside this one that acts when one of the two it watches is gone and the other doesn't notice.
+"""The guard: a process beside this one that ends tritonserver or this stub when the other one has died.
 
-When the stub dies (killed for want of memory, a crash in native code), tritonserver goes on: it says ready, its
-metrics stand still, and open requests wait for ever (triton-inference-server/server#8604). When tritonserver dies, a
-stub with a thread that hangs in native code stays, with its GPU memory. The guard ends the one that is left.
+When the stub dies (out of memory, a crash in native code), tritonserver goes on: it reports ready, its metrics stand
+still, and open requests wait for ever (triton-inference-server/server#8604). When tritonserver dies, a stub with a
+thread that hangs in native code stays, and keeps its GPU memory. The guard ends the process that is left.
 
-It is forked before the engine is loaded, so that it holds none of the engine's memory, threads or devices, and only
-waits; it leaves when the stub does.
+It is forked before the engine is loaded, so that it holds none of the engine's memory, threads or devices. It only
+waits, and leaves when the stub does.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from deepseek_backend.process.parent_server import INIT, crash_init
 logger = logging.getLogger(__name__)
 
 NAME = "model_guard"
-"""What ps calls it; as a fork it had the stub's name."""
+"""Name of the guard in ps; without it the fork would have the stub's name."""
 _ARM, _DISARM = b"a", b"d"
 _STUB_LEAVES_S = 10.0
-"""A stub whose server has gone leaves by itself in 1 to 2 s."""
+"""Seconds given to a stub whose server has gone: it leaves by itself in 1 to 2 s."""
 _SERVER_ENDS_S = 5.0
+"""Seconds to wait for the end of a server that has been killed."""
 
 
 class ProcessGuard:
-    """The parent's side."""
+    """The stub's side of the guard: starts it and tells it when to act."""
 
     def __init__(self, server_pid: int, regions: Sequence[Path]) -> None:
-        """`regions`: shared memory of this stub, for nobody removes it when both are killed.
+        """`regions`: this stub's shared memory, which the guard removes when stub and server have been killed.
 
         :raises OSError: where the kernel has no pidfd_open (before Linux 5.3) or forbids it.
         """
@@ -49,11 +50,11 @@ class ProcessGuard:
             os.close(descriptor)
 
     def arm(self) -> None:
-        """From now on the server ends when this process dies."""
+        """Have the guard end the server if this process dies from now on."""
         self._tell(_ARM)
 
     def disarm(self) -> None:
-        """This process is about to end as it should."""
+        """Tell the guard that this process is about to end as it should."""
         self._tell(_DISARM)
 
     def _tell(self, command: bytes) -> None:
@@ -64,15 +65,16 @@ class ProcessGuard:
 
 
 def _watch(commands: int, server: int, stub: int, server_pid: int, regions: Sequence[Path]) -> NoReturn:
-    """The guard. `server` and `stub` are pidfds, readable when the process has ended."""
+    """Run the guard. `server` and `stub` are pidfds, which become readable when the process has ended."""
     try:
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
-        with contextlib.suppress(OSError):  # not every sandbox lets it
+        with contextlib.suppress(OSError):  # some sandboxes forbid it
             Path("/proc/self/comm").write_text(NAME, encoding="ascii")
         armed, watched = False, [commands, server, stub]
         while True:
-            over = _ended(server) or _ended(stub)  # looked at before the last words are read, which may be unread yet
+            # Checked before the commands are read, so that a last command, sent just before the end, is still read.
+            over = _ended(server) or _ended(stub)
             while commands in _readable(watched, 0.0):
                 if command := os.read(commands, 1):
                     armed = command == _ARM
@@ -107,7 +109,7 @@ def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:
 
 
 def _readable(descriptors: Sequence[int], timeout_s: float | None) -> list[int]:
-    """Not by select(2), which can't take numbers from 1024 on: a server with as many connections hands them on."""
+    """Use poll: select(2) can't take descriptors from 1024 on, and a server with many connections passes such on."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -115,7 +117,7 @@ def _readable(descriptors: Sequence[int], timeout_s: float | None) -> list[int]:
 
 
 def _say(what: str) -> None:
-    """Without waiting: whoever reads the log may have stopped, or died with the server."""
+    """Write to the log without waiting: its reader may have stopped, or died with the server."""
     with contextlib.suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, f"deepseek_backend CRITICAL: {what}\n".encode())

@@ -1,5 +1,5 @@
-"""Ends what nobody else would: a request whose client has gone or whose time is up, everything when the engine is dead,
-and, in time, everything when the server is about to exit.
+"""The watcher ends what nobody else would: a request whose client has gone or whose time is up, everything when the
+engine is dead, and, in time, everything when the server is about to exit.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Protocol
 
 from deepseek_backend.answer.active_request import ActiveRequest
 from deepseek_backend.config import BackendConfig
-from deepseek_backend.engines.base import EngineHealth
-from deepseek_backend.errors import BackendError, UnavailableError
+from deepseek_backend.engines.base import Engine
+from deepseek_backend.errors import BackendError, CancelledError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
 MAX_CHECKS_PER_S = 2000
-"""Asking Triton whether a client has gone is a message there and back, and a turn at Python's lock: about 25
-microseconds of processor, 0.05 core at this rate. 7,000 open streams are asked every 3.5 s."""
+"""Most clients asked a second. Asking Triton whether a client has gone is a message there and back, and a wait for
+Python's lock: about 25 microseconds of processor, 0.05 core at this rate. 7,000 open streams are asked every 3.5 s."""
 MARGIN_S = 5.0
-"""Of the exit timeout, left for the last responses to be sent and the engine to be stopped; half of a short one."""
+"""Seconds of the exit timeout left for sending the last responses and stopping the engine; half of a shorter one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAbove:
-    """The process this one works for. The defaults are of one that never exits, as in tests."""
+    """The tritonserver this process works for. The defaults describe one that never exits, as in tests."""
 
     is_exiting: Callable[[], bool] = lambda: False
-    """It was told to exit, and waits for open requests."""
+    """Whether the server was told to exit and waits for open requests."""
     exit_timeout_s: float = 30.0
-    """For so long."""
+    """Seconds for which it waits for them."""
     end: Callable[[str], None] = lambda reason: None
-    """End it with a code other than 0."""
+    """Ends the server with an exit code other than 0."""
 
 
 class Watched(Protocol):
@@ -45,28 +45,23 @@ class Watched(Protocol):
     @property
     def num_open(self) -> int: ...
 
-    def stop_engine(self) -> None: ...
-
     def snapshot(self) -> list[ActiveRequest]: ...
-
-    def engine_health(self) -> EngineHealth: ...
 
     def drain(self, reason: str) -> None: ...
 
     def end_all(self, *, cause: str, error: BackendError | None = None) -> None: ...
 
     def end_early(
-        self, exchange: ActiveRequest, *, cause: str, error: BackendError | None = None, timed_out: bool = False
+        self, active: ActiveRequest, *, cause: str, error: BackendError | None = None, timed_out: bool = False
     ) -> None: ...
-
-    def client_has_gone(self, exchange: ActiveRequest) -> None: ...
 
 
 class Watcher:
-    """A thread that looks every cancellation_check_period_ms."""
+    """A thread that looks at everything once in cancellation_check_period_ms. The attributes belong to that thread."""
 
-    def __init__(self, service: Watched, server: ServerAbove) -> None:
+    def __init__(self, service: Watched, engine: Engine, server: ServerAbove) -> None:
         self._service = service
+        self._engine = engine
         self._server = server
         self._drain_s = drain_seconds(service.config.drain_s, server.exit_timeout_s)
         self._period_s = service.config.cancellation_check_period_ms / 1000
@@ -74,6 +69,7 @@ class Watcher:
         self._drain_until_s: float | None = None
         self._has_stopped_engine = False
         self._fatal_at_s: float | None = None
+        """Time at which the engine was found dead, by time.monotonic()."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
 
@@ -93,33 +89,33 @@ class Watcher:
                 logger.exception("the watcher goes on after")
 
     def look(self, now: float) -> None:
-        """Everything once."""
-        exchanges = self._service.snapshot()
-        for exchange in exchanges:
-            if exchange.deadline_s is not None and now >= exchange.deadline_s and not exchange.ended:
-                self._service.end_early(exchange, cause="deadline", timed_out=True)
-        self._ask_clients(exchanges)
+        """Look at deadlines, clients, engine and server once."""
+        open_requests = self._service.snapshot()
+        for active in open_requests:
+            if active.deadline_s is not None and now >= active.deadline_s and not active.ended:
+                self._service.end_early(active, cause="deadline", timed_out=True)
+        self._ask_clients(open_requests)
         self._look_at_engine(now)
         self._look_at_server(now)
 
-    def _ask_clients(self, exchanges: list[ActiveRequest]) -> None:
-        """Ask as many as MAX_CHECKS_PER_S allows in one period, in turn."""
+    def _ask_clients(self, open_requests: list[ActiveRequest]) -> None:
+        """Ask as many clients as MAX_CHECKS_PER_S allows in one period, and the next ones in the next period."""
         most = max(1, int(MAX_CHECKS_PER_S * self._period_s))
-        if len(exchanges) > most:
-            first = self._next_to_ask % len(exchanges)
+        if len(open_requests) > most:
+            first = self._next_to_ask % len(open_requests)
             self._next_to_ask = first + most
-            exchanges = (exchanges[first:] + exchanges[:first])[:most]
-        for exchange in exchanges:
+            open_requests = (open_requests[first:] + open_requests[:first])[:most]
+        for active in open_requests:
             try:
-                has_gone = exchange.client_has_gone()
+                has_gone = active.client_has_gone()
             except Exception:  # whatever Triton raises: the other requests still have to be watched
-                logger.exception("request %r can't be asked whether its client has gone", exchange.client_id)
+                logger.exception("request %r can't be asked whether its client has gone", active.client_id)
                 continue
             if has_gone:
-                self._service.client_has_gone(exchange)
+                self._service.end_early(active, cause="client_gone", error=CancelledError("the client has gone"))
 
     def _look_at_engine(self, now: float) -> None:
-        health = self._service.engine_health()
+        health = self._engine.health()
         if health.alive or self._stopped.is_set() or self._has_stopped_engine:
             return
         if self._fatal_at_s is None:
@@ -142,11 +138,11 @@ class Watcher:
         # Not left to `finalize`: one open gRPC stream of a client, even an idle one, keeps Triton from calling it.
         if not self._service.num_open or now >= self._drain_until_s + MARGIN_S / 2:
             self._has_stopped_engine = True
-            self._service.stop_engine()
+            self._engine.stop()
 
 
 def drain_seconds(configured: int | None, exit_timeout_s: float) -> float:
-    """How long open requests may go on once the server is exiting."""
+    """How many seconds open requests may go on once the server is exiting."""
     longest = max(exit_timeout_s - MARGIN_S, exit_timeout_s / 2)
     if configured is None:
         return longest

@@ -1,4 +1,4 @@
-"""Admission: accept or refuse, at once. There is no queue here; the engine has one."""
+"""Admission: accept or refuse a request at once. There is no queue here; the engine has one."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from deepseek_backend.engines.generate_request import GenerateRequest, utf8_leng
 from deepseek_backend.errors import RequestError, UnavailableError
 
 BYTES_PER_TOKEN = 4
-"""A prompt that the engine has not counted yet is taken for a token every four bytes, about what English text has."""
+"""Bytes of a prompt that count as one token while the engine has not counted it: about what English text has."""
 
 
 @dataclass(slots=True)
 class Admitted:
-    """What one call holds of the limits."""
+    """One Triton request's share of the limits."""
 
     admission: Admission
     num_requests: int
     num_tokens: int
 
     def release(self) -> None:
-        """Once or more often."""
+        """Give the share back. Calls after the first one do nothing."""
         self.admission.release(self)
 
 
 class Admission:
-    """What is accepted and not yet answered, against its limits. Thread-safe."""
+    """Counts what is accepted and not yet answered, against the limits. Thread-safe."""
 
     def __init__(self, *, max_inflight: int | None, max_inflight_tokens: int | None) -> None:
         self._max_inflight = max_inflight
         self._max_inflight_tokens = max_inflight_tokens
         self._lock = threading.Lock()
         self.inflight = 0
-        """Sequences."""
+        """Sequences in flight."""
         self.inflight_tokens = 0
-        """Their prompts and max_tokens."""
+        """Tokens of these sequences: prompts and max_tokens together."""
 
     def admit(self, requests: Sequence[GenerateRequest]) -> Admitted:
-        """Take all of `requests` in, or none.
+        """Admit all of `requests`, or none.
 
         :raises UnavailableError: E_OVERLOADED, with the numbers.
-        :raises RequestError: where it would not fit alone.
+        :raises RequestError: when they would not fit even if nothing else were in flight.
         """
         num_tokens = sum(map(_num_tokens, requests))
         with self._lock:

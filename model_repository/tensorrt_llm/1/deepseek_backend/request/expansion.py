@@ -1,4 +1,4 @@
-"""One call -> a request of its own for each answer to each prompt, as engines take them."""
+"""A parsed request -> one request to the engine for each answer to each prompt."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from deepseek_backend.engines.generate_request import GenerateRequest, SamplingP
 from deepseek_backend.errors import RequestError
 from deepseek_backend.request.parsed_request import ParsedRequest
 
-MAX_ECHO_BYTES = 16 << 20
-"""Of the prompts in one answer: each answer to a prompt repeats it."""
+MAX_ECHO_CHARACTERS = 16 << 20
+"""Most characters of prompts repeated in one response: each answer to a prompt repeats it."""
 
 
-def expand(call: ParsedRequest, engine: Engine, ids: Iterator[int]) -> list[GenerateRequest]:
-    """The requests of `call`, prompt by prompt, with ids from `ids`.
+def expand(parsed: ParsedRequest, engine: Engine, ids: Iterator[int]) -> list[GenerateRequest]:
+    """Return the requests to the engine, prompt by prompt, with ids from `ids`.
 
-    :raises RequestError: for a prompt that can't be served, or rendered.
+    :raises RequestError: for a prompt that can't be served, or a conversation that can't be rendered.
     """
-    answers, capabilities = call.num_sequences_per_prompt, engine.capabilities
+    answers, capabilities = parsed.num_sequences_per_prompt, engine.capabilities
     requests: list[GenerateRequest] = []
     echoed = 0
-    for prompt in call.prompts:
+    for prompt in parsed.prompts:
         text = prompt.text
         if prompt.messages is not None:
-            text = engine.render_chat(prompt.messages, call.chat_template_kwargs)
-        if call.sampling.truncate_prompt_tokens is None:
+            text = engine.render_chat(prompt.messages, parsed.chat_template_kwargs)
+        if parsed.sampling.truncate_prompt_tokens is None:
             _check_size(text, prompt.token_ids, capabilities)
-        echoed += len(text) * answers if call.echo else 0
-        if echoed > MAX_ECHO_BYTES:
+        echoed += len(text) * answers if parsed.echo else 0
+        if echoed > MAX_ECHO_CHARACTERS:
             raise RequestError(
-                f"exclude_input_from_output: false repeats the prompts {echoed:,} times a character, more than "
-                f"{MAX_ECHO_BYTES:,}: leave them out, or send fewer at once"
+                f"exclude_input_from_output: false repeats the prompts, {echoed:,} characters in all; expected at most "
+                f"{MAX_ECHO_CHARACTERS:,}: leave the prompts out, or send fewer at once"
             )
-        sampling = _without_second_bos(text, call.sampling, capabilities.bos_token)
+        sampling = _without_second_bos(text, parsed.sampling, capabilities.bos_token)
         shared = SharedTokenIds() if answers > 1 else None
         requests += [
             GenerateRequest(
@@ -44,8 +44,8 @@ def expand(call: ParsedRequest, engine: Engine, ids: Iterator[int]) -> list[Gene
                 prompt_token_ids=prompt.token_ids,
                 shared_token_ids=shared,
                 sampling=_with_own_seed(sampling, choice),
-                max_tokens=call.max_tokens,
-                priority=call.priority,
+                max_tokens=parsed.max_tokens,
+                priority=parsed.priority,
             )
             for choice in range(answers)
         ]
@@ -53,7 +53,10 @@ def expand(call: ParsedRequest, engine: Engine, ids: Iterator[int]) -> list[Gene
 
 
 def _check_size(text: str, token_ids: Sequence[int] | None, capabilities: Capabilities) -> None:
-    """:raises RequestError: for a prompt that can't fit, and that the engine is not to cut."""
+    """Check that the prompt can fit the context.
+
+    :raises RequestError: when it can't, with both numbers.
+    """
     if token_ids is not None:
         if len(token_ids) >= capabilities.max_seq_len:
             raise RequestError(
@@ -71,14 +74,14 @@ def _check_size(text: str, token_ids: Sequence[int] | None, capabilities: Capabi
 
 
 def _without_second_bos(text: str, sampling: SamplingParams, bos_token: str) -> SamplingParams:
-    """A rendered chat begins with the token that the tokenizer would put before it once more."""
+    """Ask for no special tokens where a rendered chat begins with the one that the tokenizer would put before it."""
     if not bos_token or sampling.add_special_tokens is not None or not text.startswith(bos_token):
         return sampling
     return dataclasses.replace(sampling, add_special_tokens=False)
 
 
 def _with_own_seed(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """Several answers with one seed would be one answer several times."""
+    """Give each answer a seed of its own: several answers with one seed would be the same answer several times."""
     if not choice or sampling.seed is None:
         return sampling
     return dataclasses.replace(sampling, seed=(sampling.seed + choice) % 2**64)

@@ -1,6 +1,6 @@
-"""What a client sent, wherever it put it: input tensors, request parameters and JSON, checked one by one.
+"""Reads and checks what a client sent, wherever it put it: input tensors, request parameters and JSON.
 
-Nothing here stops at the first problem: `Problems` collects them.
+Reading does not stop at the first problem: `Problems` collects them.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from deepseek_backend.contract import (
     Dtype,
     SamplingFieldSpec,
 )
-from deepseek_backend.field_values import check_characters, check_value, shown
+from deepseek_backend.field_values import check_characters, check_value, quoted
 from deepseek_backend.request.messages import read_messages
 from deepseek_backend.request.parsed_request import Prompt
 
 
 class Problems:
-    """What is wrong with a request: the first few in full, and how many more there are.
+    """The problems of a request: the first MOST in full, and the number of the others.
 
-    A request may hold any number of unknown names, and each would cost the search for the nearest known one.
+    A request may hold any number of unknown names, and each one written out costs a search for the nearest known name.
     """
 
     MOST = 8
@@ -49,7 +49,7 @@ class Problems:
         self._num_more = 0
 
     def add(self, problem: str | Callable[[], str]) -> None:
-        """`problem`, or what makes its text where that takes time."""
+        """Add a problem, or a function that makes its text where that takes time."""
         if len(self._found) >= self.MOST:
             self._num_more += 1
         else:
@@ -59,19 +59,19 @@ class Problems:
         return bool(self._found)
 
     def __str__(self) -> str:
-        """All of them in one line."""
+        """Return all of them in one line."""
         return "; ".join(self._found) + (f"; and {self._num_more:,} more" if self._num_more else "")
 
 
 _PROMPTS = ("text_input", "messages", "input_ids")
 _GUIDE_ALIASES = ("structured_outputs", "guided_decoding")
-"""vLLM's names for an object with the guide in it, the present one and the one before."""
+"""vLLM's names for an object that holds the guide: the present name and the one before."""
 
 
 class FieldReader:
     """Collects values and problems from the three places a request may hold them.
 
-    What is done with a name stands in two tables at the end of this file, for tensors and for request parameters.
+    Two tables at the end of this file, for tensors and for request parameters, say how each name is read.
     """
 
     def __init__(self, config: BackendConfig) -> None:
@@ -80,27 +80,27 @@ class FieldReader:
         self.settings: dict[str, Any] = {}
         self.problems = Problems()
         self.warnings = Problems()
-        """Unknown parameters, where they pass with a warning."""
+        """Unknown parameters, where the configuration only warns of them."""
         self._config = config
 
     def read(self, inputs: Mapping[str, npt.NDArray[Any]], parameters: str) -> None:
-        """All values but the prompts and the chat template's arguments: where one comes twice, the later place wins."""
+        """Read all values except the prompts and the chat template's arguments. The later place wins."""
         if "sampling_parameters" in inputs:
             self._read_sampling_json(inputs["sampling_parameters"])
-        if parameters and parameters != "{}":  # what most requests have, and reading it takes a microsecond
+        if parameters and parameters != "{}":  # "{}" is what most requests have, and reading it takes a microsecond
             self._read_parameters(json.loads(parameters))
         for name, array in inputs.items():
             entry = _TENSORS.get(name)
             if entry is not None and (array.size or name in _LISTS):
-                read, what = entry
-                read(self, what, array)
+                read, target = entry
+                read(self, target, array)
 
     def _read_sampling_json(self, array: npt.NDArray[Any]) -> None:
         document = self._json_object("sampling_parameters", _first(array))
         if any(alias in document for alias in _GUIDE_ALIASES):
             document = self._with_guides(document)
         for name, value in document.items():
-            if value is None or (name == "logprobs" and value is False):  # how OpenAI's clients say "not"
+            if value is None or (name == "logprobs" and value is False):  # OpenAI's clients write these for "not given"
                 continue
             field = SAMPLING_BY_NAME.get(name)
             if field is not None:
@@ -112,8 +112,8 @@ class FieldReader:
         for name, value in parameters.items():
             entry = _PARAMETERS.get(name)
             if entry is not None:
-                read, what = entry
-                read(self, what, value)
+                read, target = entry
+                read(self, target, value)
             elif name not in EXEMPT_PARAMETERS:
                 self._unknown(name)
 
@@ -141,13 +141,13 @@ class FieldReader:
         return kwargs
 
     def agreed(self, name: str, alias: str, *, default: bool) -> bool:
-        """The value of a flag that has two names; `name` may be a sampling field's."""
-        value, same = self.flags.get(name, self.sampling.get(name)), self.flags.get(alias)
+        """Return the value of a flag that has two names; `name` may be the name of a sampling field."""
+        value, by_alias = self.flags.get(name, self.sampling.get(name)), self.flags.get(alias)
         if value is None:
-            return default if same is None else same
-        if same is not None and same != value:
-            said = f"{name} {str(value).lower()} and {alias} {str(same).lower()}"
-            self.problems.add(f"{name}: expected one value, got {said}")
+            return default if by_alias is None else by_alias
+        if by_alias is not None and by_alias != value:
+            got = f"{name} {str(value).lower()} and {alias} {str(by_alias).lower()}"
+            self.problems.add(f"{name}: expected one value, got {got}")
         return bool(value)
 
     def _token_ids(self, array: npt.NDArray[Any]) -> tuple[Prompt, ...]:
@@ -183,7 +183,7 @@ class FieldReader:
         return None
 
     def _with_guides(self, document: dict[str, Any]) -> dict[str, Any]:
-        """`document` with vLLM's objects taken apart into the fields here."""
+        """Return `document` with vLLM's objects taken apart into the contract's fields."""
         fields = dict(document)
         for alias in _GUIDE_ALIASES:
             guides = self._json_object(alias, fields.pop(alias, None))
@@ -193,7 +193,7 @@ class FieldReader:
         return fields
 
     def _json_object(self, name: str, value: object) -> dict[str, Any]:
-        """The object that `value` is or says in JSON; an empty one for None."""
+        """Return the object that `value` is, or holds as JSON text; an empty object for None."""
         if isinstance(value, (str, bytes)):
             try:
                 value = json.loads(value)
@@ -203,7 +203,7 @@ class FieldReader:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            self.problems.add(f"{name}: expected a JSON object, got {shown(value)}")
+            self.problems.add(f"{name}: expected a JSON object, got {quoted(value)}")
             return {}
         return value
 
@@ -217,7 +217,7 @@ class FieldReader:
         self._set(field, _number(field, value) if isinstance(value, str) else value)
 
     def _setting_parameter(self, field: SamplingFieldSpec, value: object) -> None:
-        """Unlike a sampling field it was never written as a string: no other server has it."""
+        """Unlike a sampling field, it never comes as a string: no other server has it, so no client writes it so."""
         self._set(field, value)
 
     def _set(self, field: SamplingFieldSpec, value: object) -> None:
@@ -235,7 +235,7 @@ class FieldReader:
             self.flags[name] = value
         else:
             hint = ' (stop strings are "sampling_param_stop")' if name == "stop" else ""
-            self.problems.add(f"{name}: expected true or false, got {shown(value)}{hint}")
+            self.problems.add(f"{name}: expected true or false, got {quoted(value)}{hint}")
 
     def _unknown(self, name: str) -> None:
         mode = self._config.unknown_parameters
@@ -252,7 +252,7 @@ def _first(array: npt.NDArray[Any] | None) -> object:
 
 
 def _number(field: SamplingFieldSpec, value: str) -> object:
-    """`value`; a number where a client of Triton's vLLM backend wrote it as a string."""
+    """Return `value`, as a number where a client of Triton's vLLM backend wrote it as a string."""
     if field.dtype in (Dtype.STRING, Dtype.BOOL) or len(value) > _NUMBER_LENGTH:
         return value
     if field.dtype is Dtype.FP32:
@@ -261,6 +261,7 @@ def _number(field: SamplingFieldSpec, value: str) -> object:
 
 
 _NUMBER_LENGTH = 40
+"""A longer string is not taken for a number."""
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -270,12 +271,13 @@ def _python_value(field: SamplingFieldSpec, array: npt.NDArray[Any]) -> object:
 
 
 def _decoded(value: Any) -> Any:
-    """Of a tensor of strings, which come as bytes; any other value as it is."""
+    """Return text for bytes, which a tensor of strings holds; any other value as it is."""
     return value.decode("utf-8") if isinstance(value, bytes) else value
 
 
 _NAME_LENGTH = 100
-"""No name is longer, and the search for the nearest takes its time by the product of the lengths."""
+"""Characters of an unknown name that are compared. No known name is longer, and the search for the nearest takes time
+in proportion to the product of the lengths."""
 
 _NAMES_ELSEWHERE = {
     "prompt": "text_input",
@@ -284,17 +286,17 @@ _NAMES_ELSEWHERE = {
     "stop_sequences": "sampling_param_stop",
     "random_seed": "seed",
 }
-"""What other servers call it -> what it is called here."""
+"""Name on other servers -> name here."""
 
 
 def _unknown_parameter(name: str) -> str:
     if name in _INPUT_NAMES:
         return f"{name}: expected an input tensor, got a request parameter"
-    return f"unknown parameter {shown(name)}{_nearest(name, _KNOWN_NAMES)}"
+    return f"unknown parameter {quoted(name)}{_nearest(name, _KNOWN_NAMES)}"
 
 
 def _unknown_field(name: str) -> str:
-    return f"sampling_parameters: no field {shown(name)}{_nearest(name, SAMPLING_BY_NAME)}"
+    return f"sampling_parameters: no field {quoted(name)}{_nearest(name, SAMPLING_BY_NAME)}"
 
 
 def _nearest(name: str, known: Any) -> str:
@@ -310,7 +312,7 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
 
 _SETTINGS = {field.name: field for field in (*REQUEST_FIELDS, TIMEOUT_US)}
 _LISTS = frozenset(field.tensor.name for field in SAMPLING_FIELDS if field.many)
-"""Tensors that say something with no value in them: no list, whatever the model's default is."""
+"""Tensors that count even when they hold no value: they ask for an empty list, whatever the model's default is."""
 _FLAGS = tuple(t.name for t in INPUTS if t.dtype is Dtype.BOOL and not t.name.startswith("sampling_param_"))
 _FLAG_ALIASES = {"Streaming": "streaming"}
 """Request parameters as upstream's llmapi_client.py spells them."""
@@ -318,7 +320,7 @@ _INPUT_NAMES = frozenset(tensor.name for tensor in INPUTS)
 _KNOWN_NAMES = sorted(_INPUT_NAMES | set(SAMPLING_BY_NAME) | {TIMEOUT_US.name})
 
 _Table = Mapping[str, tuple[Callable[[FieldReader, Any, Any], None], Any]]
-"""Name -> (what reads its value, the field or the flag that it is read for)."""
+"""Name -> (the method that reads its value, the field or the name of the flag that it is read for)."""
 
 _TENSORS: _Table = {
     **{name: (FieldReader._flag_tensor, name) for name in _FLAGS},

@@ -1,4 +1,4 @@
-"""Conversations: read from JSON, and rendered with the checkpoint's own chat template by the engine that has it."""
+"""Conversations, read from JSON. The engine renders them with the checkpoint's own chat template."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from deepseek_backend.engines.generate_request import Messages
-from deepseek_backend.field_values import check_characters, shown
+from deepseek_backend.field_values import check_characters, quoted
 
 
 def read_messages(text: str) -> Messages:
-    """The conversation in `text`, a JSON array of objects with a role and a content.
+    """Return the conversation in `text`, a JSON array of objects with a role and a content.
 
-    Which roles there are is the template's business, and so are further keys, such as tool_calls: they are kept as they
-    are. A content in OpenAI's form of parts is joined into one string, with nothing in between; parts other than text
-    are refused.
+    The chat template decides which roles and which further keys, such as tool_calls, it takes: they are kept as they
+    are. A content in OpenAI's form, a list of parts, is joined into one string with nothing in between; parts other
+    than text are refused.
 
-    :raises ValueError: saying what was expected and what came.
+    :raises ValueError: with what was expected and what came.
     """
     try:
         document = json.loads(text)
@@ -33,8 +33,8 @@ def read_messages(text: str) -> Messages:
 def _message(where: str, message: Any) -> Mapping[str, Any]:
     if not isinstance(message, dict):
         raise ValueError(f"{where}: expected an object with role and content, got {_named(message)}")
-    if "role" not in message or not ("content" in message or _calls(message)):
-        got = ", ".join(shown(key) for key in list(message)[:5]) or "no key at all"
+    if "role" not in message or not ("content" in message or _has_tool_calls(message)):
+        got = ", ".join(quoted(key) for key in list(message)[:5]) or "no key at all"
         raise ValueError(f"{where}: expected an object with role and content, got {got}")
     role = message["role"]
     if not isinstance(role, str) or not role:
@@ -44,9 +44,9 @@ def _message(where: str, message: Any) -> Mapping[str, Any]:
 
 
 def _content(where: str, message: Mapping[str, Any]) -> str | None:
-    """None only beside tool calls: templates tell it from an empty string."""
+    """Return the content as one string. It is None only beside tool calls: templates tell that from an empty string."""
     content = message.get("content")
-    if isinstance(content, str) or (content is None and _calls(message)):
+    if isinstance(content, str) or (content is None and _has_tool_calls(message)):
         return content
     if not isinstance(content, list):
         raise ValueError(f"{where}.content: expected text or an array of text parts, got {_named(content)}")
@@ -64,12 +64,12 @@ def _part(where: str, part: Any) -> str:
     return text
 
 
-def _calls(message: Mapping[str, Any]) -> bool:
+def _has_tool_calls(message: Mapping[str, Any]) -> bool:
     return bool(message.get("tool_calls"))
 
 
 def _named(value: object) -> str:
-    """`value` as an error message says it, short also where it holds a whole conversation."""
+    """Name `value` in an error message, in few words even where it holds a whole conversation."""
     if isinstance(value, dict):
         return "an object"
-    return "an array" if isinstance(value, list) else shown(value)
+    return "an array" if isinstance(value, list) else quoted(value)

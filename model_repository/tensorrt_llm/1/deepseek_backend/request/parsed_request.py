@@ -11,7 +11,7 @@ from deepseek_backend.engines.generate_request import Messages, SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt, in one of three forms. `messages` become `text` before an engine sees them."""
+    """One prompt, in one of three forms. `messages` are rendered to text before an engine gets them."""
 
     text: str = ""
     token_ids: tuple[int, ...] | None = None
@@ -26,31 +26,37 @@ class ParsedRequest:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     streaming: bool = False
     cumulative: bool = False
-    """Chunks of a stream carry the whole text so far."""
+    """Each chunk of a stream carries the whole text so far."""
     stream_interval: int | None = None
-    """Tokens that a stream's text may wait for, to leave together; None: see the next."""
+    """Number of tokens for which a stream's text may wait, to leave together. None: no such number."""
     stream_interval_ms: int | None = None
-    """How long it may wait. With neither it leaves at once, and else with whichever comes first."""
+    """Milliseconds for which a stream's text may wait. None: no such time. Text leaves as soon as either bound is
+    reached, and at once where neither is given."""
     stop: bool = False
-    """End the request with this request's id; nothing else in this call counts."""
+    """End the running request that has this request's id; nothing else in this request counts."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = 0
     priority: int = 0
     timeout_ms: int | None = None
     timeout_us: int = 0
-    """Triton's own parameter, where it came in the body; 0 is none."""
+    """Triton's own timeout in microseconds, where it came in the body; 0 means none."""
     echo: bool = False
     """Put the prompt before the text."""
     separate_reasoning: bool = False
     returned: frozenset[str] = frozenset()
-    """Outputs asked for beyond those every response has."""
+    """Names of the outputs asked for, beyond those that every response has."""
+
+    @property
+    def wants_few_chunks(self) -> bool:
+        """A stream's text may wait for more, to leave in fewer chunks."""
+        return self.stream_interval is not None or self.stream_interval_ms is not None
 
     @property
     def num_choices(self) -> int:
-        """Answers to each prompt that are returned."""
+        """Number of answers to each prompt that are returned."""
         return self.sampling.n or 1
 
     @property
     def num_sequences_per_prompt(self) -> int:
-        """Answers to each prompt that are generated."""
+        """Number of answers to each prompt that are generated."""
         return max(self.sampling.best_of or 1, self.num_choices)

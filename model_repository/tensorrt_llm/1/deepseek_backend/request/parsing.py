@@ -1,7 +1,8 @@
-"""Tensors and request parameters -> Call. Pure: knows numpy arrays, not pb_utils.
+"""Tensors and request parameters -> ParsedRequest. Pure: it knows numpy arrays, not pb_utils.
 
-A value may come four ways, later ones winning: the model's `default_sampling`, `sampling_parameters` (one JSON
-object), request parameters (every key of a /generate body that is not an input tensor), input tensors.
+A value may come in four ways, and the last one that gives it wins: the model's `default_sampling`,
+`sampling_parameters` (one JSON object), request parameters (every key of a /generate body that is not an input tensor),
+input tensors.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from deepseek_backend.request.parsed_request import ParsedRequest, Prompt
 logger = logging.getLogger(__name__)
 
 
-def parse_call(
+def parse_request(
     inputs: Mapping[str, npt.NDArray[Any]], parameters: str, config: BackendConfig, supported: Mapping[str, str]
 ) -> ParsedRequest:
-    """The call that `inputs` (tensor name -> array) and `parameters` (Triton's JSON object) make.
+    """Read and check a request from `inputs` (tensor name -> array) and `parameters` (Triton's JSON object).
 
     `supported` maps each sampling field, and priority, to "" or, where the engine can't do it, to the reason.
 
@@ -42,7 +43,7 @@ def parse_call(
     reader = FieldReader(config)
     reader.read(inputs, parameters)
     if reader.flags.get("stop"):
-        _raise(reader)
+        _raise_problems(reader)
         return ParsedRequest(stop=True)
     prompts = reader.read_prompts(inputs)
     template_kwargs = _template_kwargs(reader, inputs, prompts)
@@ -51,7 +52,7 @@ def parse_call(
     fields = _with_defaults(reader, config, streaming=streaming)
     returned = _returned(reader.flags, fields)
     _check_together(reader, fields, len(prompts), config, streaming=streaming)
-    _raise(reader)
+    _raise_problems(reader)
     settings = reader.settings
     refuse_unsupported(fields, supported)
     if "priority" in settings:
@@ -79,7 +80,7 @@ def parse_call(
 
 
 def contradictions(fields: Mapping[str, Any], default_max_tokens: int, *, streaming: bool = False) -> list[str]:
-    """Sampling fields that are right one by one and not together."""
+    """Return what is wrong with sampling fields that are each right alone but not together."""
     if _YIELDING.isdisjoint(fields):
         return []
     problems = []
@@ -90,7 +91,9 @@ def contradictions(fields: Mapping[str, Any], default_max_tokens: int, *, stream
     if 1 < best_of < n:
         problems.append(f"best_of: expected at least n, which is {n}, got {best_of}")
     if best_of > n and streaming:
-        problems.append("best_of: more than n can't be streamed, for the best is known at the end; use n")
+        problems.append(
+            "best_of: more than n can't be streamed, because the best answers are known only at the end; use n"
+        )
     if max(n, best_of) > 1 and SamplingParams.of(fields).greedy:
         problems.append("n, best_of: greedy decoding gives the same answer each time; set a temperature above 0")
     guided = [name for name in _GUIDED if fields.get(name)]
@@ -100,25 +103,25 @@ def contradictions(fields: Mapping[str, Any], default_max_tokens: int, *, stream
 
 
 _GUIDED = tuple(f.name for f in SAMPLING_FIELDS if f.guided)
-_YIELDING_IN_TURN = ("min_tokens", "best_of", "n", *_GUIDED)
-"""Defaults that give way to what a request says. In every contradiction there is one of these."""
-_YIELDING = frozenset(_YIELDING_IN_TURN)
+_YIELDING_IN_ORDER = ("min_tokens", "best_of", "n", *_GUIDED)
+"""Fields whose defaults give way to what a request says, in this order. Every contradiction has one of them."""
+_YIELDING = frozenset(_YIELDING_IN_ORDER)
 
 
 def _with_defaults(reader: FieldReader, config: BackendConfig, *, streaming: bool) -> dict[str, Any]:
-    """What the request gives, over the model's defaults; a default that contradicts the request is left out."""
+    """Merge the request's fields with the model's defaults; a default that contradicts the request is left out."""
     given, defaults = reader.sampling, config.default_sampling
     fields: dict[str, Any] = {**defaults, **given}
     if _YIELDING.isdisjoint(defaults):
         return fields
 
-    def problems(candidates: Mapping[str, Any]) -> int:
+    def num_problems(candidates: Mapping[str, Any]) -> int:
         return len(contradictions(candidates, config.default_max_tokens, streaming=streaming))
 
-    for name in _YIELDING_IN_TURN:
+    for name in _YIELDING_IN_ORDER:
         if name in fields and name not in given:
             without = {key: value for key, value in fields.items() if key != name}
-            if problems(without) < problems(fields):
+            if num_problems(without) < num_problems(fields):
                 fields = without
     return fields
 
@@ -130,12 +133,12 @@ def _template_kwargs(
         return {}
     kwargs = reader.read_template_kwargs(inputs["chat_template_kwargs"])
     if kwargs and not any(prompt.messages is not None for prompt in prompts):
-        reader.problems.add("chat_template_kwargs: expected beside messages only, for nothing else is rendered")
+        reader.problems.add("chat_template_kwargs: expected beside messages only, because nothing else is rendered")
     return kwargs
 
 
 def _stream_interval(settings: Mapping[str, Any], config: BackendConfig) -> tuple[int | None, int | None]:
-    """(tokens, milliseconds): the request's, or the model's where the request gives neither."""
+    """Return (tokens, milliseconds) of the request, or of the model where the request gives neither."""
     if "stream_interval" in settings or "stream_interval_ms" in settings:
         return settings.get("stream_interval"), settings.get("stream_interval_ms")
     return config.stream_interval, config.stream_interval_ms
@@ -150,10 +153,10 @@ def _echo(reader: FieldReader, prompts: Sequence[Prompt], config: BackendConfig)
 
 
 def _returned(flags: Mapping[str, bool], fields: dict[str, Any]) -> frozenset[str]:
-    """Outputs asked for. What they need of the engine is put into `fields`."""
+    """Return the outputs asked for. Fields that the engine needs to make them are added to `fields`."""
     returned = {_RETURNED[name] for name, on in flags.items() if on and name in _RETURNED}
-    if not returned and _ASKING.isdisjoint(fields):
-        return _NONE
+    if not returned and _FIELDS_WITH_OUTPUTS.isdisjoint(fields):
+        return _NO_OUTPUTS
     returned |= {name for name in ("logprobs", "prompt_logprobs") if fields.get(name) is not None}
     if flags.get("return_logprobs") is False:
         returned.discard("logprobs")
@@ -163,9 +166,9 @@ def _returned(flags: Mapping[str, bool], fields: dict[str, Any]) -> frozenset[st
 
 
 _RETURNED = {tensor.name: tensor.name.removeprefix("return_") for tensor in INPUTS if tensor.name.startswith("return_")}
-_ASKING = frozenset({"logprobs", "prompt_logprobs", "best_of"})
-"""Fields that ask for an output, or for what it takes, without a flag."""
-_NONE: frozenset[str] = frozenset()
+_FIELDS_WITH_OUTPUTS = frozenset({"logprobs", "prompt_logprobs", "best_of"})
+"""Fields that ask for an output, or need logprobs, without a flag."""
+_NO_OUTPUTS: frozenset[str] = frozenset()
 
 
 def _check_together(
@@ -183,7 +186,7 @@ def _check_together(
         )
 
 
-def _raise(reader: FieldReader) -> None:
+def _raise_problems(reader: FieldReader) -> None:
     if reader.warnings:
         logger.warning("passed over: %s", reader.warnings)
     if reader.problems:
@@ -194,7 +197,7 @@ _FIELDS = SAMPLING_BY_NAME | {field.name: field for field in REQUEST_FIELDS}
 
 
 def refuse_unsupported(fields: dict[str, Any], supported: Mapping[str, str]) -> None:
-    """Refuse, by name, fields the engine can't honour. A neutral value asks for nothing: it is taken out instead.
+    """Refuse, by name, fields that the engine can't honour. A neutral value asks for nothing: it is taken out instead.
 
     :raises RequestError: with the reason.
     """

@@ -9,7 +9,7 @@ from deepseek_backend.engines.generate_request import Messages
 from deepseek_backend.engines.reasoning_tags import CLOSING, OPENING
 from deepseek_backend.engines.simulated.filler_text import BOS, EOS
 from deepseek_backend.errors import RequestError
-from deepseek_backend.field_values import shown
+from deepseek_backend.field_values import quoted
 
 _USER, _ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
 _ROLES = ("system", "user", "assistant")
@@ -30,18 +30,18 @@ def _reads_reasoning(template_kwargs: Mapping[str, Any]) -> bool:
     """Return the template argument `thinking`: whether the model is to reason."""
     unknown = [name for name in template_kwargs if name != "thinking"]
     if unknown:
-        names = ", ".join(shown(name) for name in unknown)
+        names = ", ".join(quoted(name) for name in unknown)
         raise RequestError(f"chat_template_kwargs: the simulated engine's chat form has no {names}; it knows thinking")
     thinking = template_kwargs.get("thinking", False)
     if not isinstance(thinking, bool):
-        raise RequestError(f"chat_template_kwargs.thinking: expected true or false, got {shown(thinking)}")
+        raise RequestError(f"chat_template_kwargs.thinking: expected true or false, got {quoted(thinking)}")
     return thinking
 
 
 def _turn(position: int, message: Mapping[str, Any]) -> str:
     role, content = message["role"], message["content"]
     if role not in _ROLES:
-        raise RequestError(f"messages[{position}].role: expected one of {', '.join(_ROLES)}, got {shown(role)}")
+        raise RequestError(f"messages[{position}].role: expected one of {', '.join(_ROLES)}, got {quoted(role)}")
     if message.get("tool_calls"):
         raise RequestError(f"messages[{position}]: tool_calls are not in this template")
     if role == "user":

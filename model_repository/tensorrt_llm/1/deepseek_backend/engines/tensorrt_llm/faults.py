@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from deepseek_backend.contract import ErrorCode
-from deepseek_backend.errors import RequestError, one_line
+from deepseek_backend.errors import RequestError, describe
 
 MAX_FAULTS_IN_A_ROW = 3
 """Number of faults without a token in between, after which the engine will not recover."""
@@ -45,7 +45,7 @@ def cause_of_death(llm: Any) -> str:
     for future in getattr(executor, "mpi_futures", ()):
         if future.done():
             cause = None if future.cancelled() else future.exception()
-            return "a worker of TensorRT-LLM has ended" + (f": {one_line(cause)}" if cause else "")
+            return "a worker of TensorRT-LLM has ended" + (f": {describe(cause)}" if cause else "")
     return ""
 
 

@@ -15,7 +15,7 @@ from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import TEXT_LAYER_FIELDS, Capabilities
 from deepseek_backend.engines.prompting import unwrapped
 from deepseek_backend.engines.tensorrt_llm.placement import VISIBLE_DEVICES
-from deepseek_backend.errors import ConfigError, EngineError, one_line
+from deepseek_backend.errors import ConfigError, EngineError, describe
 from deepseek_backend.release import EngineRelease, SamplerSupport
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def import_tensorrt_llm(release: EngineRelease, allow_mismatch: bool) -> Any:
         package = importlib.import_module("tensorrt_llm")
     except ImportError as error:
         raise EngineError(
-            f"tensorrt_llm can't be imported: {one_line(error)}; it is part of the containers "
+            f"tensorrt_llm can't be imported: {describe(error)}; it is part of the containers "
             f"nvcr.io/nvidia/tritonserver:{release.record['containers'][0]}-trtllm-python-py3"
         ) from error
     installed = str(package.__version__)

@@ -68,7 +68,7 @@ from deepseek_backend.engines.tensorrt_llm.translation import (
     refuse_conflicts,
     sampling_params,
 )
-from deepseek_backend.errors import BackendError, ConfigError, EngineError, RequestError, UnavailableError, one_line
+from deepseek_backend.errors import BackendError, ConfigError, EngineError, RequestError, UnavailableError, describe
 from deepseek_backend.release import SamplerSupport, read_release
 from deepseek_backend.workarounds import apply_quirks
 
@@ -155,7 +155,7 @@ class TensorRTLLMEngine:
         except BaseException as error:  # also Ctrl-C: the LLM may have loaded, and would hold the GPUs
             self.stop()
             if isinstance(error, Exception) and not isinstance(error, BackendError | ConfigError):
-                raise EngineError(f"TensorRT-LLM can't serve {self._config.model}: {one_line(error)}") from error
+                raise EngineError(f"TensorRT-LLM can't serve {self._config.model}: {describe(error)}") from error
             raise
 
     def _start(self) -> None:
@@ -193,7 +193,7 @@ class TensorRTLLMEngine:
             self._llm = make_llm(package, llm_args, objects)
         except BaseException as error:  # also SystemExit
             logger.debug("loading failed", exc_info=error)
-            raise EngineError(f"TensorRT-LLM can't load {self._config.model}: {one_line(error)}") from error
+            raise EngineError(f"TensorRT-LLM can't load {self._config.model}: {describe(error)}") from error
 
     @property
     def capabilities(self) -> Capabilities:
@@ -299,7 +299,7 @@ class TensorRTLLMEngine:
             reason = self._reason_beyond_use(entry, error)
         except Exception:  # for example of a TensorRT-LLM that is half shut down
             logger.exception("the failure of the request %s can't be judged", entry.request.request_id)
-            self._finish(entry, Step(error=EngineError(f"TensorRT-LLM failed: {one_line(error)}")))
+            self._finish(entry, Step(error=EngineError(f"TensorRT-LLM failed: {describe(error)}")))
         if reason:
             self._fail(reason)
         else:
@@ -333,7 +333,7 @@ class TensorRTLLMEngine:
         try:
             yield
         except (ValueError, self._llmapi.RequestError) as error:
-            raise RequestError(f"TensorRT-LLM refused the request: {one_line(error)}") from error
+            raise RequestError(f"TensorRT-LLM refused the request: {describe(error)}") from error
 
     def _sampling_params(self, request: GenerateRequest) -> dict[str, Any]:
         """Return the keyword arguments of TensorRT-LLM's SamplingParams.
@@ -485,11 +485,11 @@ class TensorRTLLMEngine:
         if isinstance(error, BackendError):
             return error
         if reason := cause_of_death(self._llm):
-            return UnavailableError(f"{reason}: {one_line(error)}")
+            return UnavailableError(f"{reason}: {describe(error)}")
         if isinstance(error, self._llmapi.RequestError) and (refusal := self._worker_refusal(entry, error)):
             return refusal
         logger.error("a request failed in TensorRT-LLM", exc_info=error)
-        return EngineError(f"TensorRT-LLM failed: {one_line(error)}")
+        return EngineError(f"TensorRT-LLM failed: {describe(error)}")
 
     def _worker_refusal(self, entry: _Open, error: Exception) -> RequestError | None:
         return worker_refusal(str(error), guided=bool(guide(entry.request.sampling)))
@@ -497,7 +497,7 @@ class TensorRTLLMEngine:
     def _reason_beyond_use(self, entry: _Open, error: Exception) -> str:
         """Return why the engine is beyond use, after `error` has ended `entry`; "" while it is not."""
         if reason := cause_of_death(self._llm):
-            return f"{reason}: {one_line(error)}"
+            return f"{reason}: {describe(error)}"
         if not isinstance(error, self._llmapi.RequestError) or self._worker_refusal(entry, error):
             return ""  # the fault of this engine or of the client
         if entry.num_tokens_sent == 0 and guide(entry.request.sampling):

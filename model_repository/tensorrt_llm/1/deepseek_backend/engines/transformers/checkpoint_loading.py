@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from deepseek_backend.engines.base import timed
 from deepseek_backend.engines.prompting import bos_token
 from deepseek_backend.engines.transformers.tiny_checkpoint import ensure_tiny_checkpoint
-from deepseek_backend.errors import EngineError, one_line
+from deepseek_backend.errors import EngineError, describe
 
 TINY = "tiny"
 """Name of the demo's checkpoint, which is made at its first use."""
@@ -68,7 +68,7 @@ def load_checkpoint(name: str, *, version_dir: Path, device: str, dtype: str) ->
             )
             model = model.to(device).eval()
     except Exception as error:  # transformers may raise anything
-        raise EngineError(f"can't load the checkpoint {name!r}: {one_line(error)}") from error
+        raise EngineError(f"can't load the checkpoint {name!r}: {describe(error)}") from error
     return LoadedCheckpoint(
         model=model,
         tokenizer=tokenizer.backend_tokenizer,

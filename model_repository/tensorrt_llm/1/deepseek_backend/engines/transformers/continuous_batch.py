@@ -19,7 +19,7 @@ from deepseek_backend.engines.transformers.batched_generation import BatchedGene
 from deepseek_backend.engines.transformers.model_runner import ModelRunner
 from deepseek_backend.engines.transformers.token_logprobs import prompt_logprobs, token_logprobs
 from deepseek_backend.engines.transformers.token_sampling import sample_tokens
-from deepseek_backend.errors import EngineError, one_line
+from deepseek_backend.errors import EngineError, describe
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class ContinuousBatch:
             generation.make_sampler()
         except Exception as error:  # probably the device has no room for this request's penalties
             logger.exception("a request can't be started")
-            step = generation.step(error=EngineError(f"the request can't be started: {one_line(error)}"))
+            step = generation.step(error=EngineError(f"the request can't be started: {describe(error)}"))
             self.steps.append((self._waiting.pop(0), step))
         else:
             self._prefill(generation)

@@ -33,7 +33,7 @@ from deepseek_backend.engines.transformers.batched_generation import BatchedGene
 from deepseek_backend.engines.transformers.checkpoint_loading import LoadedCheckpoint, load_checkpoint
 from deepseek_backend.engines.transformers.continuous_batch import ContinuousBatch
 from deepseek_backend.engines.transformers.model_runner import ModelRunner
-from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, one_line
+from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, describe
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class TransformersEngine:
             self._refuse(request, sink, error)
         except Exception as error:  # the tokenizer may raise anything, and must not end the caller's thread
             logger.exception("a request can't be read")
-            self._refuse(request, sink, EngineError(f"the request can't be read: {one_line(error)}"))
+            self._refuse(request, sink, EngineError(f"the request can't be read: {describe(error)}"))
 
     def _refuse(self, request: GenerateRequest, sink: StepSink, error: BackendError) -> None:
         with self._delivery:
@@ -250,7 +250,7 @@ class TransformersEngine:
         except Exception as error:  # every open request must hear of it, whatever the model has raised
             logger.exception("the engine has failed")
             with self._wake:
-                self._down = f"the engine has failed: {one_line(error)}"
+                self._down = f"the engine has failed: {describe(error)}"
             self._end(batch, error=EngineError(self._down))
 
     def _iterate(self, batch: ContinuousBatch) -> None:

@@ -1,7 +1,7 @@
-"""Python imports this at start wherever this folder is on PYTHONPATH: in the processes of the engine's workers.
+"""Applies the work-arounds of ../../workarounds.py in the engine's worker processes.
 
-It only leaves a watch behind: when a process imports tensorrt_llm, those of ../../workarounds.py come first. The
-sitecustomize that this one hides is run too.
+Python imports this file at start wherever this folder is on PYTHONPATH. It installs an import hook that applies the
+work-arounds just before a process imports tensorrt_llm. The sitecustomize that this file hides is run too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 class _BeforeTensorRTLLM:
-    """An import hook that finds nothing itself."""
+    """An import hook that finds no module itself."""
 
     _done = False
 
