@@ -30,9 +30,9 @@ class Launched:
     repository: Path
     environment: Mapping[str, str]
 
-    def launch(self, *options: str) -> list[str]:
-        """`deepseek-triton launch` of the repository."""
-        return [*_COMMAND_LINE, "launch", str(self.repository), "--exit-timeout", "5", *options]
+    def launch(self, form: str, *options: str) -> list[str]:
+        """The command that launches the repository in `form`."""
+        return [*_COMMAND_LINE, "launch", form, str(self.repository), "--exit-timeout", "5", *options]
 
     def generate(self, host: Host) -> str:
         """What the server on `host` answers to our own client there."""

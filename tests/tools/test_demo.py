@@ -1,7 +1,7 @@
 import pytest
 
-from deepseek_triton_tools.cli.demo import PROMPTS
 from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.generating.demo import PROMPTS
 
 TWIN = ["--engine", "simulated", "--preset", "b200x8-r1-fp4-min-latency"]
 

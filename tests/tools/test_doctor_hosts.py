@@ -235,7 +235,7 @@ def test_a_key_that_is_refused(sshd: Sshd, tmp_path: Path) -> None:
     visit = visit_by(ssh.command("127.0.0.1", bootstrap("python3")), R1, host="node2")
 
     assert "Permission denied" in visit.findings[0].finding.result
-    assert "--ssh-setup" in visit.findings[0].finding.fix
+    assert "launch ssh-setup" in visit.findings[0].finding.fix
 
 
 def test_several_hosts_at_once(sshd: Sshd) -> None:

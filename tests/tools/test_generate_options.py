@@ -8,7 +8,7 @@ import pytest
 
 from deepseek_backend import contract
 from deepseek_triton_client import SamplingParams
-from deepseek_triton_tools.cli.main import _parser, main
+from deepseek_triton_tools.cli.main import main, program_parser
 from deepseek_triton_tools.cli.sampling_options import assigned, sampling_fields
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -44,14 +44,16 @@ def test_every_field_is_an_option(name, model_server):
 
 @pytest.mark.parametrize("name", [name for name, metadata in FIELDS.items() if metadata["datatype"] == "BOOL"])
 def test_a_flag_can_be_denied(name):
-    args = _parser().parse_args(["generate", "hi", f"--no-{name.replace('_', '-')}"])
+    args = program_parser(["generate", "chat"]).parse_args(["generate", "hi", f"--no-{name.replace('_', '-')}"])
 
     assert sampling_fields(args) == {name: False}
 
 
 def test_what_is_not_given_is_not_sent():
-    assert sampling_fields(_parser().parse_args(["generate", "hi"])) == {}
-    assert sampling_fields(_parser().parse_args(["chat", "--temperature", "0"])) == {"temperature": 0.0}
+    assert sampling_fields(program_parser(["generate", "chat"]).parse_args(["generate", "hi"])) == {}
+    assert sampling_fields(program_parser(["generate", "chat"]).parse_args(["chat", "--temperature", "0"])) == {
+        "temperature": 0.0
+    }
 
 
 @pytest.mark.parametrize("verb", ["generate", "chat"])
@@ -102,7 +104,9 @@ def test_the_limits_are_given_in_seconds(model_server, monkeypatch):
     made = []
     monkeypatch.setattr("deepseek_triton_client.Client", lambda url, **settings: made.append((url, settings)))
     argv = ["--timeout", "4", "--first-token-timeout", "3", "--token-timeout", "2", "--connect-timeout", "1"]
-    args = _parser().parse_args(["chat", *argv, "--retries", "5", "--model", "m", "--model-version", "2"])
+    args = program_parser(["generate", "chat"]).parse_args(
+        ["chat", *argv, "--retries", "5", "--model", "m", "--model-version", "2"]
+    )
     client_options.client_of(args)
 
     ((url, settings),) = made

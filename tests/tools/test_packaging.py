@@ -127,8 +127,9 @@ def test_a_base_install_has_both_clients_and_both_verbs(base, model_server):
         ["plan", "deepseek-r1"],
         ["build", "tiny", "--output", "x"],
         ["check", "."],
-        ["warm", "."],
-        ["serve", "."],
+        ["warm", "files", "."],
+        ["launch", "local", "."],
+        ["completion", "bash"],
     ],
     ids=lambda argv: argv[0],
 )

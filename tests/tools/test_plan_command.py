@@ -6,7 +6,7 @@ import pytest
 from deepseek_triton_build import PlanRequest, make_plan
 from deepseek_triton_build.data.catalog import variants
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.cli.plan_document import plan_document
+from deepseek_triton_tools.plans.plan_document import plan_document
 from deepseek_triton_tools.terminal import tables
 
 R1 = ["plan", "deepseek-r1", "--gpu", "h200", "--gpus", "8"]

@@ -1,4 +1,4 @@
-"""`deepseek-triton warm --server`: against a scripted server, which says what it is cold or full for."""
+"""`deepseek-triton warm server`: against a scripted server, which says what it is cold or full for."""
 
 import contextlib
 import functools

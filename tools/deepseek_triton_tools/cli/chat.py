@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deepseek_triton_client import Client, Completion, DeepseekTritonError, SamplingParams, Stream
-from deepseek_triton_tools.cli.client_options import client_of
-from deepseek_triton_tools.cli.sampling_options import assigned, sampling_fields
+from deepseek_triton_tools.cli.client_options import add_client_options, client_of
+from deepseek_triton_tools.cli.parsing import VerbParser, path
+from deepseek_triton_tools.cli.sampling_options import add_sampling_options, assigned, sampling_fields
 from deepseek_triton_tools.generating.completion_records import as_json, tokens_per_s
 from deepseek_triton_tools.generating.conversation import Conversation
 from deepseek_triton_tools.terminal.model_text import AnswerPrinter, dimmed, visible
@@ -32,7 +33,21 @@ _HELP = """\
 A line that ends in \\ goes on in the next one. //text sends "/text". Ctrl-C stops an answer, Ctrl-D ends the chat."""
 
 
-def chat(args: argparse.Namespace) -> int:
+def add_options(verb: VerbParser) -> None:
+    verb.runs(
+        _chat,
+        "deepseek-triton chat --url http://localhost:8000 --temperature 0.6",
+        'deepseek-triton chat --system "Answer in French." --load talk.json',
+    )
+    verb.usage = "%(prog)s [options]"
+    verb.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    verb.add_argument("--load", type=path, metavar="FILE", help="go on with a conversation that /save wrote")
+    verb.add_argument("--hide-reasoning", action="store_true", help="show the answers without the reasoning")
+    add_client_options(verb)
+    add_sampling_options(verb)
+
+
+def _chat(args: argparse.Namespace) -> int:
     """Talk until the input ends. In a pipe, 1 when a turn failed.
 
     :raises ToolError: when the options are wrong.

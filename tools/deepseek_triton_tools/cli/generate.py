@@ -6,8 +6,9 @@ import argparse
 import sys
 
 from deepseek_triton_client import Client, Completion, SamplingParams, Stream
-from deepseek_triton_tools.cli.client_options import client_of
-from deepseek_triton_tools.cli.sampling_options import sampling_fields
+from deepseek_triton_tools.cli.client_options import add_client_options, client_of
+from deepseek_triton_tools.cli.parsing import VerbParser, path, positive
+from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
 from deepseek_triton_tools.generating.completion_records import as_json, completion_record, usage_line
 from deepseek_triton_tools.generating.prompt_sources import Request, request_of
 from deepseek_triton_tools.terminal.model_text import AnswerPrinter
@@ -18,7 +19,43 @@ _OF_ONE = ("prompt", "file", "messages", "json", "no_stream", "usage", "hide_rea
 _OF_MANY = ("output", "concurrency", "resume", "overwrite", "max_failures")
 
 
-def generate(args: argparse.Namespace) -> int:
+def add_options(verb: VerbParser) -> None:
+    verb.runs(
+        _generate,
+        'deepseek-triton generate --chat "Why is the sky blue?" --system "One sentence." --usage',
+        "deepseek-triton generate --input prompts.jsonl --output answers.jsonl --concurrency 32 --max-tokens 256",
+    )
+    verb.usage = "%(prog)s [PROMPT] [options]"
+    verb.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads it from standard input")
+    verb.add_argument("--file", type=path, metavar="FILE", help="read the prompt from a file instead")
+    verb.add_argument("--messages", type=path, metavar="FILE", help="a conversation instead: JSON, {role, content}s")
+    verb.add_argument("--chat", action="store_true", help="send the prompt as a message, by the model's chat template")
+    verb.add_argument("--system", metavar="TEXT", help="what the model is told first; implies --chat")
+    verb.add_argument("--no-stream", action="store_true", help="wait for the whole text")
+    verb.add_argument("--hide-reasoning", action="store_true", help="show the answer without the reasoning")
+    verb.add_argument("-v", "--usage", action="store_true", help="tokens and times on standard error")
+    verb.add_argument("--json", action="store_true", help="one JSON object with text, usage, times and details")
+    _add_batch_options(verb)
+    add_client_options(verb)
+    add_sampling_options(verb)
+
+
+def _add_batch_options(verb: VerbParser) -> None:
+    batch = verb.add_argument_group(
+        "many prompts",
+        'A line of the input is a JSON string, or an object with "prompt" or "messages" and, where wanted,\n'
+        '"id", "request_id" and sampling fields. A line of the output is an object with the id and the text, or\n'
+        'an "error".',
+    )
+    batch.add_argument("--input", type=path, metavar="FILE", help="JSON Lines; - is standard input")
+    batch.add_argument("--output", type=path, metavar="FILE", help="JSON Lines in the same order; - is standard output")
+    batch.add_argument("--concurrency", type=positive, metavar="N", help="requests at once (default: 16)")
+    batch.add_argument("--resume", action="store_true", help="go on where --output ends")
+    batch.add_argument("--overwrite", action="store_true", help="begin --output anew")
+    batch.add_argument("--max-failures", type=positive, metavar="N", help="stop when so many rows have failed")
+
+
+def _generate(args: argparse.Namespace) -> int:
     """Ask, and print the text: as it comes, at the end, or in one JSON object.
 
     :raises ToolError: when there is nothing to ask.

@@ -21,7 +21,8 @@ from deepseek_triton_client import (
     ServerUnavailable,
     Timeouts,
 )
-from deepseek_triton_tools.cli.client_options import client_settings
+from deepseek_triton_tools.cli.client_options import add_server_options, client_settings
+from deepseek_triton_tools.cli.parsing import VerbParser, add_verb, duration
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -34,20 +35,60 @@ _SPARE_S = 0.5
 """By which the client's own limit for reaching a server comes later: one that is silent is not one that is away."""
 
 
+_EXIT_CODES = """\
+exit codes: 0 yes; 1 it answers, and the answer is no; 2 the command line; 3 nobody answers there; 4 no answer within
+the deadline."""
+
+
+def add_options(verb: VerbParser) -> None:
+    verb.epilog = (
+        "examples:\n"
+        "  deepseek-triton probe ready http://localhost:8000\n"
+        "  until deepseek-triton probe ready http://node1:8000; do sleep 10; done\n\n"
+        f"{_EXIT_CODES}"
+    )
+    questions = verb.add_forms("QUESTION")
+    for name, (summary, _) in _QUESTIONS.items():
+        question = add_verb(questions, name, summary)
+        question.runs(
+            _probe,
+            f"deepseek-triton probe {name} http://localhost:8000",
+            f"deepseek-triton probe {name} grpc://node1:8001 --deadline 60",
+            notes=_EXIT_CODES,
+        )
+        question.usage = "%(prog)s URL [options]"
+        deadline_s = _DEADLINE_S[name]
+        question.set_defaults(question=name, metrics_url=None)
+        question.add_argument("url", metavar="URL", help="http://, https://, grpc:// or grpcs:// address")
+        question.add_argument(
+            "--deadline",
+            type=duration,
+            default=deadline_s,
+            metavar="S",
+            help=f"seconds for all of it (default: {deadline_s:g})",
+        )
+        question.add_argument("-q", "--quiet", action="store_true", help="print nothing: the exit code is the answer")
+        server = question.add_argument_group("server")
+        add_server_options(server)
+        if name == "generate":
+            server.add_argument("--metrics-url", metavar="URL", help="its metrics (default: its port 8002)")
+
+
 @dataclass(frozen=True)
 class Verdict:
     code: int
     line: str
 
 
-def probe(args: argparse.Namespace) -> int:
+def _probe(args: argparse.Namespace) -> int:
     """
     :returns: the exit code: YES, NO, UNREACHABLE or TOO_LATE.
     :raises ToolError: when the token or a certificate can't be read, or the URL is none: that is no answer of a server.
     """
-    deadline_s = args.deadline or _DEADLINE_S[args.question]
+    deadline_s: float = args.deadline
     client = _client(args, deadline_s)
-    verdict = _within(deadline_s, lambda: _QUESTIONS[args.question](client, deadline_s))
+    _, ask = _QUESTIONS[args.question]
+    verdict = _within(deadline_s, lambda: ask(client, deadline_s))
     if not args.quiet:
         _say(f"{args.url}: {verdict.line}", verdict.code)
     return verdict.code
@@ -170,4 +211,9 @@ def _busy(client: Client, refusal: Overloaded, end: float) -> Verdict:
     return Verdict(NO, f"full ({_text(refusal)}), and no token was made for anybody within the deadline")
 
 
-_QUESTIONS: Mapping[str, Callable[[Client, float], Verdict]] = {"live": _live, "ready": _ready, "generate": _generate}
+_QUESTIONS: Mapping[str, tuple[str, Callable[[Client, float], Verdict]]] = {
+    "live": ("ask whether the server answers", _live),
+    "ready": ("ask whether the model can be called", _ready),
+    "generate": ("ask for a token; a server that is full has to make tokens for others", _generate),
+}
+"""Question -> (its summary, who asks it)."""

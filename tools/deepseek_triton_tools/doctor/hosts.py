@@ -144,7 +144,7 @@ _SAID = (
     (
         "Permission denied",
         "ssh needs a password or another key, and mpirun can give neither",
-        "ssh-copy-id, or an ssh-agent: deepseek-triton launch --with mpirun --ssh-setup prints the steps",
+        "ssh-copy-id, or an ssh-agent: deepseek-triton launch ssh-setup prints the steps",
     ),
     (
         "Host key verification failed",

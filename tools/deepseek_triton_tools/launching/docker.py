@@ -1,4 +1,4 @@
-"""`--with docker`: one container of the repository's image, with start.sh as its first process."""
+"""`launch docker`: one container of the repository's image, with start.sh as its first process."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 def problems(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if facts.nodes > 1:
         yield (
-            f"{facts.source} takes {facts.nodes} nodes, and this starts one container: --with mpirun --ssh-setup "
-            "prints how to start one on each; or --with slurm or kubernetes"
+            f"{facts.source} takes {facts.nodes} nodes, and this starts one container: launch ssh-setup "
+            "prints how to start one on each; or launch slurm or kubernetes"
         )
     if not (options.image or facts.image):
         yield (
             f"the {facts.engine} engine was planned for no container: name with --image one that has tritonserver and "
-            "the engine's packages, or run it --with local"
+            "the engine's packages, or launch local"
         )
     yield from wrong_values(facts, options)
     paths = [str(facts.folder), *facts.mounts, *facts.mounts.values(), str(options.cache_dir or "")]

@@ -1,4 +1,4 @@
-"""`launch --with kubernetes`: a Deployment or, over several nodes, a LeaderWorkerSet, with all that belongs to it.
+"""`launch kubernetes`: a Deployment or, over several nodes, a LeaderWorkerSet, with all that belongs to it.
 
 The texts are in templates/kubernetes; @@{name} stands for a value. Facts of the LeaderWorkerSet are of
 kubernetes-sigs/lws at 060ab4d, api/leaderworkerset/v1/leaderworkerset_types.go and pkg/: LWS_LEADER_ADDRESS is

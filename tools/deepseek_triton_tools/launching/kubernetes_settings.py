@@ -15,7 +15,7 @@ class KubernetesOptions:
     checkpoint_on_nodes: bool = False
     """The checkpoint lies on every node where it lies here, instead of on LaunchOptions.claim."""
     measured: Path | None = None
-    """A document of `warm --json`, whose rate counts; LaunchOptions.rate gives one by hand."""
+    """A document of `warm files --json`, whose rate counts; LaunchOptions.rate gives one by hand."""
     host_network: bool = False
     rdma: tuple[str, int] | None = None
     """A device plugin's resource, and how many of it a pod gets: ("rdma/hca", 8)."""

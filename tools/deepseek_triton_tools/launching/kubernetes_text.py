@@ -1,4 +1,4 @@
-"""The templates of `launch --with kubernetes`, filled in, and pieces of YAML."""
+"""The templates of `launch kubernetes`, filled in, and pieces of YAML."""
 
 from __future__ import annotations
 

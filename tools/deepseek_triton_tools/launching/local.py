@@ -1,4 +1,4 @@
-"""`--with local`: start.sh in the foreground, on this machine or in the container that this is run in."""
+"""`launch local`: start.sh in the foreground, on this machine or in the container that this is run in."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from deepseek_triton_tools.tool_errors import InstallationError
 
 def problems(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if facts.nodes > 1:
-        yield f"{facts.source} takes {facts.nodes} nodes: --with mpirun, slurm or kubernetes"
+        yield f"{facts.source} takes {facts.nodes} nodes: launch mpirun, slurm or kubernetes"
 
 
 def lacking(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     """What this machine has to have before it is run."""
     if missing := missing_programs(facts):
         yield (
-            f"not on PATH: {', '.join(missing)}; run it in {facts.image}, as --with docker does, or as "
-            "--with slurm or kubernetes do"
+            f"not on PATH: {', '.join(missing)}; run it in {facts.image}, as launch docker does, or as "
+            "launch slurm or kubernetes do"
         )
 
 

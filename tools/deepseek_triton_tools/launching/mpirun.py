@@ -1,4 +1,4 @@
-"""`--with mpirun`: start.sh on the first of several nodes, which reaches the others by ssh."""
+"""`launch mpirun`: start.sh on the first of several nodes, which reaches the others by ssh."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FORWARDED = ("NCCL_", "UCX_", "GLOO_", "HF_TOKEN", "HF_HOME")
 
 def problems(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if facts.nodes == 1:
-        yield f"{facts.source} takes one node: --with local or docker"
+        yield f"{facts.source} takes one node: launch local or docker"
         return
     hosts = options.hosts
     yield from (
@@ -42,8 +42,8 @@ def lacking(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     """What this machine has to have before it is run."""
     if missing := local.missing_programs(facts):
         yield (
-            f"not on PATH: {', '.join(missing)}; run it in {facts.image} on the first node, where --ssh-setup starts "
-            "one on each; or --with slurm or kubernetes"
+            f"not on PATH: {', '.join(missing)}; run it in {facts.image} on the first node, where launch ssh-setup "
+            "starts one on each; or launch slurm or kubernetes"
         )
 
 

@@ -1,4 +1,4 @@
-"""`--recipe image|wheel`: TensorRT-LLM from source, as a script.
+"""`launch recipe image|wheel`: TensorRT-LLM from source, as a script.
 
 By TensorRT-LLM's docs/source/installation/build-from-source-linux.md, docker/Makefile and docker/Dockerfile.multi of
 1.2, its guide to DeepSeek-R1's performance (clone, submodules, git-lfs, architectures), and the user guide of Triton's

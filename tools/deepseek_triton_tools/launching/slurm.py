@@ -1,4 +1,4 @@
-"""`--with slurm`: a batch script, whose first process on the first node is the supervisor, with srun below it.
+"""`launch slurm`: a batch script, whose first process on the first node is the supervisor, with srun below it.
 
 By the manual pages of Slurm 22.05: srun hands the signals it gets to its tasks (srun(1), SIGNALS AND ESCAPE SEQUENCES);
 --signal=B: signals the batch script alone, which the supervisor has taken the place of (sbatch(1)); scancel without

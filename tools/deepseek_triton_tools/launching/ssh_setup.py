@@ -1,4 +1,4 @@
-"""`--ssh-setup`: a script that lets mpirun on the first node reach the others, and tries it.
+"""`launch ssh-setup`: a script that lets mpirun on the first node reach the others, and tries it.
 
 Keys of its own for this one purpose, in a folder that every node has at the same path: ssh's and sshd's configuration
 of the machine and of the user stay as they are.

@@ -63,11 +63,11 @@ class StartTimes:
 
 
 def measured_rate(file: Path) -> int:
-    """Bytes a second that a warm-up has read from storage, by the document of `deepseek-triton warm --json`.
+    """Bytes a second that a warm-up has read from storage, by the document of `deepseek-triton warm files --json`.
 
     :raises ToolError: when it is no such document, or the bytes were in memory already.
     """
-    expected = f"expected the document of deepseek-triton warm --json in {file}"
+    expected = f"expected the document of deepseek-triton warm files --json in {file}"
     try:
         document = json.loads(file.read_text("utf-8"))
     except OSError as error:
@@ -83,7 +83,7 @@ def measured_rate(file: Path) -> int:
     if read < _MEASURED_SHARE * done:
         raise ToolError(
             f"{file}: {read:,} of {done:,} bytes were read from storage, the others were in memory: measure after "
-            "deepseek-triton warm --evict",
+            "deepseek-triton warm evict",
             exit_code=2,
         )
     return rate

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-import httpx
-
+from deepseek_triton_client import Client, DeepseekTritonError, Timeouts
 from deepseek_triton_tools.host.free_ports import ENDPOINTS, Claim, Port, claim_ports
 from deepseek_triton_tools.host.sessions import kill_all, session_members
 from deepseek_triton_tools.host.tritonserver import find_tritonserver
@@ -29,6 +28,8 @@ from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError
 
 _TICK_S = 0.2
 _LOG_TAIL_LINES = 2000
+_ANSWER_S = 5.0
+"""Seconds for one answer of a server that loads."""
 _GRACE_S = 10
 """On top of the exit timeout: the server begins to unload its models only when that has run out."""
 _CLIENTS_LEAVE_S = 0.5
@@ -168,7 +169,8 @@ class ServerProcess:
     @property
     def address(self) -> str:
         """The host to connect to: a server that listens on every address is reached on the loopback one."""
-        return "127.0.0.1" if self.options.host == "0.0.0.0" else self.options.host
+        host = self.options.host
+        return "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
 
     @property
     def http_url(self) -> str:
@@ -275,34 +277,44 @@ class ServerProcess:
         """
         began = time.monotonic()
         launches = 1
-        # No connection is kept: one that idles would hold up the server's exit.
-        with httpx.Client(trust_env=False, timeout=5, headers={"Connection": "close"}) as client:
-            while self.stop_requested or not self._answers(client):
-                if on_progress:
-                    on_progress(StartProgress(time.monotonic() - began, self._last_message()))
-                self._kill_if_due()
-                if not self._ended.wait(_TICK_S) and not self._hopeless:
-                    continue
-                self._clear_away()
-                if self.stop_requested:
-                    return False
-                if launches == _LAUNCHES or not self._lost_free_port():
-                    raise self.failure()
-                launches += 1
-                self.start()
+        while self.stop_requested or not self._answers():
+            if on_progress:
+                on_progress(StartProgress(time.monotonic() - began, self._last_message()))
+            self._kill_if_due()
+            if not self._ended.wait(_TICK_S) and not self._hopeless:
+                continue
+            self._clear_away()
+            if self.stop_requested:
+                return False
+            if launches == _LAUNCHES or not self._lost_free_port():
+                raise self.failure()
+            launches += 1
+            self.start()
         return True
 
-    def _answers(self, client: httpx.Client) -> bool:
-        """Whether the server, every model and the metrics answer; the metrics are the last to come up."""
-        urls = [f"{self.http_url}/v2/health/ready"]
-        if not self._was_given("--model-control-mode"):
-            urls += [f"{self.http_url}/v2/models/{model}/ready" for model in self.models]
-        if not self._was_given("--allow-metrics"):
-            urls.append(self.metrics_url)
+    def _answers(self) -> bool:
+        """Whether the server, every model and the metrics answer. The metrics are the last to come up."""
+        expected = {"ready", "loading"} if self._was_given("--model-control-mode") else {"ready"}
         try:
-            return all(client.get(url).is_success for url in urls)
-        except httpx.TransportError:
+            if not all(self._state(model) in expected for model in self.models):
+                return False
+            if not self._was_given("--allow-metrics"):
+                with self._client(self.models[0]) as client:
+                    client.metrics()
+        except DeepseekTritonError:
             return False
+        return True
+
+    def _state(self, model: str) -> str:
+        with self._client(model) as client:
+            [readiness] = client.readiness()
+        return readiness.state
+
+    def _client(self, model: str) -> Client:
+        """A client for one look. No connection is kept after it: one that idles would hold up the server's exit."""
+        return Client(
+            self.http_url, model_name=model, metrics_url=self.metrics_url, timeouts=Timeouts(connect=_ANSWER_S)
+        )
 
     def _was_given(self, option: str) -> bool:
         return any(argument.partition("=")[0] == option for argument in self.options.server_args)

@@ -1,4 +1,4 @@
-"""`warm --form`: an init container, a systemd unit, a Slurm prolog, with the numbers of what is served.
+"""`warm form`: an init container, a systemd unit, a Slurm prolog, with the numbers of what is served.
 
 The texts are in templates/; @@{name} stands for a value. Each number has its reason in the comment above it.
 """

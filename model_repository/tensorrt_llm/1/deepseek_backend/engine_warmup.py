@@ -23,7 +23,7 @@ from deepseek_backend.request.parsed_request import GenerateRequest, SamplingPar
 logger = logging.getLogger(__name__)
 
 STEADY = 0.1
-"""Two rounds in a row that differ by less than this share of the longer one. `warm --server` (server_rounds.py) has the
+"""Two rounds in a row that differ by less than this share of the longer one. `warm server` (server_rounds.py) has the
 same share and looks at the first token and the steps too: over a network the whole hides a stall, here a round is whole
 iterations."""
 STEADY_S = 0.005

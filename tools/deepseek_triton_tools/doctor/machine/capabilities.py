@@ -32,11 +32,11 @@ CAPABILITIES = {
     CLIENT: "ask a server (generate, chat)",
     GENERATOR: "plan, build, check; launch --dry-run",
     WARM: "warm a checkpoint",
-    LOCAL: "launch --with local",
-    DOCKER: "launch --with docker",
-    MPIRUN: "launch --with mpirun",
-    SLURM: "launch --with slurm --submit",
-    KUBERNETES: "launch --with kubernetes --submit",
+    LOCAL: "launch local",
+    DOCKER: "launch docker",
+    MPIRUN: "launch mpirun",
+    SLURM: "launch slurm --submit",
+    KUBERNETES: "launch kubernetes --submit",
 }
 
 

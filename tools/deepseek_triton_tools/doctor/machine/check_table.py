@@ -51,7 +51,7 @@ CHECKS: Sequence[MachineCheck] = (
     MachineCheck(
         id="tools",
         title="the tools' packages",
-        about="httpx, pyyaml, rich of the extra `tools`. Note",
+        about="pyyaml, rich of the extra `tools`. Note",
         needs=(can.GENERATOR, can.WARM, can.DEMO, can.SIMULATED, can.LOCAL, can.DOCKER, can.SLURM, can.KUBERNETES),
         run=software.check_tools,
     ),

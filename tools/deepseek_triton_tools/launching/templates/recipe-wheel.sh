@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Made by deepseek-triton @@{version}: launch @@{source} --recipe @@{kind}
+# Made by deepseek-triton @@{version}: launch recipe @@{kind} @@{source}
 # Builds TensorRT-LLM @@{release}'s wheel from source in NVIDIA's development container of that release, and an image that is @@{image} with this wheel in the place of its own. It needs docker, git, git-lfs, and tens of GB of disk; the compilation takes hours. No GPU.
 # The container has the compilers and the very PyTorch that the wheel is linked with: one that was built beside another PyTorch does not load.
 set -euo pipefail
@@ -37,4 +37,4 @@ FROM @@{image}
 COPY tensorrt_llm-*.whl /tmp/wheel/
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-deps --force-reinstall /tmp/wheel/tensorrt_llm-*.whl && rm -r /tmp/wheel
 END
-echo "built $image: deepseek-triton launch DIR --with docker --image $image"
+echo "built $image: deepseek-triton launch docker DIR --image $image"

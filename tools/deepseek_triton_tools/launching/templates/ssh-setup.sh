@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Made by deepseek-triton @@{version}: launch @@{source} --with mpirun --ssh-setup
+# Made by deepseek-triton @@{version}: launch ssh-setup @@{source}
 #
 #   bash ssh-setup.sh              all of it, from @@{first}, which reaches the other nodes by your own ssh
 #   bash ssh-setup.sh STEP         one step, where you can't:

@@ -17,7 +17,7 @@ SCHEMA = "deepseek-triton/warm/1"
 
 
 def survey_document(survey: Survey, *, action: str, exit_code: int, verbose: bool = False) -> dict[str, Any]:
-    """Of --report; the other actions add to it."""
+    """Of `report`; the other actions add to it."""
     files = survey.files if verbose else [file for file in survey.files if file.fate in ("damaged", "too much")]
     options = survey.options
     return {
@@ -78,7 +78,7 @@ def result_document(result: WarmResult, *, exit_code: int, verbose: bool = False
 def evict_document(
     survey: Survey, evicted: Sequence[Evicted], *, exit_code: int, verbose: bool = False
 ) -> dict[str, Any]:
-    """Of --evict."""
+    """Of `evict`."""
     left = [each.left for each in evicted]
     return survey_document(survey, action="evict", exit_code=exit_code, verbose=verbose) | {
         "result": {

@@ -181,7 +181,7 @@ def files_now(result: WarmResult, *, verbose: bool) -> list[SurveyedFile]:
 
 
 def eviction(survey: Survey, evicted: Sequence[Evicted]) -> str:
-    """One line of what --evict did."""
+    """One line of what `warm evict` did."""
     left = [each.left for each in evicted]
     files = f"{len(evicted)} shards, {sized(survey.size)}"
     if None in left:

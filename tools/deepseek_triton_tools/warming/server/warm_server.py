@@ -1,4 +1,4 @@
-"""`deepseek-triton warm --server`: a server that is warm before its first user.
+"""`deepseek-triton warm server`: a server that is warm before its first user.
 
 It waits for the server, then sends rounds of requests in each shape that users will send, until the answers take a
 steady time: what is compiled, captured or tuned on first use then is. Other users may be there already: never are more

@@ -69,7 +69,11 @@ def check_memlock(machine: Machine, expected: Expected) -> MachineFinding:
     fix = "ulimit -l unlimited; docker --ulimit memlock=-1; LimitMEMLOCK=infinity of a unit"
     if expected.is_tensorrt_llm and expected.num_nodes > 1:
         return error(said, cause, fix)
-    return warning(said, cause, fix) if expected.is_tensorrt_llm else note(said, f"{cause}; warm --hold=lock too", fix)
+    return (
+        warning(said, cause, fix)
+        if expected.is_tensorrt_llm
+        else note(said, f"{cause}; warm files --hold=lock too", fix)
+    )
 
 
 def check_nofile(machine: Machine, expected: Expected) -> MachineFinding:
@@ -105,7 +109,7 @@ def check_container(machine: Machine, expected: Expected) -> MachineFinding:
     if not seen:
         return ok(kind)
     cause = "the container was started without what serving needs"
-    fix = f"start it with {', '.join(seen)}: deepseek-triton launch --with docker --dry-run prints it all"
+    fix = f"start it with {', '.join(seen)}: deepseek-triton launch docker --dry-run prints it all"
     return (warning if expected.is_tensorrt_llm else note)(f"{kind}, without {', '.join(seen)}", cause, fix)
 
 

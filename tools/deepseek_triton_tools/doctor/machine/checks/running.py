@@ -95,11 +95,11 @@ def _regions_of_nobody(machine: Machine, launches: dict[str, list[HostProcess]])
 def check_docker(machine: Machine, expected: Expected) -> MachineFinding:
     program = next((name for name in ("docker", "podman") if machine.which(name)), None)
     if program is None:
-        return note("none", "for launch --with docker", "install Docker or Podman", blocks=True)
+        return note("none", "for launch docker", "install Docker or Podman", blocks=True)
     done = machine.run(program, "info", "--format", "{{json .Runtimes}} {{json .CDISpecDirs}}")
     if done.code != 0:
         fix = "start its daemon, or let this user use it (the group docker)"
-        return note(f"{program} doesn't answer{_said(done)}", "for launch --with docker", fix, blocks=True)
+        return note(f"{program} doesn't answer{_said(done)}", "for launch docker", fix, blocks=True)
     if machine.which("nvidia-smi") and "nvidia" not in done.out and not machine.which("nvidia-ctk"):
         cause = "containers see no GPU without the NVIDIA Container Toolkit"
         return note(f"{program}, without NVIDIA's runtime", cause, "install nvidia-container-toolkit", blocks=True)
@@ -110,22 +110,22 @@ def check_slurm(machine: Machine, expected: Expected) -> MachineFinding:
     lacking = [name for name in ("sbatch", "srun") if machine.which(name) is None]
     if lacking:
         fix = "submit it where Slurm is"
-        return note(f"{', '.join(lacking)} not on PATH", "for launch --with slurm --submit", fix, blocks=True)
+        return note(f"{', '.join(lacking)} not on PATH", "for launch slurm --submit", fix, blocks=True)
     done = machine.run("sinfo", "--noheader", "--format=%P %a %D %t")
     if done.code != 0:
         fix = "start slurmctld, and munge"
-        return note(f"sinfo failed{_said(done)}", "for launch --with slurm --submit", fix, blocks=True)
+        return note(f"sinfo failed{_said(done)}", "for launch slurm --submit", fix, blocks=True)
     return ok("; ".join(line.strip() for line in done.out.splitlines()) or "no partition")
 
 
 def check_kubectl(machine: Machine, expected: Expected) -> MachineFinding:
     if machine.which("kubectl") is None:
         fix = "apply it where kubectl is"
-        return note("no kubectl on PATH", "for launch --with kubernetes --submit", fix, blocks=True)
+        return note("no kubectl on PATH", "for launch kubernetes --submit", fix, blocks=True)
     done = machine.run("kubectl", "config", "current-context")
     if done.code != 0:
         fix = "kubectl config use-context NAME"
-        return note(f"kubectl knows no cluster{_said(done)}", "for launch --with kubernetes --submit", fix, blocks=True)
+        return note(f"kubectl knows no cluster{_said(done)}", "for launch kubernetes --submit", fix, blocks=True)
     return ok(f"context {done.out.strip()}")
 
 

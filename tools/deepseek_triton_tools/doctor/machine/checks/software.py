@@ -90,11 +90,16 @@ def check_tools(machine: Machine, expected: Expected) -> MachineFinding:
     packages = machine.python.packages
     if "deepseek-triton" not in packages:
         return skipped("deepseek-triton is not installed for this Python, and a repository doesn't need it")
-    lacking = [name for name in ("httpx", "pyyaml", "rich") if name not in packages]
+    lacking = [name for name in ("pyyaml", "rich") if name not in packages]
     if not lacking:
         return ok("there")
     fix = "pip install 'deepseek-triton[tools]'"
-    return note(f"{', '.join(lacking)} missing", "all verbs but generate, chat and doctor need them", fix, blocks=True)
+    return note(
+        f"{', '.join(lacking)} missing",
+        "all verbs but serve, probe, generate, chat and doctor need them",
+        fix,
+        blocks=True,
+    )
 
 
 def check_client(machine: Machine, expected: Expected) -> MachineFinding:

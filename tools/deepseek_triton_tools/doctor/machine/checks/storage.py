@@ -180,7 +180,7 @@ def check_host_memory(machine: Machine, expected: Expected) -> MachineFinding:
     largest = _largest_file(machine, expected)
     ranks = expected.gpus_per_node or 1
     fix = "raise the container's memory limit" if cgroup else "free memory, or use a machine with more"
-    fix += "; deepseek-triton warm --report says what fits"
+    fix += "; deepseek-triton warm report says what fits"
     if largest and memory.headroom < largest * ranks:
         cause = f"{ranks} ranks that each hold one file of {sized(largest)} are killed for memory (an estimate)"
         return error(said, cause, fix)
