@@ -238,12 +238,17 @@ def test_an_output_that_is_there_is_kept_unless_said_otherwise(run, model_server
     assert texts() == ["B"]
 
 
+def test_an_output_is_resumed_or_overwritten(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", "--input", "in.jsonl", "--output", "x", "--resume", "--overwrite"])
+    assert "--overwrite: not allowed with argument --resume" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
         (["--input", "in.jsonl"], "--input needs --output"),
         (["--input", "in.jsonl", "--output", "in.jsonl", "--overwrite"], "are the same file"),
-        (["--input", "in.jsonl", "--output", "x", "--resume", "--overwrite"], "not both"),
         (["--input", "in.jsonl", "--output", "-", "--resume"], "--resume needs an --output that can be read again"),
         (["--input", "nowhere", "--output", "x"], "nowhere can't be read: No such file"),
         (["--input", "in.jsonl", "--output", "no/where"], "no/where can't be written: No such file"),

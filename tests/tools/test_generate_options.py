@@ -63,7 +63,7 @@ def test_help_has_each_option_with_its_range(verb, capsys):
     printed = capsys.readouterr().out
 
     for name in FIELDS:
-        (text,) = re.findall(rf"\n  --{name.replace('_', '-')}[ ,]((?:.|\n(?!  -))*)", printed)
+        (text,) = re.findall(rf"\n  --(?:\[no-\])?{name.replace('_', '-')}[ \n]((?:.|\n(?!  -))*)", printed)
         text = " ".join(text.split())
         limits = RANGES.get(name)
         for limit in (limits.low, limits.high) if limits else ():

@@ -23,4 +23,5 @@ def add_options(verb: VerbParser) -> None:
 def _demo(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.generating.demo import run_demo
 
-    return run_demo(engine=args.engine, preset=args.preset, max_tokens=args.max_tokens, tritonserver=args.tritonserver)
+    run_demo(engine=args.engine, preset=args.preset, max_tokens=args.max_tokens, tritonserver=args.tritonserver)
+    return 0

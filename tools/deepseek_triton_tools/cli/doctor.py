@@ -1,7 +1,4 @@
-"""`deepseek-triton doctor`: what is wrong before a load of twenty minutes, and what works here.
-
-Exit codes by the worst finding: 0 nothing worse than a note, 3 warnings, 1 errors; 2 the command line.
-"""
+"""`deepseek-triton doctor`: what is wrong before a load of twenty minutes, and what works here."""
 
 from __future__ import annotations
 
@@ -36,6 +33,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 
 SCHEMA = "deepseek-triton/doctor/1"
 _CODES: dict[Level, int] = {"ok": 0, "skipped": 0, "note": 0, "warning": 3, "error": 1}
+"""Level -> exit code. The worst finding decides."""
 _MARKS: dict[Level, tuple[str, str]] = {
     "ok": ("ok", "32"),
     "skipped": ("-", "2"),
@@ -43,10 +41,9 @@ _MARKS: dict[Level, tuple[str, str]] = {
     "warning": ("warning", "33"),
     "error": ("error", "31"),
 }
-"""Level -> what is written, and its ANSI style."""
+"""Level -> (the word in front of a finding, its ANSI style)."""
 _HIDDEN = ("ok", "skipped")
-
-
+"""Levels that only --verbose shows."""
 _PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 
 
@@ -151,7 +148,7 @@ def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _expected(args: argparse.Namespace, host: str) -> tuple[Expected, Sequence[Reported]]:
-    """What is expected, and what `check` says of the repository. Without one, nothing needs to be installed."""
+    """Return what is expected, and what `check` says of the repository. Without a repository nothing is expected."""
     if args.repository is None:
         if args.model is not None:
             raise ToolError("--model is for a repository: name its folder first", exit_code=2)
@@ -195,7 +192,7 @@ def _findings(visit: Visit) -> Iterator[Reported]:
 
 
 def _host_findings(hosts: Sequence[str], machine: RealMachine, expected: Expected) -> Iterator[Reported]:
-    """Whether they are as many as the repository takes, this one first."""
+    """Check that there are as many hosts as the repository takes, and that this machine is the first."""
     name, needs = machine.hostname, (SERVE, MPIRUN)
     if hosts and expected.is_tensorrt_llm and len(hosts) != expected.num_nodes:
         finding = error(
@@ -219,7 +216,7 @@ def _show(findings: Sequence[Reported], can: Sequence[Capability], *, verbose: b
         _show_finding(found, several=several)
     if shown:
         print()
-    print(_counted(findings, verbose=verbose))
+    print(_counts(findings, verbose=verbose))
     print(f"\n{styled('what works here', '1')}")
     for capability in can:
         print(paragraph(_capability(capability, several=several), "  ", "       "))
@@ -238,11 +235,11 @@ def _show_finding(found: Reported, *, several: bool) -> None:
             print(paragraph(f"{label}{text}", "         "))
 
 
-def _counted(findings: Sequence[Reported], *, verbose: bool) -> str:
+def _counts(findings: Sequence[Reported], *, verbose: bool) -> str:
     counts = Counter(found.finding.level for found in findings)
-    said = [f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in ("error", "warning", "note")]
-    said += [f"{counts['ok']} ok", f"{counts['skipped']} skipped"]
-    return ", ".join(said) + ("" if verbose else " (-v shows them)")
+    shown = [f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in ("error", "warning", "note")]
+    shown += [f"{counts['ok']} ok", f"{counts['skipped']} skipped"]
+    return ", ".join(shown) + ("" if verbose else " (-v shows them)")
 
 
 def _capability(capability: Capability, *, several: bool) -> str:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deepseek_triton_client import Client, Completion, SamplingParams, Stream
 from deepseek_triton_tools.cli.client_options import add_client_options, client_of
 from deepseek_triton_tools.cli.parsing import VerbParser, path, positive
 from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
 from deepseek_triton_tools.generating.completion_records import as_json, completion_record, usage_line
-from deepseek_triton_tools.generating.prompt_sources import Request, request_of
+from deepseek_triton_tools.generating.prompt_sources import Request, as_asked, read_messages, read_text
 from deepseek_triton_tools.terminal.model_text import AnswerPrinter
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
 
+if TYPE_CHECKING:  # the batch needs asyncio, and one prompt does not
+    from deepseek_triton_tools.generating.batch import Batch
+
 _OF_ONE = ("prompt", "file", "messages", "json", "no_stream", "usage", "hide_reasoning")
+"""Options of one request."""
 _OF_MANY = ("output", "concurrency", "resume", "overwrite", "max_failures")
+"""Options of a batch."""
 
 
 def add_options(verb: VerbParser) -> None:
@@ -26,7 +33,7 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton generate --input prompts.jsonl --output answers.jsonl --concurrency 32 --max-tokens 256",
     )
     verb.usage = "%(prog)s [PROMPT] [options]"
-    verb.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads it from standard input")
+    verb.add_argument("prompt", nargs="?", metavar="PROMPT", help="- or nothing reads it from standard input")
     verb.add_argument("--file", type=path, metavar="FILE", help="read the prompt from a file instead")
     verb.add_argument("--messages", type=path, metavar="FILE", help="a conversation instead: JSON, {role, content}s")
     verb.add_argument("--chat", action="store_true", help="send the prompt as a message, by the model's chat template")
@@ -50,9 +57,10 @@ def _add_batch_options(verb: VerbParser) -> None:
     batch.add_argument("--input", type=path, metavar="FILE", help="JSON Lines; - is standard input")
     batch.add_argument("--output", type=path, metavar="FILE", help="JSON Lines in the same order; - is standard output")
     batch.add_argument("--concurrency", type=positive, metavar="N", help="requests at once (default: 16)")
-    batch.add_argument("--resume", action="store_true", help="go on where --output ends")
-    batch.add_argument("--overwrite", action="store_true", help="begin --output anew")
-    batch.add_argument("--max-failures", type=positive, metavar="N", help="stop when so many rows have failed")
+    existing = batch.add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="go on where --output ends")
+    existing.add_argument("--overwrite", action="store_true", help="begin --output anew")
+    batch.add_argument("--max-failures", type=positive, metavar="N", help="stop when N rows have failed")
 
 
 def _generate(args: argparse.Namespace) -> int:
@@ -66,17 +74,17 @@ def _generate(args: argparse.Namespace) -> int:
     if misplaced:
         options = ", ".join("PROMPT" if name == "prompt" else f"--{name.replace('_', '-')}" for name in misplaced)
         raise ToolError(f"{options}: {'not with' if is_batch else 'only with'} --input", exit_code=2)
+    params = SamplingParams(**sampling_fields(args))
     if is_batch:
         from deepseek_triton_tools.generating.batch import run_batch
 
-        return run_batch(args)
-    request = request_of(args)
-    params = SamplingParams(**sampling_fields(args))
+        return run_batch(_batch(args, params), lambda: client_of(args))
+    request = _request(args)
     completion: Completion | None = None
     with to_reader(), client_of(args) as client:
         completion = _answer(client, request, params, args)
     if completion is None:
-        return 0  # the reader left
+        return 0  # the reader has left
     if args.usage:
         complain(usage_line(completion))
     if completion.finish_reason in ("cancelled", "timeout"):
@@ -84,9 +92,52 @@ def _generate(args: argparse.Namespace) -> int:
     return 0
 
 
+def _batch(args: argparse.Namespace, params: SamplingParams) -> Batch:
+    """:raises ToolError: when the files can't be used together."""
+    from deepseek_triton_tools.generating.batch import Batch
+
+    if args.output is None:
+        raise ToolError("--input needs --output FILE (- is standard output)", exit_code=2)
+    if args.resume and str(args.output) == "-":
+        raise ToolError("--resume needs an --output that can be read again", exit_code=2)
+    if args.input.exists() and args.output.exists() and args.input.samefile(args.output):
+        raise ToolError(f"--input and --output are the same file, {args.output}", exit_code=2)
+    return Batch(
+        input=args.input,
+        output=args.output,
+        params=params,
+        chat=args.chat,
+        system=args.system,
+        concurrency=args.concurrency or Batch.concurrency,
+        resume=args.resume,
+        overwrite=args.overwrite,
+        max_failures=args.max_failures,
+    )
+
+
+def _request(args: argparse.Namespace) -> Request:
+    """The one request that the command line asks for.
+
+    :raises ToolError: when there is not exactly one, or it can't be read.
+    """
+    sources = {"PROMPT": args.prompt, "--file": args.file, "--messages": args.messages}
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) > 1:
+        raise ToolError(f"give one of {' and '.join(given)}", exit_code=2)
+    if args.messages is not None:
+        request: Request = {"messages": read_messages(args.messages)}
+    elif args.file is not None or args.prompt == "-" or not given:
+        if not given and sys.stdin.isatty():
+            raise ToolError("give a prompt, --file FILE, --messages FILE or --input FILE, or pipe one in", exit_code=2)
+        request = {"prompt": read_text(args.file or Path("-"))}
+    else:
+        request = {"prompt": args.prompt}
+    return as_asked(request, chat=args.chat, system=args.system)
+
+
 def _answer(client: Client, request: Request, params: SamplingParams, args: argparse.Namespace) -> Completion:
     printer = AnswerPrinter(sys.stdout, with_reasoning=not args.hide_reasoning)
-    # Several answers come mixed, and the best of several only at the end.
+    # The chunks of several answers come mixed, and the best of several answers is known only at the end.
     whole = args.no_stream or (params.n or 1) > 1 or (params.best_of or 1) > 1
     if args.json:
         completion = _whole(client, request, params) if whole else _collected(client, request, params)
@@ -112,7 +163,7 @@ def _stream(client: Client, request: Request, params: SamplingParams) -> Stream:
 
 
 def _collected(client: Client, request: Request, params: SamplingParams) -> Completion:
-    """Streamed all the same: only then there is a time to the first token."""
+    """Stream all the same, because only a stream has a time to the first token."""
     with _stream(client, request, params) as stream:
         return stream.completion()
 

@@ -45,10 +45,6 @@ if TYPE_CHECKING:
     from deepseek_triton_tools.launching.launch_settings import LaunchOptions
     from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
-_EXIT_CODES = """\
-exit codes: 0 done, or stopped in order; 1 it failed or was refused; 2 the command line, or a port is taken;
-4 not ready in time; a launch in the foreground passes on the server's own, 128 + N for signal N."""
-
 
 def add_options(verb: VerbParser) -> None:
     verb.epilog = (
@@ -56,7 +52,8 @@ def add_options(verb: VerbParser) -> None:
         "  deepseek-triton launch docker r1 --dry-run\n"
         "  deepseek-triton launch slurm r1x2 --partition gpu --time 7-0 --submit\n\n"
         "local and docker run at once; mpirun, slurm and kubernetes print what would run, unless --submit is given.\n"
-        f"{_EXIT_CODES} docs/launch.md has more."
+        "exit codes: 0 done, or stopped in order; 1 it failed or was refused; 2 the command line, or a port is taken;\n"
+        "4 not ready in time; in the foreground the server's own, 128 + N for signal N. docs/launch.md has more."
     )
     forms = verb.add_forms("FORM", _form_first)
     _add_local(forms)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from importlib import import_module
 
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.cli.parsing import Handler, VerbParser, about_option, add_verb
+from deepseek_triton_tools.cli.parsing import Handler, HelpFormatter, VerbParser, about_option, add_verb
 from deepseek_triton_tools.terminal import output_streams
 
 VERBS = {
@@ -72,9 +72,12 @@ def program_parser(verbs: Collection[str]) -> argparse.ArgumentParser:
         usage="%(prog)s [-h] [--version] VERB ...",
         description="Serve DeepSeek-V3, R1 and V3.2-Exp on NVIDIA Triton Inference Server.",
         epilog="Try it without a GPU: deepseek-triton demo",
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"deepseek-triton {__version__}")
-    subparsers = parser.add_subparsers(required=True, metavar="VERB", prog=parser.prog, parser_class=VerbParser)
+    subparsers = parser.add_subparsers(
+        title="verbs", required=True, metavar="VERB", prog=parser.prog, parser_class=VerbParser
+    )
     for name, summary in VERBS.items():
         verb = add_verb(subparsers, name, summary)
         if name in verbs:

@@ -33,7 +33,9 @@ class VerbParser(argparse.ArgumentParser):
 
     def add_forms(self, metavar: str, form_first: Callable[[list[str]], str] | None = None) -> Verbs:
         self.form_first = form_first
-        return self.add_subparsers(required=True, metavar=metavar, prog=self.prog, parser_class=VerbParser)
+        return self.add_subparsers(
+            title="forms", required=True, metavar=metavar, prog=self.prog, parser_class=VerbParser
+        )
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -60,6 +62,25 @@ class VerbParser(argparse.ArgumentParser):
             )
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help with one line for each verb and for most options."""
+
+    def __init__(
+        self, prog: str, indent_increment: int = 2, max_help_position: int = 34, width: int | None = None
+    ) -> None:
+        super().__init__(prog, indent_increment, max_help_position, width)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return action.option_strings[0].replace("--", "--[no-]", 1)
+        return super()._format_action_invocation(action)
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse._SubParsersAction):
+            return "".join(map(self._format_action, action._get_subactions()))
+        return super()._format_action(action)
+
+
 Verbs: TypeAlias = "argparse._SubParsersAction[VerbParser]"
 
 
@@ -68,7 +89,7 @@ def add_verb(verbs: Verbs, name: str, summary: str) -> VerbParser:
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
 

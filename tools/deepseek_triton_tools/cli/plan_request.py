@@ -1,4 +1,4 @@
-"""The options of `plan` and `build` -> what the generator is asked for."""
+"""The options of `plan` and `build`, made into a request to the generator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 
 
 class OptionError(ToolError):
-    """What was typed means nothing: exit code 2."""
+    """An option has a value without a meaning. The exit code is 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, exit_code=2)
@@ -35,7 +35,7 @@ class OptionError(ToolError):
 
 @dataclass(frozen=True, kw_only=True)
 class _Named:
-    """What a name stands for."""
+    """The meaning of the VARIANT that was given."""
 
     variant: str
     precision: str | None = None
@@ -43,12 +43,12 @@ class _Named:
 
 
 def plan_request(args: argparse.Namespace) -> PlanRequest:
-    """The request that `args` (arguments.add_plan_options) make.
+    """Make the request from the options that `add_plan_options` adds.
 
-    Says on stderr when --model is a folder that isn't here.
+    A note goes to stderr when --model is a folder that isn't on this machine.
 
-    :raises OptionError: for what can't be read as an option's value, and for a Hugging Face name nobody knows.
-    :raises UnknownNameError: for a container nobody knows.
+    :raises OptionError: for a wrong value of an option, and for an unknown Hugging Face name.
+    :raises UnknownNameError: for an unknown container.
     :raises RefusedPlanError: for a container whose release can't be used.
     """
     named = _named(args.variant)
@@ -100,21 +100,24 @@ _FOR_GPUS = (
     "--kv-cache-dtype",
     "--set",
 )
-"""Options that mean nothing without TensorRT-LLM."""
+"""Options that have no meaning without TensorRT-LLM."""
 
 
 def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
-    """An option that changes nothing is refused, not accepted and forgotten."""
+    """Refuse options that would change nothing.
+
+    :raises OptionError: when there are any.
+    """
     if variant not in variants() or _needs_gpu(variant):
         return
     values = {option: getattr(args, option[2:].replace("-", "_")) for option in _FOR_GPUS}
     given = [option for option, value in values.items() if value is not None and value is not False and value != []]
     if given:
-        raise OptionError(f"{variant} runs on the spot, without TensorRT-LLM: leave out {', '.join(given)}")
+        raise OptionError(f"{variant} runs on an embedded engine, without TensorRT-LLM: leave out {', '.join(given)}")
 
 
 def overrides(text: str) -> Iterator[tuple[str, Any]]:
-    """What one --set says: several settings when the value is a mapping. Values are hashable.
+    """Yield the settings of one --set; there are several when the value is a mapping. Values are hashable.
 
     :raises OptionError: when it is not KEY=VALUE with a value in YAML.
     """
@@ -128,12 +131,12 @@ def overrides(text: str) -> Iterator[tuple[str, Any]]:
         problem = getattr(error, "problem", None) or str(error)
         raise OptionError(f"--set {_brief(text)}: the value is not YAML: {one_line(problem)}; quote it") from error
     except _NO_VALUE as error:
-        raise OptionError(f"--set {_brief(text)}: expected a value, found what YAML makes none of; quote it") from error
+        raise OptionError(f"--set {_brief(text)}: expected a value, got one that YAML can't read; quote it") from error
     yield from rows
 
 
 _NO_VALUE = (ValueError, KeyError, IndexError, AttributeError, TypeError, RecursionError)
-"""What PyYAML raises for a date that is none, `!!bool maybe`, `!!int ""`, a list as a key, a list inside itself."""
+"""What PyYAML raises for a wrong date, `!!bool maybe`, `!!int ""`, a list as a key, or a list inside itself."""
 
 
 def _flat(key: str, value: Any, text: str) -> Iterator[tuple[str, Any]]:
@@ -162,11 +165,14 @@ def _brief(text: str) -> str:
 
 
 _BRIEF = 200
-"""Characters of what was typed that a message repeats."""
+"""Most characters of a typed text that a message repeats."""
 
 
 def _named(given: str) -> _Named:
-    """VARIANT as a variant, from its own name or that of a checkpoint on Hugging Face."""
+    """Find the variant by its own name, or by the Hugging Face name of a checkpoint.
+
+    :raises OptionError: for a path, and for an unknown Hugging Face name.
+    """
     if given.lower() in variants():
         return _Named(variant=given.lower())
     if os.path.isdir(given) or is_path(given):
@@ -181,7 +187,7 @@ def _named(given: str) -> _Named:
 
 
 def _about_folder(given: str) -> str:
-    """A folder tells DeepSeek-V3's architecture from V3.2's, but not R1 from V3."""
+    """Say how a folder is given. It tells DeepSeek-V3's architecture from V3.2's, but not R1 from V3."""
     name = read_facts(Path(given), given)[0].class_name if os.path.isfile(os.path.join(given, "config.json")) else None
     alike = [v.name for v in variants().values() if v.architecture and name in (None, v.architecture.class_name)]
     what = f"{_brief(given)} is a path" + (f", of a {_brief(name)}" if name else "")
@@ -212,9 +218,9 @@ def _is_distilled(model: str) -> bool:
 
 
 def _precision(asked: str | None, named: _Named, model: str | None) -> str | None:
-    """What was asked for, or what the checkpoint says by its name or, in a folder here, by its files.
+    """Return the precision asked for, or that of the checkpoint: by its name, or by its files in a folder here.
 
-    :raises OptionError: when they contradict each other.
+    :raises OptionError: when the two differ.
     """
     of_checkpoint = (_precision_of(model, named.variant) if model else None) or named.precision
     if asked is None:
@@ -229,9 +235,9 @@ def _precision(asked: str | None, named: _Named, model: str | None) -> str | Non
 
 
 def _precision_of(model: str, variant: str) -> str | None:
-    """The precision of --model's weights, where it can be known.
+    """Return the precision of --model's weights, where it can be known.
 
-    :raises OptionError: when it is a checkpoint of another variant, or none.
+    :raises OptionError: when --model is no checkpoint of this variant.
     """
     served = variants().get(variant)
     if served is None or served.architecture is None:
@@ -249,7 +255,10 @@ def _precision_of(model: str, variant: str) -> str | None:
 
 
 def _precision_of_folder(model: str, served: Variant, architecture: Architecture) -> str | None:
-    """:raises OptionError: unless it holds a checkpoint of the architecture, quantized in a way that is known."""
+    """Read the precision from a checkpoint's folder.
+
+    :raises OptionError: when it holds no whole checkpoint of the architecture, or an unknown quantization.
+    """
     facts, findings = read_facts(Path(model), f"--model {model}")
     broken = [finding for finding in findings if finding.severity == "error"]
     if broken:
@@ -265,9 +274,9 @@ def _precision_of_folder(model: str, served: Variant, architecture: Architecture
 
 
 def _model(given: str | None, named: _Named) -> str | None:
-    """--model as the files are to have it: a folder of this machine is told from a Hugging Face name by its form.
+    """Return --model as it is written into the files: the form tells a folder here (./NAME) from a Hugging Face name.
 
-    :raises OptionError: for what can't be a path or a name.
+    :raises OptionError: when it can be neither.
     """
     if given is None:
         return named.model
@@ -285,7 +294,7 @@ def _model(given: str | None, named: _Named) -> str | None:
 
 
 def _note_on_model(model: str) -> str | None:
-    """What may be overlooked about the --model given."""
+    """Say what may be overlooked about the --model given."""
     if not is_path(model):
         known = "/" not in model or variant_of_model(model)
         return None if known else f"{model} is not a folder here; the engine will take it for a Hugging Face name"

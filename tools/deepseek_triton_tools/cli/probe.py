@@ -1,4 +1,4 @@
-"""`deepseek-triton probe`: how a server is, asked once, as an exit code and one line."""
+"""`deepseek-triton probe`: ask a server once how it is; the answer is an exit code and one line."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ from deepseek_triton_tools.tool_errors import ToolError
 YES, NO, UNREACHABLE, TOO_LATE = 0, 1, 3, 4
 
 _DEADLINE_S = {"live": 5.0, "ready": 5.0, "generate": 30.0}
+"""Seconds for the whole of each question, unless --deadline is given."""
 _GENERATED_TOKENS = "deepseek_triton_generated_tokens_total"
 _METRICS_LOOK_S = 0.5
+"""Seconds between two looks at the metrics."""
 _SPARE_S = 0.5
-"""By which the client's own limit for reaching a server comes later: one that is silent is not one that is away."""
+"""Seconds by which the client's own limit for connecting is later than the deadline: a server that is silent is told
+from one that can't be reached."""
 
 
 _EXIT_CODES = """\
@@ -81,9 +84,9 @@ class Verdict:
 
 
 def _probe(args: argparse.Namespace) -> int:
-    """
-    :returns: the exit code: YES, NO, UNREACHABLE or TOO_LATE.
-    :raises ToolError: when the token or a certificate can't be read, or the URL is none: that is no answer of a server.
+    """Ask, print the answer, and return YES, NO, UNREACHABLE or TOO_LATE.
+
+    :raises ToolError: when the token or a certificate can't be read, or the URL is wrong: no server was asked then.
     """
     deadline_s: float = args.deadline
     client = _client(args, deadline_s)
@@ -110,7 +113,7 @@ def _client(args: argparse.Namespace, deadline_s: float) -> Client:
 
 
 def _say(line: str, code: int) -> None:
-    """Whether anybody reads it or not, the exit code is the answer."""
+    """Print `line`. Where it can't be written, the exit code is still the answer."""
     if code != YES:
         complain(line)
         return
@@ -122,7 +125,8 @@ def _say(line: str, code: int) -> None:
 
 
 def _within(deadline_s: float, ask: Callable[[], Verdict]) -> Verdict:
-    """What `ask` says, if it does in time: looking a name up, for one, has no limit of its own."""
+    """Return what `ask` says, if it says so in time. It runs in a thread, because some steps, such as looking up a
+    name, have no time limit of their own."""
     verdicts: list[Verdict] = []
     errors: list[BaseException] = []
 
@@ -138,13 +142,13 @@ def _within(deadline_s: float, ask: Callable[[], Verdict]) -> Verdict:
         except AccessDenied as error:
             verdicts.append(Verdict(NO, f"refused: {_text(error)}"))
         except DeepseekTritonError as error:
-            if error.message.startswith("tls."):  # the setting's name: nobody was asked
+            if error.message.startswith("tls."):  # a setting is wrong: no server was asked
                 errors.append(ToolError(_text(error), exit_code=2))
             else:
                 verdicts.append(Verdict(NO, _text(error)))
-        except ToolError as error:  # the token is read for each request
+        except ToolError as error:  # the token can't be read; it is read for each request
             errors.append(ToolError(str(error), exit_code=2))
-        except BaseException as error:  # a bug: its traceback is wanted
+        except BaseException as error:  # a bug, whose traceback is wanted
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -160,7 +164,7 @@ def _too_late(deadline_s: float) -> Verdict:
 
 
 def _text(error: DeepseekTritonError) -> str:
-    """On one line, without the address: it stands in front of each."""
+    """The message on one line, without the server's address, which stands in front of every line."""
     return " ".join(error.message.split()).removeprefix(f"{error.url}: ")
 
 
@@ -199,7 +203,8 @@ def _generate(client: Client, deadline_s: float) -> Verdict:
 
 
 def _busy(client: Client, refusal: Overloaded, end: float) -> Verdict:
-    """A full server is healthy if the tokens of others go on: ending it would lose all of them."""
+    """Judge a server that is full: it is healthy while it makes tokens for others, and restarting it would lose
+    them."""
     try:
         before = client.metrics().value(_GENERATED_TOKENS)
         while time.monotonic() < end - 2 * _METRICS_LOOK_S:
@@ -216,4 +221,4 @@ _QUESTIONS: Mapping[str, tuple[str, Callable[[Client, float], Verdict]]] = {
     "ready": ("ask whether the model can be called", _ready),
     "generate": ("ask for a token; a server that is full has to make tokens for others", _generate),
 }
-"""Question -> (its summary, who asks it)."""
+"""Question -> (its summary, the function that asks it)."""

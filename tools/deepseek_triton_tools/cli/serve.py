@@ -1,7 +1,7 @@
 """`deepseek-triton serve`: tritonserver on a model repository, in the foreground.
 
-What is promised: nothing is started that can't work, the server's output always has a reader, its exit code is passed
-on, and when this process is gone, however it went, so are the server and the Python stubs it had started.
+It starts nothing that can't work, always reads the server's output, and passes on its exit code. When this process has
+ended, in whatever way, the server and its Python stubs have ended too.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def serve(options: ServeOptions) -> int:
-    """Serve until a signal says stop; SIGINT, SIGTERM and SIGHUP reach the server, the second of them kills it.
+    """Serve until SIGINT, SIGTERM or SIGHUP, which are passed on to the server; a second signal kills it.
 
     Call it in the main thread. The server's address goes to stdout, everything else to stderr.
 
-    :returns: the server's exit code as a shell has it.
-    :raises ToolError: when it can't be started, doesn't become ready, or ends with an error unasked.
+    :returns: the server's exit code as a shell has it: 128 + N for signal N.
+    :raises ToolError: when it can't be started, doesn't become ready, or ends with an error although nobody asked it
+        to.
     """
     view = _View(options.verbose)
     with ServerProcess(options, on_line=view.show) as server, _signals_forwarded(server):
@@ -90,7 +91,8 @@ class _View:
     def __init__(self, verbose: bool) -> None:
         self.verbose = verbose
         self.is_ready = False
-        """Warnings before this are about the GPU that a laptop lacks; a failure is told with its cause."""
+        """The server's warnings are shown from then on. Earlier ones are about the GPU that a laptop lacks, and a
+        failed start is reported with its cause."""
 
     def show(self, text: str) -> None:
         line = parse_log_line(text)
@@ -130,14 +132,15 @@ def _ready_text(server: ServerProcess) -> str:
 def _signals_forwarded(server: ServerProcess) -> Iterator[None]:
     def forward(signum: int, _: FrameType | None) -> None:
         if not server.stop_requested:
-            # Not print: the handler may have interrupted one. And a terminal that hung up can't be written to.
+            # os.write instead of print, because the handler may have interrupted a print. A terminal that hung up can't
+            # be written to.
             with contextlib.suppress(OSError):
                 os.write(2, b"stopping; once more stops at once\n")
-        # A terminal that hangs up is no reason for less than an orderly end.
+        # When the terminal hangs up, the server still ends in order.
         server.request_stop(signal.SIGTERM if signum == signal.SIGHUP else signum)
 
     signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # nohup ignores SIGHUP, and a shell's background jobs SIGINT: what was ignored stays so.
+    # nohup ignores SIGHUP, and a shell's background jobs ignore SIGINT: a signal that was ignored stays ignored.
     before = {signum: signal.getsignal(signum) for signum in signums}
     taken = [signum for signum in signums if before[signum] != signal.SIG_IGN]
     try:

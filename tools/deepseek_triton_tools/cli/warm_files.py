@@ -23,10 +23,11 @@ from deepseek_triton_tools.warming.report.progress_view import ProgressView, pro
 from deepseek_triton_tools.warming.warming import WarmProgress
 
 _SWITCH_INTERVAL_S = 0.0005
-"""How long the thread that reads headers may keep those that read weights waiting for Python's lock: at Python's own
-5 ms a checkpoint of 5 GB took 8% longer."""
-_GOES_ON = (0, 3)
-"""What a command after it, or a hold, may follow: what fits is warm, and the engine reads the rest."""
+"""Seconds for which the thread that reads headers may hold Python's lock, while threads that read weights wait for it.
+With Python's default of 5 ms, a checkpoint of 5 GB took 8% longer."""
+_MAY_GO_ON = (0, 3)
+"""Exit codes of a warm-up after which a command may run or a hold may begin: what fits is warm, and the engine reads
+the rest."""
 
 
 def warm_files(args: argparse.Namespace) -> int:
@@ -115,12 +116,12 @@ def _warm(args: argparse.Namespace, survey: Survey, ready: ReadyFile) -> int:
         complain(line)
     holds = bool(args.hold) and _can_hold(args, survey)
     with Stop() as stop:
-        result = _bring(survey, stop)
+        result = _read_with_progress(survey, stop)
         code = result.exit_code
         if result.was_stopped:
-            code = 0 if args.hold else stop.exit_code  # a hold that is told to stop has done what it should
-        _tell(args, result, code)
-        if result.was_stopped or code not in _GOES_ON:
+            code = 0 if args.hold else stop.exit_code  # a hold that is told to stop has done its work
+        _print_result(args, result, code)
+        if result.was_stopped or code not in _MAY_GO_ON:
             return code
         facts = {"exit_code": code, "warm_bytes": result.progress.done, "resident_bytes": result.resident}
         if holds and (held := _hold(args, result.survey, ready, stop, facts)) is not None:
@@ -133,7 +134,10 @@ def _warm(args: argparse.Namespace, survey: Survey, ready: ReadyFile) -> int:
 
 
 def _can_hold(args: argparse.Namespace, survey: Survey) -> bool:
-    """:raises LockError: when not, and nobody gains from warming without it."""
+    """Whether the files can be held.
+
+    :raises LockError: when they can't, and warming without a hold would be of no use.
+    """
     try:
         check_hold(survey, args.hold)
     except LockError as error:
@@ -143,16 +147,16 @@ def _can_hold(args: argparse.Namespace, survey: Survey) -> bool:
 
 
 def _go_on_without(args: argparse.Namespace, error: LockError) -> None:
-    """Do without a hold where it was wished for and not demanded, for the sake of the command.
+    """Go on without the hold for the sake of the command, where `--hold` left the choice.
 
-    :raises LockError: where not.
+    :raises LockError: where it didn't, or there is no command.
     """
     if args.hold != "auto" or not args.then:
         raise LockError(f"--hold: {error}") from error
     complain(f"--hold: {error}; {args.then[0]} is run without it")
 
 
-def _bring(survey: Survey, stop: Stop) -> WarmResult:
+def _read_with_progress(survey: Survey, stop: Stop) -> WarmResult:
     view = ProgressView()
 
     def observe(progress: WarmProgress) -> None:
@@ -166,7 +170,7 @@ def _bring(survey: Survey, stop: Stop) -> WarmResult:
         view.clear()
 
 
-def _tell(args: argparse.Namespace, result: WarmResult, code: int) -> None:
+def _print_result(args: argparse.Namespace, result: WarmResult, code: int) -> None:
     with to_reader():
         if args.json:
             _print_json(result_document(result, exit_code=code, verbose=args.verbose))
@@ -179,13 +183,16 @@ def _tell(args: argparse.Namespace, result: WarmResult, code: int) -> None:
 
 
 def _hold(args: argparse.Namespace, survey: Survey, ready: ReadyFile, stop: Stop, facts: dict[str, Any]) -> int | None:
-    """Until told to stop, or the command ends. None: it can't be held, and the command is to be run without."""
+    """Hold the files until told to stop, or until the command ends, and return the exit code.
+
+    :returns: None when the files can't be held, and the command is to run without a hold.
+    """
     beside: list[CommandBeside] = []
-    said: set[str] = set()
+    reported: set[str] = set()
 
     def observe(held: Held) -> None:
-        if held.problem and held.problem not in said:
-            said.add(held.problem)
+        if held.problem and held.problem not in reported:
+            reported.add(held.problem)
             complain(held.problem)
         status = f"held by {held.mode}: {sized(held.resident or 0)} resident, {sized(held.rewarmed)} brought in again"
         notify(READY="1", STATUS=status)
@@ -202,7 +209,7 @@ def _hold(args: argparse.Namespace, survey: Survey, ready: ReadyFile, stop: Stop
             return None
         if not args.then:
             raise
-        complain(f"no longer held: {error}")  # what runs beside it goes on
+        complain(f"no longer held: {error}")  # the command beside it goes on
     finally:
         ready.remove()
     code = beside[0].exit_code() if beside else 0

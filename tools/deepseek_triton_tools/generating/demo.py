@@ -1,4 +1,4 @@
-"""`deepseek-triton demo`: generator, tritonserver, backend and client in one run, without a GPU."""
+"""The demo: generator, tritonserver, backend and client in one run, without a GPU."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PROMPTS = (
     "The capital of France is",
     "The future of AI is",
 )
-"""TensorRT-LLM's quick start prompts."""
+"""The prompts of TensorRT-LLM's quick start."""
 
 _ABOUT = {
     "transformers": "real forward passes of DeepSeek-V3's code; the tiny checkpoint's weights are random, its text is "
     "nonsense",
-    "simulated": "a digital twin: the pace is a deployment's, the words mean nothing",
+    "simulated": "a simulated engine: the pace is a deployment's, the words are filler text",
 }
 
 
@@ -43,8 +43,8 @@ class _Row:
     completion: Completion
 
 
-def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: Path | None) -> int:
-    """Make, build, serve, ask, show, stop. 0 when every prompt was answered.
+def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: Path | None) -> None:
+    """Make a checkpoint, build a repository, serve it, ask it, show the answers, stop.
 
     :raises ToolError: when a step fails, with the cause.
     """
@@ -58,11 +58,13 @@ def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: 
             rows = _ask_all(console, server, max_tokens)
     console.print(_table(rows, engine, preset, checkpoint))
     console.print(f"Stopped cleanly; {time.monotonic() - started:.0f} s in all.")
-    return 0
 
 
 def _make_checkpoint(console: Console) -> str:
-    """Make the demo's checkpoint, or find it cached, in a process of its own: torch stays out of this one."""
+    """Make the demo's checkpoint, or find it in the cache, and return its name.
+
+    It is made in a process of its own, so that torch is not imported here.
+    """
     with console.status("making the checkpoint"):
         command = [sys.executable, "-m", "deepseek_backend.engines.transformers.tiny_checkpoint"]
         environment = os.environ | {"PYTHONPATH": str(version_dir()), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -107,7 +109,7 @@ def _ask_all(console: Console, server: ServerProcess, max_tokens: int) -> list[_
 
 
 def _ask(console: Console, client: Client, prompt: str, max_tokens: int) -> Completion:
-    """Stream the answer to the terminal as it comes."""
+    """Show the answer while it comes."""
     console.print(f"[bold]{prompt}[/bold]", end="", soft_wrap=True)
     with client.stream(prompt, max_tokens=max_tokens) as stream:
         for chunk in stream:

@@ -1,1 +1,1 @@
-"""Plans and checked repositories, shown to people and as JSON: for the verbs plan, build, check and variants."""
+"""Plans, checked repositories and the catalogue, for people and as JSON: what plan, build, check and variants print."""

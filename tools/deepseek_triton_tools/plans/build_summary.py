@@ -20,31 +20,31 @@ def build(
 ) -> None:
     """Write the plan for `request` as the folder `output`, in `format`, and print a summary.
 
-    :param quant_config: the checkpoint's hf_quant_config.json is written or changed to say what the plan does.
-    :raises deepseek_triton_build.BuildError: when it can't be planned or written; nothing is left behind.
-    :raises ToolError: when the checkpoint whose hf_quant_config.json is wanted isn't here.
+    :param quant_config: write or change the checkpoint's hf_quant_config.json, so that it says what the plan does.
+    :raises deepseek_triton_build.BuildError: when it can't be planned or written. Nothing is left behind.
+    :raises ToolError: when hf_quant_config.json is wanted and the checkpoint is not on this machine.
     """
     plan = make_plan(request)
     files = format_files(format, plan, version=__version__)
-    said: list[str] = []
+    changes: list[str] = []
     change = _quant_config(plan) if quant_config else None
     try:
-        # The checkpoint is changed when the files are known to be writable, and before they are in place.
+        # The checkpoint is changed after all files could be written, and before they are moved to their place.
         write_repository(
-            files, output, force=force, before=None if change is None else lambda: said.append(_changed(change))
+            files, output, force=force, before=None if change is None else lambda: changes.append(_apply(change))
         )
     except EditedError as error:
         for line in error.diff.splitlines():
             complain(line)
         raise
     with to_reader():
-        for line in [*summary(plan, output, format=format), *said]:
+        for line in [*summary(plan, output, format=format), *changes]:
             print(printable(line))
         show_warnings(plan)
 
 
 def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[str]:
-    """What a person wants to know after a build, a line each."""
+    """Return what a person wants to know after a build, one thing a line."""
     script = f"{output}/{FORMATS[format].start}"
     lines = [f"wrote {output}: {plan.variant.title}, as {FORMATS[format].title}"]
     if plan.gpu is None or plan.release is None or plan.budget is None or plan.profile is None:
@@ -69,7 +69,7 @@ def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[s
 
 
 def _checkpoint_line(plan: Plan) -> str:
-    assert plan.checkpoint is not None  # every plan for TensorRT-LLM has one
+    assert plan.checkpoint is not None  # a plan for TensorRT-LLM always has one
     if plan.request.model and plan.request.model != plan.checkpoint.model:
         return f"  checkpoint: {plan.request.model}, as the container sees it"
     size = plan.checkpoint.weight_bytes / 1e9
@@ -89,9 +89,9 @@ def _run_line(plan: Plan, script: str) -> str:
 
 
 def _quant_config(plan: Plan) -> Change:
-    """What hf_quant_config.json is to say, in the checkpoint's folder.
+    """Plan the change of hf_quant_config.json in the checkpoint's folder.
 
-    :raises ToolError: when that is no folder of this machine.
+    :raises ToolError: when the folder is not on this machine.
     """
     folder = Path(plan.request.model or "")
     if plan.checkpoint is None or not plan.request.model or not folder.is_dir():
@@ -105,7 +105,7 @@ def _quant_config(plan: Plan) -> Change:
     return quant_config_change(folder, "FP8" if dtype == "fp8" else own)
 
 
-def _changed(change: Change) -> str:
-    """What became of the checkpoint, in a line."""
+def _apply(change: Change) -> str:
+    """Change the checkpoint, and say so in a line."""
     backup = apply(change)
     return change.summary + (f"; as it was: {backup}" if backup else "")

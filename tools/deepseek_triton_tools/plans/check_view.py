@@ -1,4 +1,4 @@
-"""What is wrong with a model repository, line by line."""
+"""Check a model repository, and print what is wrong with it, line by line."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _STYLES = {"error": "31", "warning": "33", "note": "2"}
 
 
 def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
-    """Print the findings of `repository`; 1 when there are errors among them.
+    """Print the findings of `repository`. Returns 1 when there are errors among them.
 
     :raises ToolError: when --model is no folder.
     :raises deepseek_triton_build.BuildError: when there is nothing to check, or a name is unknown.
     """
     if options.gpu:
-        find_gpu(options.gpu)  # wrong names are said even where nothing depends on them
+        find_gpu(options.gpu)  # an unknown name is refused even if no rule needs it
     if options.release:
         load_release(options.release)
     if options.model_root and not os.path.isdir(options.model_root):
@@ -62,7 +62,7 @@ def _where(file: str, finding: Finding) -> str:
 
 
 def _known(model: CheckedModel) -> str:
-    """What it was checked as."""
+    """Say as what the model was checked."""
     if model.engine != "tensorrt_llm":
         return f"{model.file}: {model.model}, for the {model.engine} engine"
     target = [model.variant, model.precision, model.gpu and f"{model.num_gpus or '?'} x {model.gpu}"]

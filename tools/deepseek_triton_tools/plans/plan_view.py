@@ -16,7 +16,7 @@ from deepseek_triton_tools.terminal.output_streams import to_reader
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show, styled
 
 _WIDE = 120
-"""Columns from which the settings are drawn as a table."""
+"""Columns of a terminal from which the settings are drawn as a table."""
 
 
 def show_plan(plan: Plan, *, as_json: bool) -> None:
@@ -41,7 +41,7 @@ def _show(plan: Plan) -> None:
 
 
 def _headline(plan: Plan) -> list[str]:
-    """What is planned, in a few lines."""
+    """Return in a few lines what is planned."""
     if plan.gpu is None or plan.release is None or plan.checkpoint is None:
         return [f"{plan.variant.title}, on the {plan.engine} engine"]
     nodes = "one node" if plan.num_nodes == 1 else f"{plan.num_nodes} nodes of {plan.gpus_per_node}"
@@ -64,7 +64,7 @@ def _other_containers(plan: Plan) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Line:
-    """A setting or an environment variable, for people."""
+    """A setting or an environment variable, as it is shown."""
 
     section: str
     key: str
@@ -86,7 +86,7 @@ _SECTIONS = (
     ("Speculation", ("speculative",)),
     ("The backend's own (triton_config)", ("triton_config",)),
 )
-"""Section, and what its keys begin with; the first that fits. Everything else is sampling and output."""
+"""Section -> beginnings of its keys. A setting goes to the first section that fits, or to _OTHER."""
 _OTHER = "Sampling and output"
 _ENVIRONMENT = "Environment"
 
@@ -96,7 +96,7 @@ def _section(key: str) -> str:
 
 
 def _lines(plan: Plan) -> list[_Line]:
-    """By section, in the order of writing within it."""
+    """Return the lines in the order of the sections; within a section as they are written."""
     titles = [*(title for title, _ in _SECTIONS[:-1]), _OTHER, _SECTIONS[-1][0]]
     settings = sorted(plan.settings, key=lambda setting: titles.index(_section(setting.key)))
     rows: list[tuple[str, str, str, Setting | EnvironmentVariable]] = [
@@ -168,7 +168,7 @@ def _show_memory(plan: Plan) -> None:
 
 
 def memory_rows(budget: Budget) -> list[tuple[str, str, str]]:
-    """Part, GiB, and what to know about it."""
+    """Return (part, GiB, what to know about it)."""
     tokens = f"{budget.kv_bytes_per_token:,} bytes a token: {budget.kv_tokens:,} tokens"
     if budget.attention_dp_size > 1:
         tokens += f", {budget.total_kv_tokens:,} of all GPUs"
@@ -201,7 +201,7 @@ def _show_launch(plan: Plan) -> None:
 
 
 def show_warnings(plan: Plan) -> None:
-    """Rules that the plan breaks without being refused for it."""
+    """Print the rules that the plan breaks without being refused."""
     if not plan.warnings:
         return
     print(f"\n{styled('Warnings and notes', '1')}")

@@ -21,6 +21,7 @@ SCHEMA = "deepseek-triton/variants/1"
 _WIDE = 110
 """Columns of a terminal from which one table holds every GPU."""
 _FIT_80_COLUMNS = 4
+"""GPUs of one table on a narrower terminal."""
 _LEGEND = (
     "GPUs of one instance, the fewest as published (and as recommended for the best performance); -: can't work or is "
     "not published; since: the oldest TensorRT-LLM. `variants "
@@ -34,21 +35,21 @@ class Cell:
 
     gpu: str
     published_gpus: int | None
-    """Fewest of one instance; None: not published, or it can't work."""
+    """Fewest GPUs of one instance. None: not published, or it can't work."""
     minimum_gpus: int | None
-    """Fewest by arithmetic; None: it can't work."""
+    """Fewest GPUs by arithmetic. None: it can't work."""
     recommended_gpus: int | None
-    """What the publisher recommends for the best performance, where that is more than the fewest."""
+    """GPUs that the publisher recommends for the best performance, where they are more than the fewest."""
     profiles: tuple[str, ...]
-    """Those with a recipe for it."""
+    """Names of the profiles that have a recipe for it."""
     reason: str
     """Why it can't work, or where the number is published."""
 
 
 def show_variants(gpu: str | None, *, as_json: bool) -> None:
-    """Print the support table, of one GPU or of all.
+    """Print the support tables of one GPU, or of all.
 
-    :raises UnknownNameError: for a GPU nobody knows.
+    :raises UnknownNameError: for an unknown GPU.
     """
     chosen = [find_gpu(gpu)] if gpu else list(gpus().values())
     if as_json:
@@ -117,7 +118,7 @@ def _support_table(chosen: list[Gpu]) -> Table:
 
 
 def _count(cell: Cell) -> str:
-    """`4(8)`: the fewest, and what is recommended where that is more."""
+    """Such as `4(8)`: the fewest GPUs, and the recommended number where it is larger."""
     recommended = f"({cell.recommended_gpus})" if cell.recommended_gpus else ""
     return f"{cell.published_gpus}{recommended}" if cell.published_gpus else "-"
 
@@ -132,7 +133,7 @@ def _formats(profile: Profile) -> str:
 
 
 def _where(profile: Profile, chosen: list[Gpu]) -> str:
-    """Precisions by GPU, or by GPU architecture: `fp8 on hopper; fp4 on b200`."""
+    """Say which precisions have recipes on which GPUs or GPU architectures: `fp8 on hopper; fp4 on b200`."""
     found: dict[str, list[str]] = {}
     for alike in _by_architecture(chosen):
         named = {gpu.name: _precisions(profile, gpu) for gpu in alike}
