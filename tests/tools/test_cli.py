@@ -25,6 +25,12 @@ def run(*argv):
     )
 
 
+def test_nothing_below_the_command_line_imports_it():
+    tools = Path(main.__code__.co_filename).parents[1]
+    below = [path for path in tools.rglob("*.py") if path.parent.name != "cli"]
+    assert [path.name for path in below if "deepseek_triton_tools.cli" in path.read_text()] == []
+
+
 def test_help_names_every_verb_and_imports_nothing_heavy():
     program = (
         "import sys\nfrom deepseek_triton_tools.cli.main import main\n"
@@ -111,7 +117,7 @@ LONG = "x" * 5000
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
 )
-def test_a_value_that_can_be_none_is_refused(argv, expected, capsys):
+def test_a_value_of_the_wrong_form_is_refused(argv, expected, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(argv)
 

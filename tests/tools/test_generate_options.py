@@ -18,7 +18,7 @@ UNLIMITED = {contract.INT32_MAX, -contract.INT32_MAX}
 
 
 def example(name):
-    """What is typed for a field, and what is sent then."""
+    """A value as it is typed for a field, and as it is sent."""
     metadata = FIELDS[name]
     option = f"--{name.replace('_', '-')}"
     if metadata["many"]:
@@ -92,13 +92,13 @@ def test_a_field_can_be_assigned(typed, expected):
 
 
 @pytest.mark.parametrize("typed", ["temperature", "temperature=warm", "stop=[a"])
-def test_an_assignment_that_is_none_is_refused(typed):
+def test_a_wrong_assignment_is_refused(typed):
     with pytest.raises(ToolError, match="expected"):
         assigned(typed)
 
 
 def test_the_limits_are_given_in_seconds(model_server, monkeypatch):
-    """All four, as the client is made with them."""
+    """All four limits reach the client."""
     from deepseek_triton_tools.cli import client_options
 
     made = []

@@ -36,7 +36,7 @@ def built(tmp_path_factory):
 
 @pytest.fixture
 def refusal(built, monkeypatch, capsys):
-    """The one line with which a command line is refused."""
+    """Run `launch`, and return the one line with which it is refused."""
     monkeypatch.chdir(built)
 
     def run(*argv, code=2):
@@ -69,7 +69,7 @@ def refusal(built, monkeypatch, capsys):
         (["kubernetes", "r1x2", "--", "a b"], "start.sh: expected a path or value without spaces"),
     ],
 )
-def test_what_can_not_be_is_refused(refusal, argv, expected):
+def test_a_launch_that_can_not_work_is_refused(refusal, argv, expected):
     assert expected in refusal(*argv)
 
 
@@ -80,9 +80,9 @@ def test_what_can_not_be_is_refused(refusal, argv, expected):
         (["docker"], "the following arguments are required: DIR"),
         (["docker", "r1", "tiny"], "unrecognized arguments: tiny"),
         (["mpirun", "r1x2", "--dry-run", "--submit"], "argument --submit: not allowed with argument --dry-run"),
-        (["docker", "r1", "--submit"], "--submit is an option of launch mpirun and launch slurm and launch kubernetes"),
+        (["docker", "r1", "--submit"], "--submit is an option of launch mpirun, launch slurm, launch kubernetes"),
         (["mpirun", "r1x2", "--hosts", "a,b", "--host-file", "f"], "--host-file: not allowed with argument --hosts"),
-        (["docker", "r1", "--hosts", "a,b"], "--hosts is an option of doctor and launch mpirun and launch ssh-setup"),
+        (["docker", "r1", "--hosts", "a,b"], "--hosts is an option of doctor, launch mpirun, launch ssh-setup"),
         (["slurm", "r1", "--now"], "--now is an option of launch stop"),
         (["recipe", "image", "r1", "--partition", "x"], "--partition is an option of launch slurm"),
         (["recipe", "image", "r1", "--", "--x"], "unrecognized arguments: --x"),
@@ -90,10 +90,10 @@ def test_what_can_not_be_is_refused(refusal, argv, expected):
         (["docker", "r1", "--env", "HTTP_PORT=1"], "argument --env: HTTP_PORT: say it with --http-port"),
         (["docker", "r1", "--env", "HTTP_ADDRESS=::1"], "argument --env: HTTP_ADDRESS: say it with --address"),
         (["kubernetes", "r1", "--env", "HF_TOKEN=x"], "argument --env: HF_TOKEN: everybody can read a command line"),
-        (["kubernetes", "r1", "--address", "::1"], "--address is an option of launch local and launch docker"),
+        (["kubernetes", "r1", "--address", "::1"], "--address is an option of launch local, launch docker"),
         (["docker", "r1", "--exit-timeout", "1000000"], "--exit-timeout: expected a number from 0 to 999999"),
         (["kubernetes", "r1", "--ready-within", "9" * 20], "--ready-within: expected a number from 0 to"),
-        (["stop", "--all", "--http-port", "1"], "--http-port is an option of doctor and serve and launch local"),
+        (["stop", "--all", "--http-port", "1"], "--http-port is an option of doctor, serve, launch local"),
         (["stop", ""], "argument ID|DIR: expected a value, got nothing"),
         (["list", "x"], "unrecognized arguments: x"),
         (["list", "--all"], "--all is an option of launch stop"),
@@ -225,7 +225,7 @@ def test_a_variable_of_start_sh_is_the_default(built, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("value", ["http", "9" * 5000])
-def test_a_variable_of_start_sh_that_is_none_is_refused(refusal, monkeypatch, value):
+def test_a_wrong_variable_of_start_sh_is_refused(refusal, monkeypatch, value):
     monkeypatch.setenv("HTTP_PORT", value)
     assert "HTTP_PORT: expected a number from 1 to 65535, got " in refusal("docker", "r1")
 
@@ -357,8 +357,8 @@ def test_a_reader_of_the_list_may_leave():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_all_of_it_waits_as_long_as_the_supervisor(built):
-    """The supervisor, in a stock container, has none of these modules."""
+def test_every_form_waits_as_long_as_the_supervisor(built):
+    """The supervisor runs in a stock container and can't import these modules, so the numbers are written twice."""
     times = LaunchOptions().stop_times
 
     assert times.supervisor_kill_s == DEFAULT_EXIT_TIMEOUT_S + PATIENCE_S

@@ -88,7 +88,7 @@ class Environment:
 
 
 def _needed(requirements, extras):
-    """The names of the distributions, with all that they need in turn."""
+    """Names of the distributions, and of all that they need in turn."""
     found = set()
     for requirement in map(Requirement, requirements):
         marked = requirement.marker

@@ -241,7 +241,7 @@ def test_a_model_that_is_not_here_is_noted_and_planned(capsys):
     assert json.loads(captured.out)["model"] == "/models/DeepSeek-R1"
 
 
-def test_a_name_nobody_knows_as_model_is_noted(capsys):
+def test_an_unknown_name_as_model_is_noted(capsys):
     assert main([*R1, "--model", "me/my-r1"]) == 0
 
     assert "take it for a Hugging Face name" in capsys.readouterr().err

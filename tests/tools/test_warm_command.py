@@ -126,7 +126,7 @@ def test_what_cannot_go_together_or_is_not_there_is_one_line(argv, said, capsys,
         (["files"], "the following arguments are required: CHECKPOINT"),
         (["files", "x", ""], "argument CHECKPOINT: expected a value, got nothing"),
         (["report", "x", "--hold"], "--hold is an option of warm files"),
-        (["evict", "x", "--ready-file", "y"], "--ready-file is an option of warm files and warm server"),
+        (["evict", "x", "--ready-file", "y"], "--ready-file is an option of warm files, warm server"),
         (["files", "x", "--rate", "1G"], "--rate is an option of warm form"),
         (["files", "x", "--batch-sizes", "1,2"], "--batch-sizes is an option of warm server"),
         (["server", ""], "argument URL: expected a value, got nothing"),
@@ -280,7 +280,7 @@ def test_a_budget_above_what_there_is_is_warned_of_before_anything_is_read(folde
 
 
 def enlarge(path):
-    """A file larger than any memory, of holes."""
+    """Make a file larger than any memory, out of holes."""
     os.truncate(path, 2**43)
 
 
@@ -422,7 +422,7 @@ def test_a_signal_ends_it_with_what_was_done(folder, signum, hold, code):
     assert document["result"]["done_bytes"] < document["size_bytes"]
 
 
-def test_who_does_not_stop_is_ended_by_a_second_signal():
+def test_a_process_that_does_not_stop_is_ended_by_a_second_signal():
     script = (
         "from deepseek_triton_tools.host.stop_signals import Stop\nwith Stop() as stop:\n print(flush=True)\n while 1: "
     )
@@ -499,7 +499,7 @@ def test_the_service_manager_is_told(folder, tmp_path):
     assert process.returncode == 0
 
 
-def test_nobody_who_listens_is_no_trouble(folder, tmp_path):
+def test_a_service_manager_that_has_gone_is_no_trouble(folder, tmp_path):
     environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "gone")}
 
     assert run(folder, env=environment).returncode == 0

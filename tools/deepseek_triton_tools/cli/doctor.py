@@ -34,7 +34,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 SCHEMA = "deepseek-triton/doctor/1"
 _CODES: dict[Level, int] = {"ok": 0, "skipped": 0, "note": 0, "warning": 3, "error": 1}
 """Level -> exit code. The worst finding decides."""
-_MARKS: dict[Level, tuple[str, str]] = {
+_WORDS: dict[Level, tuple[str, str]] = {
     "ok": ("ok", "32"),
     "skipped": ("-", "2"),
     "note": ("note", "2"),
@@ -68,9 +68,7 @@ def add_options(verb: VerbParser) -> None:
     where.add_argument("--ssh-port", type=port, metavar="N", help="where sshd listens on them (default: 22)")
     where.add_argument("--ssh-args", metavar="TEXT", help="further arguments of ssh, as in --ssh-args '-i key'")
     where.add_argument("--interface", type=words, metavar="NAME", help="network interface between them")
-    where.add_argument(
-        "--python", type=words, metavar="PROGRAM", help="the Python that the server uses, here and on the hosts"
-    )
+    where.add_argument("--python", type=words, metavar="PROGRAM", help="the server's Python, here and on the hosts")
     ports = verb.add_argument_group(
         "ports of the server", "start.sh's variables give the defaults: HTTP_PORT and so on."
     )
@@ -89,7 +87,7 @@ def _doctor(args: argparse.Namespace) -> int:
     """Look at everything, and print it.
 
     :raises ToolError: when the command line asks for what can't be.
-    :raises deepseek_triton_build.BuildError: when the repository is none.
+    :raises deepseek_triton_build.BuildError: when the folder is not a repository.
     """
     http_port, grpc_port, metrics_port = _ports(args)
     hosts = _hosts(args)
@@ -223,11 +221,11 @@ def _show(findings: Sequence[Reported], can: Sequence[Capability], *, verbose: b
 
 
 def _show_finding(found: Reported, *, several: bool) -> None:
-    mark, style = _MARKS[found.finding.level]
+    word, style = _WORDS[found.finding.level]
     where = f"{found.host}: " if several else ""
     line = f"{where}{found.title}: {found.finding.result}"
     first, *rest = paragraph(line, "", "         ").split("\n")
-    print("\n".join([f"{styled(f'{mark:<7}', style)}  {first}", *rest]))
+    print("\n".join([f"{styled(f'{word:<7}', style)}  {first}", *rest]))
     if found.finding.level in _HIDDEN:
         return
     for label, text in (("", found.finding.cause), ("fix: ", found.finding.fix)):
@@ -243,9 +241,9 @@ def _counts(findings: Sequence[Reported], *, verbose: bool) -> str:
 
 
 def _capability(capability: Capability, *, several: bool) -> str:
-    mark = styled("yes", "32") if capability.works else styled("no ", "31")
+    answer = styled("yes", "32") if capability.works else styled("no ", "31")
     blocked = [f"{found.host}: {found.title}" if several else found.title for found in capability.in_the_way]
-    return f"{mark}  {capability.title}" + (f" (in the way: {', '.join(dict.fromkeys(blocked))})" if blocked else "")
+    return f"{answer}  {capability.title}" + (f" (in the way: {', '.join(dict.fromkeys(blocked))})" if blocked else "")
 
 
 def _document(

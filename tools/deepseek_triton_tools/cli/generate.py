@@ -137,44 +137,32 @@ def _request(args: argparse.Namespace) -> Request:
 
 def _answer(client: Client, request: Request, params: SamplingParams, args: argparse.Namespace) -> Completion:
     printer = AnswerPrinter(sys.stdout, with_reasoning=not args.hide_reasoning)
+    is_chat = "messages" in request
+    content = request["messages"] if is_chat else request["prompt"]
     # The chunks of several answers come mixed, and the best of several answers is known only at the end.
     whole = args.no_stream or (params.n or 1) > 1 or (params.best_of or 1) > 1
+    if whole:
+        completion = (client.chat if is_chat else client.generate)(content, params)
+    else:
+        stream = (client.stream_chat if is_chat else client.stream)(content, params)
+        completion = _streamed(stream, None if args.json else printer)
     if args.json:
-        completion = _whole(client, request, params) if whole else _collected(client, request, params)
         print(as_json(completion_record(completion)))
     elif whole:
-        completion = _whole(client, request, params)
         _print_answers(completion, printer)
-    else:
-        completion = _printed_stream(client, request, params, printer)
     return completion
 
 
-def _whole(client: Client, request: Request, params: SamplingParams) -> Completion:
-    if "messages" in request:
-        return client.chat(request["messages"], params)
-    return client.generate(request["prompt"], params)
-
-
-def _stream(client: Client, request: Request, params: SamplingParams) -> Stream:
-    if "messages" in request:
-        return client.stream_chat(request["messages"], params)
-    return client.stream(request["prompt"], params)
-
-
-def _collected(client: Client, request: Request, params: SamplingParams) -> Completion:
-    """Stream all the same, because only a stream has a time to the first token."""
-    with _stream(client, request, params) as stream:
-        return stream.completion()
-
-
-def _printed_stream(client: Client, request: Request, params: SamplingParams, printer: AnswerPrinter) -> Completion:
-    with _stream(client, request, params) as stream:
-        try:
-            for chunk in stream:
-                printer.show(chunk.text, chunk.reasoning)
-        finally:
-            printer.end()
+def _streamed(stream: Stream, printer: AnswerPrinter | None) -> Completion:
+    """Read a stream to its end. Without a printer it is read all the same, because only a stream has a time to the
+    first token."""
+    with stream:
+        if printer is not None:
+            try:
+                for chunk in stream:
+                    printer.show(chunk.text, chunk.reasoning)
+            finally:
+                printer.end()
         return stream.completion()
 
 

@@ -101,10 +101,10 @@ def _add_docker(forms: Verbs) -> None:
     container = _add_container(verb)
     _add_docker_run(container)
     container.add_argument(
-        "--network", type=words, metavar="NAME", help="host (default), or another, with the ports published"
+        "--network", type=words, metavar="NAME", help="host (default), or another that publishes the ports"
     )
     container.add_argument(
-        "--restart", type=words, metavar="POLICY", help="docker's own policy; without one, the container is removed"
+        "--restart", type=words, metavar="POLICY", help="as docker run's (default: remove the container)"
     )
     container.add_argument("--detach", action="store_true", help="do not wait for it")
 
@@ -136,22 +136,12 @@ def _add_slurm(forms: Verbs) -> None:
     job.add_argument("--job-name", dest="name", type=words, metavar="NAME", help="the same as --name")
     job.add_argument("--log", type=words, metavar="FILE", help="default: NAME-%%j.log where the job is submitted")
     job.add_argument("--slurm-mpi", type=words, metavar="TYPE", help="as srun's --mpi (default: pmix)")
+    help_text = "the nodes have tritonserver and the engine"
+    job.add_argument("--no-container", dest="container", action="store_false", help=help_text)
+    help_text = "don't queue it again after a node's failure"
+    job.add_argument("--no-requeue", dest="requeue", action="store_false", help=help_text)
     job.add_argument(
-        "--no-container",
-        dest="container",
-        action="store_false",
-        default=None,
-        help="the nodes have tritonserver and the engine",
-    )
-    job.add_argument(
-        "--no-requeue",
-        dest="requeue",
-        action="store_false",
-        default=None,
-        help="don't queue it again after a node's failure",
-    )
-    job.add_argument(
-        "--python", type=words, metavar="PROGRAM", help="the first node's Python, 3.10 or newer (default: python3)"
+        "--python", type=words, metavar="PROGRAM", help="the first node's, 3.10 or newer (default: python3)"
     )
     job.add_argument("--sbatch", action="append", metavar="OPTION", help="a directive more, as in --sbatch=--qos=high")
     _add_gpus(_add_container(verb))
@@ -171,10 +161,10 @@ def _add_kubernetes(forms: Verbs) -> None:
     storage.add_argument("--checkpoint-on-nodes", action="store_true", help="every node has it where it is here")
     storage.add_argument("--rate", type=size, metavar="SIZE", help="bytes a second of the storage (default: assumed)")
     storage.add_argument(
-        "--measured", type=path, metavar="FILE", help="take the rate from `warm files --json` of this checkpoint"
+        "--measured", type=path, metavar="FILE", help="has the rate: a `warm files --json` of the checkpoint"
     )
     storage.add_argument(
-        "--repository-claim", type=words, metavar="NAME", help="the repository's claim (default: a ConfigMap)"
+        "--repository-claim", type=words, metavar="NAME", help="the repository's (default: a ConfigMap)"
     )
     storage.add_argument("--cache-claim", type=words, metavar="NAME", help="the compiled kernels' claim")
     pods = verb.add_argument_group("pods")
@@ -186,13 +176,8 @@ def _add_kubernetes(forms: Verbs) -> None:
     pods.add_argument("--rdma", type=_resource, metavar="NAME=N", help="network cards of each pod: rdma/hca=8")
     pods.add_argument("--ssh-port", type=port, metavar="PORT", help="sshd's port in the pods")
     pods.add_argument("--scrape", action="store_true", help="annotate pods for Prometheus")
-    pods.add_argument(
-        "--node-selector",
-        action="append",
-        type=_label,
-        metavar="LABEL=VALUE",
-        help="nodes that will do; may be repeated",
-    )
+    help_text = "a label of the nodes that may run it; may be repeated"
+    pods.add_argument("--node-selector", action="append", type=_label, metavar="LABEL=VALUE", help=help_text)
     pods.add_argument("--pull-secret", type=words, metavar="NAME", help="secret of the image's registry")
     _add_shm_size(_add_container(verb))
     _add_server(verb)
@@ -233,7 +218,7 @@ def _add_list(forms: Verbs) -> None:
 
 
 def _add_started(verb: VerbParser, form: str, *, runs: bool = False) -> None:
-    """What runs a form, or prints it."""
+    """Add the folder, and the options that say whether the form runs or is printed."""
     verb.set_defaults(form=form, submit=runs)
     _add_folder(verb)
     mode = verb.add_mutually_exclusive_group()
@@ -254,16 +239,12 @@ def _add_server(verb: VerbParser) -> argparse._ArgumentGroup:
     for name, default in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         server.add_argument(f"--{name}-port", type=port, metavar="PORT", help=f"default: {default}")
     server.add_argument(
-        "--exit-timeout", type=exit_timeout, metavar="S", help="seconds for open requests on a stop (default: 30)"
+        "--exit-timeout", type=exit_timeout, metavar="S", help="for open requests on a stop (default: 30)"
     )
+    help_text = "deadline of the start, 0 for none (default: by the checkpoint's bytes)"
+    server.add_argument("--ready-within", type=count_or_seconds, metavar="S", help=help_text)
     server.add_argument(
-        "--ready-within",
-        type=count_or_seconds,
-        metavar="S",
-        help="deadline of the start, 0 for none (default: by the checkpoint's bytes)",
-    )
-    server.add_argument(
-        "--max-restarts", type=count_or_seconds, metavar="N", help="after failures of a ready server (default: 3)"
+        "--max-restarts", type=count_or_seconds, metavar="N", help="after failures when ready (default: 3)"
     )
     server.add_argument("--ready-file", type=path, metavar="FILE", help="exists while the server is ready")
     server.add_argument("--interface", type=words, metavar="NAME", help="network interface between the ranks or nodes")
@@ -281,12 +262,8 @@ def _add_server(verb: VerbParser) -> argparse._ArgumentGroup:
 
 def _add_address(server: argparse._ArgumentGroup) -> None:
     """Kubernetes has none: its pods are asked at addresses of their own."""
-    server.add_argument(
-        "--address",
-        type=_address,
-        metavar="IP",
-        help="listen here; 127.0.0.1: only this machine gets in (default: 0.0.0.0, everybody does)",
-    )
+    help_text = "where it listens, 127.0.0.1 for this machine alone (default: 0.0.0.0, for everybody)"
+    server.add_argument("--address", type=_address, metavar="IP", help=help_text)
 
 
 def _add_container(verb: VerbParser) -> argparse._ArgumentGroup:
@@ -305,14 +282,12 @@ def _add_docker_run(container: argparse._ArgumentGroup) -> None:
 
 def _add_gpus(container: argparse._ArgumentGroup) -> None:
     container.add_argument(
-        "--gpus", type=words, metavar="WHICH", help="all, none, a number, or for docker devices: 0,1 or a UUID"
+        "--gpus", type=words, metavar="WHICH", help="all, none, a number; docker also takes 0,1 or a UUID"
     )
 
 
 def _add_shm_size(container: argparse._ArgumentGroup) -> None:
-    container.add_argument(
-        "--shm-size", type=size, metavar="SIZE", help="size of /dev/shm (default: 1 GiB a rank, and 1)"
-    )
+    container.add_argument("--shm-size", type=size, metavar="SIZE", help="of /dev/shm (default: 1 GiB a rank, and 1)")
 
 
 def _add_hosts(verb: VerbParser) -> None:

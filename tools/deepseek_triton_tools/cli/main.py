@@ -94,7 +94,7 @@ def _parsed(words: Sequence[str], verb: str) -> argparse.Namespace:
 
 
 def _advice(error: Exception) -> str:
-    """What to do when nobody answers at an address, or when something is not installed."""
+    """Advice for a server that can't be reached, and for a package that is not installed."""
     from deepseek_triton_client import ModelNotReady, ServerUnavailable
 
     if isinstance(error, ServerUnavailable) and error.code is None and not isinstance(error, ModelNotReady):
@@ -113,15 +113,6 @@ def _expected_error(error: Exception) -> int | None:
         return 1
     if isinstance(error, ImportError) and "deepseek-triton[" in str(error):
         return 1
-    return _code_of_build_error(error)
-
-
-def _needs_tools(error: Exception) -> bool:
-    """Whether a package is missing that the extra `tools` brings."""
-    return isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in {"rich", "shtab", "yaml"}
-
-
-def _code_of_build_error(error: Exception) -> int | None:
     if "deepseek_triton_build" not in sys.modules:  # importing it needs the extra `tools`
         return None
     from deepseek_triton_build import BuildError, UnknownNameError
@@ -129,6 +120,11 @@ def _code_of_build_error(error: Exception) -> int | None:
     if isinstance(error, UnknownNameError):
         return 2
     return 1 if isinstance(error, BuildError) else None
+
+
+def _needs_tools(error: Exception) -> bool:
+    """Whether a package is missing that the extra `tools` brings."""
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in {"rich", "shtab", "yaml"}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the verbs share on the command line: the parser, and the types of values."""
+"""The parser of verbs, options that several verbs have, and types of values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class VerbParser(argparse.ArgumentParser):
     rest: str | None = None
     """The attribute that gets the words after `--`, as a list."""
     form_first: Callable[[list[str]], str] | None = None
-    """For a verb with forms: says how a command line is written that doesn't begin with a form."""
+    """Corrects a command line that should begin with a form, but doesn't: it returns one line for the user."""
 
     def runs(self, handler: Handler, *examples: str, notes: str = "") -> None:
         """Set what runs the verb, and the end of its help."""
@@ -105,7 +105,7 @@ def about_option(given: str, parser: argparse.ArgumentParser, program: argparse.
     name = given.partition("=")[0]
     verbs = [leaf.prog.partition(" ")[2] for leaf in _leaves(program) if name in _options(leaf)]
     if verbs:
-        return f"; {name} is an option of {' and '.join(verbs)}"
+        return f"; {name} is an option of {', '.join(verbs)}"
     nearest = difflib.get_close_matches(name, _options(parser), n=1, cutoff=_ALIKE)
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
@@ -134,12 +134,8 @@ def add_json(verb: VerbParser, page: str = "docs/generator.md") -> None:
 
 
 def add_tritonserver(verb: VerbParser) -> None:
-    verb.add_argument(
-        "--tritonserver",
-        type=path,
-        metavar="PATH",
-        help="the server binary (default: from PATH, then NVIDIA's container, then the nvidia-pytriton wheel)",
-    )
+    help_text = "the server binary (default: from PATH, then NVIDIA's container, then the nvidia-pytriton wheel)"
+    verb.add_argument("--tritonserver", type=path, metavar="PATH", help=help_text)
 
 
 # --- Types of values ---

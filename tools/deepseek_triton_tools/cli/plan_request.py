@@ -86,19 +86,8 @@ def _needs_gpu(variant: str) -> bool:
 
 
 _FOR_GPUS = (
-    "--gpu",
-    "--gpus",
-    "--precision",
-    "--profile",
-    "--trtllm",
-    "--image",
-    "--isl",
-    "--osl",
-    "--concurrency",
-    "--mtp",
-    "--relaxed-acceptance",
-    "--kv-cache-dtype",
-    "--set",
+    *("--gpu", "--gpus", "--precision", "--profile", "--trtllm", "--image", "--isl", "--osl", "--concurrency"),
+    *("--mtp", "--relaxed-acceptance", "--kv-cache-dtype", "--set"),
 )
 """Options that have no meaning without TensorRT-LLM."""
 
@@ -136,7 +125,7 @@ def overrides(text: str) -> Iterator[tuple[str, Any]]:
 
 
 _NO_VALUE = (ValueError, KeyError, IndexError, AttributeError, TypeError, RecursionError)
-"""What PyYAML raises for a wrong date, `!!bool maybe`, `!!int ""`, a list as a key, or a list inside itself."""
+"""Errors of PyYAML for a wrong date, `!!bool maybe`, `!!int ""`, a list as a key, or a list inside itself."""
 
 
 def _flat(key: str, value: Any, text: str) -> Iterator[tuple[str, Any]]:

@@ -21,7 +21,7 @@ from deepseek_triton_client import (
     ServerUnavailable,
     Timeouts,
 )
-from deepseek_triton_tools.cli.client_options import add_server_options, client_settings
+from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
 from deepseek_triton_tools.cli.parsing import VerbParser, add_verb, duration
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
@@ -62,14 +62,9 @@ def add_options(verb: VerbParser) -> None:
         question.usage = "%(prog)s URL [options]"
         deadline_s = _DEADLINE_S[name]
         question.set_defaults(question=name, metrics_url=None)
-        question.add_argument("url", metavar="URL", help="http://, https://, grpc:// or grpcs:// address")
-        question.add_argument(
-            "--deadline",
-            type=duration,
-            default=deadline_s,
-            metavar="S",
-            help=f"seconds for all of it (default: {deadline_s:g})",
-        )
+        question.add_argument("url", metavar="URL", help=URL_HELP)
+        help_text = f"seconds for all of it (default: {deadline_s:g})"
+        question.add_argument("--deadline", type=duration, default=deadline_s, metavar="S", help=help_text)
         question.add_argument("-q", "--quiet", action="store_true", help="print nothing: the exit code is the answer")
         server = question.add_argument_group("server")
         add_server_options(server)
@@ -106,9 +101,7 @@ def _client(args: argparse.Namespace, deadline_s: float) -> Client:
             timeouts=Timeouts(connect=deadline_s + _SPARE_S, total=deadline_s),
             retries=Retries(attempts=1),
         )
-    except InvalidRequest as error:
-        raise ToolError(str(error), exit_code=2) from error
-    except ToolError as error:
+    except (InvalidRequest, ToolError) as error:
         raise ToolError(str(error), exit_code=2) from error
 
 

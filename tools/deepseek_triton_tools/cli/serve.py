@@ -36,11 +36,9 @@ def add_options(verb: VerbParser) -> None:
     for name, default in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         help_text = f"number, or auto for a free one (default: {default})"
         verb.add_argument(f"--{name}-port", type=port_or_auto, default=default, metavar="PORT", help=help_text)
+    verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s; all: 0.0.0.0)")
     verb.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s; 0.0.0.0 for all)"
-    )
-    verb.add_argument(
-        "--exit-timeout", type=seconds, default=30, metavar="S", help="seconds for open requests on stop (default: 30)"
+        "--exit-timeout", type=seconds, default=30, metavar="S", help="for open requests on a stop (default: 30)"
     )
     verb.add_argument("--log-file", type=path, metavar="FILE", help="keep the server's whole log here")
     verb.add_argument("--verbose", action="store_true", help="show the server's whole log")
@@ -68,8 +66,8 @@ def serve(options: ServeOptions) -> int:
     Call it in the main thread. The server's address goes to stdout, everything else to stderr.
 
     :returns: the server's exit code as a shell has it: 128 + N for signal N.
-    :raises ToolError: when it can't be started, doesn't become ready, or ends with an error although nobody asked it
-        to.
+    :raises ToolError: when it can't be started, doesn't become ready, or ends with an error without a
+        stop.
     """
     view = _View(options.verbose)
     with ServerProcess(options, on_line=view.show) as server, _signals_forwarded(server):
@@ -86,7 +84,7 @@ def serve(options: ServeOptions) -> int:
 
 
 class _View:
-    """What `serve` shows of the server's log."""
+    """The part of the server's log that `serve` shows, and the progress of the load."""
 
     def __init__(self, verbose: bool) -> None:
         self.verbose = verbose

@@ -6,7 +6,7 @@ import argparse
 import re
 import shlex
 
-from deepseek_triton_tools.cli.client_options import add_server_options, client_settings
+from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
 from deepseek_triton_tools.cli.parsing import (
     VerbParser,
     Verbs,
@@ -56,8 +56,9 @@ def _form_first(given: list[str]) -> str:
 
 def _add_files(forms: Verbs) -> None:
     verb = add_verb(forms, "files", "bring a checkpoint's files into the page cache, and keep them there if asked")
+    verb.set_defaults(action="files")
     verb.runs(
-        _warm_files,
+        _run_on_files,
         "deepseek-triton warm files model_repository --then model_repository/start.sh",
         "deepseek-triton warm files /models/DeepSeek-R1 --hold=lock --ready-file /run/weights-are-warm",
         notes=_EXIT_CODES,
@@ -90,8 +91,11 @@ def _add_files(forms: Verbs) -> None:
 
 def _add_report(forms: Verbs) -> None:
     verb = add_verb(forms, "report", "say what there is, what fits, and how it would be read")
+    verb.set_defaults(action="report")
     verb.runs(
-        _report, "deepseek-triton warm report /models/DeepSeek-R1", "deepseek-triton warm report r1 --json --verbose"
+        _run_on_files,
+        "deepseek-triton warm report /models/DeepSeek-R1",
+        "deepseek-triton warm report r1 --json --verbose",
     )
     verb.usage = "%(prog)s CHECKPOINT... [options]"
     _add_checkpoints(verb)
@@ -100,7 +104,8 @@ def _add_report(forms: Verbs) -> None:
 
 def _add_evict(forms: Verbs) -> None:
     verb = add_verb(forms, "evict", "drop the files from the page cache, to measure a cold start")
-    verb.runs(_evict, "deepseek-triton warm evict /models/DeepSeek-R1", "deepseek-triton warm evict r1 --json")
+    verb.set_defaults(action="evict")
+    verb.runs(_run_on_files, "deepseek-triton warm evict /models/DeepSeek-R1", "deepseek-triton warm evict r1 --json")
     verb.usage = "%(prog)s CHECKPOINT... [options]"
     _add_checkpoints(verb)
 
@@ -113,7 +118,7 @@ def _add_server(forms: Verbs) -> None:
         "deepseek-triton warm server grpc://node1:8001 --batch-sizes 1,8 --input-lengths 1000",
     )
     verb.usage = "%(prog)s URL [DIR] [options]"
-    verb.add_argument("url", type=words, metavar="URL", help="http://, https://, grpc:// or grpcs:// address")
+    verb.add_argument("url", type=words, metavar="URL", help=URL_HELP)
     verb.add_argument("repository", nargs="?", type=path, metavar="DIR", help="its model repository, for the shapes")
     add_json(verb, "docs/warm.md")
     requests = verb.add_argument_group("requests")
@@ -125,7 +130,7 @@ def _add_server(forms: Verbs) -> None:
     server.add_argument("--wait", type=duration, metavar="S", help="seconds for it to be ready (default: 7200)")
     server.add_argument("--log", type=path, metavar="FILE", help="its log, to say how its load goes on")
     server.add_argument(
-        "--metrics-url", metavar="URL", help="its metrics (default: port 8002, for one on 8000 or 8001)"
+        "--metrics-url", metavar="URL", help="its metrics (default: port 8002, if it is on 8000 or 8001)"
     )
     server.add_argument("--ready-file", type=path, metavar="FILE", help="exists when it is warm; for probes")
     add_server_options(server)
@@ -140,9 +145,7 @@ def _add_form(forms: Verbs) -> None:
     )
     verb.add_argument("form", choices=("init-container", "systemd", "slurm-prolog"), help="the form to print")
     verb.add_argument("source", type=words, metavar="SOURCE", help="a model repository or a checkpoint")
-    verb.add_argument(
-        "--rate", type=size, metavar="SIZE", help="bytes a second of the storage (default: assumed, slow)"
-    )
+    verb.add_argument("--rate", type=size, metavar="SIZE", help="bytes a second of the storage (default: assumed)")
 
 
 def _add_checkpoints(verb: VerbParser) -> None:
@@ -170,9 +173,7 @@ def _add_limits(verb: VerbParser) -> argparse._ArgumentGroup:
         help="do share K of N, from 1, and end when it is done (default: 1/1); not with --then or --ready-file",
     )
     node.add_argument("--jobs", type=positive, metavar="N", help="windows read at once (default: by file system)")
-    node.add_argument(
-        "--budget", type=size, metavar="SIZE", help="most weights in memory (default: 0.9 of what is free)"
-    )
+    node.add_argument("--budget", type=size, metavar="SIZE", help="of weights in memory (default: 0.9 of what is free)")
     return node
 
 
@@ -203,22 +204,11 @@ def _hold_mode(text: str) -> str:
 # --- What runs ---
 
 
-def _warm_files(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.cli.warm_files import warm_files
+def _run_on_files(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.cli.warm_files import evict_files, report_files, warm_files
 
-    return warm_files(args)
-
-
-def _report(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.cli.warm_files import report_files
-
-    return report_files(args)
-
-
-def _evict(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.cli.warm_files import evict_files
-
-    return evict_files(args)
+    run = {"files": warm_files, "report": report_files, "evict": evict_files}[args.action]
+    return run(args)
 
 
 def _warm_server(args: argparse.Namespace) -> int:

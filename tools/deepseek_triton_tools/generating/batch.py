@@ -37,7 +37,7 @@ class Batch:
     system: str | None = None
     """The system message of every row that has none of its own."""
     concurrency: int = 16
-    """How many requests are sent at once."""
+    """Number of requests that are under way at once."""
     resume: bool = False
     """Go on where the output ends."""
     overwrite: bool = False

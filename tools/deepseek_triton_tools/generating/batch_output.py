@@ -28,7 +28,8 @@ class Output:
         self.can_resume = can_resume
         """Whether it is a regular file, opened to append."""
         self._end: int | None = None
-        """Where in the file the answers end that are kept. The rest stays until there is a row to put in its place."""
+        """Position in the file after the answers that are kept. The rest stays until there is a row to put in its
+        place."""
 
     def begin(self, rows: Iterable[BatchRow], *, resume: bool) -> int:
         """Return how many of `rows` are answered already: the batch goes on after them.

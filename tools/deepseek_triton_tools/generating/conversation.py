@@ -37,7 +37,7 @@ class Conversation:
 
     def clear(self) -> None:
         """Drop all messages but the system message."""
-        self.messages = self.messages[: self._num_system()]
+        self.messages = [] if self.system is None else self.messages[:1]
         self.unanswered = None
 
     def undo(self) -> bool:
@@ -116,9 +116,6 @@ class Conversation:
             raise ToolError(f"{path}: params: {error.message}") from error
         conversation.messages = messages
         return conversation
-
-    def _num_system(self) -> int:
-        return 0 if self.system is None else 1
 
     def _last_user_message(self) -> int | None:
         """Position of the user's last message."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
 from deepseek_triton_build.data.model_source import version_dir
@@ -19,6 +18,7 @@ from deepseek_triton_client import Client, Completion
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.generating.completion_records import tokens_per_s
 from deepseek_triton_tools.server.server_process import ServerProcess
+from deepseek_triton_tools.terminal.tables import Table, show
 from deepseek_triton_tools.tool_errors import ToolError
 
 PROMPTS = (
@@ -56,7 +56,7 @@ def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: 
         repository = _build_repository(console, Path(scratch, "repository"), engine, preset)
         with _serve(console, repository, tritonserver) as server:
             rows = _ask_all(console, server, max_tokens)
-    console.print(_table(rows, engine, preset, checkpoint))
+    show(_table(rows, engine, preset, checkpoint))
     console.print(f"Stopped cleanly; {time.monotonic() - started:.0f} s in all.")
 
 
@@ -121,19 +121,16 @@ def _ask(console: Console, client: Client, prompt: str, max_tokens: int) -> Comp
 
 def _table(rows: list[_Row], engine: str, preset: str | None, checkpoint: str) -> Table:
     pace = f", paced as {preset}" if preset else ""
-    table = Table(title=f"engine {engine}{pace}, checkpoint {checkpoint}", title_justify="left", title_style="")
-    for heading in ("prompt", "over"):
-        table.add_column(heading)
-    for heading in ("first token", "tokens", "tokens/s", "ended by"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        done = row.completion
-        table.add_row(
+    cells = [
+        (
             row.prompt,
             row.protocol,
-            f"{(done.time_to_first_token_s or 0) * 1000:.0f} ms",
-            str(done.num_output_tokens),
-            f"{tokens_per_s(done) or 0:.0f}",
-            done.finish_reason,
+            f"{(row.completion.time_to_first_token_s or 0) * 1000:.0f} ms",
+            str(row.completion.num_output_tokens),
+            f"{tokens_per_s(row.completion) or 0:.0f}",
+            row.completion.finish_reason or "",
         )
-    return table
+        for row in rows
+    ]
+    headings = ("prompt", "over", "first token", "tokens", "tokens/s", "ended by")
+    return Table(title=f"engine {engine}{pace}, checkpoint {checkpoint}", headings=headings, rows=cells, is_grid=True)

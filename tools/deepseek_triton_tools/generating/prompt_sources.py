@@ -1,4 +1,4 @@
-"""What is asked: a prompt or a conversation, from a file, from standard input or from a row of a batch.
+"""Requests: a prompt or a conversation, from a file, from standard input or from a row of a batch.
 
 One request is a mapping with "prompt" or "messages", as `Client.generate_many` takes it.
 """
@@ -51,7 +51,7 @@ def problem_of_messages(messages: Any) -> str | None:
 def read_messages(path: Path) -> Any:
     """Read a conversation from a JSON file.
 
-    :raises ToolError: when it can't be read, or is none.
+    :raises ToolError: when it can't be read, or holds no conversation.
     """
     try:
         messages = json.loads(read_text(path))

@@ -22,11 +22,11 @@ class LaunchForm:
     render: Callable[[LaunchFacts, LaunchOptions], str]
     """The text that starts the repository, and runs as it is."""
     problems: Problems
-    """Why the text can't be rendered."""
+    """Reasons why the text can't be rendered."""
     lacking: Problems = _none
-    """What this machine lacks to run the text."""
+    """Things that this machine lacks to run the text."""
     warnings: Problems = _none
-    """What would be wrong only if the text were run here."""
+    """Things that would be wrong only if the text were run on this machine."""
     program: str | None = None
     """The program that has to be on PATH to run the text."""
     command: tuple[str, ...] = ()

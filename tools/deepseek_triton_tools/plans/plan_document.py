@@ -20,7 +20,7 @@ _LENGTHS = ((1024, 1024), (1024, 2048), (8192, 1024), (32768, 4096), (65536, 409
 
 @dataclass(frozen=True, kw_only=True)
 class Concurrency:
-    """How many requests of one length run at once, over the whole instance."""
+    """Number of requests of one length that run at once, over the whole instance."""
 
     isl: int
     osl: int
@@ -31,7 +31,7 @@ class Concurrency:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedLaunch:
-    """How the plan is started."""
+    """The start of a plan."""
 
     script: str
     command: str

@@ -34,16 +34,16 @@ class Cell:
     """One checkpoint on one kind of GPU."""
 
     gpu: str
-    published_gpus: int | None
+    published_gpus: int | None = None
     """Fewest GPUs of one instance. None: not published, or it can't work."""
-    minimum_gpus: int | None
+    minimum_gpus: int | None = None
     """Fewest GPUs by arithmetic. None: it can't work."""
-    recommended_gpus: int | None
+    recommended_gpus: int | None = None
     """GPUs that the publisher recommends for the best performance, where they are more than the fewest."""
-    profiles: tuple[str, ...]
+    profiles: tuple[str, ...] = ()
     """Names of the profiles that have a recipe for it."""
     reason: str
-    """Why it can't work, or where the number is published."""
+    """The reason why it can't work, or the source of the published number."""
 
 
 def show_variants(gpu: str | None, *, as_json: bool) -> None:
@@ -81,14 +81,7 @@ def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
     try:
         target = resolve_target(request)
     except RefusedPlanError as refused:
-        return Cell(
-            gpu=gpu.name,
-            published_gpus=None,
-            minimum_gpus=None,
-            recommended_gpus=None,
-            profiles=(),
-            reason=str(refused),
-        )
+        return Cell(gpu=gpu.name, reason=str(refused))
     published = gpu.published_min_gpus.get(checkpoint.precision)
     fewest = minimum_gpus(gpu, target.architecture, checkpoint)
     usable = [name for name, profile in profiles().items() if _recipes(profile, gpu, checkpoint.precision)]

@@ -1,4 +1,4 @@
-"""Whether a server that is ready may still load the model that somebody waits for."""
+"""Finds out whether a ready server may still load a model, or will never have it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _index(url: str) -> list[dict[str, Any]]:
     try:
         with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
             rows = json.load(answer)
-    except (OSError, ValueError):  # the server wants a token or a certificate, or shows its index to nobody
+    except (OSError, ValueError):  # the server wants a token or a certificate, or doesn't show its index
         return []
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 

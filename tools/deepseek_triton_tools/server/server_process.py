@@ -39,7 +39,7 @@ client disconnects can crash Triton 2.51; 0.2 s between the two were enough in e
 _STUBS_LEAVE_S = 5
 """Seconds for the stubs to end by themselves: each looks every 0.3 s whether its server still lives."""
 _LAUNCHES = 3
-"""How often the server is started in all, each time on new ports, when another program took an `auto` port while the
+"""Most starts of one server. It is started again, on new ports, when another program took an `auto` port while the
 models loaded."""
 
 _GUARDED_EXEC = """\
@@ -71,7 +71,7 @@ _OWN_OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What to serve and how."""
+    """A model repository, and how tritonserver serves it."""
 
     repository: Path
     tritonserver: Path | None = None
@@ -93,7 +93,7 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class StartProgress:
-    """How far the start of a server is."""
+    """Progress of a server's start."""
 
     elapsed_s: float
     last_message: str
@@ -210,7 +210,9 @@ class ServerProcess:
         """
         installation = find_tritonserver(self.options.tritonserver)
         self._release_ports()
-        self._claim = claim = self._claim_ports()
+        options = self.options
+        claim = claim_ports(options.host, options.http_port, options.grpc_port, options.metrics_port)
+        self._claim = claim
         self.http_port, self.grpc_port, self.metrics_port = claim.http, claim.grpc, claim.metrics
         try:
             log = _open_log(self.options.log_file)
@@ -235,10 +237,6 @@ class ServerProcess:
         if self.stop_requested:
             # The stop was requested before there was a process to signal.
             self._process.terminate()
-
-    def _claim_ports(self) -> Claim:
-        options = self.options
-        return claim_ports(options.host, options.http_port, options.grpc_port, options.metrics_port)
 
     def _release_ports(self) -> None:
         if self._claim is not None:

@@ -41,7 +41,7 @@ this project's backend. Where another release words a line differently, the phas
 
 _BACKEND_ERROR = re.compile(r"deepseek_backend (?:ERROR|CRITICAL): (.+)")
 _LOOKS = 10
-"""How often a failed server's log is read for the reason, within a second."""
+"""Number of times that a failed server's log is read for the reason, within a second."""
 
 
 class LogFollower:
@@ -58,7 +58,8 @@ class LogFollower:
         """The phase of the load; empty where no line has told it."""
         self.last_message = ""
         self.is_there = False
-        self._read_from_tail()
+        for line in self._new_lines(tail_only=True):
+            self._note(line)
 
     @property
     def lines(self) -> list[str]:
@@ -68,10 +69,6 @@ class LogFollower:
         """Take the lines that have come. A file that can't be read counts as missing."""
         for line in self._new_lines():
             self._lines.append(line)
-            self._note(line)
-
-    def _read_from_tail(self) -> None:
-        for line in self._new_lines(tail_only=True):
             self._note(line)
 
     def _new_lines(self, *, tail_only: bool = False) -> list[str]:
