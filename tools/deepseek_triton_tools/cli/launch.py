@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
 
 def add_options(verb: VerbParser) -> None:
-    verb.epilog = (
-        "examples:\n"
-        "  deepseek-triton launch docker r1 --dry-run\n"
-        "  deepseek-triton launch slurm r1x2 --partition gpu --time 7-0 --submit\n\n"
-        "local and docker run at once; mpirun, slurm and kubernetes print what would run, unless --submit is given.\n"
+    verb.form_first = _form_first
+    forms = verb.add_forms(
+        "FORM",
+        "deepseek-triton launch docker r1 --dry-run",
+        "deepseek-triton launch slurm r1x2 --partition gpu --time 7-0 --submit",
+        notes="local and docker run at once; mpirun, slurm and kubernetes print, unless --submit is given.\n"
         "exit codes: 0 done, or stopped in order; 1 it failed or was refused; 2 the command line, or a port is taken;\n"
-        "4 not ready in time; in the foreground the server's own, 128 + N for signal N. docs/launch.md has more."
+        "4 not ready in time; in the foreground the server's own, 128 + N for signal N. docs/launch.md has more.",
     )
-    forms = verb.add_forms("FORM", _form_first)
     _add_local(forms)
     _add_docker(forms)
     _add_mpirun(forms)

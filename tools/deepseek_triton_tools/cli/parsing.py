@@ -29,13 +29,17 @@ class VerbParser(argparse.ArgumentParser):
     def runs(self, handler: Handler, *examples: str, notes: str = "") -> None:
         """Set what runs the verb, and the end of its help."""
         self.set_defaults(handler=handler, parser=self)
-        self.epilog = "\n  ".join(["examples:", *examples]) + (f"\n\n{notes}" if notes else "")
+        self._end_help(examples, notes)
 
-    def add_forms(self, metavar: str, form_first: Callable[[list[str]], str] | None = None) -> Verbs:
-        self.form_first = form_first
+    def add_forms(self, metavar: str, *examples: str, notes: str) -> Verbs:
+        """Let the verb have forms, and set the end of its help."""
+        self._end_help(examples, notes)
         return self.add_subparsers(
             title="forms", required=True, metavar=metavar, prog=self.prog, parser_class=VerbParser
         )
+
+    def _end_help(self, examples: Sequence[str], notes: str) -> None:
+        self.epilog = "\n  ".join(["examples:", *examples]) + (f"\n\n{notes}" if notes else "")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

@@ -44,13 +44,12 @@ the deadline."""
 
 
 def add_options(verb: VerbParser) -> None:
-    verb.epilog = (
-        "examples:\n"
-        "  deepseek-triton probe ready http://localhost:8000\n"
-        "  until deepseek-triton probe ready http://node1:8000; do sleep 10; done\n\n"
-        f"{_EXIT_CODES}"
+    questions = verb.add_forms(
+        "QUESTION",
+        "deepseek-triton probe ready http://localhost:8000",
+        "until deepseek-triton probe ready http://node1:8000; do sleep 10; done",
+        notes=_EXIT_CODES,
     )
-    questions = verb.add_forms("QUESTION")
     for name, (summary, _) in _QUESTIONS.items():
         question = add_verb(questions, name, summary)
         question.runs(

@@ -27,13 +27,13 @@ or can't be held; 2 the command line; 3 only a part fits or stayed; 4 the storag
 
 
 def add_options(verb: VerbParser) -> None:
-    verb.epilog = (
-        "examples:\n"
-        "  deepseek-triton warm files r1 --then r1/start.sh\n"
-        "  deepseek-triton warm server http://localhost:8000 r1\n\n"
-        "docs/warm.md has more."
+    verb.form_first = _form_first
+    forms = verb.add_forms(
+        "FORM",
+        "deepseek-triton warm files r1 --then r1/start.sh",
+        "deepseek-triton warm server http://localhost:8000 r1",
+        notes="docs/warm.md has more.",
     )
-    forms = verb.add_forms("FORM", _form_first)
     _add_files(forms)
     _add_report(forms)
     _add_evict(forms)
