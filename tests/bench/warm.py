@@ -127,7 +127,7 @@ def _measure(files: Sequence[Path], folder: Path, rounds: int, jobs: int) -> lis
 def _contenders(files: Sequence[Path], folder: Path, jobs: int) -> dict[str, list[str]]:
     """Name -> command."""
     names = [str(path) for path in files]
-    ours = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "warm", str(folder)]
+    ours = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "warm", "files", str(folder)]
     parallel = f'printf "%s\\0" "$@" | xargs -0 -P {jobs} -n 1 cat > /dev/null'
     commands = {
         "ours": [*ours, "--jobs", str(jobs)],

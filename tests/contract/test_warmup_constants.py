@@ -1,4 +1,4 @@
-"""The backend's own warm-up and `warm --server` send the same tokens and have the same measure of steady."""
+"""The backend's own warm-up and `warm server` send the same tokens and have the same measure of steady."""
 
 from deepseek_backend import engine_warmup
 from deepseek_triton_tools.warming.server import rounds

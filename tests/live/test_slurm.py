@@ -28,11 +28,11 @@ def slurm(hosts: tuple[Host, Host], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def submit(slurm: Slurm, launched: Launched, tmp_path: Path) -> Iterator[Submit]:
-    """`launch --with slurm --no-container --submit`, with further options; the job's number. Variables as keywords."""
+    """`launch slurm --no-container --submit`, with further options; the job's number. Variables as keywords."""
     jobs = []
 
     def submit_it(*options: str, **variables: str) -> str:
-        where = ("--with", "slurm", "--no-container", "--log", str(tmp_path / "log"))
+        where = ("slurm", "--no-container", "--log", str(tmp_path / "log"))
         job = slurm(*launched.launch(*where, *options, "--submit"), env={**launched.environment, **variables}).strip()
         jobs.append(job)
         return job

@@ -28,8 +28,8 @@ Start = Callable[..., Running]
 
 @pytest.fixture
 def start(hosts: tuple[Host, Host], launched: Launched, tmp_path: Path) -> Iterator[Start]:
-    """`launch --with mpirun --submit` on the first host, with further options; variables as keywords."""
-    over = ["--with", "mpirun", "--hosts", "node1,node2", "--ssh-port", str(SSH_PORT), "--interface", INTERFACE]
+    """`launch mpirun --submit` on the first host, with further options; variables as keywords."""
+    over = ["mpirun", "--hosts", "node1,node2", "--ssh-port", str(SSH_PORT), "--interface", INTERFACE]
     with ExitStack() as stack:
 
         def start_it(*options: str, **variables: str) -> Running:
@@ -108,7 +108,7 @@ def test_a_supervisor_that_is_killed_takes_the_ranks_of_both_hosts_along(start, 
 
 def test_ssh_setup_brings_an_mpi_hello_from_every_rank(hosts, launchers, launched, tmp_path, assert_nothing_is_left):
     """From two hosts that know each other by ssh's own port, without a container."""
-    options = ("--with", "mpirun", "--hosts", "node1,node2", "--interface", INTERFACE, "--ssh-setup")
+    options = ("ssh-setup", "--hosts", "node1,node2", "--interface", INTERFACE)
     environment = {**launched.environment, "PYTHONPATH": str(launchers)}
     script = hosts[0].run(*launched.launch(*options), env=environment)
     assert script.returncode == 0, script.stderr

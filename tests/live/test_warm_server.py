@@ -1,4 +1,4 @@
-"""`deepseek-triton warm --server` on real servers, whose times are their own: what is sent, taken and left out."""
+"""`deepseek-triton warm server` on real servers, whose times are their own: what is sent, taken and left out."""
 
 from __future__ import annotations
 

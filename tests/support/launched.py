@@ -30,9 +30,9 @@ class Launched:
     repository: Path
     environment: Mapping[str, str]
 
-    def launch(self, *options: str) -> list[str]:
-        """Return the command line of `deepseek-triton launch` for the repository."""
-        return [*_COMMAND_LINE, "launch", str(self.repository), "--exit-timeout", "5", *options]
+    def launch(self, form: str, *options: str) -> list[str]:
+        """Return the command line of `deepseek-triton launch FORM` for the repository."""
+        return [*_COMMAND_LINE, "launch", form, str(self.repository), "--exit-timeout", "5", *options]
 
     def generate(self, host: Host) -> str:
         """Ask the server on `host` with our client on the same host, and return the answer."""

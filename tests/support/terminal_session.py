@@ -23,7 +23,7 @@ os.execv(sys.executable, [sys.executable, "-m", "deepseek_triton_tools.cli.main"
 
 
 class Terminal:
-    """`deepseek-triton *argv` at a terminal; `seen` is all that it has shown."""
+    """`deepseek-triton *argv` at a terminal; `seen` is everything that it has shown."""
 
     def __init__(self, *argv: str, **environment: str) -> None:
         self._keyboard, terminal = pty.openpty()
@@ -43,7 +43,7 @@ class Terminal:
         os.write(self._keyboard, text.encode())
 
     def read_until(self, text: str, patience_s: float = _PATIENCE_S) -> str:
-        """What it shows up to `text`, from where the last call ended. Fails when it never comes."""
+        """Return what it shows up to `text`, from where the last call ended. Fails when `text` never comes."""
         deadline = time.monotonic() + patience_s
         while (found := self.seen.find(text, self._read_to)) < 0:
             if time.monotonic() > deadline or not self._read():
@@ -53,7 +53,7 @@ class Terminal:
         return shown
 
     def press(self, key: str, until: str) -> str:
-        """`key`, and again where nothing happens: Python's readline misses a signal between two of its waits."""
+        """Press `key` until it shows `until`: Python's readline misses a signal between two of its waits."""
         deadline = time.monotonic() + _PATIENCE_S
         while time.monotonic() < deadline:
             self.type(key)

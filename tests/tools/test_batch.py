@@ -1,4 +1,4 @@
-"""`deepseek-triton generate --input`: order, what is on disk when it ends early, going on, and what is refused."""
+"""`deepseek-triton generate --input`: the order of answers, an early end, --resume, and refused input."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(model_server, capsys, folder):
-    """`generate --input in.jsonl --output out.jsonl *argv` on these lines -> exit code, stdout, stderr."""
+    """Run `generate --input in.jsonl --output out.jsonl *argv` on these lines; returns exit code, stdout, stderr."""
 
     def generate(lines, *argv):
         if lines is not None:
@@ -49,7 +49,7 @@ def texts(name="out.jsonl"):
 
 
 def failing(*prompts, code="E_INTERNAL"):
-    """Answers all but these."""
+    """Answer every prompt but these."""
 
     def answer(body):
         if body["text_input"] in prompts:
@@ -147,7 +147,7 @@ def test_a_failed_row_is_a_row_and_the_others_go_on(run, model_server):
     assert texts() == ["A", "E_INTERNAL", "C"]
 
 
-def test_so_many_failures_end_it(run, model_server):
+def test_max_failures_ends_the_batch(run, model_server):
     model_server.answer = failing("b", "c")
     code, _, err = run([f'"{prompt}"' for prompt in "abcdef"], "--max-failures", "2", "--concurrency", "1")
 
@@ -180,7 +180,7 @@ def test_a_token_that_is_refused_fails_the_whole_too(run, model_server, folder):
 
 
 @pytest.mark.parametrize("option", ["--overwrite", "--resume"])
-def test_earlier_answers_stay_until_there_are_others(run, model_server, folder, option):
+def test_earlier_answers_stay_until_new_ones_are_written(run, model_server, folder, option):
     model_server.answer = failing("b")
     run(['"a"', '"b"'])
     before = (folder / "out.jsonl").read_bytes()
@@ -193,7 +193,7 @@ def test_earlier_answers_stay_until_there_are_others(run, model_server, folder, 
     assert texts() == ["A", "B"]
 
 
-def test_no_rows_are_no_answers(run, folder):
+def test_an_empty_input_gives_an_empty_output(run, folder):
     (folder / "out.jsonl").write_text("something else")
 
     assert run([], "--overwrite")[:2] == (0, "")
@@ -203,7 +203,7 @@ def test_no_rows_are_no_answers(run, folder):
 # --- files ---
 
 
-def test_standard_input_and_output_will_do(model_server):
+def test_standard_input_and_output_can_be_used(model_server):
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "generate", "--url", model_server.url]
     command += ["--input", "-", "--output", "-"]
     done = subprocess.run(command, input='"grüß"\n"b"'.encode(), stdout=subprocess.PIPE, check=True)
@@ -221,14 +221,14 @@ def test_a_reader_that_leaves_ends_it(model_server, folder):
     assert len(model_server.bodies) < 2000
 
 
-def test_a_named_pipe_is_an_input(run, folder, model_server):
+def test_a_named_pipe_can_be_the_input(run, folder, model_server):
     os.mkfifo("in.jsonl")
     with subprocess.Popen(["sh", "-c", """printf '"a"\\n"b"\\n' > in.jsonl"""]):
         assert run(None)[0] == 0
     assert texts() == ["A", "B"]
 
 
-def test_an_output_that_is_there_is_kept_unless_said_otherwise(run, model_server):
+def test_an_existing_output_is_kept_unless_overwrite_is_given(run, model_server):
     run(['"a"'])
     code, _, err = run(['"b"'])
 
@@ -239,12 +239,17 @@ def test_an_output_that_is_there_is_kept_unless_said_otherwise(run, model_server
     assert texts() == ["B"]
 
 
+def test_an_output_is_resumed_or_overwritten(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", "--input", "in.jsonl", "--output", "x", "--resume", "--overwrite"])
+    assert "--overwrite: not allowed with argument --resume" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
         (["--input", "in.jsonl"], "--input needs --output"),
         (["--input", "in.jsonl", "--output", "in.jsonl", "--overwrite"], "are the same file"),
-        (["--input", "in.jsonl", "--output", "x", "--resume", "--overwrite"], "not both"),
         (["--input", "in.jsonl", "--output", "-", "--resume"], "--resume needs an --output that can be read again"),
         (["--input", "nowhere", "--output", "x"], "nowhere can't be read: No such file"),
         (["--input", "in.jsonl", "--output", "no/where"], "no/where can't be written: No such file"),
@@ -349,7 +354,7 @@ def start(model_server, *argv):
     return [*command, "--input", "in.jsonl", "--output", "out.jsonl", *argv]
 
 
-def test_what_is_done_is_on_disk_when_it_is_killed(model_server, folder, run):
+def test_answers_are_on_disk_when_the_process_is_killed(model_server, folder, run):
     write(LINES)
     model_server.answer = stopping_at("d")
     with subprocess.Popen(start(model_server, "--concurrency", "1"), stderr=subprocess.PIPE) as process:
@@ -393,7 +398,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(model_server, folder):
 # --- progress ---
 
 
-def test_a_terminal_sees_how_far_it_is(model_server, folder):
+def test_a_terminal_shows_the_progress(model_server, folder):
     write(LINES)
     with Terminal("generate", "--url", model_server.url, "--input", "in.jsonl", "--output", "out.jsonl") as terminal:
         terminal.read_until("0/6 done, 0 failed, 0 tokens/s")
@@ -403,7 +408,7 @@ def test_a_terminal_sees_how_far_it_is(model_server, folder):
     assert "\r\x1b[K6 of 6 rows done; 12 tokens in " in terminal.seen
 
 
-def test_elsewhere_a_line_now_and_then_says_it(run, monkeypatch):
+def test_without_a_terminal_the_progress_is_a_line_now_and_then(run, monkeypatch):
     monkeypatch.setattr(batch_progress, "_PLAIN_S", 0.0)
     lines = run(LINES)[2].splitlines()
 

@@ -17,7 +17,7 @@ PROMPT = "> "
 
 @pytest.fixture
 def chat(model_server, tmp_path):
-    """At a terminal, where the first prompt has come."""
+    """A chat at a terminal that has shown its first prompt."""
     opened = []
 
     def start(*argv):
@@ -32,7 +32,7 @@ def chat(model_server, tmp_path):
 
 @pytest.fixture
 def pipe(model_server):
-    """The same in a pipe: lines -> exit code, stdout, stderr."""
+    """Chat in a pipe with these lines; returns exit code, stdout, stderr."""
 
     def run(*lines, argv=()):
         command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "chat", "--url", model_server.url, *argv]
@@ -44,7 +44,7 @@ def pipe(model_server):
 
 
 def say(terminal, text):
-    """What is shown between the line and the next prompt."""
+    """Type a line, and return what is shown until the next prompt."""
     terminal.type(f"{text}\r")
     terminal.read_until("\n")
     return terminal.read_until(f"\n\x1b[?2004h{PROMPT}")
@@ -71,7 +71,7 @@ def test_a_conversation_goes_on_with_what_was_said(chat, model_server):
     assert model_server.bodies[1]["sampling_param_temperature"] == 0.5
 
 
-def test_thinking_is_dimmed_and_not_sent_back(chat, model_server):
+def test_reasoning_is_dimmed_and_not_sent_back(chat, model_server):
     terminal = chat()
     model_server.answer = lambda _: iter([
         {"text_output": "", "reasoning_output": "hm \x1b[2J"},
@@ -328,7 +328,7 @@ def test_a_failed_turn_is_said_at_the_end_by_the_code(pipe, model_server):
     assert conversation_of(model_server.bodies[1]) == [("user", "two")]
 
 
-def test_a_retry_that_fails_keeps_the_answer_there_is(pipe, model_server):
+def test_a_retry_that_fails_keeps_the_old_answer(pipe, model_server):
     def second_fails(body):
         if len(model_server.bodies) == 2:
             raise ServerError("no")

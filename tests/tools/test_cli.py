@@ -11,14 +11,24 @@ from deepseek_triton_build.data.catalog import PRECISIONS, gpus, variants
 from deepseek_triton_build.data.catalog.profiles import profiles
 from deepseek_triton_build.data.releases import RELEASES, load_release
 from deepseek_triton_build.render.formats import FORMATS
-from deepseek_triton_tools.cli.main import _parser, main
-from deepseek_triton_tools.cli.plan_options import plan_request
+from deepseek_triton_tools.cli.main import VERBS, main, program_parser
+from deepseek_triton_tools.cli.parsing import forms_of
+from deepseek_triton_tools.cli.plan_request import plan_request
+from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
+
+PARSER = program_parser(VERBS)
 
 
 def run(*argv):
     return subprocess.run(
         [sys.executable, "-m", "deepseek_triton_tools.cli.main", *argv], capture_output=True, text=True
     )
+
+
+def test_nothing_below_the_command_line_imports_it():
+    tools = Path(main.__code__.co_filename).parents[1]
+    below = [path for path in tools.rglob("*.py") if path.parent.name != "cli"]
+    assert [path.name for path in below if "deepseek_triton_tools.cli" in path.read_text()] == []
 
 
 def test_help_names_every_verb_and_imports_nothing_heavy():
@@ -29,7 +39,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy():
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
-    for verb in ("demo", "variants", "plan", "build", "check", "warm", "serve", "generate", "chat"):
+    for verb in VERBS:
         assert verb in printed
     assert printed.splitlines()[-1] == "[]"
 
@@ -96,18 +106,18 @@ LONG = "x" * 5000
         (["check", ""], "expected a value, got nothing"),
         (["serve", " "], "expected a value, got nothing"),
         (["build", "deepseek-r1", "--output", ""], "expected a value, got nothing"),
-        (["warm", "x", "--ready-file", ""], "expected a value, got nothing"),
+        (["warm", "files", "x", "--ready-file", ""], "expected a value, got nothing"),
         (["check", "r1", "--model", f"/{LONG}"], "a name of more than 255 bytes"),
         (["serve", LONG], "a name of more than 255 bytes"),
         (["probe", "ready", "https://localhost:1", "--ca", LONG], "a name of more than 255 bytes"),
-        (["launch", "r1", "--with", "docker", "--shm-size", "9" * 400], "expected a size such as"),
+        (["launch", "docker", "r1", "--shm-size", "9" * 400], "expected a size such as"),
         (["serve", "r1", "--exit-timeout", "\u00b2"], "expected a whole number of seconds"),
         (["serve", "r1", "--http-port", "9" * 5000], "expected a number from 1 to 65535 or auto"),
         (["plan", "deepseek-r1", "--isl", "9" * 5000], "expected a whole number from 1"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
 )
-def test_a_value_that_can_be_none_is_refused(argv, expected, capsys):
+def test_a_value_of_the_wrong_form_is_refused(argv, expected, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(argv)
 
@@ -127,23 +137,42 @@ def test_help_lists_the_names_there_are(verb, capsys):
         assert name in names
 
 
-@pytest.mark.parametrize("verb", ["demo", "variants", "plan", "build", "check", "serve", "launch", "generate", "chat"])
+EVERY_VERB = [
+    (verb, *form) for verb, parser in forms_of(PARSER).items() for form in [(), *((f,) for f in forms_of(parser))]
+]
+
+
+@pytest.mark.parametrize("verb", EVERY_VERB, ids=" ".join)
 def test_every_verb_has_examples_that_parse(verb, capsys):
     with pytest.raises(SystemExit):
-        main([verb, "--help"])
+        main([*verb, "--help"])
     examples = capsys.readouterr().out.partition("examples:\n")[2].partition("\n\n")[0].splitlines()
 
-    assert examples
+    assert len(examples) == 2
     for example in examples:
-        program, *argv = shlex.split(example)
-        assert program == "deepseek-triton"
-        _, unknown = _parser().parse_known_args(argv[: argv.index(">")] if ">" in argv else argv)
+        argv = shlex.split(example.partition("deepseek-triton ")[2].partition(";")[0])
+        assert tuple(argv[: len(verb)]) == verb
+        _, unknown = PARSER.parse_known_args(argv[: argv.index(">")] if ">" in argv else argv)
         assert unknown == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_imports_only_the_verb_and_nothing_that_an_extra_brings(verb):
+    program = (
+        "import sys\nfrom deepseek_triton_tools.cli.main import VERBS, main\n"
+        f"try:\n    main(['{verb}', '-h'])\nexcept SystemExit:\n"
+        "    heavy = {'asyncio', 'rich', 'yaml', 'shtab', 'deepseek_triton_build', 'numpy'} & set(sys.modules)\n"
+        "    verbs = {name for name in VERBS if f'deepseek_triton_tools.cli.{name}' in sys.modules}\n"
+        "    print(sorted(heavy | verbs))"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    names = ["deepseek_triton_build", "yaml"] if verb in ("plan", "build") else []  # the names of the catalogue
+    assert printed.splitlines()[-1] == str(sorted([verb, *names]))
 
 
 @pytest.mark.parametrize("before", [["."], [".", "--http-port", "9"], ["--verbose", "."]])
 def test_what_follows_two_dashes_is_the_servers(before):
-    args, unknown = _parser().parse_known_args(["serve", *before, "--", "--log-verbose", "1", "--", "--http-port"])
+    args, unknown = PARSER.parse_known_args(["serve", *before, "--", "--log-verbose", "1", "--", "--http-port"])
 
     assert (args.repository, args.server_args) == (Path("."), ["--log-verbose", "1", "--", "--http-port"])
     assert unknown == []
@@ -158,6 +187,36 @@ def test_a_second_folder_is_not_the_servers(capsys):
 
 def test_the_module_runs_as_a_program():
     assert run("--version").stdout.startswith("deepseek-triton ")
+
+
+COMPLETE = """\
+COMP_WORDS=(deepseek-triton "$@"); COMP_CWORD=$#; COMPREPLY=()
+_shtab_deepseek_triton
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ([""], set(VERBS)),
+        (["la"], {"launch"}),
+        (["launch", ""], {*LAUNCH_FORMS, "ssh-setup", "recipe", "stop", "list"}),
+        (["warm", "form", "s"], {"systemd", "slurm-prolog"}),
+        (["launch", "slurm", "--part"], {"--partition"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bash_completes_verbs_forms_and_options(typed, offered):
+    script = run("completion", "bash").stdout + COMPLETE
+    done = subprocess.run(["bash", "-s", *typed], input=script, capture_output=True, text=True, check=True)
+
+    assert set(done.stdout.split()) == offered
+
+
+@pytest.mark.parametrize(("shell", "first"), [("zsh", "#compdef deepseek-triton"), ("tcsh", "# AUTOMATICALLY")])
+def test_the_other_shells_have_a_script_too(shell, first):
+    assert run("completion", shell).stdout.startswith(first)
 
 
 def commands_in(page):
@@ -175,7 +234,7 @@ def test_every_command_in_the_docs_is_one(page):
 
     assert len(commands) > 4
     for argv in commands:
-        args, unknown = _parser().parse_known_args(argv)
+        args, unknown = PARSER.parse_known_args(argv)
         assert unknown == [], argv
         if argv[0] in ("plan", "build") and args.variant != "tiny":
             assert make_plan(plan_request(args)).release is not None

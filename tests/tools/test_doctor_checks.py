@@ -170,10 +170,10 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("numpy", having(numpy=None), NOTHING, "error", "pip install"),
     ("numpy", machine(programs={}, python=replace(PYTHON, packages={})), NOTHING, "note", "not installed"),
     ("tools", having(), NOTHING, "skipped", "not installed for this Python"),
-    ("tools", having(deepseek__triton="0.1.0", rich="15"), NOTHING, "note", "httpx, pyyaml missing"),
+    ("tools", having(deepseek__triton="0.1.0", rich="15"), NOTHING, "note", "pyyaml missing"),
     (
         "tools",
-        having(deepseek__triton="0.1.0", rich="15", httpx="1", pyyaml="6"),
+        having(deepseek__triton="0.1.0", rich="15", pyyaml="6"),
         NOTHING,
         "ok",
         "installed",

@@ -269,7 +269,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("argv", "said"), REFUSED, ids=[shlex.join(argv) for argv, _ in REFUSED])
-def test_refused(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_refused(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code = main(["doctor", *argv])
     except SystemExit as ended:
@@ -282,7 +282,7 @@ def test_refused(argv: list[str], said: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_the_ports_are_start_sh_s(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the finding says to set is what it looks at then."""
+    """Doctor looks at the port of the variable that its finding says to set."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = listener.getsockname()[1]
         monkeypatch.setenv("HTTP_PORT", str(taken))

@@ -18,7 +18,7 @@ from support.terminal_session import CTRL_C, Terminal
 
 @pytest.fixture
 def run(model_server, capsys):
-    """`generate *argv` -> exit code, stdout, stderr."""
+    """Run `generate *argv`; returns exit code, stdout, stderr."""
 
     def generate(*argv):
         code = main(["generate", "--url", model_server.url, *argv])
@@ -123,7 +123,7 @@ def test_a_conversation_keeps_its_own_system_message(run, model_server, tmp_path
         ('[{"role": 1}]', "messages[0]: expected"),
     ],
 )
-def test_a_conversation_that_is_none_is_refused(run, model_server, tmp_path, content, expected):
+def test_a_file_without_a_conversation_is_refused(run, model_server, tmp_path, content, expected):
     (tmp_path / "messages.json").write_text(content)
 
     code, _, err = run("--messages", str(tmp_path / "messages.json"))
@@ -135,7 +135,7 @@ def test_a_conversation_that_is_none_is_refused(run, model_server, tmp_path, con
 # --- the server ---
 
 
-def test_a_server_that_is_not_there_is_passed_over(model_server):
+def test_the_next_url_is_used_when_a_server_is_gone(model_server):
     assert main(["generate", "hi", "--url", "http://127.0.0.1:9", "--url", model_server.url]) == 0
     assert len(model_server.bodies) == 1
 
@@ -151,7 +151,7 @@ def test_the_token_comes_from_the_environment_or_a_file(run, model_server, monke
 
 
 @pytest.mark.parametrize(("retries", "asked"), [("0", 1), ("1", 2)])
-def test_a_refusal_is_tried_again_so_often(run, model_server, retries, asked):
+def test_a_refusal_is_retried_as_often_as_asked(run, model_server, retries, asked):
     def full(_):
         raise Overloaded("4 requests wait already")
         yield
@@ -199,14 +199,14 @@ def think(_):
     yield {"text_output": "yes\t\x1b[2J\nok", "reasoning_output": "", **END, "num_output_tokens": 3}
 
 
-def test_in_a_pipe_thinking_and_text_are_plain_and_apart(run, model_server):
+def test_in_a_pipe_reasoning_and_text_are_plain_and_apart(run, model_server):
     model_server.answer = think
 
     assert run("--chat", "hi")[1] == "hm \x1b[31m\n\nyes\t\x1b[2J\nok\n"
     assert run("--chat", "hi", "--hide-reasoning")[1] == "yes\t\x1b[2J\nok\n"
 
 
-def test_a_terminal_shows_thinking_dimmed_and_obeys_nothing_of_the_model(model_server):
+def test_a_terminal_shows_reasoning_dimmed_and_no_control_characters(model_server):
     model_server.answer = think
     with Terminal("generate", "--chat", "hi", "--url", model_server.url) as terminal:
         assert terminal.exit_code() == 0

@@ -8,7 +8,7 @@ import pytest
 
 from deepseek_backend import contract
 from deepseek_triton_client import SamplingParams
-from deepseek_triton_tools.cli.main import _parser, main
+from deepseek_triton_tools.cli.main import main, program_parser
 from deepseek_triton_tools.cli.sampling_options import assigned, sampling_fields
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -18,7 +18,7 @@ UNLIMITED = {contract.INT32_MAX, -contract.INT32_MAX}
 
 
 def example(name):
-    """What is typed for a field, and what is sent then."""
+    """A value as it is typed for a field, and as it is sent."""
     metadata = FIELDS[name]
     option = f"--{name.replace('_', '-')}"
     if metadata["many"]:
@@ -44,14 +44,16 @@ def test_every_field_is_an_option(name, model_server):
 
 @pytest.mark.parametrize("name", [name for name, metadata in FIELDS.items() if metadata["datatype"] == "BOOL"])
 def test_a_flag_can_be_denied(name):
-    args = _parser().parse_args(["generate", "hi", f"--no-{name.replace('_', '-')}"])
+    args = program_parser(["generate", "chat"]).parse_args(["generate", "hi", f"--no-{name.replace('_', '-')}"])
 
     assert sampling_fields(args) == {name: False}
 
 
 def test_what_is_not_given_is_not_sent():
-    assert sampling_fields(_parser().parse_args(["generate", "hi"])) == {}
-    assert sampling_fields(_parser().parse_args(["chat", "--temperature", "0"])) == {"temperature": 0.0}
+    assert sampling_fields(program_parser(["generate", "chat"]).parse_args(["generate", "hi"])) == {}
+    assert sampling_fields(program_parser(["generate", "chat"]).parse_args(["chat", "--temperature", "0"])) == {
+        "temperature": 0.0
+    }
 
 
 @pytest.mark.parametrize("verb", ["generate", "chat"])
@@ -61,7 +63,7 @@ def test_help_has_each_option_with_its_range(verb, capsys):
     printed = capsys.readouterr().out
 
     for name in FIELDS:
-        (text,) = re.findall(rf"\n  --{name.replace('_', '-')}[ ,]((?:.|\n(?!  -))*)", printed)
+        (text,) = re.findall(rf"\n  --(?:\[no-\])?{name.replace('_', '-')}[ \n]((?:.|\n(?!  -))*)", printed)
         text = " ".join(text.split())
         limits = RANGES.get(name)
         for limit in (limits.low, limits.high) if limits else ():
@@ -90,19 +92,21 @@ def test_a_field_can_be_assigned(typed, expected):
 
 
 @pytest.mark.parametrize("typed", ["temperature", "temperature=warm", "stop=[a"])
-def test_an_assignment_that_is_none_is_refused(typed):
+def test_a_wrong_assignment_is_refused(typed):
     with pytest.raises(ToolError, match="expected"):
         assigned(typed)
 
 
 def test_the_limits_are_given_in_seconds(model_server, monkeypatch):
-    """All four, as the client is made with them."""
+    """All four limits reach the client."""
     from deepseek_triton_tools.cli import client_options
 
     made = []
     monkeypatch.setattr("deepseek_triton_client.Client", lambda url, **settings: made.append((url, settings)))
     argv = ["--timeout", "4", "--first-token-timeout", "3", "--token-timeout", "2", "--connect-timeout", "1"]
-    args = _parser().parse_args(["chat", *argv, "--retries", "5", "--model", "m", "--model-version", "2"])
+    args = program_parser(["generate", "chat"]).parse_args(
+        ["chat", *argv, "--retries", "5", "--model", "m", "--model-version", "2"]
+    )
     client_options.client_of(args)
 
     ((url, settings),) = made

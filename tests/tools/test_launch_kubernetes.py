@@ -918,7 +918,7 @@ def test_mpirun_of_the_leader_reaches_a_worker_and_finds_its_environment(pod, no
 
 def test_the_command_prints_it(folders, capsys):
     capsys.readouterr()
-    assert main(["launch", str(folders / "two"), "--with", "kubernetes", "--name", "r1", "--rate", "2GB"]) == 0
+    assert main(["launch", "kubernetes", str(folders / "two"), "--name", "r1", "--rate", "2GB"]) == 0
     documents = load(capsys.readouterr().out)
 
     validate(documents)
@@ -931,7 +931,7 @@ def test_the_command_does_not_submit_what_has_no_ssh_server(folders, capsys, tmp
     kubectl.write_text(f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path}/said; cat > {tmp_path}/given\n')
     kubectl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    command = ["launch", str(folders / "two"), "--with", "kubernetes", "--submit"]
+    command = ["launch", "kubernetes", str(folders / "two"), "--submit"]
     capsys.readouterr()
 
     assert main(command) == 1

@@ -35,9 +35,9 @@ def programs(tmp_path, monkeypatch):
 
 @pytest.fixture
 def printed(repository, capsys):
-    def run(*argv, code=0):
+    def run(*argv, form="mpirun", code=0):
         capsys.readouterr()
-        assert main(["launch", str(repository), "--with", "mpirun", *argv]) == code
+        assert main(["launch", form, str(repository), *argv]) == code
         return capsys.readouterr()
 
     return run
@@ -51,7 +51,7 @@ def test_what_is_printed_is_what_is_run(printed, programs, repository, monkeypat
     ports = port_options(free_ports(3))
     options = ["--hosts", "localhost,node2", "--ssh-port", "2233", "--ssh-args", "-i /k", "--interface", "lo", *ports]
     text = printed(*options).out
-    command = become_by(monkeypatch, "launch", str(repository), "--with", "mpirun", *options, "--submit")
+    command = become_by(monkeypatch, "launch", "mpirun", str(repository), *options, "--submit")
     done = subprocess.run(command, capture_output=True)
 
     assert command == ["bash", "-c", text, "launch"]
@@ -134,7 +134,7 @@ def test_without_the_engine_here_the_containers_of_ssh_setup_are_named(printed, 
     hosts = ["--hosts", "localhost,b"]
     assert "trtllm-llmapi-launch, tritonserver; run it in nvcr.io/" in printed(*hosts).err
     assert "on the first node (launch ssh-setup starts that container on each node)" in printed(*hosts).err
-    assert printed(*hosts, "--ssh-setup").err == ""
+    assert printed(*hosts, form="ssh-setup").err == ""
 
 
 def test_variables_that_do_not_reach_the_other_nodes_are_named(printed, programs):
@@ -142,7 +142,7 @@ def test_variables_that_do_not_reach_the_other_nodes_are_named(printed, programs
     assert err.startswith("note: --env MINE: start.sh hands only NCCL_*")
 
 
-# --ssh-setup
+# launch ssh-setup
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def setup(printed, tmp_path, programs):
     """Runs single steps of the script, without a container."""
     script = tmp_path / "setup.sh"
     [port] = free_ports(1)
-    script.write_text(printed("--hosts", "localhost,127.0.0.1", "--ssh-port", str(port), "--ssh-setup").out)
+    script.write_text(printed("--hosts", "localhost,127.0.0.1", "--ssh-port", str(port), form="ssh-setup").out)
     environment = {**os.environ, "KEYS": str(tmp_path / "keys"), "CONTAINER": ""}
 
     def run(*step, code=0, **more):
@@ -246,7 +246,7 @@ def end_sshd(port):
 
 def test_the_containers_are_those_of_docker(printed, tmp_path, programs):
     script = tmp_path / "setup.sh"
-    script.write_text(printed("--hosts", "localhost,b", "--ssh-setup", "--gpus", "8", "--name", "r1").out)
+    script.write_text(printed("--hosts", "localhost,b", "--gpus", "8", "--name", "r1", form="ssh-setup").out)
     docker = recording(tmp_path / "bin", "docker", after="sys.exit('inspect' in sys.argv)")
     environment = {**os.environ, "KEYS": "/keys", "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
 
@@ -267,8 +267,8 @@ def test_what_the_containers_mount_is_made(tmp_path, programs, monkeypatch, caps
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert main(["build", "deepseek-r1", "--gpu", "gb200", "--gpus", "8", "--output", str(tmp_path / "r1")]) == 0
     capsys.readouterr()
-    argv = ["--hosts", "localhost,b", "--ssh-setup", "--ready-file", str(tmp_path / "run/ready")]
-    assert main(["launch", str(tmp_path / "r1"), "--with", "mpirun", *argv]) == 0
+    argv = ["--hosts", "localhost,b", "--ready-file", str(tmp_path / "run/ready")]
+    assert main(["launch", "ssh-setup", str(tmp_path / "r1"), *argv]) == 0
     docker = recording(tmp_path / "bin", "docker", after="sys.exit('inspect' in sys.argv)")
     environment = {**os.environ, "KEYS": "/keys"}
     subprocess.run(["bash", "-c", capsys.readouterr().out, "setup", "container"], env=environment, check=True)
@@ -281,7 +281,7 @@ def test_what_the_containers_mount_is_made(tmp_path, programs, monkeypatch, caps
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
 def test_mpirun_itself_takes_the_line(printed, tmp_path, monkeypatch):
     """The whole line runs, except that each rank is only an echo. The two hosts are two names of this machine."""
-    text = printed("--hosts", "localhost,127.0.0.1", "--ssh-setup", "--interface", "lo").out
+    text = printed("--hosts", "localhost,127.0.0.1", "--interface", "lo", form="ssh-setup").out
     [line] = [line for line in text.splitlines() if line.startswith("  inside env ")]
     command = line.removeprefix("  inside ").partition(" python3 -c ")[0] + " echo rank"
     done = subprocess.run(["bash", "-c", f"ssh_args=-x; {command}"], capture_output=True, text=True)

@@ -32,7 +32,7 @@ def built(tmp_path_factory):
 def script(built, capsys):
     def render(name, *options):
         capsys.readouterr()
-        assert main(["launch", str(built / name), "--with", "slurm", *options]) == 0
+        assert main(["launch", "slurm", str(built / name), *options]) == 0
         text = capsys.readouterr().out
         assert "@@" not in text
         assert max(len(line) for line in text.splitlines() if line.startswith("# ")) <= 120
@@ -209,7 +209,7 @@ def test_how_to_stop_it_is_said(script):
 )
 def test_invalid_options_are_refused(built, capsys, name, options, expected):
     capsys.readouterr()
-    assert main(["launch", str(built / name), "--with", "slurm", *options]) == 2
+    assert main(["launch", "slurm", str(built / name), *options]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert expected in line
 
@@ -233,7 +233,7 @@ def test_submit_hands_the_script_to_sbatch(script, built, tmp_path, monkeypatch)
     sbatch = recording(tmp_path / "bin", "sbatch", reads=True, after="print(4711)")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     text = script("r1x2", "--time", "1-0")
-    verb = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "launch", str(built / "r1x2"), "--with", "slurm"]
+    verb = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "launch", "slurm", str(built / "r1x2")]
     done = subprocess.run([*verb, "--time", "1-0", "--submit"], stdout=subprocess.PIPE, text=True)
 
     [call] = sbatch.calls
@@ -244,4 +244,4 @@ def test_submit_hands_the_script_to_sbatch(script, built, tmp_path, monkeypatch)
 def test_sbatchs_refusal_is_passed_on(built, tmp_path, monkeypatch):
     recording(tmp_path / "bin", "sbatch", reads=True, after="sys.exit(1)")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    assert main(["launch", str(built / "r1"), "--with", "slurm", "--submit"]) == 1
+    assert main(["launch", "slurm", str(built / "r1"), "--submit"]) == 1

@@ -1,4 +1,4 @@
-"""Real processes with real pipes: what becomes of the work when nobody reads what is said of it."""
+"""Real processes with real pipes: the work is done even if the output can't be written."""
 
 import json
 import os
@@ -13,14 +13,14 @@ BUFFERING = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "u
 
 
 def run(argv, stdout, *, unbuffered="", **options):
-    """The command line with `stdout` as its standard output."""
+    """Run the command line with `stdout` as its standard output."""
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", *argv]
     return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, **options)
 
 
 def run_unread(argv, **options):
-    """With a reader that has left."""
+    """Run with a standard output whose reader has left."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -55,7 +55,7 @@ def test_check_keeps_its_verdict(broken_repository, unbuffered):
 
 
 @BUFFERING
-def test_a_build_is_done_though_nobody_reads_of_it(tmp_path, unbuffered):
+def test_a_build_is_done_although_its_reader_has_left(tmp_path, unbuffered):
     folder = tmp_path / "R1"
     folder.mkdir()
     config = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "fp8"}}

@@ -89,7 +89,7 @@ class Environment:
 
 
 def _needed(requirements, extras):
-    """The names of the distributions, with all that they need in turn."""
+    """Names of the distributions, and of all that they need in turn."""
     found = set()
     for requirement in map(Requirement, requirements):
         marked = requirement.marker
@@ -128,8 +128,9 @@ def test_a_base_install_has_both_clients_and_both_verbs(base, model_server):
         ["plan", "deepseek-r1"],
         ["build", "tiny", "--output", "x"],
         ["check", "."],
-        ["warm", "."],
-        ["serve", "."],
+        ["warm", "files", "."],
+        ["launch", "local", "."],
+        ["completion", "bash"],
     ],
     ids=lambda argv: argv[0],
 )

@@ -6,7 +6,7 @@ import pytest
 from deepseek_triton_build import PlanRequest, make_plan
 from deepseek_triton_build.data.catalog import variants
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.cli.plan_document import plan_document
+from deepseek_triton_tools.plans.plan_document import plan_document
 from deepseek_triton_tools.terminal import tables
 
 R1 = ["plan", "deepseek-r1", "--gpu", "h200", "--gpus", "8"]
@@ -241,7 +241,7 @@ def test_a_model_that_is_not_here_is_noted_and_planned(capsys):
     assert json.loads(captured.out)["model"] == "/models/DeepSeek-R1"
 
 
-def test_a_name_nobody_knows_as_model_is_noted(capsys):
+def test_an_unknown_name_as_model_is_noted(capsys):
     assert main([*R1, "--model", "me/my-r1"]) == 0
 
     assert "take it for a Hugging Face name" in capsys.readouterr().err

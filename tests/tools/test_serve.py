@@ -101,7 +101,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def processes(folder: Path) -> list[int]:
-    """Those with `folder` in their arguments: tritonserver has it, and so have its stubs."""
+    """Processes with `folder` in their arguments, as tritonserver and its stubs have it."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -315,7 +315,7 @@ def test_automatic_ports_differ_from_each_other_and_from_the_given_one():
 
 
 def test_a_port_that_another_server_is_going_to_take_is_refused_and_not_chosen(monkeypatch):
-    """It listens only when its model has loaded: until then the number is anybody's."""
+    """A server listens only when its model has loaded. Until then anybody can take its port."""
     first = claim_ports("127.0.0.1", "auto", "auto", "auto")
     with pytest.raises(PortError, match=f"port {first.http} is spoken for"):
         claim_ports("127.0.0.1", first.http, "auto", "auto")
@@ -418,7 +418,7 @@ def test_arguments_go_to_the_server(repository):
         ServerProcess.serving(repository, server_args=("--nonsense",))
 
 
-def test_stopping_what_never_started_is_nothing(repository):
+def test_stopping_a_server_that_never_started_does_nothing(repository):
     ServerProcess(automatic(repository)).stop()
 
 
@@ -431,7 +431,7 @@ def test_stopping_what_never_started_is_nothing(repository):
         ('I1120 21:42:15.68 7144 server.cc:5] "chatter"', True, False),
     ],
 )
-def test_what_is_shown_of_the_log(capsys, line, ready, shown):
+def test_the_lines_of_the_log_that_are_shown(capsys, line, ready, shown):
     view = serve_module._View(verbose=False)
     view.is_ready = ready
 

@@ -27,12 +27,12 @@ def folder(tmp_path):
     return folder
 
 
-def command(*argv):
-    return [sys.executable, "-m", "deepseek_triton_tools.cli.main", "warm", *map(str, argv)]
+def command(*argv, form="files"):
+    return [sys.executable, "-m", "deepseek_triton_tools.cli.main", "warm", form, *map(str, argv)]
 
 
-def run(*argv, **options):
-    return subprocess.run(command(*argv), capture_output=True, text=True, timeout=PATIENCE_S, **options)
+def run(*argv, form="files", **options):
+    return subprocess.run(command(*argv, form=form), capture_output=True, text=True, timeout=PATIENCE_S, **options)
 
 
 @contextlib.contextmanager
@@ -85,7 +85,7 @@ def test_a_size(text, num_bytes):
 @pytest.mark.parametrize("text", ["", "GiB", "-1G", "1e9", "64GiBs", "64 bits", "0", "0.1", "nan", "1,5T"])
 def test_what_is_no_size_is_refused_with_examples(text, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["warm", ".", f"--budget={text}"])
+        main(["warm", "files", ".", f"--budget={text}"])
     assert ended.value.code == 2
     assert "expected a size such as 64GiB" in capsys.readouterr().err
 
@@ -93,7 +93,7 @@ def test_what_is_no_size_is_refused_with_examples(text, capsys):
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/4"])
 def test_what_is_no_share_is_refused(text, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["warm", ".", f"--share={text}"])
+        main(["warm", "files", ".", f"--share={text}"])
     assert ended.value.code == 2
     assert "expected K/N" in capsys.readouterr().err
 
@@ -101,42 +101,59 @@ def test_what_is_no_share_is_refused(text, capsys):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ([], "name a checkpoint"),
-        (["x", "--report", "--evict"], "expected one of --report and --evict"),
-        (["x", "--report", "--hold"], "--hold is for warming"),
-        (["x", "--evict", "--ready-file", "y"], "--ready-file is for warming and --server"),
-        (["x", "--batch-sizes", "1,2", "--rate", "1G"], "--rate is for --form; --batch-sizes is for --server"),
-        (["x", "--then"], "--then needs a command"),
-        ([""], "a checkpoint's name is empty"),
-        (["x", " ", "--report"], "a checkpoint's name is empty"),
-        (["x", "--server", ""], "--server: expected an address, got nothing"),
-        (["x", "--model", "r1"], "--model is for --server"),
-        (["x", "--model-version", "1"], "--model-version is for --server"),
-        (["x", "--ca", "y", "--cert", "y"], "--ca is for --server; --cert is for --server"),
-        (["x", "--jobs", "65"], "--jobs: expected 1 to 64, got 65"),
-        (["x", "--share", "1/2", "--then", "true"], "--then with --share would come before the other shares"),
-        (["x", "--share", "2/2", "--ready-file", "y"], "--ready-file with --share would come before"),
-        (["x", "--ready-file", "no/folder/y"], "--ready-file no/folder/y: expected a folder that can be written to"),
-        (["x", "--ready-file", "."], "can't be removed: it is a folder"),
-        (["x", "y", "--form", "systemd"], "--form takes one"),
-        (["x", "y", "--server", "http://localhost:1"], "--server takes one"),
-        (["nowhere"], "nowhere: expected a checkpoint's folder"),
+        (["files", "x", "--then"], "--then needs a command"),
+        (["files", "x", "--jobs", "65"], "--jobs: expected 1 to 64, got 65"),
+        (["files", "x", "--share", "1/2", "--then", "true"], "--then with --share would come before the other shares"),
+        (["files", "x", "--share", "2/2", "--ready-file", "y"], "--ready-file with --share would come before"),
+        (["files", "x", "--ready-file", "no/y"], "--ready-file no/y: expected a folder that can be written to"),
+        (["files", "x", "--ready-file", "."], "can't be removed: it is a folder"),
+        (["files", "nowhere"], "nowhere: expected a checkpoint's folder"),
     ],
 )
 def test_what_cannot_go_together_or_is_not_there_is_one_line(argv, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    assert main(["warm", *argv]) == (1 if argv == ["nowhere"] else 2)
+    assert main(["warm", *argv]) == (1 if "nowhere" in argv else 2)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("deepseek-triton warm: ")
     assert said in line
 
 
-def test_every_wrong_option_is_said_at_once(capsys):
-    assert main(["warm", "x", "", "--jobs", "99", "--log", "y"]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    for part in ("--log is for --server", "name is empty", "--jobs: expected 1 to 64"):
-        assert part in line
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "the following arguments are required: FORM"),
+        (["files"], "the following arguments are required: CHECKPOINT"),
+        (["files", "x", ""], "argument CHECKPOINT: expected a value, got nothing"),
+        (["report", "x", "--hold"], "--hold is an option of warm files"),
+        (["evict", "x", "--ready-file", "y"], "--ready-file is an option of warm files, warm server"),
+        (["files", "x", "--rate", "1G"], "--rate is an option of warm form"),
+        (["files", "x", "--batch-sizes", "1,2"], "--batch-sizes is an option of warm server"),
+        (["server", ""], "argument URL: expected a value, got nothing"),
+        (["server", "http://localhost:1", "x", "y"], "unrecognized arguments: y"),
+        (["form", "systemd"], "the following arguments are required: SOURCE"),
+        (["form", "cron", "x"], "invalid choice: 'cron'"),
+    ],
+)
+def test_what_a_form_does_not_take_is_refused(argv, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["warm", *argv])
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "now"),
+    [
+        (["/models/R 1", "--hold"], "files '/models/R 1' --hold"),
+        (["r1", "--report", "-v"], "report r1 -v"),
+        (["--evict", "r1"], "evict r1"),
+        (["r1", "--server", "http://localhost:8000", "--wait", "9"], "server http://localhost:8000 r1 --wait 9"),
+        (["r1", "--form=systemd"], "form systemd r1"),
+    ],
+)
+def test_what_to_do_comes_first(argv, now, capsys):
+    assert main(["warm", *argv]) == 2
+    assert capsys.readouterr().err == (f"deepseek-triton warm: what to do comes first: deepseek-triton warm {now}\n")
 
 
 def test_one_share_of_one_may_be_followed(folder):
@@ -145,20 +162,20 @@ def test_one_share_of_one_may_be_followed(folder):
 
 def test_a_mode_of_holding_that_swallows_the_checkpoint_is_explained(capsys):
     with pytest.raises(SystemExit):
-        main(["warm", "--hold", "/models/R1"])
+        main(["warm", "files", "--hold", "/models/R1"])
     assert "expected --hold by itself, or =auto, =lock or =watch" in capsys.readouterr().err
 
 
 def test_help_teaches(capsys):
     with pytest.raises(SystemExit):
-        main(["warm", "--help"])
+        main(["warm", "files", "--help"])
     shown = capsys.readouterr().out
-    for part in ("--then", "exit codes: 0", "of the whole node", "--form systemd", "warming a server", "2^30"):
+    for part in ("--then", "exit codes: 0", "of the whole node", "2^30"):
         assert part in shown
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys):
-    assert main(["warm", "--server", "http://127.0.0.1:9", "--wait", "0.1", "--model", "r1"]) == 1
+    assert main(["warm", "server", "http://127.0.0.1:9", "--wait", "0.1", "--model", "r1"]) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("deepseek-triton warm: ")
     assert "127.0.0.1:9" in line
@@ -168,7 +185,7 @@ def test_a_server_that_is_not_there_is_one_line(capsys):
 
 
 def test_all_of_it_is_resident_afterwards(folder):
-    assert run(folder, "--evict").returncode == 0
+    assert run(folder, form="evict").returncode == 0
     done = run(folder)
 
     assert done.returncode == 0
@@ -251,19 +268,19 @@ def test_files_without_a_checksum_are_said_not_to_be_verified(folder):
 
 def test_a_budget_above_what_there_is_is_warned_of_before_anything_is_read(folder):
     enlarge(shards(folder)[0])
-    done = run(folder, "--budget", "1000T", "--report")
+    done = run(folder, "--budget", "1000T", form="report")
 
     assert done.returncode in (0, 1)  # the hole it got may be found damaged
     assert " is more than the " in done.stdout
     assert "the first files will be dropped while the last are read" in done.stdout
-    document = json.loads(run(folder, "--budget", "1000T", "--report", "--json").stdout)
+    document = json.loads(run(folder, "--budget", "1000T", "--json", form="report").stdout)
     assert (document["fits"], document["lacking_bytes"] > 0) == (False, True)
     assert document["remedies"].startswith("what would do: ")
     assert "--budget" not in document["remedies"]
 
 
 def enlarge(path):
-    """A file larger than any memory, of holes."""
+    """Make a file larger than any memory, out of holes."""
     os.truncate(path, 2**43)
 
 
@@ -271,8 +288,8 @@ def enlarge(path):
 
 
 def test_a_report_only_reports(folder):
-    run(folder, "--evict")
-    done = run(folder, "--report")
+    run(folder, form="evict")
+    done = run(folder, form="report")
 
     assert done.returncode == 0
     for title in ("Checkpoints", "File systems", "Memory of this node", "What warming would do"):
@@ -285,12 +302,12 @@ def test_a_report_of_a_damaged_checkpoint_fails_with_code_file_and_fix(folder):
     path = shards(folder)[2]
     cut_off(path, 5)
 
-    done = run(folder, "--report")
+    done = run(folder, form="report")
     assert done.returncode == 1
     [line] = [line for line in done.stdout.splitlines() if line.startswith(f"{path}: error ")]
     assert "download it again" in line
     assert "damaged: left out" in done.stdout
-    document = json.loads(run(folder, "--report", "--json").stdout)
+    document = json.loads(run(folder, "--json", form="report").stdout)
     [finding] = document["checkpoints"][0]["findings"]
     assert (finding["file"], finding["severity"], bool(finding["code"])) == (str(path), "error", True)
 
@@ -300,7 +317,7 @@ def test_what_is_mapped_stays_and_who_maps_it_is_named(folder):
     path = shards(folder)[0]
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert len(bytes(mapped)) == path.stat().st_size  # so that its pages are in this process's tables
-        done = run(folder, "--evict", "--json")
+        done = run(folder, "--json", form="evict")
 
     document = json.loads(done.stdout)
     assert done.returncode == document["exit_code"] == 1
@@ -389,7 +406,7 @@ def test_the_command_follows_where_only_a_part_fits_and_not_where_it_is_damaged(
     [(signal.SIGINT, [], 130), (signal.SIGTERM, [], 143), (signal.SIGTERM, ["--hold"], 0)],
 )
 def test_a_signal_ends_it_with_what_was_done(folder, signum, hold, code):
-    run(folder, "--evict")
+    run(folder, form="evict")
     with running(folder, *hold, "--rate-limit", "1MB", "--json", "--then", "echo", "never") as process:
         for line in process.stderr:
             if "budget" in line:
@@ -405,7 +422,7 @@ def test_a_signal_ends_it_with_what_was_done(folder, signum, hold, code):
     assert document["result"]["done_bytes"] < document["size_bytes"]
 
 
-def test_who_does_not_stop_is_ended_by_a_second_signal():
+def test_a_process_that_does_not_stop_is_ended_by_a_second_signal():
     script = (
         "from deepseek_triton_tools.host.stop_signals import Stop\nwith Stop() as stop:\n print(flush=True)\n while 1: "
     )
@@ -482,7 +499,7 @@ def test_the_service_manager_is_told(folder, tmp_path):
     assert process.returncode == 0
 
 
-def test_nobody_who_listens_is_no_trouble(folder, tmp_path):
+def test_a_service_manager_that_has_gone_is_no_trouble(folder, tmp_path):
     environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "gone")}
 
     assert run(folder, env=environment).returncode == 0

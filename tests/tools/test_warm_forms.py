@@ -53,7 +53,7 @@ def checkpoint(tmp_path):
 def form(capsys):
     def render(name, source, *options):
         capsys.readouterr()
-        assert main(["warm", str(source), "--form", name, *options]) == 0
+        assert main(["warm", "form", name, str(source), *options]) == 0
         return capsys.readouterr().out
 
     return render
@@ -99,7 +99,7 @@ def test_a_checkpoint_of_unknown_size_is_refused(tmp_path, capsys):
     version.mkdir(parents=True)
     (version / "model.yaml").write_text("model: /nowhere/Mine\n")
 
-    assert main(["warm", str(tmp_path / "repo"), "--form", "systemd"]) == 1
+    assert main(["warm", "form", "systemd", str(tmp_path / "repo")]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert "/nowhere/Mine is neither on this machine nor known by name" in line
 
@@ -107,7 +107,7 @@ def test_a_checkpoint_of_unknown_size_is_refused(tmp_path, capsys):
 def test_a_model_without_weights_is_refused(tmp_path, capsys):
     assert main(["build", "tiny", "--output", str(tmp_path / "tiny")]) == 0
     capsys.readouterr()
-    assert main(["warm", str(tmp_path / "tiny"), "--form", "systemd"]) == 1
+    assert main(["warm", "form", "systemd", str(tmp_path / "tiny")]) == 1
     assert "nothing to warm" in capsys.readouterr().err
 
 
@@ -129,6 +129,7 @@ def test_the_init_container_has_room_for_what_it_reads(form, repository):
     assert [*warm["command"], *warm["args"]] == [
         "deepseek-triton",
         "warm",
+        "files",
         "deepseek-ai/DeepSeek-R1",
         "--then",
         "true",
@@ -277,7 +278,7 @@ def test_the_unit_is_ready_when_the_files_are_held(form, repository, tmp_path):
     assert unit["Before"] == "tritonserver.service"
     assert unit["RequiresMountsFor"] == f"{tmp_path}/hub"
     assert unit["Environment"] == f"HF_HUB_CACHE={tmp_path}/hub"
-    assert unit["ExecStart"].endswith(" warm deepseek-ai/DeepSeek-R1 --hold")
+    assert unit["ExecStart"].endswith(" warm files deepseek-ai/DeepSeek-R1 --hold")
     assert int(unit["TimeoutStartSec"]) >= 2 * R1_BYTES / 2e9
 
 
@@ -287,7 +288,7 @@ def test_names_that_systemd_would_change_are_written_so_that_it_does_not(form, c
     quoted = str(checkpoint).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     assert f'\nRequiresMountsFor="{quoted}"\n' in text
     dollars = quoted.replace("$", "$$")  # of commands alone
-    assert f' warm "{dollars}" --hold\n' in text
+    assert f' warm files "{dollars}" --hold\n' in text
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not here")

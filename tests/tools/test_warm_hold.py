@@ -129,6 +129,7 @@ def run_without_the_right(folder, mode, limit):
         "-m",
         "deepseek_triton_tools.cli.main",
         "warm",
+        "files",
         str(folder),
         f"--hold={mode}",
         "--then",
@@ -277,11 +278,13 @@ class Unheld:
         # Of a user namespace only the attempt tells that locking is not allowed.
         self._late = late
         monkeypatch.setattr("deepseek_triton_tools.warming.hold.allow_locking", refuse_to_lock)
-        monkeypatch.setattr("deepseek_triton_tools.cli.warm.take_survey", lambda *args: unknown(take_survey(*args)))
+        monkeypatch.setattr(
+            "deepseek_triton_tools.cli.warm_files.take_survey", lambda *args: unknown(take_survey(*args))
+        )
         if late:
-            monkeypatch.setattr("deepseek_triton_tools.cli.warm.check_hold", lambda *_: None)
+            monkeypatch.setattr("deepseek_triton_tools.cli.warm_files.check_hold", lambda *_: None)
         self.ran = []
-        monkeypatch.setattr("deepseek_triton_tools.cli.warm.run_instead", self.ran.append)
+        monkeypatch.setattr("deepseek_triton_tools.cli.warm_files.run_instead", self.ran.append)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -289,7 +292,7 @@ def test_a_command_is_run_without_a_hold_where_none_is_possible(survey, late, mo
     unheld = Unheld(monkeypatch, late=late)
     ready, folder = str(tmp_path / "ready"), str(survey.checkpoints[0].folder)
 
-    assert main(["warm", folder, "--hold", "--ready-file", ready, "--then", "true", "x"]) == 0
+    assert main(["warm", "files", folder, "--hold", "--ready-file", ready, "--then", "true", "x"]) == 0
     assert unheld.ran == [["true", "x"]]
     assert (tmp_path / "ready").exists()
     assert "neither watched nor locked" in capsys.readouterr().err
@@ -301,7 +304,7 @@ def test_a_hold_that_is_demanded_and_impossible_is_one_line_and_1(survey, late, 
     unheld = Unheld(monkeypatch, late=late)
     folder = str(survey.checkpoints[0].folder)
 
-    assert main(["warm", folder, "--ready-file", str(tmp_path / "ready"), *argv]) == 1
+    assert main(["warm", "files", folder, "--ready-file", str(tmp_path / "ready"), *argv]) == 1
     assert unheld.ran == []
     assert not (tmp_path / "ready").exists()
     shown = capsys.readouterr()

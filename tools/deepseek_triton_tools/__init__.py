@@ -1,4 +1,4 @@
-"""The tools and the `deepseek-triton` command line: one module for each verb, imported when the verb is used."""
+"""The tools, and the `deepseek-triton` command line in cli/."""
 
 from deepseek_triton_tools._version import __version__
 

@@ -1,4 +1,4 @@
-"""The files of the checkout that are written, not edited: `make generated` writes them, a test compares them."""
+"""The generated files of the checkout: `make generated` writes them, and a test compares them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EMBEDDED = ("tensorrt_llm/config.pbtxt", "tensorrt_llm/1/model.yaml")
 
 
 def generated_files() -> dict[Path, bytes]:
-    """Path -> content, for every generated file of the checkout."""
+    """Return path -> content for every generated file of the checkout."""
     repository = model_repository()
     plan = make_plan(PlanRequest(variant="tiny"))
     content = {file.path.as_posix(): file.content for file in repository_files(plan, version=__version__)}

@@ -1,4 +1,4 @@
-"""Texts with @@{values}: scripts, units and manifests. Comments that a value makes long are wrapped."""
+"""Templates of scripts, units and manifests, with @@{name} for a value."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from importlib import resources
 from deepseek_triton_build.render.yaml_text import WIDTH, comment
 
 _TOLERATED = 10
-"""A line may be so much longer than WIDTH: where it ends was chosen by hand."""
+"""Columns by which a comment may be longer than WIDTH, because its author chose where the line ends."""
 
 
 class _Template(string.Template):
-    delimiter = "@@"  # in none of the languages
+    delimiter = "@@"  # none of the languages uses it
 
 
 def filled(package: str, path: str, values: Mapping[str, str]) -> str:
-    """
-    :param package: in whose folder `templates` it is.
-    :param path: within that folder.
+    """Return the template with its values.
+
+    :param package: the package whose folder `templates` holds the template.
+    :param path: the path within that folder.
     """
     text = resources.files(package).joinpath("templates", *path.split("/")).read_text("utf-8")
     return _Template(text).substitute(values)
 
 
 def wrapped(text: str) -> str:
-    """`text` with comments that have become long over several lines. The last line is ended too."""
+    """Return `text` with the comments wrapped that a value has made too long. The last line ends with a newline."""
     return "".join(f"{line}\n" for given in text.splitlines() for line in _wrapped(given))
 
 
 def _wrapped(line: str) -> list[str]:
     text = line.lstrip()
-    # What is indented within a comment is a command, to be copied.
+    # An indented line within a comment is a command to be copied, so it stays on one line.
     if len(line) <= WIDTH + _TOLERATED or not text.startswith("# ") or text.startswith("#  "):
         return [line]
     return comment(text[2:], line[: len(line) - len(text)])

@@ -1,19 +1,19 @@
-"""Every error of the tools. The text is one line and says what to do about it.
+"""Every error of the tools. The message is one line and says what to do about it.
 
-ToolError                     `exit_code` is what the command line returns
-├── RepositoryError           the folder is no model repository
-├── InstallationError         this machine lacks something that has to be installed
-├── CheckpointError           no checkpoint is where it was looked for
-├── LockError                 files can't be kept in memory in the way that was asked for
-├── PortError                 a port is taken, or can't be listened on
-└── ServerFailedError         tritonserver ended, or can't become ready; exit_code is its own
+ToolError
+├── RepositoryError
+├── InstallationError
+├── CheckpointError
+├── LockError
+├── PortError
+└── ServerFailedError
 """
 
 from __future__ import annotations
 
 
 class ToolError(Exception):
-    """Base of what a command can fail with."""
+    """Base of all of them. `exit_code` is what the command line returns."""
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class ToolError(Exception):
 
 
 class RepositoryError(ToolError):
-    """The folder is no model repository."""
+    """The folder is not a model repository."""
 
 
 class InstallationError(ToolError):
@@ -29,11 +29,11 @@ class InstallationError(ToolError):
 
 
 class CheckpointError(ToolError):
-    """No checkpoint is where it was looked for, or it can't be looked at."""
+    """There is no checkpoint in the place that was named, or it can't be read."""
 
 
 class LockError(ToolError):
-    """Files can't be kept in memory in the way that was asked for."""
+    """Files can't be held in memory in the way that was asked for."""
 
 
 class PortError(ToolError):
@@ -41,4 +41,4 @@ class PortError(ToolError):
 
 
 class ServerFailedError(ToolError):
-    """tritonserver ended, or can't become ready."""
+    """tritonserver ended, or can't become ready. `exit_code` is tritonserver's own, where it ended."""

@@ -2,7 +2,7 @@
 
 An engine compiles kernels, tunes them and allocates when a batch or a prompt of a new size class first comes. So the
 shapes are a small series over both, up to the limits. Pure arithmetic: who sends them is the backend (`triton_config.
-warmup`) and `deepseek-triton warm --server`.
+warmup`) and `deepseek-triton warm server`.
 """
 
 from __future__ import annotations

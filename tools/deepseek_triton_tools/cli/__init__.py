@@ -1,1 +1,1 @@
-"""The command line: `main` builds the parser, and each verb has a file with its options and its handler."""
+"""The `deepseek-triton` command line: main.py is the program, and each verb has a file of its name."""

@@ -2,116 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import argparse
 
-from deepseek_triton_build import Plan, PlanRequest, make_plan, write_repository
-from deepseek_triton_build.arithmetic.gpu_memory import GIB
-from deepseek_triton_build.build_errors import EditedError
-from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
-from deepseek_triton_build.render.hf_quant_config import (
-    KvAlgo,
-    QuantConfigChange,
-    quant_config_change,
-    write_quant_config,
-)
-from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.cli.plan import show_warnings
-from deepseek_triton_tools.terminal.output_streams import complain, printable, to_reader
-from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.cli.parsing import VerbParser, path
+from deepseek_triton_tools.cli.plan_options import add_plan_options
 
 
-def build(
-    request: PlanRequest, output: Path, *, force: bool = False, format: str = DEFAULT_FORMAT, quant_config: bool = False
-) -> int:
-    """Write the plan for `request` as the folder `output`, in `format`, and print a summary.
+def add_options(verb: VerbParser) -> None:
+    verb.runs(
+        _build,
+        "deepseek-triton build deepseek-r1 --gpu h200 --gpus 8 --model /models/DeepSeek-R1 --output r1",
+        "deepseek-triton build deepseek-r1 --gpu b200 --profile latency --format trtllm-serve --output r1-serve",
+    )
+    add_plan_options(verb)
+    verb.usage = "%(prog)s VARIANT --gpu GPU --output DIR [options]"
+    writing = verb.add_argument_group("writing")
+    writing.add_argument("--output", type=path, required=True, metavar="DIR", help="the folder to write")
+    formats = "triton (default), trtllm-serve, trtllm-bench, trtllm-eval or quickstart"
+    writing.add_argument("--format", default="triton", metavar="NAME", help=formats)
+    writing.add_argument("--force", action="store_true", help="replace a generated folder that was edited since")
+    writing.add_argument(
+        "--write-quant-config",
+        action="store_true",
+        help="make hf_quant_config.json in --model's folder say what the plan does; a backup is kept",
+    )
 
-    :param quant_config: the checkpoint's hf_quant_config.json is written or changed to say what the plan does.
-    :raises deepseek_triton_build.BuildError: when it can't be planned or written; nothing is left behind.
-    :raises ToolError: when the checkpoint whose hf_quant_config.json is wanted isn't here.
-    """
-    plan = make_plan(request)
-    files = format_files(format, plan, version=__version__)
-    said: list[str] = []
-    change = _quant_config(plan) if quant_config else None
-    try:
-        # The checkpoint is changed when the files are known to be writable, and before they are in place.
-        write_repository(
-            files, output, force=force, before=None if change is None else lambda: said.append(_changed(change))
-        )
-    except EditedError as error:
-        for line in error.diff.splitlines():
-            complain(line)
-        raise
-    with to_reader():
-        for line in [*summary(plan, output, format=format), *said]:
-            print(printable(line))
-        show_warnings(plan)
+
+def _build(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.cli.plan_request import plan_request
+    from deepseek_triton_tools.plans.build_summary import build
+
+    build(plan_request(args), args.output, force=args.force, format=args.format, quant_config=args.write_quant_config)
     return 0
-
-
-def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[str]:
-    """What a person wants to know after a build, a line each."""
-    script = f"{output}/{FORMATS[format].start}"
-    lines = [f"wrote {output}: {plan.variant.title}, as {FORMATS[format].title}"]
-    if plan.gpu is None or plan.release is None or plan.budget is None or plan.profile is None:
-        return [*lines, f"  {plan.engine} engine", f"run it here: deepseek-triton serve {output}"]
-    budget = plan.budget
-    recipe = f", recipe {plan.recipe.id}" if plan.recipe else ""
-    runs = min(plan.max_concurrency, budget.concurrent_requests(plan.workload.isl or 0, plan.workload.osl or 0))
-    return [
-        *lines,
-        f"  {plan.precision}, profile {plan.profile.name}{recipe}",
-        f"  {plan.world_size} x {plan.gpu.title}: of {budget.memory / GIB:.0f} GiB each, "
-        f"{budget.weights / GIB:.1f} weights, {budget.kv_cache / GIB:.1f} KV cache ({budget.kv_tokens:,} tokens), "
-        f"{budget.cuda_graphs / GIB:.1f} CUDA graphs, {(budget.context + budget.activations) / GIB:.1f} workspace, "
-        f"{budget.free / GIB:.1f} left free",
-        f"  {runs:,} request{'' if runs == 1 else 's'} at once of {plan.workload.isl:,} tokens in and "
-        f"{plan.workload.osl:,} out",
-        f"  TensorRT-LLM {plan.release.version}: {plan.image}",
-        _checkpoint_line(plan),
-        *_omission_lines(plan),
-        _run_line(plan, script),
-    ]
-
-
-def _checkpoint_line(plan: Plan) -> str:
-    assert plan.checkpoint is not None  # every plan for TensorRT-LLM has one
-    if plan.request.model and plan.request.model != plan.checkpoint.model:
-        return f"  checkpoint: {plan.request.model}, as the container sees it"
-    size = plan.checkpoint.weight_bytes / 1e9
-    return f"  checkpoint: {plan.checkpoint.model}, {size:.0f} GB for the container to download; --model names a folder"
-
-
-def _omission_lines(plan: Plan) -> list[str]:
-    if not plan.omissions:
-        return []
-    return [f"  left out: {', '.join(omission.key for omission in plan.omissions)}; `deepseek-triton plan` says why"]
-
-
-def _run_line(plan: Plan, script: str) -> str:
-    if plan.num_nodes == 1:
-        return f"run it there: {script}"
-    return f"run it on {plan.num_nodes} nodes: {script} on the first, with HOSTS naming all, or by Slurm; it says how"
-
-
-def _quant_config(plan: Plan) -> QuantConfigChange:
-    """What hf_quant_config.json is to say, in the checkpoint's folder.
-
-    :raises ToolError: when that is no folder of this machine.
-    """
-    folder = Path(plan.request.model or "")
-    if plan.checkpoint is None or not plan.request.model or not folder.is_dir():
-        found = f"found {plan.request.model}" if plan.request.model else "found none"
-        raise ToolError(
-            f"--write-quant-config changes the checkpoint: expected --model with its folder on this machine, {found}",
-            exit_code=2,
-        )
-    dtype = plan.canonical["kv_cache_config.dtype"]
-    own: KvAlgo | None = "FP8" if plan.checkpoint.kv_cache_quant_algo == "FP8" else None
-    return quant_config_change(folder, "FP8" if dtype == "fp8" else own)
-
-
-def _changed(change: QuantConfigChange) -> str:
-    """What became of the checkpoint, in a line."""
-    backup = write_quant_config(change)
-    return change.summary + (f"; as it was: {backup}" if backup else "")

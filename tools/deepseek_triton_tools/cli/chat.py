@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deepseek_triton_client import Client, Completion, DeepseekTritonError, SamplingParams, Stream
-from deepseek_triton_tools.cli.client_options import client_of
-from deepseek_triton_tools.cli.sampling_options import assigned, sampling_fields
+from deepseek_triton_tools.cli.client_options import add_client_options, client_of
+from deepseek_triton_tools.cli.parsing import VerbParser, path
+from deepseek_triton_tools.cli.sampling_options import add_sampling_options, assigned, sampling_fields
 from deepseek_triton_tools.generating.completion_records import as_json, tokens_per_s
 from deepseek_triton_tools.generating.conversation import Conversation
 from deepseek_triton_tools.terminal.model_text import AnswerPrinter, dimmed, visible
@@ -19,9 +20,9 @@ from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.terminal.typed_lines import edited, is_interactive, piped, turns
 from deepseek_triton_tools.tool_errors import ToolError
 
-_HELP = """\
+_COMMANDS = """\
 /system TEXT       what the model is told first; /system - takes it back, /system alone shows it
-/thinking on|off   have the model think first, where its chat template can do both
+/thinking on|off   have the model reason first, where its chat template can do both
 /params NAME=VALUE set a sampling field; NAME= takes it back, /params alone shows them
 /retry             ask the last thing again
 /undo              take back the last thing said and its answer
@@ -32,13 +33,27 @@ _HELP = """\
 A line that ends in \\ goes on in the next one. //text sends "/text". Ctrl-C stops an answer, Ctrl-D ends the chat."""
 
 
-def chat(args: argparse.Namespace) -> int:
-    """Talk until the input ends. In a pipe, 1 when a turn failed.
+def add_options(verb: VerbParser) -> None:
+    verb.runs(
+        _chat,
+        "deepseek-triton chat --url http://localhost:8000 --temperature 0.6",
+        'deepseek-triton chat --system "Answer in French." --load talk.json',
+    )
+    verb.usage = "%(prog)s [options]"
+    verb.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    verb.add_argument("--load", type=path, metavar="FILE", help="go on with a conversation that /save wrote")
+    verb.add_argument("--hide-reasoning", action="store_true", help="show the answers without the reasoning")
+    add_client_options(verb)
+    add_sampling_options(verb)
+
+
+def _chat(args: argparse.Namespace) -> int:
+    """Talk until the input ends. In a pipe, return 1 when a turn failed.
 
     :raises ToolError: when the options are wrong.
     """
     conversation = Conversation(SamplingParams()) if args.load is None else Conversation.loaded(args.load)
-    conversation.params = _for_chat(conversation.params.merged(sampling_fields(args)))
+    conversation.params = _checked(conversation.params.merged(sampling_fields(args)))
     if args.system is not None:
         conversation.set_system(args.system)
     with client_of(args) as client:
@@ -62,7 +77,7 @@ def _talk(chat: Chat, read: Callable[[str], str]) -> int:
         except KeyboardInterrupt:
             if not is_interactive():
                 raise
-            print()  # the answer had just ended: it was not the chat that was to end
+            print()  # Ctrl-C came just after the answer had ended: it was not meant for the chat
         if chat.is_over:
             break
     return 1 if failed else 0
@@ -94,9 +109,9 @@ class Chat:
         }
 
     def say(self, text: str) -> None:
-        """One turn, or one command.
+        """Do one turn, or one command.
 
-        :raises DeepseekTritonError, ToolError: when it failed; the conversation is as before then.
+        :raises DeepseekTritonError, ToolError: when it failed. The conversation is then as before.
         """
         if text.startswith("//"):
             self._ask(text[1:], len(self._conversation.messages))
@@ -110,32 +125,33 @@ class Chat:
             self._ask(text, len(self._conversation.messages))
 
     def _ask(self, text: str, after: int) -> None:
-        """Have `text` answered behind the first `after` messages. Ctrl-C keeps what came until then."""
+        """Have `text` answered after the first `after` messages. Ctrl-C keeps the part of the answer that has come."""
         conversation = self._conversation
         if after == len(conversation.messages):
-            conversation.unanswered = text  # until it is; a retry that fails leaves the answer there is
-        came: list[str] = []
+            conversation.unanswered = text  # a retry that fails leaves the old answer, so it is not set for one
+        pieces: list[str] = []
         try:
-            with self._client.stream_chat(conversation.asking(text, after), conversation.params) as stream:
-                self._show(stream, came)
+            with self._client.stream_chat(conversation.messages_for(text, after), conversation.params) as stream:
+                self._show(stream, pieces)
                 completion = stream.completion()
         except KeyboardInterrupt:
             if not self._interactive:
                 raise
             print(dimmed("[stopped]", sys.stdout))
-            if any(came):
-                conversation.answered(text, after, "".join(came), interrupted=True)
+            if any(pieces):
+                conversation.add_answer(text, after, "".join(pieces), interrupted=True)
             return
-        conversation.answered(text, after, "".join(came))
+        conversation.add_answer(text, after, "".join(pieces))
         if self._interactive:
             print(dimmed(_status(completion), sys.stdout))
 
-    def _show(self, stream: Stream, came: list[str]) -> None:
-        """What has come is kept before it is shown, so that Ctrl-C keeps all that somebody has seen."""
+    def _show(self, stream: Stream, pieces: list[str]) -> None:
+        """Show the answer, and add its chunks to `pieces` before they are shown, so that Ctrl-C loses nothing that was
+        seen."""
         printer = AnswerPrinter(sys.stdout, with_reasoning=self._with_reasoning)
         try:
             for chunk in stream:
-                came.append(chunk.text)
+                pieces.append(chunk.text)
                 printer.show(chunk.text, chunk.reasoning)
         finally:
             printer.end()
@@ -170,7 +186,7 @@ class Chat:
         self._set(dict([assigned(text)]) if text else {})
 
     def _set(self, fields: dict[str, object]) -> None:
-        self._conversation.params = _for_chat(self._conversation.params.merged(fields))
+        self._conversation.params = _checked(self._conversation.params.merged(fields))
         given = {field.name: value for field, value in self._conversation.params.given()}
         self._tell(f"params: {as_json(given)}")
 
@@ -182,23 +198,24 @@ class Chat:
     def _load(self, name: str) -> None:
         path = _path(name, "/load")
         conversation = Conversation.loaded(path)
-        _for_chat(conversation.params)
+        _checked(conversation.params)
         self._conversation = conversation
         self._tell(f"{len(self._conversation.messages)} messages loaded from {path}")
 
     def _help(self, _: str) -> None:
-        print(_HELP)
+        print(_COMMANDS)
 
     def _quit(self, _: str) -> None:
         self.is_over = True
 
     def _tell(self, text: str) -> None:
-        """Of a command: for people only, so that a pipe gets nothing but answers."""
+        """Print what a command says, at a terminal only: a pipe gets nothing but answers."""
         if self._interactive:
             print(dimmed(visible(text), sys.stdout))
 
 
-def _for_chat(params: SamplingParams) -> SamplingParams:
+def _checked(params: SamplingParams) -> SamplingParams:
+    """:raises ToolError: when they ask for several answers."""
     if (params.n or 1) > 1 or (params.best_of or 1) > 1:
         raise ToolError("a chat has one answer to each turn: leave out n and best_of")
     return params

@@ -11,31 +11,23 @@ from typing import TYPE_CHECKING, Any
 from deepseek_triton_tools.cli.parsing import VerbParser, duration, number, path
 from deepseek_triton_tools.tool_errors import ToolError
 
-if TYPE_CHECKING:  # the options are part of every --help, the client is not
+if TYPE_CHECKING:  # `warm --help` needs the options only
     from deepseek_triton_client import Client
 
+URL_HELP = "http://, https://, grpc:// or grpcs:// address"
 _DEFAULT_URL = "http://localhost:8000"
-DEFAULT_MODEL = "tensorrt_llm"
+_DEFAULT_MODEL = "tensorrt_llm"
 _TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
 
 
 def add_client_options(verb: VerbParser) -> None:
-    """What `client_of` reads."""
+    """Add the options that `client_of` reads."""
     server = verb.add_argument_group("server")
-    server.add_argument(
-        "--url",
-        action="append",
-        metavar="URL",
-        help=f"http://, https://, grpc:// or grpcs:// address (default: {_DEFAULT_URL}); may be repeated: the first "
-        "that answers is asked",
-    )
+    help_text = f"{URL_HELP} (default: {_DEFAULT_URL}); may be repeated: the first that answers is used"
+    server.add_argument("--url", action="append", metavar="URL", help=help_text)
     add_server_options(server)
-    server.add_argument(
-        "--retries",
-        type=number,
-        metavar="N",
-        help="how often to ask again when full or unreachable (default: 3); only before the first token",
-    )
+    help_text = "ask again N times when it is full or unreachable (default: 3); only before the first token"
+    server.add_argument("--retries", type=number, metavar="N", help=help_text)
     limits = verb.add_argument_group("time limits, in seconds")
     limits.add_argument("--timeout", type=duration, metavar="S", help="for the whole answer (default: none)")
     limits.add_argument("--first-token-timeout", type=duration, metavar="S", help="default: none")
@@ -44,27 +36,21 @@ def add_client_options(verb: VerbParser) -> None:
 
 
 def add_server_options(server: argparse._ArgumentGroup) -> None:
-    """What `client_settings` reads."""
-    server.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="NAME",
-        help=f"the model's name on the server (default: {DEFAULT_MODEL})",
-    )
+    """Add the options that `client_settings` reads."""
+    server.add_argument("--model", default=_DEFAULT_MODEL, metavar="NAME", help="default: %(default)s")
     server.add_argument("--model-version", default="", metavar="V", help="default: the server's choice")
-    server.add_argument(
-        "--token-file",
-        type=path,
-        metavar="FILE",
-        help=f"holds the bearer token (default: environment variable {_TOKEN_VARIABLE})",
-    )
-    server.add_argument("--ca", type=path, metavar="FILE", help="who may vouch for the server, as PEM")
+    help_text = f"holds the bearer token (default: environment variable {_TOKEN_VARIABLE})"
+    server.add_argument("--token-file", type=path, metavar="FILE", help=help_text)
+    server.add_argument("--ca", type=path, metavar="FILE", help="certificates to trust for the server, as PEM")
     server.add_argument("--cert", type=path, metavar="FILE", help="this client's own certificate, as PEM")
-    server.add_argument("--key", type=path, metavar="FILE", help="of --cert, if it is not in the same file")
+    server.add_argument("--key", type=path, metavar="FILE", help="the key of --cert, if it is in another file")
 
 
 def client_of(args: argparse.Namespace) -> Client:
-    """:raises ToolError: when the token can't be read."""
+    """Make the client that the options ask for.
+
+    :raises ToolError: when the token can't be read.
+    """
     from deepseek_triton_client import Client, Retries, Timeouts
 
     limits = {
@@ -82,7 +68,7 @@ def client_of(args: argparse.Namespace) -> Client:
 
 
 def client_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Which model of a server, and who asks: arguments of Client and AsyncClient.
+    """Return arguments of Client and AsyncClient: the model, the certificates and the token.
 
     :raises ToolError: when the token can't be read.
     """
@@ -97,17 +83,18 @@ def client_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _token(path: Path | None) -> str | Callable[[], str] | None:
-    """Never an option's value, for everybody on the machine can read command lines."""
+    """The token, or a function that reads it. It is never the value of an option, because everybody on the machine can
+    read command lines."""
     if path is None:
         return os.environ.get(_TOKEN_VARIABLE) or None
 
-    def read() -> str:  # for each request anew: such files are replaced while programs run
+    def read() -> str:  # called for each request, because such files are replaced while programs run
         try:
             return path.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ToolError(f"the token can't be read from {path}: {_reason(error)}") from error
 
-    read()
+    read()  # a file that can't be read is refused now
     return read
 
 

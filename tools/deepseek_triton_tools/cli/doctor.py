@@ -1,19 +1,18 @@
-"""`deepseek-triton doctor`: what is wrong before a load of twenty minutes, and what works here.
-
-Exit codes by the worst finding: 0 nothing worse than a note, 3 warnings, 1 errors; 2 the command line.
-"""
+"""`deepseek-triton doctor`: what is wrong before a load of twenty minutes, and what works here."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path, port, words
+from deepseek_triton_tools.cli.start_variables import take_start_variables
 from deepseek_triton_tools.doctor.comparing import compare
 from deepseek_triton_tools.doctor.hosts import (
     HostResult,
@@ -34,129 +33,152 @@ from deepseek_triton_tools.tool_errors import ToolError
 
 SCHEMA = "deepseek-triton/doctor/1"
 _CODES: dict[Level, int] = {"ok": 0, "skipped": 0, "note": 0, "warning": 3, "error": 1}
-_MARKS: dict[Level, tuple[str, str]] = {
+"""Level -> exit code. The worst finding decides."""
+_WORDS: dict[Level, tuple[str, str]] = {
     "ok": ("ok", "32"),
     "skipped": ("-", "2"),
     "note": ("note", "2"),
     "warning": ("warning", "33"),
     "error": ("error", "31"),
 }
-"""Level -> what is written, and its ANSI style."""
+"""Level -> (the word in front of a finding, its ANSI style)."""
 _HIDDEN = ("ok", "skipped")
+"""Levels that only --verbose shows."""
+_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorOptions:
-    repository: Path | None = None
-    model: Path | None = None
-    hosts: tuple[str, ...] = ()
-    """None: this machine alone."""
-    host_file: Path | None = None
-    through: str | None = None
-    """A command that runs another, in a container say."""
-    ssh_port: int | None = None
-    ssh_args: str | None = None
-    interface: str | None = None
-    python: str | None = None
-    http_port: int = 8000
-    grpc_port: int = 8001
-    metrics_port: int = 8002
-    verbose: bool = False
+def add_options(verb: VerbParser) -> None:
+    verb.runs(
+        _doctor,
+        "deepseek-triton doctor r1 --hosts node1,node2 --ssh-port 2233 --interface eth0",
+        "deepseek-triton doctor r1 --through 'docker exec -i triton'",
+        notes="exit codes: 0 nothing worse than a note; 3 warnings; 1 errors; 2 the command line.\n"
+        "docs/doctor.md has every check.",
+    )
+    verb.usage = "%(prog)s [DIR] [options]"
+    verb.add_argument("repository", nargs="?", type=path, metavar="DIR", help="the model repository to be served")
+    verb.add_argument("--model", type=path, metavar="PATH", help="where the checkpoint it names is on these machines")
+    verb.add_argument("-v", "--verbose", action="store_true", help="what is in order and what was skipped, too")
+    add_json(verb, "docs/doctor.md")
+    where = verb.add_argument_group("where", "The checks travel: a host needs python3 and keeps nothing.")
+    which = where.add_mutually_exclusive_group()
+    which.add_argument("--hosts", type=_host_names, metavar="A,B", help="the machines it is to run on, reached by ssh")
+    which.add_argument("--host-file", type=path, metavar="FILE", help="the same, a host on each line")
+    which.add_argument("--through", metavar="COMMAND", help="a command that runs another here: 'docker exec -i NAME'")
+    where.add_argument("--ssh-port", type=port, metavar="N", help="where sshd listens on them (default: 22)")
+    where.add_argument("--ssh-args", metavar="TEXT", help="further arguments of ssh, as in --ssh-args '-i key'")
+    where.add_argument("--interface", type=words, metavar="NAME", help="network interface between them")
+    where.add_argument("--python", type=words, metavar="PROGRAM", help="the server's Python, here and on the hosts")
+    ports = verb.add_argument_group(
+        "ports of the server", "start.sh's variables give the defaults: HTTP_PORT and so on."
+    )
+    for name, default in _PORTS.items():
+        ports.add_argument(f"--{name}-port", type=port, metavar="PORT", help=f"default: {default}")
 
 
-def doctor(options: DoctorOptions, *, as_json: bool) -> int:
+def _host_names(text: str) -> list[str]:
+    hosts = list(dict.fromkeys(host.strip() for host in text.split(",")))
+    if all(hosts) and not any(host.startswith("-") for host in hosts):
+        return hosts
+    raise argparse.ArgumentTypeError(f"expected names separated by commas, as node1,node2, got {text!r}")
+
+
+def _doctor(args: argparse.Namespace) -> int:
     """Look at everything, and print it.
 
     :raises ToolError: when the command line asks for what can't be.
-    :raises deepseek_triton_build.BuildError: when `repository` is none.
+    :raises deepseek_triton_build.BuildError: when the folder is not a repository.
     """
-    ports = (options.http_port, options.grpc_port, options.metrics_port)
-    if len(set(ports)) < len(ports):
-        raise ToolError(f"HTTP, gRPC and metrics need a port each, got {', '.join(map(str, ports))}", exit_code=2)
-    hosts = _hosts(options)
+    http_port, grpc_port, metrics_port = _ports(args)
+    hosts = _hosts(args)
     machine = RealMachine()
     name = machine.hostname
-    expected, checked = _expected(replace(options, hosts=hosts), name)
-    visits = _visit(options, hosts, machine, expected)
+    expected, checked = _expected(args, name)
+    expected = replace(
+        expected,
+        hosts=hosts,
+        interface=args.interface,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+    )
+    visits = _visit(args, hosts, machine, expected)
     reports = [visit.report for visit in visits if visit.report]
-    findings = [*checked, *(found for visit in visits for found in _of_visit(visit)), *compare(reports, expected)]
-    findings = [*_of_hosts(hosts, machine, expected), *findings]
+    findings = [*checked, *(found for visit in visits for found in _findings(visit)), *compare(reports, expected)]
+    findings = [*_host_findings(hosts, machine, expected), *findings]
     code = _exit_code(findings)
     can = assess_capabilities(findings, expected)
     with to_reader():
-        if as_json:
+        if args.json:
             facts = {report.host: dict(report.facts) for report in reports}
             print(json.dumps(_document(findings, can, facts, code), indent=2, allow_nan=False))
         else:
-            _show(findings, can, verbose=options.verbose, several=len(visits) > 1)
+            _show(findings, can, verbose=args.verbose, several=len(visits) > 1)
     return code
 
 
-def _hosts(options: DoctorOptions) -> tuple[str, ...]:
-    if options.host_file is None:
-        hosts = options.hosts
+def _ports(args: argparse.Namespace) -> tuple[int, int, int]:
+    """The ports of HTTP, gRPC and metrics that start.sh would take: doctor speaks of the ones that will be used.
+
+    :raises ToolError: when two are the same, or a variable of start.sh is no port.
+    """
+    take_start_variables(args, [f"{name}_port" for name in _PORTS])
+    http, grpc, metrics = (getattr(args, f"{name}_port") or default for name, default in _PORTS.items())
+    if len({http, grpc, metrics}) < len(_PORTS):
+        raise ToolError(f"HTTP, gRPC and metrics need a port each, got {http}, {grpc}, {metrics}", exit_code=2)
+    return http, grpc, metrics
+
+
+def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
+    if args.host_file is None:
+        hosts = tuple(args.hosts or ())
     else:
         try:
-            hosts = tuple(parse_host_file(options.host_file.read_text()))
+            hosts = tuple(parse_host_file(args.host_file.read_text()))
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise ToolError(f"--host-file {options.host_file}: can't be read: {why}", exit_code=2) from error
+            raise ToolError(f"--host-file {args.host_file}: can't be read: {why}", exit_code=2) from error
         if not hosts:
-            raise ToolError(f"--host-file {options.host_file}: expected a host on each line, got none", exit_code=2)
-    if not hosts and (options.ssh_port or options.ssh_args):
+            raise ToolError(f"--host-file {args.host_file}: expected a host on each line, got none", exit_code=2)
+    if not hosts and (args.ssh_port or args.ssh_args):
         raise ToolError("--ssh-port and --ssh-args are for --hosts or --host-file", exit_code=2)
     return hosts
 
 
-def _expected(options: DoctorOptions, host: str) -> tuple[Expected, Sequence[Reported]]:
-    """What is expected, and what `check` says of the repository. Without one, nothing needs to be installed."""
-    if options.model is not None and options.repository is None:
-        raise ToolError("--model is for a repository: name its folder first", exit_code=2)
-    expected, checked = Expected(), list[Reported]()
-    if options.repository is not None:
-        expected, checked = _read(options.repository, options.model, host)
-    return (
-        replace(
-            expected,
-            hosts=options.hosts,
-            interface=options.interface,
-            http_port=options.http_port,
-            grpc_port=options.grpc_port,
-            metrics_port=options.metrics_port,
-        ),
-        checked,
-    )
-
-
-def _read(repository: Path, model: Path | None, host: str) -> tuple[Expected, list[Reported]]:
+def _expected(args: argparse.Namespace, host: str) -> tuple[Expected, Sequence[Reported]]:
+    """Return what is expected, and what `check` says of the repository. Without a repository nothing is expected."""
+    if args.repository is None:
+        if args.model is not None:
+            raise ToolError("--model is for a repository: name its folder first", exit_code=2)
+        return Expected(), []
     from deepseek_triton_build.check import CheckOptions, check_repository
     from deepseek_triton_tools.doctor.expected_of_repository import check_findings, expected_of, known_containers
 
-    # Where it is on this machine; the hosts that it is to run on look for themselves.
-    here = model if model is not None and os.path.isdir(model) else None
-    report = check_repository(repository, CheckOptions(model_root=here))
-    expected = expected_of(repository, report, model)
+    # The checkpoint may be on this machine; the hosts that it is to run on look for themselves.
+    here = args.model if args.model is not None and os.path.isdir(args.model) else None
+    report = check_repository(args.repository, CheckOptions(model_root=here))
+    expected = expected_of(args.repository, report, args.model)
     return replace(expected, containers=known_containers()), list(check_findings(report, host))
 
 
 def _visit(
-    options: DoctorOptions, hosts: Sequence[str], machine: RealMachine, expected: Expected
+    args: argparse.Namespace, hosts: Sequence[str], machine: RealMachine, expected: Expected
 ) -> Sequence[HostResult]:
     try:
-        ssh_args = tuple(shlex.split(options.ssh_args or ""))
-        through = shlex.split(options.through or "")
+        ssh_args = tuple(shlex.split(args.ssh_args or ""))
+        through = shlex.split(args.through or "")
     except ValueError as error:
         raise ToolError(
             f"--ssh-args and --through: expected words as a shell has them: {error}", exit_code=2
         ) from error
-    if options.through is not None:
+    if args.through is not None:
         if not through:
             raise ToolError("--through: expected a command, got nothing: is a variable not set?", exit_code=2)
-        return [examine_through(through, expected, python=options.python)]
+        return [examine_through(through, expected, python=args.python)]
     if not hosts:
-        return [examine_here(machine, expected, host=machine.hostname, python=options.python)]
+        return [examine_here(machine, expected, host=machine.hostname, python=args.python)]
     complain(f"doctor: asking {', '.join(hosts)}")
-    return examine_hosts(hosts, machine, expected, ssh=Ssh(port=options.ssh_port, args=ssh_args), python=options.python)
+    return examine_hosts(hosts, machine, expected, ssh=Ssh(port=args.ssh_port, args=ssh_args), python=args.python)
 
 
 def _exit_code(findings: Sequence[Reported]) -> int:
@@ -164,13 +186,13 @@ def _exit_code(findings: Sequence[Reported]) -> int:
     return _CODES[max(levels, key=LEVELS.index)]
 
 
-def _of_visit(visit: HostResult) -> Iterator[Reported]:
-    yield from visit.findings
-    yield from visit.report.findings if visit.report else ()
+def _findings(result: HostResult) -> Iterator[Reported]:
+    yield from result.findings
+    yield from result.report.findings if result.report else ()
 
 
-def _of_hosts(hosts: Sequence[str], machine: RealMachine, expected: Expected) -> Iterator[Reported]:
-    """Whether they are as many as the repository takes, this one first."""
+def _host_findings(hosts: Sequence[str], machine: RealMachine, expected: Expected) -> Iterator[Reported]:
+    """Check that there are as many hosts as the repository takes, and that this machine is the first."""
     name, needs = machine.hostname, (SERVE, MPIRUN)
     if hosts and expected.is_tensorrt_llm and len(hosts) != expected.num_nodes:
         finding = error(
@@ -182,7 +204,7 @@ def _of_hosts(hosts: Sequence[str], machine: RealMachine, expected: Expected) ->
     if hosts and not is_here(hosts[0], machine):
         finding = note(
             f"this machine ({name}) is not {hosts[0]}, the first of them",
-            "start.sh and launch --with mpirun run on the first of the hosts",
+            "start.sh and launch mpirun run on the first of the hosts",
             f"run them on {hosts[0]}",
         )
         yield Reported(check="hosts", title="hosts", host=name, finding=finding, needs=needs)
@@ -194,18 +216,18 @@ def _show(findings: Sequence[Reported], can: Sequence[Capability], *, verbose: b
         _show_finding(found, several=several)
     if shown:
         print()
-    print(_counted(findings, verbose=verbose))
+    print(_counts(findings, verbose=verbose))
     print(f"\n{styled('what works here', '1')}")
     for capability in can:
         print(paragraph(_capability(capability, several=several), "  ", "       "))
 
 
 def _show_finding(found: Reported, *, several: bool) -> None:
-    mark, style = _MARKS[found.finding.level]
+    word, style = _WORDS[found.finding.level]
     where = f"{found.host}: " if several else ""
     line = f"{where}{found.title}: {found.finding.result}"
     first, *rest = paragraph(line, "", "         ").split("\n")
-    print("\n".join([f"{styled(f'{mark:<7}', style)}  {first}", *rest]))
+    print("\n".join([f"{styled(f'{word:<7}', style)}  {first}", *rest]))
     if found.finding.level in _HIDDEN:
         return
     for label, text in (("", found.finding.cause), ("fix: ", found.finding.fix)):
@@ -213,17 +235,17 @@ def _show_finding(found: Reported, *, several: bool) -> None:
             print(paragraph(f"{label}{text}", "         "))
 
 
-def _counted(findings: Sequence[Reported], *, verbose: bool) -> str:
+def _counts(findings: Sequence[Reported], *, verbose: bool) -> str:
     counts = Counter(found.finding.level for found in findings)
-    said = [f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in ("error", "warning", "note")]
-    said += [f"{counts['ok']} ok", f"{counts['skipped']} skipped"]
-    return ", ".join(said) + ("" if verbose else " (-v shows them)")
+    shown = [f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in ("error", "warning", "note")]
+    shown += [f"{counts['ok']} ok", f"{counts['skipped']} skipped"]
+    return ", ".join(shown) + ("" if verbose else " (-v shows them)")
 
 
 def _capability(capability: Capability, *, several: bool) -> str:
-    mark = styled("yes", "32") if capability.works else styled("no ", "31")
+    answer = styled("yes", "32") if capability.works else styled("no ", "31")
     blocked = [f"{found.host}: {found.title}" if several else found.title for found in capability.blocked_by]
-    return f"{mark}  {capability.title}" + (f" (in the way: {', '.join(dict.fromkeys(blocked))})" if blocked else "")
+    return f"{answer}  {capability.title}" + (f" (in the way: {', '.join(dict.fromkeys(blocked))})" if blocked else "")
 
 
 def _document(

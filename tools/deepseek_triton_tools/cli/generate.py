@@ -4,21 +4,66 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deepseek_triton_client import Client, Completion, SamplingParams, Stream
-from deepseek_triton_tools.cli.client_options import client_of
-from deepseek_triton_tools.cli.sampling_options import sampling_fields
+from deepseek_triton_tools.cli.client_options import add_client_options, client_of
+from deepseek_triton_tools.cli.parsing import VerbParser, path, positive
+from deepseek_triton_tools.cli.sampling_options import add_sampling_options, sampling_fields
 from deepseek_triton_tools.generating.completion_records import as_json, completion_record, usage_line
-from deepseek_triton_tools.generating.prompt_sources import Request, request_of
+from deepseek_triton_tools.generating.prompt_sources import Request, as_asked, read_messages, read_text
 from deepseek_triton_tools.terminal.model_text import AnswerPrinter
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
 
+if TYPE_CHECKING:  # the batch needs asyncio, and one prompt does not
+    from deepseek_triton_tools.generating.batch import Batch
+
 _OF_ONE = ("prompt", "file", "messages", "json", "no_stream", "usage", "hide_reasoning")
+"""Options of one request."""
 _OF_MANY = ("output", "concurrency", "resume", "overwrite", "max_failures")
+"""Options of a batch."""
 
 
-def generate(args: argparse.Namespace) -> int:
+def add_options(verb: VerbParser) -> None:
+    verb.runs(
+        _generate,
+        'deepseek-triton generate --chat "Why is the sky blue?" --system "One sentence." --usage',
+        "deepseek-triton generate --input prompts.jsonl --output answers.jsonl --concurrency 32 --max-tokens 256",
+    )
+    verb.usage = "%(prog)s [PROMPT] [options]"
+    verb.add_argument("prompt", nargs="?", metavar="PROMPT", help="- or nothing reads it from standard input")
+    verb.add_argument("--file", type=path, metavar="FILE", help="read the prompt from a file instead")
+    verb.add_argument("--messages", type=path, metavar="FILE", help="a conversation instead: JSON, {role, content}s")
+    verb.add_argument("--chat", action="store_true", help="send the prompt as a message, by the model's chat template")
+    verb.add_argument("--system", metavar="TEXT", help="what the model is told first; implies --chat")
+    verb.add_argument("--no-stream", action="store_true", help="wait for the whole text")
+    verb.add_argument("--hide-reasoning", action="store_true", help="show the answer without the reasoning")
+    verb.add_argument("-v", "--usage", action="store_true", help="tokens and times on standard error")
+    verb.add_argument("--json", action="store_true", help="one JSON object with text, usage, times and details")
+    _add_batch_options(verb)
+    add_client_options(verb)
+    add_sampling_options(verb)
+
+
+def _add_batch_options(verb: VerbParser) -> None:
+    batch = verb.add_argument_group(
+        "many prompts",
+        'A line of the input is a JSON string, or an object with "prompt" or "messages" and, where wanted,\n'
+        '"id", "request_id" and sampling fields. A line of the output is an object with the id and the text, or\n'
+        'an "error".',
+    )
+    batch.add_argument("--input", type=path, metavar="FILE", help="JSON Lines; - is standard input")
+    batch.add_argument("--output", type=path, metavar="FILE", help="JSON Lines in the same order; - is standard output")
+    batch.add_argument("--concurrency", type=positive, metavar="N", help="requests at once (default: 16)")
+    existing = batch.add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="go on where --output ends")
+    existing.add_argument("--overwrite", action="store_true", help="begin --output anew")
+    batch.add_argument("--max-failures", type=positive, metavar="N", help="stop when N rows have failed")
+
+
+def _generate(args: argparse.Namespace) -> int:
     """Ask, and print the text: as it comes, at the end, or in one JSON object.
 
     :raises ToolError: when there is nothing to ask.
@@ -29,17 +74,17 @@ def generate(args: argparse.Namespace) -> int:
     if misplaced:
         options = ", ".join("PROMPT" if name == "prompt" else f"--{name.replace('_', '-')}" for name in misplaced)
         raise ToolError(f"{options}: {'not with' if is_batch else 'only with'} --input", exit_code=2)
+    params = SamplingParams(**sampling_fields(args))
     if is_batch:
         from deepseek_triton_tools.generating.batch import run_batch
 
-        return run_batch(args)
-    request = request_of(args)
-    params = SamplingParams(**sampling_fields(args))
+        return run_batch(_batch(args, params), lambda: client_of(args))
+    request = _request(args)
     completion: Completion | None = None
     with to_reader(), client_of(args) as client:
         completion = _answer(client, request, params, args)
     if completion is None:
-        return 0  # the reader left
+        return 0  # the reader has left
     if args.usage:
         complain(usage_line(completion))
     if completion.finish_reason in ("cancelled", "timeout"):
@@ -47,46 +92,77 @@ def generate(args: argparse.Namespace) -> int:
     return 0
 
 
+def _batch(args: argparse.Namespace, params: SamplingParams) -> Batch:
+    """:raises ToolError: when the files can't be used together."""
+    from deepseek_triton_tools.generating.batch import Batch
+
+    if args.output is None:
+        raise ToolError("--input needs --output FILE (- is standard output)", exit_code=2)
+    if args.resume and str(args.output) == "-":
+        raise ToolError("--resume needs an --output that can be read again", exit_code=2)
+    if args.input.exists() and args.output.exists() and args.input.samefile(args.output):
+        raise ToolError(f"--input and --output are the same file, {args.output}", exit_code=2)
+    return Batch(
+        input=args.input,
+        output=args.output,
+        params=params,
+        chat=args.chat,
+        system=args.system,
+        concurrency=args.concurrency or Batch.concurrency,
+        resume=args.resume,
+        overwrite=args.overwrite,
+        max_failures=args.max_failures,
+    )
+
+
+def _request(args: argparse.Namespace) -> Request:
+    """The one request that the command line asks for.
+
+    :raises ToolError: when there is not exactly one, or it can't be read.
+    """
+    sources = {"PROMPT": args.prompt, "--file": args.file, "--messages": args.messages}
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) > 1:
+        raise ToolError(f"give one of {' and '.join(given)}", exit_code=2)
+    if args.messages is not None:
+        request: Request = {"messages": read_messages(args.messages)}
+    elif args.file is not None or args.prompt == "-" or not given:
+        if not given and sys.stdin.isatty():
+            raise ToolError("give a prompt, --file FILE, --messages FILE or --input FILE, or pipe one in", exit_code=2)
+        request = {"prompt": read_text(args.file or Path("-"))}
+    else:
+        request = {"prompt": args.prompt}
+    return as_asked(request, chat=args.chat, system=args.system)
+
+
 def _answer(client: Client, request: Request, params: SamplingParams, args: argparse.Namespace) -> Completion:
     printer = AnswerPrinter(sys.stdout, with_reasoning=not args.hide_reasoning)
-    # Several answers come mixed, and the best of several only at the end.
+    is_chat = "messages" in request
+    content = request["messages"] if is_chat else request["prompt"]
+    # The chunks of several answers come mixed, and the best of several answers is known only at the end.
     whole = args.no_stream or (params.n or 1) > 1 or (params.best_of or 1) > 1
+    if whole:
+        completion = (client.chat if is_chat else client.generate)(content, params)
+    else:
+        stream = (client.stream_chat if is_chat else client.stream)(content, params)
+        completion = _streamed(stream, None if args.json else printer)
     if args.json:
-        completion = _whole(client, request, params) if whole else _collected(client, request, params)
         print(as_json(completion_record(completion)))
     elif whole:
-        completion = _whole(client, request, params)
         _print_answers(completion, printer)
-    else:
-        completion = _printed_stream(client, request, params, printer)
     return completion
 
 
-def _whole(client: Client, request: Request, params: SamplingParams) -> Completion:
-    if "messages" in request:
-        return client.chat(request["messages"], params)
-    return client.generate(request["prompt"], params)
-
-
-def _stream(client: Client, request: Request, params: SamplingParams) -> Stream:
-    if "messages" in request:
-        return client.stream_chat(request["messages"], params)
-    return client.stream(request["prompt"], params)
-
-
-def _collected(client: Client, request: Request, params: SamplingParams) -> Completion:
-    """Streamed all the same: only then there is a time to the first token."""
-    with _stream(client, request, params) as stream:
-        return stream.completion()
-
-
-def _printed_stream(client: Client, request: Request, params: SamplingParams, printer: AnswerPrinter) -> Completion:
-    with _stream(client, request, params) as stream:
-        try:
-            for chunk in stream:
-                printer.show(chunk.text, chunk.reasoning)
-        finally:
-            printer.end()
+def _streamed(stream: Stream, printer: AnswerPrinter | None) -> Completion:
+    """Read a stream to its end. Without a printer it is read all the same, because only a stream has a time to the
+    first token."""
+    with stream:
+        if printer is not None:
+            try:
+                for chunk in stream:
+                    printer.show(chunk.text, chunk.reasoning)
+            finally:
+                printer.end()
         return stream.completion()
 
 

@@ -1,156 +1,365 @@
 """`deepseek-triton launch`: a generated repository, started in one of five forms, or the text that would start it.
 
-start.sh says what runs, and the supervisor in the repository watches it; this sets their surroundings. Every form
+start.sh says what runs, and the supervisor in the repository watches it; a form sets their surroundings. Every form
 renders a text that runs as it is, and running a form is running that text: what --dry-run prints is what would happen.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import ipaddress
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from deepseek_triton_build.data.model_source import version_dir
-from deepseek_triton_build.text import plain
-from deepseek_triton_tools.cli.launch_options import (
-    OTHERS,
-    given,
-    not_for,
-    options_of,
-    refuse,
-    same_ports,
-    wrong_options,
+from deepseek_triton_tools.cli.parsing import (
+    VerbParser,
+    Verbs,
+    add_json,
+    add_verb,
+    path,
+    port,
+    positive,
+    size,
+    words,
 )
-from deepseek_triton_tools.launching import docker, local, mpirun, recipes, slurm, ssh_setup
-from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-from deepseek_triton_tools.repository.launch_facts import SUPERVISOR, LaunchFacts, facts_of
-from deepseek_triton_tools.terminal.output_streams import complain, to_reader
+from deepseek_triton_tools.cli.start_variables import (
+    START_VARIABLES,
+    count_or_seconds,
+    exit_timeout,
+    take_start_variables,
+)
+from deepseek_triton_tools.terminal.output_streams import complain, printable, to_reader
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
-_ID = re.compile(r"[0-9a-f]{8}")
+if TYPE_CHECKING:
+    from deepseek_triton_tools.launching.kubernetes_settings import KubernetesOptions
+    from deepseek_triton_tools.launching.launch_forms import LaunchForm
+    from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+    from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
 
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """How one form differs from the others."""
-
-    render: Callable[[LaunchFacts, LaunchOptions], str]
-    problems: Callable[[LaunchFacts, LaunchOptions], Iterable[str]]
-    """Why it can't be rendered."""
-    lacking: Callable[[LaunchFacts, LaunchOptions], Iterable[str]]
-    """Why what is rendered can't be run here."""
-    warnings: Callable[[LaunchFacts, LaunchOptions], Iterable[str]]
-    runs: bool
-    """Without --submit."""
-    command: tuple[str, ...]
-    """What the text is fed to; empty: it is a script that takes the place of this process."""
-    program: str | None
-    """What has to be on PATH."""
-
-
-def _nothing(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    return iter(())
-
-
-def _kubernetes(facts: LaunchFacts, options: LaunchOptions) -> str:
-    from deepseek_triton_tools.launching import kubernetes
-
-    return kubernetes.render(facts, options)
+def add_options(verb: VerbParser) -> None:
+    verb.form_first = _form_first
+    forms = verb.add_forms(
+        "FORM",
+        "deepseek-triton launch docker r1 --dry-run",
+        "deepseek-triton launch slurm r1x2 --partition gpu --time 7-0 --submit",
+        notes="local and docker run at once; mpirun, slurm and kubernetes print, unless --submit is given.\n"
+        "exit codes: 0 done, or stopped in order; 1 it failed or was refused; 2 the command line, or a port is taken;\n"
+        "4 not ready in time; in the foreground the server's own, 128 + N for signal N. docs/launch.md has more.",
+    )
+    _add_local(forms)
+    _add_docker(forms)
+    _add_mpirun(forms)
+    _add_slurm(forms)
+    _add_kubernetes(forms)
+    _add_ssh_setup(forms)
+    _add_recipe(forms)
+    _add_stop(forms)
+    _add_list(forms)
 
 
-def _kubernetes_problems(facts: LaunchFacts, options: LaunchOptions) -> Iterable[str]:
-    from deepseek_triton_tools.launching import kubernetes
-
-    return kubernetes.refusals(facts, options)
-
-
-def _kubernetes_lacking(facts: LaunchFacts, options: LaunchOptions) -> Iterable[str]:
-    from deepseek_triton_tools.launching import kubernetes
-
-    return kubernetes.unmet_requirements(facts, options)
-
-
-FORMS: Mapping[str, Form] = {
-    "local": Form(
-        render=local.render,
-        problems=local.refusals,
-        lacking=local.unmet_requirements,
-        warnings=_nothing,
-        runs=True,
-        command=(),
-        program=None,
-    ),
-    "docker": Form(
-        render=docker.render,
-        problems=docker.refusals,
-        lacking=docker.unmet_requirements,
-        warnings=_nothing,
-        runs=True,
-        command=(),
-        program="docker",
-    ),
-    "mpirun": Form(
-        render=mpirun.render,
-        problems=mpirun.refusals,
-        lacking=mpirun.unmet_requirements,
-        warnings=mpirun.warnings,
-        runs=False,
-        command=(),
-        program="mpirun",
-    ),
-    "slurm": Form(
-        render=slurm.render,
-        problems=slurm.refusals,
-        lacking=_nothing,
-        warnings=_nothing,
-        runs=False,
-        command=("sbatch", "--parsable"),
-        program="sbatch",
-    ),
-    "kubernetes": Form(
-        render=_kubernetes,
-        problems=_kubernetes_problems,
-        lacking=_kubernetes_lacking,
-        warnings=_nothing,
-        runs=False,
-        command=("kubectl", "apply", "--server-side", "--filename", "-"),
-        program="kubectl",
-    ),
-}
+def _form_first(given: list[str]) -> str:
+    """Say how `launch DIR --with FORM` is written now."""
+    old = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    old.add_argument("--with", dest="form", nargs="?")
+    old.add_argument("--recipe", nargs="?")
+    old.add_argument("--ssh-setup", action="store_true")
+    found, others = old.parse_known_args(given)
+    form = "ssh-setup" if found.ssh_setup else f"recipe {found.recipe}" if found.recipe else found.form
+    if form is None:
+        return "expected a form first, as in deepseek-triton launch docker DIR; launch --help lists the forms"
+    return f"the form comes first: deepseek-triton launch {form} {shlex.join(others)}"
 
 
-def run_launch(args: argparse.Namespace) -> int:
+def _add_local(forms: Verbs) -> None:
+    verb = add_verb(forms, "local", "run it here, where the container's programs are on PATH")
+    verb.runs(
+        _start,
+        "deepseek-triton launch local r1 -- --log-verbose 1",
+        "deepseek-triton launch local r1 --http-port 9000 --address 127.0.0.1",
+    )
+    _add_started(verb, "local", runs=True)
+    _add_address(_add_server(verb))
+
+
+def _add_docker(forms: Verbs) -> None:
+    verb = add_verb(forms, "docker", "run it in a container of its image")
+    verb.runs(
+        _start, "deepseek-triton launch docker r1 --dry-run", "deepseek-triton launch docker r1 --detach --gpus 0,1"
+    )
+    _add_started(verb, "docker", runs=True)
+    _add_address(_add_server(verb))
+    container = _add_container(verb)
+    _add_docker_run(container)
+    container.add_argument(
+        "--network", type=words, metavar="NAME", help="host (default), or another that publishes the ports"
+    )
+    container.add_argument(
+        "--restart", type=words, metavar="POLICY", help="as docker run's (default: remove the container)"
+    )
+    container.add_argument("--detach", action="store_true", help="do not wait for it")
+
+
+def _add_mpirun(forms: Verbs) -> None:
+    verb = add_verb(forms, "mpirun", "start it over several nodes by ssh, from the first of them")
+    verb.runs(
+        _start,
+        "deepseek-triton launch mpirun r1x2 --hosts node1,node2 --ssh-port 2233 --interface eth0",
+        "deepseek-triton launch mpirun r1x2 --host-file hosts --submit",
+    )
+    _add_started(verb, "mpirun")
+    _add_hosts(verb)
+    _add_address(_add_server(verb))
+
+
+def _add_slurm(forms: Verbs) -> None:
+    verb = add_verb(forms, "slurm", "submit it to Slurm as a batch job")
+    verb.runs(
+        _start,
+        "deepseek-triton launch slurm r1x2 --partition gpu --time 7-0 --submit",
+        "deepseek-triton launch slurm r1 --no-container > r1.sbatch",
+    )
+    _add_started(verb, "slurm")
+    job = verb.add_argument_group("job")
+    job.add_argument("--partition", type=words, metavar="NAME")
+    job.add_argument("--account", type=words, metavar="NAME")
+    job.add_argument("--time", type=words, metavar="LIMIT", help="as sbatch has it (default: the partition's)")
+    job.add_argument("--job-name", dest="name", type=words, metavar="NAME", help="the same as --name")
+    job.add_argument("--log", type=words, metavar="FILE", help="default: NAME-%%j.log where the job is submitted")
+    job.add_argument("--slurm-mpi", type=words, metavar="TYPE", help="as srun's --mpi (default: pmix)")
+    help_text = "the nodes have tritonserver and the engine"
+    job.add_argument("--no-container", dest="container", action="store_false", help=help_text)
+    help_text = "don't queue it again after a node's failure"
+    job.add_argument("--no-requeue", dest="requeue", action="store_false", help=help_text)
+    job.add_argument(
+        "--python", type=words, metavar="PROGRAM", help="the first node's, 3.10 or newer (default: python3)"
+    )
+    job.add_argument("--sbatch", action="append", metavar="OPTION", help="a directive more, as in --sbatch=--qos=high")
+    _add_gpus(_add_container(verb))
+    _add_address(_add_server(verb))
+
+
+def _add_kubernetes(forms: Verbs) -> None:
+    verb = add_verb(forms, "kubernetes", "deploy it on Kubernetes, over several nodes as a LeaderWorkerSet")
+    verb.runs(
+        _start,
+        "deepseek-triton launch kubernetes r1 --claim models --rate 2GB > r1.yaml",
+        "deepseek-triton launch kubernetes r1 --checkpoint-on-nodes --max-replicas 4 --submit",
+    )
+    _add_started(verb, "kubernetes")
+    storage = verb.add_argument_group("storage")
+    storage.add_argument("--claim", type=words, metavar="NAME", help="the checkpoint's PersistentVolumeClaim")
+    storage.add_argument("--checkpoint-on-nodes", action="store_true", help="every node has it where it is here")
+    storage.add_argument("--rate", type=size, metavar="SIZE", help="bytes a second of the storage (default: assumed)")
+    storage.add_argument(
+        "--measured", type=path, metavar="FILE", help="has the rate: a `warm files --json` of the checkpoint"
+    )
+    storage.add_argument(
+        "--repository-claim", type=words, metavar="NAME", help="the repository's (default: a ConfigMap)"
+    )
+    storage.add_argument("--cache-claim", type=words, metavar="NAME", help="the compiled kernels' claim")
+    pods = verb.add_argument_group("pods")
+    pods.add_argument("--namespace", type=words, metavar="NAME")
+    pods.add_argument("--replicas", type=positive, metavar="N", help="of the whole instance (default: 1)")
+    pods.add_argument("--max-replicas", type=positive, metavar="N", help="as many as the load needs, up to N")
+    pods.add_argument("--target", type=positive, metavar="N", help="sequences in flight to aim at, for each replica")
+    pods.add_argument("--host-network", action="store_true", help="pods in the nodes' own network")
+    pods.add_argument("--rdma", type=_resource, metavar="NAME=N", help="network cards of each pod: rdma/hca=8")
+    pods.add_argument("--ssh-port", type=port, metavar="PORT", help="sshd's port in the pods")
+    pods.add_argument("--scrape", action="store_true", help="annotate pods for Prometheus")
+    help_text = "a label of the nodes that may run it; may be repeated"
+    pods.add_argument("--node-selector", action="append", type=_label, metavar="LABEL=VALUE", help=help_text)
+    pods.add_argument("--pull-secret", type=words, metavar="NAME", help="secret of the image's registry")
+    _add_shm_size(_add_container(verb))
+    _add_server(verb)
+
+
+def _add_ssh_setup(forms: Verbs) -> None:
+    verb = add_verb(forms, "ssh-setup", "print a script for mpirun's nodes: keys, sshd on every node, a test over all")
+    verb.runs(
+        _print_ssh_setup,
+        "deepseek-triton launch ssh-setup r1x2 --hosts node1,node2 > setup.sh",
+        "deepseek-triton launch ssh-setup r1x2 --host-file hosts --interface eth0 > setup.sh",
+    )
+    _add_folder(verb)
+    _add_hosts(verb)
+    _add_docker_run(_add_container(verb))
+    _add_address(_add_server(verb))
+
+
+def _add_recipe(forms: Verbs) -> None:
+    verb = add_verb(forms, "recipe", "print how TensorRT-LLM is built from source, as an image or a wheel")
+    verb.runs(_print_recipe, "deepseek-triton launch recipe image r1", "deepseek-triton launch recipe wheel r1")
+    verb.add_argument("kind", choices=("image", "wheel"), help="what to build")
+    verb.add_argument("folder", metavar="DIR", help="what deepseek-triton build wrote")
+
+
+def _add_stop(forms: Verbs) -> None:
+    verb = add_verb(forms, "stop", "stop what this user has launched on this machine")
+    verb.runs(_stop, "deepseek-triton launch stop r1", "deepseek-triton launch stop --all --now")
+    verb.add_argument("targets", nargs="*", type=words, metavar="ID|DIR", help="as launch list shows them")
+    verb.add_argument("--all", action="store_true", help="stop all of them")
+    verb.add_argument("--now", action="store_true", help="don't wait for open requests")
+
+
+def _add_list(forms: Verbs) -> None:
+    verb = add_verb(forms, "list", "list what this user has launched on this machine")
+    verb.runs(_list, "deepseek-triton launch list", "deepseek-triton launch list --json")
+    add_json(verb, "docs/launch.md")
+
+
+def _add_started(verb: VerbParser, form: str, *, runs: bool = False) -> None:
+    """Add the folder, and the options that say whether the form runs or is printed."""
+    verb.set_defaults(form=form, submit=runs)
+    _add_folder(verb)
+    mode = verb.add_mutually_exclusive_group()
+    mode.add_argument("--dry-run", action="store_true", help="print what would run, which runs as it is printed")
+    if not runs:
+        mode.add_argument("--submit", action="store_true", help="run it, instead of printing it")
+
+
+def _add_folder(verb: VerbParser) -> None:
+    verb.usage, verb.rest = "%(prog)s DIR [options] [-- ARGS...]", "server_args"
+    verb.add_argument("folder", metavar="DIR", help="what deepseek-triton build wrote; ARGS are for tritonserver")
+
+
+def _add_server(verb: VerbParser) -> argparse._ArgumentGroup:
+    server = verb.add_argument_group(
+        "server", "start.sh's variables give the defaults: HTTP_PORT, EXIT_TIMEOUT and so on."
+    )
+    for name, default in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+        server.add_argument(f"--{name}-port", type=port, metavar="PORT", help=f"default: {default}")
+    server.add_argument(
+        "--exit-timeout", type=exit_timeout, metavar="S", help="for open requests on a stop (default: 30)"
+    )
+    help_text = "deadline of the start, 0 for none (default: by the checkpoint's bytes)"
+    server.add_argument("--ready-within", type=count_or_seconds, metavar="S", help=help_text)
+    server.add_argument(
+        "--max-restarts", type=count_or_seconds, metavar="N", help="after failures when ready (default: 3)"
+    )
+    server.add_argument("--ready-file", type=path, metavar="FILE", help="exists while the server is ready")
+    server.add_argument("--interface", type=words, metavar="NAME", help="network interface between the ranks or nodes")
+    server.add_argument(
+        "--env",
+        dest="environment",
+        action="append",
+        default=[],
+        type=_variable,
+        metavar="NAME=VALUE",
+        help="a variable of the server; not for secrets, it is printed; may be repeated",
+    )
+    return server
+
+
+def _add_address(server: argparse._ArgumentGroup) -> None:
+    """Kubernetes has none: its pods are asked at addresses of their own."""
+    help_text = "where it listens, 127.0.0.1 for this machine alone (default: 0.0.0.0, for everybody)"
+    server.add_argument("--address", type=_address, metavar="IP", help=help_text)
+
+
+def _add_container(verb: VerbParser) -> argparse._ArgumentGroup:
+    group = verb.add_argument_group("container")
+    group.add_argument("--image", type=_image, help="instead of the repository's own")
+    group.add_argument("--name", type=words, help="name of the container, the job or the objects (default: by DIR)")
+    group.add_argument("--cache-dir", type=path, metavar="DIR", help="for compiled kernels (default: ~/.cache)")
+    return group
+
+
+def _add_docker_run(container: argparse._ArgumentGroup) -> None:
+    _add_gpus(container)
+    _add_shm_size(container)
+    container.add_argument("--ipc-host", action="store_true", help="the machine's /dev/shm instead of one of its own")
+
+
+def _add_gpus(container: argparse._ArgumentGroup) -> None:
+    container.add_argument(
+        "--gpus", type=words, metavar="WHICH", help="all, none, a number; docker also takes 0,1 or a UUID"
+    )
+
+
+def _add_shm_size(container: argparse._ArgumentGroup) -> None:
+    container.add_argument("--shm-size", type=size, metavar="SIZE", help="of /dev/shm (default: 1 GiB a rank, and 1)")
+
+
+def _add_hosts(verb: VerbParser) -> None:
+    nodes = verb.add_argument_group("nodes")
+    which = nodes.add_mutually_exclusive_group()
+    which.add_argument("--hosts", metavar="A,B", help="the nodes, this one first")
+    which.add_argument("--host-file", type=path, metavar="FILE", help="the same, one a line, also as `host slots=8`")
+    nodes.add_argument("--ssh-port", type=port, metavar="PORT", help="of every node's sshd (default: ssh's own)")
+    nodes.add_argument("--ssh-args", metavar="TEXT", help="further arguments of ssh")
+
+
+def _image(text: str) -> str:
+    if re.fullmatch(r"[^\s-]\S*", text):  # docker would take a dash for an option
+        return text
+    raise argparse.ArgumentTypeError(f"expected an image's name, without blanks, got {text!r}")
+
+
+def _address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected an IP address of the machine, got {text!r}") from None
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    if name == "HF_TOKEN":
+        raise argparse.ArgumentTypeError(
+            "HF_TOKEN: everybody can read a command line: export it, and it is handed on by its name (pods need none: "
+            "they download nothing)"
+        )
+    own = {variable: option for option, (variable, _) in START_VARIABLES.items()} | {"DRY_RUN": "dry_run"}
+    if name in own:
+        raise argparse.ArgumentTypeError(f"{name}: say it with --{own[name].replace('_', '-')}")
+    return name, value
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if equals and name:
+        return name, value
+    raise argparse.ArgumentTypeError(f"expected LABEL=VALUE, got {text!r}")
+
+
+def _resource(text: str) -> tuple[str, int]:
+    name, _, count = text.partition("=")
+    if name and count.isdecimal() and int(count):
+        return name, int(count)
+    raise argparse.ArgumentTypeError(f"expected NAME=N, as rdma/hca=8, got {text!r}")
+
+
+# --- What runs ---
+
+
+def _start(args: argparse.Namespace) -> int:
     """Call it in the main thread: what is run may take the place of this process.
 
     :raises ToolError: for everything that is wrong, in one line.
     """
-    if args.what in ("stop", "list"):
-        return _supervise(args)
-    refuse(wrong_options(args))
-    facts = facts_of(args.what)
-    if args.recipe:
-        options = LaunchOptions()
-        refuse(recipes.refusals(facts, options))
-        return _print(recipes.render_recipe(args.recipe, facts))
-    form = FORMS[args.form]
-    options = options_of(args, facts)
-    setup = ssh_setup.refusals(facts, options) if args.ssh_setup else ()
-    refuse([*same_ports(options), *form.problems(facts, options), *setup])
-    runs = (form.runs or args.submit) and not args.dry_run and not args.ssh_setup
+    from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
+
+    form = LAUNCH_FORMS[args.form]
+    facts, options = _read(args)
+    _refuse([*_same_ports(options), *form.refusals(facts, options)])
+    runs = args.submit and not args.dry_run
     if runs:
-        refuse(_missing(form, facts, options), InstallationError)
-    # Where --ssh-setup is for, everything is in the containers that it starts.
-    lacking = () if runs or args.ssh_setup else form.lacking(facts, options)
-    warnings = [*form.warnings(facts, options), *lacking]
-    text = ssh_setup.render_setup(facts, options) if args.ssh_setup else form.render(facts, options)
-    refuse(_unwritable(text))
+        _refuse(_missing(form, facts, options), InstallationError)
+    warnings = [*form.warnings(facts, options), *(() if runs else form.unmet_requirements(facts, options))]
+    text = form.render(facts, options)
+    _check_encoding(text)
     for line in warnings:
         complain(f"note: {line}")
     if not runs:
@@ -158,24 +367,84 @@ def run_launch(args: argparse.Namespace) -> int:
     return _feed(form.command, text) if form.command else _become(["bash", "-c", text, "launch"])
 
 
+def _print_ssh_setup(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.launching import mpirun, ssh_setup
+
+    facts, options = _read(args)
+    _refuse([*_same_ports(options), *mpirun.refusals(facts, options), *ssh_setup.refusals(facts, options)])
+    text = ssh_setup.render_setup(facts, options)
+    _check_encoding(text)
+    for line in mpirun.warnings(facts, options):
+        complain(f"note: {line}")
+    return _print(text)
+
+
+def _print_recipe(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.launching import recipes
+    from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+    from deepseek_triton_tools.repository.launch_facts import facts_of
+
+    facts = facts_of(args.folder)
+    _refuse(recipes.refusals(facts, LaunchOptions()))
+    return _print(recipes.render_recipe(args.kind, facts))
+
+
+def _read(args: argparse.Namespace) -> tuple[LaunchFacts, LaunchOptions]:
+    """:raises ToolError: when the repository, a host file or a variable of start.sh is wrong."""
+    from deepseek_triton_tools.launching import mpirun
+    from deepseek_triton_tools.launching.kubernetes_settings import KubernetesOptions
+    from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+    from deepseek_triton_tools.repository.launch_facts import facts_of
+
+    facts = facts_of(args.folder)
+    if getattr(args, "address", "") is None:  # --address is for all three; these have no option of their own
+        others = [(name, os.environ[name]) for name in ("GRPC_ADDRESS", "METRICS_ADDRESS") if os.environ.get(name)]
+        args.environment = [*others, *args.environment]
+    take_start_variables(args)
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
+    if "hosts" in given:
+        from_file = args.host_file and mpirun.read_host_file(args.host_file, facts.ranks_per_node)
+        given["hosts"] = from_file or mpirun.parse_hosts(args.hosts or "")
+    own = _of(KubernetesOptions, given)
+    return facts, LaunchOptions(**_of(LaunchOptions, given), kubernetes=KubernetesOptions(**own))
+
+
+def _of(settings: type[LaunchOptions] | type[KubernetesOptions], given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `settings` that were given."""
+    names = [field.name for field in dataclasses.fields(settings)]
+    return {name: given[name] for name in names if given.get(name) is not None}
+
+
+def _refuse(refusals: Iterable[str], error: type[ToolError] = ToolError) -> None:
+    """:raises ToolError: with all of them, if there are any."""
+    if wrong := list(dict.fromkeys(refusals)):
+        raise error("; ".join(wrong), exit_code=1 if error is InstallationError else 2)
+
+
+def _same_ports(options: LaunchOptions) -> Iterator[str]:
+    ports = (options.http_port, options.grpc_port, options.metrics_port)
+    if len(set(ports)) < len(ports):
+        yield f"HTTP, gRPC and metrics need a port each, got {', '.join(map(str, ports))}"
+
+
+def _missing(form: LaunchForm, facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
+    if form.program and shutil.which(form.program) is None:
+        yield f"{form.program} is not on PATH: run it where it is, or see with --dry-run what would run"
+    else:
+        yield from form.unmet_requirements(facts, options)
+
+
+def _check_encoding(text: str) -> None:
+    """:raises ToolError: when a path in it is not UTF-8: printed, it would be another path."""
+    lines = (line.strip() for line in text.splitlines())
+    if odd := [line for line in lines if any("\udc80" <= character <= "\udcff" for character in line)]:
+        raise ToolError(f"expected paths and values in UTF-8, got {printable(odd[-1])}", exit_code=2)
+
+
 def _print(text: str) -> int:
     with to_reader():
         print(text, end="")
     return 0
-
-
-def _missing(form: Form, facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    if form.program and shutil.which(form.program) is None:
-        yield f"{form.program} is not on PATH: run it where it is, or see with --dry-run what would run"
-    else:
-        yield from form.lacking(facts, options)
-
-
-def _unwritable(text: str) -> Iterator[str]:
-    """A path may be of any bytes, and would be another one when it is printed."""
-    lines = (line.strip() for line in text.splitlines())
-    if odd := [line for line in lines if any("\udc80" <= character <= "\udcff" for character in line)]:
-        yield f"expected paths and values in UTF-8, got {plain(odd[-1])}"
 
 
 def _become(command: list[str]) -> NoReturn:
@@ -188,38 +457,44 @@ def _become(command: list[str]) -> NoReturn:
 
 
 def _feed(command: tuple[str, ...], text: str) -> int:
-    """Its standard output is ours: sbatch prints the job's number, kubectl what it has made."""
+    """Run `command` on `text`. Its output is ours: sbatch prints the job's number, kubectl what it has made."""
     sys.stdout.flush()
     code = subprocess.run(command, input=text, encoding="utf-8").returncode
     return 128 - code if code < 0 else code
 
 
-# --- stop, list ---
+# --- What was started ---
+
+_ID = re.compile(r"[0-9a-f]{8}")
 
 
-def _supervise(args: argparse.Namespace) -> NoReturn:
-    """:raises ToolError: when the command line is wrong."""
-    verb = args.what
-    forms = ["form"] if args.form else []
-    wrong = [not_for(name, f"launch {verb}") for name in [*forms, *given(args)] if name not in OTHERS[verb]]
-    if args.names and verb == "list":
-        wrong.append(f"launch list takes no names, got {', '.join(map(plain, args.names))}")
-    if verb == "stop" and bool(args.names) == args.all:
-        wrong.append("launch stop takes what to stop: the ID or folder of launches (launch list tells them), or --all")
-    folders = [target for target in args.names if _is_folder(target)]
-    ids = [target for target in args.names if target not in folders]
-    wrong += [
-        f"{plain(target) or 'an empty text'} is neither a folder here nor an ID of eight hexadecimal digits, as launch "
-        "list shows them"
+def _stop(args: argparse.Namespace) -> NoReturn:
+    """:raises ToolError: when it isn't clear what to stop."""
+    if bool(args.targets) == args.all:
+        raise ToolError(
+            "launch stop takes what to stop: the ID or folder of launches (launch list tells them), or --all",
+            exit_code=2,
+        )
+    # A folder that is named by its path may be gone.
+    folders = [target for target in args.targets if os.path.isdir(target) or os.sep in target]
+    ids = [target for target in args.targets if target not in folders]
+    _refuse(
+        f"{printable(target)} is neither a folder here nor an ID of eight hexadecimal digits, as launch list shows them"
         for target in ids
         if not _ID.fullmatch(target)
-    ]
-    refuse(wrong)
-    words = [word for folder in folders for word in ("--repository", str(Path(folder).absolute()))] + ids
-    words += [f"--{name}" for name in ("all", "now", "json") if getattr(args, name)]
-    _become([sys.executable, str(version_dir() / SUPERVISOR), verb, *words])
+    )
+    options = [f"--{name}" for name in ("all", "now") if getattr(args, name)]
+    named = [word for folder in folders for word in ("--repository", str(Path(folder).absolute()))]
+    _supervise("stop", *named, *ids, *options)
 
 
-def _is_folder(target: str) -> bool:
-    """One that is named by its path may be gone."""
-    return os.path.isdir(target) or os.sep in target
+def _list(args: argparse.Namespace) -> NoReturn:
+    _supervise("list", *(["--json"] if args.json else []))
+
+
+def _supervise(*command: str) -> NoReturn:
+    """Become the supervisor, which knows what runs."""
+    from deepseek_triton_build.data.model_source import version_dir
+    from deepseek_triton_tools.repository.launch_facts import SUPERVISOR
+
+    _become([sys.executable, str(version_dir() / SUPERVISOR), *command])

@@ -2,224 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import argparse
 
-from deepseek_triton_build import Budget, Plan, PlanRequest, make_plan
-from deepseek_triton_build.arithmetic.gpu_memory import GIB
-from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
-from deepseek_triton_build.render.yaml_text import flow
-from deepseek_triton_tools.cli.plan_document import concurrency, launch, plan_document
-from deepseek_triton_tools.terminal import tables
-from deepseek_triton_tools.terminal.output_streams import to_reader
-from deepseek_triton_tools.terminal.tables import Table, paragraph, show, styled
-
-_WIDE = 120
-"""Columns from which the settings are drawn as a table."""
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json
+from deepseek_triton_tools.cli.plan_options import add_plan_options
 
 
-def plan(request: PlanRequest, *, as_json: bool) -> int:
-    """Print the plan for `request`.
-
-    :raises deepseek_triton_build.BuildError: when there is none.
-    """
-    made = make_plan(request)
-    with to_reader():
-        if as_json:
-            print(json.dumps(plan_document(made), indent=2, allow_nan=False))
-        else:
-            _show(made)
-    return 0
-
-
-def _show(plan: Plan) -> None:
-    title, *rest = _headline(plan)
-    print(styled(paragraph(title, ""), "1"))
-    for line in rest:
-        print(paragraph(line))
-    print()
-    _show_settings(plan)
-    _show_memory(plan)
-    _show_launch(plan)
-    show_warnings(plan)
-    _show_omissions(plan)
-
-
-def _headline(plan: Plan) -> list[str]:
-    """What is planned, in a few lines."""
-    if plan.gpu is None or plan.release is None or plan.checkpoint is None:
-        return [f"{plan.variant.title}, on the {plan.engine} engine"]
-    nodes = "one node" if plan.num_nodes == 1 else f"{plan.num_nodes} nodes of {plan.gpus_per_node}"
-    lines = [
-        plan.variant.title,
-        f"{plan.request.model or plan.checkpoint.model}, {plan.precision}",
-        f"{plan.world_size} x {plan.gpu.title}, {nodes}",
-        f"TensorRT-LLM {plan.release.version}: {plan.image}{_other_containers(plan)}",
-    ]
-    if plan.profile is not None and plan.recipe is not None:
-        lines.append(f"profile {plan.profile.name}: {plan.profile.title}")
-        lines.append(f"recipe {plan.recipe.id}: {plan.recipe.source}")
-    return lines
-
-
-def _other_containers(plan: Plan) -> str:
-    others = plan.release.containers[1:] if plan.release else ()
-    return f" (or {', '.join(others)})" if others else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    """A setting or an environment variable, for people."""
-
-    section: str
-    key: str
-    value: str
-    reason: str
-    source: str
-
-    @property
-    def why(self) -> str:
-        return f"{self.reason} ({self.source})" if self.source else self.reason
-
-
-_SECTIONS = (
-    ("Model and parallelism", ("model", "backend", "trust_", "tensor_", "pipeline_", "moe_expert_", "gpus_per_node")),
-    ("Attention data parallelism", ("enable_attention_dp", "attention_dp_config")),
-    ("Limits and scheduling", ("max_", "enable_chunked", "disable_overlap", "cuda_graph", "use_cuda_graph")),
-    ("KV cache", ("kv_cache", "cache_transceiver", "enable_block_reuse")),
-    ("Experts", ("moe_",)),
-    ("Speculation", ("speculative",)),
-    ("The backend's own (triton_config)", ("triton_config",)),
-)
-"""Section, and what its keys begin with; the first that fits. Everything else is sampling and output."""
-_OTHER = "Sampling and output"
-_ENVIRONMENT = "Environment"
-
-
-def _section(key: str) -> str:
-    return next((title for title, starts in _SECTIONS if key.startswith(starts)), _OTHER)
-
-
-def _lines(plan: Plan) -> list[_Line]:
-    """By section, in the order of writing within it."""
-    titles = [*(title for title, _ in _SECTIONS[:-1]), _OTHER, _SECTIONS[-1][0]]
-    settings = sorted(plan.settings, key=lambda setting: titles.index(_section(setting.key)))
-    rows: list[tuple[str, str, str, Setting | EnvironmentVariable]] = [
-        *((_section(setting.key), setting.key, flow(setting.value), setting) for setting in settings),
-        *((_ENVIRONMENT, variable.name, variable.value, variable) for variable in plan.environment),
-    ]
-    recipe = plan.recipe.source if plan.recipe else None
-    return [
-        _Line(
-            section=section,
-            key=key,
-            value=value,
-            reason=line.reason,
-            source="the recipe" if line.source == recipe else line.source,
-        )
-        for section, key, value, line in rows
-    ]
-
-
-def _by_section(lines: list[_Line]) -> Iterator[tuple[str, list[_Line]]]:
-    for title in dict.fromkeys(line.section for line in lines):
-        yield title, [line for line in lines if line.section == title]
-
-
-def _show_settings(plan: Plan) -> None:
-    lines = _lines(plan)
-    if not tables.is_terminal():
-        for title, rows in _by_section(lines):
-            cells = [(row.key, row.value, row.why) for row in rows]
-            show(Table(title=title, headings=("setting", "value", "reason"), rows=cells))
-    elif tables.width() >= _WIDE:
-        _draw(lines)
-    else:
-        for title, rows in _by_section(lines):
-            print(styled(title, "1"))
-            for row in rows:
-                print(paragraph(f"{row.key}: {row.value}"))
-                print(styled(paragraph(row.why, "      ", ""), "2"))
-            print()
-
-
-def _draw(lines: list[_Line]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    drawn = RichTable("setting", "value", "reason", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in drawn.columns:
-        column.overflow = "fold"
-    drawn.columns[1].max_width = 30
-    drawn.columns[2].ratio = 1
-    for title, rows in _by_section(lines):
-        drawn.add_row(Text(title, "bold"))
-        for row in rows:
-            reason = Text(row.reason).append(f" ({row.source})" if row.source else "", "dim")
-            drawn.add_row(Text(f"  {row.key}"), Text(row.value), reason)
-        drawn.add_row()
-    Console(highlight=False).print(drawn)
-
-
-def _show_memory(plan: Plan) -> None:
-    if plan.budget is None:
-        return
-    show(Table(title="Memory of one GPU", headings=("part", "GiB", ""), rows=memory_rows(plan.budget)))
-    rows = [(f"{c.isl:,}", f"{c.osl:,}", f"{c.kv_cache_holds:,}", f"{c.runs:,}") for c in concurrency(plan)]
-    title = f"Requests at once, of all {plan.world_size} GPUs; max_batch_size allows {plan.max_concurrency:,}"
-    show(Table(title=title, headings=("input tokens", "output tokens", "KV cache holds", "run at once"), rows=rows))
-
-
-def memory_rows(budget: Budget) -> list[tuple[str, str, str]]:
-    """Part, GiB, and what to know about it."""
-    tokens = f"{budget.kv_bytes_per_token:,} bytes a token: {budget.kv_tokens:,} tokens"
-    if budget.attention_dp_size > 1:
-        tokens += f", {budget.total_kv_tokens:,} of all GPUs"
-    parts = (
-        ("weights", budget.weights, ""),
-        ("KV cache", budget.kv_cache, tokens),
-        ("CUDA graphs", budget.cuda_graphs, "an estimate"),
-        ("workspace", budget.context + budget.activations, "CUDA context, buffers and activations; an estimate"),
-        ("free", budget.free, "for what varies while it runs"),
-        ("in all", budget.memory, ""),
+def add_options(verb: VerbParser) -> None:
+    verb.runs(
+        _plan,
+        "deepseek-triton plan deepseek-r1 --gpu h200 --gpus 8",
+        "deepseek-triton plan nvidia/DeepSeek-R1-FP4 --gpu b200 --profile throughput --isl 1000 --osl 2000",
     )
-    return [(name, f"{size / GIB:6.1f}", what) for name, size, what in parts]
+    add_plan_options(verb)
+    add_json(verb)
 
 
-def _show_launch(plan: Plan) -> None:
-    how = launch(plan)
-    print(styled("Start", "1"))
-    if plan.checkpoint is not None:
-        weights, host = plan.checkpoint.weight_bytes / 1e9, plan.host_memory / 1e9
-        print(
-            paragraph(
-                f"loads {weights:,.0f} GB of weights; with {host:,.0f} GB of memory available on each node the engine "
-                "reads them ahead, with less it loads more slowly"
-            )
-        )
-    nodes = "one node" if how.nodes == 1 else f"{how.nodes} nodes of {how.gpus_per_node} GPUs"
-    ranks = f", {how.mpi_ranks} MPI ranks" if how.mpi_ranks else ""
-    print(paragraph(f"{nodes}{ranks}: {how.command}, {how.where}"))
-    print(paragraph(f"`deepseek-triton build` with the same options and --output DIR writes it, with {how.script}"))
+def _plan(args: argparse.Namespace) -> int:
+    from deepseek_triton_build import make_plan
+    from deepseek_triton_tools.cli.plan_request import plan_request
+    from deepseek_triton_tools.plans.plan_view import show_plan
 
-
-def show_warnings(plan: Plan) -> None:
-    """Rules that the plan breaks without being refused for it."""
-    if not plan.warnings:
-        return
-    print(f"\n{styled('Warnings and notes', '1')}")
-    for warned in plan.warnings:
-        rule, violation = warned.rule, warned.violation
-        print(paragraph(f"{rule.severity} {rule.code}: {violation.message}"))
-        print(paragraph(f"fix: {violation.fix}", "    "))
-
-
-def _show_omissions(plan: Plan) -> None:
-    if not plan.omissions:
-        return
-    print(f"\n{styled('Left out', '1')}")
-    for omission in plan.omissions:
-        print(paragraph(f"{omission.key}: {flow(omission.value)}: {omission.reason}"))
+    show_plan(make_plan(plan_request(args)), as_json=args.json)
+    return 0

@@ -1,294 +1,65 @@
-"""The options of `plan` and `build` -> what the generator is asked for."""
+"""The options of `plan` and `build` that shape a plan; plan_request.py reads them."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-import errno
-import math
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
 
-import yaml
-
-from deepseek_triton_build import PlanRequest, Workload
-from deepseek_triton_build.check.checkpoint_facts import read_facts
-from deepseek_triton_build.data.catalog import Architecture, Variant, find_precision, variant_of_model, variants
-from deepseek_triton_build.data.catalog.profiles import DEFAULT_PROFILE
-from deepseek_triton_build.data.releases import container_tag, release_for_container
-from deepseek_triton_build.planning.plan_request import DEFAULT_RELEASE
-from deepseek_triton_build.render.trtllm_commands import is_path
-from deepseek_triton_build.text import one_line, shown
-from deepseek_triton_tools.terminal.output_streams import complain
-from deepseek_triton_tools.tool_errors import ToolError
+from deepseek_triton_tools.cli.parsing import VerbParser, number, positive
 
 
-class OptionError(ToolError):
-    """What was typed means nothing: exit code 2."""
+def add_plan_options(verb: VerbParser) -> None:
+    verb.usage = "%(prog)s VARIANT --gpu GPU [options]"
+    verb.names = known_names
+    verb.add_argument("variant", metavar="VARIANT", help="what to serve: a name, or a known Hugging Face name")
+    verb.add_argument("--gpu", metavar="GPU", help="the GPU it will run on")
+    verb.add_argument("--gpus", type=positive, metavar="N", help="GPUs of one instance (default: as published)")
+    verb.add_argument("--precision", metavar="NAME", help="of the weights (default: fp4 on Blackwell if there is one)")
+    verb.add_argument("--profile", metavar="NAME", help="what it is tuned for (default: balanced)")
+    target = verb.add_mutually_exclusive_group()
+    target.add_argument("--trtllm", metavar="RELEASE", help="TensorRT-LLM release it is for (default: 1.2.1)")
+    target.add_argument("--image", metavar="TAG", help="Triton container it is for, such as 26.07, instead")
+    work = verb.add_argument_group("workload")
+    work.add_argument("--isl", type=positive, metavar="TOKENS", help="the longest input")
+    work.add_argument("--osl", type=positive, metavar="TOKENS", help="the longest output")
+    work.add_argument("--concurrency", type=positive, metavar="N", help="requests at once, over all GPUs")
+    _add_overrides(verb.add_argument_group("instead of what the profile chooses"))
+    engine = verb.add_argument_group("checkpoint and engine")
+    engine.add_argument("--model", metavar="PATH", help="the checkpoint's folder (default: its Hugging Face name)")
+    engine.add_argument("--engine", metavar="NAME", help="tensorrt_llm, transformers or simulated")
+    engine.add_argument("--preset", metavar="NAME", help="for --engine simulated: the deployment whose pace it keeps")
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, exit_code=2)
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Named:
-    """What a name stands for."""
-
-    variant: str
-    precision: str | None = None
-    model: str | None = None
-
-
-def plan_request(args: argparse.Namespace) -> PlanRequest:
-    """The request that `args` (arguments.add_plan_options) make.
-
-    Says on stderr when --model is a folder that isn't here.
-
-    :raises OptionError: for what can't be read as an option's value, and for a Hugging Face name nobody knows.
-    :raises UnknownNameError: for a container nobody knows.
-    :raises RefusedPlanError: for a container whose release can't be used.
-    """
-    named = _named(args.variant)
-    _refuse_meaningless(args, named.variant)
-    model = _model(args.model, named)
-    precision = _precision(args.precision, named, model)
-    if args.gpu is None and _needs_gpu(named.variant):
-        raise OptionError(f"{named.variant} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)")
-    release = release_for_container(args.image).version if args.image is not None else args.trtllm
-    if args.model and model and (note := _note_on_model(model)):
-        complain(f"note: {note}")
-    return PlanRequest(
-        variant=named.variant,
-        gpu=args.gpu,
-        num_gpus=args.gpus,
-        precision=precision,
-        profile=DEFAULT_PROFILE if args.profile is None else args.profile,
-        release=DEFAULT_RELEASE if release is None else release,
-        container=None if args.image is None else container_tag(args.image),
-        workload=Workload(isl=args.isl, osl=args.osl, concurrency=args.concurrency),
-        mtp=args.mtp,
-        relaxed_acceptance=args.relaxed_acceptance,
-        kv_dtype=args.kv_cache_dtype,
-        pipeline_parallel_size=args.pp,
-        engine=args.engine,
-        preset=args.preset,
-        model=model,
-        allow_unpublished=args.allow_unpublished,
-        overrides=tuple(row for text in args.set for row in overrides(text)),
+def _add_overrides(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--mtp", type=number, metavar="N", help="draft tokens a step, 0 for none")
+    group.add_argument("--relaxed-acceptance", action="store_true", help="accept likely drafts while R1 reasons")
+    group.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), help="auto is the checkpoint's own")
+    group.add_argument("--pp", type=positive, default=1, metavar="N", help="pipeline stages (default: 1)")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any LLM argument of the release, or triton_config.*; the value is YAML; may be repeated",
     )
+    group.add_argument("--allow-unpublished", action="store_true", help="plan what fits though nobody published it")
 
 
-def _needs_gpu(variant: str) -> bool:
-    return variant in variants() and bool(variants()[variant].checkpoints)
+def known_names() -> str:
+    """The values that the options take, from the catalogue."""
+    from deepseek_triton_build.data.catalog import PRECISION_ALIASES, PRECISIONS, gpus, variants
+    from deepseek_triton_build.data.catalog.profiles import profiles
+    from deepseek_triton_build.data.releases import RELEASES, containers
 
-
-_FOR_GPUS = (
-    "--gpu",
-    "--gpus",
-    "--precision",
-    "--profile",
-    "--trtllm",
-    "--image",
-    "--isl",
-    "--osl",
-    "--concurrency",
-    "--mtp",
-    "--relaxed-acceptance",
-    "--kv-cache-dtype",
-    "--set",
-)
-"""Options that mean nothing without TensorRT-LLM."""
-
-
-def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
-    """An option that changes nothing is refused, not accepted and forgotten."""
-    if variant not in variants() or _needs_gpu(variant):
-        return
-    values = {option: getattr(args, option[2:].replace("-", "_")) for option in _FOR_GPUS}
-    given = [option for option, value in values.items() if value is not None and value is not False and value != []]
-    if given:
-        raise OptionError(f"{variant} runs on the spot, without TensorRT-LLM: leave out {', '.join(given)}")
-
-
-def overrides(text: str) -> Iterator[tuple[str, Any]]:
-    """What one --set says: several settings when the value is a mapping. Values are hashable.
-
-    :raises OptionError: when it is not KEY=VALUE with a value in YAML.
-    """
-    key, equals, written = text.partition("=")
-    key = key.strip()
-    if not equals or not all(part.isidentifier() for part in key.split(".")):
-        raise OptionError(f"--set {_brief(text)}: expected KEY=VALUE, as in --set kv_cache_config.dtype=fp8")
-    try:
-        rows = list(_flat(key, yaml.safe_load(written), text))
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or str(error)
-        raise OptionError(f"--set {_brief(text)}: the value is not YAML: {one_line(problem)}; quote it") from error
-    except _NO_VALUE as error:
-        raise OptionError(f"--set {_brief(text)}: expected a value, found what YAML makes none of; quote it") from error
-    yield from rows
-
-
-_NO_VALUE = (ValueError, KeyError, IndexError, AttributeError, TypeError, RecursionError)
-"""What PyYAML raises for a date that is none, `!!bool maybe`, `!!int ""`, a list as a key, a list inside itself."""
-
-
-def _flat(key: str, value: Any, text: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for name, below in value.items():
-            yield from _flat(f"{key}.{name}", below, text)
-    else:
-        yield key, _hashable(value, text)
-
-
-def _hashable(value: Any, text: str) -> Any:
-    if isinstance(value, list):
-        return tuple(_hashable(item, text) for item in value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise OptionError(f"--set {_brief(text)}: expected a finite number, found {value}")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise OptionError(f"--set {_brief(text)}: expected a number of 64 bits at most")
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    kind = "a mapping here" if isinstance(value, dict) else f"a {type(value).__name__}"
-    raise OptionError(f"--set {_brief(text)}: expected numbers, text, true, false, null or lists of them, found {kind}")
-
-
-def _brief(text: str) -> str:
-    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
-
-
-_BRIEF = 200
-"""Characters of what was typed that a message repeats."""
-
-
-def _named(given: str) -> _Named:
-    """VARIANT as a variant, from its own name or that of a checkpoint on Hugging Face."""
-    if given.lower() in variants():
-        return _Named(variant=given.lower())
-    if os.path.isdir(given) or is_path(given):
-        raise OptionError(_about_folder(given))
-    if "/" not in given:
-        return _Named(variant=given)  # the planner names the nearest
-    found = variant_of_model(given)
-    if found is None:
-        raise OptionError(_unknown_model(given))
-    variant, checkpoint = found
-    return _Named(variant=variant.name, precision=checkpoint.precision, model=given)
-
-
-def _about_folder(given: str) -> str:
-    """A folder tells DeepSeek-V3's architecture from V3.2's, but not R1 from V3."""
-    name = read_facts(Path(given), given)[0].class_name if os.path.isfile(os.path.join(given, "config.json")) else None
-    alike = [v.name for v in variants().values() if v.architecture and name in (None, v.architecture.class_name)]
-    what = f"{_brief(given)} is a path" + (f", of a {_brief(name)}" if name else "")
-    if not alike:
-        return f"{what}, which is no model that is served here; known so far: {', '.join(variants())}"
-    one = alike[0] if len(alike) == 1 else "VARIANT"
-    which = "" if len(alike) == 1 else f", where VARIANT is what it is: {' or '.join(alike)}"
-    return f"{what}; give it as --model: {one} --model {_brief(given)}{which}"
-
-
-def _unknown_model(given: str) -> str:
-    models = [checkpoint.model for variant in variants().values() for checkpoint in variant.checkpoints.values()]
-    nearest = difflib.get_close_matches(given, models, n=1)
-    if _is_distilled(given):
-        return f"{given}: {_DISTILLED}; known so far: {', '.join(models)}"
-    hint = f"did you mean {nearest[0]}? " if nearest else ""
-    known = f"unknown Hugging Face name {_brief(given)!r}: {hint}known so far: {', '.join(models)}"
-    if "deepseek" not in given.lower():
-        return known
-    return f"{known}; a copy of one of them under another name is given as --model beside its variant"
-
-
-_DISTILLED = "a distilled model has the architecture of the Qwen or Llama it was made of, which is not served here"
-
-
-def _is_distilled(model: str) -> bool:
-    return "distill" in model.rpartition("/")[2].lower()
-
-
-def _precision(asked: str | None, named: _Named, model: str | None) -> str | None:
-    """What was asked for, or what the checkpoint says by its name or, in a folder here, by its files.
-
-    :raises OptionError: when they contradict each other.
-    """
-    of_checkpoint = (_precision_of(model, named.variant) if model else None) or named.precision
-    if asked is None:
-        return of_checkpoint
-    precision = find_precision(asked)
-    if of_checkpoint is not None and precision != of_checkpoint:
-        raise OptionError(
-            f"--precision {asked}: the checkpoint named holds {of_checkpoint} weights; leave --precision out, or name "
-            f"{named.variant} by itself"
-        )
-    return precision
-
-
-def _precision_of(model: str, variant: str) -> str | None:
-    """The precision of --model's weights, where it can be known.
-
-    :raises OptionError: when it is a checkpoint of another variant, or none.
-    """
-    served = variants().get(variant)
-    if served is None or served.architecture is None:
-        return None
-    if os.path.isdir(model):
-        return _precision_of_folder(model, served, served.architecture)
-    by_name = variant_of_model(model)
-    if by_name is None:
-        if not is_path(model) and _is_distilled(model):
-            raise OptionError(f"--model {model}: {_DISTILLED}")
-        return None
-    if by_name[0] is not served:
-        raise OptionError(f"--model {model} is {by_name[0].name}, not {variant}")
-    return by_name[1].precision
-
-
-def _precision_of_folder(model: str, served: Variant, architecture: Architecture) -> str | None:
-    """:raises OptionError: unless it holds a checkpoint of the architecture, quantized in a way that is known."""
-    facts, findings = read_facts(Path(model), f"--model {model}")
-    broken = [finding for finding in findings if finding.severity == "error"]
-    if broken:
-        problems = "; ".join(f"{finding.file}: {finding.message}" for finding in broken)
-        raise OptionError(f"{problems}; name the folder of a whole checkpoint")
-    if facts.architecture != architecture:
-        expected, found = architecture.class_name, shown(facts.class_name)
-        raise OptionError(f"--model {model}: expected a {expected} for {served.name}, its config.json says {found}")
-    if facts.quantization is not None and facts.precision is None:
-        known = ", ".join(served.checkpoints)
-        raise OptionError(f"{facts.quantization_file}: expected {known} weights, found {shown(facts.quantization)}")
-    return facts.precision
-
-
-def _model(given: str | None, named: _Named) -> str | None:
-    """--model as the files are to have it: a folder of this machine is told from a Hugging Face name by its form.
-
-    :raises OptionError: for what can't be a path or a name.
-    """
-    if given is None:
-        return named.model
-    try:
-        given.encode()
-        os.stat(given)
-    except UnicodeEncodeError as error:
-        raise OptionError(f"--model {_brief(given)}: expected a name in UTF-8; rename the folder") from error
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise OptionError(f"--model {_brief(given)}: is too long for a path") from error
-    if not given:
-        raise OptionError("--model: expected a folder or a Hugging Face name, found nothing")
-    return f"./{given}" if os.path.isdir(given) and not is_path(given) else given
-
-
-def _note_on_model(model: str) -> str | None:
-    """What may be overlooked about the --model given."""
-    if not is_path(model):
-        known = "/" not in model or variant_of_model(model)
-        return None if known else f"{model} is not a folder here; the engine will take it for a Hugging Face name"
-    if not model.startswith("/"):
-        return f"--model {model} is written as given; in the container it is looked up from where the server starts"
-    return None if os.path.exists(model) else f"{model} is not on this machine; the container must have it there"
+    aliases = {precision: alias for alias, precision in PRECISION_ALIASES.items()}
+    precisions = [f"{name} ({aliases[name]})" if name in aliases else name for name in PRECISIONS]
+    tags = [tag for tag, container in containers().items() if container.trtllm in RELEASES]
+    rows: dict[str, Iterable[str]] = {
+        "VARIANT": variants(),
+        "--gpu": gpus(),
+        "--precision": precisions,
+        "--profile": profiles(),
+        "--trtllm": RELEASES,
+        "--image": tags,
+    }
+    return "names:\n" + "".join(f"  {option:<12} {', '.join(names)}\n" for option, names in rows.items())

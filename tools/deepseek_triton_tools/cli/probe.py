@@ -1,4 +1,4 @@
-"""`deepseek-triton probe`: how a server is, asked once, as an exit code and one line."""
+"""`deepseek-triton probe`: ask a server once how it is; the answer is an exit code and one line."""
 
 from __future__ import annotations
 
@@ -21,17 +21,54 @@ from deepseek_triton_client import (
     ServerUnavailable,
     Timeouts,
 )
-from deepseek_triton_tools.cli.client_options import client_settings
+from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
+from deepseek_triton_tools.cli.parsing import VerbParser, add_verb, duration
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
 
 YES, NO, UNREACHABLE, TOO_LATE = 0, 1, 3, 4
 
 _DEADLINE_S = {"live": 5.0, "ready": 5.0, "generate": 30.0}
+"""Seconds for the whole of each question, unless --deadline is given."""
 _GENERATED_TOKENS = "deepseek_triton_generated_tokens_total"
 _METRICS_LOOK_S = 0.5
+"""Seconds between two looks at the metrics."""
 _SPARE_S = 0.5
-"""By which the client's own limit for reaching a server comes later: one that is silent is not one that is away."""
+"""Seconds by which the client's own limit for connecting is later than the deadline: a server that is silent is told
+from one that can't be reached."""
+
+
+_EXIT_CODES = """\
+exit codes: 0 yes; 1 it answers, and the answer is no; 2 the command line; 3 nobody answers there; 4 no answer within
+the deadline."""
+
+
+def add_options(verb: VerbParser) -> None:
+    questions = verb.add_forms(
+        "QUESTION",
+        "deepseek-triton probe ready http://localhost:8000",
+        "until deepseek-triton probe ready http://node1:8000; do sleep 10; done",
+        notes=_EXIT_CODES,
+    )
+    for name, (summary, _) in _QUESTIONS.items():
+        question = add_verb(questions, name, summary)
+        question.runs(
+            _probe,
+            f"deepseek-triton probe {name} http://localhost:8000",
+            f"deepseek-triton probe {name} grpc://node1:8001 --deadline 60",
+            notes=_EXIT_CODES,
+        )
+        question.usage = "%(prog)s URL [options]"
+        deadline_s = _DEADLINE_S[name]
+        question.set_defaults(question=name, metrics_url=None)
+        question.add_argument("url", metavar="URL", help=URL_HELP)
+        help_text = f"seconds for all of it (default: {deadline_s:g})"
+        question.add_argument("--deadline", type=duration, default=deadline_s, metavar="S", help=help_text)
+        question.add_argument("-q", "--quiet", action="store_true", help="print nothing: the exit code is the answer")
+        server = question.add_argument_group("server")
+        add_server_options(server)
+        if name == "generate":
+            server.add_argument("--metrics-url", metavar="URL", help="its metrics (default: its port 8002)")
 
 
 @dataclass(frozen=True)
@@ -40,14 +77,15 @@ class Verdict:
     line: str
 
 
-def probe(args: argparse.Namespace) -> int:
+def _probe(args: argparse.Namespace) -> int:
+    """Ask, print the answer, and return YES, NO, UNREACHABLE or TOO_LATE.
+
+    :raises ToolError: when the token or a certificate can't be read, or the URL is wrong: no server was asked then.
     """
-    :returns: the exit code: YES, NO, UNREACHABLE or TOO_LATE.
-    :raises ToolError: when the token or a certificate can't be read, or the URL is none: that is no answer of a server.
-    """
-    deadline_s = args.deadline or _DEADLINE_S[args.question]
+    deadline_s: float = args.deadline
     client = _client(args, deadline_s)
-    verdict = _within(deadline_s, lambda: _QUESTIONS[args.question](client, deadline_s))
+    _, ask = _QUESTIONS[args.question]
+    verdict = _within(deadline_s, lambda: ask(client, deadline_s))
     if not args.quiet:
         _say(f"{args.url}: {verdict.line}", verdict.code)
     return verdict.code
@@ -62,14 +100,12 @@ def _client(args: argparse.Namespace, deadline_s: float) -> Client:
             timeouts=Timeouts(connect=deadline_s + _SPARE_S, total=deadline_s),
             retries=Retries(attempts=1),
         )
-    except InvalidRequest as error:
-        raise ToolError(str(error), exit_code=2) from error
-    except ToolError as error:
+    except (InvalidRequest, ToolError) as error:
         raise ToolError(str(error), exit_code=2) from error
 
 
 def _say(line: str, code: int) -> None:
-    """Whether anybody reads it or not, the exit code is the answer."""
+    """Print `line`. Where it can't be written, the exit code is still the answer."""
     if code != YES:
         complain(line)
         return
@@ -81,7 +117,8 @@ def _say(line: str, code: int) -> None:
 
 
 def _within(deadline_s: float, ask: Callable[[], Verdict]) -> Verdict:
-    """What `ask` says, if it does in time: looking a name up, for one, has no limit of its own."""
+    """Return what `ask` says, if it says so in time. It runs in a thread, because some steps, such as looking up a
+    name, have no time limit of their own."""
     verdicts: list[Verdict] = []
     errors: list[BaseException] = []
 
@@ -97,13 +134,13 @@ def _within(deadline_s: float, ask: Callable[[], Verdict]) -> Verdict:
         except AccessDenied as error:
             verdicts.append(Verdict(NO, f"refused: {_text(error)}"))
         except DeepseekTritonError as error:
-            if error.message.startswith("tls."):  # the setting's name: nobody was asked
+            if error.message.startswith("tls."):  # a setting is wrong: no server was asked
                 errors.append(ToolError(_text(error), exit_code=2))
             else:
                 verdicts.append(Verdict(NO, _text(error)))
-        except ToolError as error:  # the token is read for each request
+        except ToolError as error:  # the token can't be read; it is read for each request
             errors.append(ToolError(str(error), exit_code=2))
-        except BaseException as error:  # a bug: its traceback is wanted
+        except BaseException as error:  # a bug, whose traceback is wanted
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -119,7 +156,7 @@ def _too_late(deadline_s: float) -> Verdict:
 
 
 def _text(error: DeepseekTritonError) -> str:
-    """On one line, without the address: it stands in front of each."""
+    """The message on one line, without the server's address, which stands in front of every line."""
     return " ".join(error.message.split()).removeprefix(f"{error.url}: ")
 
 
@@ -158,7 +195,8 @@ def _generate(client: Client, deadline_s: float) -> Verdict:
 
 
 def _busy(client: Client, refusal: Overloaded, end: float) -> Verdict:
-    """A full server is healthy if the tokens of others go on: ending it would lose all of them."""
+    """Judge a server that is full: it is healthy while it makes tokens for others, and restarting it would lose
+    them."""
     try:
         before = client.metrics().value(_GENERATED_TOKENS)
         while time.monotonic() < end - 2 * _METRICS_LOOK_S:
@@ -170,4 +208,9 @@ def _busy(client: Client, refusal: Overloaded, end: float) -> Verdict:
     return Verdict(NO, f"full ({_text(refusal)}), and no token was made for anybody within the deadline")
 
 
-_QUESTIONS: Mapping[str, Callable[[Client, float], Verdict]] = {"live": _live, "ready": _ready, "generate": _generate}
+_QUESTIONS: Mapping[str, tuple[str, Callable[[Client, float], Verdict]]] = {
+    "live": ("ask whether the server answers", _live),
+    "ready": ("ask whether the model can be called", _ready),
+    "generate": ("ask for a token; a server that is full has to make tokens for others", _generate),
+}
+"""Question -> (its summary, the function that asks it)."""

@@ -15,31 +15,31 @@ from deepseek_triton_tools.tool_errors import ToolError
 _GROUPS: Mapping[str, Mapping[str, str]] = {
     "length and end": {
         "max_tokens": "most tokens to generate, from 1 (default: the model's)",
-        "min_tokens": "the text does not end by itself before so many tokens, from 0",
+        "min_tokens": "the text doesn't end by itself before N tokens, from 0",
         "ignore_eos": "go on after the end token, up to --max-tokens",
         "stop": "a string that ends the text; may be repeated",
         "stop_token_ids": "the id of a token that ends the text, from 0; may be repeated",
         "include_stop_str_in_output": "keep the stop string, or the stop token's text, at the end of the text",
-        "truncate_prompt_tokens": "keep only so many tokens of the prompt, its last ones, from 1",
+        "truncate_prompt_tokens": "keep only the last N tokens of the prompt, from 1",
     },
     "sampling": {
         "temperature": "0 to 100; 0 is greedy decoding",
-        "top_p": "0 to 1: the likeliest tokens whose probabilities add up to this; 0 is the likeliest alone",
-        "top_k": "so many of the likeliest tokens, from 0; 0 is all",
-        "min_p": "0 to 1: no tokens less likely than this share of the likeliest one's probability",
+        "top_p": "0 to 1: the likeliest tokens whose probabilities add up to X; 0: only the likeliest",
+        "top_k": "sample from the N likeliest tokens, from 0; 0 is all",
+        "min_p": "0 to 1: no token below X times the likeliest one's probability",
         "seed": "makes sampling repeatable: -2^63 to 2^64 - 1",
-        "repetition_penalty": "0.01 to 10: divides the logits of tokens seen already; 1 is none",
+        "repetition_penalty": "0.01 to 10: divides the logits of tokens seen already; 1 changes nothing",
         "presence_penalty": "-2 to 2: taken from the logit of each token generated already",
         "frequency_penalty": "-2 to 2: the same, once for each time it was generated",
         "bad": "a string that is not generated; may be repeated",
         "n": "answers to the prompt, 1 to 64; more than one needs sampling",
-        "best_of": "generate so many answers, 1 to 64, and return the --n likeliest",
+        "best_of": "generate N answers, 1 to 64, and return the --n likeliest",
     },
     "prompt and text": {
         "add_special_tokens": "let the tokenizer put its special tokens before the prompt (default: yes)",
-        "exclude_input_from_output": "no puts the prompt before the text (default: yes)",
+        "exclude_input_from_output": "leave the prompt out of the text (default: yes)",
         "skip_special_tokens": "leave special tokens out of the text (default: yes)",
-        "separate_reasoning": "tell the thinking from the answer (default: in chats, where the model has it)",
+        "separate_reasoning": "keep the reasoning apart from the answer (default: in chats, where the model has it)",
         "chat_template_kwargs": 'an object for the chat template, such as {"thinking": true}; in chats',
     },
     "guided decoding, one of them": {
@@ -50,35 +50,36 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
         "guided_structural_tag": "TensorRT-LLM's structural_tag",
     },
     "details, in JSON output": {
-        "logprobs": "log-probabilities of each token and of so many of the likeliest ones, 0 to 20",
+        "logprobs": "log-probabilities of each token and of the N likeliest ones, 0 to 20",
         "prompt_logprobs": "the same for the prompt, 0 to 20",
         "return_logprobs": "log-probabilities of the generated tokens",
         "return_cumulative_logprob": "their sum",
         "return_output_ids": "the ids of the generated tokens",
         "return_perf_metrics": "what the engine measured",
-        "return_num_input_tokens": "the count on every chunk on the wire",
-        "return_num_output_tokens": "the count on every chunk on the wire",
+        "return_num_input_tokens": "send the count with every chunk",
+        "return_num_output_tokens": "send the count with every chunk",
     },
     "on the server": {
-        "timeout_ms": "the server's own limit, from 1: then the text so far is the answer",
-        "priority": "higher goes first, with engines that have it; 0 is none",
-        "stream_interval": "tokens that a stream's text may wait for, from 1",
-        "stream_interval_ms": "how long a stream's text may wait for more, 1 to 60,000",
+        "timeout_ms": "the server's own limit, from 1: the text so far is then the answer",
+        "priority": "higher goes first, with engines that have priorities; 0 is none",
+        "stream_interval": "send a stream's text every N tokens, from 1",
+        "stream_interval_ms": "send a stream's text after at most N ms, 1 to 60,000",
     },
 }
-"""Group -> field -> help. The ranges are the server's to judge; they are here to be read."""
+"""Group -> field -> help. The server checks the ranges; here they are only for the reader."""
 
 
 def add_sampling_options(verb: VerbParser) -> None:
-    """One option for each field of SamplingParams."""
+    """Add one option for each field of SamplingParams."""
     groups = {title: verb.add_argument_group(title) for title in _GROUPS}
     placed = {name: (groups[title], text) for title, texts in _GROUPS.items() for name, text in texts.items()}
     for field in dataclasses.fields(SamplingParams):
         group, text = placed[field.name]
-        group.add_argument(f"--{field.name.replace('_', '-')}", help=text, **_takes(field.metadata))
+        group.add_argument(f"--{field.name.replace('_', '-')}", help=text, **_value_settings(field.metadata))
 
 
-def _takes(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _value_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of add_argument for a field's data type."""
     datatype = metadata["datatype"]
     if datatype == "BOOL":
         return {"action": argparse.BooleanOptionalAction}
@@ -90,15 +91,15 @@ def _takes(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields that were given."""
+    """Return the fields that were given."""
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(SamplingParams)}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def assigned(text: str) -> tuple[str, Any]:
-    """The field and the value of `name=value`; nothing after the `=` is None.
+    """Split `name=value` into the field and its value, which is None when nothing follows the `=`.
 
-    :raises ToolError: when it is no such text; whether the field exists and takes the value is SamplingParams' to say.
+    :raises ToolError: when the text has another form. SamplingParams checks that the field exists and takes the value.
     """
     name, separator, given = (part.strip() for part in text.partition("="))
     if not separator:

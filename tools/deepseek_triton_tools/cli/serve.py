@@ -1,11 +1,12 @@
 """`deepseek-triton serve`: tritonserver on a model repository, in the foreground.
 
-What is promised: nothing is started that can't work, the server's output always has a reader, its exit code is passed
-on, and when this process is gone, however it went, so are the server and the Python stubs it had started.
+It starts nothing that can't work, always reads the server's output, and passes on its exit code. When this process has
+ended, in whatever way, the server and its Python stubs have ended too.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -14,22 +15,59 @@ import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from rich.console import Console
-from rich.text import Text
-
+from deepseek_triton_tools.cli.parsing import VerbParser, add_tritonserver, path, port_or_auto, seconds
 from deepseek_triton_tools.server.server_log import parse_log_line
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess, StartProgress
+from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 
-_PLAIN_PROGRESS_EVERY_S = 10
+_PLAIN_PROGRESS_EVERY_S = 10.0
+"""Seconds between two lines of progress where stderr is no terminal."""
+
+
+def add_options(verb: VerbParser) -> None:
+    verb.runs(
+        _serve,
+        "deepseek-triton serve model_repository",
+        "deepseek-triton serve model_repository --http-port auto -- --log-verbose 1",
+    )
+    verb.usage, verb.rest = "%(prog)s DIR [options] [-- ARGS...]", "server_args"
+    verb.add_argument("repository", type=path, metavar="DIR", help="the model repository; ARGS are for tritonserver")
+    add_tritonserver(verb)
+    for name, default in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+        help_text = f"number, or auto for a free one (default: {default})"
+        verb.add_argument(f"--{name}-port", type=port_or_auto, default=default, metavar="PORT", help=help_text)
+    verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s; all: 0.0.0.0)")
+    verb.add_argument(
+        "--exit-timeout", type=seconds, default=30, metavar="S", help="for open requests on a stop (default: 30)"
+    )
+    verb.add_argument("--log-file", type=path, metavar="FILE", help="keep the server's whole log here")
+    verb.add_argument("--verbose", action="store_true", help="show the server's whole log")
+
+
+def _serve(args: argparse.Namespace) -> int:
+    options = ServeOptions(
+        repository=args.repository,
+        tritonserver=args.tritonserver,
+        http_port=args.http_port,
+        grpc_port=args.grpc_port,
+        metrics_port=args.metrics_port,
+        host=args.host,
+        exit_timeout_secs=args.exit_timeout,
+        log_file=args.log_file,
+        verbose=args.verbose,
+        server_args=tuple(args.server_args),
+    )
+    return serve(options)
 
 
 def serve(options: ServeOptions) -> int:
-    """Serve until a signal says stop; SIGINT, SIGTERM and SIGHUP reach the server, the second of them kills it.
+    """Serve until SIGINT, SIGTERM or SIGHUP, which are passed on to the server; a second signal kills it.
 
     Call it in the main thread. The server's address goes to stdout, everything else to stderr.
 
-    :returns: the server's exit code as a shell has it.
-    :raises ToolError: when it can't be started, doesn't become ready, or ends with an error unasked.
+    :returns: the server's exit code as a shell has it: 128 + N for signal N.
+    :raises ToolError: when it can't be started, doesn't become ready, or ends with an error without a
+        stop.
     """
     view = _View(options.verbose)
     with ServerProcess(options, on_line=view.show) as server, _signals_forwarded(server):
@@ -46,12 +84,13 @@ def serve(options: ServeOptions) -> int:
 
 
 class _View:
-    """What `serve` shows of the server's log."""
+    """The part of the server's log that `serve` shows, and the progress of the load."""
 
     def __init__(self, verbose: bool) -> None:
         self.verbose = verbose
         self.is_ready = False
-        """Warnings before this are about the GPU that a laptop lacks; a failure is told with its cause."""
+        """The server's warnings are shown from then on. Earlier ones are about the GPU that a laptop lacks, and a
+        failed start is reported with its cause."""
 
     def show(self, text: str) -> None:
         line = parse_log_line(text)
@@ -60,30 +99,18 @@ class _View:
 
     @contextlib.contextmanager
     def progress(self, models: list[str]) -> Iterator[Callable[[StartProgress], None]]:
-        """One line that is rewritten on a terminal, a line every ten seconds elsewhere; none beside the whole log."""
-        console = Console(stderr=True)
+        """Yield what shows the progress of the load: nothing does beside the whole log."""
+        line = StatusLine(_PLAIN_PROGRESS_EVERY_S)
         names = ", ".join(models)
-        if self.verbose:
-            yield lambda progress: None
-        elif console.is_terminal:
-            with console.status(f"loading {names}") as status:
-                yield lambda progress: status.update(_progress_text(names, progress))
-        else:
-            last_s = 0.0
 
-            def print_now_and_then(progress: StartProgress) -> None:
-                nonlocal last_s
-                if progress.elapsed_s - last_s >= _PLAIN_PROGRESS_EVERY_S:
-                    last_s = progress.elapsed_s
-                    print(_progress_text(names, progress), file=sys.stderr, flush=True)
+        def show(progress: StartProgress) -> None:
+            if not self.verbose:
+                line.show(lambda: f"loading {names}, {clock(progress.elapsed_s)}  {progress.last_message}")
 
-            yield print_now_and_then
-
-
-def _progress_text(names: str, progress: StartProgress) -> Text:
-    minutes, seconds = divmod(int(progress.elapsed_s), 60)
-    last = " ".join(progress.last_message.split())
-    return Text(f"loading {names}, {minutes}:{seconds:02d}  {last}", no_wrap=True, overflow="ellipsis")
+        try:
+            yield show
+        finally:
+            line.clear()
 
 
 def _ready_text(server: ServerProcess) -> str:
@@ -103,14 +130,15 @@ def _ready_text(server: ServerProcess) -> str:
 def _signals_forwarded(server: ServerProcess) -> Iterator[None]:
     def forward(signum: int, _: FrameType | None) -> None:
         if not server.stop_requested:
-            # Not print: the handler may have interrupted one. And a terminal that hung up can't be written to.
+            # os.write instead of print, because the handler may have interrupted a print. A terminal that hung up can't
+            # be written to.
             with contextlib.suppress(OSError):
                 os.write(2, b"stopping; once more stops at once\n")
-        # A terminal that hangs up is no reason for less than an orderly end.
+        # When the terminal hangs up, the server still ends in order.
         server.request_stop(signal.SIGTERM if signum == signal.SIGHUP else signum)
 
     signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # nohup ignores SIGHUP, and a shell's background jobs SIGINT: what was ignored stays so.
+    # nohup ignores SIGHUP, and a shell's background jobs ignore SIGINT: a signal that was ignored stays ignored.
     before = {signum: signal.getsignal(signum) for signum in signums}
     taken = [signum for signum in signums if before[signum] != signal.SIG_IGN]
     try:

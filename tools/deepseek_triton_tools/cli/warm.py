@@ -1,287 +1,226 @@
-"""`deepseek-triton warm`: what is done with a checkpoint's files, and how it ends.
-
-Exit codes: 0 all of it is in the page cache (with --share: this share's files); 1 a file is missing, damaged or
-unreadable, can't be held, or the server failed; 2 the command line; 3 only a part fits, or stayed; 4 the storage
-stalled and it was given up; 130 and 143 by SIGINT and SIGTERM, which end a hold with 0. With --then, those of the
-command, and 126 and 127 where it can't be run.
-"""
+"""`deepseek-triton warm`: the weights in the page cache before the engine reads them, and a server before its users."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+import re
+import shlex
 
-from deepseek_triton_tools.host.readiness_notice import ReadyFile, notify
-from deepseek_triton_tools.host.stop_signals import Stop
-from deepseek_triton_tools.host.then_command import CommandBeside, find_command, run_instead
-from deepseek_triton_tools.host.units import sized
-from deepseek_triton_tools.terminal.output_streams import complain, to_reader
-from deepseek_triton_tools.terminal.tables import show
-from deepseek_triton_tools.tool_errors import LockError, ToolError
-from deepseek_triton_tools.warming import Share, Survey, WarmOptions, WarmResult, examine, take_survey, warm
-from deepseek_triton_tools.warming.checkpoint.warm_options import MOST_JOBS
-from deepseek_triton_tools.warming.evicting import evict_all
-from deepseek_triton_tools.warming.hold import Held, check_hold, hold
-from deepseek_triton_tools.warming.report import report
-from deepseek_triton_tools.warming.report.document import evict_document, result_document, survey_document
-from deepseek_triton_tools.warming.report.progress_view import ProgressView, progress_line
-from deepseek_triton_tools.warming.warm_progress import WarmProgress
+from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
+from deepseek_triton_tools.cli.parsing import (
+    VerbParser,
+    Verbs,
+    add_json,
+    add_verb,
+    duration,
+    path,
+    positive,
+    size,
+    words,
+)
+from deepseek_triton_tools.terminal.output_streams import to_reader
 
-_SWITCH_INTERVAL_S = 0.0005
-"""How long the thread that reads headers may keep those that read weights waiting for Python's lock: at Python's own
-5 ms a checkpoint of 5 GB took 8% longer."""
-_GOES_ON = (0, 3)
-"""What a command after it, or a hold, may follow: what fits is warm, and the engine reads the rest."""
+_EXIT_CODES = """\
+exit codes: 0 all of it (with --share: this share) is in the page cache; 1 a file is missing, damaged or unreadable,
+or can't be held; 2 the command line; 3 only a part fits or stayed; 4 the storage stalled and was given up; 130 and
+143 by SIGINT and SIGTERM, which end a hold with 0. With --then: those of the command; 126 or 127: it can't be run."""
 
 
-def run_warm(args: argparse.Namespace) -> int:
-    """Call it in the main thread, for it takes signals.
-
-    :raises ToolError: when there is nothing to warm, or the command line asks for what can't go together.
-    """
-    _check(args)
-    if args.server:
-        return _warm_server(args)
-    if args.form:
-        return _print_form(args)
-    ready = ReadyFile(args.ready_file)
-    if args.then:
-        find_command(args.then)
-    survey = _survey(args)
-    if args.report:
-        return _report(args, survey)
-    if args.evict:
-        return _evict(args, survey)
-    return _warm(args, survey, ready)
-
-
-_BELONGS = {
-    **dict.fromkeys(("share", "jobs", "budget"), ("warm", "report")),
-    **dict.fromkeys(("rate_limit", "verify", "hold", "stall", "give_up", "then"), ("warm",)),
-    "ready_file": ("warm", "server"),
-    "json": ("warm", "report", "evict", "server"),
-    "verbose": ("warm", "report", "evict"),
-    "rate": ("form",),
-    **dict.fromkeys(("batch_sizes", "input_lengths", "max_tokens", "wait", "limit", "log", "metrics_url"), ("server",)),
-    **dict.fromkeys(("model", "model_version", "token_file", "ca", "cert", "key"), ("server",)),
-}
-"""Option -> what it is for. Without --report, --evict, --server or --form it is to warm."""
-
-
-def _check(args: argparse.Namespace) -> None:
-    """:raises ToolError: when the options can't go together; all that is wrong."""
-    asked = [name for name in ("report", "evict", "server", "form") if getattr(args, name) not in (None, False)]
-    if len(asked) > 1:
-        raise ToolError(f"expected one of {' and '.join(f'--{name}' for name in asked)}, got both", exit_code=2)
-    action = asked[0] if asked else "warm"
-    given = [name for name in _BELONGS if getattr(args, name)]
-    wrong = [f"{_option(name)} is for {_listed(_BELONGS[name])}" for name in given if action not in _BELONGS[name]]
-    wrong += _wrong_values(args)
-    if problem := _wrong_number(action, len(args.checkpoints)):
-        wrong.append(problem)
-    if wrong:
-        raise ToolError("; ".join(wrong), exit_code=2)
-
-
-def _wrong_values(args: argparse.Namespace) -> Iterator[str]:
-    if args.then == []:
-        yield "--then needs a command after it"
-    if args.server == "":
-        yield "--server: expected an address, got nothing: is a variable not set?"
-    if not all(text.strip() for text in args.checkpoints):  # Path("") would be the current folder
-        yield "a checkpoint's name is empty: is a variable not set?"
-    if args.jobs and args.jobs > MOST_JOBS:
-        yield f"--jobs: expected 1 to {MOST_JOBS}, got {args.jobs}"
-    if args.share and args.share[1] > 1:
-        early = [_option(name) for name in ("then", "ready_file") if getattr(args, name)]
-        if early:
-            yield (
-                f"{' and '.join(early)} with --share would come before the other shares have ended: run one process "
-                "on the node without --share, or start what comes after when all shares have ended"
-            )
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _listed(actions: Sequence[str]) -> str:
-    return " and ".join("warming" if action == "warm" else f"--{action}" for action in actions)
-
-
-def _wrong_number(action: str, number: int) -> str | None:
-    if action == "server":
-        return "--server takes one model repository, or none" if number > 1 else None
-    if action == "form":
-        return None if number == 1 else "--form takes one model repository or checkpoint"
-    return None if number else "name a checkpoint: its folder, its Hugging Face name, or a model repository"
-
-
-def _survey(args: argparse.Namespace) -> Survey:
-    options = WarmOptions(
-        share=Share(*(args.share or ())),
-        jobs=args.jobs,
-        budget=args.budget,
-        rate_limit=args.rate_limit,
-        verify=args.verify,
-        stall_s=args.stall or WarmOptions.stall_s,
-        give_up_s=args.give_up,
+def add_options(verb: VerbParser) -> None:
+    verb.form_first = _form_first
+    forms = verb.add_forms(
+        "FORM",
+        "deepseek-triton warm files r1 --then r1/start.sh",
+        "deepseek-triton warm server http://localhost:8000 r1",
+        notes="docs/warm.md has more.",
     )
+    _add_files(forms)
+    _add_report(forms)
+    _add_evict(forms)
+    _add_server(forms)
+    _add_form(forms)
+
+
+def _form_first(given: list[str]) -> str:
+    """Say how `warm CHECKPOINT --report` and the like are written now."""
+    old = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("report", "evict"):
+        old.add_argument(f"--{name}", action="store_const", const=name, dest="form")
+    for name in ("server", "form"):
+        old.add_argument(f"--{name}", nargs="?", dest=f"old_{name}")
+    found, others = old.parse_known_args(given)
+    named = [f"{name} {value}" for name in ("server", "form") if (value := getattr(found, f"old_{name}"))]
+    form = named[0] if named else found.form or "files"
+    return f"what to do comes first: deepseek-triton warm {form} {shlex.join(others)}"
+
+
+def _add_files(forms: Verbs) -> None:
+    verb = add_verb(forms, "files", "bring a checkpoint's files into the page cache, and keep them there if asked")
+    verb.set_defaults(action="files")
+    verb.runs(
+        _run_on_files,
+        "deepseek-triton warm files model_repository --then model_repository/start.sh",
+        "deepseek-triton warm files /models/DeepSeek-R1 --hold=lock --ready-file /run/weights-are-warm",
+        notes=_EXIT_CODES,
+    )
+    verb.usage = "%(prog)s CHECKPOINT... [options] [--then COMMAND...]"
+    _add_checkpoints(verb)
+    node = _add_limits(verb)
+    node.add_argument("--rate-limit", type=size, metavar="SIZE", help="bytes a second (default: none)")
+    files = verb.add_argument_group("reading and keeping")
+    files.add_argument("--verify", action="store_true", help="compare checksums, where the checkpoint has them")
+    files.add_argument(
+        "--hold",
+        nargs="?",
+        const="auto",
+        type=_hold_mode,
+        metavar="MODE",
+        help="keep them there until told to stop: --hold=lock locks them, --hold=watch warms again what was evicted, "
+        "--hold locks if allowed, else watches",
+    )
+    files.add_argument("--stall", type=duration, metavar="S", help="name a file that gave no byte for S (default: 30)")
+    files.add_argument("--give-up", type=duration, metavar="S", help="end when no file gave one for S (default: never)")
+    files.add_argument("--ready-file", type=path, metavar="FILE", help="exists while they are warm; for probes")
+    files.add_argument(
+        "--then",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="the last option: run this when they are warm, as far as they fit (exit codes 0 and 3)",
+    )
+
+
+def _add_report(forms: Verbs) -> None:
+    verb = add_verb(forms, "report", "say what there is, what fits, and how it would be read")
+    verb.set_defaults(action="report")
+    verb.runs(
+        _run_on_files,
+        "deepseek-triton warm report /models/DeepSeek-R1",
+        "deepseek-triton warm report r1 --json --verbose",
+    )
+    verb.usage = "%(prog)s CHECKPOINT... [options]"
+    _add_checkpoints(verb)
+    _add_limits(verb)
+
+
+def _add_evict(forms: Verbs) -> None:
+    verb = add_verb(forms, "evict", "drop the files from the page cache, to measure a cold start")
+    verb.set_defaults(action="evict")
+    verb.runs(_run_on_files, "deepseek-triton warm evict /models/DeepSeek-R1", "deepseek-triton warm evict r1 --json")
+    verb.usage = "%(prog)s CHECKPOINT... [options]"
+    _add_checkpoints(verb)
+
+
+def _add_server(forms: Verbs) -> None:
+    verb = add_verb(forms, "server", "wait for a server, and send it requests until their times are steady")
+    verb.runs(
+        _warm_server,
+        "deepseek-triton warm server http://localhost:8000 model_repository",
+        "deepseek-triton warm server grpc://node1:8001 --batch-sizes 1,8 --input-lengths 1000",
+    )
+    verb.usage = "%(prog)s URL [DIR] [options]"
+    verb.add_argument("url", type=words, metavar="URL", help=URL_HELP)
+    verb.add_argument("repository", nargs="?", type=path, metavar="DIR", help="its model repository, for the shapes")
+    add_json(verb, "docs/warm.md")
+    requests = verb.add_argument_group("requests")
+    requests.add_argument("--batch-sizes", type=_numbers, metavar="N,N", help="requests at once, instead of DIR's")
+    requests.add_argument("--input-lengths", type=_numbers, metavar="N,N", help="tokens of a prompt, instead of DIR's")
+    requests.add_argument("--max-tokens", type=positive, metavar="N", help="tokens of an answer (default: 16)")
+    requests.add_argument("--limit", type=duration, metavar="S", help="seconds for all of them (default: 600)")
+    server = verb.add_argument_group("server")
+    server.add_argument("--wait", type=duration, metavar="S", help="seconds for it to be ready (default: 7200)")
+    server.add_argument("--log", type=path, metavar="FILE", help="its log, to say how its load goes on")
+    server.add_argument(
+        "--metrics-url", metavar="URL", help="its metrics (default: port 8002, if it is on 8000 or 8001)"
+    )
+    server.add_argument("--ready-file", type=path, metavar="FILE", help="exists when it is warm; for probes")
+    add_server_options(server)
+
+
+def _add_form(forms: Verbs) -> None:
+    verb = add_verb(forms, "form", "print a form of deployment, with the numbers of what is served")
+    verb.runs(
+        _print_form,
+        "deepseek-triton warm form systemd model_repository > warm.service",
+        "deepseek-triton warm form init-container /models/DeepSeek-R1 --rate 2GB",
+    )
+    verb.add_argument("form", choices=("init-container", "systemd", "slurm-prolog"), help="the form to print")
+    verb.add_argument("source", type=words, metavar="SOURCE", help="a model repository or a checkpoint")
+    verb.add_argument("--rate", type=size, metavar="SIZE", help="bytes a second of the storage (default: assumed)")
+
+
+def _add_checkpoints(verb: VerbParser) -> None:
+    verb.add_argument(
+        "checkpoints",
+        nargs="+",
+        type=words,
+        metavar="CHECKPOINT",
+        help="a folder, a Hugging Face name in the local cache, or a model repository, whose model.yaml is followed",
+    )
+    add_json(verb, "docs/warm.md")
+    verb.add_argument("-v", "--verbose", action="store_true", help="name every file, not only those with trouble")
+
+
+def _add_limits(verb: VerbParser) -> argparse._ArgumentGroup:
+    node = verb.add_argument_group(
+        "limits of the whole node, however many processes share the work",
+        "SIZE is 64GiB or 64G (2^30 each), 500GB (10^9), 1.5T or a number of bytes.",
+    )
+    node.add_argument(
+        "--share",
+        type=_share,
+        default=(1, 1),
+        metavar="K/N",
+        help="do share K of N, from 1, and end when it is done (default: 1/1); not with --then or --ready-file",
+    )
+    node.add_argument("--jobs", type=positive, metavar="N", help="windows read at once (default: by file system)")
+    node.add_argument("--budget", type=size, metavar="SIZE", help="of weights in memory (default: 0.9 of what is free)")
+    return node
+
+
+def _share(text: str) -> tuple[int, int]:
+    """ "2/8" is this process's number from 1, and how many processes there are."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match and 1 <= int(match[1]) <= int(match[2]):
+        return int(match[1]), int(match[2])
+    raise argparse.ArgumentTypeError(f"expected K/N, such as 2/8 with K from 1 to N, got {text!r}")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Such as "1,8,64"."""
     try:
-        return take_survey(args.checkpoints, options)
-    except OSError as error:
-        raise ToolError(f"{error.filename or 'this machine'} can't be read: {error.strerror}") from error
+        return tuple(positive(part.strip()) for part in text.split(","))
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"expected whole numbers from 1, separated by commas, got {text!r}") from None
 
 
-def _report(args: argparse.Namespace, survey: Survey) -> int:
-    survey = examine(survey)
-    code = 1 if survey.is_damaged else 0
-    with to_reader():
-        if args.json:
-            _print_json(survey_document(survey, action="report", exit_code=code, verbose=args.verbose))
-        else:
-            for table in report.tables(survey, verbose=args.verbose):
-                show(table)
-            for checkpoint in survey.checkpoints:
-                for finding in checkpoint.findings:
-                    print(report.finding_line(finding))
-    return code
+def _hold_mode(text: str) -> str:
+    if text in ("auto", "lock", "watch"):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"expected --hold by itself, or =auto, =lock or =watch right after it, got {text!r}"
+    )
 
 
-def _evict(args: argparse.Namespace, survey: Survey) -> int:
-    evicted = evict_all(survey)
-    reasons = [f"{each.path}: {each.reason}" for each in evicted if each.reason]
-    code = 1 if reasons else 0
-    with to_reader():
-        if args.json:
-            _print_json(evict_document(survey, evicted, exit_code=code, verbose=args.verbose))
-        else:
-            print(report.eviction(survey, evicted))
-    for line in reasons:
-        complain(line)
-    return code
+# --- What runs ---
 
 
-def _warm(args: argparse.Namespace, survey: Survey, ready: ReadyFile) -> int:
-    for line in report.preamble(survey):
-        complain(line)
-    holds = bool(args.hold) and _can_hold(args, survey)
-    with Stop() as stop:
-        result = _bring(survey, stop)
-        code = result.exit_code
-        if result.was_stopped:
-            code = 0 if args.hold else stop.exit_code  # a hold that is told to stop has done what it should
-        _tell(args, result, code)
-        if result.was_stopped or code not in _GOES_ON:
-            return code
-        facts = {"exit_code": code, "warm_bytes": result.progress.done, "resident_bytes": result.resident}
-        if holds and (held := _hold(args, result.survey, ready, stop, facts)) is not None:
-            return held
-        ready.write(facts)
-        notify(READY="1", STATUS=report.summary(result))
-    if args.then:
-        run_instead(args.then)
-    return code
+def _run_on_files(args: argparse.Namespace) -> int:
+    from deepseek_triton_tools.cli.warm_files import evict_files, report_files, warm_files
 
-
-def _can_hold(args: argparse.Namespace, survey: Survey) -> bool:
-    """:raises LockError: when not, and nobody gains from warming without it."""
-    try:
-        check_hold(survey, args.hold)
-    except LockError as error:
-        _go_on_without(args, error)
-        return False
-    return True
-
-
-def _go_on_without(args: argparse.Namespace, error: LockError) -> None:
-    """Do without a hold where it was wished for and not demanded, for the sake of the command.
-
-    :raises LockError: where not.
-    """
-    if args.hold != "auto" or not args.then:
-        raise LockError(f"--hold: {error}") from error
-    complain(f"--hold: {error}; {args.then[0]} is run without it")
-
-
-def _bring(survey: Survey, stop: Stop) -> WarmResult:
-    view = ProgressView()
-
-    def observe(progress: WarmProgress) -> None:
-        view(progress)
-        notify(STATUS=progress_line(progress))
-
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    try:
-        return warm(survey, observe=observe, stop=stop.event)
-    finally:
-        view.clear()
-
-
-def _tell(args: argparse.Namespace, result: WarmResult, code: int) -> None:
-    with to_reader():
-        if args.json:
-            _print_json(result_document(result, exit_code=code, verbose=args.verbose))
-        else:
-            if files := report.files_now(result, verbose=args.verbose):
-                show(report.files_table(files))
-            print(report.summary(result))
-    for line in report.warnings(result):
-        complain(line)
-
-
-def _hold(args: argparse.Namespace, survey: Survey, ready: ReadyFile, stop: Stop, facts: dict[str, Any]) -> int | None:
-    """Until told to stop, or the command ends. None: it can't be held, and the command is to be run without."""
-    beside: list[CommandBeside] = []
-    said: set[str] = set()
-
-    def observe(held: Held) -> None:
-        if held.problem and held.problem not in said:
-            said.add(held.problem)
-            complain(held.problem)
-        status = f"held by {held.mode}: {sized(held.resident or 0)} resident, {sized(held.rewarmed)} brought in again"
-        notify(READY="1", STATUS=status)
-        if not beside:
-            complain(f"{status}; until {args.then[0] + ' ends' if args.then else 'SIGTERM or Ctrl-C'}")
-            ready.write(facts | {"held_by": held.mode})
-            beside.append(CommandBeside(args.then or (), stop))
-
-    try:
-        hold(survey, mode=args.hold, stop=stop.event, observe=observe)
-    except LockError as error:
-        if not beside:
-            _go_on_without(args, error)
-            return None
-        if not args.then:
-            raise
-        complain(f"no longer held: {error}")  # what runs beside it goes on
-    finally:
-        ready.remove()
-    code = beside[0].exit_code() if beside else 0
-    notify(STOPPING="1")
-    return code
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(document, indent=2, allow_nan=False))
+    run = {"files": warm_files, "report": report_files, "evict": evict_files}[args.action]
+    return run(args)
 
 
 def _warm_server(args: argparse.Namespace) -> int:
     from functools import partial
 
     from deepseek_triton_client import AsyncClient
-    from deepseek_triton_tools.cli.client_options import DEFAULT_MODEL, client_settings
     from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
 
-    args.model = args.model or DEFAULT_MODEL
     given = {"max_tokens": args.max_tokens, "wait_s": args.wait, "limit_s": args.limit}
     options = ServerWarmOptions(
-        client=partial(AsyncClient, args.server, **client_settings(args)),
-        repository=Path(args.checkpoints[0]) if args.checkpoints else None,
+        client=partial(AsyncClient, args.url, **client_settings(args)),
+        repository=args.repository,
         batch_sizes=args.batch_sizes,
         input_lengths=args.input_lengths,
         log=args.log,
@@ -297,7 +236,7 @@ def _print_form(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.repository.serving_facts import serving_of
     from deepseek_triton_tools.warming.forms import render
 
-    text = render(args.form, serving_of(args.checkpoints[0]), rate=args.rate)
+    text = render(args.form, serving_of(args.source), rate=args.rate)
     with to_reader():
         print(text, end="")
     return 0

@@ -1,49 +1,67 @@
-"""`deepseek-triton generate --input`: many requests from JSON Lines, many at once, answers in the same order."""
+"""A batch: many requests from JSON Lines, many at once, and the answers in the same order."""
 
 from __future__ import annotations
 
-import argparse
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from deepseek_triton_client import (
     AccessDenied,
+    Client,
     DeepseekTritonError,
     ModelNotFound,
     SamplingParams,
     ServerUnavailable,
 )
-from deepseek_triton_tools.cli.client_options import client_of
-from deepseek_triton_tools.cli.sampling_options import sampling_fields
 from deepseek_triton_tools.generating.batch_input import BatchRow, BatchRows, open_input
 from deepseek_triton_tools.generating.batch_output import Output, open_output
 from deepseek_triton_tools.generating.batch_progress import BatchProgress
-from deepseek_triton_tools.generating.prompt_sources import Request
+from deepseek_triton_tools.generating.prompt_sources import Request, file_name
 from deepseek_triton_tools.terminal.output_streams import complain
-from deepseek_triton_tools.tool_errors import ToolError
-
-_CONCURRENCY = 16
 
 
-def run_batch(args: argparse.Namespace) -> int:
-    """Answer every row of --input into --output. 1 when some failed.
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A batch to answer. The path `-` is standard input or output."""
 
-    :raises ToolError: when a row is wrong or a file can't be used; nothing was sent then.
+    input: Path
+    output: Path
+    params: SamplingParams
+    """Sampling of every row; the fields of a row win over them."""
+    chat: bool = False
+    """Send prompts as messages, by the model's chat template."""
+    system: str | None = None
+    """The system message of every row that has none of its own."""
+    concurrency: int = 16
+    """Number of requests that are under way at once."""
+    resume: bool = False
+    """Go on where the output ends."""
+    overwrite: bool = False
+    """Begin the output anew."""
+    max_failures: int | None = None
+    """Stop when this many rows have failed."""
+
+
+def run_batch(batch: Batch, connect: Callable[[], Client]) -> int:
+    """Answer every row of the input into the output. Returns 1 when some rows failed.
+
+    :param connect: makes the client, when there is something to send.
+    :raises ToolError: when a row is wrong or a file can't be used. Nothing was sent then.
     :raises deepseek_triton_client.DeepseekTritonError: when the server can't be had at all.
     """
-    _check_files(args)
-    params = SamplingParams(**sampling_fields(args))
-    with open_input(args.input) as file:
-        rows = BatchRows(file, _name(args.input), params, args.chat, args.system)
+    with open_input(batch.input) as file:
+        rows = BatchRows(file, file_name(batch.input), batch.params, batch.chat, batch.system)
         total = rows.check()
-        with open_output(args.output, keep=args.resume or args.overwrite) as output:
-            done = output.begin(rows, resume=args.resume)
+        with open_output(batch.output, keep=batch.resume or batch.overwrite) as output:
+            done = output.begin(rows, resume=batch.resume)
             progress = BatchProgress(total, done)
             try:
-                _answer(args, islice(rows, done, total), output, progress)
+                with connect() as client:
+                    _answer(batch, client, islice(rows, done, total), output, progress)
             except BaseException:
                 progress.clear()
                 if progress.done:
@@ -55,34 +73,26 @@ def run_batch(args: argparse.Namespace) -> int:
     return 1 if progress.failed else 0
 
 
-def _answer(args: argparse.Namespace, rows: Iterator[BatchRow], output: Output, progress: BatchProgress) -> None:
-    waiting: deque[BatchRow] = deque()  # sent, and not answered yet: answers come in order
+def _answer(batch: Batch, client: Client, rows: Iterator[BatchRow], output: Output, progress: BatchProgress) -> None:
+    unanswered: deque[BatchRow] = deque()  # rows that were sent: their answers come in the same order
 
     def requests() -> Iterator[Request]:
         for row in rows:
-            waiting.append(row)
+            unanswered.append(row)
             yield row.request
 
-    params = SamplingParams(**sampling_fields(args))
-    concurrency = args.concurrency or _CONCURRENCY
-    with client_of(args) as client:
-        answers = client.generate_many(requests(), concurrency=concurrency, params=params, return_errors=True)
-        with closing(answers):  # a generator, which the protocol does not promise
-            for answer in answers:
-                if isinstance(answer, DeepseekTritonError):
-                    if not progress.answered and _is_hopeless(answer):
-                        raise answer
-                    output.write(waiting.popleft(), answer)
-                    progress.row(None, failed=True)
-                else:
-                    output.write(waiting.popleft(), answer)
-                    progress.row(answer.num_output_tokens, failed=False)
-                if progress.failed == args.max_failures:
-                    return
+    answers = client.generate_many(requests(), concurrency=batch.concurrency, params=batch.params, return_errors=True)
+    with closing(answers):
+        for answer in answers:
+            if isinstance(answer, DeepseekTritonError) and not progress.answered and _would_fail_every_row(answer):
+                raise answer
+            output.write(unanswered.popleft(), answer)
+            progress.count(answer)
+            if progress.failed == batch.max_failures:
+                return
 
 
-def _is_hopeless(error: DeepseekTritonError) -> bool:
-    """Every row would fail with it."""
+def _would_fail_every_row(error: DeepseekTritonError) -> bool:
     return isinstance(error, (AccessDenied, ModelNotFound)) or (
         isinstance(error, ServerUnavailable) and error.unprocessed
     )
@@ -90,18 +100,3 @@ def _is_hopeless(error: DeepseekTritonError) -> bool:
 
 def _how_to_resume(output: Output) -> str:
     return f"; the same command with --resume goes on in {output.name}" if output.can_resume else ""
-
-
-def _check_files(args: argparse.Namespace) -> None:
-    if args.output is None:
-        raise ToolError("--input needs --output FILE (- is standard output)", exit_code=2)
-    if args.resume and args.overwrite:
-        raise ToolError("give --resume or --overwrite, not both", exit_code=2)
-    if args.resume and str(args.output) == "-":
-        raise ToolError("--resume needs an --output that can be read again", exit_code=2)
-    if args.input.exists() and args.output.exists() and args.input.samefile(args.output):
-        raise ToolError(f"--input and --output are the same file, {args.output}", exit_code=2)
-
-
-def _name(path: Path) -> str:
-    return "standard input" if str(path) == "-" else str(path)

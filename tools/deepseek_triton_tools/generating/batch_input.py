@@ -1,4 +1,4 @@
-"""The input of a batch: JSON Lines, checked as a whole before anything is sent, and never held as a whole."""
+"""The input of a batch: JSON Lines. All of it is checked before anything is sent, and it is never all in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from deepseek_triton_client import InvalidRequest, SamplingParams
-from deepseek_triton_tools.generating.prompt_sources import Request, as_asked, problem_of_messages
+from deepseek_triton_tools.generating.prompt_sources import Request, as_asked, file_name, problem_of_messages
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -24,22 +24,22 @@ class BatchRow:
     """One line of the input."""
 
     number: int
-    """Of the line, from 1."""
+    """Number of the line, from 1."""
     id: Any
     """The line's own "id", else its "request_id", else `number`."""
     digest: str
-    """Of the line, to know it again."""
+    """A hash of the line, by which a resumed run knows it again."""
     request: Request
 
 
 @dataclass(frozen=True)
 class BatchRows:
-    """The input, to be read as often as needed; lines without content don't count."""
+    """The rows of the input. They can be read as often as needed; blank lines don't count."""
 
     file: IO[bytes]
     name: str
     params: SamplingParams
-    """For every row; a row's own fields win."""
+    """Sampling of every row; the fields of a row win over them."""
     chat: bool = False
     system: str | None = None
 
@@ -52,9 +52,9 @@ class BatchRows:
                 raise ToolError(f"{self.name} line {number}: {error}") from error
 
     def check(self) -> int:
-        """How many rows there are. All that are wrong are named on stderr.
+        """Count the rows, and name all that are wrong on stderr.
 
-        :raises ToolError: when one is.
+        :raises ToolError: when one is wrong.
         """
         num_rows = num_wrong = 0
         for number, line in self._lines():
@@ -80,17 +80,17 @@ class BatchRows:
         row_id = request.pop("id", number if request_id is None else request_id)
         if not isinstance(row_id, (str, int)) or isinstance(row_id, bool):
             raise ToolError(f"id: expected a text or a whole number, got {row_id!r:.100}")
-        _check(request, self.params)
+        _check_request(request, self.params)
         asked = as_asked(request, chat=self.chat, system=self.system)
         return BatchRow(number, row_id, hashlib.sha256(line).hexdigest()[:16], asked)
 
 
 def open_input(path: Path) -> IO[bytes]:
-    """The file, to be read again and again: what can't be is copied to a temporary one. `-` is standard input.
+    """Open the input so that it can be read again and again: a pipe is copied to a temporary file. `-` is standard
+    input.
 
     :raises ToolError: when it can't be read.
     """
-    name = "standard input" if str(path) == "-" else str(path)
     try:
         source = sys.stdin.buffer if str(path) == "-" else path.open("rb")
         if stat.S_ISREG(path.stat().st_mode if str(path) != "-" else 0):
@@ -100,14 +100,14 @@ def open_input(path: Path) -> IO[bytes]:
             shutil.copyfileobj(source, copy)
             return copy
     except OSError as error:
-        raise ToolError(f"{name} can't be read: {error.strerror}") from error
+        raise ToolError(f"{file_name(path)} can't be read: {error.strerror}") from error
 
 
 def _parsed(line: bytes) -> Request:
     try:
-        found = json.loads(line, parse_constant=_no_constant)
+        found = json.loads(line, parse_constant=_refuse_constant)
         json.dumps(found, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:  # half a surrogate pair is JSON, and nothing that can be sent
+    except (ValueError, RecursionError) as error:  # half a surrogate pair is valid JSON, but can't be encoded
         raise ToolError(f"not JSON: {error}") from error
     if isinstance(found, str):
         return {"prompt": found}
@@ -116,12 +116,15 @@ def _parsed(line: bytes) -> Request:
     return found
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number")
 
 
-def _check(request: Request, params: SamplingParams) -> None:
-    """What the client would refuse, before anything is sent."""
+def _check_request(request: Request, params: SamplingParams) -> None:
+    """Refuse what the client would refuse, before anything is sent.
+
+    :raises ToolError: in that case.
+    """
     kinds = [kind for kind in ("prompt", "messages") if kind in request]
     if len(kinds) != 1:
         raise ToolError(f'expected one of "prompt" and "messages", got {", ".join(map(repr, request)) or "nothing"}')

@@ -1,4 +1,5 @@
-"""The output of a batch: JSON Lines, a line for each row of the input in its order, on disk as soon as it is known."""
+"""The output of a batch: JSON Lines, one line for each row of the input, in the same order, written as soon as
+known."""
 
 from __future__ import annotations
 
@@ -18,22 +19,25 @@ from deepseek_triton_tools.tool_errors import ToolError
 
 
 class Output:
-    """A file that grows by whole rows. Nothing is buffered, so nothing is lost or left to fail later."""
+    """A file that grows by whole rows. Nothing is buffered: a row that was written is in the file, and a write that
+    fails fails at its row."""
 
     def __init__(self, descriptor: int, name: str, *, can_resume: bool) -> None:
         self._descriptor = descriptor
         self.name = name
         self.can_resume = can_resume
-        """It is a file proper, opened to append."""
+        """Whether it is a regular file, opened to append."""
         self._end: int | None = None
-        """Where the answers end that are kept. What is behind stays until there is something to put in its place."""
+        """Position in the file after the answers that are kept. The rest stays until there is a row to put in its
+        place."""
 
     def begin(self, rows: Iterable[BatchRow], *, resume: bool) -> int:
-        """How many of `rows` are answered already, which is where to go on.
+        """Return how many of `rows` are answered already: the batch goes on after them.
 
-        Rows that failed at the very end are not: a server that was gone is the usual reason to go on.
+        Failed rows at the end of the file don't count as answered, because a server that had gone is the usual reason
+        to resume.
 
-        :raises ToolError: when the answers in it are not of these rows.
+        :raises ToolError: when the file holds answers to other rows.
         """
         if not self.can_resume:
             return 0
@@ -53,33 +57,33 @@ class Output:
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except BrokenPipeError:
-            raise  # nobody reads it any more, which is no failure
+            raise  # the reader has left, which is no failure
         except OSError as error:
             hint = "; --resume goes on" if self.can_resume else ""
             raise ToolError(f"{self.name} can't be written: {error.strerror}{hint}") from error
 
     def finish(self) -> None:
-        """Drop what is not kept."""
+        """Cut off what is behind the answers that are kept."""
         if self._end is not None:
             os.ftruncate(self._descriptor, self._end)
             self._end = None
 
     def _answered(self, rows: Iterable[BatchRow]) -> tuple[int, int]:
-        """The rows up to the last one with an answer, and where in the file they end."""
+        """Count the rows up to the last one with an answer, and find where in the file they end."""
         num_answered = end = position = 0
         expected = iter(rows)
         with open(self._descriptor, "rb", closefd=False) as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
-                    break  # torn when the program was killed
+                    break  # half a line: the program was killed while it wrote
                 record = self._record(number, line)
-                self._match(number, record, next(expected, None))
+                self._check_row(number, record, next(expected, None))
                 position += len(line)
                 if "error" not in record:
                     num_answered, end = number, position
         return num_answered, end
 
-    def _match(self, number: int, record: dict[str, Any], row: BatchRow | None) -> None:
+    def _check_row(self, number: int, record: dict[str, Any], row: BatchRow | None) -> None:
         if row is None or (record.get("id"), record.get("input")) != (row.id, row.digest):
             found = "ends before" if row is None else f"has another row {row.id!r} there"
             raise ToolError(
@@ -99,16 +103,17 @@ class Output:
 
 @contextmanager
 def open_output(path: Path, *, keep: bool) -> Iterator[Output]:
-    """`-` is standard output. What is in the file stays until there is an answer to write.
+    """Open the output; `-` is standard output. The file's content stays until there is an answer to write.
 
-    :raises ToolError: when it can't be written, another run writes it, or it is there and is not to be kept.
+    :param keep: whether the file may exist already.
+    :raises ToolError: when it can't be written, another run writes it, or it exists and may not.
     """
     if str(path) == "-":
         yield Output(sys.stdout.fileno(), "standard output", can_resume=False)
         return
-    is_file = path.is_file() or not path.exists()  # and no device or named pipe
+    is_file = path.is_file() or not path.exists()  # not a device or a named pipe
     try:
-        descriptor = _opened(path, keep=keep) if is_file else os.open(path, os.O_WRONLY)
+        descriptor = _open_to_append(path, keep=keep) if is_file else os.open(path, os.O_WRONLY)
     except FileExistsError as error:
         message = f"{path} is there already: --resume goes on where it ends, --overwrite begins anew"
         raise ToolError(message, exit_code=2) from error
@@ -120,13 +125,13 @@ def open_output(path: Path, *, keep: bool) -> Iterator[Output]:
         yield Output(descriptor, str(path), can_resume=is_file)
     except BaseException:
         if is_file and os.fstat(descriptor).st_size == 0:
-            path.unlink()  # made for nothing
+            path.unlink()  # this run made the file and wrote nothing
         raise
     finally:
         os.close(descriptor)
 
 
-def _opened(path: Path, *, keep: bool) -> int:
+def _open_to_append(path: Path, *, keep: bool) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | (0 if keep else os.O_EXCL), 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,18 +1,21 @@
-"""How far a batch is, on stderr."""
+"""The progress of a batch, on stderr."""
 
 from __future__ import annotations
 
 import time
 
+from deepseek_triton_client import Completion, DeepseekTritonError
 from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 
 _PLAIN_S = 10.0
+"""Seconds between two lines where stderr is no terminal."""
 
 
 class BatchProgress:
-    """Of `total` rows, of which `done` were answered by an earlier run."""
-
     def __init__(self, total: int, done: int) -> None:
+        """
+        :param done: how many of the `total` rows an earlier run has answered.
+        """
         self._total = total
         self._before = self.done = done
         self.failed = 0
@@ -24,17 +27,19 @@ class BatchProgress:
 
     @property
     def answered(self) -> int:
-        """By this run."""
+        """Rows that this run has answered, failed ones not counted."""
         return self.done - self._before - self.failed
 
-    def row(self, num_tokens: int | None, *, failed: bool) -> None:
+    def count(self, answer: Completion | DeepseekTritonError) -> None:
         self.done += 1
-        self.failed += failed
-        self._num_tokens += num_tokens or 0
+        if isinstance(answer, DeepseekTritonError):
+            self.failed += 1
+        else:
+            self._num_tokens += answer.num_output_tokens or 0
         self._status.show(self._line)
 
     def clear(self) -> None:
-        """Leave the terminal's line to others."""
+        """Empty the terminal's line, for other output."""
         self._status.clear()
 
     def summary(self) -> str:
@@ -48,9 +53,9 @@ class BatchProgress:
 
     def _line(self) -> str:
         left = self._total - self.done
-        fresh = self.done - self._before
+        done_now = self.done - self._before
         elapsed = time.monotonic() - self._started
-        eta = f", {clock(elapsed / fresh * left)} left" if fresh and left else ""
+        eta = f", {clock(elapsed / done_now * left)} left" if done_now and left else ""
         return f"{self.done}/{self._total} done, {self.failed} failed, {self._rate():,.0f} tokens/s{eta}"
 
     def _rate(self) -> float:

@@ -10,11 +10,12 @@ from typing import Any
 from deepseek_triton_client import Answer, Completion, DeepseekTritonError
 
 _DETAILS = ("output_ids", "cumulative_logprob", "logprobs", "prompt_logprobs")
-"""Of an answer; there when they were asked for."""
+"""Fields of an answer that the record has only when they were asked for."""
 
 
 def completion_record(completion: Completion) -> dict[str, Any]:
-    """Everything that is known of `completion`. What holds for one answer is the first one's; `answers` has several."""
+    """All that is known about `completion`, as JSON. Its own text and details are those of the first answer; `answers`
+    has every one where there are several."""
     first, *others = completion.answers
     record = _answer_record(first) | {
         "num_input_tokens": completion.num_input_tokens,
@@ -46,7 +47,7 @@ def error_record(error: DeepseekTritonError) -> dict[str, Any]:
 
 
 def as_json(record: Any) -> str:
-    """On one line. JSON has no word for infinite numbers and NaN, so they are null."""
+    """Write `record` as JSON on one line. Infinite numbers and NaN, which JSON can't express, become null."""
     return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
 
 
@@ -61,7 +62,7 @@ def _finite(value: Any) -> Any:
 
 
 def usage_line(completion: Completion) -> str:
-    """How many tokens, how fast, and who answered."""
+    """One line: how many tokens, how fast, and which server answered."""
     parts = [f"{_count(completion.num_input_tokens)} tokens in", f"{_count(completion.num_output_tokens)} out"]
     if completion.time_to_first_token_s is not None:
         parts.append(f"first after {completion.time_to_first_token_s:.2f} s")
@@ -74,7 +75,7 @@ def usage_line(completion: Completion) -> str:
 
 
 def tokens_per_s(completion: Completion) -> float | None:
-    """Over the whole request; None where the server does not count."""
+    """Generated tokens a second over the whole request; None where the server doesn't count tokens."""
     if completion.num_output_tokens is None or completion.total_s <= 0:
         return None
     return completion.num_output_tokens / completion.total_s

@@ -1,4 +1,4 @@
-"""What was said in a chat: pure state, and its file."""
+"""The messages of a chat, and the file they are saved in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 Message = dict[str, Any]
 
 _INTERRUPTED = "interrupted"
-"""Beside role and content, on an answer that was stopped. It is not sent."""
+"""Key beside role and content on an answer that was stopped. It is not sent to the server."""
 
 
 class Conversation:
@@ -24,7 +24,7 @@ class Conversation:
         self.params = params
         self.messages: list[Message] = []
         self.unanswered: str | None = None
-        """The last thing said, when it got no answer. It is not among the messages."""
+        """The user's last text, when it got no answer. It is not among `messages`."""
 
     @property
     def system(self) -> str | None:
@@ -36,35 +36,35 @@ class Conversation:
         self.messages = ([{"role": "system", "content": text}] if text else []) + rest
 
     def clear(self) -> None:
-        """Only what the model is told first stays."""
-        self.messages = self.messages[: self._start()]
+        """Drop all messages but the system message."""
+        self.messages = [] if self.system is None else self.messages[:1]
         self.unanswered = None
 
     def undo(self) -> bool:
-        """Take back the last thing said with what came of it. False when nothing was said."""
+        """Take back the user's last text and its answer. Returns False when there is none."""
         if self.unanswered is not None:
             self.unanswered = None
             return True
-        last = self._last_said()
+        last = self._last_user_message()
         if last is None:
             return False
         del self.messages[last:]
         return True
 
     def to_retry(self) -> tuple[str, int] | None:
-        """What to ask again, and how many messages stand before it; None when nothing was said."""
+        """Return the text to ask again, and how many messages stand before it; None when there is no text."""
         if self.unanswered is not None:
             return self.unanswered, len(self.messages)
-        last = self._last_said()
+        last = self._last_user_message()
         return None if last is None else (self.messages[last]["content"], last)
 
-    def asking(self, text: str, after: int) -> list[Message]:
-        """What is sent to have `text` answered behind the first `after` messages."""
+    def messages_for(self, text: str, after: int) -> list[Message]:
+        """Return the messages to send, so that `text` is answered after the first `after` messages."""
         sent = [*self.messages[:after], {"role": "user", "content": text}]
         return [{name: value for name, value in message.items() if name != _INTERRUPTED} for message in sent]
 
-    def answered(self, text: str, after: int, answer: str, *, interrupted: bool = False) -> None:
-        """In place of whatever stood behind the first `after` messages."""
+    def add_answer(self, text: str, after: int, answer: str, *, interrupted: bool = False) -> None:
+        """Add `text` and its answer after the first `after` messages, in place of what stood there."""
         reply: Message = {"role": "assistant", "content": answer}
         if interrupted:
             reply[_INTERRUPTED] = True
@@ -72,9 +72,9 @@ class Conversation:
         self.unanswered = None
 
     def save(self, path: Path, *, model: str) -> None:
-        """As {messages, params, model}: the whole file or, when it can't be written, nothing.
+        """Write {messages, params, model} as JSON. A failure leaves an older file as it was.
 
-        :raises ToolError: then.
+        :raises ToolError: when it can't be written.
         """
         params = {field.name: value for field, value in self.params.given()}
         document = {"model": model, "params": params, "messages": self.messages}
@@ -92,9 +92,9 @@ class Conversation:
 
     @classmethod
     def loaded(cls, path: Path) -> Conversation:
-        """A saved one.
+        """Read a conversation that `save` wrote.
 
-        :raises ToolError: when it is none.
+        :raises ToolError: when the file is none.
         """
         try:
             document = json.loads(read_text(path))
@@ -117,9 +117,7 @@ class Conversation:
         conversation.messages = messages
         return conversation
 
-    def _start(self) -> int:
-        return 0 if self.system is None else 1
-
-    def _last_said(self) -> int | None:
-        said = [position for position, message in enumerate(self.messages) if message["role"] == "user"]
-        return said[-1] if said else None
+    def _last_user_message(self) -> int | None:
+        """Position of the user's last message."""
+        positions = [position for position, message in enumerate(self.messages) if message["role"] == "user"]
+        return positions[-1] if positions else None

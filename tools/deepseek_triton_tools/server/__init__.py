@@ -1,1 +1,1 @@
-"""A tritonserver that runs: its process, its log, and waiting for its models."""
+"""A running tritonserver: its process, its log, and waiting for its models."""

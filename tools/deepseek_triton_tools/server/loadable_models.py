@@ -1,4 +1,4 @@
-"""Whether a server that is ready can still come to have the model that is waited for."""
+"""Finds out whether a ready server may still load a model, or will never have it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from typing import Any
 from deepseek_triton_client import AsyncClient, DeepseekTritonError, ModelNotFound
 
 _ANSWER_S = 10.0
+"""Seconds for the server's answer."""
 _UNKNOWN = "is not found"
-"""So end Triton's words on a model or version it neither has nor loads (seen with 2.51.0). A proxy's 404 has others."""
+"""The end of Triton's message on a model or version that it neither has nor loads (seen with 2.51.0). A proxy's 404 has
+other words."""
 
 
 async def missing_model(client: AsyncClient) -> str:
-    """Why the server will not have the model, in one line; "" while it may.
+    """Say in one line why the server will never have the model; "" while it may.
 
-    Triton's index also has models that are in its repository and not loaded: somebody may load them yet. Over gRPC, and
-    where the index is closed to us, the model's own answer decides alone.
+    Triton's index also lists models that are in its repository and not loaded: somebody may still load them. Over gRPC,
+    and where we may not read the index, only the model's own answer decides.
     """
     try:
         await client.metadata()
     except ModelNotFound as error:
-        words = error.message
+        message = error.message
     except DeepseekTritonError:
         return ""
     else:
         return ""
-    if not words.endswith(_UNKNOWN):
+    if not message.endswith(_UNKNOWN):
         return ""
     rows = await asyncio.to_thread(_index, client.url)
     if any(row.get("state") == "LOADING" for row in rows):
@@ -38,18 +40,21 @@ async def missing_model(client: AsyncClient) -> str:
     if own and not any(row.get("state") == "READY" for row in own):
         return ""
     there = "" if not rows else f"; it has {_names(rows)}"
-    return f"{client.url} has no such model: {words}{there}: give --model and --model-version as the server has them"
+    return f"{client.url} has no such model: {message}{there}: give --model and --model-version as the server has them"
 
 
 def _index(url: str) -> list[dict[str, Any]]:
-    """What Triton says of its model repository; nothing where it can't be asked. Blocks."""
+    """Read Triton's index of its model repository; empty where it can't be read. Blocks.
+
+    The client has no call for it, so this is urllib.
+    """
     if not url.startswith(("http://", "https://")):
         return []
     request = urllib.request.Request(f"{url.rstrip('/')}/v2/repository/index", data=b"", method="POST")
     try:
         with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
             rows = json.load(answer)
-    except (OSError, ValueError):  # it wants a token, a certificate of ours, or does not let anybody look
+    except (OSError, ValueError):  # the server wants a token or a certificate, or doesn't show its index
         return []
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 

@@ -1,4 +1,4 @@
-"""What tritonserver's log says: its lines in parts, and from them why a server ended."""
+"""tritonserver's log: its lines in parts, and the reason why a server ended."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class LogLine:
     """One line of the server's output."""
 
     level: str
-    """I, W, E or F; empty for what did not come through the server's logger: prints, tables, native libraries."""
+    """I, W, E or F. Empty for lines that the server's logger didn't write: prints, tables, native libraries."""
     source: str
-    """`file:line` that logged it; ends in `.py:N` for what a model logged through pb_utils."""
+    """`file:line` of the code that logged it. It ends in `.py:N` if a model logged it through pb_utils."""
     message: str
 
     @property
     def is_from_model(self) -> bool:
-        """Whether a model's Python logged or printed it, as far as can be told."""
+        """Whether a model's Python logged or printed it, as far as the line shows."""
         return ".py:" in self.source or (not self.level and not self.is_table)
 
     @property
@@ -36,7 +36,7 @@ _LOGGED = re.compile(
 
 
 def parse_log_line(text: str) -> LogLine:
-    """`text` in parts, its message as it was before the logger quoted it."""
+    """Split `text` into its parts. The message is as it was before the logger quoted it."""
     match = _LOGGED.match(text)
     if not match:
         return LogLine("", "", text.rstrip())
@@ -48,14 +48,14 @@ def parse_log_line(text: str) -> LogLine:
 
 def _unquoted(message: str) -> str:
     try:
-        # strict=False: the server leaves some control characters as they are.
+        # strict=False, because the server leaves some control characters unescaped.
         return str(json.loads(message, strict=False))
     except ValueError:
         return message[1:-1]
 
 
 HOPELESS = "Failed to preinitialize Python stub: "
-"""A stub that says this (model.py is missing, for one) leaves tritonserver waiting for ever."""
+"""After a stub has said this, because model.py is missing for instance, tritonserver waits for ever."""
 
 _PROTOBUF = re.compile(r"Error parsing text-format inference\.ModelConfig: (\d+):(\d+): (.*)")
 _MODEL_CAUSES = (
@@ -73,9 +73,9 @@ _SERVER_CAUSES = (
 
 
 def failure_cause(lines: Iterable[str]) -> str:
-    """Why the server ended, in one line, from its own words.
+    """Say in one line why the server ended, by its own log.
 
-    Where nothing in them is known for a cause: the last error that a model logged, else whatever was said last.
+    Where no line is a known cause, it is the last error that a model logged, or else the last line.
     """
     parsed = [parse_log_line(line) for line in lines]
     causes = _model_causes(parsed)
@@ -97,13 +97,13 @@ _DEAD_ENGINE = re.compile(r"deepseek_backend CRITICAL: the engine is dead: (?P<r
 
 
 def dead_engine(lines: Iterable[str]) -> str:
-    """Why the backend ended the server itself (on_fatal: exit); empty where it did not."""
+    """Say why the backend ended the server itself (on_fatal: exit); empty where it didn't."""
     found = (_DEAD_ENGINE.search(line) for line in lines)
     return next((match["reason"] for match in found if match), "")
 
 
 def _model_causes(lines: list[LogLine]) -> dict[str, str]:
-    """The cause for each model that failed, in the log's order."""
+    """Find the cause for each model that failed, in the order of the log."""
     causes: dict[str, str] = {}
     before = printed = ""
     for line in lines:
@@ -117,7 +117,7 @@ def _model_causes(lines: list[LogLine]) -> dict[str, str]:
 
 
 def _model_cause(cause: str, before: str, printed: str) -> str:
-    """`cause` made plain; `before` is the line that preceded it, `printed` the last that the model's process said."""
+    """Make `cause` readable. `before` is the line before it, `printed` the last line of the model's own process."""
     syntax = _PROTOBUF.search(before)
     if syntax and "failed to read text proto" in cause:
         return f"config.pbtxt line {syntax[1]}, column {syntax[2]}: {syntax[3]}"
@@ -131,9 +131,9 @@ _EXCEPTION = re.compile(r"(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Exit)): (?P
 
 
 def _plain(cause: str) -> str:
-    """An exception's message in one line, without its traceback, and without its name where that says nothing.
+    """Return an exception's message on one line, without the traceback, and without a name that says little.
 
-    KeyError or ModuleNotFoundError says something; ValueError, RuntimeError and a library's own name hardly do.
+    KeyError and ModuleNotFoundError say something; ValueError, RuntimeError and names of a library hardly do.
     """
     text = cause.partition("\n\nAt:\n")[0].strip()
     match = _EXCEPTION.match(text)

@@ -1,4 +1,4 @@
-"""tritonserver as an object: started, awaited, stopped, and nothing of it left behind, however this process ends."""
+"""A tritonserver process: start it, wait for it, stop it. Nothing of it is left behind, however this process ends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-import httpx
-
+from deepseek_triton_client import Client, DeepseekTritonError, Timeouts
 from deepseek_triton_tools.host.free_ports import ENDPOINTS, Claim, Port, claim_ports
 from deepseek_triton_tools.host.process_sessions import kill_all, session_members
 from deepseek_triton_tools.host.tritonserver import find_tritonserver
@@ -29,15 +28,19 @@ from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError
 
 _TICK_S = 0.2
 _LOG_TAIL_LINES = 2000
+_ANSWER_S = 5.0
+"""Seconds for one answer of a server that loads."""
 _GRACE_S = 10
-"""On top of the exit timeout: the server begins to unload its models only when that has run out."""
+"""Seconds after the exit timeout before the server is killed. It begins to unload its models only when that timeout has
+run out."""
 _CLIENTS_LEAVE_S = 0.5
-"""Whoever stops it has just had answers, and a SIGTERM in the moment in which a client goes can crash Triton 2.51: 0.2
-s between the two were enough in every try (docs/tritonserver.md)."""
+"""Seconds before a stop, for clients that just had their answers to disconnect. A SIGTERM in the moment in which a
+client disconnects can crash Triton 2.51; 0.2 s between the two were enough in every try (docs/tritonserver.md)."""
 _STUBS_LEAVE_S = 5
-"""A stub looks every 0.3 s whether its server still lives."""
+"""Seconds for the stubs to end by themselves: each looks every 0.3 s whether its server still lives."""
 _LAUNCHES = 3
-"""Attempts with new ports, where `auto` ones were taken by somebody else while the models loaded."""
+"""Most starts of one server. It is started again, on new ports, when another program took an `auto` port while the
+models loaded."""
 
 _GUARDED_EXEC = """\
 import ctypes, os, signal, sys
@@ -48,8 +51,8 @@ if os.getppid() != int(sys.argv[1]):
     sys.exit("the starting process is gone")
 os.execv(sys.argv[2], sys.argv[2:])
 """
-"""Becomes the server, after asking the kernel to kill it when its parent dies. A program of its own rather than a
-preexec_fn: between fork and exec in a process with threads no Python code is safe."""
+"""A program that asks the kernel to kill it when its parent dies, and then becomes the server. It is no preexec_fn,
+because Python code is not safe between fork and exec in a process with threads."""
 
 _OWN_OPTIONS = {
     "--model-repository": "DIR",
@@ -63,12 +66,12 @@ _OWN_OPTIONS = {
     "--exit-timeout-secs": "--exit-timeout",
     "--log-file": "--log-file",
 }
-"""tritonserver's options that serve sets, and serve's own for each."""
+"""tritonserver's option that `serve` sets -> the option of `serve` for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What to serve and how."""
+    """A model repository, and how tritonserver serves it."""
 
     repository: Path
     tritonserver: Path | None = None
@@ -76,32 +79,32 @@ class ServeOptions:
     grpc_port: Port = 8001
     metrics_port: Port = 8002
     host: str = "127.0.0.1"
-    """tritonserver has no authentication, and its API can load models and map shared memory: it listens beyond this
-    machine only when that was asked for."""
+    """The address to listen on. tritonserver has no authentication, and its API can load models and map shared memory,
+    so other machines reach it only when that was asked for."""
     exit_timeout_secs: int = 30
-    """What requests in flight get to finish after a stop was asked for. An idle connection that a client keeps open
-    counts too: the server waits for it as long."""
+    """Seconds for active requests to finish after a stop. The server also waits that long for an idle connection that a
+    client keeps open."""
     log_file: Path | None = None
     """The server's whole log is appended here."""
     verbose: bool = False
     server_args: tuple[str, ...] = ()
-    """Further arguments for tritonserver, after our own."""
+    """Further arguments of tritonserver, after our own."""
 
 
 @dataclass(frozen=True)
 class StartProgress:
-    """How far a server is that loads."""
+    """Progress of a server's start."""
 
     elapsed_s: float
     last_message: str
-    """What the server's log said last."""
+    """The last message in the server's log."""
 
 
 class ServerProcess:
-    """One tritonserver and all that it starts.
+    """One tritonserver and all the processes that it starts.
 
-    A context manager: leaving it stops the server. Two threads serve it: the guardian starts and reaps the process, the
-    reader takes its output. Everything else belongs to the caller's thread.
+    It is a context manager that stops the server at the end. It has two threads: the guardian starts and reaps the
+    process, the reader takes its output. Everything else is for the caller's thread only.
     """
 
     http_port: int
@@ -109,9 +112,12 @@ class ServerProcess:
     metrics_port: int
 
     def __init__(self, options: ServeOptions, *, on_line: Callable[[str], None] | None = None) -> None:
-        """`on_line` gets every line of the server's output, in the reader's thread; an OSError from it ends that.
+        """Check the options; nothing is started yet.
 
-        :raises ToolError: when the folder or the arguments can't be right. Nothing is started yet.
+        :param on_line: gets every line of the server's output, in the reader's thread. After an OSError from it, it
+            gets
+            no more.
+        :raises ToolError: when the folder or the arguments are wrong.
         """
         _check_server_args(options.server_args)
         self.options = options
@@ -121,7 +127,7 @@ class ServerProcess:
         self._process: subprocess.Popen[str] | None = None
         self._ended = threading.Event()
         self._reader: threading.Thread | None = None
-        # The reader appends, others copy: each is one step.
+        # The reader thread appends while others copy. Both are atomic in CPython.
         self._lines: deque[str] = deque(maxlen=_LOG_TAIL_LINES)
         self._hopeless = False
         self._kill_at: float | None = None
@@ -138,9 +144,10 @@ class ServerProcess:
         server_args: tuple[str, ...] = (),
         on_progress: Callable[[StartProgress], None] | None = None,
     ) -> ServerProcess:
-        """A server of `repository` on free ports of the loopback address, ready; use it in a `with`.
+        """Start a server of `repository` on free ports of the loopback address, and wait until it is ready. Use it in a
+        `with` block.
 
-        :raises ToolError: when it can't be started or doesn't become ready; nothing is left running.
+        :raises ToolError: when it can't be started or doesn't become ready. Nothing is left running.
         """
         options = ServeOptions(
             repository=repository,
@@ -167,8 +174,9 @@ class ServerProcess:
 
     @property
     def address(self) -> str:
-        """The host to connect to: a server that listens on every address is reached on the loopback one."""
-        return "127.0.0.1" if self.options.host == "0.0.0.0" else self.options.host
+        """The host to connect to. A server that listens on every address is reached at the loopback address."""
+        host = self.options.host
+        return "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
 
     @property
     def http_url(self) -> str:
@@ -180,12 +188,13 @@ class ServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """None when it was never started."""
+        """The server's process; None when it was never started."""
         return self._process.pid if self._process is not None else None
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs or was never started; minus the signal's number if one ended it."""
+        """The exit code, or minus the number of the signal that ended it. None while it runs, or if it never
+        started."""
         return self._process.returncode if self._process is not None else None
 
     @property
@@ -194,13 +203,16 @@ class ServerProcess:
         return list(self._lines.copy())
 
     def start(self) -> None:
-        """Start the server; returns before it is ready.
+        """Start the server, and return before it is ready.
 
-        :raises ToolError: when there is no tritonserver, a port is taken or the log can't be written. Nothing runs.
+        :raises ToolError: when there is no tritonserver, a port is taken or the log can't be written. Nothing runs
+            then.
         """
         installation = find_tritonserver(self.options.tritonserver)
         self._release_ports()
-        self._claim = claim = self._claim_ports()
+        options = self.options
+        claim = claim_ports(options.host, options.http_port, options.grpc_port, options.metrics_port)
+        self._claim = claim
         self.http_port, self.grpc_port, self.metrics_port = claim.http, claim.grpc, claim.metrics
         try:
             log = _open_log(self.options.log_file)
@@ -223,12 +235,8 @@ class ServerProcess:
         self._reader = threading.Thread(target=self._read, args=(self._process, log), daemon=True)
         self._reader.start()
         if self.stop_requested:
-            # The request came before there was a process to tell.
+            # The stop was requested before there was a process to signal.
             self._process.terminate()
-
-    def _claim_ports(self) -> Claim:
-        options = self.options
-        return claim_ports(options.host, options.http_port, options.grpc_port, options.metrics_port)
 
     def _release_ports(self) -> None:
         if self._claim is not None:
@@ -241,12 +249,13 @@ class ServerProcess:
             *(f"--{endpoint}-address={self.options.host}" for endpoint in ENDPOINTS),
             *(f"--{endpoint}-port={port}" for endpoint, port in ports),
             f"--exit-timeout-secs={self.options.exit_timeout_secs}",
-            # Of its own for each server: so that two never meet, and so that what a killed one leaves can be removed.
+            # Each server has a prefix of its own: two never share a region, and what a killed one leaves can be
+            # removed.
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
         ]
 
     def _read(self, process: subprocess.Popen[str], log: FileIO | None) -> None:
-        """The reader: until the server and all its stubs have closed their end."""
+        """Run the reader thread, until the server and all its stubs have closed their end of the pipe."""
         assert process.stdout is not None
         sinks: list[Callable[[str], object]] = [self._on_line] if self._on_line else []
         with process.stdout, log or contextlib.nullcontext():
@@ -262,47 +271,57 @@ class ServerProcess:
             try:
                 sink(line)
             except OSError as error:
-                # A full disk or a closed terminal. Reading goes on: the server would block on output that nobody takes.
+                # The disk is full or the terminal closed. Reading goes on: the server would block on unread output.
                 sinks.remove(sink)
                 self._lines.append(f"deepseek-triton: the log goes on without one of its readers: {error}")
 
     def wait_until_ready(self, on_progress: Callable[[StartProgress], None] | None = None) -> bool:
-        """True when every model of the folder can be called; False when a stop was requested before that.
+        """Wait until every model of the folder can be called. Returns False when a stop was requested before that.
 
-        There is no limit to the time: a cold load takes an hour. `on_progress` is called a few times a second.
+        There is no time limit, because a cold load can take an hour. `on_progress` is called a few times a second.
 
-        :raises ServerFailedError: when the server ended or can't become ready; nothing is left running.
+        :raises ServerFailedError: when the server ended or can't become ready. Nothing is left running.
         """
         began = time.monotonic()
         launches = 1
-        # No connection is kept: one that idles would hold up the server's exit.
-        with httpx.Client(trust_env=False, timeout=5, headers={"Connection": "close"}) as client:
-            while self.stop_requested or not self._answers(client):
-                if on_progress:
-                    on_progress(StartProgress(time.monotonic() - began, self._last_message()))
-                self._kill_if_due()
-                if not self._ended.wait(_TICK_S) and not self._hopeless:
-                    continue
-                self._clear_away()
-                if self.stop_requested:
-                    return False
-                if launches == _LAUNCHES or not self._lost_free_port():
-                    raise self.failure()
-                launches += 1
-                self.start()
+        while self.stop_requested or not self._answers():
+            if on_progress:
+                on_progress(StartProgress(time.monotonic() - began, self._last_message()))
+            self._kill_if_due()
+            if not self._ended.wait(_TICK_S) and not self._hopeless:
+                continue
+            self._clear_away()
+            if self.stop_requested:
+                return False
+            if launches == _LAUNCHES or not self._lost_free_port():
+                raise self.failure()
+            launches += 1
+            self.start()
         return True
 
-    def _answers(self, client: httpx.Client) -> bool:
-        """Whether the server, every model and the metrics answer; the metrics are the last to come up."""
-        urls = [f"{self.http_url}/v2/health/ready"]
-        if not self._was_given("--model-control-mode"):
-            urls += [f"{self.http_url}/v2/models/{model}/ready" for model in self.models]
-        if not self._was_given("--allow-metrics"):
-            urls.append(self.metrics_url)
+    def _answers(self) -> bool:
+        """Whether the server, every model and the metrics answer. The metrics are the last to come up."""
+        expected = {"ready", "loading"} if self._was_given("--model-control-mode") else {"ready"}
         try:
-            return all(client.get(url).is_success for url in urls)
-        except httpx.TransportError:
+            if not all(self._state(model) in expected for model in self.models):
+                return False
+            if not self._was_given("--allow-metrics"):
+                with self._client(self.models[0]) as client:
+                    client.metrics()
+        except DeepseekTritonError:
             return False
+        return True
+
+    def _state(self, model: str) -> str:
+        with self._client(model) as client:
+            [readiness] = client.readiness()
+        return readiness.state
+
+    def _client(self, model: str) -> Client:
+        """A client for one look. No connection is kept after it: one that idles would hold up the server's exit."""
+        return Client(
+            self.http_url, model_name=model, metrics_url=self.metrics_url, timeouts=Timeouts(connect=_ANSWER_S)
+        )
 
     def _was_given(self, option: str) -> bool:
         return any(argument.partition("=")[0] == option for argument in self.options.server_args)
@@ -312,7 +331,7 @@ class ServerProcess:
         return next((line.message for line in parsed if line.message and not line.is_table), "")
 
     def _lost_free_port(self) -> bool:
-        """Whether the server ended because somebody took an `auto` port between our look and its own."""
+        """Whether the server ended because another program took an `auto` port after we had chosen it."""
         options = self.options
         given = {options.http_port, options.grpc_port, options.metrics_port}
         taken = re.search(r"Socket '\S+:(\d+)' already in use", "\n".join(self.log_tail))
@@ -337,7 +356,7 @@ class ServerProcess:
             return ""
         path = self.options.log_file
         if path is None:
-            # After an hour's load nobody wants to be told that --log-file would have helped.
+            # After a load of an hour nobody wants to hear that --log-file would have helped, so the log is kept anyway.
             descriptor, name = tempfile.mkstemp(prefix="deepseek-triton-server-", suffix=".log")
             path = Path(name)
             with open(descriptor, "w", encoding="utf-8") as file:
@@ -345,20 +364,20 @@ class ServerProcess:
         return f" (the server's log: {path})"
 
     def request_stop(self, signum: int = signal.SIGTERM) -> None:
-        """Ask the server to end, and return. A second time it is killed, as it is when its time has run out.
+        """Ask the server to end, and return at once. It is killed when its time has run out, or by a second call.
 
-        Nothing but this may be called in a signal handler. Only `wait` and `wait_until_ready` carry out the killing.
+        This is the only method for signal handlers. `wait` and `wait_until_ready` do the killing.
         """
-        again, self.stop_requested = self.stop_requested, True
-        patience_s = 0 if again else self.options.exit_timeout_secs + _GRACE_S
+        is_repeated, self.stop_requested = self.stop_requested, True
+        patience_s = 0 if is_repeated else self.options.exit_timeout_secs + _GRACE_S
         self._kill_at = time.monotonic() + patience_s
-        if self._process is not None and not again:
+        if self._process is not None and not is_repeated:
             self._process.send_signal(signum)
 
     def wait(self) -> int:
         """Block until the server has ended and nothing of it is left.
 
-        :returns: its exit code as a shell has it: 128 plus the number of the signal that ended it.
+        :returns: its exit code as a shell has it: 128 + N for signal N.
         """
         assert self._process is not None, "it was never started"
         while not self._ended.wait(_TICK_S):
@@ -368,7 +387,8 @@ class ServerProcess:
         return 128 - code if code < 0 else code
 
     def stop(self) -> None:
-        """End the server: with the time it needs for open requests, then by force. Does nothing where none runs."""
+        """End the server: in order, with the exit timeout for open requests, then by force. Does nothing if none
+        runs."""
         if self._process is None:
             return
         if not self.stop_requested:
@@ -382,14 +402,14 @@ class ServerProcess:
             kill_all(self._members)
 
     def _members(self) -> list[int]:
-        """What lives of the server's session: itself, its stubs, and what they started."""
+        """Processes of the server's session that still live: the server, its stubs, and what they started."""
         assert self._process is not None
         pids = session_members(self._process.pid)
-        # Once the server is reaped its number is free, and a session with a living leader of that number is another's.
+        # Once the server is reaped, its number is free. A session whose leader lives under that number is another one.
         return [] if self._ended.is_set() and self._process.pid in pids else pids
 
     def _clear_away(self) -> None:
-        """Afterwards there is no process, thread or shared memory of this launch."""
+        """End every process and thread of this launch, and remove its shared memory."""
         if self._cleared or self._reader is None:
             return
         deadline = time.monotonic() + _STUBS_LEAVE_S
@@ -405,7 +425,7 @@ class ServerProcess:
 
 
 def model_names(repository: Path) -> list[str]:
-    """The models of the folder, sorted.
+    """Return the names of the models in the folder, sorted.
 
     :raises RepositoryError: when there is none.
     """
@@ -429,7 +449,7 @@ def _check_server_args(arguments: Iterable[str]) -> None:
 
 
 def _open_log(path: Path | None) -> FileIO | None:
-    """Unbuffered: a line that a full disk refused must not be tried again on closing."""
+    """Open the log without a buffer, so that closing it doesn't write a line again that a full disk has refused."""
     try:
         return path.open("ab", buffering=0) if path else None
     except OSError as error:
@@ -442,9 +462,10 @@ def _guard(
     spawned: Future[subprocess.Popen[str]],
     ended: threading.Event,
 ) -> None:
-    """The guardian. The parent whose death the kernel tells of is the thread that forked, so this one stays.
+    """Run the guardian thread: start the server, and reap it at once.
 
-    It also reaps at once: a stub takes a server that is dead but not reaped for alive, and would never leave.
+    The thread lives as long as the server, because the kernel's parent-death signal is about the thread that forked.
+    The server is reaped at once, because a stub takes a zombie for a living server, and would never end.
     """
     try:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Waiting for a server that loads: how far it is, by its answers and by its log."""
+"""Waiting for a server that loads; its answers and its log say how far it is."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 from deepseek_triton_tools.tool_errors import ServerFailedError
 
 _TAIL_BYTES = 64 * 2**10
-"""Of a log that is there already: enough to tell the phase."""
+"""Bytes read of a log that exists already: enough to tell the phase."""
 _STEP_BYTES = 2**20
+"""Most bytes read at once."""
 _KEPT_LINES = 2000
 _MISSING_PERIOD_S = 1.0
-"""Between two looks at whether the server has the model at all."""
+"""Seconds between two looks at whether the server has the model at all."""
 
 _PHASES = (
     ("starting", re.compile(r"pinned_memory_manager\.cc")),
@@ -34,16 +35,17 @@ _PHASES = (
     ("warming up", re.compile(r"deepseek_backend \w+: warm-up ")),
     ("opening its ports", re.compile(r"model_lifecycle\.cc.* \"?successfully loaded ")),
 )
-"""A line that matches begins the phase, about in this order: lines of Triton 2.51, of TensorRT-LLM 1.1 and of this
-project's backend. One that is worded otherwise in another release leaves the phase as it is."""
+"""Phase -> a pattern of the line that begins it, in the usual order. The lines are of Triton 2.51, TensorRT-LLM 1.1 and
+this project's backend. Where another release words a line differently, the phase stays as it is."""
 
 
 _BACKEND_ERROR = re.compile(r"deepseek_backend (?:ERROR|CRITICAL): (.+)")
 _LOOKS = 10
+"""Number of times that a failed server's log is read for the reason, within a second."""
 
 
 class LogFollower:
-    """The lines of a log file as they come; it may not be there yet, and may begin anew."""
+    """Follows a log file, which may not exist yet, and may be rotated or emptied."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,25 +53,22 @@ class LogFollower:
         self._offset = 0
         self._rest = b""
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        """That came since this began."""
+        """The lines that came since the follower was made."""
         self.phase = ""
-        """Of the load; empty where nothing has told it."""
+        """The phase of the load; empty where no line has told it."""
         self.last_message = ""
         self.is_there = False
-        self._read_from_tail()
+        for line in self._new_lines(tail_only=True):
+            self._note(line)
 
     @property
     def lines(self) -> list[str]:
         return list(self._lines)
 
     def read(self) -> None:
-        """What has come since; what can't be read is as if it were not there."""
+        """Take the lines that have come. A file that can't be read counts as missing."""
         for line in self._new_lines():
             self._lines.append(line)
-            self._note(line)
-
-    def _read_from_tail(self) -> None:
-        for line in self._new_lines(tail_only=True):
             self._note(line)
 
     def _new_lines(self, *, tail_only: bool = False) -> list[str]:
@@ -98,14 +97,14 @@ class LogFollower:
         self.phase = next((name for name, pattern in _PHASES if pattern.search(text)), self.phase)
 
     def failure(self, model_name: str) -> str:
-        """Why the server can't become ready, in its own words; empty where it does not say so."""
+        """Say why the server can't become ready, in its own words; empty where the log doesn't say."""
         failed = f"failed to load '{model_name}'", f"failed to load model '{model_name}'", HOPELESS
         if any(each in line for line in self._lines for each in failed):
             return failure_cause(self._lines)
         return dead_engine(self._lines)
 
     async def last_error(self, model_name: str) -> str:
-        """Why a server failed that was ready; empty where the log does not say so within a second."""
+        """Say why a server failed that had been ready; empty where the log doesn't say so within a second."""
         for _ in range(_LOOKS):
             self.read()
             errors = [match[1] for line in self._lines if (match := _BACKEND_ERROR.search(line))]
@@ -117,20 +116,23 @@ class LogFollower:
 
 @dataclass
 class Waiting:
-    """The phases of the wait, as `AsyncClient.wait_until_ready` tells of them."""
+    """Shows and measures the phases of a wait. `see` gets what `AsyncClient.wait_until_ready` reports."""
 
     model_name: str
     line: StatusLine
     log: LogFollower | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    """Phase -> how long it was seen."""
+    """Phase -> how many seconds it was seen."""
     is_loading: bool = False
-    """The server answers and is ready; the model is not."""
+    """Whether the server is ready, and the model is not."""
     _phase: str = ""
     _since: float = field(default_factory=time.monotonic)
 
     def see(self, readiness: Readiness) -> None:
-        """:raises ServerFailedError: when the log says that the wait is in vain."""
+        """Take a report.
+
+        :raises ServerFailedError: when the log says that the server won't become ready.
+        """
         self.is_loading = readiness.state == "loading"
         if self.log is not None:
             self.log.read()
@@ -151,7 +153,7 @@ class Waiting:
         self._phase, self._since = phase, now
 
     def _phase_of(self, readiness: Readiness) -> str:
-        # Triton opens its ports when the models are loaded: only the log tells what happens until then.
+        # Triton opens its ports only when the models are loaded. Until then only the log tells what happens.
         if readiness.state == "ready" or self.log is None or not self.log.phase:
             return readiness.state
         return self.log.phase
@@ -163,10 +165,11 @@ class Waiting:
 
 
 async def wait_for_server(client: AsyncClient, waiting: Waiting, wait_s: float | None) -> None:
-    """Returns when it is ready.
+    """Return when the server is ready.
 
-    :raises ServerFailedError: when it is not within `wait_s`, or its log says that it won't be, or there is no such
-        model.
+    :raises ServerFailedError: when it isn't ready within `wait_s`, when its log says that it won't be, or when it has
+        no
+        such model.
     :raises deepseek_triton_client.ProtocolError: when it is no Triton.
     """
     ready = asyncio.ensure_future(client.wait_until_ready(wait_s, waiting.see))
@@ -184,7 +187,10 @@ async def wait_for_server(client: AsyncClient, waiting: Waiting, wait_s: float |
 
 
 async def _refuse_missing(client: AsyncClient, waiting: Waiting) -> None:
-    """Looks without end. :raises ServerFailedError:"""
+    """Look for the model for ever.
+
+    :raises ServerFailedError: when the server will never have it.
+    """
     while True:
         if waiting.is_loading and (why := await missing_model(client)):
             raise ServerFailedError(why)
@@ -192,11 +198,11 @@ async def _refuse_missing(client: AsyncClient, waiting: Waiting) -> None:
 
 
 async def load_phases(client: AsyncClient, model_name: str) -> dict[str, float]:
-    """Seconds of each phase of the load, as the backend publishes them; empty where nobody does."""
+    """Return the seconds of each phase of the load, as the backend publishes them; empty for another backend."""
     try:
         metrics = await client.metrics()
     except DeepseekTritonError:
-        return {}  # the metrics are closed to us, or somebody else's: the warm-up is done all the same
+        return {}  # the metrics can't be read, or aren't Triton's; the warm-up doesn't need them
     return {
         sample.labels["phase"]: sample.value
         for sample in metrics.samples

@@ -1,1 +1,1 @@
-"""What people see: tables, text, a status line, and the lines they type."""
+"""Output for people (tables, text, a status line), and the lines that they type."""

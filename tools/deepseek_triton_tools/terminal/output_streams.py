@@ -1,4 +1,5 @@
-"""The program's own output: readers that leave, disks that are full, and what a terminal would obey."""
+"""The program's standard output and error, whose reader may leave, whose disk may be full, or which may be a
+terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 
 
 def prepare() -> None:
-    """Give what was closed (`>&-`) a place to go, and take names that are not UTF-8."""
+    """Replace streams that were closed (`>&-`) by /dev/null, and let stdout take names that are not UTF-8."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:
@@ -23,11 +24,12 @@ def prepare() -> None:
 
 @contextmanager
 def to_reader() -> Iterator[None]:
-    """Inside, nothing but printing raises OSError, and no other work is done: the reader (head) may leave at any line.
+    """A block that prints. Its reader (`head`, say) may leave at any line, which is no failure: the block ends, and the
+    program goes on behind it.
 
-    That is no failure; what follows the block is done all the same.
+    Only print inside it: any OSError is taken for one of stdout.
 
-    :raises ToolError: when stdout takes nothing for another reason.
+    :raises ToolError: when stdout can't be written for another reason.
     """
     try:
         try:
@@ -42,7 +44,7 @@ def to_reader() -> Iterator[None]:
 
 
 def complain(text: str) -> None:
-    """One line on stderr, if anybody reads it."""
+    """Print one line on stderr. Nothing happens when nobody reads it."""
     try:
         print(printable(text), file=sys.stderr, flush=True)
     except OSError:
@@ -50,12 +52,12 @@ def complain(text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """`text` on one line, with nothing in it that a terminal would obey: a name can hold anything."""
+    """Return `text` on one line, with its control characters written out: a file's name can hold any of them."""
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _discard(stream: TextIO) -> None:
-    """What is left in the buffer goes nowhere, or it would fail again at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    """Send what is left in the buffer to /dev/null. Python would write it at exit, and fail again."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)

@@ -1,4 +1,4 @@
-"""One line on stderr that says how far something is: drawn again on a terminal, printed now and then otherwise."""
+"""One line of progress on stderr: drawn again and again on a terminal, printed now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ _REDRAW_S = 0.1
 
 
 class StatusLine:
-    """
-    :param plain_s: between two lines where there is no terminal; the first comes after as much.
-    """
-
     def __init__(self, plain_s: float) -> None:
+        """
+        :param plain_s: where stderr is no terminal, seconds before the first line and between two lines.
+        """
         self.is_terminal = sys.stderr.isatty()
         self._period_s = _REDRAW_S if self.is_terminal else plain_s
-        # On a terminal it is there at once.
+        # On a terminal the line is drawn at once.
         self._shown_s = float("-inf") if self.is_terminal else time.monotonic()
 
     def show(self, line: Callable[[], str]) -> None:
-        """Say where it is; `line` is called when it is time."""
+        """Show the progress if it is time to. Only then `line` is called for the text."""
         now = time.monotonic()
         if now - self._shown_s <= self._period_s:
             return
         self._shown_s = now
         if self.is_terminal:
-            # One column less than there are: a full line wraps on some terminals.
+            # One column less than the terminal has, because a full line wraps on some terminals.
             self._write(f"\r\x1b[K{printable(line())[: shutil.get_terminal_size().columns - 1]}")
         else:
             complain(line())
 
     def say(self, text: str) -> None:
-        """A line of its own, which stays."""
+        """Print a line that stays."""
         self.clear()
         complain(text)
 
     def clear(self) -> None:
-        """Leave the terminal's line to others."""
+        """Empty the terminal's line, for other output."""
         if self.is_terminal:
             self._write("\r\x1b[K")
             self._shown_s = float("-inf")
@@ -52,7 +51,7 @@ class StatusLine:
 
 
 def clock(seconds: float) -> str:
-    """0:07:30"""
+    """Write a duration such as 0:07:30."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"

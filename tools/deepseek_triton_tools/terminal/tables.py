@@ -1,4 +1,4 @@
-"""Tables and text for people: drawn by rich on a terminal, plain and untruncated lines in a pipe or a file."""
+"""Tables and text for people: drawn by rich on a terminal; in a pipe or a file plain lines, never cut off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deepseek_triton_tools.terminal.output_streams import printable
 Row = Sequence[str]
 
 _WIDEST = 56
-"""A cell past this width does not widen its whole column in plain text."""
+"""Characters. In plain text a longer cell doesn't widen its column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Table:
     headings: Row
     rows: Sequence[Row]
     is_grid: bool = False
-    """Short cells: none is wrapped, and all but the first two columns are right-aligned."""
+    """The cells are short: none is wrapped, and all columns but the first two are right-aligned."""
 
 
 def is_terminal() -> bool:
@@ -47,14 +47,14 @@ def show(table: Table) -> None:
 
 
 def plain_lines(rows: Sequence[Row]) -> list[str]:
-    """`rows` in columns two spaces apart; nothing is cut off."""
+    """Return `rows` as lines, in columns two spaces apart. Nothing is cut off."""
     fitting = [[len(cell) for cell in column if len(cell) <= _WIDEST] for column in zip(*rows, strict=True)]
     widths = [max(lengths, default=0) for lengths in fitting]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def paragraph(text: str, indent: str = "  ", hanging: str = "  ") -> str:
-    """`text` wrapped to the terminal; one line in a pipe."""
+    """Return `text` wrapped to the terminal's width; in a pipe it stays one line."""
     return "\n".join(
         textwrap.wrap(
             printable(text),
@@ -68,7 +68,7 @@ def paragraph(text: str, indent: str = "  ", hanging: str = "  ") -> str:
 
 
 def styled(text: str, code: str) -> str:
-    """`text` in an ANSI style (1 bold, 2 dim, 31 red, 33 yellow) on a terminal."""
+    """Return `text` in an ANSI style (1 bold, 2 dim, 31 red, 33 yellow) if stdout is a terminal."""
     return f"\x1b[{code}m{text}\x1b[0m" if is_terminal() and text else text
 
 

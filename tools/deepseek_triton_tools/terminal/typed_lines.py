@@ -1,4 +1,4 @@
-"""Where a chat's lines come from: people at a terminal, with line editing and a history, or a pipe."""
+"""The lines of a chat: typed at a terminal, with line editing and a history, or read from a pipe."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from pathlib import Path
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
-_MOST_LINES = 1000
-"""Of the history."""
+_HISTORY_LINES = 1000
 
-Prompt = Callable[[str], str]
-"""Shows its argument where somebody looks; returns a line. EOFError at the end."""
+ReadLine = Callable[[str], str]
+"""Shows its argument as a prompt if there is a terminal, and returns a line. Raises EOFError at the end."""
 
 
 def is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def turns(read: Prompt) -> Iterator[str]:
-    """What is said, one turn after the other: a line that ends in a backslash goes on in the next one."""
+def turns(read: ReadLine) -> Iterator[str]:
+    """Yield what the user says, one turn after the other. A line that ends in a backslash goes on in the next one."""
     while True:
         try:
             lines = [read("> ")]
@@ -42,7 +41,10 @@ def turns(read: Prompt) -> Iterator[str]:
 
 
 def piped(_: str) -> str:
-    """:raises ToolError: for what is no text."""
+    """Read a line from a pipe.
+
+    :raises ToolError: when it is not UTF-8.
+    """
     line = sys.stdin.buffer.readline()
     if not line:
         raise EOFError
@@ -53,18 +55,18 @@ def piped(_: str) -> str:
 
 
 @contextmanager
-def edited() -> Iterator[Prompt]:
-    """Lines as `input` reads them, which readline lets people edit and find again the next time."""
+def edited() -> Iterator[ReadLine]:
+    """Yield `input`, with line editing and a history that is kept for the next chat."""
     try:
         import readline
     except ImportError:  # a Python built without it
         yield input
         return
-    readline.parse_and_bind("set enable-bracketed-paste on")  # which Python switches off: a paste is one turn then
+    readline.parse_and_bind("set enable-bracketed-paste on")  # makes a paste one turn; Python switches it off
     path = _history_file()
     with contextlib.suppress(OSError):  # a history that can't be read is an empty one
         readline.read_history_file(path)
-    readline.set_history_length(_MOST_LINES)
+    readline.set_history_length(_HISTORY_LINES)
     try:
         yield input
     finally:

@@ -23,7 +23,7 @@ from deepseek_backend.errors import BackendError, EngineError, RequestError, des
 logger = logging.getLogger(__name__)
 
 STEADY = 0.1
-"""A shape is steady when two rounds in a row differ by less than this share of the longer one. `warm --server`
+"""A shape is steady when two rounds in a row differ by less than this share of the longer one. `warm server`
 (server_rounds.py) has the same share and compares the first token and the steps too: over a network the total hides a
 stall; here a round is whole iterations."""
 STEADY_S = 0.005

@@ -32,7 +32,6 @@ PACKAGES = (
     "cuda-python",
     "deepseek-triton",
     "h11",
-    "httpx",
     "jinja2",
     "mpi4py",
     "numpy",

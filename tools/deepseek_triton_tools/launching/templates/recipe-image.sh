@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Made by deepseek-triton @@{version}: launch @@{source} --recipe @@{kind}
+# Made by deepseek-triton @@{version}: launch recipe @@{kind} @@{source}
 # Builds an image with tritonserver and TensorRT-LLM @@{release} from source, to use instead of @@{image}. It needs docker with buildx, git, git-lfs, make and about 63 GB of disk for the image (TensorRT-LLM's own figure) besides the sources, but no GPU. The compilation takes hours.
 # The published image has everything that is built here. This is for your own sources, or for kernels of one GPU only.
 set -euo pipefail
@@ -32,4 +32,4 @@ make -C docker tritonrelease_build \
 
 # Shows the version in the new image.
 docker run --rm "$image" python3 -c 'import importlib.metadata as m; print(m.version("tensorrt_llm"))'
-echo "built $image: deepseek-triton launch DIR --with docker --image $image"
+echo "built $image: deepseek-triton launch docker DIR --image $image"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Made by deepseek-triton @@{version}: launch @@{source} --recipe @@{kind}
+# Made by deepseek-triton @@{version}: launch recipe @@{kind} @@{source}
 # Builds the wheel of TensorRT-LLM @@{release} from source, in NVIDIA's development container of that release. Then it builds an image that is @@{image} with this wheel instead of its own. It needs docker, git, git-lfs and tens of GB of disk, but no GPU. The compilation takes hours.
 # The container has the compilers, and exactly the PyTorch that the wheel is linked with: a wheel that was built with another PyTorch does not load.
 set -euo pipefail
@@ -37,4 +37,4 @@ FROM @@{image}
 COPY tensorrt_llm-*.whl /tmp/wheel/
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-deps --force-reinstall /tmp/wheel/tensorrt_llm-*.whl && rm -r /tmp/wheel
 END
-echo "built $image: deepseek-triton launch DIR --with docker --image $image"
+echo "built $image: deepseek-triton launch docker DIR --image $image"

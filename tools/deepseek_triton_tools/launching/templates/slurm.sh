@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Made by deepseek-triton @@{version}: launch @@{source} --with slurm
+# Made by deepseek-triton @@{version}: launch slurm @@{source}
 @@{directives}
 #
 # tritonserver answers on the first node, port @@{port}; `squeue -j JOBID -o %B` shows which node that is. --output is the log of all ranks.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Made by deepseek-triton @@{version}: launch @@{source} --with mpirun --ssh-setup
+# Made by deepseek-triton @@{version}: launch ssh-setup @@{source}
 #
 #   bash ssh-setup.sh              does all steps. Run it on @@{first}; it reaches the other nodes by your own ssh
 #   bash ssh-setup.sh STEP         does one step, if your own ssh can't reach the other nodes:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Made by deepseek-triton @@{version}: warm @@{source} --form slurm-prolog
+# Made by deepseek-triton @@{version}: warm form slurm-prolog @@{source}
 # Brings @@{checkpoints} into the page cache of a node before a job starts on it.
 #
 # Name it in Prolog= of slurm.conf: slurmd runs it as root, once on each node of a job and not for every rank. Set PrologFlags=Alloc too: without it, slurmd runs the prolog just before the job's first task on the node, which then waits.
@@ -30,7 +30,7 @@ warm() {
   left=$((limit - SECONDS))  # bash counts SECONDS up
   ((left > 0)) || { say "out of time after $limit s, spent waiting for $lock: not warmed"; return; }
   say "warming"
-  timeout --signal=TERM --kill-after=10 "$left" "$program" warm @@{checkpoints_quoted} 9>&-
+  timeout --signal=TERM --kill-after=10 "$left" "$program" warm files @@{checkpoints_quoted} 9>&-
   code=$?
   # 0: warm; 3: only a part fits; 124: out of time. docs/warm.md has the other codes.
   case $code in

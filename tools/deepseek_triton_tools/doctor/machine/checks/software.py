@@ -99,12 +99,15 @@ def check_tools(machine: Machine, expected: Expected) -> MachineFinding:
     packages = machine.python.packages
     if "deepseek-triton" not in packages:
         return skipped("deepseek-triton is not installed for this Python; serving a repository doesn't need it")
-    missing = [name for name in ("httpx", "pyyaml", "rich") if name not in packages]
+    missing = [name for name in ("pyyaml", "rich") if name not in packages]
     if not missing:
         return ok("installed")
     fix = "pip install 'deepseek-triton[tools]'"
     return note(
-        f"{', '.join(missing)} missing", "all commands except generate, chat and doctor need them", fix, blocks=True
+        f"{', '.join(missing)} missing",
+        "all commands except serve, probe, generate, chat and doctor need them",
+        fix,
+        blocks=True,
     )
 
 

@@ -12,30 +12,30 @@ from deepseek_triton_build.planning.plan import Warned
 from deepseek_triton_build.render.formats import FORMATS
 
 SCHEMA = "deepseek-triton/plan/1"
-"""Fields are added to it; what is there keeps its name and meaning."""
+"""Fields may be added to the document; those that it has keep their names and meanings."""
 
 _LENGTHS = ((1024, 1024), (1024, 2048), (8192, 1024), (32768, 4096), (65536, 4096), (131072, 4096))
-"""Input and output tokens that concurrency is shown for where none is asked for."""
+"""Lengths (input tokens, output tokens) for which concurrency is shown if none is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Concurrency:
-    """How many requests of one length run at once, over the whole instance."""
+    """Number of requests of one length that run at once, over the whole instance."""
 
     isl: int
     osl: int
     kv_cache_holds: int
     runs: int
-    """The least of what the KV cache holds and what max_batch_size allows."""
+    """The smaller of what the KV cache holds and what max_batch_size allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedLaunch:
-    """What starts the plan."""
+    """The start of a plan."""
 
     script: str
     command: str
-    """On one node, what the script runs; on several, what runs the script."""
+    """The command that starts it: on one node the script, on several nodes the script with its variables."""
     nodes: int
     gpus_per_node: int
     mpi_ranks: int
@@ -43,7 +43,8 @@ class PlannedLaunch:
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """`plan` as json.dumps takes it. Sizes are bytes; what a plan for another engine doesn't have is null or empty."""
+    """Return `plan` for json.dumps. Sizes are in bytes. Fields that a plan for another engine lacks are null or
+    empty."""
     release, recipe = plan.release, plan.recipe
     return {
         "schema": SCHEMA,
@@ -74,12 +75,14 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def concurrency(plan: Plan) -> Iterator[Concurrency]:
-    """Requests at once at the lengths asked for, else at those of the plan and at typical ones that it serves."""
+    """Yield the requests at once, at the lengths asked for, or else at the plan's own and at typical ones."""
     if plan.budget is None:
         return
-    own = (plan.workload.isl or 0, plan.workload.osl or 0)
+    planned = (plan.workload.isl or 0, plan.workload.osl or 0)
     asked = plan.request.workload
-    lengths = {own} if asked.isl or asked.osl else {own, *(pair for pair in _LENGTHS if _is_served(plan, *pair))}
+    lengths = (
+        {planned} if asked.isl or asked.osl else {planned, *(pair for pair in _LENGTHS if _is_served(plan, *pair))}
+    )
     for isl, osl in sorted(lengths):
         held = plan.budget.concurrent_requests(isl, osl)
         yield Concurrency(isl=isl, osl=osl, kv_cache_holds=held, runs=min(held, plan.max_concurrency))
@@ -92,7 +95,7 @@ def _is_served(plan: Plan, isl: int, osl: int) -> bool:
 
 
 def launch(plan: Plan) -> PlannedLaunch:
-    """What starts `plan`, in the first format that its profile is written in."""
+    """Say how `plan` is started, in the first format of its profile."""
     if plan.release is None:
         return PlannedLaunch(
             script="start.sh",
@@ -125,7 +128,7 @@ def launch(plan: Plan) -> PlannedLaunch:
 
 
 def _memory(budget: Budget) -> dict[str, int]:
-    """Of one GPU, in bytes, and the tokens of the KV caches."""
+    """The memory of one GPU in bytes, and the tokens that the KV caches hold."""
     return {
         "total": budget.memory,
         "weights": budget.weights,

@@ -1,0 +1,28 @@
+"""`deepseek-triton completion`: a script that completes the command line, made by shtab."""
+
+from __future__ import annotations
+
+import argparse
+
+from deepseek_triton_tools.cli.parsing import VerbParser
+from deepseek_triton_tools.terminal.output_streams import to_reader
+
+
+def add_options(verb: VerbParser) -> None:
+    verb.runs(
+        _completion,
+        "deepseek-triton completion bash > ~/.local/share/bash-completion/completions/deepseek-triton",
+        "deepseek-triton completion zsh > ~/.zfunc/_deepseek-triton",
+    )
+    verb.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell that the script is for")
+
+
+def _completion(args: argparse.Namespace) -> int:
+    import shtab  # the extra `tools` has it
+
+    from deepseek_triton_tools.cli.main import VERBS, program_parser
+
+    script = shtab.complete(program_parser(VERBS), args.shell)
+    with to_reader():
+        print(script)
+    return 0

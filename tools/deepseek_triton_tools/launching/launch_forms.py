@@ -1,0 +1,59 @@
+"""The forms in which a repository is launched, and how each differs from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from deepseek_triton_tools.launching import docker, kubernetes, local, mpirun, slurm
+from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.repository.launch_facts import LaunchFacts
+
+Problems = Callable[[LaunchFacts, LaunchOptions], Iterable[str]]
+"""Each problem is one line."""
+
+
+def _none(facts: LaunchFacts, options: LaunchOptions) -> Iterable[str]:
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchForm:
+    render: Callable[[LaunchFacts, LaunchOptions], str]
+    """The text that starts the repository, and runs as it is."""
+    refusals: Problems
+    """Reasons why the text can't be rendered."""
+    unmet_requirements: Problems = _none
+    """Things that this machine lacks to run the text."""
+    warnings: Problems = _none
+    """Things that would be wrong only if the text were run on this machine."""
+    program: str | None = None
+    """The program that has to be on PATH to run the text."""
+    command: tuple[str, ...] = ()
+    """The command that reads the text from its standard input. Empty: the text is a script that takes the place of this
+    process."""
+
+
+LAUNCH_FORMS: Mapping[str, LaunchForm] = {
+    "local": LaunchForm(render=local.render, refusals=local.refusals, unmet_requirements=local.unmet_requirements),
+    "docker": LaunchForm(
+        render=docker.render, refusals=docker.refusals, unmet_requirements=docker.unmet_requirements, program="docker"
+    ),
+    "mpirun": LaunchForm(
+        render=mpirun.render,
+        refusals=mpirun.refusals,
+        unmet_requirements=mpirun.unmet_requirements,
+        warnings=mpirun.warnings,
+        program="mpirun",
+    ),
+    "slurm": LaunchForm(
+        render=slurm.render, refusals=slurm.refusals, program="sbatch", command=("sbatch", "--parsable")
+    ),
+    "kubernetes": LaunchForm(
+        render=kubernetes.render,
+        refusals=kubernetes.refusals,
+        unmet_requirements=kubernetes.unmet_requirements,
+        program="kubectl",
+        command=("kubectl", "apply", "--server-side", "--filename", "-"),
+    ),
+}

@@ -1,0 +1,116 @@
+"""A plan, written as a folder; and the summary of what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deepseek_triton_build import Plan, PlanRequest, make_plan, write_repository
+from deepseek_triton_build.arithmetic.gpu_memory import GIB
+from deepseek_triton_build.build_errors import EditedError
+from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
+from deepseek_triton_build.render.hf_quant_config import (
+    KvAlgo,
+    QuantConfigChange,
+    quant_config_change,
+    write_quant_config,
+)
+from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.plans.plan_view import show_warnings
+from deepseek_triton_tools.terminal.output_streams import complain, printable, to_reader
+from deepseek_triton_tools.tool_errors import ToolError
+
+
+def build(
+    request: PlanRequest, output: Path, *, force: bool = False, format: str = DEFAULT_FORMAT, quant_config: bool = False
+) -> None:
+    """Write the plan for `request` as the folder `output`, in `format`, and print a summary.
+
+    :param quant_config: write or change the checkpoint's hf_quant_config.json, so that it says what the plan does.
+    :raises deepseek_triton_build.BuildError: when it can't be planned or written. Nothing is left behind.
+    :raises ToolError: when hf_quant_config.json is wanted and the checkpoint is not on this machine.
+    """
+    plan = make_plan(request)
+    files = format_files(format, plan, version=__version__)
+    changes: list[str] = []
+    change = _quant_config(plan) if quant_config else None
+    try:
+        # The checkpoint is changed after all files could be written, and before they are moved to their place.
+        write_repository(
+            files, output, force=force, before=None if change is None else lambda: changes.append(_apply(change))
+        )
+    except EditedError as error:
+        for line in error.diff.splitlines():
+            complain(line)
+        raise
+    with to_reader():
+        for line in [*summary(plan, output, format=format), *changes]:
+            print(printable(line))
+        show_warnings(plan)
+
+
+def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[str]:
+    """Return what a person wants to know after a build, one thing a line."""
+    script = f"{output}/{FORMATS[format].start}"
+    lines = [f"wrote {output}: {plan.variant.title}, as {FORMATS[format].title}"]
+    if plan.gpu is None or plan.release is None or plan.budget is None or plan.profile is None:
+        return [*lines, f"  {plan.engine} engine", f"run it here: deepseek-triton serve {output}"]
+    budget = plan.budget
+    recipe = f", recipe {plan.recipe.id}" if plan.recipe else ""
+    runs = min(plan.max_concurrency, budget.concurrent_requests(plan.workload.isl or 0, plan.workload.osl or 0))
+    return [
+        *lines,
+        f"  {plan.precision}, profile {plan.profile.name}{recipe}",
+        f"  {plan.world_size} x {plan.gpu.title}: of {budget.memory / GIB:.0f} GiB each, "
+        f"{budget.weights / GIB:.1f} weights, {budget.kv_cache / GIB:.1f} KV cache ({budget.kv_tokens:,} tokens), "
+        f"{budget.cuda_graphs / GIB:.1f} CUDA graphs, {(budget.context + budget.activations) / GIB:.1f} workspace, "
+        f"{budget.free / GIB:.1f} left free",
+        f"  {runs:,} request{'' if runs == 1 else 's'} at once of {plan.workload.isl:,} tokens in and "
+        f"{plan.workload.osl:,} out",
+        f"  TensorRT-LLM {plan.release.version}: {plan.image}",
+        _checkpoint_line(plan),
+        *_omission_lines(plan),
+        _run_line(plan, script),
+    ]
+
+
+def _checkpoint_line(plan: Plan) -> str:
+    assert plan.checkpoint is not None  # a plan for TensorRT-LLM always has one
+    if plan.request.model and plan.request.model != plan.checkpoint.model:
+        return f"  checkpoint: {plan.request.model}, as the container sees it"
+    size = plan.checkpoint.weight_bytes / 1e9
+    return f"  checkpoint: {plan.checkpoint.model}, {size:.0f} GB for the container to download; --model names a folder"
+
+
+def _omission_lines(plan: Plan) -> list[str]:
+    if not plan.omissions:
+        return []
+    return [f"  left out: {', '.join(omission.key for omission in plan.omissions)}; `deepseek-triton plan` says why"]
+
+
+def _run_line(plan: Plan, script: str) -> str:
+    if plan.num_nodes == 1:
+        return f"run it there: {script}"
+    return f"run it on {plan.num_nodes} nodes: {script} on the first, with HOSTS naming all, or by Slurm; it says how"
+
+
+def _quant_config(plan: Plan) -> QuantConfigChange:
+    """Plan the change of hf_quant_config.json in the checkpoint's folder.
+
+    :raises ToolError: when the folder is not on this machine.
+    """
+    folder = Path(plan.request.model or "")
+    if plan.checkpoint is None or not plan.request.model or not folder.is_dir():
+        found = f"found {plan.request.model}" if plan.request.model else "found none"
+        raise ToolError(
+            f"--write-quant-config changes the checkpoint: expected --model with its folder on this machine, {found}",
+            exit_code=2,
+        )
+    dtype = plan.canonical["kv_cache_config.dtype"]
+    own: KvAlgo | None = "FP8" if plan.checkpoint.kv_cache_quant_algo == "FP8" else None
+    return quant_config_change(folder, "FP8" if dtype == "fp8" else own)
+
+
+def _apply(change: QuantConfigChange) -> str:
+    """QuantConfigChange the checkpoint, and say so in a line."""
+    backup = write_quant_config(change)
+    return change.summary + (f"; as it was: {backup}" if backup else "")

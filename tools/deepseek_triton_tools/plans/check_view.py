@@ -1,0 +1,87 @@
+"""Check a model repository, and print what is wrong with it, line by line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+
+from deepseek_triton_build.check import CheckedModel, CheckOptions, Finding, Report, check_repository
+from deepseek_triton_build.data.catalog import find_gpu
+from deepseek_triton_build.data.releases import load_release
+from deepseek_triton_tools.terminal.output_streams import printable, to_reader
+from deepseek_triton_tools.terminal.tables import paragraph, styled
+from deepseek_triton_tools.tool_errors import ToolError
+
+SCHEMA = "deepseek-triton/check/1"
+_STYLES = {"error": "31", "warning": "33", "note": "2"}
+
+
+def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
+    """Print the findings of `repository`. Returns 1 when there are errors among them.
+
+    :raises ToolError: when --model is no folder.
+    :raises deepseek_triton_build.BuildError: when there is nothing to check, or a name is unknown.
+    """
+    if options.gpu:
+        find_gpu(options.gpu)  # an unknown name is refused even if no rule needs it
+    if options.release:
+        load_release(options.release)
+    if options.model_root and not os.path.isdir(options.model_root):
+        raise ToolError(
+            f"--model {options.model_root}: expected the checkpoint's folder, found none there", exit_code=2
+        )
+    report = check_repository(repository, options)
+    code = 1 if report.has_errors else 0
+    with to_reader():
+        if as_json:
+            print(json.dumps(_document(report), indent=2, allow_nan=False))
+        else:
+            _show(report)
+    return code
+
+
+def _show(report: Report) -> None:
+    for file, findings in groupby(report.findings, key=lambda finding: finding.file):
+        for finding in findings:
+            print(_where(file, finding))
+            print(paragraph(f"fix: {finding.fix}", "    "))
+        print()
+    for model in report.models:
+        print(paragraph(_known(model), "", "  "))
+    print(_counts(report))
+
+
+def _where(file: str, finding: Finding) -> str:
+    line = "" if finding.line is None else f":{finding.line}"
+    severity = styled(finding.severity, _STYLES[finding.severity])
+    return f"{printable(file)}{line}: {severity} {finding.code} {printable(finding.message)}"
+
+
+def _known(model: CheckedModel) -> str:
+    """Say as what the model was checked."""
+    if model.engine != "tensorrt_llm":
+        return f"{model.file}: {model.model}, for the {model.engine} engine"
+    target = [model.variant, model.precision, model.gpu and f"{model.num_gpus or '?'} x {model.gpu}"]
+    known = ", ".join(part for part in target if part) or "variant and GPU not known"
+    return f"{model.file}: {known}; TensorRT-LLM {model.release} ({model.release_from})"
+
+
+def _counts(report: Report) -> str:
+    if not report.findings:
+        return "ok: nothing found"
+    counts = Counter(finding.severity for finding in report.findings)
+    shown = [f"{counts[name]} {name}{'' if counts[name] == 1 else 's'}" for name in ("error", "warning", "note")]
+    return f"{'not ok' if report.has_errors else 'ok'}: {', '.join(shown)}; docs/rules.md explains the codes"
+
+
+def _document(report: Report) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "ok": not report.has_errors,
+        "models": [asdict(model) for model in report.models],
+        "findings": report.findings_json(),
+    }

@@ -1,0 +1,197 @@
+"""Tables of what can be served on what, by how many GPUs, tuned for what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from deepseek_triton_build import PlanRequest, RefusedPlanError
+from deepseek_triton_build.arithmetic.gpu_memory import minimum_gpus
+from deepseek_triton_build.data.catalog import PRECISIONS, Gpu, KnownCheckpoint, Variant, find_gpu, gpus, variants
+from deepseek_triton_build.data.catalog.profiles import Profile, Recipe, profiles
+from deepseek_triton_build.data.releases import RELEASES, containers
+from deepseek_triton_build.planning.target import resolve_target
+from deepseek_triton_build.render.formats import FORMATS
+from deepseek_triton_tools.terminal import tables
+from deepseek_triton_tools.terminal.output_streams import to_reader
+from deepseek_triton_tools.terminal.tables import Table, paragraph, show
+
+SCHEMA = "deepseek-triton/variants/1"
+_WIDE = 110
+"""Columns of a terminal from which one table holds every GPU."""
+_FIT_80_COLUMNS = 4
+"""GPUs of one table on a narrower terminal."""
+_LEGEND = (
+    "GPUs of one instance, the fewest as published (and as recommended for the best performance); -: can't work or is "
+    "not published; since: the oldest TensorRT-LLM. `variants "
+    "--json` has the reasons and what fits by arithmetic; `plan VARIANT --gpu GPU` shows the whole deployment."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One checkpoint on one kind of GPU."""
+
+    gpu: str
+    published_gpus: int | None = None
+    """Fewest GPUs of one instance. None: not published, or it can't work."""
+    minimum_gpus: int | None = None
+    """Fewest GPUs by arithmetic. None: it can't work."""
+    recommended_gpus: int | None = None
+    """GPUs that the publisher recommends for the best performance, where they are more than the fewest."""
+    profiles: tuple[str, ...] = ()
+    """Names of the profiles that have a recipe for it."""
+    reason: str
+    """The reason why it can't work, or the source of the published number."""
+
+
+def show_variants(gpu: str | None, *, as_json: bool) -> None:
+    """Print the support tables of one GPU, or of all.
+
+    :raises UnknownNameError: for an unknown GPU.
+    """
+    chosen = [find_gpu(gpu)] if gpu else list(gpus().values())
+    if as_json:
+        text = json.dumps(_document(chosen), indent=2, allow_nan=False)
+        with to_reader():
+            print(text)
+    else:
+        with to_reader():
+            _show(chosen)
+
+
+def _show(chosen: list[Gpu]) -> None:
+    at_once = len(chosen) if tables.width() >= _WIDE else _FIT_80_COLUMNS
+    for first in range(0, len(chosen), at_once):
+        show(_support_table(chosen[first : first + at_once]))
+    show(_profile_table(chosen))
+    show(_release_table())
+    print(paragraph(_LEGEND, "", ""))
+
+
+def _served() -> Iterable[tuple[Variant, KnownCheckpoint]]:
+    for variant in variants().values():
+        for checkpoint in variant.checkpoints.values():
+            yield variant, checkpoint
+
+
+def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
+    request = PlanRequest(variant=variant.name, gpu=gpu.name, precision=checkpoint.precision, allow_unpublished=True)
+    try:
+        target = resolve_target(request)
+    except RefusedPlanError as refused:
+        return Cell(gpu=gpu.name, reason=str(refused))
+    published = gpu.published_min_gpus.get(checkpoint.precision)
+    fewest = minimum_gpus(gpu, target.architecture, checkpoint)
+    usable = [name for name, profile in profiles().items() if _recipes(profile, gpu, checkpoint.precision)]
+    reason = gpu.published_source if published else "fits by arithmetic; not published"
+    return Cell(
+        gpu=gpu.name,
+        published_gpus=published,
+        minimum_gpus=fewest,
+        recommended_gpus=gpu.recommended_gpus.get(checkpoint.precision),
+        profiles=tuple(usable),
+        reason=reason,
+    )
+
+
+def _recipes(profile: Profile, gpu: Gpu, precision: str) -> list[Recipe]:
+    return [recipe for recipe in profile.recipes if recipe.holds_for(gpu, precision)]
+
+
+def _support_table(chosen: list[Gpu]) -> Table:
+    rows = []
+    for variant, checkpoint in _served():
+        cells = [_cell(variant, checkpoint, gpu) for gpu in chosen]
+        counts = [_count(cell) for cell in cells]
+        rows.append((variant.name, checkpoint.precision, *counts, variant.min_release))
+    headings = ("variant", "precision", *(gpu.name for gpu in chosen), "since")
+    return Table(title="GPUs of one instance", headings=headings, rows=rows, is_grid=True)
+
+
+def _count(cell: Cell) -> str:
+    """Such as `4(8)`: the fewest GPUs, and the recommended number where it is larger."""
+    recommended = f"({cell.recommended_gpus})" if cell.recommended_gpus else ""
+    return f"{cell.published_gpus}{recommended}" if cell.published_gpus else "-"
+
+
+def _profile_table(chosen: list[Gpu]) -> Table:
+    rows = [(name, profile.title, _where(profile, chosen), _formats(profile)) for name, profile in profiles().items()]
+    return Table(title="Profiles", headings=("profile", "for", "recipes for", "formats"), rows=rows)
+
+
+def _formats(profile: Profile) -> str:
+    return "all" if set(profile.formats) == set(FORMATS) else ", ".join(profile.formats)
+
+
+def _where(profile: Profile, chosen: list[Gpu]) -> str:
+    """Say which precisions have recipes on which GPUs or GPU architectures: `fp8 on hopper; fp4 on b200`."""
+    found: dict[str, list[str]] = {}
+    for alike in _by_architecture(chosen):
+        named = {gpu.name: _precisions(profile, gpu) for gpu in alike}
+        if len(alike) > 1 and len(set(named.values())) == 1:
+            named = {alike[0].architecture: named[alike[0].name]}
+        for name, precisions in named.items():
+            found.setdefault(precisions, []).append(name)
+    return "; ".join(f"{precisions} on {', '.join(names)}" for precisions, names in found.items() if precisions) or "-"
+
+
+def _precisions(profile: Profile, gpu: Gpu) -> str:
+    return ", ".join(precision for precision in PRECISIONS if _recipes(profile, gpu, precision))
+
+
+def _by_architecture(chosen: list[Gpu]) -> list[list[Gpu]]:
+    return [
+        [gpu for gpu in chosen if gpu.architecture == name] for name in dict.fromkeys(g.architecture for g in chosen)
+    ]
+
+
+def _release_table() -> Table:
+    rows = [
+        (version, ", ".join(tag for tag, container in containers().items() if container.trtllm == version))
+        for version in RELEASES
+    ]
+    return Table(title="Releases", headings=("TensorRT-LLM", "in Triton containers (--image)"), rows=rows)
+
+
+def _document(chosen: list[Gpu]) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "variants": [
+            {
+                "variant": variant.name,
+                "title": variant.title,
+                "precision": checkpoint.precision,
+                "model": checkpoint.model,
+                "weight_bytes": checkpoint.weight_bytes,
+                "min_release": variant.min_release,
+                "gpus": [asdict(_cell(variant, checkpoint, gpu)) for gpu in chosen],
+            }
+            for variant, checkpoint in _served()
+        ],
+        "profiles": [
+            {
+                "profile": name,
+                "title": profile.title,
+                "formats": list(profile.formats),
+                "recipes": [_recipe(recipe, chosen) for recipe in profile.recipes],
+            }
+            for name, profile in profiles().items()
+        ],
+        "releases": [
+            {"release": version, "containers": [tag for tag, row in containers().items() if row.trtllm == version]}
+            for version in RELEASES
+        ],
+    }
+
+
+def _recipe(recipe: Recipe, chosen: list[Gpu]) -> dict[str, object]:
+    return {
+        "id": recipe.id,
+        "source": recipe.source,
+        "precisions": list(recipe.precisions),
+        "gpus": [gpu.name for gpu in chosen if any(recipe.holds_for(gpu, name) for name in recipe.precisions)],
+        "num_gpus": recipe.num_gpus,
+        "workload": asdict(recipe.workload),
+    }
