@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from deepseek_triton_build.check import CHECKS
+from deepseek_triton_build.check.codes import CHECKS
 from deepseek_triton_build.rules import RULES
 
 _INTRODUCTION = """\
