@@ -8,7 +8,7 @@ from typing import Any
 
 from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.model_source import contract
-from deepseek_triton_build.text import nearest, shown
+from deepseek_triton_build.text import nearest_name, short_repr
 
 _RANGES: Mapping[str, str] = {
     "tensor_parallel_size": "int 1..",
@@ -83,10 +83,10 @@ def warmup_problem(name: str, value: Any) -> str | None:
     """Why the backend would refuse `value` for warmup's `name`: "expected ..., found ..."; None: it takes it."""
     if name == "shapes":
         is_right = type_strings.fits(value, WARMUP_SETTINGS[name]) and all(map(_is_shape, value))
-        return None if value and is_right else f"expected {_SHAPES}, found {shown(value)}"
+        return None if value and is_right else f"expected {_SHAPES}, found {short_repr(value)}"
     if type_strings.fits(value, WARMUP_SETTINGS[name]):
         return None
-    return f"expected {type_strings.in_words(WARMUP_SETTINGS[name])}, found {shown(value)}"
+    return f"expected {type_strings.in_words(WARMUP_SETTINGS[name])}, found {short_repr(value)}"
 
 
 def _is_shape(pair: list[int]) -> bool:
@@ -104,8 +104,8 @@ def sampling_problem(name: str, value: Any) -> str | None:
     """
     known = contract().SAMPLING_BY_NAME
     if name not in known:
-        near = nearest(name, known)
-        return f"expected a sampling field, found {shown(name)}" + (f"; did you mean {near}?" if near else "")
+        near = nearest_name(name, known)
+        return f"expected a sampling field, found {short_repr(name)}" + (f"; did you mean {near}?" if near else "")
     field = known[name]
     items = value if field.many and isinstance(value, (list, tuple)) else [value]
     if len(items) > field.max_items:
@@ -133,7 +133,7 @@ def _problem_of_one(field: Any, value: Any) -> str | None:
     # The backend rounds to the seven digits of an FP32 tensor before it looks at the range.
     rounded = float(f"{value:.7g}") if isinstance(value, float) else value
     if not type_strings.fits(rounded, spelled):
-        return f"expected {type_strings.in_words(spelled)}, found {shown(value)}"
+        return f"expected {type_strings.in_words(spelled)}, found {short_repr(value)}"
     return _problem_of_text(field, value) if spelled == "str" else None
 
 
@@ -141,11 +141,11 @@ def _problem_of_text(field: Any, text: str) -> str | None:
     if not text:
         return "expected a text that is not empty, found ''"
     if field.choices and text not in field.choices:
-        return f"expected one of {', '.join(field.choices)}, found {shown(text)}"
+        return f"expected one of {', '.join(field.choices)}, found {short_repr(text)}"
     if len(text) > field.max_length:
         return f"expected at most {field.max_length} characters, found {len(text)}"
     if _has_half_a_character(text):
-        return f"expected whole characters, found half of a surrogate pair in {shown(text)}"
+        return f"expected whole characters, found half of a surrogate pair in {short_repr(text)}"
     return _problem_of_json(field, text) if field.json else None
 
 
@@ -161,7 +161,7 @@ def _problem_of_json(field: Any, value: dict[Any, Any] | str) -> str | None:
     except (TypeError, ValueError, RecursionError):  # TypeError: a date, which YAML has and JSON has not
         is_object = False
     if not is_object or _has_half_a_character(text):
-        return f"expected a JSON object of whole characters, found {shown(value)}"
+        return f"expected a JSON object of whole characters, found {short_repr(value)}"
     if len(text) > field.max_length:
         return f"expected at most {field.max_length} characters, found {len(text)}"
     return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.data.setting_types import sampling_problem
-from deepseek_triton_build.text import one_line
+from deepseek_triton_build.text import printable_line
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What both Hugging Face's GenerationConfig and the wire contract name so."""
@@ -47,7 +47,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UnusableCheckpointError(f"{path}: can't be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise UnusableCheckpointError(f"{path}: expected JSON: {one_line(str(error))}; download it again") from error
+        raise UnusableCheckpointError(
+            f"{path}: expected JSON: {printable_line(str(error))}; download it again"
+        ) from error
     if not isinstance(value, dict):
         raise UnusableCheckpointError(
             f"{path}: expected a JSON object, found {type(value).__name__}; download it again"

@@ -42,12 +42,14 @@ from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warned:
+class PlanWarning:
     """A rule that the plan breaks without being refused for it."""
 
     rule: Rule
     violation: Violation
 
+
+Warned = PlanWarning  # the old name, until the tools have the new one
 
 _ONE_GPU = Layout(tensor_parallel_size=1, expert_parallel_size=1)
 
@@ -77,7 +79,7 @@ class Plan:
     """Requests that decode together, over the whole instance."""
     host_memory: int = 0
     """Bytes a node should have available, so that the engine reads the checkpoint ahead."""
-    warnings: tuple[Warned, ...] = ()
+    warnings: tuple[PlanWarning, ...] = ()
     omissions: tuple[Omission, ...] = ()
 
     @property
@@ -218,7 +220,7 @@ def _tensorrt_llm_plan(target: Target) -> Plan:
         workload=sizes.workload,
         max_concurrency=deployment.get("max_batch_size") * deployment.layout.attention_dp_size,
         host_memory=host_memory_to_prefetch(target.checkpoint),
-        warnings=tuple(Warned(rule=rule, violation=violation) for rule, violation in found),
+        warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
         omissions=(*omitted, *unsampled),
     )
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from deepseek_triton_build.data.catalog.profiles import DEFAULT_PROFILE, NOTHING_SAID, Workload
-
-DEFAULT_RELEASE = "1.2.1"
-"""The TensorRT-LLM of Triton containers 26.04 to 26.07, the newest published."""
+from deepseek_triton_build.data.releases import DEFAULT_RELEASE as DEFAULT_RELEASE
 
 ENGINES = ("tensorrt_llm", "transformers", "simulated")
 

@@ -20,7 +20,7 @@ from deepseek_triton_build.data.setting_types import (
 )
 from deepseek_triton_build.data.type_strings import fits, in_words
 from deepseek_triton_build.planning.target import Target
-from deepseek_triton_build.text import nearest, shown
+from deepseek_triton_build.text import nearest_name, short_repr
 
 _NEEDED = (
     "model",
@@ -134,7 +134,7 @@ def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[S
             triton[key] = value
             continue
         ours = _refuse_argument(target, key, value)
-        before = f" instead of {shown(merged[key].value)}" if key in merged else ""
+        before = f" instead of {short_repr(merged[key].value)}" if key in merged else ""
         for replaced in _replaced(target.release, key, ours, merged):
             del merged[replaced]
         merged[key] = Setting(key=key, value=value, reason=f"set by hand{before}")
@@ -195,7 +195,7 @@ def _refuse_backend_setting(key: str, value: Any) -> None:
     elif section == "warmup" and name:
         section, known = name, WARMUP_SETTINGS
     if section not in known:
-        near = nearest(section, known)
+        near = nearest_name(section, known)
         hint = f"; did you mean {near}?" if near else "; docs/configuration.md has those there are"
         raise RefusedPlanError(f"{_TRITON}{key} is not a setting of the backend{hint}")
     if known is not BACKEND_SETTINGS:
@@ -208,4 +208,4 @@ def _refuse_backend_setting(key: str, value: Any) -> None:
 
 def _refuse_misfit(key: str, value: Any, spelled: str) -> None:
     if not fits(value, spelled):
-        raise RefusedPlanError(f"{key}: expected {in_words(spelled)}, got {shown(value)}")
+        raise RefusedPlanError(f"{key}: expected {in_words(spelled)}, got {short_repr(value)}")

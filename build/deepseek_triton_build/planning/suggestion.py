@@ -10,7 +10,8 @@ from typing import Any
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS
 from deepseek_triton_build.data.catalog import PRECISIONS, gpus
 from deepseek_triton_build.data.catalog.profiles import DEFAULT_PROFILE, NOTHING_SAID
-from deepseek_triton_build.planning.plan_request import DEFAULT_RELEASE, PlanRequest
+from deepseek_triton_build.data.releases import DEFAULT_RELEASE
+from deepseek_triton_build.planning.plan_request import PlanRequest
 
 
 def nearest_that_works(request: PlanRequest, works: Callable[[PlanRequest], bool]) -> Mapping[str, Any]:

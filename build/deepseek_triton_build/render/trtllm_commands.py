@@ -9,6 +9,7 @@ from deepseek_triton_build.data.releases.spelling import canonical, flag_name
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.yaml_text import comment, one_line, yaml_lines
+from deepseek_triton_build.text import is_path as is_path
 
 YAML_NAME = "extra-llm-api-config.yml"
 
@@ -181,11 +182,6 @@ def _bench_model(plan: Plan, args: TrtllmArguments) -> list[str]:
     if is_path(args.model):
         return ["--model", plan.checkpoint.model, "--model_path", shell.quoted(args.model)]
     return ["--model", shell.quoted(args.model)]
-
-
-def is_path(model: str) -> bool:
-    """A folder rather than a Hugging Face name (`owner/name`), by its form alone."""
-    return model.startswith(("/", ".", "~")) or model.count("/") > 1
 
 
 EVAL_TASKS = ("mmlu", "gsm8k", "gpqa_diamond")

@@ -1,4 +1,4 @@
-"""What the renderings share: comments and settings as YAML."""
+"""Settings as YAML, each with its reason in a comment above."""
 
 from __future__ import annotations
 
@@ -10,21 +10,7 @@ from typing import Any
 import yaml
 
 from deepseek_triton_build.data.planned_settings import Setting
-
-WIDTH = 110
-
-
-def comment(text: str, indent: str = "") -> list[str]:
-    """`text` as lines of a comment, in YAML, protobuf and shell alike."""
-    wrapped = textwrap.wrap(
-        one_line(" ".join(text.split())), WIDTH - len(indent), break_long_words=False, break_on_hyphens=False
-    )
-    return [f"{indent}# {line}" for line in wrapped]
-
-
-def one_line(text: str) -> str:
-    """`text` with a question mark for whatever might end a line: a user's path can hold anything, a comment can't."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+from deepseek_triton_build.text import LINE_WIDTH, comment_lines, for_comment, yaml_flow
 
 
 def yaml_lines(settings: Iterable[Setting]) -> list[str]:
@@ -46,7 +32,7 @@ def _section(rows: list[_Row], indent: str) -> Iterator[str]:
             continue
         [(_, setting)] = members
         if setting.comment != above:
-            yield from comment(setting.comment, indent)
+            yield from comment_lines(setting.comment, indent)
             above = setting.comment
         yield from _entry(name, setting.value, indent)
 
@@ -60,15 +46,15 @@ def _by_name(rows: list[_Row]) -> Iterable[tuple[str, list[_Row]]]:
 
 
 def _entry(name: str, value: Any, indent: str) -> Iterator[str]:
-    line = f"{indent}{name}: {flow(value)}"
-    if len(line) <= WIDTH or not isinstance(value, list | tuple | dict):
+    line = f"{indent}{name}: {yaml_flow(value)}"
+    if len(line) <= LINE_WIDTH or not isinstance(value, list | tuple | dict):
         yield line
         return
     if isinstance(value, list | tuple) and all(isinstance(item, list | tuple) for item in value):
         yield f"{indent}{name}:"
         yield from _wrapped(value, indent + "  ")
         return
-    block = yaml.safe_dump(_plain(value), default_flow_style=False, sort_keys=False, width=math.inf)
+    block = yaml.safe_dump(value, default_flow_style=False, sort_keys=False, width=math.inf)
     yield f"{indent}{name}:"
     yield from textwrap.indent(block, indent + "  ").splitlines()
 
@@ -76,8 +62,8 @@ def _entry(name: str, value: Any, indent: str) -> Iterator[str]:
 def _wrapped(items: Iterable[Any], indent: str) -> Iterator[str]:
     """A list of lists in flow style, as many on a line as fit."""
     line = f"{indent}["
-    for number, item in enumerate(map(flow, items)):
-        if number and len(f"{line}, {item}") >= WIDTH:
+    for number, item in enumerate(map(yaml_flow, items)):
+        if number and len(f"{line}, {item}") >= LINE_WIDTH:
             yield f"{line},"
             line = f"{indent} {item}"
         else:
@@ -85,10 +71,5 @@ def _wrapped(items: Iterable[Any], indent: str) -> Iterator[str]:
     yield f"{line}]"
 
 
-def flow(value: Any) -> str:
-    """`value` as YAML on one line: dumped as the one item of a list in flow style, less the brackets."""
-    return yaml.safe_dump([_plain(value)], default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+# Old names, until the callers in render/ and the tools have the new ones.
+WIDTH, comment, one_line, flow = LINE_WIDTH, comment_lines, for_comment, yaml_flow

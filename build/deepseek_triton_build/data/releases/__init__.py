@@ -13,10 +13,14 @@ from importlib import resources
 from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.yaml_files import load_yaml, parse_yaml
+from deepseek_triton_build.data.yaml_files import load_yaml
+from deepseek_triton_build.text import parse_yaml
 
 RELEASES = ("1.2.1", "1.2.0", "1.1.0", "1.0.0", "0.21.0")
 """Releases that repositories are generated for, newest first."""
+
+DEFAULT_RELEASE = RELEASES[0]
+"""The TensorRT-LLM of the Triton containers 26.04 to 26.07, the newest published."""
 
 READABLE_RELEASES = (*RELEASES, "0.19.0")
 """Releases with a record. The oldest is read only: to check and translate files of its time."""
