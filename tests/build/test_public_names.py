@@ -103,7 +103,7 @@ ARITHMETIC = [
     "load_s",
     "minimum_gpus",
     "ready_within_s",
-    "shapes_of",
+    "shapes_for_llm_args",
 ]
 
 

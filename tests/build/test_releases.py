@@ -204,7 +204,10 @@ def test_a_container_tag_names_its_release(tag: str, version: str) -> None:
 @pytest.mark.parametrize(
     ("tag", "message"),
     [
-        ("25.07", r"^container 25\.07 carries TensorRT-LLM 0\.20\.0: whether it takes .* use 0\.21\.0"),
+        (
+            "25.07",
+            r"^container 25\.07 carries TensorRT-LLM 0\.20\.0: it is not established .* use 0\.21\.0",
+        ),
         ("25.05", r"^container 25\.05 carries TensorRT-LLM 0\.19\.0: no repository is made for it; use 26\.07"),
         ("25.11-trtllm-python-py3", r"^container 25\.11 carries TensorRT-LLM 1\.0\.3\.2510: no repository"),
     ],

@@ -13,8 +13,8 @@ from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
 from deepseek_triton_build.arithmetic.warmup_shapes import (
     MAX_REQUESTS,
     WarmupLimits,
-    limits_of,
-    shapes_of,
+    shapes_for_llm_args,
+    warmup_limits,
     warmup_shapes,
 )
 from deepseek_triton_build.build_errors import RefusedPlanError
@@ -140,7 +140,7 @@ LLM_ARGS = {
 
 
 def test_the_limits_are_those_of_the_llm_arguments():
-    assert limits_of(LLM_ARGS) == WarmupLimits(
+    assert warmup_limits(LLM_ARGS) == WarmupLimits(
         max_batch_size=16,
         max_num_tokens=2048,
         max_input_len=4095,
@@ -166,13 +166,13 @@ def test_the_limits_are_those_of_the_llm_arguments():
     ],
 )
 def test_each_argument_counts(given, expected):
-    limits = limits_of({**LLM_ARGS, **given})
+    limits = warmup_limits({**LLM_ARGS, **given})
 
     assert {name: getattr(limits, name) for name in expected} == expected
 
 
 def test_without_arguments_the_limits_are_tensorrt_llms_defaults():
-    assert limits_of({}) == WarmupLimits(
+    assert warmup_limits({}) == WarmupLimits(
         max_batch_size=2048,
         max_num_tokens=8192,
         max_input_len=8192,
@@ -185,7 +185,7 @@ def test_the_keys_of_older_releases_are_understood():
     old = {"use_cuda_graph": True, "cuda_graph_batch_sizes": [1, 3], "max_batch_size": 4}
     oldest = {"pytorch_backend_config": {"use_cuda_graph": True, "cuda_graph_batch_sizes": [1, 3]}, "max_batch_size": 4}
 
-    assert limits_of(old).graph_batch_sizes == limits_of(oldest).graph_batch_sizes == (1, 3)
+    assert warmup_limits(old).graph_batch_sizes == warmup_limits(oldest).graph_batch_sizes == (1, 3)
 
 
 WARMUP = "triton_config.warmup"
@@ -204,7 +204,7 @@ def test_the_plan_has_the_shapes_of_its_own_limits(release):
     plan = planned(release=release)
     settings = warmup_of(plan)
 
-    assert settings[f"{WARMUP}.shapes"].value == [list(shape) for shape in shapes_of(plan.canonical)]
+    assert settings[f"{WARMUP}.shapes"].value == [list(shape) for shape in shapes_for_llm_args(plan.canonical)]
     assert settings[f"{WARMUP}.max_s"].value == 300
     assert all(setting.reason for setting in settings.values())
 

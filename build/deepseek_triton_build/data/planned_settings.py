@@ -1,4 +1,4 @@
-"""A line of model.yaml, and a variable of the environment, each with its reason."""
+"""What a plan writes: lines of model.yaml and environment variables, each with its reason."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """Something chosen, with the reason."""
+    """Base of what a plan chooses: the reason and its source."""
 
     reason: str
     source: str = ""
-    """The document the reason rests on; empty when it is arithmetic or the user's own choice."""
+    """The document that the reason rests on; empty for arithmetic and for the user's own choice."""
 
     @property
     def comment(self) -> str:
+        """The reason with its source, as generated files have it."""
         return f"{self.reason} ({self.source})" if self.source else self.reason
 
 
@@ -24,13 +25,13 @@ class Setting(Explained):
     """One line of model.yaml."""
 
     key: str
-    """Dotted path, `kv_cache_config.dtype`."""
+    """Dotted path, such as `kv_cache_config.dtype`."""
     value: Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentVariable(Explained):
-    """One variable that the server is started with."""
+    """One environment variable that the server is started with."""
 
     name: str
     value: str
@@ -38,7 +39,7 @@ class EnvironmentVariable(Explained):
 
 @dataclass(frozen=True, kw_only=True)
 class Omission:
-    """A setting of the recipe, or a default, that the plan leaves out."""
+    """A recipe's setting, or a default, that the plan leaves out, and why."""
 
     key: str
     value: Any

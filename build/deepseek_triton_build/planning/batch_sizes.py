@@ -10,7 +10,7 @@ from typing import Literal
 
 from deepseek_triton_build.arithmetic.gpu_memory import KvDtype, Layout, cuda_graph_batch_sizes
 from deepseek_triton_build.build_errors import RefusedPlanError
-from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID, Workload
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Workload
 from deepseek_triton_build.planning.layout import (
     LOW_CONCURRENCY,
     choose_layout,
@@ -90,7 +90,7 @@ def wanted_sizes(target: Target, *, attention_dp: bool) -> Sizes:
     layout = choose_layout(target, attention_dp=attention_dp)
     other_dp = attention_dp != recipe.value("enable_attention_dp", False)
     as_published = target.is_as_published and not other_dp
-    computed = target.request.workload != NOTHING_SAID and not as_published
+    computed = target.request.workload != ANY_WORKLOAD and not as_published
     draft = _num_draft_tokens(target)
     workload = target.request.workload.filled_from(recipe.workload).filled_from(TYPICAL)
     batch = _batch_size(target, layout)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget, make_budget
 from deepseek_triton_build.build_errors import RefusedPlanError
-from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD
 from deepseek_triton_build.data.releases.spelling import spell
 from deepseek_triton_build.planning.batch_sizes import (
     OOM_NUM_TOKENS,
@@ -86,7 +86,7 @@ def _smaller_iterations(target: Target, wanted: Sizes) -> Iterator[Sizes]:
 def _no_larger_than_the_cache(target: Target, wanted: Sizes) -> Sizes:
     """Other requests than the published ones, but no more at once than the KV cache holds."""
     workload = target.request.workload
-    if workload == NOTHING_SAID or target.is_as_published:
+    if workload == ANY_WORKLOAD or target.is_as_published:
         return wanted
     sizes = wanted
     for _ in range(_ROUNDS):

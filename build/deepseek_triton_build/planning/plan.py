@@ -22,7 +22,7 @@ from typing import Any
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Budget, Layout, host_memory_to_prefetch
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.catalog import Gpu, KnownCheckpoint, Variant, find_variant
-from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID, Profile, Recipe, Workload
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Profile, Recipe, Workload
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting
 from deepseek_triton_build.data.releases import Release, image_name
 from deepseek_triton_build.data.releases.spelling import canonical
@@ -74,7 +74,7 @@ class Plan:
     profile: Profile | None = None
     recipe: Recipe | None = None
     budget: Budget | None = None
-    workload: Workload = NOTHING_SAID
+    workload: Workload = ANY_WORKLOAD
     max_concurrency: int = 0
     """Requests that decode together, over the whole instance."""
     host_memory: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deepseek_triton_build.data.catalog.profiles import DEFAULT_PROFILE, NOTHING_SAID, Workload
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE as DEFAULT_RELEASE
 
 ENGINES = ("tensorrt_llm", "transformers", "simulated")
@@ -25,7 +25,7 @@ class PlanRequest:
     release: str = DEFAULT_RELEASE
     container: str | None = None
     """Tag (26.07) of the Triton container it will run in. None: the newest with the release."""
-    workload: Workload = NOTHING_SAID
+    workload: Workload = ANY_WORKLOAD
     mtp: int | None = None
     """MTP layers, 0 for none. None: the recipe's."""
     relaxed_acceptance: bool = False

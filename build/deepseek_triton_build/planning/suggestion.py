@@ -9,7 +9,7 @@ from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS
 from deepseek_triton_build.data.catalog import PRECISIONS, gpus
-from deepseek_triton_build.data.catalog.profiles import DEFAULT_PROFILE, NOTHING_SAID
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 from deepseek_triton_build.planning.plan_request import PlanRequest
 
@@ -54,7 +54,7 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
         "relaxed_acceptance": [False],
         "kv_dtype": [None],
         "overrides": [()],
-        "workload": [NOTHING_SAID],
+        "workload": [ANY_WORKLOAD],
         "model": [None],
         "gpu": [name for name in ("h200", "b200", "gb200-nvl72") if name in gpus()],
     }

@@ -28,7 +28,7 @@ from deepseek_triton_build.data.catalog import (
     find_precision,
     find_variant,
 )
-from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID, Profile, Recipe, Workload, find_profile
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Profile, Recipe, Workload, find_profile
 from deepseek_triton_build.data.releases import RELEASES, Release, load_release
 from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
 from deepseek_triton_build.planning.plan_request import PlanRequest
@@ -192,7 +192,7 @@ def _size(
     """GPUs of one instance and the recipe for them."""
     fewest = _fewest(request, variant, architecture, checkpoint, gpu)
     # How many GPUs is settled before what runs on them: no workload doubles the bill unasked.
-    usual = profile.recipe_for(gpu, checkpoint.precision, request.num_gpus, NOTHING_SAID)
+    usual = profile.recipe_for(gpu, checkpoint.precision, request.num_gpus, ANY_WORKLOAD)
     if usual is None:
         raise RefusedPlanError(f"profile {profile.name} has nothing for {checkpoint.precision} on {gpu.name}")
     num_gpus = request.num_gpus or max(fewest, usual.num_gpus or 0)

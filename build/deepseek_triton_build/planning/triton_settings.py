@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import Budget
-from deepseek_triton_build.arithmetic.warmup_shapes import MAX_REQUESTS, shapes_of
+from deepseek_triton_build.arithmetic.warmup_shapes import MAX_REQUESTS, shapes_for_llm_args
 from deepseek_triton_build.data.planned_settings import Omission, Setting
 from deepseek_triton_build.data.releases.sampler_support import honoured_fields, sampler_of
 from deepseek_triton_build.planning.batch_sizes import Sizes
@@ -52,7 +52,7 @@ def _warmup(llm_args: Mapping[str, Any]) -> list[Setting]:
     return [
         Setting(
             key=f"{_WARMUP}.shapes",
-            value=[list(shape) for shape in shapes_of(llm_args)],
+            value=[list(shape) for shape in shapes_for_llm_args(llm_args)],
             reason="before the model is ready, requests at once and prompt tokens of each: from one to max_batch_size, "
             f"but at most {MAX_REQUESTS:,} over all ranks, the CUDA graphs' sizes within that, and max_num_tokens: so "
             "that hardly a user waits for kernels to be compiled and tuned; "

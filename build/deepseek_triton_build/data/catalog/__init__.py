@@ -1,4 +1,4 @@
-"""The catalogue: architectures, variants, checkpoints and GPUs as data, each figure with its source in the YAML."""
+"""The catalogue: architectures, variants, checkpoints and GPUs. The YAML files give the source of each figure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PRECISION_ALIASES: Mapping[str, Precision] = {"nvfp4": "fp4", "w4afp8": "w4a8"}
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """The shape of a model: the figures of its config.json."""
+    """The shape of a model, with the figures of its config.json."""
 
     name: str
     class_name: str
     model_type: str
     num_layers: int
-    """Without the MTP layer."""
+    """Transformer layers, the MTP layer not counted."""
     num_dense_layers: int
     num_mtp_layers: int
     hidden_size: int
@@ -45,32 +45,34 @@ class Architecture:
     vocab_size: int
     max_position_embeddings: int
     index_num_heads: int
-    """Of the sparse attention's indexer; 0 without one."""
+    """Heads of the sparse attention's indexer; 0 for a model without sparse attention."""
     index_head_dim: int
     index_topk: int
     source: str
 
     @property
     def is_sparse(self) -> bool:
+        """Whether attention is sparse, as in V3.2."""
         return self.index_num_heads > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownCheckpoint:
-    """One set of weights of a variant."""
+    """One published set of weights of a variant."""
 
     precision: Precision
     model: str
-    """Hugging Face name."""
+    """Hugging Face name, `owner/name`."""
     weight_bytes: int
     bytes_status: Literal["measured", "computed", "estimated"]
     num_shards: int | None
-    """None: not known."""
+    """Number of safetensors files; None when it is not known."""
     quant_algo: str
-    """As its hf_quant_config.json would say."""
+    """`quant_algo` as the checkpoint's hf_quant_config.json says it."""
     kv_cache_quant_algo: str | None
     wo_quantized: bool
-    """Of NVFP4: attention's output projection is NVFP4 too, the others are 16 bit."""
+    """Whether an NVFP4 checkpoint also stores attention's output projection as NVFP4; its other attention weights have
+    16 bits."""
     source: str
     alternatives: tuple[str, ...] = ()
 
@@ -82,11 +84,11 @@ class Variant:
     name: str
     title: str
     engines: tuple[str, ...]
-    """The engines it can run on; the first is the default."""
+    """The engines it runs on; the first is the default."""
     model: str = ""
-    """Of a variant without checkpoints: "tiny"."""
+    """The `model:` of a variant without checkpoints: "tiny"."""
     presets: tuple[str, ...] = ()
-    """Deployments whose pace the simulated engine can keep; the backend's own list, held to it by a test."""
+    """Deployments whose pace the simulated engine can keep. A test compares them with the backend's own list."""
     architecture: Architecture | None = None
     checkpoints: Mapping[str, KnownCheckpoint] = field(default_factory=dict)
     """Precision -> weights."""
@@ -110,20 +112,21 @@ class Gpu:
     sm: int
     sm_count: int
     memory_mib: int
-    """What nvidia-smi says is there."""
+    """Memory in MiB as nvidia-smi reports it (memory.total)."""
     memory_source: str
     memory_bandwidth_gb_s: float
     gpus_per_node: int
     nvlink_domain: int
-    """GPUs that reach each other over NVLink."""
+    """Number of GPUs that reach each other over NVLink."""
     published_min_gpus: Mapping[str, int]
-    """Precision -> GPUs of one instance, as NVIDIA publishes them; what is not in it is not published."""
+    """Precision -> GPUs of one instance that NVIDIA publishes. A precision without an entry is not published."""
     published_source: str
     recommended_gpus: Mapping[str, int] = field(default_factory=dict)
-    """Precision -> GPUs that NVIDIA recommends, where that is more."""
+    """Precision -> GPUs that NVIDIA recommends, where that is more than the published minimum."""
 
     @property
     def memory(self) -> int:
+        """Memory in bytes."""
         return self.memory_mib * 2**20
 
 
@@ -139,6 +142,7 @@ class MoeBackendRow:
     source: str
 
     def holds_for(self, gpu: Gpu, precision: str, expert_parallel_size: int) -> bool:
+        """Tell whether the line is about this GPU, precision and expert-parallel size."""
         size_fits = self.ep == "any" or (expert_parallel_size > 8) == (self.ep == ">8")
         return gpu.name in self.gpus and precision == self.precision and size_fits
 
@@ -167,21 +171,27 @@ def moe_backend_rows() -> tuple[MoeBackendRow, ...]:
 
 
 def find_variant(name: str) -> Variant:
-    """:raises UnknownNameError: naming the nearest variant."""
+    """Return the variant of that name, in upper or lower case.
+
+    :raises UnknownNameError: for an unknown name; the error names the nearest variant.
+    """
     variant: Variant = _find("variant", name, variants())
     return variant
 
 
 def find_gpu(name: str) -> Gpu:
-    """:raises UnknownNameError: naming the nearest GPU."""
+    """Return the GPU of that name, in upper or lower case.
+
+    :raises UnknownNameError: for an unknown name; the error names the nearest GPU.
+    """
     gpu: Gpu = _find("GPU", name, gpus())
     return gpu
 
 
 def find_precision(name: str) -> Precision:
-    """The precision that `name` or its alias means.
+    """Return the precision that `name` means, which may be an alias.
 
-    :raises UnknownNameError: naming the nearest.
+    :raises UnknownNameError: for an unknown name; the error names the nearest precision.
     """
     lower = name.lower()
     for precision in PRECISIONS:
@@ -191,7 +201,7 @@ def find_precision(name: str) -> Precision:
 
 
 def variant_of_model(model: str) -> tuple[Variant, KnownCheckpoint] | None:
-    """The variant and checkpoint that a Hugging Face name belongs to."""
+    """Return the variant and checkpoint that the Hugging Face name `model` belongs to; None for an unknown name."""
     for variant in variants().values():
         for checkpoint in variant.checkpoints.values():
             if model in (checkpoint.model, *checkpoint.alternatives):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deepseek_triton_build.arithmetic.gpu_memory import Budget
-from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD
 from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.choices.decoding import output_settings, speculation_settings
@@ -55,7 +55,7 @@ def _kept(target: Target, sizes: Sizes, recipe: dict[str, Setting], computed: di
     again: tuple[str, ...] = _EXPLAINED_BY_KERNEL
     if not _has_the_recipes_layout(target, sizes):
         again += _EXPLAINED_BY_LAYOUT
-    if sizes.shrunk or (target.request.workload != NOTHING_SAID and not target.is_as_published):
+    if sizes.shrunk or (target.request.workload != ANY_WORKLOAD and not target.is_as_published):
         again += _EXPLAINED_BY_WORKLOAD
     merged = dict(recipe)
     for key, setting in computed.items():
