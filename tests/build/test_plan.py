@@ -390,12 +390,14 @@ def test_mtp_turned_off_by_hand_costs_no_memory():
     ("key", "value", "expected"),
     [
         pytest.param("kv_cache_config", 5, "expected a mapping", id="section"),
-        pytest.param("speculative_config.num_nextn_predict_layers", 2, "--mtp N sets both", id="half a section"),
-        pytest.param("backend", "tensorrt", "pytorch alone", id="backend"),
+        pytest.param(
+            "speculative_config.num_nextn_predict_layers", 2, "use --mtp N, which sets both", id="half a section"
+        ),
+        pytest.param("backend", "tensorrt", "pytorch only", id="backend"),
         pytest.param("max_batch_size", "many", "expected a whole number from 1 or null, got 'many'", id="type"),
         pytest.param("max_batch_size", 0, "expected a whole number from 1", id="range"),
         pytest.param("moe_config.backend", "CUTLAS", "one of CUTLASS", id="choice"),
-        pytest.param("tensor_parallel_size", 4, "say it by --gpus", id="more than a line"),
+        pytest.param("tensor_parallel_size", 4, "use --gpus", id="others depend on it"),
         pytest.param("triton_config.max_inflght", 4, "did you mean max_inflight?", id="backend's key"),
         pytest.param("triton_config.max_inflight", "x", "expected a whole number", id="backend's value"),
         pytest.param("triton_config.default_sampling.temprature", 1, "did you mean temperature?", id="sampling field"),
@@ -414,7 +416,7 @@ def test_the_container_asked_for_is_the_one_named():
 
 
 def test_a_release_that_is_only_read_is_refused():
-    with pytest.raises(RefusedPlanError, match=r"0\.19\.0 is only checked.*what works: --trtllm 1\.2\.1"):
+    with pytest.raises(RefusedPlanError, match=r"0\.19\.0 can be checked only.*what works: --trtllm 1\.2\.1"):
         planned(release="0.19.0")
 
 
@@ -480,10 +482,10 @@ def test_a_preset_nobody_knows_is_refused_before_anything_is_written():
         pytest.param({"gpu": "b200", "precision": "w4a8"}, RefusedPlanError, "W4AFP8", id="W4A8 on Blackwell"),
         pytest.param({"gpu": "a100"}, RefusedPlanError, "Ampere", id="Ampere"),
         pytest.param(V32 | {"release": "1.1.0"}, RefusedPlanError, "what works: --trtllm 1.2.1", id="V3.2 on 1.1"),
-        pytest.param(V32 | {"precision": "w4a8"}, RefusedPlanError, "--model names one of your own", id="V3.2 in W4A8"),
+        pytest.param(V32 | {"precision": "w4a8"}, RefusedPlanError, "give your own by --model", id="V3.2 in W4A8"),
         pytest.param({"engine": "vllm"}, UnknownNameError, "unknown engine 'vllm'", id="engine"),
         pytest.param({"engine": "transformers"}, RefusedPlanError, "runs on: tensorrt_llm", id="wrong engine"),
-        pytest.param({"preset": "x"}, RefusedPlanError, "simulated engine", id="preset without the twin"),
+        pytest.param({"preset": "x"}, RefusedPlanError, "simulated engine", id="preset without the simulated engine"),
         pytest.param({"release": "0.20.0"}, RefusedPlanError, "use 0.21.0", id="release without a record"),
         pytest.param({"release": "1.2.2"}, UnknownNameError, "unknown TensorRT-LLM release '1.2.2'", id="release"),
     ],

@@ -1,1 +1,1 @@
-"""A request to a plan: plan.py says in which steps."""
+"""From a request to a plan. plan.py lists the steps."""

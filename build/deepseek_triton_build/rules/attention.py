@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.data.sources import GUIDE, PY_EXECUTOR_CREATOR
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
-_README = "TensorRT-LLM examples/models/core/deepseek_v3/README.md"
-_EXECUTOR = "TensorRT-LLM tensorrt_llm/_torch/pyexecutor/py_executor_creator.py"
 LOW_CONCURRENCY = 128
-"""Concurrent requests up to which tensor-parallel attention with CUDA graphs is the faster."""
+"""Concurrent requests up to which tensor-parallel attention with CUDA graphs is faster than attention DP
+(TensorRT-LLM 0.19, examples/deepseek_v3/README.md)."""
 
 
 def _chunk_size(d: Deployment) -> Iterator[Violation]:
@@ -86,7 +86,7 @@ RULES = (
         severity="error",
         title="With chunked prefill max_num_tokens is whole KV blocks",
         why="A chunk ends at a block's end. On Hopper blocks are of 64 tokens, for FlashMLA sets that size.",
-        source=f"{_README}, Chunked Prefill; {_EXECUTOR}",
+        source=f"{GUIDE}, Chunked Prefill; {PY_EXECUTOR_CREATOR}",
         look=_chunk_size,
     ),
     Rule(
@@ -110,7 +110,7 @@ RULES = (
         severity="error",
         title="Chunked prefill is on where MLA has it",
         why="Elsewhere the engine turns it off with one line in its log, and long prompts are refused.",
-        source=f"{_EXECUTOR}; NVIDIA/TensorRT-LLM PR 4651 (SM100), PR 6655 (SM90)",
+        source=f"{PY_EXECUTOR_CREATOR}; NVIDIA/TensorRT-LLM PR 4651 (SM100), PR 6655 (SM90)",
         releases="Hopper: before 1.1",
         look=_unsupported_chunks,
     ),
@@ -137,7 +137,7 @@ RULES = (
         severity="note",
         title="At low concurrency attention is tensor-parallel and CUDA graphs are on",
         why=f"Up to {LOW_CONCURRENCY} concurrent requests that is the faster.",
-        source=f"{_README} (0.19), Create Configuration Files",
+        source=f"{GUIDE} (0.19), Create Configuration Files",
         look=_low_concurrency,
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -44,7 +45,7 @@ RULES = (
         severity="note",
         title="Long prompts on H200 have an allocator that does not fragment",
         why="Running out of memory at 8K/1K on H200 is a known issue of PyTorch's caching allocator.",
-        source="TensorRT-LLM deployment guide for DeepSeek-R1, Troubleshooting Tips",
+        source=f"{DEPLOYMENT}, Troubleshooting Tips",
         look=_allocator,
     ),
     Rule(
@@ -60,7 +61,7 @@ RULES = (
         severity="note",
         title="DeepGEMM is on for FP8 on Hopper",
         why="It is on by default and faster.",
-        source="TensorRT-LLM examples/models/core/deepseek_v3/README.md, DeepGEMM",
+        source=f"{GUIDE}, DeepGEMM",
         look=_deepgemm,
     ),
     Rule(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.data.sources import GUIDE
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
-
-_README = "TensorRT-LLM examples/models/core/deepseek_v3/README.md"
 
 
 def _ampere(d: Deployment) -> Iterator[Violation]:
@@ -58,7 +57,7 @@ RULES = (
         severity="error",
         title="The GPU is Hopper or Blackwell",
         why="There are no FP8 kernels for Ampere (SM80, SM86): the model does not load.",
-        source=f"{_README}, Hardware Requirements",
+        source=f"{GUIDE}, Hardware Requirements",
         look=_ampere,
         target_only=True,
     ),
@@ -67,7 +66,7 @@ RULES = (
         severity="error",
         title="NVFP4 weights run on Blackwell",
         why="Hopper has no FP4 tensor cores; the hardware table says N/A.",
-        source=f"{_README}, Hardware Requirements; model cards of nvidia/DeepSeek-R1-FP4",
+        source=f"{GUIDE}, Hardware Requirements; model cards of nvidia/DeepSeek-R1-FP4",
         look=_nvfp4,
         target_only=True,
     ),
@@ -76,7 +75,7 @@ RULES = (
         severity="error",
         title="W4AFP8 weights run on Hopper",
         why="The kernels for INT4 weights with FP8 activations exist for SM90 only.",
-        source=f"{_README}, Hardware Requirements and W4AFP8; NVIDIA/TensorRT-LLM PR 4123",
+        source=f"{GUIDE}, Hardware Requirements and W4AFP8; NVIDIA/TensorRT-LLM PR 4123",
         look=_w4a8,
         target_only=True,
     ),
@@ -85,7 +84,7 @@ RULES = (
         severity="error",
         title="W4AFP8 weights are of V3 or R1",
         why="The hardware table has a W4A8 column for V3 and R1 only.",
-        source=f"{_README}, Hardware Requirements",
+        source=f"{GUIDE}, Hardware Requirements",
         look=_w4a8_sparse,
         target_only=True,
     ),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
 from deepseek_triton_build.rules.rule import FLASH_MLA_TOKENS_PER_BLOCK, Deployment, Rule, Violation
 
-_README = "TensorRT-LLM examples/models/core/deepseek_v3/README.md"
-_EXECUTOR = "TensorRT-LLM tensorrt_llm/_torch/pyexecutor/py_executor_creator.py"
-_ARGS = "TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, KvCacheConfig"
 _DTYPE = "kv_cache_config.dtype"
 _FRACTION = "kv_cache_config.free_gpu_memory_fraction"
 _REUSE_SMS = (90, 100, 103, 120)
@@ -96,7 +94,7 @@ RULES = (
         severity="error",
         title="An FP8 KV cache has its kernels",
         why="MLA's FP8 kernels are FlashMLA on Hopper and trtllm-gen on Blackwell; elsewhere there is none.",
-        source=f"{_README}, FP8 KV Cache and MLA",
+        source=f"{GUIDE}, FP8 KV Cache and MLA",
         look=_fp8,
     ),
     Rule(
@@ -112,7 +110,7 @@ RULES = (
         severity="warning",
         title="The KV cache's dtype is auto or fp8",
         why="Any other value is passed over with a line in the log, and the checkpoint's own dtype stays.",
-        source=_ARGS,
+        source=f"{LLM_ARGS}, KvCacheConfig",
         releases="0.21 to 1.2",
         look=_dtype,
     ),
@@ -121,7 +119,7 @@ RULES = (
         severity="error",
         title="Block reuse is on where MLA has it",
         why="Elsewhere the engine turns it off with one line in its log.",
-        source=f"{_README}, KV Cache Reuse; {_EXECUTOR}",
+        source=f"{GUIDE}, KV Cache Reuse; {PY_EXECUTOR_CREATOR}",
         look=_reuse,
     ),
     Rule(
@@ -129,7 +127,7 @@ RULES = (
         severity="error",
         title="The KV cache's share of free memory is above 0 and at most 1",
         why="It is a share of what weights, CUDA graphs and one iteration leave free.",
-        source="TensorRT-LLM deployment guide for DeepSeek-R1, kv_cache_free_gpu_memory_fraction",
+        source=f"{DEPLOYMENT}, kv_cache_free_gpu_memory_fraction",
         look=_fraction,
     ),
     Rule(
@@ -137,7 +135,7 @@ RULES = (
         severity="warning",
         title=f"The KV cache's share of free memory is at most {_HIGHEST_FRACTION}",
         why="Memory use fluctuates; the guides name 0.7 to 0.95 and advise to go down when it runs out.",
-        source=f"{_README}; TensorRT-LLM deployment guide for DeepSeek-R1; NVIDIA/TensorRT-LLM PR 7358",
+        source=f"{GUIDE}; {DEPLOYMENT}; NVIDIA/TensorRT-LLM PR 7358",
         look=_high_fraction,
     ),
     Rule(
@@ -145,7 +143,7 @@ RULES = (
         severity="warning",
         title="With DEEPGEMM the KV cache leaves room for its workspace",
         why="0.8 is what the FP8 examples for Blackwell take; with MTP and large batches even 0.6 was seen to run out.",
-        source=f"{_README}, Serving (FP8); NVIDIA/TensorRT-LLM PR 13357, PR 14232",
+        source=f"{GUIDE}, Serving (FP8); NVIDIA/TensorRT-LLM PR 13357, PR 14232",
         look=_deepgemm_fraction,
     ),
     Rule(
@@ -153,7 +151,7 @@ RULES = (
         severity="note",
         title="On Hopper the block size is left to FlashMLA",
         why="What is configured is replaced, with a line in the log.",
-        source=_EXECUTOR,
+        source=PY_EXECUTOR_CREATOR,
         look=_block_size,
     ),
     Rule(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import cache
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, weights
-from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, MoeBackendRow, moe_backend_rows
+from deepseek_triton_build.data.catalog import Architecture, KnownCheckpoint, find_moe_backends, moe_backend_rows
+from deepseek_triton_build.data.sources import DEPLOYMENT, LLM_ARGS
+from deepseek_triton_build.data.type_strings import choices
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
-_MATRIX = "TensorRT-LLM deployment guide for DeepSeek-R1, MoE Backend Support Matrix"
+_MATRIX = f"{DEPLOYMENT}, MoE Backend Support Matrix"
 _BACKEND = "moe_config.backend"
 _BALANCER = "moe_config.load_balancer"
 
@@ -18,7 +19,7 @@ _BALANCER = "moe_config.load_balancer"
 def _known_backend(d: Deployment) -> Iterator[Violation]:
     backend = d.settings.get(_BACKEND)
     found = None if d.release is None or backend is None else d.release.find_key(_BACKEND)
-    known = () if found is None else _choices(found.type)
+    known = [] if found is None else choices(found.type)
     if known and backend not in known and d.release is not None:
         message = f"{backend} is no MoE back end of TensorRT-LLM {d.release.version}"
         yield Violation(key=_BACKEND, message=message, fix=f"use one of {', '.join(known)}")
@@ -28,7 +29,7 @@ def _supported_backend(d: Deployment) -> Iterator[Violation]:
     backend, ep = d.get(_BACKEND), d.layout.expert_parallel_size
     if d.gpu is None or d.precision is None or any(_known_backend(d)):
         return
-    row = _row(d.gpu, d.precision, ep)
+    row = find_moe_backends(d.gpu, d.precision, ep)
     if row is None or backend in row.backends:
         return
     default = "" if _BACKEND in d.settings else ", the default,"
@@ -40,7 +41,7 @@ def _supported_backend(d: Deployment) -> Iterator[Violation]:
 
 def _wide_row(d: Deployment) -> Iterator[Violation]:
     ep = d.layout.expert_parallel_size
-    if d.gpu is None or d.precision is None or _row(d.gpu, d.precision, ep) is not None:
+    if d.gpu is None or d.precision is None or find_moe_backends(d.gpu, d.precision, ep) is not None:
         return
     if any(d.gpu.name in row.gpus and d.precision == row.precision for row in moe_backend_rows()):
         message = f"no MoE back end is published for {d.precision} on {d.gpu.name} at expert parallelism {ep}"
@@ -129,18 +130,6 @@ def _has_balancer(d: Deployment) -> bool:
     return isinstance(given, str) or bool(d.get(f"{_BALANCER}.num_slots"))
 
 
-def _row(gpu: Gpu, precision: str, expert_parallel_size: int) -> MoeBackendRow | None:
-    rows = (row for row in moe_backend_rows() if row.holds_for(gpu, precision, expert_parallel_size))
-    return next(rows, None)
-
-
-@cache
-def _choices(type_name: str) -> tuple[str, ...]:
-    """What a Literal admits; nothing for another type."""
-    literal = re.match(r"Literal\[(.*?)\]", type_name)
-    return tuple(name.strip() for name in literal[1].split(",")) if literal else ()
-
-
 @cache
 def _expert_bytes(architecture: Architecture, checkpoint: KnownCheckpoint) -> float:
     return weights(architecture, checkpoint).routed_experts
@@ -152,7 +141,7 @@ RULES = (
         severity="error",
         title="The MoE back end is one of the release's",
         why="moe_config.backend is a closed list: another name stops the load.",
-        source="TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, MoeConfig",
+        source=f"{LLM_ARGS}, MoeConfig",
         look=_known_backend,
     ),
     Rule(
@@ -196,7 +185,7 @@ RULES = (
         severity="error",
         title="The load balancer has a back end that works with it",
         why="Other back ends route to experts, not to the balancer's slots.",
-        source="TensorRT-LLM deployment guide for DeepSeek-R1, Wide Expert Parallelism; release notes 1.2",
+        source=f"{DEPLOYMENT}, Wide Expert Parallelism; release notes 1.2",
         look=_balanced_backend,
     ),
     Rule(
@@ -220,7 +209,7 @@ RULES = (
         severity="error",
         title="Low-precision combine is for NVFP4",
         why="The key's own description limits it to NVFP4 quantization.",
-        source="TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, MoeConfig",
+        source=f"{LLM_ARGS}, MoeConfig",
         releases="1.2",
         look=_low_precision_combine,
     ),
@@ -237,7 +226,7 @@ RULES = (
         severity="note",
         title="DEEPGEMM with attention DP has moe_config.max_num_tokens",
         why="Its workspace grows with the tokens of one pass: 3.47 GiB were missing at a KV fraction of 0.6.",
-        source="TensorRT-LLM deployment guide for DeepSeek-R1 (3200 for FP8); NVIDIA/TensorRT-LLM PR 13357",
+        source=f"{DEPLOYMENT} (3200 for FP8); NVIDIA/TensorRT-LLM PR 13357",
         look=_unbounded_pass,
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.data.sources import GUIDE
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 _RULES_OF_AICONFIGURATOR = "ai-dynamo/aiconfigurator, trtllm.rule"
@@ -108,7 +109,7 @@ RULES = (
         severity="warning",
         title="W4AFP8's groups of 128 are not cut",
         why="One scale belongs to 128 INT4 values. By arithmetic; the kernels' own limit is not established.",
-        source="TensorRT-LLM examples/models/core/deepseek_v3/README.md, W4AFP8 (groups of 1 x 128)",
+        source=f"{GUIDE}, W4AFP8 (groups of 1 x 128)",
         look=_int4_groups,
     ),
     Rule(
@@ -124,7 +125,7 @@ RULES = (
         severity="error",
         title="An instance that spans nodes takes whole nodes",
         why="Ranks are dealt out node by node; a part of a node would be left without its share.",
-        source="TensorRT-LLM examples/models/core/deepseek_v3/README.md, Multi-node",
+        source=f"{GUIDE}, Multi-node",
         look=_instances,
     ),
 )

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
+from deepseek_triton_build.arithmetic.warmup_shapes import DEFAULT_GRAPH_MAX_BATCH_SIZE
+from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE, LLM_ARGS
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
-_ARGS = "TensorRT-LLM tensorrt_llm/llmapi/llm_args.py"
-_FALLBACK_NUM_TOKENS = 3072
+OOM_NUM_TOKENS = 3072
+"""The max_num_tokens that the DeepSeek-V3 guide advises when memory runs out."""
 _SIZES = "cuda_graph_config.batch_sizes"
 _LARGEST = "cuda_graph_config.max_batch_size"
-_DEFAULT_LARGEST = 128
-"""Of CUDA graphs, when neither key is given (llm_args.py)."""
 
 
 def _graphs(d: Deployment) -> Iterator[Violation]:
     batch = d.get("max_batch_size")
     if not d.has_cuda_graphs or not batch:
         return
-    largest = max(d.get(_SIZES) or (d.get(_LARGEST) or _DEFAULT_LARGEST,))
+    largest = max(d.get(_SIZES) or (d.get(_LARGEST) or DEFAULT_GRAPH_MAX_BATCH_SIZE,))
     if batch > largest:
         message = f"batches above {largest} run without a CUDA graph; max_batch_size is {batch:,}"
         yield Violation(key=_LARGEST, message=message, fix=f"raise {_LARGEST} to {batch}, at up to 200 MB a graph")
@@ -84,9 +84,9 @@ def _throughput_memory(d: Deployment) -> Iterator[Violation]:
     tokens, batch = d.get("max_num_tokens"), d.get("max_batch_size")
     if d.gpu_architecture != "blackwell" or not d.layout.attention_dp or not tokens or not batch:
         return
-    if batch >= 1024 and tokens > _FALLBACK_NUM_TOKENS:
+    if batch >= 1024 and tokens > OOM_NUM_TOKENS:
         message = f"max_num_tokens {tokens:,} with attention DP and batches of {batch:,} was seen to run out of memory"
-        yield Violation(key="max_num_tokens", message=message, fix=f"if it does, use {_FALLBACK_NUM_TOKENS}")
+        yield Violation(key="max_num_tokens", message=message, fix=f"if it does, use {OOM_NUM_TOKENS}")
 
 
 def _h200_memory(d: Deployment) -> Iterator[Violation]:
@@ -119,7 +119,7 @@ RULES = (
         severity="note",
         title="CUDA graphs reach up to max_batch_size",
         why="Only batches up to the largest captured size are replayed; larger ones pay for every kernel's launch.",
-        source=f"{_ARGS}, CudaGraphConfig; TensorRT-LLM deployment guide for DeepSeek-R1, cuda_graph_config",
+        source=f"{LLM_ARGS}, CudaGraphConfig; {DEPLOYMENT}, cuda_graph_config",
         look=_graphs,
     ),
     Rule(
@@ -127,7 +127,7 @@ RULES = (
         severity="error",
         title="CUDA graphs have one list of sizes",
         why="Both keys together stop the load, unless the list is the one that max_batch_size would make.",
-        source=f"{_ARGS}, validate_cuda_graph_config",
+        source=f"{LLM_ARGS}, validate_cuda_graph_config",
         releases="to 1.2",
         look=_two_graph_keys,
     ),
@@ -152,7 +152,7 @@ RULES = (
         severity="error",
         title="stream_interval is at least 1",
         why="It is the number of tokens between two chunks of a stream.",
-        source=f"{_ARGS}, TorchLlmArgs",
+        source=f"{LLM_ARGS}, TorchLlmArgs",
         look=_stream_interval,
     ),
     Rule(
@@ -160,7 +160,7 @@ RULES = (
         severity="error",
         title="The prompts fit max_seq_len with room to answer",
         why="max_seq_len counts prompt and answer together.",
-        source="TensorRT-LLM deployment guide for DeepSeek-R1, max_seq_len",
+        source=f"{DEPLOYMENT}, max_seq_len",
         look=_input_fits,
     ),
     Rule(
@@ -176,7 +176,7 @@ RULES = (
         severity="note",
         title="Throughput settings on Blackwell leave memory for an iteration",
         why="Under attention DP the experts see the tokens of every rank; 3072 is the guide's way out.",
-        source="TensorRT-LLM examples/models/core/deepseek_v3/README.md, Serving; NVIDIA/TensorRT-LLM PR 7358",
+        source=f"{GUIDE}, Serving; NVIDIA/TensorRT-LLM PR 7358",
         look=_throughput_memory,
     ),
     Rule(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.data.sources import GUIDE
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
-_README = "TensorRT-LLM examples/models/core/deepseek_v3/README.md"
 _REUSE = "kv_cache_config.enable_block_reuse"
 _CHUNKED = "enable_chunked_prefill"
 _TOKENS_PER_BLOCK = 64
-_SAFE_NUM_TOKENS = 8192
+SAFE_NUM_TOKENS = 8192
+"""The largest max_num_tokens that V3.2 has not been seen to crash with (NVIDIA/TensorRT-LLM#9932)."""
 
 
 def _fp8_kv(d: Deployment) -> Iterator[Violation]:
@@ -54,9 +55,9 @@ def _young_chunks(d: Deployment) -> Iterator[Violation]:
 
 def _num_tokens(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
-    if d.is_sparse and tokens and tokens > _SAFE_NUM_TOKENS:
-        message = f"V3.2 was seen to crash above {_SAFE_NUM_TOKENS:,} tokens an iteration; max_num_tokens is {tokens:,}"
-        fix = f"use {_SAFE_NUM_TOKENS}, with enable_chunked_prefill: true for longer prompts"
+    if d.is_sparse and tokens and tokens > SAFE_NUM_TOKENS:
+        message = f"V3.2 was seen to crash above {SAFE_NUM_TOKENS:,} tokens an iteration; max_num_tokens is {tokens:,}"
+        fix = f"use {SAFE_NUM_TOKENS}, with enable_chunked_prefill: true for longer prompts"
         yield Violation(key="max_num_tokens", message=message, fix=fix)
 
 
@@ -73,7 +74,7 @@ RULES = (
         severity="error",
         title="V3.2 has an FP8 KV cache on Blackwell only",
         why="The guide limits it to Blackwell; on Hopper the sparse MLA is FlashMLA's, with a 16-bit cache.",
-        source=f"{_README}, FP8 KV Cache and MLA",
+        source=f"{GUIDE}, FP8 KV Cache and MLA",
         look=_fp8_kv,
     ),
     Rule(
@@ -81,7 +82,7 @@ RULES = (
         severity="error",
         title="V3.2 has KV blocks of 64 tokens",
         why="The indexer's paged kernel (deep_gemm.fp8_paged_mqa_logits) needs that block size.",
-        source=f"{_README}, Quick Start; NVIDIA/TensorRT-LLM PR 9141",
+        source=f"{GUIDE}, Quick Start; NVIDIA/TensorRT-LLM PR 9141",
         look=_block_size,
     ),
     Rule(
@@ -89,7 +90,7 @@ RULES = (
         severity="error",
         title="V3.2 reuses no KV blocks in releases that assert it",
         why="An assertion stops the load. Reuse is on by default, so off has to be said.",
-        source=f"{_README}, Known Issues; NVIDIA/TensorRT-LLM PR 8405",
+        source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 8405",
         releases="before 1.2",
         look=_no_reuse,
     ),
@@ -98,7 +99,7 @@ RULES = (
         severity="error",
         title="V3.2 has no chunked prefill in releases without it",
         why="It was added shortly before 1.2.",
-        source=f"{_README}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
+        source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
         releases="before 1.2",
         look=_no_chunks,
     ),
@@ -107,7 +108,7 @@ RULES = (
         severity="warning",
         title="V3.2 reuses KV blocks by choice",
         why="It came shortly before 1.2, and the guide's configuration turns it off; it is on by default.",
-        source=f"{_README}, Known Issues; NVIDIA/TensorRT-LLM PR 9383",
+        source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9383",
         releases="1.2",
         look=_young_reuse,
     ),
@@ -116,7 +117,7 @@ RULES = (
         severity="warning",
         title="V3.2 has chunked prefill by choice",
         why="It came shortly before 1.2, and the guide's configuration turns it off.",
-        source=f"{_README}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
+        source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
         releases="1.2",
         look=_young_chunks,
     ),

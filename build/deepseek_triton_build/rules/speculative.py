@@ -10,9 +10,9 @@ from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.data.releases import Release, load_release
 from deepseek_triton_build.data.releases.sampler_support import sampler_of
 from deepseek_triton_build.data.releases.spelling import spell
+from deepseek_triton_build.data.sources import GUIDE, LLM_ARGS
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
-_README = "TensorRT-LLM examples/models/core/deepseek_v3/README.md"
 _MATRIX = "TensorRT-LLM docs, features/feature-combination-matrix"
 _LAYERS = "speculative_config.num_nextn_predict_layers"
 _DRAFT_LEN = "speculative_config.max_draft_len"
@@ -172,7 +172,7 @@ RULES = (
         severity="error",
         title="Relaxed acceptance is for R1",
         why="It follows R1's thinking phase, from <think> to </think>; for other models answers would change.",
-        source=f"{_README}, Relaxed acceptance",
+        source=f"{GUIDE}, Relaxed acceptance",
         look=_relaxed_model,
     ),
     Rule(
@@ -180,7 +180,7 @@ RULES = (
         severity="warning",
         title="The knobs of relaxed acceptance come with its switch",
         why="Without use_relaxed_acceptance_for_thinking acceptance stays strict.",
-        source=f"{_README}, Relaxed acceptance",
+        source=f"{GUIDE}, Relaxed acceptance",
         look=_relaxed_knobs,
     ),
     Rule(
@@ -188,7 +188,7 @@ RULES = (
         severity="error",
         title="MTP's draft length is num_nextn_predict_layers",
         why="max_draft_len is overwritten with num_nextn_predict_layers, which is 1 by default.",
-        source="TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, MTPDecodingConfig.from_dict",
+        source=f"{LLM_ARGS}, MTPDecodingConfig.from_dict",
         releases="to 1.2",
         look=_draft_len_alone,
     ),
@@ -197,7 +197,7 @@ RULES = (
         severity="warning",
         title="MTP has one draft length",
         why="Of the two keys only num_nextn_predict_layers counts.",
-        source="TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, MTPDecodingConfig.from_dict",
+        source=f"{LLM_ARGS}, MTPDecodingConfig.from_dict",
         releases="to 1.2",
         look=_draft_len_besides,
     ),

@@ -170,6 +170,12 @@ def moe_backend_rows() -> tuple[MoeBackendRow, ...]:
     )
 
 
+def find_moe_backends(gpu: Gpu, precision: str, expert_parallel_size: int) -> MoeBackendRow | None:
+    """Return the line of the support matrix for this GPU, precision and size; None where nothing is published."""
+    rows = (row for row in moe_backend_rows() if row.holds_for(gpu, precision, expert_parallel_size))
+    return next(rows, None)
+
+
 def find_variant(name: str) -> Variant:
     """Return the variant of that name, in upper or lower case.
 
