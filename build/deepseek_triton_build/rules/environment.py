@@ -1,4 +1,4 @@
-"""E: what the server is started with: variables, and the engine itself."""
+"""Rules E: the environment variables that the server is started with, and the choice of engine."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def _allocator(d: Deployment) -> Iterator[Violation]:
 def _layers(d: Deployment) -> Iterator[Violation]:
     layers = d.environment.get("TLLM_OVERRIDE_LAYER_NUM", "0")
     if layers not in ("", "0"):
-        message = f"TLLM_OVERRIDE_LAYER_NUM={layers} loads {layers} of the model's layers: its answers are noise"
-        yield Violation(key=None, message=message, fix="leave it out")
+        message = f"TLLM_OVERRIDE_LAYER_NUM={layers} loads only {layers} of the model's layers: the answers are noise"
+        yield Violation(key=None, message=message, fix="remove the variable")
 
 
 def _deepgemm(d: Deployment) -> Iterator[Violation]:
     if d.gpu_architecture == "hopper" and d.precision == "fp8" and d.environment.get("TRTLLM_DG_ENABLED") == "0":
         message = "TRTLLM_DG_ENABLED=0 turns off DeepGEMM, the fast FP8 kernels of Hopper"
-        yield Violation(key=None, message=message, fix="leave it out")
+        yield Violation(key=None, message=message, fix="remove the variable")
 
 
 def _engine(d: Deployment) -> Iterator[Violation]:
     if d.release is not None and d.release.default_backend != "pytorch" and d.get("backend") != "pytorch":
-        message = f"TensorRT-LLM {d.release.version} builds a TensorRT engine unless it is told otherwise"
+        message = f"TensorRT-LLM {d.release.version} builds a TensorRT engine unless backend is set"
         yield Violation(key="backend", message=message, fix="set backend: pytorch")
 
 
@@ -43,18 +43,18 @@ RULES = (
     Rule(
         code="E001",
         severity="note",
-        title="Long prompts on H200 have an allocator that does not fragment",
+        title="With long prompts on H200, the allocator is kept from fragmenting memory",
         why="Running out of memory at 8K/1K on H200 is a known issue of PyTorch's caching allocator.",
         source=f"{DEPLOYMENT}, Troubleshooting Tips",
-        look=_allocator,
+        find_violations=_allocator,
     ),
     Rule(
         code="E002",
         severity="warning",
         title="All layers of the model are loaded",
-        why="The variable is for tests: it cuts the model short, and turns the reading ahead of weights off.",
+        why="The variable is for tests: it leaves layers out, and turns prefetching of weights off.",
         source="TensorRT-LLM tensorrt_llm/_torch/models/checkpoints/hf/weight_loader.py",
-        look=_layers,
+        find_violations=_layers,
     ),
     Rule(
         code="E003",
@@ -62,7 +62,7 @@ RULES = (
         title="DeepGEMM is on for FP8 on Hopper",
         why="It is on by default and faster.",
         source=f"{GUIDE}, DeepGEMM",
-        look=_deepgemm,
+        find_violations=_deepgemm,
     ),
     Rule(
         code="E004",
@@ -71,6 +71,6 @@ RULES = (
         why="Before 1.0 the default is the TensorRT engine, which is not what these settings are for.",
         source="TensorRT-LLM release notes 1.0; examples/models/core/deepseek_v3/README.md, Serving",
         releases="before 1.0",
-        look=_engine,
+        find_violations=_engine,
     ),
 )

@@ -1,4 +1,4 @@
-"""H: which GPUs, weights and releases go together, whatever the settings."""
+"""Rules H: which GPUs, weights and releases go together, under any settings."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 def _ampere(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.gpu.architecture == "ampere":
-        message = f"{d.gpu.title} is Ampere (SM{d.gpu.sm}), which TensorRT-LLM does not run DeepSeek on"
+        message = f"{d.gpu.title} is Ampere (SM{d.gpu.sm}), where TensorRT-LLM does not run DeepSeek"
         yield Violation(key=None, message=message, fix="use Hopper or Blackwell, for example h200")
 
 
 def _nvfp4(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.precision == "fp4" and d.gpu.architecture != "blackwell":
         message = f"{d.gpu.title} has no FP4 arithmetic: NVFP4 weights need Blackwell"
-        yield Violation(key=None, message=message, fix="take the fp8 weights, or b200, gb200 or gb200-nvl72")
+        yield Violation(key=None, message=message, fix="use the fp8 weights, or b200, gb200 or gb200-nvl72")
 
 
 def _w4a8(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.precision == "w4a8" and d.gpu.architecture == "blackwell":
-        message = f"W4AFP8 weights are not supported on {d.gpu.title} yet: Hopper only"
-        yield Violation(key=None, message=message, fix="take the fp4 weights on Blackwell, or a Hopper GPU")
+        message = f"W4AFP8 weights are supported on Hopper only, not yet on {d.gpu.title}"
+        yield Violation(key=None, message=message, fix="use the fp4 weights, or a Hopper GPU")
 
 
 def _w4a8_sparse(d: Deployment) -> Iterator[Violation]:
     if d.precision == "w4a8" and d.is_sparse:
-        yield Violation(key=None, message="W4AFP8 is for V3 and R1, not for V3.2", fix="take the fp8 weights")
+        yield Violation(key=None, message="W4AFP8 is for V3 and R1, not for V3.2", fix="use the fp8 weights")
 
 
 def _fp8_blackwell(d: Deployment) -> Iterator[Violation]:
@@ -47,7 +47,7 @@ def _release(d: Deployment) -> Iterator[Violation]:
         message = f"TensorRT-LLM {d.release.version} is too old for {name}"
         yield Violation(key=None, message=message, fix=f"use TensorRT-LLM {needed} or newer")
     elif d.is_sparse and d.supports("deepseek_v32") is False:
-        message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 is made of"
+        message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 needs"
         yield Violation(key=None, message=message, fix="use TensorRT-LLM 1.2.0 or newer")
 
 
@@ -58,7 +58,7 @@ RULES = (
         title="The GPU is Hopper or Blackwell",
         why="There are no FP8 kernels for Ampere (SM80, SM86): the model does not load.",
         source=f"{GUIDE}, Hardware Requirements",
-        look=_ampere,
+        find_violations=_ampere,
         target_only=True,
     ),
     Rule(
@@ -67,7 +67,7 @@ RULES = (
         title="NVFP4 weights run on Blackwell",
         why="Hopper has no FP4 tensor cores; the hardware table says N/A.",
         source=f"{GUIDE}, Hardware Requirements; model cards of nvidia/DeepSeek-R1-FP4",
-        look=_nvfp4,
+        find_violations=_nvfp4,
         target_only=True,
     ),
     Rule(
@@ -76,36 +76,36 @@ RULES = (
         title="W4AFP8 weights run on Hopper",
         why="The kernels for INT4 weights with FP8 activations exist for SM90 only.",
         source=f"{GUIDE}, Hardware Requirements and W4AFP8; NVIDIA/TensorRT-LLM PR 4123",
-        look=_w4a8,
+        find_violations=_w4a8,
         target_only=True,
     ),
     Rule(
         code="H004",
         severity="error",
-        title="W4AFP8 weights are of V3 or R1",
+        title="W4AFP8 weights belong to V3 or R1",
         why="The hardware table has a W4A8 column for V3 and R1 only.",
         source=f"{GUIDE}, Hardware Requirements",
-        look=_w4a8_sparse,
+        find_violations=_w4a8_sparse,
         target_only=True,
     ),
     Rule(
         code="H005",
         severity="error",
-        title="FP8 weights on Blackwell have a release with the kernels",
-        why="The executor stops at start: the FP8 block-scale GEMM of older releases knows Hopper only.",
+        title="For FP8 weights on Blackwell, the release has the kernels",
+        why="The executor stops at start: the FP8 block-scale GEMM of older releases runs on Hopper only.",
         source="NVIDIA/TensorRT-LLM#5064",
         releases="before 1.0",
-        look=_fp8_blackwell,
+        find_violations=_fp8_blackwell,
         target_only=True,
     ),
     Rule(
         code="H006",
         severity="error",
-        title="The release knows the model",
-        why="An architecture that the release does not know is refused at load, after the container was pulled.",
+        title="The release supports the model",
+        why="The engine refuses an unknown architecture at load, after the container was pulled.",
         source="TensorRT-LLM release notes; NVIDIA/TensorRT-LLM PR 8405 (V3.2)",
         releases="before the model's own; V3.2: before 1.2",
-        look=_release,
+        find_violations=_release,
         target_only=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""K: the KV cache."""
+"""Rules K: the KV cache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
 def _dtype(d: Deployment) -> Iterator[Violation]:
     dtype = d.get(_DTYPE)
     if dtype not in (None, "auto", "fp8"):
-        message = f"{_DTYPE} {dtype} changes nothing: only auto and fp8 are acted upon"
+        message = f"{_DTYPE} {dtype} has no effect: only auto and fp8 have one"
         yield Violation(key=_DTYPE, message=message, fix="use auto (the checkpoint's own) or fp8")
 
 
@@ -51,7 +51,7 @@ def _fraction(d: Deployment) -> Iterator[Violation]:
     fraction = d.get(_FRACTION)
     if fraction is not None and not 0 < fraction <= 1:
         message = f"{_FRACTION} {fraction} is not a share between 0 and 1"
-        yield Violation(key=_FRACTION, message=message, fix="use 0.8 to 0.9, less where it runs out of memory")
+        yield Violation(key=_FRACTION, message=message, fix="use 0.8 to 0.9, or less if memory runs out")
 
 
 def _high_fraction(d: Deployment) -> Iterator[Violation]:
@@ -67,9 +67,9 @@ def _deepgemm_fraction(d: Deployment) -> Iterator[Violation]:
         return
     if d.num_draft_tokens and (d.get("max_batch_size") or 0) >= _LARGE_BATCH and fraction > _HIGHEST_WITH_DRAFTS:
         message = f"{_FRACTION} {fraction} with DEEPGEMM, MTP and large batches was seen to run out of memory"
-        yield Violation(key=_FRACTION, message=message, fix=f"if it does, use {_HIGHEST_WITH_DRAFTS}")
+        yield Violation(key=_FRACTION, message=message, fix=f"if memory runs out, use {_HIGHEST_WITH_DRAFTS}")
     elif fraction > _HIGHEST_DEEPGEMM_FRACTION:
-        message = f"{_FRACTION} {fraction} with DEEPGEMM: its workspace comes on top of the KV cache"
+        message = f"{_FRACTION} {fraction} leaves too little for DEEPGEMM's workspace beside the KV cache"
         yield Violation(key=_FRACTION, message=message, fix=f"use {_HIGHEST_DEEPGEMM_FRACTION} or less")
 
 
@@ -84,7 +84,7 @@ def _block_size(d: Deployment) -> Iterator[Violation]:
 def _two_limits(d: Deployment) -> Iterator[Violation]:
     key = "kv_cache_config.max_tokens"
     if d.settings.get(key) is not None and d.settings.get(_FRACTION) is not None:
-        message = f"{key} and free_gpu_memory_fraction are both set: the smaller cache is taken"
+        message = f"{key} and free_gpu_memory_fraction are both set: the smaller cache results"
         yield Violation(key=key, message=message, fix="leave one of them out")
 
 
@@ -92,74 +92,74 @@ RULES = (
     Rule(
         code="K001",
         severity="error",
-        title="An FP8 KV cache has its kernels",
-        why="MLA's FP8 kernels are FlashMLA on Hopper and trtllm-gen on Blackwell; elsewhere there is none.",
+        title="For an FP8 KV cache, the GPU has the kernels",
+        why="MLA's FP8 kernels are FlashMLA on Hopper and trtllm-gen on Blackwell; other GPUs have none.",
         source=f"{GUIDE}, FP8 KV Cache and MLA",
-        look=_fp8,
+        find_violations=_fp8,
     ),
     Rule(
         code="K002",
         severity="error",
-        title="W4AFP8 weights have a 16-bit KV cache",
-        why="The context attention of that combination ends with an illegal memory access; no fix is known.",
+        title="With W4AFP8 weights, the KV cache has 16 bits",
+        why="An FP8 cache ends with an illegal memory access in the context attention; no fix is known.",
         source="NVIDIA/TensorRT-LLM#8125 (open)",
-        look=_fp8_with_w4a8,
+        find_violations=_fp8_with_w4a8,
     ),
     Rule(
         code="K003",
         severity="warning",
         title="The KV cache's dtype is auto or fp8",
-        why="Any other value is passed over with a line in the log, and the checkpoint's own dtype stays.",
+        why="The engine ignores any other value with one line in its log, and uses the checkpoint's own dtype.",
         source=f"{LLM_ARGS}, KvCacheConfig",
         releases="0.21 to 1.2",
-        look=_dtype,
+        find_violations=_dtype,
     ),
     Rule(
         code="K004",
         severity="error",
-        title="Block reuse is on where MLA has it",
+        title="Block reuse is on only where MLA has it",
         why="Elsewhere the engine turns it off with one line in its log.",
         source=f"{GUIDE}, KV Cache Reuse; {PY_EXECUTOR_CREATOR}",
-        look=_reuse,
+        find_violations=_reuse,
     ),
     Rule(
         code="K005",
         severity="error",
         title="The KV cache's share of free memory is above 0 and at most 1",
-        why="It is a share of what weights, CUDA graphs and one iteration leave free.",
+        why="It is a share of the memory that weights, CUDA graphs and one iteration leave free.",
         source=f"{DEPLOYMENT}, kv_cache_free_gpu_memory_fraction",
-        look=_fraction,
+        find_violations=_fraction,
     ),
     Rule(
         code="K006",
         severity="warning",
         title=f"The KV cache's share of free memory is at most {_HIGHEST_FRACTION}",
-        why="Memory use fluctuates; the guides name 0.7 to 0.95 and advise to go down when it runs out.",
+        why="Memory use fluctuates; the guides name 0.7 to 0.95 and advise a smaller share when memory runs out.",
         source=f"{GUIDE}; {DEPLOYMENT}; NVIDIA/TensorRT-LLM PR 7358",
-        look=_high_fraction,
+        find_violations=_high_fraction,
     ),
     Rule(
         code="K007",
         severity="warning",
-        title="With DEEPGEMM the KV cache leaves room for its workspace",
-        why="0.8 is what the FP8 examples for Blackwell take; with MTP and large batches even 0.6 was seen to run out.",
+        title="With DEEPGEMM, the KV cache leaves room for its workspace",
+        why="The FP8 examples for Blackwell use 0.8; with MTP and large batches memory ran out even at 0.6.",
         source=f"{GUIDE}, Serving (FP8); NVIDIA/TensorRT-LLM PR 13357, PR 14232",
-        look=_deepgemm_fraction,
+        find_violations=_deepgemm_fraction,
     ),
     Rule(
         code="K008",
         severity="note",
-        title="On Hopper the block size is left to FlashMLA",
-        why="What is configured is replaced, with a line in the log.",
+        title="On Hopper, the block size is left to FlashMLA",
+        why="FlashMLA replaces the configured size, with one line in the log.",
         source=PY_EXECUTOR_CREATOR,
-        look=_block_size,
+        find_violations=_block_size,
     ),
     Rule(
         code="K009",
         severity="note",
         title="The KV cache has one limit",
-        why="Of two limits the smaller one holds, and it is easy to look at the other.",
+        why="Of two limits the smaller one counts, and it is easy to look at the other one.",
         source="the engine's own warning, as quoted in NVIDIA/TensorRT-LLM#5766",
-        look=_two_limits,
+        find_violations=_two_limits,
     ),
 )

@@ -1,4 +1,4 @@
-"""M: the experts' back end, its limits and its load balancer."""
+"""Rules M: the experts' back end, its limits and its load balancer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _known_backend(d: Deployment) -> Iterator[Violation]:
     found = None if d.release is None or backend is None else d.release.find_key(_BACKEND)
     known = [] if found is None else choices(found.type)
     if known and backend not in known and d.release is not None:
-        message = f"{backend} is no MoE back end of TensorRT-LLM {d.release.version}"
+        message = f"{backend} is not a MoE back end of TensorRT-LLM {d.release.version}"
         yield Violation(key=_BACKEND, message=message, fix=f"use one of {', '.join(known)}")
 
 
@@ -57,13 +57,13 @@ def _wide_fp8(d: Deployment) -> Iterator[Violation]:
         fix = "use TensorRT-LLM 1.2.0 or newer, fp4 weights, or moe_expert_parallel_size 8"
         yield Violation(key="moe_expert_parallel_size", message=message, fix=fix)
     elif _has_balancer(d):
-        message = "WIDEEP does FP8 without the expert load balancer"
-        yield Violation(key=_BALANCER, message=message, fix="leave moe_config.load_balancer out, or use fp4 weights")
+        message = "WIDEEP has no expert load balancer for FP8"
+        yield Violation(key=_BALANCER, message=message, fix="remove moe_config.load_balancer, or use fp4 weights")
 
 
 def _wide_ep(d: Deployment) -> Iterator[Violation]:
     if d.get(_BACKEND) == "WIDEEP" and not d.layout.attention_dp:
-        message = "WIDEEP asserts that attention DP is on"
+        message = "WIDEEP does not load without attention DP"
         yield Violation(key="enable_attention_dp", message=message, fix="set enable_attention_dp: true")
 
 
@@ -74,12 +74,12 @@ def _slots(d: Deployment) -> Iterator[Violation]:
     if not slots:
         return
     if ep > 0 and slots % ep:
-        message = f"num_slots {slots} can't be divided among expert parallelism {ep}"
+        message = f"num_slots {slots} can't be divided among {ep} expert-parallel ranks"
         yield Violation(key=key, message=message, fix=f"use a multiple of {ep}, for example {-(-slots // ep) * ep}")
     if experts is not None and slots < experts:
         message = f"num_slots {slots} has no room for {experts} experts"
         yield Violation(
-            key=key, message=message, fix=f"use {experts} or more; {experts} + {ep} gives each rank one more"
+            key=key, message=message, fix=f"use {experts} or more; {experts} + {ep} gives each rank one spare slot"
         )
 
 
@@ -88,7 +88,9 @@ def _balanced_backend(d: Deployment) -> Iterator[Violation]:
     able = ("WIDEEP",) if d.release is None or d.is_before("1.2.0") else ("WIDEEP", "CUTLASS", "TRTLLM")
     if d.release is not None and _has_balancer(d) and backend not in able:
         message = f"the expert load balancer does not work with MoE back end {backend}"
-        yield Violation(key=_BALANCER, message=message, fix=f"set {_BACKEND}: {' or '.join(able)}, or leave it out")
+        yield Violation(
+            key=_BALANCER, message=message, fix=f"set {_BACKEND}: {' or '.join(able)}, or remove the balancer"
+        )
 
 
 def _host_copy(d: Deployment) -> Iterator[Violation]:
@@ -112,16 +114,18 @@ def _moe_num_tokens(d: Deployment) -> Iterator[Violation]:
     tokens = d.get(key)
     if tokens is not None and tokens < 1:
         message = f"moe_config.max_num_tokens {tokens} leaves the experts no token"
-        yield Violation(key=key, message=message, fix="leave it out, or use the tokens of one pass, for example 8192")
+        yield Violation(key=key, message=message, fix="remove it, or use the tokens of one pass, for example 8192")
 
 
 def _unbounded_pass(d: Deployment) -> Iterator[Violation]:
     key, tokens = "moe_config.max_num_tokens", d.get("max_num_tokens")
     if d.get(_BACKEND) == "DEEPGEMM" and d.layout.attention_dp and d.get(key) is None and tokens:
         together = tokens * d.layout.attention_dp_size
-        message = f"DEEPGEMM's workspace is for {together:,} tokens, max_num_tokens of all ranks"
+        message = f"DEEPGEMM's workspace is for {together:,} tokens, max_num_tokens times the number of ranks"
         yield Violation(
-            key=key, message=message, fix=f"set it, for example to {tokens}: the rest goes in further passes"
+            key=key,
+            message=message,
+            fix=f"set it, for example to {tokens}: further tokens are processed in more passes",
         )
 
 
@@ -140,37 +144,37 @@ RULES = (
         code="M001",
         severity="error",
         title="The MoE back end is one of the release's",
-        why="moe_config.backend is a closed list: another name stops the load.",
+        why="moe_config.backend takes a fixed set of names; the engine does not load with any other.",
         source=f"{LLM_ARGS}, MoeConfig",
-        look=_known_backend,
+        find_violations=_known_backend,
     ),
     Rule(
         code="M002",
         severity="error",
-        title="The MoE back end does these weights on this GPU",
+        title="The MoE back end supports these weights on this GPU",
         why=(
-            "CUTLASS, the default, has no FP8 block-scale kernels for Blackwell; DEEPGEMM starts on Hopper and dies in "
+            "CUTLASS, the default, has no FP8 block-scale kernels for Blackwell; DEEPGEMM starts on Hopper but ends in "
             "its warm-up; WIDEEP is for more than 8 ranks of one NVL72."
         ),
         source=f"{_MATRIX}; NVIDIA/TensorRT-LLM#5064, PR 13327, PR 17119",
-        look=_supported_backend,
+        find_violations=_supported_backend,
     ),
     Rule(
         code="M003",
         severity="error",
         title="A MoE back end is published for this expert parallelism",
-        why="Above 8 ranks on Blackwell the matrix knows only one NVL72 domain.",
+        why="For more than 8 ranks on Blackwell, the matrix lists one NVL72 domain only.",
         source=_MATRIX,
-        look=_wide_row,
+        find_violations=_wide_row,
     ),
     Rule(
         code="M004",
         severity="error",
-        title="FP8 on more than 8 expert ranks has its release and no load balancer",
-        why="The guide of 1.0 says N/A for it, that of 1.2 WIDEEP without EPLB; for 1.1 nothing was found.",
+        title="FP8 on more than 8 expert ranks runs without load balancer, from release 1.2",
+        why="The guide of 1.0 says N/A, the guide of 1.2 says WIDEEP without EPLB; nothing was found for 1.1.",
         source=f"{_MATRIX} (1.0.0 and 1.2.0)",
-        releases="before 1.2; with a load balancer all",
-        look=_wide_fp8,
+        releases="before 1.2; all with a load balancer",
+        find_violations=_wide_fp8,
     ),
     Rule(
         code="M005",
@@ -178,31 +182,31 @@ RULES = (
         title="The load balancer's slots hold all experts and divide among the ranks",
         why="The configuration is refused: num_slots must be divisible by the expert-parallel size.",
         source="TensorRT-LLM examples/wide_ep/README.md; tensorrt_llm/llmapi/llm_args.py",
-        look=_slots,
+        find_violations=_slots,
     ),
     Rule(
         code="M006",
         severity="error",
-        title="The load balancer has a back end that works with it",
-        why="Other back ends route to experts, not to the balancer's slots.",
+        title="The MoE back end works with the load balancer",
+        why="Other back ends route tokens to experts, not to the balancer's slots.",
         source=f"{DEPLOYMENT}, Wide Expert Parallelism; release notes 1.2",
-        look=_balanced_backend,
+        find_violations=_balanced_backend,
     ),
     Rule(
         code="M007",
         severity="error",
-        title="WIDEEP has attention DP",
+        title="WIDEEP runs with attention DP",
         why="An assertion stops the load.",
         source="TensorRT-LLM tensorrt_llm/_torch/modules/fused_moe/fused_moe_wide_ep.py",
-        look=_wide_ep,
+        find_violations=_wide_ep,
     ),
     Rule(
         code="M008",
         severity="note",
-        title="The online load balancer has its shared memory",
-        why="Experts move between ranks through a copy of all of them in /dev/shm; a container's default is 64 MiB.",
+        title="The online load balancer has enough shared memory",
+        why="Experts move between ranks through a copy of all experts in /dev/shm; a container's default is 64 MiB.",
         source="TensorRT-LLM examples/wide_ep/README.md",
-        look=_host_copy,
+        find_violations=_host_copy,
     ),
     Rule(
         code="M009",
@@ -211,22 +215,22 @@ RULES = (
         why="The key's own description limits it to NVFP4 quantization.",
         source=f"{LLM_ARGS}, MoeConfig",
         releases="1.2",
-        look=_low_precision_combine,
+        find_violations=_low_precision_combine,
     ),
     Rule(
         code="M010",
         severity="error",
         title="moe_config.max_num_tokens is at least 1",
-        why="The experts' pass is split into as many passes as that bound makes necessary.",
+        why="The tokens of an iteration are split into passes of that many tokens.",
         source="TensorRT-LLM tensorrt_llm/_torch/modules/fused_moe/fused_moe_cutlass.py",
-        look=_moe_num_tokens,
+        find_violations=_moe_num_tokens,
     ),
     Rule(
         code="M011",
         severity="note",
-        title="DEEPGEMM with attention DP has moe_config.max_num_tokens",
+        title="DEEPGEMM with attention DP has moe_config.max_num_tokens set",
         why="Its workspace grows with the tokens of one pass: 3.47 GiB were missing at a KV fraction of 0.6.",
         source=f"{DEPLOYMENT} (3200 for FP8); NVIDIA/TensorRT-LLM PR 13357",
-        look=_unbounded_pass,
+        find_violations=_unbounded_pass,
     ),
 )

@@ -1,4 +1,4 @@
-"""V: V3.2 and its sparse attention."""
+"""Rules V: V3.2 and its sparse attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAFE_NUM_TOKENS = 8192
 
 def _fp8_kv(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.has_fp8_kv and d.gpu is not None and d.gpu.architecture != "blackwell":
-        message = f"V3.2 has no FP8 KV cache on {d.gpu.title}: Blackwell only"
+        message = f"V3.2 has an FP8 KV cache on Blackwell only, not on {d.gpu.title}"
         yield Violation(key="kv_cache_config.dtype", message=message, fix="set kv_cache_config.dtype: auto")
 
 
@@ -29,7 +29,7 @@ def _block_size(d: Deployment) -> Iterator[Violation]:
 
 def _no_reuse(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_REUSE) and d.release is not None and d.supports("v32_block_reuse") is False:
-        message = f"V3.2 stops at an assertion with block reuse in TensorRT-LLM {d.release.version}"
+        message = f"with block reuse V3.2 does not load in TensorRT-LLM {d.release.version}"
         yield Violation(key=_REUSE, message=message, fix=f"set {_REUSE}: false")
 
 
@@ -41,13 +41,13 @@ def _no_chunks(d: Deployment) -> Iterator[Violation]:
 
 def _young_reuse(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_REUSE) and d.supports("v32_block_reuse") is not False:
-        message = "block reuse for V3.2 is new; the guide still has it turned off"
+        message = "block reuse for V3.2 is new, and the guide still turns it off"
         yield Violation(key=_REUSE, message=message, fix=f"compare answers with {_REUSE}: false before relying on it")
 
 
 def _young_chunks(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_CHUNKED) and d.supports("v32_chunked_prefill") is not False:
-        message = "chunked prefill for V3.2 is new; the guide still has it turned off"
+        message = "chunked prefill for V3.2 is new, and the guide still turns it off"
         yield Violation(
             key=_CHUNKED, message=message, fix=f"compare answers with {_CHUNKED}: false before relying on it"
         )
@@ -56,7 +56,9 @@ def _young_chunks(d: Deployment) -> Iterator[Violation]:
 def _num_tokens(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
     if d.is_sparse and tokens and tokens > SAFE_NUM_TOKENS:
-        message = f"V3.2 was seen to crash above {SAFE_NUM_TOKENS:,} tokens an iteration; max_num_tokens is {tokens:,}"
+        message = (
+            f"V3.2 was seen to crash above {SAFE_NUM_TOKENS:,} tokens an iteration, and max_num_tokens is {tokens:,}"
+        )
         fix = f"use {SAFE_NUM_TOKENS}, with enable_chunked_prefill: true for longer prompts"
         yield Violation(key="max_num_tokens", message=message, fix=fix)
 
@@ -64,7 +66,7 @@ def _num_tokens(d: Deployment) -> Iterator[Violation]:
 def _mtp_layers(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.num_draft_tokens > 1 and d.release is not None and d.supports("v32_mtp_above_1") is False:
         key = "speculative_config.num_nextn_predict_layers"
-        message = f"V3.2 drafts one token at most in TensorRT-LLM {d.release.version}, not {d.num_draft_tokens}"
+        message = f"V3.2 drafts at most one token in TensorRT-LLM {d.release.version}, not {d.num_draft_tokens}"
         yield Violation(key=key, message=message, fix=f"set {key}: 1, or use TensorRT-LLM 1.2.0 or newer")
 
 
@@ -73,9 +75,9 @@ RULES = (
         code="V001",
         severity="error",
         title="V3.2 has an FP8 KV cache on Blackwell only",
-        why="The guide limits it to Blackwell; on Hopper the sparse MLA is FlashMLA's, with a 16-bit cache.",
+        why="The guide limits it to Blackwell; on Hopper, FlashMLA's sparse MLA kernel has a 16-bit cache.",
         source=f"{GUIDE}, FP8 KV Cache and MLA",
-        look=_fp8_kv,
+        find_violations=_fp8_kv,
     ),
     Rule(
         code="V002",
@@ -83,59 +85,59 @@ RULES = (
         title="V3.2 has KV blocks of 64 tokens",
         why="The indexer's paged kernel (deep_gemm.fp8_paged_mqa_logits) needs that block size.",
         source=f"{GUIDE}, Quick Start; NVIDIA/TensorRT-LLM PR 9141",
-        look=_block_size,
+        find_violations=_block_size,
     ),
     Rule(
         code="V003",
         severity="error",
-        title="V3.2 reuses no KV blocks in releases that assert it",
-        why="An assertion stops the load. Reuse is on by default, so off has to be said.",
+        title="V3.2 reuses no KV blocks in releases that can't",
+        why="An assertion stops the load. Reuse is on by default, so it has to be turned off.",
         source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 8405",
         releases="before 1.2",
-        look=_no_reuse,
+        find_violations=_no_reuse,
     ),
     Rule(
         code="V004",
         severity="error",
         title="V3.2 has no chunked prefill in releases without it",
-        why="It was added shortly before 1.2.",
+        why="The engine got it shortly before 1.2.",
         source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
         releases="before 1.2",
-        look=_no_chunks,
+        find_violations=_no_chunks,
     ),
     Rule(
         code="V005",
         severity="warning",
-        title="V3.2 reuses KV blocks by choice",
-        why="It came shortly before 1.2, and the guide's configuration turns it off; it is on by default.",
+        title="V3.2 reuses KV blocks only after a comparison of answers",
+        why="It came shortly before 1.2 and is on by default, but the guide's configuration turns it off.",
         source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9383",
         releases="1.2",
-        look=_young_reuse,
+        find_violations=_young_reuse,
     ),
     Rule(
         code="V006",
         severity="warning",
-        title="V3.2 has chunked prefill by choice",
+        title="V3.2 has chunked prefill only after a comparison of answers",
         why="It came shortly before 1.2, and the guide's configuration turns it off.",
         source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
         releases="1.2",
-        look=_young_chunks,
+        find_violations=_young_chunks,
     ),
     Rule(
         code="V007",
         severity="warning",
         title="V3.2 runs at most 8,192 tokens in an iteration",
-        why="A crash above that was reported and closed without a fix that is known.",
+        why="A crash above that number was reported, and the issue was closed without a known fix.",
         source="NVIDIA/TensorRT-LLM#9932",
-        look=_num_tokens,
+        find_violations=_num_tokens,
     ),
     Rule(
         code="V008",
         severity="error",
-        title="V3.2 has several MTP layers where the release can",
-        why="The notes of 1.2 name it as new.",
+        title="V3.2 has several MTP layers only where the release can do it",
+        why="The release notes of 1.2 name it as new.",
         source="TensorRT-LLM release notes 1.2",
         releases="before 1.2",
-        look=_mtp_layers,
+        find_violations=_mtp_layers,
     ),
 )
