@@ -1,4 +1,4 @@
-"""The arithmetic of GPU memory, held to figures that were measured or published elsewhere."""
+"""The arithmetic of GPU memory gives the figures that were measured or published elsewhere."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_attention_dp_copies_attention_and_multiplies_the_kv_cache():
     assert TP8.attention_dp_size == 1
 
 
-def test_stages_divide_the_layers():
+def test_pipeline_stages_divide_the_layers():
     checkpoint = R1.checkpoints["fp8"]
     two = Layout(tensor_parallel_size=8, expert_parallel_size=8, pipeline_parallel_size=2)
 

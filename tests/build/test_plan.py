@@ -1,4 +1,4 @@
-"""What the planner decides, and why."""
+"""The planner's decisions and their reasons."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_few_requests_run_without_attention_dp_and_many_with_it():
     assert "CUDA graphs" in reason(few, "enable_attention_dp")
 
 
-def test_lengths_shape_the_limits():
+def test_the_limits_follow_from_the_lengths():
     chosen = values(planned(profile="throughput", workload=Workload(isl=2000, osl=500, concurrency=800)))
 
     assert chosen["max_seq_len"] == 2560  # whole blocks of 256
@@ -126,7 +126,7 @@ def test_sixteen_h100_are_two_nodes():
     assert values(plan)["moe_expert_parallel_size"] == 8
 
 
-def test_stages_can_be_asked_for():
+def test_pipeline_stages_can_be_asked_for():
     plan = planned(gpu="h100", num_gpus=16, pipeline_parallel_size=2)
 
     assert (values(plan)["tensor_parallel_size"], values(plan)["pipeline_parallel_size"]) == (8, 2)
@@ -222,7 +222,7 @@ def test_default_max_tokens_leaves_room_for_the_prompt():
     assert chosen["triton_config.default_max_tokens"] + plan.workload.isl <= chosen["max_seq_len"]
 
 
-def test_saying_more_of_the_workload_keeps_the_recipe():
+def test_a_fuller_workload_keeps_the_recipe():
     few = planned(**B200, profile="latency", workload=Workload(concurrency=4))
     more = planned(**B200, profile="latency", workload=Workload(isl=1024, osl=1024, concurrency=4))
 
@@ -236,7 +236,7 @@ def test_attention_dp_divides_the_experts_of_the_mtp_layer():
     assert (drafting.budget.weights - plain.budget.weights) / GIB == pytest.approx(5.2, abs=0.2)
 
 
-def test_a_checkpoint_of_ones_own_may_have_a_precision_that_nobody_publishes():
+def test_the_users_own_checkpoint_may_have_an_unpublished_precision():
     plan = planned(variant="deepseek-v3", gpu="b200", num_gpus=4, precision="fp4", model="/models/V3-FP4")
 
     assert values(plan)["model"] == "/models/V3-FP4"
@@ -351,7 +351,7 @@ def test_the_users_own_settings_come_last():
     assert values(plan)["triton_config.max_inflight"] == 64
 
 
-def test_the_budget_is_that_of_the_settings_in_the_end():
+def test_the_budget_is_that_of_the_final_settings():
     plan, less = planned(), planned(overrides=(("kv_cache_config.free_gpu_memory_fraction", 0.4),))
 
     assert less.budget.kv_cache == pytest.approx(plan.budget.kv_cache / 2, abs=1)
@@ -462,7 +462,7 @@ def test_the_checkpoints_files_say_what_auto_is(tmp_path, algo, expected):
     assert "the checkpoint's own" in reason(plan, "kv_cache_config.dtype")
 
 
-def test_a_preset_nobody_knows_is_refused_before_anything_is_written():
+def test_an_unknown_preset_is_refused_before_anything_is_written():
     with pytest.raises(UnknownNameError, match="unknown preset 'fast': known so far: b200x8"):
         make_plan(PlanRequest(variant="tiny", engine="simulated", preset="fast"))
 

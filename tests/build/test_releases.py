@@ -1,4 +1,4 @@
-"""The release records hold together, and the stand-in for tensorrt_llm is held to them."""
+"""The release records are consistent, and the stand-in for tensorrt_llm agrees with them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_every_key_can_be_looked_up(release: Release) -> None:
         "speculative_config.num_nextn_predict_layers",
     ],
 )
-def test_what_a_deepseek_repository_is_made_of_is_known_everywhere(version: str, key: str) -> None:
+def test_every_release_knows_the_keys_of_a_deepseek_repository(version: str, key: str) -> None:
     release = load_release(version)
     assert all(release.require_key(theirs).status for theirs in spell({key: 1}, version))
 
@@ -175,7 +175,7 @@ def test_a_feature_is_there_from_its_release_on(feature: str, since: str) -> Non
         assert load_release(version).features[feature].supported == expected, version
 
 
-def test_what_is_not_established_is_neither_yes_nor_no() -> None:
+def test_an_unsettled_feature_is_neither_yes_nor_no() -> None:
     release = load_release("0.21.0")
     assert release.features["online_eplb"].supported == "unknown"
     assert [release.supports(name) for name in ("online_eplb", "wide_ep", "deepseek_v32")] == [None, True, False]
@@ -242,7 +242,7 @@ def test_quirks_name_containers_of_their_release(release: Release) -> None:
 
 
 def test_every_sampler_accounts_for_every_field_of_the_contract(release: Release) -> None:
-    """A field is honoured, ignored or fatal for a reason, or unknown, never two of them."""
+    """A field is honoured, ignored or fatal for a reason, or unknown, but never two of these."""
     section = release.record["sampler"]
     assert section["choose"][-1]["when"] == {}
     assert {rule["sampler"] for rule in section["choose"]} == section["samplers"].keys()
@@ -430,5 +430,5 @@ def test_the_standin_counts_cached_tokens_where_the_release_does(release: Releas
         llm.shutdown()
 
 
-def test_what_holds_without_max_num_tokens_is_known_where_its_default_is_null(release: Release) -> None:
+def test_a_null_max_num_tokens_has_a_recorded_effect(release: Release) -> None:
     assert EngineRelease(release.record).default("max_num_tokens") == 8192

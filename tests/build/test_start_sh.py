@@ -392,7 +392,7 @@ def test_a_repository_with_a_space_is_refused_before_anything_starts(tmp_path):
     assert f"{tmp_path}/my\\ r1" in line
 
 
-def test_all_that_is_wrong_is_said_at_once(run):
+def test_every_problem_is_reported_at_once(run):
     wrong = {"EXIT_TIMEOUT": "soon", "DEEPSEEK_TRITON_LAUNCH": "../x", "HOSTS": "a"}
     lines = refusals(run(TWO_NODES, "--http-port=1", "a b", **wrong))
 

@@ -1,4 +1,4 @@
-"""The shapes of a warm-up keep to the limits and reach every size; the plan writes them, and the check reads them."""
+"""Warm-up shapes stay within the limits and reach every size; the plan writes them, and the check reads them."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_the_shapes_follow_what_is_set_by_hand():
     assert [1, 4096] in shapes
 
 
-def test_null_turns_it_off():
+def test_null_turns_the_warmup_off():
     settings = warmup_of(planned(overrides=((WARMUP, None),)))
 
     assert {key: setting.value for key, setting in settings.items()} == {WARMUP: None}
@@ -232,7 +232,7 @@ def test_one_setting_by_hand_leaves_the_others():
 
 
 @pytest.mark.parametrize("profile", profiles())
-def test_servers_that_triton_does_not_run_have_none(profile):
+def test_profiles_without_triton_have_no_warmup(profile):
     usable = profiles()[profile]
     recipe = usable.recipes[0]
     plan = planned(variant="deepseek-v3", profile=profile, num_gpus=recipe.num_gpus or 8, gpu="h200")
@@ -240,7 +240,7 @@ def test_servers_that_triton_does_not_run_have_none(profile):
     assert bool(warmup_of(plan)) == ("triton" in usable.formats)
 
 
-def test_engines_on_the_spot_have_none():
+def test_embedded_engines_have_no_warmup():
     assert warmup_of(make_plan(PlanRequest(variant="tiny"))) == {}
 
 
@@ -260,7 +260,7 @@ def test_what_the_backend_would_not_take_is_refused_by_hand(name, value, message
     assert f"{WARMUP}.{name}" in str(refused.value)
 
 
-def test_the_pairs_stand_in_lines_that_can_be_read():
+def test_shapes_are_written_in_readable_lines():
     lines = model_yaml(planned(), stamp="stamp").splitlines()
     pairs = [line for line in lines if line.strip().startswith("[")]
 

@@ -93,9 +93,12 @@ class Variant:
     checkpoints: Mapping[str, KnownCheckpoint] = field(default_factory=dict)
     """Precision -> weights."""
     min_release: str = ""
+    """The oldest TensorRT-LLM release that repositories are written for."""
     min_release_source: str = ""
     thinks: bool = False
+    """Whether the model reasons before each answer unless its chat template is told otherwise."""
     relaxed_acceptance: bool = False
+    """Whether TensorRT-LLM's relaxed acceptance of MTP drafts is made for the model."""
     trust_remote_code: bool = False
     trust_remote_code_reason: str = ""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
