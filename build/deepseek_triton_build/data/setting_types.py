@@ -1,4 +1,4 @@
-"""Which values settings take, beyond the types in the release records: bounds, and the backend's own settings."""
+"""The values that settings take, beyond the types in the release records: bounds, and the backend's own settings."""
 
 from __future__ import annotations
 

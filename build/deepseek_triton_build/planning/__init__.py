@@ -1,1 +1,1 @@
-"""From a request to a plan. plan.py lists the steps."""
+"""The steps from a request to a plan, which plan.py lists."""

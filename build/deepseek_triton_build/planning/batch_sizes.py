@@ -167,9 +167,9 @@ def _graph_max_batch_size(target: Target, max_batch_size: int, *, computed: bool
 def _kv_fraction(target: Target, max_num_tokens: int) -> float:
     """Return the recipe's fraction, unless it was chosen for iterations of another size."""
     published = float(target.recipe.value("kv_cache_config.free_gpu_memory_fraction", KV_FRACTION))
-    theirs = target.recipe.value("max_num_tokens", max_num_tokens)
-    was_cut = published < KV_FRACTION and 2 * max_num_tokens <= theirs
-    was_raised = published > KV_FRACTION and max_num_tokens >= 2 * theirs
+    published_tokens = target.recipe.value("max_num_tokens", max_num_tokens)
+    was_cut = published < KV_FRACTION and 2 * max_num_tokens <= published_tokens
+    was_raised = published > KV_FRACTION and max_num_tokens >= 2 * published_tokens
     return KV_FRACTION if was_cut or was_raised else published
 
 

@@ -131,9 +131,9 @@ def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[S
             _refuse_backend_setting(key.removeprefix(_TRITON), value)
             triton[key] = value
             continue
-        ours = _checked_argument(target, key, value)
+        canonical_key = _checked_argument(target, key, value)
         before = f" instead of {short_repr(merged[key].value)}" if key in merged else ""
-        for replaced in _replaced(target.release, key, ours, merged):
+        for replaced in _replaced(target.release, key, canonical_key, merged):
             del merged[replaced]
         merged[key] = Setting(key=key, value=value, reason=f"set by hand{before}")
     _refuse_sections_without_kind(target.release, merged)
@@ -156,9 +156,9 @@ def _refuse_sections_without_kind(release: Release, written: Mapping[str, Settin
             raise RefusedPlanError(f"{section} also needs {section}.{found.discriminator}; set it{by_option}")
 
 
-def _replaced(release: Release, key: str, ours: str, present: Mapping[str, Setting]) -> list[str]:
+def _replaced(release: Release, key: str, canonical_key: str, present: Mapping[str, Setting]) -> list[str]:
     """Return the keys that `key` replaces: those inside of it, those it is inside of, and those it excludes."""
-    instead = spell({_REPLACES[ours]: None}, release.version) if ours in _REPLACES else {}
+    instead = spell({_REPLACES[canonical_key]: None}, release.version) if canonical_key in _REPLACES else {}
     return [
         other for other in present if other in instead or other.startswith(f"{key}.") or key.startswith(f"{other}.")
     ]
@@ -183,9 +183,9 @@ def _checked_argument(target: Target, key: str, value: Any) -> str:
     found = target.release.require_key(key)
     if value is None and not found.sections:
         raise RefusedPlanError(f"{key}: expected a value, got null")
-    ours = next(iter(canonical({key: value}, target.release.version)), key)
-    _refuse_misfit(key, value, bounded_type(ours, found.type))
-    return ours
+    canonical_key = next(iter(canonical({key: value}, target.release.version)), key)
+    _refuse_misfit(key, value, bounded_type(canonical_key, found.type))
+    return canonical_key
 
 
 def _refuse_backend_setting(key: str, value: Any) -> None:

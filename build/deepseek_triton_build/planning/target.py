@@ -1,4 +1,4 @@
-"""Which weights run on which GPUs under which release: resolve the names, and refuse what no setting can mend."""
+"""Resolve the names of a request: weights, GPUs, release, profile. Refuse what no setting can mend."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def _size(
 ) -> tuple[int, Recipe]:
     """Return the number of GPUs of one instance, and the recipe for them."""
     fewest = _fewest(request, variant, architecture, checkpoint, gpu)
-    # The number of GPUs is chosen before the workload is looked at: no workload doubles the bill unasked.
+    # The number of GPUs is chosen before the workload is looked at, so that no workload doubles the bill by itself.
     usual = profile.recipe_for(gpu, checkpoint.precision, request.num_gpus, ANY_WORKLOAD)
     if usual is None:
         raise RefusedPlanError(f"profile {profile.name} has no recipe for {checkpoint.precision} on {gpu.name}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from deepseek_triton_build.build_errors import UnknownNameError
 from deepseek_triton_build.data.yaml_files import load_yaml
+
+_Entry = TypeVar("_Entry")
 
 Precision = Literal["fp8", "fp4", "w4a8"]
 PRECISIONS: Mapping[Precision, str] = {
@@ -184,8 +186,7 @@ def find_variant(name: str) -> Variant:
 
     :raises UnknownNameError: for an unknown name; the error names the nearest variant.
     """
-    variant: Variant = _find("variant", name, variants())
-    return variant
+    return _find("variant", name, variants())
 
 
 def find_gpu(name: str) -> Gpu:
@@ -193,8 +194,7 @@ def find_gpu(name: str) -> Gpu:
 
     :raises UnknownNameError: for an unknown name; the error names the nearest GPU.
     """
-    gpu: Gpu = _find("GPU", name, gpus())
-    return gpu
+    return _find("GPU", name, gpus())
 
 
 def find_precision(name: str) -> Precision:
@@ -235,7 +235,7 @@ def _checkpoint(precision: Precision, row: dict[str, Any]) -> KnownCheckpoint:
     )
 
 
-def _find(kind: str, name: str, entries: dict[str, Any]) -> Any:
+def _find(kind: str, name: str, entries: Mapping[str, _Entry]) -> _Entry:
     if name.lower() not in entries:
         raise UnknownNameError(kind, name, entries)
     return entries[name.lower()]

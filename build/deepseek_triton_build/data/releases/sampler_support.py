@@ -1,4 +1,4 @@
-"""Which sampling fields the engine honours under a set of LLM arguments, by the release's record.
+"""Tell which sampling fields the engine honours under a set of LLM arguments, by the release's record.
 
 The samplers of 0.21 to 1.2 accept every field and ignore many, so a default that the sampler ignores is never written.
 """

@@ -46,10 +46,10 @@ def canonical(settings: Mapping[str, Any], era_or_release: str) -> dict[str, Any
     eras = _eras_read(era_or_release)
     result: dict[str, Any] = {}
     for key, value in settings.items():
-        ours = _canonical_name(key, eras)
-        if key == ours or ours not in settings:
+        canonical_key = _canonical_name(key, eras)
+        if key == canonical_key or canonical_key not in settings:
             is_inverted = key in _table()["inverted"] and isinstance(value, bool)
-            result.setdefault(ours, not value if is_inverted else value)
+            result.setdefault(canonical_key, not value if is_inverted else value)
     for era in eras:
         _settle_switches(result, era)
         _settle_choices(result, era)
@@ -107,10 +107,10 @@ def _spelled(key: str, value: Any, era: str) -> dict[str, Any]:
         return {flag: isinstance(value, Mapping)}
     if choice := _table()["choices"].get(key, {}).get(era, {}).get(value) if isinstance(value, str) else None:
         return dict(choice)
-    theirs = _renamed(key, era)
-    spelled = {theirs: not value if theirs in _table()["inverted"] and isinstance(value, bool) else value}
+    era_key = _renamed(key, era)
+    spelled = {era_key: not value if era_key in _table()["inverted"] and isinstance(value, bool) else value}
     flag = _table()["switches"].get(key.partition(".")[0], {}).get(era)
-    return {flag: True, **spelled} if flag and theirs != key else spelled
+    return {flag: True, **spelled} if flag and era_key != key else spelled
 
 
 def _renamed(key: str, era: str) -> str:
@@ -133,8 +133,8 @@ def _canonical_name(key: str, eras: Iterable[str]) -> str:
     """Return the canonical name of `key`, a name in one of `eras`; `key` itself when it has no other."""
     eras = list(eras)
     for era in eras:
-        if (ours := _inverse(era).get(key)) is not None:
-            return ours
+        if (canonical_key := _inverse(era).get(key)) is not None:
+            return canonical_key
     if key.startswith(_NEST) and "0.19" in eras and not _is_switch(key):
         return _canonical_name(key.removeprefix(_NEST), eras)
     aliases: Mapping[str, str] = _table()["aliases"]
@@ -143,27 +143,27 @@ def _canonical_name(key: str, eras: Iterable[str]) -> str:
 
 def _name_in_era(key: str, era: str) -> str:
     """Return the name in `era` of the argument that any era calls `key`; its values are not translated."""
-    ours = _canonical_name(key, _table()["eras"])
+    canonical_key = _canonical_name(key, _table()["eras"])
     for section, flags in _table()["switches"].items():
-        if ours in (section, *flags.values()):
+        if canonical_key in (section, *flags.values()):
             return str(flags.get(era, section))
     for chosen, by_era in _table()["choices"].items():
-        value = _chosen_by(ours, by_era)
-        if ours == chosen or value:
+        value = _chosen_by(canonical_key, by_era)
+        if canonical_key == chosen or value:
             choices = by_era.get(era, {})
-            theirs = choices.get(value) or next(iter(choices.values()), {chosen: None})
-            return str(next(iter(theirs)))
-    return _renamed(ours, era)
+            era_keys = choices.get(value) or next(iter(choices.values()), {chosen: None})
+            return str(next(iter(era_keys)))
+    return _renamed(canonical_key, era)
 
 
 def _chosen_by(key: str, by_era: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str | None:
     """Return the first canonical value that an era chooses by `key`; None when no era does."""
-    return next((value for choices in by_era.values() for value, theirs in choices.items() if key in theirs), None)
+    return next((value for choices in by_era.values() for value, keys in choices.items() if key in keys), None)
 
 
 @cache
 def _inverse(era: str) -> Mapping[str, str]:
-    return {by_era[era]: ours for ours, by_era in _table()["keys"].items() if era in by_era}
+    return {by_era[era]: canonical_key for canonical_key, by_era in _table()["keys"].items() if era in by_era}
 
 
 def _is_switch(key: str) -> bool:
@@ -187,12 +187,12 @@ def _settle_switches(settings: dict[str, Any], era: str) -> None:
 
 def _settle_choices(settings: dict[str, Any], era: str) -> None:
     """Replace the keys of `era` that choose a value together by the canonical key with that value."""
-    for ours, by_era in _table()["choices"].items():
+    for canonical_key, by_era in _table()["choices"].items():
         choices: Mapping[str, Mapping[str, Any]] = by_era.get(era, {})
-        theirs = {key for choice in choices.values() for key in choice} & settings.keys()
-        if not theirs:
+        era_keys = {key for choice in choices.values() for key in choice} & settings.keys()
+        if not era_keys:
             continue
         fitting = [value for value, choice in choices.items() if choice.items() <= settings.items()]
-        for key in theirs:
+        for key in era_keys:
             del settings[key]
-        settings.setdefault(ours, fitting[0] if fitting else list(choices)[-1])
+        settings.setdefault(canonical_key, fitting[0] if fitting else list(choices)[-1])
