@@ -12,10 +12,10 @@ _INTRODUCTION = """\
 
 Written from `model_repository/tensorrt_llm/1/deepseek_backend/contract.py` by `make generated`; edit that file.
 
-A sampling field can be given in four ways, of which the last one given wins: in the model's `default_sampling`, in
-`sampling_parameters` (one JSON object), by its plain name as a request parameter (any key of a `/generate` body that is
-not an input, scalars only), and as the input tensor `sampling_param_<name>`. Unknown names and values out of range are
-refused with the name, the value and the limit.
+There are four ways to set a sampling field: the model's `default_sampling`, `sampling_parameters` (one JSON object),
+the field's plain name as a request parameter (any key of a `/generate` body that is not an input, scalars only), and
+the input tensor `sampling_param_<name>`. When two of them set the same field, the one named later here wins. Unknown
+names and values out of range are refused with the name, the value and the limit.
 
 `stop` as a plain name is the cancel flag: with the id of a running request (`"id"` in a `/generate` body) it ends that
 request. Stop strings are `sampling_param_stop`.

@@ -122,7 +122,8 @@ def bench_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
         *(_dataset_comment(plan, args, requests) if work.isl and work.osl else []),
         'dataset="${DATASET:-$here/dataset.txt}"',
         'if [[ ! -f "$dataset" ]]; then',
-        '  echo "bench.sh: expected a dataset at $dataset, found none; make one as described here or set DATASET" >&2',
+        '  echo "bench.sh: expected a dataset at $dataset, found none; make one as the comments in bench.sh say, or set '
+        'DATASET" >&2',
         "  exit 2",
         "fi",
     ]
