@@ -26,11 +26,15 @@ from deepseek_triton_build.planning.plan import Plan, PlanWarning, make_plan
 from deepseek_triton_build.planning.plan_request import PlanRequest
 from deepseek_triton_build.planning.target import resolve_target
 from deepseek_triton_build.render.contract_page import contract_page
+from deepseek_triton_build.render.folder_writer import write_repository
 from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
-from deepseek_triton_build.render.hf_quant_config import Change as QuantConfigChange
-from deepseek_triton_build.render.hf_quant_config import KvAlgo, quant_config_change
-from deepseek_triton_build.render.hf_quant_config import apply as apply_quant_config
-from deepseek_triton_build.render.repository_files import File, repository_files, write_repository
+from deepseek_triton_build.render.hf_quant_config import (
+    KvAlgo,
+    QuantConfigChange,
+    quant_config_change,
+    write_quant_config,
+)
+from deepseek_triton_build.render.repository_files import File, repository_files
 from deepseek_triton_build.render.start_sh import EXIT_TIMEOUT_S, MPIRUN_SPARE_S
 
 __all__ = [
@@ -55,7 +59,6 @@ __all__ = [
     "UnknownNameError",
     "UnusableCheckpointError",
     "Workload",
-    "apply_quant_config",
     "contract_page",
     "format_files",
     "make_plan",
@@ -64,5 +67,6 @@ __all__ = [
     "repository_files",
     "resolve_target",
     "version_dir",
+    "write_quant_config",
     "write_repository",
 ]

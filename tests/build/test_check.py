@@ -1,4 +1,4 @@
-"""`check` over whole repositories: which models, which release, what they say of themselves, and upstream's form."""
+"""`check` over whole repositories: models, releases, stamps, upstream's form and moved keys."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from deepseek_triton_build.text import as_yaml
 from support.checked import CHECKOUT, CONFIG, MODEL_YAML, OPTIONS, edited, only, serious, write
 
 
-def test_what_is_edited_below_is_clean_itself(tmp_path: Path) -> None:
+def test_the_repository_that_these_tests_edit_has_no_findings(tmp_path: Path) -> None:
     assert serious(check_repository(write(tmp_path), OPTIONS)) == []
 
 
-def test_the_checkouts_own_repository_is_clean() -> None:
+def test_the_repository_in_the_checkout_has_no_findings() -> None:
     report = check_repository(CHECKOUT)
 
     assert report.findings == ()
@@ -35,7 +35,7 @@ def test_the_checkouts_own_repository_is_clean() -> None:
 
 
 @pytest.mark.parametrize("name", ["1/model.yaml", "config.pbtxt", "deepseek-triton.json"])
-def test_a_folder_in_a_files_place_is_one_finding(tmp_path: Path, name: str) -> None:
+def test_a_folder_in_the_place_of_a_file_is_one_finding(tmp_path: Path, name: str) -> None:
     path = write(tmp_path) / "tensorrt_llm" / name
     path.unlink(missing_ok=True)
     path.mkdir()
@@ -59,7 +59,7 @@ def test_config_pbtxt_has_to_be_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["nothing", "empty", "other"])
-def test_where_there_is_no_model_it_says_so_in_a_line(tmp_path: Path, place: str) -> None:
+def test_a_folder_without_a_model_is_an_error_of_one_line(tmp_path: Path, place: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other" / "resnet" / "1").mkdir(parents=True)
     (tmp_path / "other" / "resnet" / "1" / "model.onnx").touch()
@@ -72,7 +72,7 @@ def test_where_there_is_no_model_it_says_so_in_a_line(tmp_path: Path, place: str
 
 
 @pytest.mark.parametrize("wrong", [{"release": "1.2.9"}, {"gpu": "h2000"}])
-def test_what_the_user_names_wrongly_is_the_users_error(tmp_path: Path, wrong: dict[str, str]) -> None:
+def test_an_unknown_release_or_gpu_in_the_options_is_an_error(tmp_path: Path, wrong: dict[str, str]) -> None:
     write(tmp_path)
 
     with pytest.raises(UnknownNameError):
@@ -101,7 +101,7 @@ UPSTREAM_OUTPUTS = {
 
 
 def upstream_config() -> str:
-    """Names, types and nesting as NVIDIA/TensorRT-LLM's llmapi config.pbtxt has them; it has no policy of its own."""
+    """Return a config.pbtxt with names, types and nesting as in NVIDIA/TensorRT-LLM's llmapi; it declares no policy."""
 
     def tensors(kind: str, table: dict[str, tuple[str, int]], optional: str = "") -> str:
         entries = (
@@ -136,7 +136,7 @@ def test_upstreams_own_form_is_accepted(tmp_path: Path) -> None:
     assert report.models[0].backend == "upstream"
 
 
-def test_upstreams_form_gets_its_policy_only_where_triton_completes_it(tmp_path: Path) -> None:
+def test_a_policy_that_only_upstreams_model_py_sets_is_a_warning(tmp_path: Path) -> None:
     model_yaml = edited(UPSTREAM_YAML, "decoupled: False", "decoupled: True")
     write(tmp_path, model_yaml=model_yaml, config=upstream_config(), ours=False)
 
@@ -146,7 +146,7 @@ def test_upstreams_form_gets_its_policy_only_where_triton_completes_it(tmp_path:
     assert "decoupled: true" in finding.fix
 
 
-def test_upstreams_key_is_no_key_of_our_backend(tmp_path: Path) -> None:
+def test_a_key_that_only_upstream_takes_is_wrong_for_our_backend(tmp_path: Path) -> None:
     write(tmp_path, model_yaml=edited(MODEL_YAML, "max_num_tokens: 8192", "logits_post_processors: {}"))
 
     assert only(check_repository(tmp_path, OPTIONS), "S011").line == 5
@@ -155,7 +155,7 @@ def test_upstreams_key_is_no_key_of_our_backend(tmp_path: Path) -> None:
 # Which model, which release
 
 
-def test_every_model_of_a_repository_is_checked_and_no_other(tmp_path: Path) -> None:
+def test_every_model_with_a_model_yaml_is_checked_and_no_other(tmp_path: Path) -> None:
     write(tmp_path)
     shutil.copytree(tmp_path / "tensorrt_llm", tmp_path / "second")
     (tmp_path / "resnet" / "1").mkdir(parents=True)
@@ -167,7 +167,7 @@ def test_every_model_of_a_repository_is_checked_and_no_other(tmp_path: Path) -> 
     assert only(report, "C004").file == "second/config.pbtxt"
 
 
-def test_a_models_folder_is_checked_by_itself(tmp_path: Path) -> None:
+def test_a_models_folder_can_be_checked_by_itself(tmp_path: Path) -> None:
     write(tmp_path, model_yaml=edited(MODEL_YAML, "backend:", "backends:"))
 
     report = check_repository(tmp_path / "tensorrt_llm", OPTIONS)
@@ -175,7 +175,7 @@ def test_a_models_folder_is_checked_by_itself(tmp_path: Path) -> None:
     assert [(finding.file, finding.line) for finding in serious(report)] == [("1/model.yaml", 2)]
 
 
-def test_a_yaml_file_is_checked_by_itself(tmp_path: Path) -> None:
+def test_a_yaml_file_can_be_checked_by_itself(tmp_path: Path) -> None:
     path = tmp_path / "extra-llm-api-config.yml"
     path.write_text("max_batch_size: 8\nkv_cache_free_gpu_memory_fraction: 0.8\ntriton_config: {}\n")
 
@@ -185,7 +185,7 @@ def test_a_yaml_file_is_checked_by_itself(tmp_path: Path) -> None:
     assert only(report, "S013").fix == "under kv_cache_config: write free_gpu_memory_fraction: 0.8"
 
 
-def test_a_yaml_file_takes_its_gpus_from_what_the_user_says(tmp_path: Path) -> None:
+def test_a_yaml_file_is_checked_for_the_number_of_gpus_in_the_options(tmp_path: Path) -> None:
     path = tmp_path / "extra-llm-api-config.yml"
     path.write_text("moe_expert_parallel_size: 8\n")
 
@@ -196,7 +196,7 @@ def test_a_yaml_file_takes_its_gpus_from_what_the_user_says(tmp_path: Path) -> N
     assert serious(on_eight) == []
 
 
-def test_the_release_is_the_users_then_the_records_then_the_stamps_then_the_newest(tmp_path: Path) -> None:
+def test_the_release_comes_from_the_options_else_the_record_else_the_stamp_else_the_default(tmp_path: Path) -> None:
     model = write(tmp_path) / "tensorrt_llm"
     known = lambda *options: check_repository(tmp_path, *options).models[0]  # noqa: E731
 
@@ -262,7 +262,7 @@ MOVED_SECTIONS = [
 
 
 @pytest.mark.parametrize(("section", "release", "fix"), MOVED_SECTIONS)
-def test_the_fix_of_a_section_that_moved_is_the_lines_to_write(
+def test_the_fix_for_a_section_that_moved_is_the_lines_to_write(
     tmp_path: Path, section: str, release: str, fix: str
 ) -> None:
     path = tmp_path / "extra.yaml"
@@ -272,7 +272,7 @@ def test_the_fix_of_a_section_that_moved_is_the_lines_to_write(
 
 
 @pytest.mark.parametrize("value", ["a  b", "a\nb", "x: y", "true", "1", "", "\x1b", 1e-5, [1, {"b": None}], {}, True])
-def test_a_value_to_write_is_read_back_as_it_was(value: Any) -> None:
+def test_a_value_in_a_fix_reads_back_as_the_same_value(value: Any) -> None:
     text = as_yaml(value)
 
     assert text.isprintable()
@@ -291,7 +291,7 @@ def test_a_value_to_write_is_read_back_as_it_was(value: Any) -> None:
         ("moe_config: {backend: CUTLASS, heat: 1}", "write moe_backend: CUTLASS"),
     ],
 )
-def test_a_key_that_did_not_move_with_its_section_is_found_beside_it(tmp_path: Path, section: str, fix: str) -> None:
+def test_an_unknown_key_in_a_section_that_moved_is_a_finding_of_its_own(tmp_path: Path, section: str, fix: str) -> None:
     path = tmp_path / "extra.yaml"
     path.write_text(f"backend: pytorch\n{section}\n")
 
@@ -332,7 +332,9 @@ def test_a_key_that_did_not_move_with_its_section_is_found_beside_it(tmp_path: P
         ("stream_interval_of_none: 4", "0.21.0", "S011", "remove it"),
     ],
 )
-def test_a_key_of_another_release_is_no_slip(tmp_path: Path, line: str, release: str, code: str, fix: str) -> None:
+def test_a_key_of_another_release_is_not_taken_for_a_misspelling(
+    tmp_path: Path, line: str, release: str, code: str, fix: str
+) -> None:
     path = tmp_path / "extra.yaml"
     path.write_text(f"backend: pytorch\n{line}\n")
 
@@ -348,7 +350,7 @@ def test_a_rule_about_a_section_that_moved_points_to_the_key_in_it(tmp_path: Pat
     assert {finding.line for finding in found if finding.code.startswith("M")} == {4}
 
 
-def test_a_key_of_a_section_that_is_not_recorded_whole_is_no_error(tmp_path: Path) -> None:
+def test_an_unknown_key_is_only_a_warning_where_the_record_is_incomplete(tmp_path: Path) -> None:
     write(tmp_path, model_yaml=MODEL_YAML + "something_new: 1\n")
 
     finding = only(check_repository(tmp_path, CheckOptions(release="0.19.0")), "S012")
@@ -356,7 +358,7 @@ def test_a_key_of_a_section_that_is_not_recorded_whole_is_no_error(tmp_path: Pat
     assert (finding.severity, finding.line) == ("warning", 16)
 
 
-def test_old_releases_have_to_be_told_the_pytorch_backend(tmp_path: Path) -> None:
+def test_old_releases_need_backend_pytorch(tmp_path: Path) -> None:
     write(tmp_path, model_yaml=edited(MODEL_YAML, "backend: pytorch\n", ""))
 
     def finds(release: str) -> bool:
@@ -404,19 +406,19 @@ WRONG_STAMPS = [
 
 
 @pytest.mark.parametrize(("values", "code"), WRONG_STAMPS)
-def test_a_stamp_of_things_unknown_is_a_warning(tmp_path: Path, values: dict[str, Any], code: str) -> None:
+def test_unknown_names_in_a_stamp_are_a_warning(tmp_path: Path, values: dict[str, Any], code: str) -> None:
     report = check_repository(stamped(tmp_path, **values))
 
     assert {finding.code for finding in serious(report)} == {code}
 
 
 @pytest.mark.parametrize("files", [None, 5, [], {"a": 5}, {"../../x": "y"}])
-def test_a_stamp_of_another_shape_is_read_as_far_as_it_goes(tmp_path: Path, files: Any) -> None:
+def test_a_stamp_with_a_damaged_file_list_is_no_error(tmp_path: Path, files: Any) -> None:
     assert not check_repository(stamped(tmp_path, files=files)).has_errors
 
 
 @pytest.mark.parametrize("name", ["1/model.py", "config.pbtxt", "1/model.yaml", "1/release.yaml", "../start.sh"])
-def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path, name: str) -> None:
+def test_a_pipe_in_the_place_of_a_file_does_not_block(tmp_path: Path, name: str) -> None:
     files = {"tensorrt_llm/1/model.py": "x", "start.sh": "x"}
     path = stamped(tmp_path, files=files) / "tensorrt_llm" / name
     path.unlink(missing_ok=True)
@@ -426,7 +428,7 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "tensorrt_llm//dev/zero", "../x", "tensorrt_llm/../../x", "", "a\0b"])
-def test_names_in_a_stamp_stay_in_the_repository(tmp_path: Path, name: str) -> None:
+def test_names_in_a_stamp_that_lead_out_of_the_repository_are_ignored(tmp_path: Path, name: str) -> None:
     (tmp_path / "x").write_text("outside")
     report = check_repository(stamped(tmp_path / "repository", files={name: "sum"}))
 
@@ -437,7 +439,7 @@ def test_names_in_a_stamp_stay_in_the_repository(tmp_path: Path, name: str) -> N
 # The rules
 
 
-def test_a_rule_that_is_broken_points_to_the_line_of_its_key_as_the_release_spells_it(tmp_path: Path) -> None:
+def test_a_broken_rule_points_to_the_line_of_its_key_in_the_releases_spelling(tmp_path: Path) -> None:
     path = tmp_path / "old.yaml"
     path.write_text("model: deepseek-ai/DeepSeek-R1\nbackend: pytorch\nmoe_backend: DEEPGEMM\n")
 
@@ -461,8 +463,8 @@ def test_a_default_that_the_sampler_ignores_is_found_on_its_line(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("release", "key"), [("0.21.0", "sampler_type"), ("1.0.0", "sampler_type")])
-def test_a_sampler_chosen_by_another_releases_key_is_one_finding(tmp_path: Path, release: str, key: str) -> None:
-    """The fix of S013 chooses it: that the other sampler ignores the defaults is no news."""
+def test_a_sampler_chosen_by_a_key_of_another_release_counts_as_chosen(tmp_path: Path, release: str, key: str) -> None:
+    """The fix of S013 chooses the sampler, so there is no second finding about the defaults the other one ignores."""
     chosen = MODEL_YAML + "  default_sampling:\n    top_k: 20\n    min_tokens: 5\n"
     write(tmp_path, model_yaml=f"{key}: TRTLLMSampler\n" + chosen)
     alone = tmp_path / "alone"
@@ -475,7 +477,7 @@ def test_a_sampler_chosen_by_another_releases_key_is_one_finding(tmp_path: Path,
     assert "D009" in [finding.code for finding in check_repository(alone, CheckOptions(release=release)).findings]
 
 
-def test_what_stands_in_a_wrong_place_counts_as_it_was_meant(tmp_path: Path) -> None:
+def test_the_rules_judge_a_key_in_a_wrong_place_as_if_it_were_in_the_right_one(tmp_path: Path) -> None:
     write(tmp_path, model_yaml=edited(MODEL_YAML, "max_num_tokens: 8192", "moe_backend: DEEPGEMM"))
 
     found = [(finding.code, finding.line) for finding in serious(check_repository(tmp_path, OPTIONS))]
@@ -501,7 +503,7 @@ def test_codes_are_unique_and_each_says_why() -> None:
     assert all(check.title and check.why and check.source for check in CHECKS)
 
 
-def test_without_tritonclient_config_pbtxt_is_left_to_a_note(tmp_path: Path) -> None:
+def test_without_tritonclient_config_pbtxt_gets_only_a_note(tmp_path: Path) -> None:
     write(tmp_path)
     program = (
         "import sys; sys.modules['tritonclient'] = None\n"
@@ -516,7 +518,7 @@ def test_without_tritonclient_config_pbtxt_is_left_to_a_note(tmp_path: Path) -> 
     assert output.splitlines() == ["[('C001', 'note')]", "False False"]
 
 
-def test_reading_config_pbtxt_brings_in_neither_grpc_nor_numpy(tmp_path: Path) -> None:
+def test_reading_config_pbtxt_imports_neither_grpc_nor_numpy(tmp_path: Path) -> None:
     write(tmp_path, config=edited(CONFIG, "KIND_CPU", "KIND_GPU"))
     program = (
         "import sys\n"

@@ -1,4 +1,4 @@
-"""`check` looks into a checkpoint's folder: what model it is, and whether every shard is there and whole."""
+"""`check` reads a checkpoint's folder: which model it is, and whether every shard is there and complete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STAMP = {"variant": "deepseek-r1", "gpu": "h200", "gpus": 8, "precision": "fp8",
 
 
 def safetensors(tensors: dict[str, int], metadata: dict[str, str] | None = None) -> bytes:
-    """A file with tensors of so many bytes."""
+    """Return a file with tensors of the given sizes in bytes."""
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name, size in tensors.items():
@@ -66,7 +66,7 @@ def checked(weights: Path, stamp: dict[str, Any] | None = None, **options: Any) 
     return check_repository(root, CheckOptions(**options))
 
 
-def test_a_whole_checkpoint_is_clean(weights: Path) -> None:
+def test_a_complete_checkpoint_has_no_findings(weights: Path) -> None:
     report = checked(weights)
 
     assert report.findings == ()
@@ -74,7 +74,7 @@ def test_a_whole_checkpoint_is_clean(weights: Path) -> None:
 
 
 def cut(path: Path, size: int) -> None:
-    """To so many bytes; a negative number: by so many."""
+    """Cut a file to `size` bytes; a negative number cuts off as many."""
     content = path.read_bytes()
     path.write_bytes(content[:size])
 
@@ -89,7 +89,7 @@ def header_of_all(content: bytes, **entries: dict[str, Any]) -> bytes:
 
 
 def f8(begin: int, end: int, *, length: int | None = None) -> dict[str, Any]:
-    """The entry of an 8-bit tensor."""
+    """Return the header's entry of an 8-bit tensor."""
     return {"dtype": "F8_E4M3", "shape": [end - begin if length is None else length], "data_offsets": [begin, end]}
 
 
@@ -293,14 +293,14 @@ def test_damage_is_found_with_its_file(
     assert "\n" not in finding.message + finding.fix
 
 
-def test_a_folder_in_a_shards_place_is_no_shard(weights: Path) -> None:
+def test_a_folder_in_the_place_of_a_shard_is_a_finding(weights: Path) -> None:
     (weights / SECOND).unlink()
     (weights / SECOND).mkdir()
 
     assert only(checked(weights), "W009").file == str(weights / SECOND)
 
 
-def test_a_checkpoint_whose_precision_is_said_elsewhere_is_left_alone(weights: Path) -> None:
+def test_a_quant_method_that_names_only_a_tool_is_no_finding(weights: Path) -> None:
     rewrite(weights, "config.json", lambda c: c.update(quantization_config={"quant_method": "modelopt"}))
 
     assert serious(checked(weights)) == []
@@ -313,7 +313,7 @@ def test_several_shards_are_reported_one_by_one(weights: Path) -> None:
     assert [finding.code for finding in serious(checked(weights))] == ["W010", "W009"]
 
 
-def test_without_an_index_the_shards_names_tell_what_is_missing(weights: Path) -> None:
+def test_without_an_index_missing_shards_are_found_by_the_numbers_in_the_names(weights: Path) -> None:
     (weights / "model.safetensors.index.json").unlink()
     (weights / THIRD).unlink()
 
@@ -336,7 +336,7 @@ def test_a_file_of_metadata_alone_holds_no_weights(weights: Path) -> None:
     assert only(checked(weights), "W007").file == str(weights / "model.safetensors")
 
 
-def test_a_folder_without_weights_says_so(weights: Path) -> None:
+def test_a_folder_without_weights_is_an_error(weights: Path) -> None:
     for path in weights.glob("model*"):
         path.unlink()
 
@@ -346,7 +346,7 @@ def test_a_folder_without_weights_says_so(weights: Path) -> None:
 # What it is
 
 
-def test_a_model_nobody_planned_for_is_a_warning(weights: Path) -> None:
+def test_an_unknown_architecture_is_a_warning(weights: Path) -> None:
     rewrite(weights, "config.json", lambda config: config.update(architectures=["LlamaForCausalLM"]))
 
     finding = only(checked(weights, stamp={}), "W005")
@@ -356,7 +356,7 @@ def test_a_model_nobody_planned_for_is_a_warning(weights: Path) -> None:
 
 
 def test_the_architecture_alone_is_enough_for_the_rules(weights: Path) -> None:
-    """An NVFP4 checkpoint on Hopper: known by its files, for nothing else says what it is."""
+    """An NVFP4 checkpoint on Hopper is recognised by its files alone."""
     quant = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
     (weights / "hf_quant_config.json").write_text(json.dumps(quant))
 
@@ -380,13 +380,15 @@ def moved(root: Path, model: str, **options: Any) -> Report:
     return check_repository(root, CheckOptions(release="1.2.1", **options))
 
 
-def test_a_name_of_the_hub_is_a_note(tmp_path: Path) -> None:
+def test_a_hugging_face_name_is_a_note(tmp_path: Path) -> None:
     assert only(moved(tmp_path, "deepseek-ai/DeepSeek-R1"), "W003").severity == "note"
 
 
 @pytest.mark.parametrize("model", ["/models/gone", "./gone", "a/b/c"])
 @pytest.mark.parametrize(("strict", "code"), [(False, "W001"), (True, "W002")])
-def test_a_folder_that_is_not_here_may_be_in_the_container(tmp_path: Path, model: str, strict: bool, code: str) -> None:
+def test_a_missing_folder_is_an_error_only_in_a_strict_check(
+    tmp_path: Path, model: str, strict: bool, code: str
+) -> None:
     report = moved(tmp_path, model, strict=strict)
 
     assert only(report, code).line == 1
@@ -406,7 +408,7 @@ def test_a_relative_path_counts_from_model_yaml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", ["models/r1", "r1", ""], ids=["the whole path", "its last name", "the folder itself"])
-def test_model_root_says_where_the_containers_folder_is(tmp_path: Path, below: str) -> None:
+def test_model_root_may_be_any_folder_above_the_checkpoint(tmp_path: Path, below: str) -> None:
     weights = write_checkpoint(tmp_path / "disk" / below)
     cut(weights / SECOND, -1)
 
@@ -415,7 +417,7 @@ def test_model_root_says_where_the_containers_folder_is(tmp_path: Path, below: s
     assert only(report, "W010").file == str(weights / SECOND)
 
 
-def test_model_root_is_looked_into_where_model_yaml_has_a_name(tmp_path: Path) -> None:
+def test_model_root_is_used_when_model_yaml_has_a_hugging_face_name(tmp_path: Path) -> None:
     weights = write_checkpoint(tmp_path / "anything")
     cut(weights / SECOND, -1)
 
@@ -424,14 +426,14 @@ def test_model_root_is_looked_into_where_model_yaml_has_a_name(tmp_path: Path) -
     assert only(report, "W010").file == str(weights / SECOND)
 
 
-def test_model_root_goes_before_the_folder_that_model_yaml_names(weights: Path) -> None:
+def test_model_root_counts_more_than_the_folder_in_model_yaml(weights: Path) -> None:
     other = write_checkpoint(weights.parent / "other")
     cut(other / SECOND, -1)
 
     assert only(checked(weights, model_root=other), "W010").file == str(other / SECOND)
 
 
-def test_model_root_without_a_checkpoint_is_not_passed_over(tmp_path: Path) -> None:
+def test_model_root_without_a_checkpoint_is_not_ignored(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
 
     report = moved(tmp_path / "repository", "deepseek-ai/DeepSeek-R1", model_root=tmp_path / "empty")
@@ -439,7 +441,7 @@ def test_model_root_without_a_checkpoint_is_not_passed_over(tmp_path: Path) -> N
     assert {finding.code for finding in serious(report)} >= {"S001", "W007"}
 
 
-def test_model_root_is_checked_for_a_yaml_file_too(weights: Path) -> None:
+def test_model_root_is_used_for_a_yaml_file_too(weights: Path) -> None:
     cut(weights / SECOND, -1)
     path = weights.parent / "extra.yaml"
     path.write_text("max_batch_size: 8\n")
@@ -460,8 +462,8 @@ def test_model_root_has_to_be_there(tmp_path: Path, place: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_advice_names_the_option_that_there_is(tmp_path: Path) -> None:
-    assert " --model," in only(moved(tmp_path, "/models/gone"), "W001").fix
+def test_the_fix_for_a_missing_folder_names_the_option(tmp_path: Path) -> None:
+    assert only(moved(tmp_path, "/models/gone"), "W001").fix.endswith(" with --model")
 
 
 # The header
@@ -479,7 +481,7 @@ def test_the_header_says_what_is_in_a_file(tmp_path: Path) -> None:
 
 
 def test_only_the_headers_are_read(tmp_path: Path) -> None:
-    """Four terabytes of holes."""
+    """The files are sparse, four terabytes in all."""
     size = 2**40
     for name in SHARDS:
         with (tmp_path / name).open("wb") as file:
@@ -512,7 +514,7 @@ JSON = st.recursive(
 def test_no_json_ends_in_an_exception(
     tmp_path_factory: pytest.TempPathFactory, config: Any, quant: Any, index: Any, header: Any
 ) -> None:
-    """Anything in the places that are looked at."""
+    """Any JSON may stand in the places that are read."""
     weights = write_checkpoint(tmp_path_factory.mktemp("json") / "weights")
     text = json.dumps({"a": header, "b": {"data_offsets": header}}).encode()
     (weights / FIRST).write_bytes(struct.pack("<Q", len(text)) + text)

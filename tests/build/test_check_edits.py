@@ -1,4 +1,4 @@
-"""Each hand edit of a repository that works is found, on its line, with what to do."""
+"""Each wrong edit of a working repository is found on its line, with what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deepseek_triton_build.check import CheckOptions, check_repository
 from support.checked import CONFIG, MODEL_YAML, OPTIONS, edited, only, serious, write
 
 GROUP = CONFIG[: CONFIG.index("KIND_CPU")].count("\n") + 1
-"""Line of the instance group in config.pbtxt, which grows with the contract."""
+"""Line of the instance group in config.pbtxt. It moves when the contract grows."""
 
 MODEL_YAML_EDITS = [
     pytest.param(
@@ -84,7 +84,7 @@ MODEL_YAML_EDITS = [
         "speculative_config:\n  decoding_type: Medusa\n  medusa_choices: 1",
         "S019",
         6,
-        "none is needed",
+        "nothing, if it is meant",
         id="a kind that is not recorded",
     ),
     pytest.param("model: deepseek-ai/DeepSeek-R1", "model:", "S020", 1, "model:", id="no model"),
@@ -111,17 +111,17 @@ MODEL_YAML_EDITS = [
     ),
     pytest.param("max_num_tokens: 8192", "max_num_tokens: !!bool maybe", "S002", 5, "correct it", id="no bool"),
     pytest.param(
-        "  engine: tensorrt_llm", "  default_sampling: {top_p: 7}", "T002", 13, "leave it out", id="sampling range"
+        "  engine: tensorrt_llm", "  default_sampling: {top_p: 7}", "T002", 13, "leave the key out", id="sampling range"
     ),
     pytest.param(
         "  engine: tensorrt_llm",
         "  default_sampling:\n    top_k: 2.5",
         "T002",
         14,
-        "leave it out",
+        "leave the key out",
         id="no whole number",
     ),
-    pytest.param("  engine: tensorrt_llm", "  default_sampling: {seed: abc}", "T002", 13, "leave it", id="no seed"),
+    pytest.param("  engine: tensorrt_llm", "  default_sampling: {seed: abc}", "T002", 13, "leave", id="no seed"),
     pytest.param("  decoupled: true", "  decoupled: false", "T002", 14, "write true", id="not decoupled"),
     pytest.param("  decoupled: true", "  decoupled: false", "C006", 7, "decoupled: false", id="decoupled differs"),
     pytest.param("  max_batch_size: 0", "  max_batch_size: 8", "C006", 5, "max_batch_size: 8", id="batch size differs"),
@@ -181,7 +181,7 @@ CONFIG_EDITS = [
         'input [ { name: "input_ids", data_type: TYPE_INT32, dims: [ -1 ], optional: true } ]\n# Responses are',
         "C008",
         6,
-        "leave one",
+        "leave only one",
         id="an input twice",
     ),
     pytest.param(
@@ -294,7 +294,7 @@ def test_a_model_yaml_that_cant_be_read_is_one_finding(
     assert line is None or report.findings[-1].line == line
 
 
-def test_the_sections_of_old_releases_ignore_what_they_dont_know(tmp_path: Path) -> None:
+def test_an_unknown_key_in_a_section_is_only_a_warning_in_old_releases(tmp_path: Path) -> None:
     path = tmp_path / "extra.yaml"
     path.write_text("backend: pytorch\nkv_cache_config:\n  dtypee: fp8\nnope: 1\n")
 
@@ -304,14 +304,14 @@ def test_the_sections_of_old_releases_ignore_what_they_dont_know(tmp_path: Path)
     assert found == [("S021", "warning", 3), ("S011", "error", 4)]
 
 
-def test_huge_instances_are_one_line(tmp_path: Path) -> None:
+def test_the_fix_for_a_huge_number_of_gpus_fits_a_line(tmp_path: Path) -> None:
     huge = edited(MODEL_YAML, "tensor_parallel_size: 8", "tensor_parallel_size: 1000000000000")
     write(tmp_path, model_yaml=huge, config=edited(CONFIG, "count: 1", "count: 2000000000"))
 
     assert len(only(check_repository(tmp_path, OPTIONS), "T011").fix) < 500
 
 
-def test_what_files_say_is_spelled_out_for_terminals(tmp_path: Path) -> None:
+def test_findings_hold_no_characters_that_a_terminal_obeys(tmp_path: Path) -> None:
     write(
         tmp_path,
         model_yaml=edited(MODEL_YAML, "max_num_tokens", '"a\\e[31m\\nb"'),

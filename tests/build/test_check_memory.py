@@ -39,7 +39,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("old", "new", "gpu", "num_gpus", "expected"), CASES)
-def test_memory(tmp_path: Path, old: str, new: str, gpu: str, num_gpus: int, expected: list[tuple[str, str]]) -> None:
+def test_weights_and_kv_cache_are_fitted_to_the_gpus(
+    tmp_path: Path, old: str, new: str, gpu: str, num_gpus: int, expected: list[tuple[str, str]]
+) -> None:
     assert check(tmp_path, old, new, gpu, num_gpus) == expected
 
 
@@ -57,7 +59,7 @@ def test_the_error_says_how_many_gpus_hold_the_weights(tmp_path: Path) -> None:
     [(SAME, "max_num_tokens: 262144", False), ("fraction: 0.8", "fraction: 0.001", True)],
     ids=["nothing is left", "little of it is used"],
 )
-def test_the_kv_caches_share_is_raised_where_there_is_something_to_share(
+def test_the_fix_raises_the_kv_caches_share_only_when_memory_is_left(
     tmp_path: Path, old: str, new: str, is_raised: bool
 ) -> None:
     write(tmp_path, model_yaml=edited(MODEL_YAML, old, new))
@@ -68,8 +70,10 @@ def test_the_kv_caches_share_is_raised_where_there_is_something_to_share(
 
 
 @pytest.mark.parametrize(("num_gpus", "codes"), [(None, []), (8, []), (2, ["T016"])])
-def test_an_option_file_is_judged_by_the_gpus_given(tmp_path: Path, num_gpus: int | None, codes: list[str]) -> None:
-    """What else its program is told, no file says."""
+def test_an_option_file_is_judged_only_when_the_number_of_gpus_is_given(
+    tmp_path: Path, num_gpus: int | None, codes: list[str]
+) -> None:
+    """No file says which flags its program gets."""
     path = tmp_path / "extra.yaml"
     path.write_text("model: deepseek-ai/DeepSeek-R1\nmax_num_tokens: 262144\n")
 

@@ -1,4 +1,4 @@
-"""What `check` makes of values: types, the backend's own settings, and anything at all."""
+"""`check` judges values: types, the backend's own settings, and arbitrary input."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_sampling_field_nobody_knows_is_a_problem_with_the_nearest() -> None:
 
 @pytest.mark.parametrize("version", READABLE_RELEASES)
 def test_every_type_in_the_records_is_understood(version: str) -> None:
-    """The default of a key, where it is a plain value, is of its type."""
+    """The default of a key fits its type, where it is a plain value."""
     release = load_release(version)
     keys = release.keys()
     for key in keys:
@@ -194,7 +194,7 @@ def test_no_bytes_end_in_an_exception(
 
 
 def test_the_schemas_settings_are_those_that_are_right(tmp_path: Path) -> None:
-    """What the rules are given: no value of a wrong type, no key that the release hasn't."""
+    """The rules get no value of a wrong type and no key that the release lacks."""
     path = tmp_path / "model.yaml"
     path.write_text("tensor_parallel_size: x\nmax_batch_size: 8\nnope: 1\ncuda_graph_config: null\nmoe_config: {}\n")
     document, _ = read_yaml(path, "model.yaml")

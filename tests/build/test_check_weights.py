@@ -1,4 +1,4 @@
-"""A folder's weight files: cut at every byte, against their index in both directions, and out of reach."""
+"""Weight files that are cut at every byte, that differ from their index, or that can't be read."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def as_nobody() -> Iterator[None]:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """One that other users can reach, as pytest's are not."""
+    """A folder that other users can reach, unlike those of pytest."""
     if os.geteuid() != 0:
         pytest.skip("only root can be somebody else")
     with tempfile.TemporaryDirectory() as folder:
@@ -71,20 +71,20 @@ SPANS = {"b": (0, 40), "a": (40, 64), "c": (64, 72)}
 
 
 def expected(size: int) -> tuple[str, str]:
-    """The code, and what the message has to say of a file of so many bytes."""
+    """Return the code and the message for a file that is cut to `size` bytes."""
     if size < 8:
         return "W009", f"truncated: it ends at byte {size}, within the 8 bytes of the header's length"
     if size < HEADER_END:
         end = f"within its header, which by byte 0 ends at {HEADER_END}"
         return "W009", f"truncated: it ends at byte {size}, {end}"
     if size > len(CONTENT):
-        return "W010", f"too long: {size} bytes, where by its header it ends at byte {len(CONTENT)}"
+        return "W010", f"too long: it has {size} bytes, but by its header it ends at byte {len(CONTENT)}"
     begin, end = next(span for span in SPANS.values() if size < HEADER_END + span[1])
     name = next(name for name, span in SPANS.items() if span == (begin, end))
     num_cut = len([span for span in SPANS.values() if size < HEADER_END + span[1]])
     num_cut += size < HEADER_END + 64  # the empty one, which lies before c
     at = f"bytes {HEADER_END + begin} to {HEADER_END + end}"
-    message = f"truncated: it ends at byte {size}, where its header says {len(CONTENT)}; tensors cut: "
+    message = f"truncated: it ends at byte {size}, but by its header at byte {len(CONTENT)}; tensors cut: "
     return "W010", f"{message}{num_cut}, the first {name}, {at}"
 
 
@@ -101,7 +101,7 @@ def test_a_file_cut_at_any_byte_is_one_finding_with_the_byte(tmp_path: Path, has
         assert (finding.code, finding.message, finding.file) == (code, message, str(tmp_path / SHARD))
 
 
-def test_a_whole_file_is_none(tmp_path: Path) -> None:
+def test_a_complete_file_has_no_findings(tmp_path: Path) -> None:
     (tmp_path / SHARD).write_bytes(CONTENT)
     write_index(tmp_path, dict.fromkeys(SIZES, SHARD))
 
@@ -117,7 +117,7 @@ def test_a_whole_file_is_none(tmp_path: Path) -> None:
         (bytes(100), "byte 0 says that the header has 0 bytes: nothing was written there"),
     ],
 )
-def test_what_is_no_header_is_said_with_its_byte(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_broken_header_is_reported_with_its_byte(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / SHARD).write_bytes(content)
 
     finding = only(look(tmp_path))
@@ -126,7 +126,7 @@ def test_what_is_no_header_is_said_with_its_byte(tmp_path: Path, content: bytes,
     assert words in finding.message
 
 
-def test_a_git_lfs_pointer_is_told_how_to_be_fetched(tmp_path: Path) -> None:
+def test_the_fix_for_a_git_lfs_pointer_is_to_fetch_the_file(tmp_path: Path) -> None:
     (tmp_path / SHARD).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n")
 
     finding = only(look(tmp_path))
@@ -156,7 +156,7 @@ def test_a_tensor_that_a_shard_lacks(pair: Path) -> None:
     finding = only(look(pair))
 
     assert (finding.code, finding.severity, finding.file) == ("W011", "error", str(pair / FIRST))
-    assert finding.message == "1 of 3 tensors that the index has in it are not: x"
+    assert finding.message == "1 of the 3 tensors that the index lists for it are missing: x"
 
 
 def test_a_tensor_that_the_index_lacks(pair: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_tensor_in_another_shard_than_the_index_says(pair: Path) -> None:
     by_code = {finding.code: finding for finding in look(pair)}
 
     assert (by_code["W013"].file, by_code["W011"].file) == (str(pair / FIRST), str(pair / SECOND))
-    assert by_code["W013"].message == "1 of its 2 tensors the index has in another shard: b"
+    assert by_code["W013"].message == "1 of its 2 tensors are in another shard by the index: b"
 
 
 def test_a_file_that_the_index_names_and_that_is_missing(pair: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_file_that_the_index_names_and_that_is_missing(pair: Path) -> None:
     assert SECOND in finding.message
 
 
-def test_a_file_that_the_index_does_not_name_is_said_with_what_it_costs(pair: Path) -> None:
+def test_a_file_that_the_index_does_not_name_is_reported_with_its_size(pair: Path) -> None:
     (pair / "extra.safetensors").write_bytes(content := shard({"e": 8}))
 
     finding = only(look(pair))
@@ -196,7 +196,7 @@ def test_a_file_that_the_index_does_not_name_is_said_with_what_it_costs(pair: Pa
     assert files_read(pair) == ["extra.safetensors", FIRST, SECOND]
 
 
-def test_a_file_that_the_index_does_not_name_is_checked_too_for_it_is_read(pair: Path) -> None:
+def test_a_file_that_the_index_does_not_name_is_checked_because_it_is_read(pair: Path) -> None:
     (pair / "extra.safetensors").write_bytes(shard({"e": 8})[:-1])
 
     assert {finding.code for finding in look(pair)} == {"W012", "W010"}
@@ -226,7 +226,7 @@ def test_consolidated_files_are_not_read(pair: Path) -> None:
     assert files_read(pair) == [FIRST, SECOND]
 
 
-def test_what_is_in_another_folder_is_checked_and_not_read(pair: Path) -> None:
+def test_a_file_in_a_folder_below_is_checked_but_tensorrt_llm_does_not_read_it(pair: Path) -> None:
     (pair / "sub").mkdir()
     (pair / "sub" / "x.safetensors").write_bytes(b"")
     write_index(pair, {"a": FIRST, "b": FIRST, "c": SECOND, "d": SECOND, "x": "sub/x.safetensors"})
@@ -236,7 +236,7 @@ def test_what_is_in_another_folder_is_checked_and_not_read(pair: Path) -> None:
     assert files_read(pair, only_indexed=True) == [FIRST, SECOND, "sub/x.safetensors"]
 
 
-def test_with_a_broken_index_the_files_are_looked_at_all_the_same(pair: Path) -> None:
+def test_the_files_are_checked_even_if_the_index_is_broken(pair: Path) -> None:
     (pair / INDEX).write_text("{")
     (pair / FIRST).write_bytes(b"")
 
@@ -254,7 +254,7 @@ def test_a_name_that_no_file_can_have_is_a_finding(pair: Path, name: str) -> Non
 # Out of reach
 
 
-def test_a_file_that_may_not_be_read_is_named_and_the_rest_goes_on(open_folder: Path) -> None:
+def test_an_unreadable_file_is_reported_and_the_others_are_checked(open_folder: Path) -> None:
     for name in (FIRST, SECOND):
         (open_folder / name).write_bytes(shard({name: 8}))
     (open_folder / FIRST).chmod(0o600)
@@ -267,7 +267,7 @@ def test_a_file_that_may_not_be_read_is_named_and_the_rest_goes_on(open_folder: 
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o744, 0o711], ids=["nothing", "listed alone", "opened alone"])
-def test_a_folder_out_of_reach_is_one_finding_and_nothing_is_called_missing(open_folder: Path, mode: int) -> None:
+def test_an_unreadable_folder_is_one_finding_and_no_file_counts_as_missing(open_folder: Path, mode: int) -> None:
     for name in (FIRST, SECOND):
         (open_folder / name).write_bytes(shard({name: 8}))
     write_index(open_folder, {name: name for name in (FIRST, SECOND)})
@@ -280,8 +280,8 @@ def test_a_folder_out_of_reach_is_one_finding_and_nothing_is_called_missing(open
     assert "can't be looked into: Permission denied" in only(findings).message
 
 
-def test_a_link_to_what_is_out_of_reach_is_not_called_missing(open_folder: Path) -> None:
-    """As in a cache whose blobs are of somebody else."""
+def test_a_link_to_an_unreadable_file_does_not_count_as_missing(open_folder: Path) -> None:
+    """This happens in a cache whose blobs belong to another user."""
     (open_folder / "blobs").mkdir()
     (open_folder / "blobs" / "x").write_bytes(shard({"a": 8}))
     (open_folder / "snapshot").mkdir()
@@ -295,8 +295,8 @@ def test_a_link_to_what_is_out_of_reach_is_not_called_missing(open_folder: Path)
     assert "Permission denied" in only(findings).message
 
 
-def test_a_file_that_goes_away_meanwhile_is_missing(tmp_path: Path) -> None:
-    """As a link to nothing, which is listed too."""
+def test_a_file_removed_during_the_check_is_missing(tmp_path: Path) -> None:
+    """A link to nothing stands for it, because it is listed too."""
     (tmp_path / SHARD).symlink_to("gone")
 
     finding = only(look(tmp_path))
@@ -304,8 +304,8 @@ def test_a_file_that_goes_away_meanwhile_is_missing(tmp_path: Path) -> None:
     assert (finding.code, finding.file) == ("W008", str(tmp_path / SHARD))
 
 
-def test_storage_that_does_not_give_the_bytes_is_named(tmp_path: Path) -> None:
-    """/proc/self/mem is a file that opens, and whose first byte can't be read."""
+def test_a_read_error_of_the_storage_is_reported(tmp_path: Path) -> None:
+    """/proc/self/mem can be opened, but its first byte can't be read."""
     (tmp_path / SHARD).symlink_to("/proc/self/mem")
 
     finding = only(look(tmp_path))
@@ -315,7 +315,7 @@ def test_storage_that_does_not_give_the_bytes_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o744, 0o711])
-def test_the_files_of_a_folder_out_of_reach_are_not_none(open_folder: Path, mode: int) -> None:
+def test_listing_the_files_of_an_unreadable_folder_raises(open_folder: Path, mode: int) -> None:
     (open_folder / FIRST).write_bytes(b"")
     open_folder.chmod(mode)
     with as_nobody(), pytest.raises(PermissionError):

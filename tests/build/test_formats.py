@@ -1,4 +1,4 @@
-"""The scripts are run for real, against programs on PATH that write down what they were called with."""
+"""The scripts of every format run for real, with programs on PATH that record how they were called."""
 
 import json
 import subprocess
@@ -49,7 +49,7 @@ def files_of(plan, format):
 
 
 def flat(document, prefix=""):
-    """A YAML document as dotted paths."""
+    """Return the values of a YAML document by their dotted paths."""
     settings = {}
     for key, value in document.items():
         settings |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
@@ -57,7 +57,7 @@ def flat(document, prefix=""):
 
 
 def flags_of(argv):
-    """Flag -> value, True for one that stands alone; what is no flag is left out."""
+    """Return flag -> value, True for a flag that stands alone. Other words are left out."""
     flags = {}
     for word, following in zip(argv, [*argv[1:], "--"], strict=True):
         if word.startswith("--"):
@@ -82,7 +82,7 @@ def test_every_script_is_bash_and_the_same_each_time(name, format):
 
 
 @pytest.mark.parametrize(("name", "format"), [case for case in CASES if case.values[1] != "triton"])
-def test_what_is_written_beside_the_repository_has_its_stamp_on_top(name, format):
+def test_the_formats_for_other_programs_have_their_stamp_at_the_top(name, format):
     files = files_of(make_plan(REQUESTS[name]), format)
     manifest = json.loads(files["deepseek-triton.json"])
 
@@ -92,19 +92,19 @@ def test_what_is_written_beside_the_repository_has_its_stamp_on_top(name, format
 
 @pytest.mark.parametrize("name", ["ctx", "gen"])
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "trtllm-serve"])
-def test_half_of_a_disaggregated_pair_is_for_trtllm_serve_only(name, format):
+def test_one_half_of_a_disaggregated_pair_is_written_for_trtllm_serve_only(name, format):
     with pytest.raises(RefusedPlanError, match=f"profile {name} can't be written as {format} .*--format trtllm-serve$"):
         format_files(format, make_plan(REQUESTS[name]), version="1.0")
 
 
-def test_what_needs_no_tensorrt_llm_is_for_triton_only():
+def test_other_engines_than_tensorrt_llm_are_written_for_triton_only():
     with pytest.raises(
         RefusedPlanError, match=r"the transformers engine can't be written as quickstart .*--format triton$"
     ):
         format_files("quickstart", make_plan(PlanRequest(variant="tiny")), version="1.0")
 
 
-def test_an_unknown_format_gets_the_nearest():
+def test_the_error_for_an_unknown_format_names_the_nearest():
     with pytest.raises(UnknownNameError, match="did you mean 'trtllm-serve'"):
         format_files("trtllm-server", make_plan(R1), version="1.0")
 
@@ -113,7 +113,7 @@ def test_an_unknown_format_gets_the_nearest():
 
 
 @pytest.mark.parametrize(("name", "format"), [case for case in CASES if case.values[1].startswith("trtllm")])
-def test_flags_and_yaml_together_say_the_plan_and_nothing_twice(run, tmp_path, name, format):
+def test_flags_and_yaml_together_are_the_plan_with_nothing_twice(run, tmp_path, name, format):
     plan = make_plan(REQUESTS[name])
     (tmp_path / "data").touch()
     arguments = ["gsm8k"] if format == "trtllm-eval" else []
@@ -123,15 +123,15 @@ def test_flags_and_yaml_together_say_the_plan_and_nothing_twice(run, tmp_path, n
     document = yaml.safe_load(files_of(plan, format)["extra-llm-api-config.yml"])
     given = from_flags(format, flags_of(argv[argv.index(format) :]))
     spelled = canonical(flat(document), plan.release.version)
-    said = {key: value for key, value in given.items() if not key.startswith("-")}
+    flags = {key: value for key, value in given.items() if not key.startswith("-")}
 
-    assert not said.keys() & spelled.keys()
-    assert not {key.split(".")[0] for key in said if "." in key} & document.keys()
+    assert not flags.keys() & spelled.keys()
+    assert not {key.split(".")[0] for key in flags if "." in key} & document.keys()
     wanted = {key: value for key, value in plan.canonical.items() if key != "model"}
     if format != "trtllm-bench":  # whose own default is to trust
         wanted = {key: value for key, value in wanted.items() if (key, value) != ("trust_remote_code", False)}
     extra = {"reasoning_parser"} - wanted.keys()
-    assert {key: value for key, value in (said | spelled).items() if key not in extra} == wanted
+    assert {key: value for key, value in (flags | spelled).items() if key not in extra} == wanted
     assert "triton_config" not in document
 
 
@@ -146,8 +146,8 @@ def test_the_common_limits_are_flags(run):
     assert "--trust_remote_code" not in flags
 
 
-def test_a_section_of_the_yaml_is_whole(run):
-    """TensorRT-LLM merges the two by top-level key: kv_cache_config in the YAML throws away the flag's fraction."""
+def test_a_section_in_the_yaml_holds_all_its_keys(run):
+    """TensorRT-LLM merges by top-level key: kv_cache_config in the YAML would replace the fraction set by a flag."""
     plan = make_plan(R1)
     config = yaml.safe_load(files_of(plan, "trtllm-serve")["extra-llm-api-config.yml"])["kv_cache_config"]
 
@@ -156,7 +156,7 @@ def test_a_section_of_the_yaml_is_whole(run):
     assert "--kv_cache_free_gpu_memory_fraction" not in run(plan, "trtllm-serve").argv
 
 
-def test_a_section_that_flags_say_all_of_stays_a_flag(run):
+def test_a_section_that_flags_can_set_completely_stays_a_flag(run):
     plan = make_plan(R1)
     fraction = "kv_cache_config.free_gpu_memory_fraction"
     kept = [row for row in plan.settings if row.key == fraction or not row.key.startswith("kv_cache_config.")]
@@ -167,7 +167,7 @@ def test_a_section_that_flags_say_all_of_stays_a_flag(run):
     assert "kv_cache_config" not in yaml.safe_load(files_of(plan, "trtllm-serve")["extra-llm-api-config.yml"])
 
 
-def test_trust_in_the_checkpoints_code_is_a_switch(run):
+def test_trust_remote_code_is_a_switch(run):
     plan = make_plan(replace(R1, overrides=(("trust_remote_code", True),)))
 
     assert flags_of(run(plan, "trtllm-serve").argv)["--trust_remote_code"] is True
@@ -176,7 +176,7 @@ def test_trust_in_the_checkpoints_code_is_a_switch(run):
 
 @pytest.mark.parametrize("format", ["trtllm-serve", "trtllm-bench", "trtllm-eval"])
 def test_a_plan_of_flags_alone_leaves_a_yaml_that_is_a_mapping(format):
-    """An empty document is None to the programs, and they fail on it."""
+    """The programs read an empty document as None and fail."""
     plan = make_plan(R1)
     plan = replace(
         plan, settings=tuple(row for row in plan.settings if row.key in ("model", "backend", "max_batch_size"))
@@ -193,7 +193,7 @@ def test_host_port_and_further_arguments_are_the_users(run):
 
 
 @pytest.mark.parametrize(("name", "expected"), [("r1-h200", "deepseek-r1"), ("r1-0.21", "deepseek-r1"), ("v3.2", None)])
-def test_only_what_always_thinks_gets_the_parser(run, name, expected):
+def test_only_models_that_always_reason_get_the_reasoning_parser(run, name, expected):
     assert flags_of(run(make_plan(REQUESTS[name]), "trtllm-serve").argv).get("--reasoning_parser") == expected
 
 
@@ -203,7 +203,7 @@ def test_only_what_always_thinks_gets_the_parser(run, name, expected):
     ids=["space", "apostrophe", "quote", "expansion", "semicolon", "backslash", "newline", "star"],
 )
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "triton"])
-def test_a_checkpoints_path_reaches_the_program_as_it_is(run, tmp_path, format, model):
+def test_a_checkpoints_path_reaches_the_program_unchanged(run, tmp_path, format, model):
     (tmp_path / "data").touch()
     arguments = ["mmlu"] if format == "trtllm-eval" else []
     argv = run(make_plan(replace(R1, model=model)), format, *arguments, DATASET=str(tmp_path / "data")).argv
@@ -221,7 +221,7 @@ def test_every_flag_has_its_reason_above():
     assert f"--max_num_tokens {plan.canonical['max_num_tokens']}: {reasons['max_num_tokens']}" in comments
 
 
-def test_bench_takes_the_workload_planned_for_and_the_users(run, tmp_path):
+def test_bench_takes_the_planned_workload_unless_the_user_sets_another(run, tmp_path):
     plan = make_plan(replace(R1, workload=Workload(isl=1024, osl=2048, concurrency=64)))
     data = tmp_path / "requests.txt"
     data.touch()
@@ -251,12 +251,12 @@ def test_a_folder_is_told_from_a_hugging_face_name(model, expected):
     assert is_path(model) is expected
 
 
-def test_a_profile_is_no_format_and_said_to_be_one():
+def test_the_error_for_a_profile_given_as_a_format_says_so():
     with pytest.raises(UnknownNameError, match="unknown format 'ctx': ctx is a profile: --profile ctx; known so far"):
         format_files("ctx", make_plan(R1), version="1.0")
 
 
-def test_bench_without_a_dataset_says_so_in_one_line(run):
+def test_bench_without_a_dataset_ends_with_one_line(run):
     result = run(make_plan(R1), "trtllm-bench")
 
     assert result.code == 2
@@ -283,7 +283,7 @@ def test_eval_runs_the_task(run, arguments, ending):
 
 
 @pytest.mark.parametrize("arguments", [[], ["gpqa"]])
-def test_eval_names_the_tasks(run, arguments):
+def test_the_error_for_an_unknown_task_names_the_tasks(run, arguments):
     result = run(make_plan(R1), "trtllm-eval", *arguments)
 
     got = arguments[0] if arguments else ""
@@ -293,7 +293,7 @@ def test_eval_names_the_tasks(run, arguments):
 # quickstart_advanced.py
 
 
-def test_the_quickstart_says_the_plan_in_the_scripts_own_flags(run):
+def test_the_quickstart_sets_the_plan_by_the_scripts_own_flags(run):
     plan = make_plan(replace(R1, variant="deepseek-r1-0528", profile="latency", mtp=3, relaxed_acceptance=True))
     result = run(plan, "quickstart", "--prompt", "Hi")
     flags = flags_of(result.argv)
@@ -308,7 +308,7 @@ def test_the_quickstart_says_the_plan_in_the_scripts_own_flags(run):
 
 
 def test_the_quickstart_of_v32(run):
-    """Known issues of the DeepSeek guide: no block reuse, KV blocks of 64."""
+    """The DeepSeek guide names these known issues: no block reuse, KV blocks of 64."""
     flags = flags_of(run(make_plan(REQUESTS["v3.2"]), "quickstart").argv)
 
     assert flags["--disable_kv_cache_reuse"] is True
@@ -324,7 +324,7 @@ def test_the_quickstart_of_v32(run):
         ("0.21.0", {"--spec_decode_nextn"}, {"--spec_decode_max_draft_len", "--sampler_type"}),
     ],
 )
-def test_the_quickstart_is_that_of_the_release(run, release, present, absent):
+def test_the_quickstart_uses_the_flags_of_the_release(run, release, present, absent):
     flags = flags_of(run(make_plan(replace(R1, release=release, mtp=1)), "quickstart").argv)
 
     assert present <= flags.keys()
@@ -332,15 +332,15 @@ def test_the_quickstart_is_that_of_the_release(run, release, present, absent):
 
 
 @pytest.mark.parametrize(("interval", "is_named"), [(10, True), (1, False)], ids=["chosen", "the-engines-own"])
-def test_what_the_quickstart_has_no_flag_for_is_named(run, interval, is_named):
+def test_settings_that_the_quickstart_has_no_flag_for_are_named(run, interval, is_named):
     plan = make_plan(replace(R1, overrides=(("stream_interval", interval),)))
-    [named] = files_of(plan, "quickstart")["quickstart.sh"].split("# Not said here")[1:]
+    [named] = files_of(plan, "quickstart")["quickstart.sh"].split("# Not passed on")[1:]
 
     assert ("stream_interval" in named) == is_named
     assert "stream_interval" not in " ".join(run(plan, "quickstart").argv)
 
 
-def test_another_place_of_the_quickstart(run):
+def test_the_quickstarts_path_can_be_set(run):
     assert run(make_plan(R1), "quickstart", QUICKSTART="/my/script.py").argv[1] == "/my/script.py"
 
 
@@ -377,7 +377,7 @@ FOLLOWED_BY = {
 
 
 @pytest.mark.parametrize("format", FOLLOWED_BY)
-def test_several_nodes_are_the_users_hosts(run, format):
+def test_several_nodes_are_those_in_hosts(run, format):
     arguments = ["mmlu"] if format == "trtllm-eval" else []
     plan = replace(
         make_plan(TWO_NODES), environment=(EnvironmentVariable(name="SOME_NAME", value="1", reason="because"),)
@@ -395,7 +395,7 @@ def test_several_nodes_are_the_users_hosts(run, format):
     assert argv[len(ranks) :][:3] == FOLLOWED_BY[format]
 
 
-def test_ssh_has_its_own_port_unless_told(run):
+def test_ssh_keeps_its_default_port_unless_one_is_set(run):
     assert "-mca" not in run(make_plan(TWO_NODES), "trtllm-serve", HOSTS="a,b").argv
 
 
@@ -414,13 +414,13 @@ def test_anything_but_two_different_hosts_is_refused_in_one_line(run, hosts, got
 
 
 @pytest.mark.parametrize("hosts", ["node1, node2", " node1,node2 ", "node1,node2,", "node1 node2"])
-def test_spaces_between_hosts_are_none_of_their_names(run, hosts):
+def test_spaces_between_hosts_are_ignored(run, hosts):
     argv = run(make_plan(TWO_NODES), "trtllm-serve", HOSTS=hosts).argv
 
     assert argv[argv.index("-H") + 1] == "node1:8,node2:8"
 
 
-def test_what_tunes_the_network_goes_to_every_node(run):
+def test_variables_that_tune_the_network_are_forwarded_to_every_node(run):
     plan = replace(
         make_plan(TWO_NODES), environment=(EnvironmentVariable(name="NCCL_OWN", value="1", reason="because"),)
     )
@@ -432,7 +432,7 @@ def test_what_tunes_the_network_goes_to_every_node(run):
     assert "OTHER" not in forwarded
 
 
-def test_the_network_interface_goes_to_mpi_and_to_what_the_ranks_use(run):
+def test_the_network_interface_is_set_for_mpi_nccl_and_gloo(run):
     result = run(make_plan(TWO_NODES), "trtllm-serve", HOSTS="a,b", INTERFACE="eth1", SSH_ARGS="-i /keys/id")
 
     assert parameters_of(result.argv) == {
@@ -459,7 +459,7 @@ def test_trays_of_four_have_four_ranks_each(run):
     assert argv[argv.index("-n") + 1] == str(4 * len(hosts))
 
 
-def test_an_override_is_in_every_rendering(run):
+def test_an_override_is_in_every_format(run):
     plan = make_plan(replace(R1, overrides=(("max_batch_size", 77), ("stream_interval", 3))))
 
     assert flags_of(run(plan, "trtllm-serve").argv)["--max_batch_size"] == 77

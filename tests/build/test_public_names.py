@@ -33,7 +33,6 @@ ROOT = [
     "UnknownNameError",
     "UnusableCheckpointError",
     "Workload",
-    "apply_quant_config",
     "contract_page",
     "format_files",
     "make_plan",
@@ -42,6 +41,7 @@ ROOT = [
     "repository_files",
     "resolve_target",
     "version_dir",
+    "write_quant_config",
     "write_repository",
 ]
 CHECK = [

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from deepseek_triton_build.build_errors import UnusableCheckpointError
-from deepseek_triton_build.render.hf_quant_config import NAME, apply, quant_config_change
+from deepseek_triton_build.render.hf_quant_config import NAME, quant_config_change, write_quant_config
 
 V3 = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
 V32 = V3 | {"architectures": ["DeepseekV32ForCausalLM"]}
@@ -43,7 +43,7 @@ def test_a_checkpoint_without_the_file_gets_one(checkpoint, config, kv_cache):
     change = quant_config_change(folder, kv_cache)
 
     assert files(folder) == {}  # nothing is written before it is applied
-    assert apply(change) is None
+    assert write_quant_config(change) is None
     expected = {"quantization": {"quant_algo": "FP8_BLOCK_SCALES", "kv_cache_quant_algo": kv_cache}}
     assert json.loads(files(folder)[NAME]) == expected
     assert list(files(folder)) == [NAME]
@@ -55,7 +55,7 @@ def test_other_keys_stay_and_the_file_as_it_was_is_kept(checkpoint):
     folder = checkpoint(V3, own)
     (folder / NAME).chmod(0o640)
 
-    backup = apply(quant_config_change(folder, "FP8"))
+    backup = write_quant_config(quant_config_change(folder, "FP8"))
     written = json.loads((folder / NAME).read_text())
     assert written == own | {
         "quantization": {
@@ -72,13 +72,13 @@ def test_other_keys_stay_and_the_file_as_it_was_is_kept(checkpoint):
 
 def test_a_second_run_changes_nothing_and_keeps_nothing(checkpoint):
     folder = checkpoint()
-    apply(quant_config_change(folder, "FP8"))
+    write_quant_config(quant_config_change(folder, "FP8"))
     before = files(folder)
     again = quant_config_change(folder, "FP8")
 
     assert not again.is_needed
-    assert "is so already" in again.summary
-    assert apply(again) is None
+    assert "needs no change" in again.summary
+    assert write_quant_config(again) is None
     assert files(folder) == before
 
 
@@ -88,7 +88,7 @@ def test_an_older_backup_is_never_replaced(checkpoint):
     for kv_cache in ("FP8", None, "FP8"):
         change = quant_config_change(folder, kv_cache)
         was = (folder / NAME).read_text()
-        kept.append(apply(change).name)
+        kept.append(write_quant_config(change).name)
         assert (folder / kept[-1]).read_text() == was
 
     assert kept == [f"{NAME}.bak", f"{NAME}.bak.1", f"{NAME}.bak.2"]
@@ -96,25 +96,25 @@ def test_an_older_backup_is_never_replaced(checkpoint):
 
 
 @pytest.mark.parametrize("algo", ["NVFP4", "W4A8_AWQ", "MIXED_PRECISION"])
-def test_of_a_checkpoint_quantized_otherwise_only_the_kv_cache_changes(checkpoint, algo):
+def test_only_the_kv_cache_changes_in_a_checkpoint_quantized_otherwise(checkpoint, algo):
     quant = {**NVFP4, "quantization": NVFP4["quantization"] | {"quant_algo": algo}}
     folder = checkpoint({"architectures": ["DeepseekV3ForCausalLM"]}, quant)
 
     assert not quant_config_change(folder, "FP8").is_needed
-    apply(quant_config_change(folder, None))
+    write_quant_config(quant_config_change(folder, None))
     assert json.loads((folder / NAME).read_text()) == {
         **quant,
         "quantization": quant["quantization"] | {"kv_cache_quant_algo": None},
     }
 
 
-def test_a_link_into_a_cache_is_replaced_and_what_it_points_to_is_not(checkpoint, tmp_path_factory):
+def test_a_link_into_a_cache_is_replaced_but_its_target_is_not_changed(checkpoint, tmp_path_factory):
     blob = tmp_path_factory.mktemp("blobs") / "blob"
     blob.write_text(json.dumps({"quantization": {"quant_algo": "FP8_BLOCK_SCALES"}}))
     folder = checkpoint()
     (folder / NAME).symlink_to(blob)
 
-    apply(quant_config_change(folder, "FP8"))
+    write_quant_config(quant_config_change(folder, "FP8"))
     assert not (folder / NAME).is_symlink()
     assert "kv_cache" not in blob.read_text()
 
@@ -136,7 +136,7 @@ def test_a_link_into_a_cache_is_replaced_and_what_it_points_to_is_not(checkpoint
         pytest.param(V3, {"quantization": {"quant_algo": "AWQ"}}, "found 'AWQ'", id="algo-unknown"),
     ],
 )
-def test_what_it_would_be_wrong_for_is_refused_in_one_line(checkpoint, config, quant, expected):
+def test_other_checkpoints_and_broken_files_are_refused_in_one_line(checkpoint, config, quant, expected):
     folder = checkpoint(config, quant)
     before = files(folder)
 
@@ -152,28 +152,28 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         quant_config_change(tmp_path / "gone", "FP8")
 
 
-def test_a_folder_that_takes_nothing_is_left_as_it_was(checkpoint, tmp_path):
+def test_a_folder_that_can_not_be_written_is_an_error(checkpoint, tmp_path):
     change = quant_config_change(checkpoint(), "FP8")
     (tmp_path / "config.json").unlink()
     tmp_path.rmdir()
 
     with pytest.raises(UnusableCheckpointError, match=r"can't be written: .*; the checkpoint is as it was"):
-        apply(change)
+        write_quant_config(change)
     tmp_path.mkdir()
 
 
-def test_a_number_json_has_no_word_for_is_refused_in_one_line(checkpoint):
+def test_a_number_that_json_can_not_express_is_refused_in_one_line(checkpoint):
     folder = checkpoint(V3, '{"quantization": {}, "more": 1e999}')
 
-    with pytest.raises(UnusableCheckpointError, match="holds a number that JSON has no word for"):
-        apply(quant_config_change(folder, "FP8"))
+    with pytest.raises(UnusableCheckpointError, match="holds a number that JSON can't express"):
+        write_quant_config(quant_config_change(folder, "FP8"))
     assert list(files(folder)) == [NAME]
 
 
 _INTERRUPTED = """\
 import os, signal, sys
 from pathlib import Path
-from deepseek_triton_build.render.hf_quant_config import apply, quant_config_change
+from deepseek_triton_build.render.hf_quant_config import quant_config_change, write_quant_config
 
 name, when = sys.argv[2:]
 call = getattr(os, name)
@@ -185,7 +185,7 @@ def interrupted(*args):
 
 setattr(os, name, interrupted)
 try:
-    apply(quant_config_change(Path(sys.argv[1]), "FP8"))
+    write_quant_config(quant_config_change(Path(sys.argv[1]), "FP8"))
 except KeyboardInterrupt:
     sys.exit("interrupted")
 """
@@ -196,7 +196,7 @@ except KeyboardInterrupt:
     [("fsync", "before", False), ("replace", "before", False), ("replace", "at", True)],
     ids=["writing", "before", "when-done"],
 )
-def test_an_interrupt_leaves_the_file_whole_and_nothing_beside_it(checkpoint, call, when, is_done):
+def test_an_interrupt_leaves_a_complete_file_and_no_scratch_file(checkpoint, call, when, is_done):
     own = json.dumps({"quantization": {"quant_algo": "FP8_BLOCK_SCALES"}})
     folder = checkpoint(V3, own)
     done = subprocess.run([sys.executable, "-c", _INTERRUPTED, folder, call, when], capture_output=True, text=True)

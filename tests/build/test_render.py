@@ -22,7 +22,7 @@ def tiny_with(*settings: Setting):
     return replace(make_plan(TINY), settings=settings)
 
 
-def test_config_pbtxt_is_the_contract_to_tritons_own_parser():
+def test_tritons_own_parser_reads_the_contract_in_config_pbtxt():
     config = text_format.Parse(config_pbtxt(stamp=STAMP), model_config_pb2.ModelConfig())
     tables = contract()
 

@@ -32,14 +32,14 @@ def written(tmp_path):
 
 
 def refusal(output, files=None):
-    """The one-line refusal and its diff."""
+    """Return the message of the refusal, which is one line, and its diff."""
     with pytest.raises(EditedError) as caught:
         write_repository(files or tiny_files(), output)
     assert "\n" not in str(caught.value)
     return str(caught.value), caught.value.diff
 
 
-def test_a_repository_holds_the_backend_and_nothing_python_left_behind(written):
+def test_a_repository_holds_the_backend_and_no_python_caches(written):
     names = set(tree(written))
 
     assert {"start.sh", "tensorrt_llm/config.pbtxt", "tensorrt_llm/1/model.py", MODEL_YAML} <= names
@@ -78,7 +78,7 @@ def test_an_edited_folder_is_refused_with_the_difference_and_replaced_by_force(w
     assert b"num_threads: 1" in tree(written)[MODEL_YAML]
 
 
-def test_an_edit_that_is_what_would_be_written_is_none(written):
+def test_a_file_that_equals_what_would_be_written_is_no_edit(written):
     later = tiny_files(version="2.0")
     for file in later:
         if file.path.as_posix() == MODEL_YAML:
@@ -96,7 +96,7 @@ def test_an_edit_that_is_what_would_be_written_is_none(written):
         pytest.param("start.sh", None, "start.sh: was removed, and would be written again", id="gone"),
     ],
 )
-def test_what_is_not_read_as_lines_is_named(written, name, content, expected):
+def test_a_file_that_can_not_be_compared_line_by_line_is_named(written, name, content, expected):
     if content is None:
         (written / name).unlink()
     else:
@@ -116,7 +116,7 @@ def test_a_long_difference_is_cut(written):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"files": 3}', "[" * 100_000], ids=["empty", "cut", "list", "no-files", "deep"]
 )
-def test_a_damaged_stamp_still_guards_what_was_changed(written, text):
+def test_changes_are_found_even_if_the_stamp_is_damaged(written, text):
     (written / "tensorrt_llm/deepseek-triton.json").write_text(text)
     write_repository(tiny_files(), written)  # every file is what would be written: nothing is lost
 
@@ -125,38 +125,13 @@ def test_a_damaged_stamp_still_guards_what_was_changed(written, text):
     assert "start.sh" in refusal(written)[0]
 
 
-def test_what_python_and_a_run_leave_there_is_no_edit(written):
+def test_pythons_caches_are_no_edit(written):
     for folder, module in (("1", "model"), ("1/deepseek_launcher", "main")):
         cache = written / "tensorrt_llm" / folder / "__pycache__"
         cache.mkdir()
         (cache / f"{module}.cpython-312.pyc").write_bytes(b"\0")
 
     write_repository(tiny_files(), written)
-
-
-def old_repository(folder):
-    """As version 0.1.0 wrote it: checksums in a text file."""
-    files = {"start.sh": "old\n", "tensorrt_llm/1/model.yaml": "old: 1\n"}
-    lines = []
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-        lines.append(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n")
-    (folder / "tensorrt_llm/deepseek-triton.sha256").write_text("".join(lines))
-
-
-def test_a_folder_of_the_version_before_is_ours(tmp_path):
-    old_repository(tmp_path / "repo")
-    write_repository(tiny_files(), tmp_path / "repo")
-
-    assert "tensorrt_llm/deepseek-triton.sha256" not in tree(tmp_path / "repo")
-
-
-def test_an_edited_folder_of_the_version_before_is_refused(tmp_path):
-    old_repository(tmp_path / "repo")
-    (tmp_path / "repo/start.sh").write_text("mine\n")
-
-    assert "start.sh; --force" in refusal(tmp_path / "repo")[0]
 
 
 def test_the_stamp_may_lie_at_the_top(tmp_path):
@@ -202,7 +177,8 @@ _WRITE = """\
 import resource, sys
 from pathlib import Path, PurePosixPath
 from deepseek_triton_build.build_errors import OutputError
-from deepseek_triton_build.render.repository_files import File, write_repository
+from deepseek_triton_build.render.folder_writer import write_repository
+from deepseek_triton_build.render.repository_files import File
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
 files = [File(PurePosixPath(f"{n}.txt"), b"x" * 4096) for n in range(2)]
@@ -214,7 +190,7 @@ except OutputError as error:
 
 
 def write_elsewhere(output, max_file_size=10**6, **process):
-    """write_repository in a process of its own; what it said."""
+    """Run write_repository in a process of its own, and return its error line."""
     command = [sys.executable, "-c", _WRITE, str(output), str(max_file_size)]
     done = subprocess.run(command, capture_output=True, text=True, **process)
     assert done.returncode == 1, done
@@ -222,7 +198,7 @@ def write_elsewhere(output, max_file_size=10**6, **process):
     return line
 
 
-def test_a_disk_that_takes_no_more_leaves_what_was_there(written):
+def test_a_full_disk_leaves_the_folder_as_it_was(written):
     """The limit on a file's size stands in for the full disk: a write fails half-way."""
     before = tree(written)
 
@@ -231,13 +207,13 @@ def test_a_disk_that_takes_no_more_leaves_what_was_there(written):
     assert [path.name for path in written.parent.iterdir()] == ["repo"]
 
 
-def test_a_disk_that_takes_no_more_leaves_no_new_folder(tmp_path):
+def test_a_full_disk_leaves_no_new_folder(tmp_path):
     assert "can't be written" in write_elsewhere(tmp_path / "a/b/repo", max_file_size=1000)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_read_only_parent_is_named():
-    """/proc takes no folder from anybody, root included."""
+    """Nobody can make a folder in /proc, not even root."""
     if not Path("/proc/self").exists():
         pytest.skip("needs /proc")
 
@@ -252,7 +228,8 @@ _INTERRUPTED = """\
 import os, signal, sys
 from pathlib import Path, PurePosixPath
 from deepseek_triton_build.build_errors import OutputError
-from deepseek_triton_build.render.repository_files import File, write_repository
+from deepseek_triton_build.render.folder_writer import write_repository
+from deepseek_triton_build.render.repository_files import File
 
 points = sys.argv[2].split(",")
 count = 0
@@ -277,7 +254,7 @@ except KeyboardInterrupt:
 
 
 def interrupt(output, points):
-    """write_repository in a process that gets SIGINT before or right after its nth rename; what it said."""
+    """Run write_repository in a process that gets SIGINT before or after its nth rename; return its error line."""
     done = subprocess.run([sys.executable, "-c", _INTERRUPTED, output, points], capture_output=True, text=True)
     assert done.returncode == 1, done
     [line] = done.stderr.splitlines()
@@ -299,7 +276,7 @@ def test_an_interrupt_leaves_no_new_folder(tmp_path, point):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_second_interrupt_keeps_from_its_place_is_named(written):
+def test_after_a_second_interrupt_the_error_says_where_the_old_folder_is(written):
     before = tree(written)
 
     message = interrupt(written, "at-1,before-2")
@@ -338,7 +315,7 @@ ADDED = [
 
 
 @pytest.mark.parametrize(("name", "make", "named", "shown"), ADDED)
-def test_whatever_was_added_is_kept_until_forced(written, name, make, named, shown):
+def test_added_files_are_kept_unless_forced(written, name, make, named, shown):
     make(written / name)
 
     message, diff = refusal(written)
@@ -361,7 +338,7 @@ def test_a_file_of_ours_that_became_something_else_is_an_edit(written, kind, tmp
     assert diff.startswith("start.sh: would be replaced; it is ")
 
 
-def test_the_mode_of_the_folder_stays(written):
+def test_the_folder_keeps_its_permissions(written):
     written.chmod(0o700)
     write_repository(tiny_files(version="2.0"), written)
 
@@ -369,7 +346,7 @@ def test_the_mode_of_the_folder_stays(written):
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "../../../../dev/zero", "a\0b"], ids=["absolute", "above", "nul"])
-def test_a_stamp_names_nothing_outside(written, name):
+def test_names_in_a_stamp_that_lead_out_of_the_folder_are_ignored(written, name):
     stamp = written / "tensorrt_llm/deepseek-triton.json"
     record = json.loads(stamp.read_text())
     record["files"][name] = "0" * 64
@@ -378,7 +355,7 @@ def test_a_stamp_names_nothing_outside(written, name):
     write_repository(tiny_files(), written)
 
 
-def test_names_and_differences_hold_nothing_a_terminal_obeys(written):
+def test_names_and_differences_hold_no_characters_that_a_terminal_obeys(written):
     (written / "a\nb\x1b[2J").write_text("\x1b[31mred\n")
 
     message, diff = refusal(written)
@@ -386,7 +363,7 @@ def test_names_and_differences_hold_nothing_a_terminal_obeys(written):
     assert "-?[31mred" in diff
 
 
-def test_a_link_to_itself_is_one_line(tmp_path):
+def test_a_link_to_itself_is_an_error_of_one_line(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
 
     with pytest.raises(OutputError, match=r"loop: can't be written: .*; choose another --output$") as caught:
@@ -394,7 +371,7 @@ def test_a_link_to_itself_is_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_what_has_to_be_done_before_is_done_when_all_is_written_or_nothing_is_replaced(written):
+def test_when_the_callback_before_the_replacement_fails_nothing_is_replaced(written):
     before = tree(written)
 
     def look():

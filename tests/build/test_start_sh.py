@@ -1,4 +1,4 @@
-"""start.sh is run for real, against programs on PATH that write down what they were called with."""
+"""start.sh runs for real, with programs on PATH that record how they were called."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def script_of(request):
 
 
 def parts_of(argv):
-    """A whole command as the supervisor's options, what it runs the guard by, and what the guard runs."""
+    """Split a command into the supervisor's options, the words that start the ranks, and the command of each guard."""
     supervisor, ranks, guarded = split(argv, "--", times=2)
     assert supervisor[0] == "python3"
     assert supervisor[1].endswith("/tensorrt_llm/1/supervise.py")
@@ -52,7 +52,7 @@ def parts_of(argv):
 
 
 def split(words, separator, times):
-    """`words` at the first `times` separators."""
+    """Split `words` at the first `times` separators."""
     parts = []
     for _ in range(times):
         place = words.index(separator)
@@ -69,7 +69,7 @@ def options_of(words):
 
 
 def commands_of(output):
-    """What DRY_RUN=1 printed: the variables and the words of the one command."""
+    """Return the variables and the words of the command that DRY_RUN=1 printed."""
     assert output.endswith("\n")
     done = subprocess.run(["bash", "-c", f"printf '%s\\0' {output}"], capture_output=True, text=True, check=True)
     words = done.stdout.split("\0")[:-1]
@@ -98,7 +98,7 @@ def test_every_script_is_bash(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_printed_is_what_is_run(run, kind):
-    """The printed command, given to a shell again, starts the same words in the same environment."""
+    """A shell that gets the printed command starts the same words in the same environment."""
     variables = {"DEEPSEEK_TRITON_LAUNCH": LAUNCH, "HOSTS": "a,b", "SSH_ARGS": "-i it's", "INTERFACE": "eth0"}
     result = run(KINDS[kind], "--log-verbose", "1", **variables)
     printed = run(KINDS[kind], "--log-verbose", "1", DRY_RUN="1", **variables)
@@ -112,8 +112,8 @@ def test_what_is_printed_is_what_is_run(run, kind):
     assert max(map(len, printed.output.splitlines())) < 400
 
 
-def test_nothing_is_needed_to_print(tmp_path):
-    """Neither mpirun nor Python: there are only the shell's own tools on PATH."""
+def test_a_dry_run_needs_neither_mpirun_nor_python(tmp_path):
+    """Only the tools that the shell code uses are on PATH."""
     (tmp_path / "bin").mkdir()
     for tool in ("bash", "env", "dirname", "readlink", "od", "tr", "sort", "grep"):
         (tmp_path / "bin" / tool).symlink_to(f"/usr/bin/{tool}")
@@ -168,7 +168,7 @@ def test_one_node(run):
     assert result.environment["PYTHONPATH"] == f"{repository}/tensorrt_llm/1/deepseek_backend/process/overlay"
 
 
-def test_supervisor_and_server_are_told_the_same(run):
+def test_supervisor_and_server_get_the_same_settings(run):
     variables = {"HTTP_PORT": "1", "GRPC_PORT": "2", "METRICS_PORT": "3", "HTTP_ADDRESS": "10.0.0.7"}
     more = {"EXIT_TIMEOUT": "90", "READY_WITHIN": "7", "MAX_RESTARTS": "0", "READY_FILE": "/run/my ready"}
     options, ranks, guarded = parts_of(run(R1, **variables, **more, GRPC_ADDRESS="::1").argv)
@@ -183,7 +183,7 @@ def test_supervisor_and_server_are_told_the_same(run):
     assert options["--ready-file"] == "/run/my ready"
 
 
-def test_the_deadline_is_the_arithmetic_of_the_comment(run):
+def test_the_deadline_equals_the_arithmetic_in_the_comment(run):
     plan = make_plan(R1)
     size = plan.checkpoint.weight_bytes
     text = " ".join(line.removeprefix("# ") for line in script_of(R1).splitlines())
@@ -228,7 +228,7 @@ def test_the_parameters_of_mpirun(run, request_, variables, expected):
     assert parameters_of(parts_of(result.argv)[1]) == expected
 
 
-def test_the_interface_is_that_of_the_ranks_too_and_what_the_user_has_set_stays(run):
+def test_the_interface_is_set_for_the_ranks_except_where_the_user_set_another(run):
     result = run(TWO_NODES, HOSTS="a,b", INTERFACE="eth0", NCCL_SOCKET_IFNAME="^docker0")
 
     assert result.environment["NCCL_SOCKET_IFNAME"] == "^docker0"
@@ -236,11 +236,11 @@ def test_the_interface_is_that_of_the_ranks_too_and_what_the_user_has_set_stays(
     assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} <= set(forwarded_by(result.argv))
 
 
-def test_without_an_interface_nobody_is_told_one(run):
+def test_without_an_interface_no_variable_is_set(run):
     assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}.isdisjoint(run(R1).environment)
 
 
-def test_a_shell_of_slurms_gives_the_ranks_no_number(run):
+def test_slurms_rank_variables_are_removed_in_a_shell_of_a_job(run):
     environment = run(R1, SLURM_PROCID="0", SLURM_NTASKS="1", SLURM_STEP_NUM_TASKS="1", SLURM_JOB_ID="7").environment
 
     assert {"SLURM_PROCID", "SLURM_NTASKS"}.isdisjoint(environment)
@@ -265,7 +265,7 @@ def test_two_nodes(run):
 
 
 def test_mpirun_does_not_keep_the_ranks_of_a_failed_start_on_other_nodes(run):
-    """Each of its orteds waits the parameter twice before it kills: a restart would find the GPUs' memory taken."""
+    """Each orted waits twice the parameter before it kills. A restart would find the memory of the GPUs in use."""
     assert "odls_base_sigkill_timeout" not in parameters_of(run(TWO_NODES, HOSTS="a,b").argv)
 
 
@@ -278,7 +278,7 @@ def test_one_of_two_hosts_is_refused(run):
 def test_how_to_start_it_on_several_nodes_is_in_the_script():
     text = " ".join(line.removeprefix("# ") for line in script_of(TWO_NODES).splitlines())
 
-    assert "16 GPUs are 2 nodes of 8: HOSTS names them" in text
+    assert "16 GPUs are 2 nodes of 8. HOSTS names the nodes" in text
     assert "srun --mpi=pmix --nodes 2 --ntasks-per-node 8 ./start.sh" in text
     assert "srun --mpi=pmix --ntasks 8 ./start.sh" in " ".join(script_of(R1).split("\n# "))
 
@@ -299,7 +299,7 @@ def test_under_slurm_every_rank_is_a_guard(run, request_, tasks):
         assert first.environment[name] == "ib0"
 
 
-def test_the_supervisors_mark_is_that_of_the_ranks(run):
+def test_a_launch_tag_that_is_set_stays(run):
     environment = run(R1, SLURM_STEP_NUM_TASKS="8", SLURM_JOB_ID="1", DEEPSEEK_TRITON_LAUNCH=LAUNCH).environment
 
     assert environment["DEEPSEEK_TRITON_LAUNCH"] == LAUNCH
@@ -319,11 +319,11 @@ def test_other_engines_have_one_guard_and_no_mpi(run, request_):
     assert "--ranks" not in options
 
 
-def test_every_launch_has_a_mark_of_its_own(run):
-    marks = [run(TINY).environment["DEEPSEEK_TRITON_LAUNCH"] for _ in range(2)]
+def test_every_launch_has_a_launch_tag_of_its_own(run):
+    tags = [run(TINY).environment["DEEPSEEK_TRITON_LAUNCH"] for _ in range(2)]
 
-    assert marks[0] != marks[1]
-    assert all(len(mark) == 8 and int(mark, 16) >= 0 for mark in marks)
+    assert tags[0] != tags[1]
+    assert all(len(tag) == 8 and int(tag, 16) >= 0 for tag in tags)
 
 
 # Odd values and refusals
@@ -334,14 +334,14 @@ def test_every_launch_has_a_mark_of_its_own(run):
     ["a b", "it's", 'say "x"', "$HOME`id`", "a;exit 3", "a\\b", "a\nb", "*", "", "ü"],
     ids=["space", "apostrophe", "quote", "expansion", "semicolon", "backslash", "newline", "star", "empty", "umlaut"],
 )
-def test_an_odd_value_reaches_the_server_as_it_is_and_is_printed_so(run, value):
+def test_an_odd_value_reaches_the_server_and_the_printed_command_unchanged(run, value):
     assert run(TINY, "--log-file", value).argv[-2:] == ["--log-file", value]
     assert commands_of(run(TINY, "--log-file", value, DRY_RUN="1").output)[1][-2:] == ["--log-file", value]
     assert parts_of(run(TINY, READY_FILE=value).argv)[0].get("--ready-file", "") == value
 
 
 @pytest.mark.parametrize("value", ["$HOME `id`", "a'b", "x y"])
-def test_an_odd_value_of_a_variable_is_printed_as_it_is(tmp_path, value):
+def test_an_odd_value_of_a_variable_is_printed_unchanged(tmp_path, value):
     run = script_runner(tmp_path)
     plan = replace(make_plan(R1), environment=(EnvironmentVariable(name="SOME_NAME", value=value, reason="because"),))
 
@@ -363,7 +363,7 @@ def test_an_odd_value_of_a_variable_is_printed_as_it_is(tmp_path, value):
     ],
 )
 @pytest.mark.parametrize("request_", [R1, TINY], ids=["tensorrt-llm", "transformers"])
-def test_what_the_supervisor_has_to_know_is_no_argument(run, request_, argument, expected):
+def test_settings_that_the_supervisor_needs_are_refused_as_arguments(run, request_, argument, expected):
     [line] = refusals(run(request_, argument, "9"))
 
     assert line.startswith(f"start.sh: expected {expected} to ")
@@ -371,7 +371,7 @@ def test_what_the_supervisor_has_to_know_is_no_argument(run, request_, argument,
 
 
 @pytest.mark.parametrize("argument", ["--http-thread-count=4", "--grpc-keepalive-time=1", "--exit-on-error=false"])
-def test_what_only_begins_alike_is_an_argument(run, argument):
+def test_arguments_with_a_similar_beginning_are_passed_on(run, argument):
     assert run(R1, argument).argv[-1] == argument
 
 
@@ -392,7 +392,7 @@ def test_a_repository_with_a_space_is_refused_before_anything_starts(tmp_path):
     assert f"{tmp_path}/my\\ r1" in line
 
 
-def test_every_problem_is_reported_at_once(run):
+def test_all_refusals_are_printed_at_once(run):
     wrong = {"EXIT_TIMEOUT": "soon", "DEEPSEEK_TRITON_LAUNCH": "../x", "HOSTS": "a"}
     lines = refusals(run(TWO_NODES, "--http-port=1", "a b", **wrong))
 
@@ -402,8 +402,8 @@ def test_every_problem_is_reported_at_once(run):
 
 
 @pytest.mark.parametrize("value", ["", "08", "-1", "1.5", "1+1", "a[$(id)]", "9999999"])
-def test_the_exit_timeout_is_whole_seconds(run, value):
-    """It is computed with, and the shell would run what stands in an index."""
+def test_the_exit_timeout_has_to_be_whole_seconds(run, value):
+    """The shell computes with the value, and would run a command inside an array index."""
     result = run(R1, EXIT_TIMEOUT=value)
 
     if value == "":

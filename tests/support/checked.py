@@ -1,4 +1,4 @@
-"""Repositories for the tests of `check`: one that is right, and how to spoil it."""
+"""A correct repository for the tests of `check`, and helpers that spoil it and read reports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def edited(text: str, old: str, new: str) -> str:
 
 
 def only(report: Report, code: str) -> Finding:
-    """The one finding with `code`."""
+    """Return the only finding with `code`."""
     found = [finding for finding in report.findings if finding.code == code]
     assert len(found) == 1, f"expected one {code}, found {report.findings}"
     return found[0]

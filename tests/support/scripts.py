@@ -1,4 +1,4 @@
-"""Runs a generated script for real, against programs on PATH that write down what they were called with."""
+"""Run generated scripts for real, with programs on PATH that record how they were called."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deepseek_triton_build.planning.plan import Plan
+from deepseek_triton_build.render.folder_writer import write_repository
 from deepseek_triton_build.render.formats import FORMATS, format_files
-from deepseek_triton_build.render.repository_files import write_repository
 
 PROGRAMS = ("mpirun", "trtllm-llmapi-launch", "tritonserver", "trtllm-serve", "trtllm-bench", "trtllm-eval", "python3")
 
@@ -21,12 +21,12 @@ class Run(NamedTuple):
     error: str
     output: str
     argv: list[str]
-    """Of the first program that the script became; none where it became none."""
+    """Words of the program that the script became; empty when it became none."""
     environment: dict[str, str]
 
 
 def script_runner(tmp_path: Path, folder: str = "with a space") -> Callable[..., Run]:
-    """A function that writes a plan in a format below `folder` and runs its script."""
+    """Return a function that writes a plan in a format below `folder` and runs its script."""
     commands, record = tmp_path / "bin", tmp_path / "record"
     commands.mkdir()
     for program in PROGRAMS:
@@ -35,7 +35,7 @@ def script_runner(tmp_path: Path, folder: str = "with a space") -> Callable[...,
         path.chmod(0o755)
 
     def run(plan: Plan, format: str, *arguments: str, **variables: str) -> Run:
-        # trtllm-llmapi-launch splits words, so that start.sh refuses spaces.
+        # start.sh refuses spaces, because trtllm-llmapi-launch splits words.
         place = tmp_path / (folder if format != "triton" else folder.replace(" ", "-")) / format
         write_repository(format_files(format, plan, version="1.0"), place, force=True)
         environment = {"PATH": f"{commands}:{os.environ['PATH']}", "RECORD": str(record), **variables}
@@ -52,10 +52,10 @@ def script_runner(tmp_path: Path, folder: str = "with a space") -> Callable[...,
 
 
 def parameters_of(argv: Sequence[str]) -> dict[str, str]:
-    """mpirun's -mca, name -> value."""
+    """Return the parameters that mpirun gets by -mca, name -> value."""
     return {name: value for option, name, value in zip(argv, argv[1:], argv[2:], strict=False) if option == "-mca"}
 
 
 def forwarded_by(argv: Sequence[str]) -> list[str]:
-    """mpirun's -x."""
+    """Return the variables that mpirun forwards by -x."""
     return [name for option, name in pairwise(argv) if option == "-x"]

@@ -139,7 +139,7 @@ def test_a_checkpoint_that_takes_no_change_leaves_no_repository(tmp_path, capsys
     (folder / "hf_quant_config.json").write_text('{"quantization": {}, "more": 1e999}')
     assert main([*R1, "--model", str(folder), "--write-quant-config", "--output", str(tmp_path / "out")]) == 1
 
-    assert "holds a number that JSON has no word for" in capsys.readouterr().err
+    assert "holds a number that JSON can't express" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["R1"]
 
 

@@ -1,9 +1,11 @@
-"""`check`: any repository, generated, upstream's or edited by hand, against what is known of releases, GPUs and models.
+"""`check`: compare a repository with what is known about releases, GPUs and models.
+
+The repository may be generated, upstream's own or edited by hand.
 
     report = check_repository(Path("repository"), CheckOptions(gpu="h200"))
 
-Every problem is found at once, with its file, line and fix. Nothing of what is checked is imported or run. What the
-check reads files with (YAML, the stamp, a checkpoint's facts and weights) is public too, for tools that read them.
+All problems are found at once, each with its file, line and fix. Nothing in the repository is imported or run. The
+readers of YAML, stamps and checkpoints that the check uses are public too, for tools that read a repository.
 """
 
 from __future__ import annotations

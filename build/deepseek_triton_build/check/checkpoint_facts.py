@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: what model it is of, and how it is quantized."""
+"""What the files of a checkpoint say about it: which model it is, and how it is quantized."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from deepseek_triton_build.check.codes import UNKNOWN_ARCHITECTURE
 from deepseek_triton_build.check.documents import read_json
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.data.catalog import Architecture, Precision, architectures
+from deepseek_triton_build.render.hf_quant_config import NAME as QUANT_CONFIG
 from deepseek_triton_build.text import shown
 
-QUANT_CONFIG = "hf_quant_config.json"
-
 _TOOLS = ("modelopt", "compressed-tensors")
-"""quant_method of checkpoints whose precision is said elsewhere."""
+"""Values of quant_method that name a tool and not a precision, which another file gives."""
 _PRECISIONS: Mapping[str, Precision] = {
     "FP8_BLOCK_SCALES": "fp8",
     "fp8": "fp8",
@@ -26,25 +25,25 @@ _PRECISIONS: Mapping[str, Precision] = {
     "MIXED_PRECISION": "w4a8",
     "w4afp8": "w4a8",
 }
-"""quant_algo of hf_quant_config.json, or quant_method of config.json's quantization_config, as DeepSeek's checkpoints
-and those made of them have it."""
+"""quant_algo of hf_quant_config.json, or quant_method in config.json's quantization_config -> the precision. These are
+the values of DeepSeek's checkpoints and of those made from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """What a checkpoint says of itself."""
+    """What the files of a checkpoint say about it."""
 
     folder: Path
     label: str
-    """What findings call the folder."""
+    """The name by which findings call the folder."""
     class_name: str | None
     architecture: Architecture | None
     quantization: str | None
-    """As the checkpoint spells it; None without one."""
+    """The quantization as the checkpoint spells it; None without one."""
     quantization_file: str
     kv_cache_quant_algo: str | None
     is_whole: bool
-    """Its files could be read."""
+    """Whether its files could be read and named a known architecture."""
 
     @property
     def is_quantization_known(self) -> bool:
@@ -57,7 +56,7 @@ class CheckpointFacts:
 
 
 def read_facts(folder: Path, label: str) -> tuple[CheckpointFacts, list[Finding]]:
-    """What config.json and hf_quant_config.json of `folder` say, and what is wrong with them."""
+    """Return what config.json and hf_quant_config.json of `folder` say, and what is wrong with them."""
     config, findings = read_json(folder / "config.json", f"{label}/config.json")
     quant: dict[str, Any] | None = None
     if os.path.exists(folder / QUANT_CONFIG):
@@ -68,7 +67,7 @@ def read_facts(folder: Path, label: str) -> tuple[CheckpointFacts, list[Finding]
     if config is not None and architecture is None:
         known = " or ".join(a.class_name for a in architectures().values())
         message = f"expected architectures: {known}, found {shown(class_name)}"
-        fix = "point model at the right checkpoint, or leave its rules unchecked"
+        fix = "point model at the right checkpoint; for another model the rules are not checked"
         findings.append(UNKNOWN_ARCHITECTURE.finding(message, fix, file=f"{label}/config.json"))
     in_config, in_quant = _section(config, "quantization_config"), _section(quant, "quantization")
     algo = in_quant.get("quant_algo") or in_config.get("quant_algo") or in_config.get("quant_method")

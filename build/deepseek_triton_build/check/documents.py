@@ -1,4 +1,4 @@
-"""Text, YAML and JSON files, read for what they say and on which line. Whatever is in them, there is no exception."""
+"""Text, YAML and JSON files, with the line of each key. Whatever a file holds, it gives findings and no exception."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 import yaml
 
 from deepseek_triton_build.check.codes import BROKEN, DUPLICATE_KEY, NOT_A_MAPPING, UNREADABLE
-from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.check.regular_files import NotAFileError, read_bytes
 from deepseek_triton_build.text import one_line, plain, shown
 
 MAX_TEXT_BYTES = 64 * 2**20
-"""The largest file read, an index of a checkpoint's tensors, has ten megabytes."""
+"""Size of the largest file that is read. The largest real one, the index of a checkpoint's tensors, has 10 MB."""
 MAX_YAML_VALUES = 100_000
-"""Anchors can make a short text as large as one likes."""
+"""Values in one document. The limit is needed because anchors can unfold a short text without end."""
 MAX_YAML_DEPTH = 60
-"""libyaml's composer ends the process on very deep nesting."""
+"""Levels of nesting. The limit is needed because libyaml's composer crashes the process on very deep nesting."""
 
 _Loader: Any = getattr(yaml, "CLoader", yaml.Loader)
 _LARGEST_INTEGER = 2**64 - 1
-"""Of what counts anything; a longer number can't even be printed."""
+"""Largest integer that is read. No setting is larger, and Python refuses to print very long numbers."""
 _COLLECTION_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "set", "omap", "pairs"))
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
@@ -34,19 +34,28 @@ class Document:
     """A YAML file that is a mapping."""
 
     file: str
+    """The name by which findings call the file."""
     values: Mapping[Any, Any]
     lines: Mapping[str, int]
-    """Dotted path -> line, from 1."""
+    """Dotted path of a key -> its line, from 1."""
 
     def line(self, key: str) -> int | None:
-        """Of `key` or, when the file doesn't have it, of what it would be below."""
+        """Return the line of `key` or, when the file doesn't have it, of the nearest section it would be in."""
         while key and key not in self.lines:
             key = key.rpartition(".")[0]
         return self.lines.get(key)
 
+    def finding(self, check: CheckCode, key: str, message: str, fix: str) -> Finding:
+        """Return a finding about `key`, whose message begins with the key."""
+        message = message if message.startswith(key) else f"{key}: {message}"
+        return check.finding(message, fix, file=self.file, line=self.line(key), key=key)
+
 
 def read_text(path: Path, file: str) -> str | Finding:
-    """The file's text, or what is wrong with it. `file` is what the findings call it."""
+    """Return the file's text, or the finding that says why it can't be read.
+
+    :param file: the name by which findings call the file.
+    """
     try:
         content = read_bytes(path, MAX_TEXT_BYTES)
         if content is None:
@@ -56,7 +65,7 @@ def read_text(path: Path, file: str) -> str | Finding:
     except NotAFileError:
         return UNREADABLE.finding(f"{file}: expected a file, found something else", "put a file there", file=file)
     except OSError as error:
-        fix = "put it there" if isinstance(error, FileNotFoundError) else "let it be read"
+        fix = "put the file there" if isinstance(error, FileNotFoundError) else "make it readable"
         return UNREADABLE.finding(f"{file}: can't be read: {error.strerror}", fix, file=file)
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -65,7 +74,7 @@ def read_text(path: Path, file: str) -> str | Finding:
 
 
 def read_yaml(path: Path, file: str) -> tuple[Document | None, list[Finding]]:
-    """The mapping in a YAML file, and every problem with it; no document when it can't be had."""
+    """Return the mapping in a YAML file, and every problem with it; no document when the file holds no mapping."""
     text = read_text(path, file)
     if isinstance(text, Finding):
         return None, [text]
@@ -84,7 +93,7 @@ def read_yaml(path: Path, file: str) -> tuple[Document | None, list[Finding]]:
 
 
 def read_json(path: Path, file: str) -> tuple[dict[str, Any] | None, list[Finding]]:
-    """The object in a JSON file, and what is wrong with it."""
+    """Return the object in a JSON file, and what is wrong with it."""
     text = read_text(path, file)
     if isinstance(text, Finding):
         return None, [text]
@@ -103,25 +112,27 @@ def read_json(path: Path, file: str) -> tuple[dict[str, Any] | None, list[Findin
 
 @dataclass
 class _DocumentReader:
-    """One walk over the nodes of a YAML document."""
+    """One walk over the nodes of a YAML document, which collects values, lines and duplicate keys."""
 
     file: str
     lines: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     num_values: int = 0
     _constructor: Any = field(default_factory=yaml.constructor.SafeConstructor)
-    _looked_at: set[int] = field(default_factory=set)
+    _searched: set[int] = field(default_factory=set)
+    """Identities of the mappings that were searched for duplicates."""
 
     def value(self, node: yaml.Node, path: str, above: tuple[int, ...]) -> Any:
-        """What `node` stands for.
+        """Return the value that `node` stands for.
 
+        :param above: identities of the nodes that hold `node`.
         :raises yaml.YAMLError: when the safe loader would refuse it.
         """
         self.num_values += 1
         if self.num_values > MAX_YAML_VALUES:
             raise _refused(f"more than {MAX_YAML_VALUES:,} values", node)
         if id(node) in above:
-            raise _refused("an alias of what it stands in", node)
+            raise _refused("an alias of a section that holds it", node)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         if node.tag not in _PLAIN_TAGS:
@@ -129,7 +140,7 @@ class _DocumentReader:
         above = (*above, id(node))
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, path, above) for item in node.value]
-        assert isinstance(node, yaml.MappingNode)  # there are three kinds
+        assert isinstance(node, yaml.MappingNode)  # the third and last kind of node
         return self._mapping(node, path, above)
 
     def _mapping(self, node: yaml.MappingNode, path: str, above: tuple[int, ...]) -> dict[Any, Any]:
@@ -144,15 +155,15 @@ class _DocumentReader:
         return values
 
     def _find_duplicates(self, node: yaml.MappingNode, path: str) -> None:
-        if id(node) in self._looked_at:  # merged keys are in it by now, and may be overridden
+        if id(node) in self._searched:  # by now it holds the merged keys too, and these may be overridden
             return
-        self._looked_at.add(id(node))
+        self._searched.add(id(node))
         first: dict[Any, int] = {}
         for key_node, _ in node.value:
             key, line = self._key(key_node), key_node.start_mark.line + 1
             if key in first:
                 dotted = _join(path, key)
-                message = f"{dotted} is given twice, on line {first[key]} too; the last one would be taken"
+                message = f"{dotted} is given twice, first on line {first[key]}; the last one counts"
                 fix = "remove one of them"
                 self.findings.append(DUPLICATE_KEY.finding(message, fix, file=self.file, line=line, key=dotted))
             first.setdefault(key, line)
@@ -168,8 +179,8 @@ class _DocumentReader:
         try:
             value = self._constructor.construct_object(node)
         except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
-            # PyYAML's constructors take it for granted that a tag fits its text: !!bool maybe, !!int "", 2026-99-99.
-            raise _refused(f"{shown(node.value)} is no {node.tag.rpartition(':')[2]}", node) from error
+            # PyYAML's constructors assume that a tag fits its text. It need not: !!bool maybe, !!int "", 2026-99-99.
+            raise _refused(f"{shown(node.value)} is not of type {node.tag.rpartition(':')[2]}", node) from error
         if isinstance(value, int) and not -(2**63) <= value <= _LARGEST_INTEGER:
             raise _refused("a whole number of more than 64 bits", node)
         return value
@@ -197,9 +208,13 @@ def _broken(error: yaml.YAMLError, text: str, file: str) -> Finding:
         line = text.count("\n", 0, position) + 1
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
     message = one_line(f"not YAML: {problem}")
-    return BROKEN.finding(message, "correct it; the lines before it may be to blame", file=file, line=line)
+    return BROKEN.finding(message, "correct it; the cause may be in the lines before it", file=file, line=line)
 
 
 def _join(path: str, key: Any) -> str:
-    name = plain(key) if isinstance(key, str) else shown(key)
-    return f"{path}.{name}" if path else name
+    return f"{path}.{key_name(key)}" if path else key_name(key)
+
+
+def key_name(key: Any) -> str:
+    """Return a key of a document as findings and dotted paths write it. YAML allows keys that are not strings."""
+    return plain(key) if isinstance(key, str) else shown(key)

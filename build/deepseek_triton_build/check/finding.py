@@ -1,4 +1,4 @@
-"""What `check` says: findings, and the report that holds them."""
+"""Findings of `check`, the codes they carry, and the report that holds them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Finding:
     message: str
     fix: str
     file: str
-    """Relative to what was checked; a checkpoint's file elsewhere is absolute."""
+    """Path relative to what was checked; absolute for a file of a checkpoint elsewhere."""
     line: int | None = None
-    """From 1."""
+    """Number of the line, from 1."""
     key: str | None = None
     """Dotted path of the setting, as the file spells it."""
 
@@ -31,21 +31,21 @@ class Finding:
 def make_finding(
     code: str, severity: Severity, message: str, fix: str, *, file: str, line: int | None = None, key: str | None = None
 ) -> Finding:
-    """A finding whose words, which may quote names and values of files, fit a line and a terminal."""
+    """Return a finding whose texts are one line and safe to print, whatever they quote from the files."""
     message, fix = one_line(message), one_line(fix)
     return Finding(code=code, severity=severity, message=message, fix=fix, file=file, line=line, key=key)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCode:
-    """One kind of finding that is not a rule's."""
+    """One kind of finding that is not about a rule."""
 
     code: str
     severity: Severity
     title: str
-    """What holds when nothing is wrong, as a sentence."""
+    """A sentence that is true when nothing is wrong."""
     why: str
-    """What happens otherwise."""
+    """What happens when it is not true."""
     source: str
     releases: str = "all"
 
@@ -55,29 +55,31 @@ class CheckCode:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedModel:
-    """What was checked, as far as it is known."""
+    """One model that was checked, as far as it is known."""
 
     file: str
-    """Its model.yaml, relative to what was checked."""
+    """Path of its model.yaml, relative to what was checked."""
     model: str | None
     """The checkpoint's folder or name, as model.yaml gives it."""
     backend: str
-    """deepseek-triton, or upstream (any other model.py); for a file by itself, none."""
+    """`deepseek-triton`, `upstream` (any other model.py), or `none` for a YAML file by itself."""
     engine: str
     release: str
     release_from: str
-    """How the release was known, for people."""
+    """Where the release is known from, for people."""
     variant: str | None
     precision: str | None
     gpu: str | None
     num_gpus: int | None
-    """Of one instance."""
+    """GPUs of one instance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
+    """Everything that `check` found."""
+
     findings: tuple[Finding, ...]
-    """By file, line and code."""
+    """All findings, sorted by file, line and code."""
     models: tuple[CheckedModel, ...]
 
     @property
@@ -85,10 +87,10 @@ class Report:
         return any(finding.severity == "error" for finding in self.findings)
 
     def findings_json(self) -> list[dict[str, Any]]:
-        """The findings as json.dumps takes them."""
+        """Return the findings as json.dumps takes them."""
         return [asdict(finding) for finding in self.findings]
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """By file, line and code; what was found twice, once."""
+    """Return the findings sorted by file, line and code, without duplicates."""
     return tuple(sorted(set(findings), key=lambda f: (f.file, f.line or 0, f.code, f.key or "", f.message)))

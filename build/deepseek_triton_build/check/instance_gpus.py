@@ -1,4 +1,4 @@
-"""Which GPUs the instances of a model take, as the backend and upstream's model.py read them off config.pbtxt."""
+"""Which GPUs the instances of a model take. The backend and upstream's model.py read them from config.pbtxt."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ _KIND_CPU = "KIND_CPU"
 
 
 def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | None) -> Iterator[Finding]:
-    """
-    :param num_ranks: tensor x pipeline parallelism; None when model.yaml doesn't say it rightly.
-    :param num_gpus: what one instance is said to have; None: not said.
+    """Find wrong kinds of instances, and instances whose GPUs are missing, shared, too few or too many.
+
+    :param num_ranks: tensor x pipeline parallelism; None when model.yaml gives no valid numbers.
+    :param num_gpus: the GPUs of one instance, when the user or the stamp says so.
     """
     yield from _check_kinds(config)
     text = config.message.parameters[PARAMETER].string_value if PARAMETER in config.message.parameters else ""
     count = sum(group.count or 1 for group in config.message.instance_group) or 1
     if not text:
         if count > 1:
-            message = f"{count} instances need the parameter {PARAMETER}, with the GPUs of each"
+            message = f"{count} instances need the parameter {PARAMETER}, with the GPUs of each instance"
             yield config.finding(NO_GPUS, message, _example(count, num_ranks), at="instance_group")
         elif num_ranks and num_gpus:
             yield from _check_count(config, num_ranks, num_gpus, "the instance", at="instance_group")
         return
     instances = [[_gpu(gpu) for gpu in part.split(",") if gpu.strip()] for part in text.split(";")]
     if len(instances) != count or not all(instances):
-        message = f"expected GPUs for {count} instance{'s' * (count > 1)}, parted by semicolons, found {shown(text)}"
+        wanted = "one instance" if count == 1 else f"{count} instances, separated by semicolons"
+        message = f"expected the GPUs of {wanted}, found {shown(text)}"
         yield config.finding(NO_GPUS, message, _example(count, num_ranks), at=PARAMETER)
     uses = Counter(gpu for gpus in instances for gpu in gpus)
     if twice := [gpu for gpu, times in uses.items() if times > 1]:
@@ -50,14 +52,14 @@ def _check_kinds(config: ModelConfig) -> Iterator[Finding]:
     for number in sorted({group.kind for group in groups}):
         kind = groups[0].DESCRIPTOR.enum_types_by_name["Kind"].values_by_number.get(number)
         if kind is None:
-            yield config.no_number("kind", number, at="kind")
+            yield config.unknown_number("kind", number, at="kind")
         elif kind.name != _KIND_CPU:
             message = f"expected instances of {_KIND_CPU}, found {kind.name}"
             yield config.finding(WRONG_KIND, message, f"write kind: {_KIND_CPU}", at="kind")
 
 
 def _gpu(name: str) -> str:
-    """0 and 00 are one GPU."""
+    """Return the GPU's name without leading zeros: 0 and 00 are the same GPU."""
     name = name.strip()
     return str(int(name)) if name.isdecimal() and len(name) < 10 else name
 
@@ -73,16 +75,16 @@ def _check_count(config: ModelConfig, num_ranks: int, num_gpus: int, what: str, 
 
 
 def _example(count: int, num_ranks: int | None) -> str:
-    """What to write: the GPUs of `count` instances, as far as they fit a line, or one instance."""
+    """Return a fix that shows what to write for `count` instances, shortened to fit a line."""
     size = num_ranks or 1
     ids = ";".join(_ids(index * size, size) for index in range(min(count, 4))) + (";..." if count > 4 else "")
     parameter = f'parameters [ {{ key: "{PARAMETER}", value: {{ string_value: "{ids}" }} }} ]'
     if count == 1:
         return f"write {parameter}, or leave the parameter out"
-    return f"write {parameter}, with GPUs that are there, or count: 1 for one instance"
+    return f"write {parameter}, with the GPUs of this machine, or count: 1 for one instance"
 
 
 def _ids(first: int, size: int) -> str:
-    """`size` GPUs from number `first` on."""
+    """Return the numbers of `size` GPUs, beginning with `first`."""
     listed = ",".join(map(str, range(first, first + (size if size <= 16 else 2))))
     return listed + (",..." if size > 16 else "")

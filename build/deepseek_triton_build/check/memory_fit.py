@@ -14,30 +14,23 @@ from deepseek_triton_build.rules.well_typed import well_typed
 
 
 def memory_problems(deployment: Deployment) -> Iterator[tuple[CheckCode, Violation]]:
-    """Nothing where the GPU, the architecture or the weights are not known."""
+    """Find weights or a KV cache that don't fit; nothing when the GPU, the model or its weights are unknown."""
     deployment = well_typed(deployment)
     gpu, architecture, checkpoint = deployment.gpu, deployment.architecture, deployment.checkpoint
     budget = deployment_budget(deployment)
     if budget is None or gpu is None or architecture is None or checkpoint is None:
         return
     held, context = budget.weights / GIB, budget.context / GIB
+    has = f"a GPU has {budget.memory / GIB:.1f} GiB"
     if budget.weights + budget.context > budget.memory:
-        message = (
-            f"of {budget.memory / GIB:.1f} GiB a GPU the weights take {held:.1f} and a CUDA context about {context:.0f}"
-        )
+        message = f"{has}, of which the weights take {held:.1f} and a CUDA context about {context:.0f}"
         key = "enable_attention_dp" if deployment.layout.attention_dp else "tensor_parallel_size"
-        yield (
-            WEIGHTS_TOO_LARGE,
-            Violation(
-                key=key,
-                message=message,
-                fix=_more_gpus(gpu, minimum_gpus(gpu, architecture, checkpoint), deployment.layout),
-            ),
-        )
+        fix = _more_gpus(gpu, minimum_gpus(gpu, architecture, checkpoint), deployment.layout)
+        yield WEIGHTS_TOO_LARGE, Violation(key=key, message=message, fix=fix)
     elif budget.kv_tokens < min(LEAST_KV_TOKENS, deployment.get("max_seq_len") or LEAST_KV_TOKENS):
         message = (
-            f"of {budget.memory / GIB:.1f} GiB a GPU the weights take {held:.1f} and an iteration with its CUDA graphs "
-            f"about {budget.workspace / GIB:.1f}, which leaves a KV cache of {budget.kv_tokens:,} tokens"
+            f"{has}, of which the weights take {held:.1f} and an iteration with its CUDA graphs about "
+            f"{budget.workspace / GIB:.1f}; that leaves a KV cache of {budget.kv_tokens:,} tokens"
         )
         raised = "raise free_gpu_memory_fraction, " if budget.kv_cache > 0 else ""
         fix = f"{raised}lower max_num_tokens or max_batch_size, or take more GPUs"
@@ -48,5 +41,5 @@ def _more_gpus(gpu: Gpu, least: int | None, layout: Layout) -> str:
     if least is None:
         return "take another GPU"
     if least <= layout.num_gpus:
-        return f"by tensor parallelism alone, without attention DP and MTP, {least} {gpu.name} hold them"
+        return f"use tensor parallelism alone, without attention DP and MTP: then {least} {gpu.name} hold the weights"
     return f"take {least} {gpu.name} or more, and raise tensor_parallel_size"

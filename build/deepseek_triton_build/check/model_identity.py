@@ -1,4 +1,4 @@
-"""What is known of a model, from the user, the repository and the checkpoint: release, variant, weights, GPU."""
+"""What is known about a model from the user, the repository and the checkpoint: release, variant, weights, GPU."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from deepseek_triton_build.check.codes import (
     WRONG_ARCHITECTURE,
     WRONG_PRECISION,
 )
+from deepseek_triton_build.check.documents import Document
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.generated_origin import Stamp
 from deepseek_triton_build.data.catalog import (
@@ -42,20 +43,22 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """What the user says, where the files don't or against what they say."""
+    """What the user says. It counts more than what the files say."""
 
     release: str | None = None
     gpu: str | None = None
     num_gpus: int | None = None
     """GPUs of one instance."""
     model_root: Path | None = None
-    """Where the checkpoint that model.yaml names is here: its own folder, or one above it. It has to be there."""
+    """The checkpoint's folder on this machine, or a folder above it. The folder has to exist."""
     strict: bool = False
-    """A checkpoint's folder that is not here is an error."""
+    """Whether it is an error that the checkpoint's folder is not on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
+    """What a model is and where it runs, as far as it is known."""
+
     variant: Variant | None
     architecture: Architecture | None
     checkpoint: KnownCheckpoint | None
@@ -66,9 +69,11 @@ class Identity:
 def find_release(
     options: CheckOptions, recorded: str | None, stamp: Stamp, *, record_file: str, file: str
 ) -> tuple[Release, str, list[Finding]]:
-    """The release to check against, and how it is known.
+    """Return the release to check against, where it is known from, and findings about wrong or missing records.
 
-    :raises BuildError: when the user names one without a record.
+    :param recorded: the release of the record beside model.py, `record_file`.
+    :param file: the file that the findings about a missing release name.
+    :raises BuildError: when the user names a release that is not recorded here.
     """
     if options.release is not None:
         return load_release(options.release), "as asked", []
@@ -77,18 +82,20 @@ def find_release(
         if version in READABLE_RELEASES:
             return load_release(version), known_from, findings
         if version is not None:
-            message = f"{known_from} names TensorRT-LLM {shown(version)}, of which nothing is recorded here"
+            message = f"{known_from} names TensorRT-LLM {shown(version)}, which is not recorded here"
             fix = f"check against one of {', '.join(READABLE_RELEASES)} with --trtllm"
             findings.append(BAD_RECORD.finding(message, fix, file=known_from))
-    message = f"nothing says which TensorRT-LLM release it is for: checked against {DEFAULT_RELEASE}"
-    findings.append(RELEASE_ASSUMED.finding(message, "name another one with --trtllm", file=file))
+    message = f"no file names the TensorRT-LLM release, so {DEFAULT_RELEASE} is assumed"
+    findings.append(RELEASE_ASSUMED.finding(message, "name the release with --trtllm", file=file))
     return load_release(DEFAULT_RELEASE), "default", findings
 
 
 def find_checkpoint_folder(model: str, version_dir: Path, model_root: Path | None) -> Path | None:
-    """Where the checkpoint is on this machine. A relative path counts from the folder of model.yaml.
+    """Return the checkpoint's folder on this machine; None when there is none.
 
-    What the user says is always taken: the folder of that name below `model_root`, or `model_root` itself.
+    :param version_dir: the folder of model.yaml, from which a relative path counts.
+    :param model_root: the folder that the user names. It is used in any case: the folder of that name below it, or else
+        `model_root` itself.
     """
     if model_root is None:
         candidates = [version_dir / model]
@@ -100,35 +107,40 @@ def find_checkpoint_folder(model: str, version_dir: Path, model_root: Path | Non
 
 
 def require_model_root(options: CheckOptions) -> None:
-    """:raises CheckpointError: when the folder that the user names is not there."""
+    """Require the folder that the user names to exist.
+
+    :raises UnusableCheckpointError: when it does not.
+    """
     if options.model_root is not None and not os.path.isdir(options.model_root):
         found = "a file" if os.path.exists(options.model_root) else "nothing"
         where = plain(str(options.model_root))
         raise UnusableCheckpointError(
-            f"{where}: expected the checkpoint's folder, found {found}; name the one it is in"
+            f"{where}: expected the checkpoint's folder, found {found}; name the folder that holds it"
         )
 
 
-def absent_checkpoint(model: str, *, strict: bool, file: str, line: int | None) -> Finding:
-    """What to say of a checkpoint that is not on this machine."""
+def absent_checkpoint(document: Document, model: str, *, strict: bool) -> Finding:
+    """Return the finding about a checkpoint that is not on this machine."""
     if not model.startswith((".", "/", "~")) and _HUB_NAME.fullmatch(model):
-        message = f"{model} is a name, not a folder here: its files are not looked at"
-        fix = "nothing; name the folder it was downloaded to with --model, to have its files checked"
-        return MODEL_ON_HUB.finding(message, fix, file=file, line=line, key="model")
+        message = f"{model} is a Hugging Face name and not a folder on this machine, so its files are not checked"
+        fix = "nothing; to have its files checked, name the folder it was downloaded to with --model"
+        return document.finding(MODEL_ON_HUB, "model", message, fix)
     if strict:
         message = f"expected a checkpoint at {shown(model)}, found no folder"
-        fix = "correct the path, or say where it is with --model"
-        return MODEL_GONE.finding(message, fix, file=file, line=line, key="model")
-    message = f"{shown(model)} is not here; the container may see it"
-    fix = "say where it is here with --model, to have its files checked"
-    return MODEL_NOT_HERE.finding(message, fix, file=file, line=line, key="model")
+        return document.finding(MODEL_GONE, "model", message, "correct the path, or name the folder with --model")
+    message = f"{shown(model)} is not on this machine; the container may have it"
+    fix = "to have its files checked, name its folder on this machine with --model"
+    return document.finding(MODEL_NOT_HERE, "model", message, fix)
 
 
 def identify(
     options: CheckOptions, stamp: Stamp, model: str, facts: CheckpointFacts | None
 ) -> tuple[Identity, list[Finding]]:
-    """
-    :raises UnknownNameError: when the user names a GPU nobody knows.
+    """Return what the model is, and findings about names that are unknown or that contradict the checkpoint.
+
+    :param model: the checkpoint's folder or name, as model.yaml gives it.
+    :param facts: what the checkpoint's files say, when they are on this machine.
+    :raises UnknownNameError: when the user names an unknown GPU.
     """
     findings = list(_unknown_names(stamp))
     variant, checkpoint = _by_name(stamp, model)
@@ -138,7 +150,7 @@ def identify(
         architecture = facts.architecture or architecture
         if variant is not None and variant.architecture != architecture:
             variant = None
-        checkpoint = _actual(facts, architecture, variant, checkpoint)
+        checkpoint = _checkpoint_found(facts, architecture, variant, checkpoint)
     gpu = find_gpu(options.gpu) if options.gpu else gpus().get(stamp.text("gpu") or "")
     num_gpus = options.num_gpus or stamp.num_gpus
     known = Identity(variant=variant, architecture=architecture, checkpoint=checkpoint, gpu=gpu, num_gpus=num_gpus)
@@ -150,11 +162,11 @@ def _unknown_names(stamp: Stamp) -> Iterator[Finding]:
         name: Any = stamp.values.get(kind)
         if name is not None and name not in list(known):
             message = f"{stamp.file} names the {kind} {shown(name)}, which is not known here"
-            yield BAD_RECORD.finding(message, f"known: {', '.join(known)}", file=stamp.file)
+            yield BAD_RECORD.finding(message, f"build it again for one of {', '.join(known)}", file=stamp.file)
 
 
 def _by_name(stamp: Stamp, model: str) -> tuple[Variant | None, KnownCheckpoint | None]:
-    """By the stamp, else by the model's name: a Hugging Face one, or a folder called like one."""
+    """Find the variant by the stamp, else by the model's name: a Hugging Face name, or a folder with such a name."""
     found = variant_of_model(model) or _by_folder_name(model)
     name = stamp.text("variant")
     if name in variants():
@@ -179,7 +191,7 @@ def _contradictions(
     expected = variant.architecture if variant else None
     if variant and expected and facts.class_name and facts.class_name != expected.class_name:
         why = "generated for" if from_stamp else "named like"
-        message = f"expected {expected.class_name}, for it is {why} {variant.name}; found {plain(facts.class_name)}"
+        message = f"expected {expected.class_name}, because it is {why} {variant.name}; found {plain(facts.class_name)}"
         fix = f"point model at a checkpoint of {variant.name}, or build again for this one"
         yield WRONG_ARCHITECTURE.finding(message, fix, file=f"{facts.label}/config.json")
     if planned and facts.is_quantization_known and facts.precision != planned.precision:
@@ -190,10 +202,10 @@ def _contradictions(
         yield WRONG_PRECISION.finding(message, fix, file=facts.quantization_file)
 
 
-def _actual(
+def _checkpoint_found(
     facts: CheckpointFacts, architecture: Architecture | None, variant: Variant | None, planned: KnownCheckpoint | None
 ) -> KnownCheckpoint | None:
-    """The catalogue's checkpoint of what is there, with the KV cache that its files say."""
+    """Return the catalogue's entry for the checkpoint that is there, with the KV cache that its files name."""
     precision = facts.precision or (planned.precision if planned else None)
     shapes = [variant] if variant else [v for v in variants().values() if v.architecture == architecture]
     known = (v.checkpoints.get(precision or "") for v in shapes if v.architecture is not None)

@@ -1,4 +1,4 @@
-"""The checks of one model: its folder in a model repository, or a YAML file of LLM arguments by itself."""
+"""All checks of one model: of its folder in a model repository, or of a YAML file of LLM arguments by itself."""
 
 from __future__ import annotations
 
@@ -42,45 +42,47 @@ from deepseek_triton_build.rules.rule import Deployment, Violation
 MODEL_YAML = "model.yaml"
 _OUR_PACKAGE = "deepseek_backend"
 _TENSORRT_LLM = "tensorrt_llm"
-_NOBODY = Identity(variant=None, architecture=None, checkpoint=None, gpu=None, num_gpus=None)
+_UNKNOWN = Identity(variant=None, architecture=None, checkpoint=None, gpu=None, num_gpus=None)
 
 Checked = tuple[CheckedModel, list[Finding]]
 
 
 def check_file(path: Path, options: CheckOptions) -> Checked:
-    """Keys, values and rules of a YAML file: model.yaml, or what trtllm-serve takes as its extra LLM options."""
+    """Check keys, values and rules of a YAML file: a model.yaml, or the extra LLM options of trtllm-serve."""
     file = path.name
     stamp, findings = read_stamp(path.parent, "")
     recorded, _ = read_release_version(path.parent, "")
     release, release_from, unsure = find_release(options, recorded, stamp, record_file=RELEASE_RECORD, file=file)
     document, unread = read_yaml(path, file)
     findings += unread
-    known = _NOBODY
+    known = _UNKNOWN
     if document is not None:
         is_model_yaml = file == MODEL_YAML
         sections = (TRITON_SECTION, *UPSTREAM_KEYS) if is_model_yaml else ()
         arguments = check_schema(document, release, other_sections=sections)
         if not is_model_yaml:
             arguments.settings = _from_command_line(options) | arguments.settings
-        facts, unwhole = _checkpoint_elsewhere(document, path.parent, options)
-        known, misnamed = identify(options, stamp, _model_of(document) or "", facts)
+        # A file by itself names no checkpoint of this machine, but the user may.
+        folder = path.parent
+        facts, damaged = (None, []) if options.model_root is None else _checkpoint(document, folder, folder, options)
+        known, misnamed = identify(options, stamp, _model_of(document), facts)
         triton = triton_settings(document) if is_model_yaml else {}
         deployment = make_deployment(arguments, release, known, triton, {})
-        findings += [*unsure, *arguments.findings, *unwhole, *misnamed]
-        findings += check_deployment(document, deployment, arguments, _fitting(document, deployment, is_model_yaml))
+        findings += [*unsure, *arguments.findings, *damaged, *misnamed]
+        findings += check_deployment(document, deployment, arguments, _misfits(document, deployment, is_model_yaml))
     summary = _summary(file, document, known, release, release_from=release_from, backend="none", engine=_TENSORRT_LLM)
     return summary, findings
 
 
 def _from_command_line(options: CheckOptions) -> dict[str, Any]:
-    """What trtllm-serve and its siblings are told by flags, as far as it is known; their back end is pytorch."""
+    """Return the arguments that trtllm-serve and its siblings get by flags, where known; their back end is pytorch."""
     return {"backend": "pytorch"} | ({"tensor_parallel_size": options.num_gpus} if options.num_gpus else {})
 
 
 def check_model(folder: Path, version: str, root: Path, options: CheckOptions) -> Checked:
-    """Everything about the model in `folder`, whose model.yaml lies in its folder `version`.
+    """Check everything about the model in `folder`, whose model.yaml lies in its folder `version`.
 
-    :param root: what is checked; findings name their files from there.
+    :param root: the folder that is checked. Findings name files relative to it.
     """
     label = "" if folder == root else f"{folder.name}/"
     model = _Model(folder=folder, version_dir=folder / version, root=root, label=label, options=options)
@@ -89,10 +91,13 @@ def check_model(folder: Path, version: str, root: Path, options: CheckOptions) -
 
 @dataclass
 class _Model:
+    """The check of one model's folder, which collects the findings."""
+
     folder: Path
     version_dir: Path
     root: Path
     label: str
+    """What file names in findings begin with: the model's folder, or nothing when the model itself is `root`."""
     options: CheckOptions
     findings: list[Finding] = field(default_factory=list)
 
@@ -112,123 +117,94 @@ class _Model:
         stamp = self.keep(read_stamp(self.folder, self.label))
         self.findings += changed_files(stamp, self.folder, self.root, self.label)
         document = self.keep(read_yaml(self.version_dir / MODEL_YAML, self.file))
-        release, release_from, unsure = self.release(stamp)
+        recorded = self.keep(read_release_version(self.version_dir, self.in_version))
+        record_file = f"{self.in_version}{RELEASE_RECORD}"
+        release, release_from, unsure = find_release(
+            self.options, recorded, stamp, record_file=record_file, file=self.file
+        )
         triton = {} if document is None else triton_settings(document)
         engine = str(triton.get("engine", _TENSORRT_LLM)) if self.is_ours else _TENSORRT_LLM
-        arguments = CheckedArguments() if document is None else self.arguments(document, release)
-        known = _NOBODY
+        arguments = CheckedArguments() if document is None else self.check_arguments(document, release)
+        known = _UNKNOWN
         if engine == _TENSORRT_LLM and document is not None:
             self.findings += unsure
-            known = self.deployment(document, arguments, release, stamp, triton)
-        num_ranks = _num_ranks(document, arguments.settings)
-        self.config(document, triton, num_ranks, known.num_gpus, places_gpus=engine == _TENSORRT_LLM)
+            known = self.check_rules(document, arguments, release, stamp, triton)
+        config = self.keep(read_config(self.folder / CONFIG, f"{self.label}{CONFIG}"))
+        if config is not None:
+            name, given = self.folder.resolve().name, None if document is None else triton
+            self.findings += check_config(
+                config, folder_name=name, triton=given, model_yaml=self.file, is_ours=self.is_ours
+            )
+        if config is not None and engine == _TENSORRT_LLM:
+            num_ranks = _num_ranks(document, arguments.settings)
+            self.findings += check_gpus(config, num_ranks=num_ranks, num_gpus=known.num_gpus)
         backend = "deepseek-triton" if self.is_ours else "upstream"
         return _summary(self.file, document, known, release, release_from=release_from, backend=backend, engine=engine)
 
     def keep(self, read: tuple[Any, list[Finding]]) -> Any:
-        """What was read; its findings are added to the others."""
+        """Return what was read, and add its findings to the others."""
         value, found = read
         self.findings += found
         return value
 
-    def release(self, stamp: Stamp) -> tuple[Release, str, list[Finding]]:
-        recorded = self.keep(read_release_version(self.version_dir, self.in_version))
-        record_file = f"{self.in_version}{RELEASE_RECORD}"
-        return find_release(self.options, recorded, stamp, record_file=record_file, file=self.file)
-
-    def arguments(self, document: Document, release: Release) -> CheckedArguments:
-        """The LLM arguments; those that are not as they should be are findings."""
+    def check_arguments(self, document: Document, release: Release) -> CheckedArguments:
+        """Return the LLM arguments, and add findings about the wrong ones."""
         sections = (TRITON_SECTION,) if self.is_ours else (TRITON_SECTION, *UPSTREAM_KEYS)
         arguments = check_schema(document, release, other_sections=sections)
         self.findings += arguments.findings
         self.findings += check_triton_config(document, is_ours=self.is_ours)
         if not document.values.get("model"):
-            fix = "write model: and the checkpoint's folder or name"
-            line = document.line("model") or 1
-            self.findings.append(
-                MODEL_MISSING.finding("no model is named", fix, file=self.file, line=line, key="model")
-            )
+            fix, line = "write model: with the checkpoint's folder or name", document.line("model") or 1
+            found = MODEL_MISSING.finding("no model is named", fix, file=self.file, line=line, key="model")
+            self.findings.append(found)
         return arguments
 
-    def deployment(
+    def check_rules(
         self, document: Document, arguments: CheckedArguments, release: Release, stamp: Stamp, triton: Mapping[str, Any]
     ) -> Identity:
-        """Checkpoint, rules and memory."""
-        facts = self.checkpoint(document)
-        known: Identity = self.keep(identify(self.options, stamp, _model_of(document) or "", facts))
+        """Check the checkpoint, the rules and the memory, and return what the model is."""
+        facts = None
+        if _model_of(document):
+            facts = self.keep(_checkpoint(document, self.version_dir, self.root, self.options))
+        known: Identity = self.keep(identify(self.options, stamp, _model_of(document), facts))
         deployment = make_deployment(arguments, release, known, triton, read_environment(self.folder.parent))
-        self.findings += check_deployment(document, deployment, arguments, _fitting(document, deployment, True))
+        self.findings += check_deployment(document, deployment, arguments, _misfits(document, deployment, True))
         return known
-
-    def checkpoint(self, document: Document) -> CheckpointFacts | None:
-        model = _model_of(document)
-        if not model:
-            return None
-        facts: CheckpointFacts | None = self.keep(
-            _checkpoint(model, self.version_dir, self.root, self.options, document)
-        )
-        return facts
-
-    def config(
-        self,
-        document: Document | None,
-        triton: Mapping[str, Any],
-        num_ranks: int | None,
-        num_gpus: int | None,
-        *,
-        places_gpus: bool,
-    ) -> None:
-        config = self.keep(read_config(self.folder / CONFIG, f"{self.label}{CONFIG}"))
-        if config is None:
-            return
-        self.findings += check_config(
-            config,
-            folder_name=self.folder.resolve().name,
-            triton=None if document is None else triton,
-            model_yaml=self.file,
-            is_ours=self.is_ours,
-        )
-        if places_gpus:
-            self.findings += check_gpus(config, num_ranks=num_ranks, num_gpus=num_gpus)
-
-
-def _checkpoint_elsewhere(
-    document: Document, folder: Path, options: CheckOptions
-) -> tuple[CheckpointFacts | None, list[Finding]]:
-    """The checkpoint that the user names; a file by itself names none on this machine."""
-    if options.model_root is None:
-        return None, []
-    return _checkpoint(_model_of(document) or "", folder, folder, options, document)
 
 
 def _checkpoint(
-    model: str, version_dir: Path, root: Path, options: CheckOptions, document: Document
+    document: Document, version_dir: Path, root: Path, options: CheckOptions
 ) -> tuple[CheckpointFacts | None, list[Finding]]:
-    """What the checkpoint says of itself, and what is wrong with it."""
+    """Return what the checkpoint's files say about it, and what is wrong with it."""
+    model = _model_of(document)
     found = find_checkpoint_folder(model, version_dir, options.model_root)
     if found is None:
-        line = document.line("model")
-        return None, [absent_checkpoint(model, strict=options.strict, file=document.file, line=line)]
+        return None, [absent_checkpoint(document, model, strict=options.strict)]
     label = found.resolve().as_posix().removeprefix(f"{root.resolve().as_posix()}/")
     facts, findings = read_facts(found, label)
     return facts, [*findings, *check_weights(found, label)]
 
 
-def _fitting(document: Document, deployment: Deployment, is_model_yaml: bool) -> list[tuple[CheckCode, Violation]]:
-    """What does not fit the GPUs. Beside an option file there are flags, which may say anything but the GPUs given."""
+def _misfits(document: Document, deployment: Deployment, is_model_yaml: bool) -> list[tuple[CheckCode, Violation]]:
+    """Find what does not fit the memory of the GPUs.
+
+    An option file is used together with flags, which may set anything else, so only the weights are judged there, and
+    only when the number of GPUs is known.
+    """
     if is_model_yaml:
         return list(memory_problems(deployment)) if _num_ranks(document, deployment.settings) is not None else []
     found = memory_problems(deployment) if "tensor_parallel_size" in deployment.settings else ()
     return [(check, violation) for check, violation in found if check is WEIGHTS_TOO_LARGE]
 
 
-def _model_of(document: Document) -> str | None:
+def _model_of(document: Document) -> str:
+    """Return the checkpoint's folder or name; an empty string when model.yaml names none."""
     model = document.values.get("model")
-    return model if isinstance(model, str) else None
+    return model if isinstance(model, str) else ""
 
 
 def _num_ranks(document: Document | None, settings: Mapping[str, Any]) -> int | None:
-    """Tensor x pipeline parallelism; None when one of them is given but not rightly."""
+    """Return tensor x pipeline parallelism; None when one of the two has a wrong value."""
     sizes = 1
     for key in ("tensor_parallel_size", "pipeline_parallel_size"):
         if document is None or (key in document.values and key not in settings):
@@ -249,7 +225,7 @@ def _summary(
 ) -> CheckedModel:
     return CheckedModel(
         file=file,
-        model=None if document is None else _model_of(document),
+        model=None if document is None else _model_of(document) or None,
         backend=backend,
         engine=engine,
         release=release.version,

@@ -1,4 +1,4 @@
-"""config.pbtxt, read by Triton's own protobuf messages."""
+"""config.pbtxt, read with Triton's own protobuf messages and checked against the wire contract."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from deepseek_triton_build.check.codes import (
 from deepseek_triton_build.check.documents import read_text
 from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.render.config_pbtxt import declaration
 from deepseek_triton_build.text import nearest, one_line, shown
 
 NAME = "config.pbtxt"
@@ -39,40 +40,45 @@ class ModelConfig:
     """A config.pbtxt that could be read."""
 
     file: str
+    """The name by which findings call the file."""
     text: str
     message: Any
-    """inference.ModelConfig."""
+    """The protobuf message inference.ModelConfig."""
 
     def line(self, at: str) -> int | None:
-        """Of the first field or, in double quotes, text `at`, the outermost one; None when the file doesn't say it."""
+        """Return the line where `at` stands outermost and first; None when the file doesn't have it.
+
+        :param at: a field's name or, in double quotes, a text.
+        """
         found = self._places.get(at)
         return None if found is None else found[1]
 
     @cached_property
     def _places(self) -> Mapping[str, tuple[int, int]]:
-        """Word or quoted text -> how deep in braces, and on which line, it is first said least deep."""
+        """Word or quoted text -> how deep in braces its outermost and first occurrence is, and on which line."""
         places: dict[str, tuple[int, int]] = {}
         depth, line, read = 0, 1, 0
         for token in _TOKEN.finditer(self.text):
             line += self.text.count("\n", read, token.start())
             read = token.start()
-            said = token[0] if token["text"] is None else f'"{token["text"][1:-1]}"'
-            if said in "{<>}":
-                depth += 1 if said in "{<" else -1
-            elif token["skip"] is None and (said not in places or depth < places[said][0]):
-                places[said] = depth, line
+            word = token[0] if token["text"] is None else f'"{token["text"][1:-1]}"'
+            if word in "{<>}":
+                depth += 1 if word in "{<" else -1
+            elif token["skip"] is None and (word not in places or depth < places[word][0]):
+                places[word] = depth, line
         return places
 
     def finding(self, check: CheckCode, message: str, fix: str, *, at: str) -> Finding:
         return check.finding(message, fix, file=self.file, line=self.line(at), key=at.strip('"'))
 
-    def no_number(self, field: str, number: int, *, at: str) -> Finding:
-        """A number that stands for a name that Triton hasn't."""
-        return self.finding(BROKEN_CONFIG, f"{field} {number} is none that Triton knows", "write its name", at=at)
+    def unknown_number(self, field: str, number: int, *, at: str) -> Finding:
+        """Return the finding about a number that stands for no name of Triton's."""
+        message = f"{field} {number} is not one that Triton knows"
+        return self.finding(BROKEN_CONFIG, message, "write its name instead", at=at)
 
 
 def read_config(path: Path, file: str) -> tuple[ModelConfig | None, list[Finding]]:
-    """The configuration in `path`, and what is wrong with the file itself."""
+    """Return the configuration in `path`, and what is wrong with the file itself."""
     if not os.path.exists(path):
         fix = "write it: name, backend, inputs, outputs and instance_group"
         return None, [NO_CONFIG.finding(f"{file} is missing", fix, file=file)]
@@ -84,7 +90,7 @@ def read_config(path: Path, file: str) -> tuple[ModelConfig | None, list[Finding
         return None, [BROKEN_CONFIG.finding(message, "remove the byte order mark", file=file, line=1)]
     messages = _messages()
     if messages is None:
-        message = f"{file} was not looked into: tritonclient's gRPC part is not installed"
+        message = f"{file} was not checked, because tritonclient's gRPC part is not installed"
         return None, [NO_PROTOBUF.finding(message, "pip install 'deepseek-triton[grpc]'", file=file)]
     from google.protobuf import text_format
 
@@ -95,16 +101,17 @@ def read_config(path: Path, file: str) -> tuple[ModelConfig | None, list[Finding
         line = error.GetLine()
         return None, [BROKEN_CONFIG.finding(problem, "correct or remove it", file=file, line=line)]
     except UnicodeDecodeError:
-        return None, [BROKEN_CONFIG.finding("a string is not UTF-8", "escape no bytes above 0x7f", file=file)]
+        fix = "write it as UTF-8, without escaped bytes above 0x7f"
+        return None, [BROKEN_CONFIG.finding("a string is not UTF-8", fix, file=file)]
     return ModelConfig(file=file, text=text, message=parsed), []
 
 
 def check_config(
     config: ModelConfig, *, folder_name: str, triton: Mapping[str, Any] | None, model_yaml: str, is_ours: bool
 ) -> Iterator[Finding]:
-    """The configuration against its folder and triton_config of `model_yaml`.
+    """Check the configuration against its folder, the triton_config of `model_yaml` and the wire contract.
 
-    :param triton: None when model.yaml can't be read.
+    :param triton: the content of triton_config; None when model.yaml can't be read.
     """
     message = config.message
     if message.name not in ("", folder_name):
@@ -120,14 +127,14 @@ def check_config(
         )
     for tensor in (*message.input, *message.output):
         if _dtype(tensor) is None:
-            yield config.no_number("data_type", tensor.data_type, at=f'"{tensor.name}"')
+            yield config.unknown_number("data_type", tensor.data_type, at=f'"{tensor.name}"')
     if is_ours:
         yield from _check_tensors(config, "input", message.input, contract().INPUTS)
         yield from _check_tensors(config, "output", message.output, contract().OUTPUTS)
 
 
 def _default(key: str, is_ours: bool) -> Any:
-    """What model.py takes when triton_config doesn't have `key`."""
+    """Return the value that model.py takes when triton_config doesn't have `key`."""
     return is_ours if key == "decoupled" else 0
 
 
@@ -152,30 +159,26 @@ def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], want
     for name, times in Counter(tensor.name for tensor in declared).items():
         if times > 1:
             text = f"{kind} {shown(name)} is declared {times} times"
-            yield config.finding(MISSING_TENSOR, text, "leave one of them", at=f'"{name}"')
+            yield config.finding(MISSING_TENSOR, text, "leave only one of them", at=f'"{name}"')
     for name, tensor in by_name.items():
         if name not in here:
             text = f"{kind} {name} is missing"
-            yield config.finding(MISSING_TENSOR, text, f"add {_declaration(kind, tensor)}", at=f'"{name}"')
-        elif (found := _shape(here[name])) != (expected := _wanted_shape(kind, tensor)):
+            yield config.finding(MISSING_TENSOR, text, f"add {declaration(kind, tensor)}", at=f'"{name}"')
+            continue
+        found = _shape(_dtype(here[name]) or str(here[name].data_type), here[name], kind)
+        if found != (expected := _shape(tensor.dtype.value, tensor, kind)):
             text = f"{kind} {name}: expected {expected}, found {found}"
-            yield config.finding(MISSING_TENSOR, text, f"write {_declaration(kind, tensor)}", at=f'"{name}"')
+            yield config.finding(MISSING_TENSOR, text, f"write {declaration(kind, tensor)}", at=f'"{name}"')
     for name in here.keys() - by_name.keys():
         near = nearest(name, by_name.keys() - here.keys())
         fix = f"did you mean {near}?" if near else "remove it"
         yield config.finding(EXTRA_TENSOR, f"{kind} {shown(name)} is not in the wire contract", fix, at=f'"{name}"')
 
 
-def _shape(tensor: Any) -> str:
-    """Of a declared tensor; outputs have no `optional`."""
-    optional = ", optional" if getattr(tensor, "optional", False) else ""
-    return f"{_dtype(tensor) or tensor.data_type} {list(tensor.dims)}{optional}"
-
-
-def _wanted_shape(kind: str, tensor: Any) -> str:
-    """Of a tensor of the wire contract."""
+def _shape(dtype: str, tensor: Any, kind: str) -> str:
+    """Return type and shape of a tensor for people. Outputs have no `optional`."""
     optional = ", optional" if kind == "input" and tensor.optional else ""
-    return f"{tensor.dtype.value} {list(tensor.dims)}{optional}"
+    return f"{dtype} {list(tensor.dims)}{optional}"
 
 
 def _dtype(tensor: Any) -> str | None:
@@ -183,15 +186,12 @@ def _dtype(tensor: Any) -> str | None:
     return None if known is None else str(known.name)
 
 
-def _declaration(kind: str, tensor: Any) -> str:
-    optional = ", optional: true" if kind == "input" and tensor.optional else ""
-    dims = ", ".join(map(str, tensor.dims))
-    return f'{kind} [ {{ name: "{tensor.name}", data_type: {tensor.dtype.value}, dims: [ {dims} ]{optional} }} ]'
-
-
 @cache
 def _messages() -> ModuleType | None:
-    """tritonclient's model_config_pb2, by itself: its package would bring in grpc, numpy and a fifth of a second."""
+    """Return tritonclient's model_config_pb2; None when it is not installed.
+
+    The module is loaded by itself, because importing its package also imports grpc and numpy, which takes 0.2 s.
+    """
     loaded = sys.modules.get("tritonclient.grpc.model_config_pb2")
     package = importlib.util.find_spec("tritonclient")
     if loaded is not None or package is None:
@@ -203,7 +203,7 @@ def _messages() -> ModuleType | None:
             module = importlib.util.module_from_spec(spec)
             try:
                 spec.loader.exec_module(module)
-            except ImportError:  # tritonclient without its grpc extra: no protobuf
+            except ImportError:  # tritonclient without its grpc extra comes without protobuf
                 return None
             return module
     return None

@@ -1,4 +1,4 @@
-"""Opening what a stranger's folder holds: regular files only, for a pipe or a device is waited for without end."""
+"""Open the files of a folder that others wrote. Only regular files are opened: reading a pipe may never end."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import BinaryIO
 
 
 class NotAFileError(OSError):
-    """It is there, and is a folder, a pipe, a device or a socket."""
+    """The path exists, but is a folder, a pipe, a device or a socket."""
 
 
 def open_file(path: Path) -> BinaryIO:
-    """`path` for reading.
+    """Open `path` for reading.
 
     :raises NotAFileError: when it is no regular file.
     :raises OSError: when it can't be read.
     :raises ValueError: for a path that no file can have.
     """
-    _require_file(os.stat(path))  # before it is opened: to open a device may do something
+    _require_file(os.stat(path))  # checked before opening, because opening a device may already have an effect
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     opened = os.fdopen(descriptor, "rb")
     try:
@@ -32,18 +32,18 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, most: int) -> bytes | None:
-    """The content of `path`; None when it has more than `most` bytes.
+    """Return the content of `path`; None when it has more than `most` bytes.
 
-    :raises OSError, ValueError: as open_file.
+    :raises OSError, ValueError: as open_file raises them.
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        content = file.read(size + 1) if size <= most else b""  # and no more: it may be growing
+        content = file.read(size + 1) if size <= most else b""  # the file may be growing, so the read is limited
     return content if size <= most else None
 
 
 def is_inside(name: str) -> bool:
-    """`name`, which a file gives, stays in the folder that it counts from."""
+    """Whether the relative path `name`, which a file gives, stays inside its folder."""
     return all(part not in ("", "..") for part in name.split("/"))
 
 

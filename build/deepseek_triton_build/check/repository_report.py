@@ -1,4 +1,4 @@
-"""`check DIR`: what there is to check in a folder, and one report about all of it."""
+"""`check DIR`: find what can be checked in a folder, and report on all of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from deepseek_triton_build.render.trtllm_commands import YAML_NAME
 
 
 def check_repository(directory: Path, options: CheckOptions | None = None) -> Report:
-    """Check the model repository `directory`, one model's folder, one YAML file of LLM arguments, or a folder with one
-    for TensorRT-LLM's own programs.
+    """Check what `directory` is: a model repository, a model's folder, or the LLM arguments of TensorRT-LLM's programs.
 
-    :raises NothingToCheckError: when there is none of these.
-    :raises BuildError: when the options name a release or a GPU nobody knows, or no folder as model_root.
+    Those arguments are a YAML file, named by itself or by its folder.
+
+    :raises NothingToCheckError: when it is none of these.
+    :raises BuildError: when the options name an unknown release or GPU, or a model_root that is no folder.
     """
     options = options or CheckOptions()
     require_model_root(options)
@@ -32,22 +33,20 @@ def check_repository(directory: Path, options: CheckOptions | None = None) -> Re
 
 
 def _models(directory: Path) -> list[tuple[Path, str]]:
-    """Folders of models, each with a version that has a model.yaml.
+    """Return each model's folder, with the name of a version folder that has a model.yaml.
 
-    :raises NothingToCheckError: when there is none.
+    :raises NothingToCheckError: when there is no such folder.
     """
     if not os.path.isdir(directory):
-        raise NothingToCheckError(
-            f"{directory}: expected a model repository, found nothing; name a folder that is there"
-        )
+        raise NothingToCheckError(f"{directory}: expected a model repository, found nothing; name a folder that exists")
     try:
         folders = [directory, *(directory / name for name in sorted(os.listdir(directory)))]
     except OSError as error:
-        raise NothingToCheckError(f"{directory}: can't be read: {error.strerror}; let it be read") from error
+        raise NothingToCheckError(f"{directory}: can't be read: {error.strerror}; make it readable") from error
     found = [(folder, version) for folder in folders for version in _versions(folder)]
     if not found:
         raise NothingToCheckError(
-            f"{directory}: expected a model, a folder with <version>/{MODEL_YAML} in it, found none; name a model "
+            f"{directory}: expected a model (a folder with <version>/{MODEL_YAML}), found none; name a model "
             "repository, a model's folder or a YAML file of LLM arguments"
         )
     return found
@@ -56,6 +55,6 @@ def _models(directory: Path) -> list[tuple[Path, str]]:
 def _versions(folder: Path) -> list[str]:
     try:
         names = os.listdir(folder)
-    except OSError:  # a file, or a folder that is not for us to read
+    except OSError:  # a file, or a folder that we may not read
         return []
     return sorted(name for name in names if name.isdecimal() and os.path.lexists(folder / name / MODEL_YAML))

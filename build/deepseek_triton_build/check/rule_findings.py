@@ -1,4 +1,4 @@
-"""The rules, over what a file's LLM arguments come to."""
+"""Apply the rules to the deployment that a file's LLM arguments describe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_deployment(
     triton: Mapping[str, Any],
     environment: Mapping[str, str],
 ) -> Deployment:
-    """What the rules look at. What stands in a wrong place counts as it was meant."""
+    """Return the deployment that the rules look at. A key in a wrong place counts as if it were in the right one."""
     return Deployment(
         settings=arguments.meant | spelling.canonical(arguments.settings, release.version),
         release=release,
@@ -40,8 +40,8 @@ def check_deployment(
     arguments: CheckedArguments,
     others: Sequence[tuple[CheckCode, Violation]],
 ) -> Iterator[Finding]:
-    """What `deployment` breaks, and `others`, on the lines of `document` that say so."""
-    assert deployment.release is not None  # make_deployment has one
+    """Report the rules that `deployment` breaks, and `others`, on the lines of `document` that they are about."""
+    assert deployment.release is not None  # make_deployment always sets it
     version, settings = deployment.release.version, arguments.settings
     spelled = {ours: key for key in settings for ours in spelling.canonical({key: settings[key]}, version)}
     spelled = arguments.places | spelled
@@ -54,7 +54,7 @@ def check_deployment(
 
 
 def _flat(section: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted paths below a section."""
+    """Return the values of a section by their dotted paths."""
     flat: dict[str, Any] = {}
     for key, value in section.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}

@@ -1,12 +1,13 @@
-"""The rules and the findings of `check` as a page for people: docs/rules.md."""
+"""docs/rules.md: the rules, and the other findings of `check`, as a page for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from deepseek_triton_build.check.codes import CHECKS
+from deepseek_triton_build.check.finding import CheckCode
 from deepseek_triton_build.rules import RULES
+from deepseek_triton_build.rules.rule import Rule
 
 _INTRODUCTION = """\
 # Rules
@@ -14,11 +15,11 @@ _INTRODUCTION = """\
 What `deepseek-triton build` refuses or warns of, and what `deepseek-triton check` finds. Written from
 `build/deepseek_triton_build/rules/` and `build/deepseek_triton_build/check/` by `make generated`; edit those.
 
-An **error** can't work, or is known to crash, hang or be refused by the engine: nothing is built, and `check` ends with
-exit code 1. A **warning** is known to go wrong in some circumstances, or has no effect. A **note** is worth knowing.
-A rule that needs a fact nobody stated (the GPU, the release, the checkpoint) is passed over. A key that the
-release is known not to have is an error, or a warning where the release ignores it; one that is only not recorded here
-is a warning.
+An **error** is something that can't work, or is known to crash, to hang or to be refused by the engine: nothing is
+built, and `check` ends with exit code 1. A **warning** is something that is known to go wrong in some circumstances, or
+that has no effect. A **note** is worth knowing. A rule is skipped when it needs a fact that is not known (the GPU, the
+release, the checkpoint). A key that the release is known not to have is an error, or a warning where the release
+ignores it. A key that is merely not recorded here is a warning.
 
 Issues and pull requests are of [NVIDIA/TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM). A release range is what
 the sources support: "before 1.1" says that 1.1 has the fix or the feature, not that every older release was tried.
@@ -39,41 +40,24 @@ _TOPICS = {
     "C": "config.pbtxt",
     "W": "The checkpoint",
 }
-"""First letter of a code -> its section, in the page's order."""
-
-
-class _Entry(Protocol):
-    """What a rule and a check of `check` have in common."""
-
-    @property
-    def code(self) -> str: ...
-    @property
-    def severity(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def why(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def releases(self) -> str: ...
+"""First letter of a code -> the title of its section, in the page's order."""
 
 
 def rules_page() -> str:
-    """The page, in Markdown."""
-    entries: list[_Entry] = [*RULES, *CHECKS]
+    """Return the page, in Markdown."""
+    entries: list[Rule | CheckCode] = [*RULES, *CHECKS]
     sections = [
         _section(title, (entry for entry in entries if entry.code[0] == letter)) for letter, title in _TOPICS.items()
     ]
     return "\n".join([_INTRODUCTION, *sections])
 
 
-def _section(title: str, entries: Iterable[_Entry]) -> str:
+def _section(title: str, entries: Iterable[Rule | CheckCode]) -> str:
     return "\n".join([f"## {title}", "", *map(_entry, entries)])
 
 
-def _entry(entry: _Entry) -> str:
-    """One rule, under an anchor of its own: rules.md#h001."""
+def _entry(entry: Rule | CheckCode) -> str:
+    """Return one entry, under an anchor of its own, such as rules.md#h001."""
     facts = f"*{entry.severity.capitalize()}; releases: {entry.releases}.*"
     source = f"\nSource: {entry.source}\n" if entry.source else ""
     return f'### <a id="{entry.code.lower()}"></a>{entry.code} {entry.title}\n\n{facts} {entry.why}\n{source}'

@@ -1,8 +1,8 @@
-"""The header of a safetensors file: what it holds and how long it has to be. No weights are read.
+"""The header of a safetensors file, which says what the file holds and how long it is. No weights are read.
 
-The format: eight bytes with the header's length, little-endian; the header, a JSON object of tensor ->
-{dtype, shape, data_offsets: [begin, end]}; the tensors' bytes, which the offsets count from the header's end
-(https://docs.rs/crate/safetensors).
+The format (https://docs.rs/crate/safetensors): eight bytes with the header's length, little-endian; the header, a JSON
+object of tensor -> {dtype, shape, data_offsets: [begin, end]}; the bytes of the tensors. The offsets count from the end
+of the header.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 MAX_HEADER_BYTES = 100_000_000
-"""A real header has some hundred kilobytes; a larger number is no length."""
+"""Largest length that is believed. A real header has some hundred kilobytes."""
 _PREFIX = 8
 _NOT_KNOWN = -1
+"""Size of a tensor whose data type is not listed."""
 _METADATA = "__metadata__"
 _LFS = b"version https://git-lfs"
 _LARGEST_OFFSET = 2**63
@@ -30,35 +31,37 @@ _BITS: Mapping[str, int] = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-"""Data type -> bits of one value. Sizes of types that are not listed are not looked at."""
+"""Data type -> bits of one value. The sizes of other types are not checked."""
 
 
 @dataclass(frozen=True)
 class Header:
+    """What the header of a file says, and how long the file is."""
+
     tensors: Mapping[str, tuple[int, int]]
-    """Tensor -> the bytes of the file where it begins and ends, in their order."""
+    """Tensor -> the bytes of the file where it begins and ends, in the order of the file."""
     length: int
-    """Bytes that the file has by its header."""
+    """Bytes that the file should have according to its header."""
     found: int
-    """Bytes that it has."""
+    """Bytes that the file has."""
 
     def tensors_beyond(self, end: int) -> list[str]:
-        """Those that a file of `end` bytes has not, or not wholly."""
+        """Return the tensors that a file of `end` bytes does not hold completely."""
         return [name for name, (_, last) in self.tensors.items() if last > end]
 
 
 class HeaderError(Exception):
-    """The header can't be read: what is wrong, and at which byte."""
+    """The header can't be read. The message says what is wrong, and at which byte."""
 
 
 class PointerError(HeaderError):
-    """It is what Git LFS has in a file's place."""
+    """The file is the pointer that Git LFS puts in the place of a large file."""
 
 
 def read_header(file: BinaryIO) -> Header:
-    """Of a file that was just opened.
+    """Read the header of a file that was just opened.
 
-    :raises HeaderError: when it isn't one.
+    :raises HeaderError: when the file has no valid header.
     :raises OSError: when the file can't be read.
     """
     prefix = file.read(_PREFIX)
@@ -77,7 +80,7 @@ def read_header(file: BinaryIO) -> Header:
         raise HeaderError(
             f"truncated: it ends at {at}, within its header, which by byte 0 ends at {_PREFIX + length:,}"
         )
-    found = max(os.fstat(file.fileno()).st_size, _PREFIX + length)  # it had that many a moment ago
+    found = max(os.fstat(file.fileno()).st_size, _PREFIX + length)  # the file had at least these bytes a moment ago
     entries = _parse(content)
     spans = sorted((*_span(name, entry), name) for name, entry in entries.items() if name != _METADATA)
     end = 0
@@ -94,7 +97,9 @@ def read_header(file: BinaryIO) -> Header:
 def _no_length(start: bytes, length: int) -> HeaderError:
     if start == _LFS:
         return PointerError("it is a Git LFS pointer, not the file it points to (byte 0)")
-    return HeaderError(f"byte 0 says that the header has {length:,} bytes, and none has over {MAX_HEADER_BYTES:,}")
+    return HeaderError(
+        f"byte 0 says that the header has {length:,} bytes, and at most {MAX_HEADER_BYTES:,} are possible"
+    )
 
 
 def _parse(content: bytes) -> dict[str, Any]:
@@ -113,7 +118,10 @@ def _parse(content: bytes) -> dict[str, Any]:
 
 
 def _span(name: str, entry: Any) -> tuple[int, int]:
-    """Where a tensor begins and ends, which has to be what its shape takes."""
+    """Return where a tensor begins and ends.
+
+    :raises HeaderError: when the tensor's shape and type need another number of bytes.
+    """
     offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
         raise HeaderError(f"the header at byte {_PREFIX} has no data_offsets for {name[:60]!r}")
@@ -126,13 +134,13 @@ def _span(name: str, entry: Any) -> tuple[int, int]:
         raise HeaderError(f"the header at byte {_PREFIX} has no dtype or no shape for {name[:60]!r}")
     if size not in (_NOT_KNOWN, end - begin):
         raise HeaderError(
-            f"the header at byte {_PREFIX} gives {name[:60]!r} {end - begin:,} bytes, and a shape of {_number(size)}"
+            f"the header at byte {_PREFIX} gives {name[:60]!r} {end - begin:,} bytes, but a shape of {_number(size)}"
         )
     return begin, end
 
 
 def _size(dtype: Any, shape: Any) -> int | None:
-    """Bytes of such a tensor; _NOT_KNOWN for a data type that is not listed, None for what is no type or shape."""
+    """Return the bytes of a tensor: _NOT_KNOWN for an unlisted data type, None when type or shape are not valid."""
     is_shape = isinstance(shape, list) and all(type(n) is int and 0 <= n < _LARGEST_OFFSET for n in shape)
     if not isinstance(dtype, str) or not is_shape or len(shape) > _MOST_DIMENSIONS:
         return None
@@ -140,5 +148,5 @@ def _size(dtype: Any, shape: Any) -> int | None:
 
 
 def _number(value: int) -> str:
-    """A number that may be too long to print."""
+    """Return a number as text. Python refuses to print very long ones."""
     return f"{value:,}" if abs(value) < _LARGEST_OFFSET else "2^63 or more"

@@ -1,4 +1,4 @@
-"""LLM arguments against the record of the release they are for."""
+"""Check LLM arguments against the record of the release they are for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deepseek_triton_build.check.codes import (
     WRONG_NULL,
     WRONG_TYPE,
 )
-from deepseek_triton_build.check.documents import Document
+from deepseek_triton_build.check.documents import Document, key_name
 from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.releases import (
@@ -31,110 +31,114 @@ from deepseek_triton_build.data.releases import (
     spelling,
 )
 from deepseek_triton_build.data.setting_types import bounded_type
-from deepseek_triton_build.text import nearest, plain, shown, to_write
+from deepseek_triton_build.text import listed, nearest, shown, to_write
 
 UPSTREAM_KEYS = ("logits_post_processors",)
 """Top-level keys that upstream's model.py takes for itself (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
 TRITON_SECTION = "triton_config"
 _IGNORE_IN_SECTIONS = ("0.21.0",)
-"""Releases whose sections are pydantic models that pass over what they don't know (releases/0.21.0.yaml)."""
+"""Releases whose sections are pydantic models that ignore keys they don't know (releases/0.21.0.yaml)."""
 
 
 @dataclass(kw_only=True)
 class CheckedArguments:
-    """The LLM arguments of a file, as dotted paths."""
+    """The LLM arguments of a file, by dotted paths."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    """Those that the release knows and that have its types."""
+    """The arguments that the release knows, with values of the right types."""
     meant: dict[str, Any] = field(default_factory=dict)
-    """Under 1.2.1's keys, what stands under the keys of other releases."""
+    """The arguments that are spelled as in another release, under 1.2.1's keys."""
     places: dict[str, str] = field(default_factory=dict)
-    """Key of `meant` -> where it stands."""
+    """Key of `meant` -> the key in the file."""
     findings: list[Finding] = field(default_factory=list)
-    """About all but `settings`."""
+    """Findings about everything that is not in `settings`."""
 
 
 def check_schema(document: Document, release: Release, *, other_sections: tuple[str, ...] = ()) -> CheckedArguments:
-    """
+    """Check the keys and values of `document`.
+
     :param other_sections: top-level keys that are not the engine's.
     """
-    walk = _Walk(document, release, other_sections)
-    walk.section(document.values, [release.classes["TorchLlmArgs"]], "")
+    walk = _SchemaWalk(document, release, other_sections)
+    walk.check_section(document.values, [release.classes["TorchLlmArgs"]], "")
     return walk.found
 
 
 @dataclass
-class _Walk:
+class _SchemaWalk:
+    """One walk over the keys of a document, which collects arguments and findings."""
+
     document: Document
     release: Release
     other_sections: tuple[str, ...]
     found: CheckedArguments = field(default_factory=CheckedArguments)
 
-    def section(self, values: Mapping[Any, Any], classes: list[LlmClass], prefix: str) -> None:
+    def check_section(self, values: Mapping[Any, Any], classes: list[LlmClass], prefix: str) -> None:
         for key, value in values.items():
-            name = plain(key) if isinstance(key, str) else shown(key)
+            name = key_name(key)
             if not prefix and name in self.other_sections:
                 continue
             found = next((cls.fields[name] for cls in classes if name in cls.fields), None)
             if found is None:
-                self.absent(prefix + name, name, value, classes)
+                self.report_absent(prefix + name, name, value, classes)
             else:
-                self.value(prefix + name, value, found)
+                self.check_value(prefix + name, value, found)
 
-    def value(self, key: str, value: Any, found: Field) -> None:
+    def check_value(self, key: str, value: Any, found: Field) -> None:
         if found.sections and isinstance(value, dict):
-            self.subsection(key, value, found)
+            self.check_subsection(key, value, found)
         elif not type_strings.fits(value, found.type):
-            self.misfit(key, value, found)
+            self.report_misfit(key, value, found)
         elif not type_strings.fits(value, bounds := bounded_type(key, found.type)):
             self.add(OUT_OF_RANGE, key, _expected(bounds, value), f"write {type_strings.in_words(bounds)}")
         else:
             self.found.settings[key] = value
 
-    def subsection(self, key: str, value: Mapping[Any, Any], found: Field) -> None:
+    def check_subsection(self, key: str, value: Mapping[Any, Any], found: Field) -> None:
         classes = {name: self.release.classes[name] for name in found.sections}
         if found.discriminator is None:
             if not value:
                 self.found.settings[key] = {}
-            self.section(value, list(classes.values()), f"{key}.")
+            self.check_section(value, list(classes.values()), f"{key}.")
             return
         kinds = _kinds(self.release, found.name)
         chosen, chooser = value.get(found.discriminator), f"{key}.{found.discriminator}"
         if not isinstance(chosen, str):
-            expected = f"expected {found.discriminator}, which says what kind it is, found {shown(chosen)}"
+            expected = f"expected {found.discriminator}, which names the kind of section, found {shown(chosen)}"
             self.add(WRONG_CHOICE, chooser, expected, to_write({chooser: next(iter(kinds))}))
             return
         self.found.settings[chooser] = chosen
         if chosen not in kinds:
-            self.unrecorded_kind(chooser, chosen, kinds)
+            near = nearest(chosen, kinds)
+            fix = f"did you mean {near}?" if near else f"nothing, if it is meant; recorded kinds: {', '.join(kinds)}"
+            message = f"{shown(chosen)} is not recorded here, so its keys are not checked"
+            self.add(NOT_LOOKED_INTO, chooser, message, fix)
             return
         below = {name: entry for name, entry in value.items() if name != found.discriminator}
-        self.section(below, [classes[kinds[chosen]]], f"{key}.")
+        self.check_section(below, [classes[kinds[chosen]]], f"{key}.")
 
-    def unrecorded_kind(self, chooser: str, chosen: str, kinds: Mapping[str, str]) -> None:
-        near = nearest(chosen, kinds)
-        hint = f"did you mean {near}?" if near else f"none is needed if it is meant; recorded: {', '.join(kinds)}"
-        self.add(NOT_LOOKED_INTO, chooser, f"{shown(chosen)} is not recorded here; its keys go unchecked", hint)
-
-    def absent(self, key: str, name: str, value: Any, classes: list[LlmClass]) -> None:
-        """A key that the release is not known to have."""
+    def report_absent(self, key: str, name: str, value: Any, classes: list[LlmClass]) -> None:
+        """Report a key that the release is not known to have."""
         moves = list(self.moves(key, value))
-        if not any(there for _, _, there in moves):
-            self.unknown(key, name, value, classes)
+        if not any(new_key for _, _, new_key in moves):
+            self.report_unknown(key, name, value, classes)
             return
-        for path, below, there in moves:
-            if there:
-                message = f"{path} is not a key of TensorRT-LLM {self.release.version}, which has {there} instead"
+        for path, below, new_key in moves:
+            if new_key:
+                message = f"{path} is not a key of TensorRT-LLM {self.release.version}, which has {new_key} instead"
                 self.add(MOVED_KEY, path, message, self.translation(path, self.lines_below(path, below, classes)))
             else:
-                self.unknown(path, path, below, classes)
+                self.report_unknown(path, path, below, classes)
 
-    def unknown(self, key: str, name: str, value: Any, classes: list[LlmClass]) -> None:
-        """A key that the release has nowhere. `name` is the whole `key` where its section is gone too."""
+    def report_unknown(self, key: str, name: str, value: Any, classes: list[LlmClass]) -> None:
+        """Report a key that the release has nowhere.
+
+        :param name: the last part of `key`, or the whole `key` when the release lacks its section too.
+        """
         prefix = key.removesuffix(name).rstrip(".")
         where = f"{prefix} of TensorRT-LLM" if prefix else "TensorRT-LLM"
         if "." in name and self.release.find_key(key) is not None:
-            message = f"YAML takes {name} for one name, with dots in it"
+            message = f"YAML reads {name} as one name with dots in it, not as a path"
             self.add(WRONG_KEY, key, message, to_write({key: value}))
             return
         is_settled = all(cls.complete for cls in classes)
@@ -150,47 +154,51 @@ class _Walk:
             self.add(WRONG_KEY, key, message, fix or "remove it")
 
     def lines_below(self, key: str, value: Any, classes: list[LlmClass]) -> dict[str, Any]:
-        """A key that moved or, where it is a section whose keys moved too, those of them that did."""
+        """Return a key that moved; for a section whose keys moved one by one, those of them that did."""
         if not isinstance(value, dict):
-            return {key: {}} if key in self.spelled({key: value}) else {key: value}
-        below = {f"{key}.{plain(str(name))}": entry for name, entry in value.items()}
+            return {key: {}} if key in self.in_release({key: value}) else {key: value}
+        below = {f"{key}.{key_name(name)}": entry for name, entry in value.items()}
         moved = {path: entry for path, entry in below.items() if spelling.moved(path, self.release.version)}
-        if not moved and key not in self.spelled({key: value}):
+        if not moved and key not in self.in_release({key: value}):
             return {key: value}
         for path, entry in below.items():
             if path not in moved:
-                self.unknown(path, path, entry, classes)
+                self.report_unknown(path, path, entry, classes)
         flat: dict[str, Any] = {}
         for path, entry in moved.items():
             flat |= self.lines_below(path, entry, classes)
         return flat or {key: {}}
 
     def translation(self, key: str, moved: Mapping[str, Any]) -> str:
-        """What to write instead of what stands under `key` and moved."""
+        """Return what to write instead of `key`, and keep in `found` what it means.
+
+        :param moved: the keys that moved, with their values.
+        """
         ours = spelling.canonical(moved, spelling.MIXED)
         self.found.meant |= ours
         self.found.places |= {name: name if name in self.document.lines else key for name in ours}
-        return to_write(self.spelled(moved))
+        return to_write(self.in_release(moved))
 
-    def spelled(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def in_release(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings of any release under the keys of this one."""
         return spelling.spell(spelling.canonical(settings, spelling.MIXED), self.release.version)
 
     def moves(self, key: str, value: Any) -> Iterator[tuple[str, Any, str | None]]:
-        """`key` or, where it is a section that is gone, the keys below it; each with its value and where it went."""
-        there = spelling.moved(key, self.release.version)
-        if there is None and isinstance(value, dict):
+        """Yield `key`, its value and its new key; for a section that is gone, the same for each key below it."""
+        new_key = spelling.moved(key, self.release.version)
+        if new_key is None and isinstance(value, dict):
             for name, below in value.items():
-                yield from self.moves(f"{key}.{plain(str(name))}", below)
+                yield from self.moves(f"{key}.{key_name(name)}", below)
         else:
-            yield key, value, there
+            yield key, value, new_key
 
-    def misfit(self, key: str, value: Any, found: Field) -> None:
+    def report_misfit(self, key: str, value: Any, found: Field) -> None:
         spelled = found.type
         if value is None:
             fix = "write a value, or leave the key out for its default"
             self.add(WRONG_NULL, key, _expected(spelled, value), fix)
         elif found.sections:
-            known = listed_keys(self.release, found)
+            known = listed((name for kind in found.sections for name in self.release.classes[kind].fields), most=4)
             null = ", or null" if type_strings.has_none(spelled) else ""
             message = f"expected a section with its keys below it{null}, found {shown(value)}"
             self.add(NOT_A_SECTION, key, message, f"write its keys below it: {known}")
@@ -202,14 +210,11 @@ class _Walk:
             self.add(WRONG_TYPE, key, _expected(spelled, value), _fix_of_type(spelled, value))
 
     def add(self, check: CheckCode, key: str, message: str, fix: str) -> None:
-        message = message if message.startswith(key) else f"{key}: {message}"
-        self.found.findings.append(
-            check.finding(message, fix, file=self.document.file, line=self.document.line(key), key=key)
-        )
+        self.found.findings.append(self.document.finding(check, key, message, fix))
 
 
 def _found_elsewhere(key: str, is_settled: bool) -> str | None:
-    """What to do about a key of another release, the oldest of those that repositories are made for, if one has it."""
+    """Return a fix that names a release with `key`: the oldest that `build` writes for, else one that is only read."""
     versions = (*reversed(RELEASES), *(version for version in READABLE_RELEASES if version not in RELEASES))
     version = next((version for version in versions if load_release(version).find_key(key) is not None), None)
     if version is None:
@@ -223,11 +228,6 @@ def _near_miss(name: str, prefix: str, classes: list[LlmClass]) -> str | None:
     return near and f"did you mean {near}{f', under {prefix}' if prefix else ''}?"
 
 
-def listed_keys(release: Release, found: Field, most: int = 4) -> str:
-    names = [name for section in found.sections for name in release.classes[section].fields]
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-
-
 def _expected(spelled: str, value: Any) -> str:
     return f"expected {type_strings.in_words(spelled)}, found {shown(value)}"
 
@@ -239,15 +239,15 @@ def _fix_of_type(spelled: str, value: Any) -> str:
 
 
 def _unquoted(text: str) -> Any:
-    for read in (int, float):
+    for number in (int, float):
         try:
-            return read(text)
+            return number(text)
         except ValueError:
             continue
     return text
 
 
 def _kinds(release: Release, name: str) -> Mapping[str, str]:
-    """Value of the key that chooses a section's class -> the class."""
+    """Return the class of each value of the key that chooses a section's class."""
     rows = (entry["fields"].get(name, {}) for entry in release.record["classes"].values())
     return next((row["class_by"]["classes"] for row in rows if "class_by" in row), {})

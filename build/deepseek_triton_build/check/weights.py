@@ -1,4 +1,4 @@
-"""The weight files of a checkpoint's folder: which of them the engine reads, and whether all are there and whole."""
+"""The weight files of a checkpoint: which of them the engine reads, and whether they are all there and complete."""
 
 from __future__ import annotations
 
@@ -28,94 +28,94 @@ from deepseek_triton_build.text import listed, plain
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
-"""The file of a checkpoint that has one alone."""
+"""Name of the weight file when the checkpoint has only one."""
 _NUMBERED = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 _AGAIN = "download it again"
 
 
 def files_read(folder: Path, *, only_indexed: bool = False) -> list[str]:
-    """The names of the weight files in `folder` that the engine reads, sorted.
+    """Return the names of the weight files in `folder` that the engine reads, sorted.
 
-    :param only_indexed: it reads what the index names, as transformers does, and not all that is there, as TensorRT-LLM
-        does.
-    :raises OSError: when the folder can't be listed, or nothing in it be opened.
+    :param only_indexed: whether the engine reads only the files that the index names, as transformers does.
+        TensorRT-LLM reads every weight file in the folder.
+    :raises OSError: when the folder can't be listed, or no file in it can be opened.
     """
     present = _present(folder)
     if not only_indexed:
         return sorted(present)
-    if WEIGHTS in present:  # transformers asks for it first
+    if WEIGHTS in present:  # transformers looks for this file first
         return [WEIGHTS]
     index, _ = read_json(folder / INDEX, INDEX)
     shards = None if index is None else _shards(index)
     return sorted(present if shards is None else filter(is_inside, shards))
 
 
-def _nobody(_: Path) -> None:
+def _tell_nobody(_: Path) -> None:
     pass
 
 
 def check_weights(
-    folder: Path, label: str, *, only_indexed: bool = False, on_file: Callable[[Path], None] = _nobody
+    folder: Path, label: str, *, only_indexed: bool = False, on_file: Callable[[Path], None] = _tell_nobody
 ) -> Iterator[Finding]:
-    """Every file that the engine reads is there and whole. Reads the index and the files' headers, no weights.
+    """Find weight files that are missing, damaged or unlike the index. Only the index and the headers are read.
 
-    :param label: what findings call the folder.
+    :param label: the name by which findings call the folder.
     :param only_indexed: see `files_read`.
-    :param on_file: told of each file before it is opened: storage may not answer.
+    :param on_file: called with each file before it is opened, because storage may not answer.
     """
-    return _Look(folder, label, on_file).at_all(only_indexed)
+    return _FolderCheck(folder, label, on_file).check(only_indexed)
 
 
 _MOST_SHARDS = 10_000
-"""That a name is believed to be one of."""
+"""Largest total that is believed when a file's name says that it is one of so many."""
 
 
 @dataclass(frozen=True)
-class _Look:
-    """One look at a folder."""
+class _FolderCheck:
+    """The check of one folder."""
 
     folder: Path
     label: str
     on_file: Callable[[Path], None]
 
-    def at_all(self, only_indexed: bool) -> Iterator[Finding]:
+    def check(self, only_indexed: bool) -> Iterator[Finding]:
         try:
             present = _present(self.folder)
         except OSError as error:
-            message, fix = f"{plain(self.label)} can't be looked into: {error.strerror}", "let it be read and searched"
-            yield UNREADABLE.finding(message, fix, file=self.label)
+            message = f"{plain(self.label)} can't be looked into: {error.strerror}"
+            yield UNREADABLE.finding(message, "make it readable and searchable", file=self.label)
             return
-        if only_indexed and WEIGHTS in present:  # transformers asks for it first
-            yield from self.without_index({WEIGHTS})
+        if only_indexed and WEIGHTS in present:  # transformers looks for this file first
+            yield from self.check_without_index({WEIGHTS})
         elif _is_absent(self.folder / INDEX):
-            yield from self.without_index(present)
+            yield from self.check_without_index(present)
         else:
-            yield from self.with_index(present, only_indexed)
+            yield from self.check_with_index(present, only_indexed)
 
-    def with_index(self, present: set[str], only_indexed: bool) -> Iterator[Finding]:
+    def check_with_index(self, present: set[str], only_indexed: bool) -> Iterator[Finding]:
         file = f"{self.label}/{INDEX}"
         self.on_file(self.folder / INDEX)
         index, findings = read_json(self.folder / INDEX, file)
         shards = None if index is None else _shards(index)
         is_broken = index is not None and shards is None
-        index = None  # as large as all that follows
+        index = None  # freed early, because it takes as much memory as everything below
         if is_broken:
             message = "expected weight_map, a mapping of tensor to shard"
             findings.append(BROKEN.finding(message, _AGAIN, file=file))
         yield from findings
         if shards is None:
-            yield from self.at_each(present)
+            yield from self.check_each(present)
             return
         if not shards:
             yield NO_WEIGHTS.finding(f"{INDEX} names no tensor", "download the checkpoint again", file=file)
-        yield from self.at_shards(shards, file)
+        yield from self.check_shards(shards, file)
         for name in () if only_indexed else sorted(present - shards.keys()):
-            yield from self.at_stray(name)
+            yield from self.check_stray(name)
 
-    def at_shards(self, shards: Mapping[str, Collection[str]], index_file: str) -> Iterator[Finding]:
+    def check_shards(self, shards: Mapping[str, Collection[str]], index_file: str) -> Iterator[Finding]:
         outside = [name for name in shards if not is_inside(name)]
         if outside:
-            message = f"expected names of files in the folder, found {listed(outside)}"
+            message = f"expected names of files in this folder, found {listed(outside)}"
             yield BROKEN.finding(message, _AGAIN, file=index_file)
         missing = [name for name in shards.keys() - set(outside) if _is_absent(self.folder / name)]
         if missing:
@@ -123,39 +123,39 @@ class _Look:
             yield MISSING_SHARD.finding(message, "download them again", file=index_file)
         everywhere = frozenset(tensor for tensors in shards.values() for tensor in tensors)
         for name in sorted(shards.keys() - set(outside) - set(missing)):
-            header, findings = self.at_file(name)
+            header, findings = self.check_file(name)
             yield from findings
             if header is not None:
                 yield from _compare(header, frozenset(shards[name]), everywhere, f"{self.label}/{name}")
 
-    def at_stray(self, name: str) -> Iterator[Finding]:
-        header, findings = self.at_file(name)
-        reads = "" if header is None else f"; TensorRT-LLM reads its {header.found:,} bytes all the same"
+    def check_stray(self, name: str) -> Iterator[Finding]:
+        header, findings = self.check_file(name)
+        reads = "" if header is None else f", but TensorRT-LLM reads its {header.found:,} bytes all the same"
         fix = "move it out of the folder, or download the index again"
-        yield STRAY_SHARD.finding(f"the index has no such shard{reads}", fix, file=f"{self.label}/{name}")
+        yield STRAY_SHARD.finding(f"the index does not name this file{reads}", fix, file=f"{self.label}/{name}")
         yield from findings
 
-    def without_index(self, present: set[str]) -> Iterator[Finding]:
-        """One file, or several that number themselves."""
+    def check_without_index(self, present: set[str]) -> Iterator[Finding]:
+        """Check a folder with one file, or with files whose names hold numbers."""
         if not present:
             message = f"{plain(self.label)} has neither {INDEX} nor a *.safetensors file"
             yield NO_WEIGHTS.finding(message, "download the checkpoint again", file=self.label)
         missing = _unnumbered(present)
         if missing:
-            message = f"{len(missing)} shards are missing, by the names of the others: {listed(missing)}"
+            message = f"{len(missing)} shards are missing, as the names of the others show: {listed(missing)}"
             yield MISSING_SHARD.finding(message, "download them again", file=self.label)
-        yield from self.at_each(present)
+        yield from self.check_each(present)
 
-    def at_each(self, names: set[str]) -> Iterator[Finding]:
-        """Files of which no index says what is in them."""
+    def check_each(self, names: set[str]) -> Iterator[Finding]:
+        """Check files when no index says what they hold."""
         for name in sorted(names):
-            header, findings = self.at_file(name)
+            header, findings = self.check_file(name)
             yield from findings
             if header is not None and not header.tensors:
                 yield NO_WEIGHTS.finding("it holds no tensor", _AGAIN, file=f"{self.label}/{name}")
 
-    def at_file(self, name: str) -> tuple[Header | None, list[Finding]]:
-        """Whether the file is whole, by itself."""
+    def check_file(self, name: str) -> tuple[Header | None, list[Finding]]:
+        """Check that one file is complete, without regard to the index, and return its header."""
         file = f"{self.label}/{name}"
         self.on_file(self.folder / name)
         try:
@@ -164,10 +164,10 @@ class _Look:
         except NotAFileError:
             return None, [BROKEN_SHARD.finding("expected a file, found something else", _AGAIN, file=file)]
         except FileNotFoundError:
-            message = "it is missing: a link to nothing, or it went away meanwhile"
+            message = "it is missing: it is a link to nothing, or was removed during the check"
             return None, [MISSING_SHARD.finding(message, _AGAIN, file=file)]
         except OSError as error:
-            fix = "let it be read, or download it again"
+            fix = "make it readable, or download it again"
             return None, [UNREADABLE.finding(f"can't be read: {error.strerror}", fix, file=file)]
         except PointerError as error:
             return None, [BROKEN_SHARD.finding(str(error), "fetch it: git lfs pull", file=file)]
@@ -179,35 +179,38 @@ class _Look:
 
 
 def _present(folder: Path) -> set[str]:
-    """What TensorRT-LLM loads of `folder` (weight_loader.py leaves out the consolidated ones).
+    """Return the files of `folder` that TensorRT-LLM loads. Its weight_loader.py leaves out the consolidated ones.
 
-    :raises OSError: as files_read.
+    :raises OSError: as files_read raises it.
     """
-    os.stat(os.path.join(folder, os.curdir))  # listing a folder and opening what is in it are two permissions
+    os.stat(os.path.join(folder, os.curdir))  # listing a folder and opening its files need different permissions
     return {name for name in os.listdir(folder) if name.endswith(".safetensors") and "consolidated" not in name}
 
 
 def _wrong_length(header: Header) -> str:
     if header.found > header.length:
-        return f"too long: {header.found:,} bytes, where by its header it ends at byte {header.length:,}"
+        return f"too long: it has {header.found:,} bytes, but by its header it ends at byte {header.length:,}"
     cut = header.tensors_beyond(header.found)
     begin, end = header.tensors[cut[0]]
-    message = f"truncated: it ends at byte {header.found:,}, where its header says {header.length:,}; tensors cut: "
+    message = f"truncated: it ends at byte {header.found:,}, but by its header at byte {header.length:,}; tensors cut: "
     return f"{message}{len(cut)}, the first {plain(cut[0])}, bytes {begin:,} to {end:,}"
 
 
 def _compare(header: Header, wanted: frozenset[str], everywhere: frozenset[str], file: str) -> Iterator[Finding]:
-    """A shard's header and the index.
+    """Compare a shard's header with the index.
 
-    :param wanted: the tensors that the index has in the shard; `everywhere`: in any.
+    :param wanted: the tensors that the index lists for this shard.
+    :param everywhere: the tensors that it lists for any shard.
     """
     found = header.tensors.keys()
     if absent := wanted - found:
-        message = f"{len(absent)} of {len(wanted)} tensors that the index has in it are not: {listed(absent)}"
+        message = (
+            f"{len(absent)} of the {len(wanted)} tensors that the index lists for it are missing: {listed(absent)}"
+        )
         yield MISSING_TENSORS.finding(message, "download it and the index again", file=file)
     others = (
         (found - everywhere, "are not in the index"),
-        ((found - wanted) & everywhere, "the index has in another shard"),
+        ((found - wanted) & everywhere, "are in another shard by the index"),
     )
     if unlisted := [(tensors, what) for tensors, what in others if tensors]:
         parts = [f"{len(tensors)} of its {len(found)} tensors {what}: {listed(tensors)}" for tensors, what in unlisted]
@@ -215,30 +218,30 @@ def _compare(header: Header, wanted: frozenset[str], everywhere: frozenset[str],
 
 
 def _is_absent(path: Path) -> bool:
-    """It is not there; a file that can't be looked at is."""
+    """Whether the file does not exist. A file that may not be looked at exists."""
     try:
         os.stat(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file can have the name
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file can have this name
         return True
-    except OSError:  # reading it will say why
+    except OSError:  # reading the file will report why
         return False
     return False
 
 
 def _shards(index: Mapping[str, Any]) -> dict[str, set[str]] | None:
-    """Shard -> its tensors, by the index, whose weight_map is empty then."""
+    """Return the tensors of each shard, and empty the index's weight_map; None when it has no valid weight_map."""
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         return None
     shards: dict[str, set[str]] = {}
-    while weight_map:  # taken apart on the way: two of the size are more than a small container has
+    while weight_map:  # emptied on the way, because a small container has no memory for both
         tensor, shard = weight_map.popitem()
         shards.setdefault(shard, set()).add(tensor)
     return shards
 
 
 def _unnumbered(present: set[str]) -> list[str]:
-    """Shards that are not there, by the numbers in the names of those that are."""
+    """Return the shards that are missing, by the numbers in the names of those that are there."""
     missing: set[str] = set()
     matches = [(name, match) for name in present if (match := _NUMBERED.search(name))]
     series = {(name[: m.start(1)], len(m[1]), int(m[2]), name[m.end(1) :]) for name, m in matches}

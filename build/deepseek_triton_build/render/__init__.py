@@ -1,1 +1,1 @@
-"""A plan -> the text of its files. Deterministic: the same plan gives the same bytes."""
+"""The text of every file that a plan is written as. The same plan gives the same bytes."""

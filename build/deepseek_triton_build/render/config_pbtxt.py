@@ -8,32 +8,33 @@ from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.render.yaml_text import comment
 
 
-def config_pbtxt(*, stamp: str, name: str = "tensorrt_llm") -> str:
-    """config.pbtxt, written from the wire contract."""
+def config_pbtxt(*, stamp: str) -> str:
+    """Return the text of config.pbtxt, written from the wire contract."""
     tables = contract()
     lines = [
         f"# {stamp}",
-        f'name: "{name}"',
+        'name: "tensorrt_llm"',
         'backend: "python"',
-        "# The engine batches; Triton hands each request on at once.",
+        "# The engine makes the batches, so Triton passes on each request at once.",
         "max_batch_size: 0",
-        "# Responses are sent when they are made: streams need it, and /generate takes the one response of the others.",
+        "# Responses are sent as they are made: streams need this, and a request without a stream gets one response.",
         "model_transaction_policy { decoupled: true }",
     ]
     for kind, tensors in (("input", tables.INPUTS), ("output", tables.OUTPUTS)):
         for tensor in tensors:
-            lines += _tensor(kind, tensor)
+            lines += [*comment(tensor.meaning), declaration(kind, tensor)]
     lines += [
-        "# The engine owns the GPUs; this instance is the thread that feeds it.",
+        "# The engine takes the GPUs by itself; this instance is only the thread that feeds the engine.",
         "instance_group [ { count: 1, kind: KIND_CPU } ]",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _tensor(kind: str, tensor: Any) -> list[str]:
+def declaration(kind: str, tensor: Any) -> str:
+    """Return the line that declares a tensor of the wire contract.
+
+    :param kind: `input` or `output`.
+    """
     optional = ", optional: true" if kind == "input" and tensor.optional else ""
     dims = ", ".join(map(str, tensor.dims))
-    return [
-        *comment(tensor.meaning),
-        f'{kind} [ {{ name: "{tensor.name}", data_type: {tensor.dtype.value}, dims: [ {dims} ]{optional} }} ]',
-    ]
+    return f'{kind} [ {{ name: "{tensor.name}", data_type: {tensor.dtype.value}, dims: [ {dims} ]{optional} }} ]'

@@ -1,4 +1,4 @@
-"""The wire contract as a page for people: docs/contract.md, written from the same tables as config.pbtxt."""
+"""docs/contract.md: the wire contract as a page for people, written from the same tables as config.pbtxt."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _INTRODUCTION = """\
 
 Written from `model_repository/tensorrt_llm/1/deepseek_backend/contract.py` by `make generated`; edit that file.
 
-A sampling field can be given four ways, later ones winning: in the model's `default_sampling`, in
-`sampling_parameters` (one JSON object), by its plain name as a request parameter (any key of a `/generate` body that is
-not an input, scalars only), and as the input tensor `sampling_param_<name>`. Unknown names and values out of range are
-refused with the name, the value and the limit.
+There are four ways to set a sampling field: the model's `default_sampling`, `sampling_parameters` (one JSON object),
+the field's plain name as a request parameter (any key of a `/generate` body that is not an input, scalars only), and
+the input tensor `sampling_param_<name>`. When two of them set the same field, the one named later here wins. Unknown
+names and values out of range are refused with the name, the value and the limit.
 
 `stop` as a plain name is the cancel flag: with the id of a running request (`"id"` in a `/generate` body) it ends that
 request. Stop strings are `sampling_param_stop`.
@@ -25,7 +25,7 @@ request. Stop strings are `sampling_param_stop`.
 
 
 def contract_page() -> str:
-    """The page, in Markdown."""
+    """Return the page, in Markdown."""
     tables = contract()
     parts = [
         _INTRODUCTION,
@@ -40,7 +40,7 @@ def contract_page() -> str:
 
 
 def _guide(docstring: str) -> str:
-    """The docstring's own sections; what is before the first is for readers of the code."""
+    """Return the sections of the docstring. The text before the first one is for readers of the code only."""
     sections = re.split(r"^(.+)\n-{3,}\n", docstring, flags=re.MULTILINE)[1:]
     titled = zip(sections[::2], sections[1::2], strict=True)
     return "\n\n".join(f"## {title}\n\n{text.strip()}" for title, text in titled) + "\n"

@@ -1,4 +1,4 @@
-"""One plan, several renderings: the Triton repository, and the same plan for TensorRT-LLM's own programs."""
+"""The formats that one plan can be written in: a Triton repository, or scripts for TensorRT-LLM's own programs."""
 
 from __future__ import annotations
 
@@ -9,29 +9,38 @@ from pathlib import PurePosixPath
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.catalog.profiles import profiles
 from deepseek_triton_build.planning.plan import Plan
-from deepseek_triton_build.render import trtllm_commands
 from deepseek_triton_build.render.quickstart import quickstart_sh
 from deepseek_triton_build.render.repository_files import File, repository_files, stamped
 from deepseek_triton_build.render.stamp import stamp_line
+from deepseek_triton_build.render.trtllm_commands import (
+    YAML_NAME,
+    arguments,
+    bench_sh,
+    eval_sh,
+    extra_llm_api_config,
+    serve_sh,
+)
 
 DEFAULT_FORMAT = "triton"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
+    """One form that a plan can be written in."""
+
     title: str
     start: str
     """The script that runs what was written."""
     files: Callable[[Plan, str], list[File]]
-    """Of a plan and this program's version."""
+    """A function from a plan and this program's version to the files."""
 
 
 def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
-    """Every file of `plan` in the format `name`; the same plan and version give the same bytes.
+    """Return every file of `plan` in the format `name`; the same plan and version give the same bytes.
 
-    :param version: this program's, for the stamp.
+    :param version: this program's version, for the stamp.
     :raises UnknownNameError: for a format nobody knows.
-    :raises RefusedPlanError: for a format that the plan makes no sense in; names one that does.
+    :raises RefusedPlanError: for a format that makes no sense for the plan; the message names one that does.
     """
     if name not in FORMATS:
         note = f"{name} is a profile: --profile {name}" if name in profiles() else ""
@@ -44,22 +53,8 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
     return FORMATS[name].files(plan, version)
 
 
-def _triton(plan: Plan, version: str) -> list[File]:
+def _repository(plan: Plan, version: str) -> list[File]:
     return repository_files(plan, version=version)
-
-
-def _program(program: str, script: str, render: Callable[..., str]) -> Callable[[Plan, str], list[File]]:
-    def files(plan: Plan, version: str) -> list[File]:
-        stamp = stamp_line(plan, version, format=program)
-        args = trtllm_commands.arguments(plan, program)
-        config = trtllm_commands.extra_llm_api_config(args, stamp=stamp, program=program, script=script)
-        written = [
-            File(PurePosixPath(trtllm_commands.YAML_NAME), config.encode()),
-            File(PurePosixPath(script), render(plan, args, stamp=stamp).encode(), executable=True),
-        ]
-        return stamped(plan, written, version=version, format=program)
-
-    return files
 
 
 def _quickstart(plan: Plan, version: str) -> list[File]:
@@ -68,24 +63,30 @@ def _quickstart(plan: Plan, version: str) -> list[File]:
     return stamped(plan, [script], version=version, format="quickstart")
 
 
+def _for_program(program: str, script: str, render: Callable[..., str], title: str) -> Format:
+    """Return the format for one of TensorRT-LLM's programs.
+
+    :param render: serve_sh, bench_sh or eval_sh, which writes the script.
+    """
+
+    def files(plan: Plan, version: str) -> list[File]:
+        stamp = stamp_line(plan, version, format=program)
+        args = arguments(plan, program)
+        config = extra_llm_api_config(args, stamp=stamp, program=program, script=script)
+        written = [
+            File(PurePosixPath(YAML_NAME), config.encode()),
+            File(PurePosixPath(script), render(plan, args, stamp=stamp).encode(), executable=True),
+        ]
+        return stamped(plan, written, version=version, format=program)
+
+    return Format(title=title, start=script, files=files)
+
+
+_QUICKSTART = "TensorRT-LLM's quickstart_advanced.py, a few prompts once"
 FORMATS: Mapping[str, Format] = {
-    "triton": Format(title="a Triton model repository", start="start.sh", files=_triton),
-    "trtllm-serve": Format(
-        title="TensorRT-LLM's OpenAI-compatible server",
-        start="serve.sh",
-        files=_program("trtllm-serve", "serve.sh", trtllm_commands.serve_sh),
-    ),
-    "trtllm-bench": Format(
-        title="TensorRT-LLM's throughput benchmark",
-        start="bench.sh",
-        files=_program("trtllm-bench", "bench.sh", trtllm_commands.bench_sh),
-    ),
-    "trtllm-eval": Format(
-        title="TensorRT-LLM's accuracy evaluation",
-        start="eval.sh",
-        files=_program("trtllm-eval", "eval.sh", trtllm_commands.eval_sh),
-    ),
-    "quickstart": Format(
-        title="TensorRT-LLM's quickstart_advanced.py, a few prompts once", start="quickstart.sh", files=_quickstart
-    ),
+    "triton": Format(title="a Triton model repository", start="start.sh", files=_repository),
+    "trtllm-serve": _for_program("trtllm-serve", "serve.sh", serve_sh, "TensorRT-LLM's OpenAI-compatible server"),
+    "trtllm-bench": _for_program("trtllm-bench", "bench.sh", bench_sh, "TensorRT-LLM's throughput benchmark"),
+    "trtllm-eval": _for_program("trtllm-eval", "eval.sh", eval_sh, "TensorRT-LLM's accuracy evaluation"),
+    "quickstart": Format(title=_QUICKSTART, start="quickstart.sh", files=_quickstart),
 }

@@ -1,4 +1,4 @@
-"""hf_quant_config.json of a checkpoint: which quantization TensorRT-LLM takes its weights and KV cache to have."""
+"""hf_quant_config.json of a checkpoint, which tells TensorRT-LLM how its weights and KV cache are quantized."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KvAlgo = Literal["FP8"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
-    """What is to become of one checkpoint's hf_quant_config.json."""
+class QuantConfigChange:
+    """The change of one checkpoint's hf_quant_config.json."""
 
     path: Path
     before: Mapping[str, Any] | None
-    """None: there is no such file yet."""
+    """Content of the file now; None when there is no such file yet."""
     after: Mapping[str, Any]
 
     @property
@@ -39,9 +39,9 @@ class Change:
 
     @property
     def summary(self) -> str:
-        """One line, for people."""
+        """The change in one line, for people."""
         if not self.is_needed:
-            return f"{self.path}: is so already"
+            return f"{self.path}: needs no change"
         quantization = self.after["quantization"]
         values = (
             f"{quantization['quant_algo']}, KV cache {quantization['kv_cache_quant_algo'] or 'as the engine is told'}"
@@ -49,14 +49,14 @@ class Change:
         return f"{self.path}: {'changed to' if self.before is not None else 'written with'} {values}"
 
 
-def quant_config_change(checkpoint: Path, kv_cache: KvAlgo | None) -> Change:
-    """The change that makes the checkpoint in the folder `checkpoint` say `kv_cache`; writes nothing.
+def quant_config_change(checkpoint: Path, kv_cache: KvAlgo | None) -> QuantConfigChange:
+    """Return the change that gives the checkpoint in the folder `checkpoint` the KV cache `kv_cache`. Write nothing.
 
-    DeepSeek's FP8 weights are called FP8_BLOCK_SCALES besides. Of a checkpoint quantized otherwise (NVFP4, W4AFP8) only
-    the KV cache is changed. Every other key stays.
+    The change also gives DeepSeek's own FP8 weights their name, FP8_BLOCK_SCALES. In a checkpoint quantized otherwise
+    (NVFP4, W4AFP8) only the KV cache is changed. Every other key stays.
 
     :param kv_cache: None leaves the KV cache to kv_cache_config.dtype.
-    :raises CheckpointError: when it is no DeepSeek checkpoint, or a file can't be read.
+    :raises UnusableCheckpointError: when it is no DeepSeek checkpoint, or a file can't be read.
     """
     model = read_json_object(checkpoint / "config.json")
     _require_deepseek(checkpoint, model)
@@ -76,15 +76,15 @@ def quant_config_change(checkpoint: Path, kv_cache: KvAlgo | None) -> Change:
             "download it again, or remove it where the weights are DeepSeek's own FP8"
         )
     values = {**quantization, "quant_algo": algo, "kv_cache_quant_algo": kv_cache}
-    return Change(path=path, before=before, after={**(before or {}), "quantization": values})
+    return QuantConfigChange(path=path, before=before, after={**(before or {}), "quantization": values})
 
 
-def apply(change: Change) -> Path | None:
-    """Carry `change` out: all of it or nothing.
+def write_quant_config(change: QuantConfigChange) -> Path | None:
+    """Carry out `change`: all of it or nothing.
 
-    :returns: where the file as it was is kept: hf_quant_config.json.bak, or .bak.1 and so on where there is one
-        already; None when there was nothing to keep.
-    :raises CheckpointError: when the folder can't be written.
+    :returns: the copy of the file as it was: hf_quant_config.json.bak, or .bak.1 and so on when earlier copies are
+        there already. None when there was no file.
+    :raises UnusableCheckpointError: when the folder can't be written.
     """
     if not change.is_needed:
         return None
@@ -93,7 +93,7 @@ def apply(change: Change) -> Path | None:
         return _replace(change.path, text, keep=change.before is not None)
     except ValueError as error:
         raise UnusableCheckpointError(
-            f"{change.path}: holds a number that JSON has no word for; download it again"
+            f"{change.path}: holds a number that JSON can't express; download it again"
         ) from error
     except OSError as error:
         raise UnusableCheckpointError(
@@ -102,7 +102,7 @@ def apply(change: Change) -> Path | None:
 
 
 def _known_algos() -> list[str]:
-    """What the checkpoints that are served say; W4A8_AWQ besides, as TensorRT-LLM's guide has W4AFP8."""
+    """Return the quantizations of the known checkpoints, and W4A8_AWQ, the name of W4AFP8 in TensorRT-LLM's guide."""
     known = {checkpoint.quant_algo for variant in variants().values() for checkpoint in variant.checkpoints.values()}
     return sorted({*filter(None, known), FP8_BLOCK_SCALES, "W4A8_AWQ"})
 
@@ -118,19 +118,22 @@ def _require_deepseek(checkpoint: Path, model: Mapping[str, Any]) -> None:
 
 
 def _fp8_blocks(checkpoint: Path, model: Mapping[str, Any]) -> str:
-    """FP8_BLOCK_SCALES, once config.json says that these are DeepSeek's FP8 weights."""
+    """Return FP8_BLOCK_SCALES when config.json says that these are DeepSeek's FP8 weights.
+
+    :raises UnusableCheckpointError: when it says anything else.
+    """
     own = model.get("quantization_config")
     method = own.get("quant_method") if isinstance(own, dict) else None
     if method != "fp8":
         raise UnusableCheckpointError(
             f"{checkpoint / 'config.json'}: expected quant_method fp8 (DeepSeek's FP8 weights), found {shown(method)}; "
-            f"a checkpoint quantized otherwise brings its own {NAME}"
+            f"a checkpoint quantized otherwise comes with its own {NAME}"
         )
     return FP8_BLOCK_SCALES
 
 
 def _replace(path: Path, text: str, *, keep: bool) -> Path | None:
-    """`text` in the place of `path`, whole or not at all, with the permissions of what was there; the backup's path."""
+    """Put `text` in the place of `path`, whole or not at all, with the same permissions. Return the backup's path."""
     mode = stat.S_IMODE(path.stat().st_mode) if keep else 0o644
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     scratch, backup = Path(name), None
@@ -139,7 +142,7 @@ def _replace(path: Path, text: str, *, keep: bool) -> Path | None:
         backup = _back_up(path, mode) if keep else None
         os.replace(scratch, path)
     except BaseException:
-        if scratch.exists():  # else it is in place, and what was there is in the backup only
+        if scratch.exists():  # else it is in place, and only the backup holds the file as it was
             scratch.unlink()
             if backup is not None:
                 backup.unlink()
@@ -148,12 +151,10 @@ def _replace(path: Path, text: str, *, keep: bool) -> Path | None:
 
 
 def _back_up(path: Path, mode: int) -> Path:
-    """A copy of `path` under the first free name."""
+    """Copy `path` to the first free name, and return that name."""
     content = path.read_bytes()
-    for number in itertools.count():
-        backup = path.with_name(f"{path.name}.bak.{number}" if number else f"{path.name}.bak")
-        if not os.path.lexists(backup):
-            break
+    names = (f"{path.name}.bak.{number}" if number else f"{path.name}.bak" for number in itertools.count())
+    backup = next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
     handle = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         _fill(handle, content, mode)
@@ -164,7 +165,7 @@ def _back_up(path: Path, mode: int) -> Path:
 
 
 def _fill(handle: int, content: bytes, mode: int) -> None:
-    """Onto the disk, so that no crash leaves the new name with nothing behind it."""
+    """Write `content` and wait until it is on the disk, so that no crash leaves the new name with an empty file."""
     with open(handle, "wb") as file:
         os.fchmod(handle, mode)
         file.write(content)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render.yaml_text import yaml_lines
 
-_PREFIX = "triton_config."
+_OURS = "triton_config."
 
 
 def model_yaml(plan: Plan, *, stamp: str) -> str:
-    """LLM arguments at the top level, where upstream's model.py reads them; ours under triton_config."""
-    arguments = [setting for setting in plan.settings if not setting.key.startswith(_PREFIX)]
-    own = [setting for setting in plan.settings if setting.key.startswith(_PREFIX)]
+    """Return the text: LLM arguments at the top level, where upstream's model.py reads them; ours in triton_config."""
+    own = [setting for setting in plan.settings if setting.key.startswith(_OURS)]
     lines = [f"# {stamp}", "# LLM arguments; the backend's own settings are under triton_config."]
-    lines += [*yaml_lines(arguments), *yaml_lines(own)]
+    lines += [*yaml_lines(llm_arguments(plan)), *yaml_lines(own)]
     return "\n".join(lines) + "\n"
+
+
+def llm_arguments(plan: Plan) -> list[Setting]:
+    """Return the settings that are the engine's arguments, under the release's own keys."""
+    return [setting for setting in plan.settings if not setting.key.startswith(_OURS)]

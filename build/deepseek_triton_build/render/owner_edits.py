@@ -1,30 +1,31 @@
-"""What a folder's owner changed in it since it was generated, to be shown before it is replaced."""
+"""What the owner of a generated folder changed in it, to be shown before the folder is replaced."""
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from deepseek_triton_build.render.stamp import sha256
 from deepseek_triton_build.text import plain
 
 MAX_LINES = 200
+"""Lines of a difference; longer ones are cut."""
 MAX_BYTES = 256 * 1024
-"""A larger file is only named."""
+"""Size of the largest file whose lines are compared; a larger one is only named."""
 
 
 def edited_names(output: Path, manifest: str, recorded: Mapping[str, str], new: Mapping[str, bytes]) -> list[str]:
-    """Paths below the folder `output` that are neither as they were generated nor as they would be written now.
+    """Return the paths below the folder `output` that are neither as generated nor as they would be written now.
 
-    Among them what is gone, and what was added: files, links, pipes, empty folders. What Python caches beside our own
-    modules is none.
+    Files that are gone count, and so does everything that was added: files, links, pipes and empty folders. The caches
+    that Python writes beside our own modules do not count.
 
-    :param manifest: the file that `recorded` is from, which is not looked at.
-    :param recorded: path -> SHA-256 as generated. A path that leads out of the folder counts for nothing.
-    :param new: path -> content, of everything that would be written.
+    :param manifest: path of the file that `recorded` was read from; it is not compared.
+    :param recorded: the SHA-256 of each file as generated, by path. Paths that lead out of the folder are ignored.
+    :param new: the content of every file that would be written, by path.
     :raises OSError: when a folder or a file can't be read.
     """
     recorded = {name: checksum for name, checksum in recorded.items() if _is_inside(name)}
@@ -40,7 +41,7 @@ def edited_names(output: Path, manifest: str, recorded: Mapping[str, str], new: 
 
 
 def _entries(output: Path) -> Iterator[tuple[str, Path]]:
-    """Everything that is no folder, and the folders that hold nothing; links are not followed."""
+    """Yield everything that is not a folder, and the folders that are empty. Links are not followed."""
     for folder, folders, files in os.walk(output, onerror=_fail):
         here = Path(folder)
         if here != output and not folders and not files:
@@ -60,7 +61,7 @@ def _is_inside(name: str) -> bool:
 
 
 def _is_python_cache(name: str, path: Path, ours: set[str]) -> bool:
-    """Compiled modules beside our own."""
+    """Whether the path is a compiled module beside our own modules, or an empty folder for such files."""
     entry = PurePosixPath(name)
     cache = entry if entry.name == "__pycache__" else entry.parent
     if cache.name != "__pycache__" or cache.parent.as_posix() not in ours:
@@ -73,21 +74,21 @@ def _is_edited(path: Path, recorded: str | None, new: bytes | None) -> bool:
     if (recorded is None and new is None) or not stat.S_ISREG(path.lstat().st_mode):
         return True
     content = path.read_bytes()
-    return content != new and hashlib.sha256(content).hexdigest() != recorded
+    return content != new and sha256(content) != recorded
 
 
 def edits_diff(output: Path, edited: Iterable[str], new: Mapping[str, bytes]) -> str:
-    """A unified diff from the files `edited` in the folder `output` to `new`, of MAX_LINES lines at most.
+    """Return a unified diff from the files `edited` in the folder `output` to `new`, of MAX_LINES lines at most.
 
-    :param new: path -> content, of everything that would be written.
+    :param new: the content of every file that would be written, by path.
     """
-    lines = [_printable(line) for name in edited for line in _one_file(output, name, new.get(name))]
+    lines = [_printable(line) for name in edited for line in _file_diff(output, name, new.get(name))]
     if len(lines) > MAX_LINES:
         lines = [*lines[: MAX_LINES - 1], f"... and {len(lines) - MAX_LINES + 1} more lines"]
     return "\n".join(lines)
 
 
-def _one_file(output: Path, name: str, new: bytes | None) -> Iterator[str]:
+def _file_diff(output: Path, name: str, new: bytes | None) -> Iterator[str]:
     path = output / name
     becomes = "removed" if new is None else "replaced"
     if not os.path.lexists(path):
@@ -118,7 +119,7 @@ def _kind(mode: int) -> str:
 
 
 def _text(content: bytes) -> str | None:
-    """None for what nobody reads as lines."""
+    """Return the text of a file; None for a file that nobody reads as lines, because it is large or binary."""
     if len(content) > MAX_BYTES or b"\0" in content:
         return None
     try:
@@ -128,5 +129,5 @@ def _text(content: bytes) -> str | None:
 
 
 def _printable(line: str) -> str:
-    """`line` without what a terminal would obey."""
+    """Return `line` with a question mark for every character that a terminal might obey."""
     return "".join(character if character.isprintable() or character == "\t" else "?" for character in line)

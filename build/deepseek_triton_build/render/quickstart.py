@@ -1,21 +1,23 @@
-"""The plan for TensorRT-LLM's quickstart_advanced.py, which takes flags only.
+"""The same plan for TensorRT-LLM's quickstart_advanced.py, which takes flags only.
 
-Its flags as read in NVIDIA/TensorRT-LLM: examples/pytorch/quickstart_advanced.py@9aee0c4e (about 0.21),
+The flags are those of NVIDIA/TensorRT-LLM: examples/pytorch/quickstart_advanced.py@9aee0c4e (about 0.21),
 examples/llm-api/quickstart_advanced.py@01303b38 (about 1.0) and a copy of about 1.2; --tokens_per_block and
 --spec_decode_max_draft_len also in examples/models/core/deepseek_v3/README.md@a98a9061.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
 from deepseek_triton_build.data.planned_settings import Setting
-from deepseek_triton_build.data.releases import load_release
+from deepseek_triton_build.data.releases import Release, load_release
 from deepseek_triton_build.data.releases.spelling import canonical
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
+from deepseek_triton_build.render.model_yaml import llm_arguments
 from deepseek_triton_build.render.yaml_text import comment
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
 
@@ -50,115 +52,99 @@ _SWITCHES = {
     "kv_cache_config.enable_block_reuse": (False, "--disable_kv_cache_reuse"),
     "speculative_config.use_relaxed_acceptance_for_thinking": (True, "--use_relaxed_acceptance_for_thinking"),
 }
-"""Key -> the value that the flag stands for; the other one is the script's own."""
+"""Key -> the value that the flag stands for, and the flag. The other value is the script's own default."""
 
 _SINCE = {
-    "--attention_dp_enable_balance": (1, 1),
-    "--attention_dp_time_out_iters": (1, 1),
-    "--attention_dp_batching_wait_iters": (1, 1),
-    "--sampler_type": (1, 1),
-    "--tokens_per_block": (1, 2),
+    "--attention_dp_enable_balance": "1.1.0",
+    "--attention_dp_time_out_iters": "1.1.0",
+    "--attention_dp_batching_wait_iters": "1.1.0",
+    "--sampler_type": "1.1.0",
+    "--tokens_per_block": "1.2.0",
 }
-"""Flags that older releases are not known to have."""
+"""Flag -> the release since which it is known to exist; all other flags are older."""
 
-_SAID_BY_THE_SCRIPT = ("model", "backend", "cuda_graph_config")
+_SET_BY_THE_SCRIPT = ("model", "backend", "cuda_graph_config")
 
 
 def quickstart_sh(plan: Plan, *, stamp: str) -> str:
-    """quickstart.sh: a few prompts, once."""
-    assert plan.release is not None
+    """Return quickstart.sh, which answers a few prompts once."""
     settings = _by_canonical_key(plan)
-    rows, left = _rows(settings, _version(plan))
-    words = [[flag] if value is None else [flag, value] for flag, value, _ in rows]
-    here = "examples/llm-api" if _version(plan) >= (1, 0) else "examples/pytorch"
+    release = shell.release_of(plan)
+    flags, left = _flags(settings, release)
+    folder = "examples/pytorch" if release.is_before("1.0.0") else "examples/llm-api"
     return shell.script(
         stamp,
         [
-            f"Runs {plan.variant.title.partition(',')[0]} once, on the prompts of quickstart_advanced.py, in a "
-            f"container with TensorRT-LLM {plan.release.version}. QUICKSTART is where that script lies; further "
-            "arguments go to it.",
+            f"Runs {shell.model_title(plan)} once on the prompts of quickstart_advanced.py, "
+            f"{shell.in_container(plan)}. QUICKSTART is the path of that script. Further arguments go to it.",
         ],
-        [f'quickstart="${{QUICKSTART:-/app/tensorrt_llm/{here}/quickstart_advanced.py}}"'],
+        [f'quickstart="${{QUICKSTART:-/app/tensorrt_llm/{folder}/quickstart_advanced.py}}"'],
         shell.exports(plan.environment),
         shell.on_every_node(plan, "quickstart.sh"),
         [
-            *(
-                line
-                for flag, value, reason in rows
-                for line in comment(f"{flag}{f' {value}' if value else ''}: {reason}")
-            ),
-            *(comment(f"Not said here, for the script has no flag for it: {', '.join(left)}.") if left else []),
+            *shell.flag_comments(flags),
+            *(comment(f"Not passed on, because the script has no flag for it: {', '.join(left)}.") if left else []),
             *shell.command(
                 ["exec", *shell.launcher(plan), "python3", '"$quickstart"'],
                 ["--model_dir", shell.quoted(settings["model"].value)],
-                *words,
+                *(flag.words for flag in flags),
                 ['"$@"'],
             ),
         ],
     )
 
 
-_Row = tuple[str, str | None, str]
-"""Flag, its shell word if it takes one, reason."""
-
-
-def _rows(settings: Mapping[str, Setting], version: tuple[int, ...]) -> tuple[list[_Row], list[str]]:
-    """The flags, and the keys that there is none for."""
-    rows: list[_Row] = []
+def _flags(settings: Mapping[str, Setting], release: Release) -> tuple[list[shell.Flag], list[str]]:
+    """Return the flags, and the keys that no flag can set."""
+    flags: list[shell.Flag] = []
     left = []
     for key, setting in settings.items():
-        found = list(_flags(key, setting.value, version))
-        rows += [(flag, value, setting.comment) for flag, value in found]
-        if not found and not _is_said(key, setting.value):
+        words = _words(key, setting.value, release)
+        if words:
+            flags.append(shell.Flag(words, setting.comment))
+        elif not _is_default(key, setting.value):
             left.append(setting.key)
     if any(key.startswith("cuda_graph_config.") for key in settings):
-        rows.append(("--use_cuda_graph", None, "the script leaves CUDA graphs off without it"))
+        flags.append(shell.Flag(("--use_cuda_graph",), "without this flag the script leaves CUDA graphs off"))
     if "speculative_config.decoding_type" in settings:
-        rows.append(
-            ("--use_one_model", None, "MTP as the LLM arguments have it; copies of about 1.2 take two models else")
-        )
-    return rows, left
+        reason = "MTP in one model, as the LLM arguments have it; copies of about 1.2 take two models without this flag"
+        flags.append(shell.Flag(("--use_one_model",), reason))
+    return flags, left
 
 
-def _is_said(key: str, value: Any) -> bool:
-    """By the script itself: it is fixed there, or what the script or the engine does by default."""
+def _is_default(key: str, value: Any) -> bool:
+    """Whether the script or the engine does this anyway, without a flag."""
     known = load_release(CANONICAL_RELEASE).find_key(key)
     is_default = known is not None and known.default == value
-    return is_default or key in _SAID_BY_THE_SCRIPT or (key in _SWITCHES and value is not _SWITCHES[key][0])
+    return is_default or key in _SET_BY_THE_SCRIPT or (key in _SWITCHES and value is not _SWITCHES[key][0])
 
 
-def _flags(key: str, value: Any, version: tuple[int, ...]) -> Iterator[tuple[str, str | None]]:
+def _words(key: str, value: Any, release: Release) -> tuple[str, ...]:
+    """Return the flag that sets `key` to `value`, and its values, as shell text; nothing when there is no such flag."""
     if key in _SWITCHES:
         given, flag = _SWITCHES[key]
-        if value is given and version >= _SINCE.get(flag, ()):
-            yield flag, None
-    elif key in ("cuda_graph_config.batch_sizes", "cuda_graph_config.max_batch_size"):
+        return (flag,) if value is given and _has(release, flag) else ()
+    if key in ("cuda_graph_config.batch_sizes", "cuda_graph_config.max_batch_size"):
         sizes = value if isinstance(value, list | tuple) else cuda_graph_batch_sizes(value)
-        yield "--cuda_graph_batch_sizes", " ".join(map(str, sizes))
-    elif key == "speculative_config.num_nextn_predict_layers":
-        yield _draft_flag(version), shell.quoted(value)
-    elif key == "sampler_type" and version < (1, 1):
-        if value == "TRTLLMSampler":
-            yield "--enable_trtllm_sampler", None
-    elif key in _VALUES and version >= _SINCE.get(_VALUES[key], ()):
-        yield _VALUES[key], shell.quoted(value)
+        return ("--cuda_graph_batch_sizes", *map(str, sizes))
+    if key == "speculative_config.num_nextn_predict_layers":
+        # The older name was read in copies of about 0.21 and 1.0, the newer one in a copy of about 1.2.
+        flag = "--spec_decode_nextn" if release.is_before("1.1.0") else "--spec_decode_max_draft_len"
+        return flag, shell.quoted(value)
+    if key == "sampler_type" and not _has(release, "--sampler_type"):
+        return ("--enable_trtllm_sampler",) if value == "TRTLLMSampler" else ()
+    if key in _VALUES and _has(release, _VALUES[key]):
+        return _VALUES[key], shell.quoted(value)
+    return ()
 
 
-def _draft_flag(version: tuple[int, ...]) -> str:
-    """Its older name was read in copies of about 0.21 and 1.0, the newer one in one of about 1.2."""
-    return "--spec_decode_max_draft_len" if version >= (1, 1) else "--spec_decode_nextn"
+def _has(release: Release, flag: str) -> bool:
+    return flag not in _SINCE or not release.is_before(_SINCE[flag])
 
 
 def _by_canonical_key(plan: Plan) -> dict[str, Setting]:
-    assert plan.release is not None
     settings: dict[str, Setting] = {}
-    for setting in plan.settings:
-        if not setting.key.startswith("triton_config."):
-            for key, value in canonical({setting.key: setting.value}, plan.release.version).items():
-                settings[key] = Setting(key=key, value=value, reason=setting.reason, source=setting.source)
+    for setting in llm_arguments(plan):
+        for key, value in canonical({setting.key: setting.value}, shell.release_of(plan).version).items():
+            settings[key] = replace(setting, key=key, value=value)
     return settings
-
-
-def _version(plan: Plan) -> tuple[int, ...]:
-    assert plan.release is not None
-    return tuple(map(int, plan.release.version.split(".")))

@@ -1,26 +1,43 @@
-"""Pieces of the shell scripts: what they export, where their ranks run, and the command itself."""
+"""Pieces that the shell scripts share: comments, exports, commands, and where their ranks run."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable
+from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render.yaml_text import comment
 
 HERE = '"$(CDPATH="" cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"'
-"""The folder the script lies in, also where a link leads to the script, and CDPATH would lead elsewhere."""
+"""The folder of the script. It is right too when the script is called by a link or when CDPATH is set."""
+END_IF_REFUSED = 'if [[ -n "$refused" ]]; then exit 2; fi'
 
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HF_HOME", "HF_TOKEN")
 """Variables that the ranks of other nodes need besides the plan's own."""
 _FORWARDED_PREFIXES = ("NCCL_", "UCX_", "GLOO_")
-"""What the network between nodes is tuned by; every variable of such a name goes along."""
+"""Prefixes of the variables that tune the network between nodes. All variables with such a name are forwarded."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of a program, with its reason."""
+
+    words: tuple[str, ...]
+    """The flag and its values, as shell text."""
+    reason: str
+
+
+def flag_comments(flags: Iterable[Flag]) -> list[str]:
+    """Return the flags' reasons as comments above the command. A command of several lines can hold no comments."""
+    return [line for flag in flags for line in comment(f"{' '.join(flag.words)}: {flag.reason}")]
 
 
 def script(stamp: str, about: Iterable[str], *parts: Iterable[str]) -> str:
-    """A whole script: what it is for, then its parts, a blank line before each."""
+    """Return a whole script: the paragraphs about it as comments, then its parts, with a blank line before each."""
     lines = ["#!/usr/bin/env bash", f"# {stamp}"]
     for paragraph in about:
         lines += comment(paragraph)
@@ -31,11 +48,10 @@ def script(stamp: str, about: Iterable[str], *parts: Iterable[str]) -> str:
 
 
 def exports(environment: Iterable[EnvironmentVariable]) -> list[str]:
-    """The plan's variables; what the user has set stays."""
+    """Return the lines that export the plan's variables. A variable that the user has set keeps its value."""
     lines = []
     for variable in environment:
-        lines += comment(variable.comment)
-        lines.append(_export(variable.name, variable.value))
+        lines += [*comment(variable.comment), _export(variable.name, variable.value)]
     return lines
 
 
@@ -46,30 +62,27 @@ def _export(name: str, value: str) -> str:
 
 
 def command(*groups: Sequence[str]) -> list[str]:
-    """One command over several lines, a group of words on each. Words are shell text already."""
+    """Return one command, with each group of words on a line of its own. The words are shell text already."""
     return [" \\\n  ".join(" ".join(group) for group in groups if group)]
 
 
 def quoted(value: Any) -> str:
-    """`value` as one word of a command."""
+    """Return `value` as one word of a command."""
     return shlex.quote(str(value))
 
 
 def refusing(name: str) -> list[str]:
-    """Defines `refuse`, which says what is wrong; `refused` is set then.
+    """Define the shell function `refuse`, which prints what is wrong and sets the variable `refused`.
 
-    :param name: the script's, for its messages.
+    :param name: the script's name, for its messages.
     """
     return ["refused=", "refuse() {", f'  echo "{name}: $1" >&2', "  refused=1", "}"]
 
 
-END_IF_REFUSED = 'if [[ -n "$refused" ]]; then exit 2; fi'
-
-
 def on_every_node(plan: Plan, name: str) -> list[str]:
-    """Sets the array `ranks` to what starts one rank per GPU over the plan's nodes; nothing on one node.
+    """Set the array `ranks` to the words that start one rank for each GPU of all nodes. One node needs no lines.
 
-    :param name: the script's, for its error message.
+    :param name: the script's name, for its error message.
     """
     if plan.num_nodes == 1:
         return []
@@ -89,27 +102,29 @@ def on_every_node(plan: Plan, name: str) -> list[str]:
 
 
 def in_slurm_step(plan: Plan) -> str:
-    """The condition that Slurm has made the ranks, and that this is one of them."""
+    """Return the condition that Slurm has started the ranks, so that this process is one of them."""
     return f'[[ "${{SLURM_STEP_NUM_TASKS:-}}" == {plan.world_size} ]]'
 
 
 def nodes_comment(plan: Plan, name: str) -> list[str]:
+    """Explain how the script `name` is started on several nodes."""
     nodes, each, world = plan.num_nodes, plan.gpus_per_node, plan.world_size
     return comment(
-        f"{world} GPUs are {nodes} nodes of {each}: HOSTS names them, separated by commas, this one first. Each has "
-        "this folder and the checkpoint at the same path and takes ssh from the others without a password, at SSH_PORT "
-        "when it is not 22; SSH_ARGS are further arguments of ssh. What is set here of NCCL_*, UCX_* and GLOO_* is set "
-        "there too. Under Slurm this script is run by every rank instead, without HOSTS: "
-        f"srun --mpi=pmix --nodes {nodes} --ntasks-per-node {each} ./{name}"
+        f"{world} GPUs are {nodes} nodes of {each}. HOSTS names the nodes, separated by commas, this node first. Each "
+        "node has this folder and the checkpoint at the same path, and accepts ssh from the others without a password. "
+        "SSH_PORT is the port of ssh when it is not 22; SSH_ARGS are further arguments of ssh. The variables NCCL_*, "
+        "UCX_* and GLOO_* that are set here are set on the other nodes too. Under Slurm, every rank runs this script "
+        f"instead, without HOSTS: srun --mpi=pmix --nodes {nodes} --ntasks-per-node {each} ./{name}"
     )
 
 
 def interface() -> list[str]:
-    """Exports INTERFACE to NCCL and Gloo, and sets the array `interface` to mpirun's arguments for it."""
+    """Export INTERFACE to NCCL and Gloo, and set the array `interface` to mpirun's arguments for it."""
     return [
         *comment(
-            "INTERFACE is the network interface by which the ranks see each other, where Open MPI, NCCL or Gloo takes "
-            "a wrong one, such as a bridge of containers. What one of them was told by its own variable stays."
+            "INTERFACE is the network interface over which the ranks reach each other. Set it when Open MPI, NCCL or "
+            "Gloo chooses a wrong one, such as the bridge of a container. It changes no variable that is already set "
+            "for one of them."
         ),
         "interface=()",
         'if [[ -n "${INTERFACE:-}" ]]; then',
@@ -124,10 +139,10 @@ def interface() -> list[str]:
 
 
 def mpirun_lines(plan: Plan, options: Sequence[str] = (), forwarded: Sequence[str] = ()) -> list[str]:
-    """Sets `ranks` to mpirun with all its arguments. Needs `interface` and, on several nodes, `refuse`.
+    """Set the array `ranks` to mpirun with all its arguments.
 
-    trtllm-llmapi-launch asks Slurm's variables before mpirun's (NVIDIA/TensorRT-LLM
-    tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6).
+    The lines need the array `interface` and, on several nodes, the function `refuse`. trtllm-llmapi-launch reads
+    Slurm's variables before mpirun's (NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6).
 
     :param options: further words for mpirun.
     :param forwarded: further variables for the ranks of other nodes.
@@ -135,7 +150,10 @@ def mpirun_lines(plan: Plan, options: Sequence[str] = (), forwarded: Sequence[st
     words = " ".join([*_mpirun(plan), *options, '"${interface[@]}"'])
     count = f"-n {plan.world_size}"
     own_ranks = [
-        *comment("In a shell that Slurm gave: the launcher would take these for the rank and the number of ranks."),
+        *comment(
+            "In a shell inside a Slurm job, the launcher would take these variables for its rank and the number of "
+            "ranks."
+        ),
         "unset SLURM_PROCID SLURM_NTASKS",
     ]
     if plan.num_nodes == 1:
@@ -166,13 +184,13 @@ def _hosts(plan: Plan) -> list[str]:
 
 
 def _forwarded(plan: Plan, further: Sequence[str]) -> str:
-    """Their names, as words of a `for`."""
+    """Return the names of the forwarded variables, as words of a `for`."""
     own = [variable.name for variable in plan.environment if not variable.name.startswith(_FORWARDED_PREFIXES)]
     return " ".join([*_FORWARDED, *further, *own, *(f'"${{!{prefix}@}}"' for prefix in _FORWARDED_PREFIXES)])
 
 
 def array(name: str, rows: Iterable[str]) -> list[str]:
-    """An array over several lines. Words are shell text already."""
+    """Set an array, with each row on a line of its own. The rows are shell text already."""
     return [f"{name}=(", *indented(rows), ")"]
 
 
@@ -181,19 +199,33 @@ def indented(lines: Iterable[str]) -> list[str]:
 
 
 def launcher(plan: Plan) -> list[str]:
-    """The words before a program that runs over several nodes; on one node it starts its own workers."""
+    """Return the words before a program that runs on several nodes. On one node the program starts its own workers."""
     return [] if plan.num_nodes == 1 else ['"${ranks[@]}"', entry_point(plan)]
 
 
 def _mpirun(plan: Plan) -> list[str]:
-    """mpirun and its first options; the number of ranks comes last."""
-    assert plan.release is not None
-    words: list[str] = plan.release.record["mpi"]["ranks"]
+    """Return mpirun and its first options, without the number of ranks, which comes last."""
+    words: list[str] = release_of(plan).record["mpi"]["ranks"]
     return [word for word in words if word not in ("-n", "{world_size}")]
 
 
 def entry_point(plan: Plan) -> str:
-    """trtllm-llmapi-launch: rank 0 runs the program, all of them run the engine's workers."""
-    assert plan.release is not None
-    program: str = plan.release.record["mpi"]["entry_point"][0]
+    """Return trtllm-llmapi-launch: rank 0 runs the program, and all ranks run the engine's workers."""
+    program: str = release_of(plan).record["mpi"]["entry_point"][0]
     return program
+
+
+def release_of(plan: Plan) -> Release:
+    """Return the release of a plan for TensorRT-LLM. Only such plans reach the pieces that need a release."""
+    assert plan.release is not None
+    return plan.release
+
+
+def model_title(plan: Plan) -> str:
+    """Return the model's name for people, without the remarks that follow it."""
+    return plan.variant.title.partition(",")[0]
+
+
+def in_container(plan: Plan) -> str:
+    """Return where a script for TensorRT-LLM's own programs runs, as the end of a clause."""
+    return f"in a container with TensorRT-LLM {release_of(plan).version}"

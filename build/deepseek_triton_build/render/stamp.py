@@ -1,4 +1,4 @@
-"""The stamp: by what, for what and from which plan a folder was generated, and what its files were like."""
+"""The stamp of a generated folder: which program made it, from which options, and the checksums of its files."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from deepseek_triton_build.data.catalog.profiles import Workload
 from deepseek_triton_build.data.releases import RELEASES, load_release
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.planning.plan_request import PlanRequest
+from deepseek_triton_build.render.model_yaml import llm_arguments
 from deepseek_triton_build.render.yaml_text import one_line
 
 MANIFEST = "deepseek-triton.json"
+"""Name of the file that holds the stamp."""
 
 
 def stamp_line(plan: Plan, version: str, *, format: str = "triton") -> str:
-    """The first line of every generated text file: what made it, by which options, for what.
+    """Return the first line of every generated text file: the program, the options to type again, and the release.
 
-    :param version: this program's.
+    :param version: this program's version.
     """
     options = [plan.request.variant]
     if plan.gpu is not None:
         options += [f"--gpu {plan.gpu.name}", f"--gpus {plan.world_size}"]
-    options += _options(plan.request)
+    options += _given_options(plan.request)
     if format != "triton":
         options.append(f"--format {format}")
     target = f", for TensorRT-LLM {plan.release.version}" if plan.release is not None else ""
@@ -33,9 +35,9 @@ def stamp_line(plan: Plan, version: str, *, format: str = "triton") -> str:
 
 
 def manifest(plan: Plan, version: str, files: Mapping[str, bytes], *, format: str = "triton") -> bytes:
-    """deepseek-triton.json: by it a later run tells a generated folder from an edited one, and people what is in it.
+    """Return deepseek-triton.json, by which a later run tells whether the folder was edited since it was generated.
 
-    :param files: relative path -> content, of every other file of the folder.
+    :param files: the content of every other file of the folder, by relative path.
     """
     record = {
         "version": version,
@@ -57,28 +59,29 @@ def manifest(plan: Plan, version: str, files: Mapping[str, bytes], *, format: st
 
 
 def readable_by(plan: Plan) -> list[str]:
-    """Releases, newest first, that are known to have every LLM argument of `plan`."""
+    """Return the releases, newest first, that are known to have every LLM argument of `plan`."""
     if plan.release is None:
         return []
-    keys = [setting.key for setting in plan.settings if not setting.key.startswith("triton_config.")]
+    keys = [setting.key for setting in llm_arguments(plan)]
     return [version for version in RELEASES if all(map(load_release(version).find_key, keys))]
 
 
 def plan_hash(plan: Plan) -> str:
-    """SHA-256 of what `plan` says: settings, environment and layout, without their reasons."""
-    said: dict[str, Any] = {
+    """Return the SHA-256 of the settings, environment and layout of `plan`. Their reasons do not count."""
+    content: dict[str, Any] = {
         "settings": {setting.key: setting.value for setting in plan.settings},
         "environment": {variable.name: variable.value for variable in plan.environment},
         "layout": dataclasses.asdict(plan.layout),
     }
-    return sha256(json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
+    return sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
 
 
 def sha256(content: bytes) -> str:
+    """Return the checksum of a file's content, in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
-_NAMES = {
+_OPTIONS = {
     "precision": "--precision",
     "profile": "--profile",
     "engine": "--engine",
@@ -90,15 +93,16 @@ _NAMES = {
     "release": "--trtllm",
     "container": "--image",
 }
+"""Field of PlanRequest -> the option of `build` that sets it."""
 
 
-def _options(request: PlanRequest) -> list[str]:
-    """What was asked for besides variant and GPUs, as on the command line."""
+def _given_options(request: PlanRequest) -> list[str]:
+    """Return what was asked for besides variant and GPUs, as it is typed on the command line."""
     defaults = {field.name: field.default for field in dataclasses.fields(PlanRequest)}
-    given = {name: getattr(request, name) for name in _NAMES if getattr(request, name) != defaults[name]}
+    given = {name: getattr(request, name) for name in _OPTIONS if getattr(request, name) != defaults[name]}
     if "container" in given:
-        given.pop("release", None)  # a container is its release, and the two are not typed together
-    options = [f"{_NAMES[name]} {value}" for name, value in given.items()]
+        given.pop("release", None)  # the container fixes the release; the two options are never typed together
+    options = [f"{_OPTIONS[name]} {value}" for name, value in given.items()]
     workload = {field.name: getattr(request.workload, field.name) for field in dataclasses.fields(Workload)}
     options += [f"--{name} {value}" for name, value in workload.items() if value is not None]
     options += ["--relaxed-acceptance"] if request.relaxed_acceptance else []

@@ -1,4 +1,4 @@
-"""start.sh: runs the repository it lies in, below the supervisor that lies beside the backend."""
+"""start.sh: runs the repository it lies in, under the supervisor that lies beside the backend."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.yaml_text import comment
 
 NAME = "start.sh"
-MARK = "DEEPSEEK_TRITON_LAUNCH"
+_TAG = "DEEPSEEK_TRITON_LAUNCH"
+"""The variable by which the processes of one launch are known."""
 EXIT_TIMEOUT_S = 30
-"""tritonserver's own default of --exit-timeout-secs."""
+"""Seconds that open requests have to finish: tritonserver's own default of --exit-timeout-secs."""
 MPIRUN_SPARE_S = 20
-"""What mpirun waits longer than that; the supervisor waits 15 s longer before it kills."""
-MAX_RESTARTS = 3
+"""Seconds that mpirun waits beyond the exit timeout before it kills. The supervisor kills 15 s after the timeout."""
+_MAX_RESTARTS = 3
 
 _ENDPOINTS = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
 _SUPERVISOR = 'python3 "$supervise" run "${options[@]}" --'
@@ -27,7 +28,7 @@ _GUARD = 'python3 "$supervise" rank --'
 
 
 def start_sh(plan: Plan, *, stamp: str) -> str:
-    """For TensorRT-LLM, in a stock Triton container with nothing installed; else wherever tritonserver is."""
+    """Return start.sh. It runs TensorRT-LLM in a stock Triton container; other engines run where tritonserver is."""
     return shell.script(
         stamp,
         _about(plan),
@@ -38,7 +39,7 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
         ],
         _overlay(plan),
         shell.exports(plan.environment),
-        _mark(plan),
+        _launch_tag(plan),
         shell.interface() if plan.release is not None else [],
         _endpoints(),
         _exit_timeout(),
@@ -56,14 +57,14 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
 def _about(plan: Plan) -> list[str]:
     where = "where tritonserver and the engine's packages are installed"
     if plan.release is not None:
-        where = f"in {plan.image}, with nothing installed"
+        where = f"in {plan.image}, where nothing has to be installed"
     return [
-        f"Serves the repository this script lies in, {where}. A supervisor stays in front of it, which ends what does "
-        "not become ready in time, starts again what was ready and has failed, and leaves no process behind: "
-        "tensorrt_llm/1/supervise.py --help.",
-        "Variables set it: HTTP_PORT, GRPC_PORT, METRICS_PORT and HTTP_ADDRESS, GRPC_ADDRESS, METRICS_ADDRESS (every "
-        "address of the machine); EXIT_TIMEOUT, READY_WITHIN, MAX_RESTARTS and READY_FILE, explained below. DRY_RUN=1 "
-        "prints the command and ends. Arguments go to tritonserver.",
+        f"Serves the repository that holds this script, {where}. A supervisor runs the server: it ends a server that "
+        "does not become ready in time, restarts a server that was ready and has failed, and leaves no process behind. "
+        "See tensorrt_llm/1/supervise.py --help.",
+        "Variables change how it runs: HTTP_PORT, GRPC_PORT and METRICS_PORT; HTTP_ADDRESS, GRPC_ADDRESS and "
+        "METRICS_ADDRESS (the default is every address of the machine); EXIT_TIMEOUT, READY_WITHIN, MAX_RESTARTS and "
+        "READY_FILE, which are explained below. DRY_RUN=1 prints the command and exits. Arguments go to tritonserver.",
     ]
 
 
@@ -72,46 +73,47 @@ def _overlay(plan: Plan) -> list[str]:
         return []
     return [
         *comment(
-            "The engine's workers are processes of their own; this gives them the work-arounds for the container's "
-            "known faults."
+            "The engine's workers are separate processes. This path gives them the work-arounds for known faults of "
+            "the container."
         ),
         'export PYTHONPATH="$repository/tensorrt_llm/1/deepseek_backend/process/overlay${PYTHONPATH:+:$PYTHONPATH}"',
     ]
 
 
-def _mark(plan: Plan) -> list[str]:
-    """The variable by which the processes of a launch are known; all ranks of a Slurm step make the same one."""
-    made = f"  {MARK}=\"$(od -An -N4 -tx4 /dev/urandom | tr -d ' ')\""
+def _launch_tag(plan: Plan) -> list[str]:
+    """Export the launch tag, unless it is set already. All ranks of a Slurm step make the same tag."""
+    made = f"  {_TAG}=\"$(od -An -N4 -tx4 /dev/urandom | tr -d ' ')\""
     in_step = [
         f"  if {shell.in_slurm_step(plan)}; then",
-        f"    printf -v {MARK} '%08x' \"$(((${{SLURM_JOB_ID:-0}} * 4096 + ${{SLURM_STEP_ID:-0}}) & 0xffffffff))\"",
+        f"    printf -v {_TAG} '%08x' \"$(((${{SLURM_JOB_ID:-0}} * 4096 + ${{SLURM_STEP_ID:-0}}) & 0xffffffff))\"",
         "  else",
         f"  {made}",
         "  fi",
     ]
     return [
         *comment(
-            "Every process of this launch carries this, and nothing else is ever ended. Eight hexadecimal digits"
-            + (", the same ones for all ranks of a Slurm step." if _is_for_slurm(plan) else ".")
+            "The launch tag: every process of this launch carries it, and the supervisor ends no process without it. "
+            "It is eight hexadecimal digits"
+            + (", the same for all ranks of a Slurm step." if _is_for_slurm(plan) else ".")
         ),
-        f'if [[ -z "${{{MARK}:-}}" ]]; then',
+        f'if [[ -z "${{{_TAG}:-}}" ]]; then',
         *(in_step if _is_for_slurm(plan) else [made]),
         "fi",
-        f"export {MARK}",
-        f'if [[ ! "${MARK}" =~ ^[0-9a-f]{{8}}$ ]]; then',
-        f"  refuse \"expected eight hexadecimal digits as {MARK}; got '${MARK}'; leave it out\"",
+        f"export {_TAG}",
+        f'if [[ ! "${_TAG}" =~ ^[0-9a-f]{{8}}$ ]]; then',
+        f"  refuse \"expected eight hexadecimal digits as {_TAG}; got '${_TAG}'; unset it, start.sh makes one\"",
         "fi",
     ]
 
 
 def _is_for_slurm(plan: Plan) -> bool:
-    """One task is what a job of any other kind has too."""
+    """Whether Slurm can start the ranks. A step of one task tells nothing, because every other job has one too."""
     return plan.release is not None and plan.world_size > 1
 
 
 def _endpoints() -> list[str]:
     return [
-        *comment("Where it listens. The supervisor asks over HTTP whether it is ready."),
+        *comment("Where the server listens. The supervisor asks over HTTP whether the server is ready."),
         *(f'{name}_port="${{{name.upper()}_PORT:-{port}}}"' for name, port in _ENDPOINTS),
         'http_address="${HTTP_ADDRESS:-0.0.0.0}"',
         'grpc_address="${GRPC_ADDRESS:-0.0.0.0}"',
@@ -122,8 +124,8 @@ def _endpoints() -> list[str]:
 def _exit_timeout() -> list[str]:
     return [
         *comment(
-            "EXIT_TIMEOUT: seconds that open requests get when it is told to stop. Whoever stops it, such as docker "
-            "stop -t or terminationGracePeriodSeconds, gives it at least 20 more."
+            "EXIT_TIMEOUT: seconds that open requests have to finish when the server is told to stop. Give whatever "
+            "stops this script (docker stop -t, terminationGracePeriodSeconds) at least 20 seconds more."
         ),
         f'exit_timeout="${{EXIT_TIMEOUT:-{EXIT_TIMEOUT_S}}}"',
         'if [[ ! "$exit_timeout" =~ ^(0|[1-9][0-9]{0,5})$ ]]; then',
@@ -143,35 +145,40 @@ def _supervisor_options(plan: Plan) -> list[str]:
         '--http-address "$http_address"',
         f'--ready-within "${{READY_WITHIN:-{deadline}}}"',
         '--exit-timeout "$exit_timeout"',
-        f'--max-restarts "${{MAX_RESTARTS:-{MAX_RESTARTS}}}"',
+        f'--max-restarts "${{MAX_RESTARTS:-{_MAX_RESTARTS}}}"',
     ]
     return [
-        *comment(f"READY_WITHIN: seconds for the start, 0 for any. {why}"),
-        *comment("MAX_RESTARTS: how often it is started again after it had been ready, with growing pauses."),
-        *comment("READY_FILE: a file that is there while it is ready."),
+        *comment(f"READY_WITHIN: seconds within which the server has to be ready; 0 means no limit. {why}"),
+        *comment(
+            "MAX_RESTARTS: how often a server that was ready and failed is restarted. The pauses between restarts grow."
+        ),
+        *comment("READY_FILE: path of a file that exists while the server is ready."),
         *shell.array("options", options),
         'if [[ -n "${READY_FILE:-}" ]]; then options+=(--ready-file "$READY_FILE"); fi',
     ]
 
 
 def _ready_within(plan: Plan) -> tuple[int, str]:
-    """Seconds, and how they were come by."""
+    """Return the seconds a start may take, and how they were computed."""
     if plan.checkpoint is None:
-        return SMALL_READY_WITHIN_S, f"{SMALL_READY_WITHIN_S} are assumed for a small model, which takes a few."
+        return (
+            SMALL_READY_WITHIN_S,
+            f"{SMALL_READY_WITHIN_S} s are assumed for a small model, which takes a few seconds.",
+        )
     size, whole = plan.checkpoint.weight_bytes, ready_within_s(plan.checkpoint.weight_bytes)
     rate = ASSUMED_RATE // 10**6
     return whole, (
-        f"{size:,} bytes of weights ({plan.checkpoint.bytes_status}) at {rate} MB/s, what users report for a first "
-        f"load from a slow disk, are {load_s(size):,} s; {ENGINE_START_S:,} s more are assumed for kernels and CUDA "
-        f"graphs; in whole minutes {whole:,} s."
+        f"{size:,} bytes of weights ({plan.checkpoint.bytes_status}) at {rate} MB/s, which users report for a first "
+        f"load from a slow disk, take {load_s(size):,} s. {ENGINE_START_S:,} s more are assumed for kernels and CUDA "
+        f"graphs. Rounded up to whole minutes, that is {whole:,} s."
     )
 
 
 def _server() -> list[str]:
     return [
         *comment(
-            "The Python backend's shared memory is named after the launch, so that what a killed server leaves in "
-            "/dev/shm can be told and removed."
+            "The Python backend's shared memory is named after the launch tag, so that what a killed server leaves in "
+            "/dev/shm can be found and removed."
         ),
         *shell.array(
             "server",
@@ -179,7 +186,7 @@ def _server() -> list[str]:
                 'tritonserver --model-repository "$repository"',
                 *(f'--{name}-address "${name}_address" --{name}-port "${name}_port"' for name, _ in _ENDPOINTS),
                 '--exit-timeout-secs "$exit_timeout"',
-                f'"--backend-config=python,shm-region-prefix-name=deepseek_triton_${{{MARK}}}_"',
+                f'"--backend-config=python,shm-region-prefix-name=deepseek_triton_${{{_TAG}}}_"',
                 '"$@"',
             ],
         ),
@@ -191,17 +198,17 @@ def _refused_arguments() -> list[str]:
     variables = {f"--{setting}": setting.replace("-", "_").upper() for setting in settings}
     variables["--exit-timeout-secs"] = "EXIT_TIMEOUT"
     return [
-        *comment("What the supervisor has to know as well is a variable, not an argument."),
+        *comment("The supervisor needs these settings too, so they are variables and not arguments of tritonserver."),
         'for argument in "$@"; do',
         '  case "${argument%%=*}" in',
         *(f"    {option}) variable={variable} ;;" for option, variable in variables.items()),
         "    --allow-http)",
-        '      refuse "expected HTTP to stay on, for the supervisor asks over it; leave $argument out"',
+        '      refuse "expected HTTP to stay on, because the supervisor asks over it; leave $argument out"',
         "      continue",
         "      ;;",
         "    *) continue ;;",
         "  esac",
-        '  refuse "expected $variable to be set, for the supervisor has to know it too; got the argument $argument"',
+        '  refuse "expected $variable to be set, because the supervisor needs it too; got the argument $argument"',
         "done",
     ]
 
@@ -212,28 +219,28 @@ def _refused_words(plan: Plan) -> list[str]:
     launch = shell.entry_point(plan)
     return [
         *comment(
-            f"{launch} splits its command at spaces where it has it in a variable without quotes, $task_with_command "
-            "(NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6; later ones have an array)."
+            f"{launch} splits its command at spaces, because it uses the variable $task_with_command without quotes "
+            "(NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6; later versions use an array)."
         ),
         'for word in "${server[@]}"; do',
         '  if [[ -z "$word" || "$word" =~ [[:space:]] ]]; then',
         "    printf -v word '%q' \"$word\"",
-        f'    refuse "expected a path or value without spaces and not empty, for {launch} splits words; got $word"',
+        f'    refuse "expected a path or value without spaces and not empty, because {launch} splits words; got $word"',
         "  fi",
         "done",
     ]
 
 
 def _start(plan: Plan) -> list[str]:
-    """Sets the array `start` to the whole command."""
+    """Set the array `start` to the whole command."""
     if plan.release is None:
         return [
-            *comment("The guard ends what it runs when the supervisor is killed."),
+            *comment("The guard ends the server when the supervisor is killed."),
             *shell.array("start", [_SUPERVISOR, _GUARD, '"${server[@]}"']),
         ]
     launched = f'{shell.entry_point(plan)} "${{server[@]}}"'
     mpirun = [
-        *shell.mpirun_lines(plan, _mpirun_options(plan), [MARK]),
+        *shell.mpirun_lines(plan, _mpirun_options(plan), [_TAG]),
         *(['options+=(--hosts "$(IFS=,; echo "${hosts[*]}")")'] if plan.num_nodes > 1 else []),
         *shell.array("start", [_SUPERVISOR, '"${ranks[@]}"', _GUARD, launched]),
     ]
@@ -254,25 +261,26 @@ def _start(plan: Plan) -> list[str]:
 
 def _ranks_comment(plan: Plan) -> list[str]:
     lines = comment(
-        "One MPI rank for each GPU: rank 0 runs tritonserver, all of them run the engine's workers. Plain tritonserver "
-        "can't spawn workers by itself (MPI_ERR_SPAWN). Each has a guard, which tells the supervisor how it goes and "
-        "ends all of its rank; --tag-output says whose line it is."
+        "There is one MPI rank for each GPU. Rank 0 runs tritonserver, and all ranks run the engine's workers, because "
+        "plain tritonserver can't spawn workers by itself (MPI_ERR_SPAWN). Each rank has a guard, which reports to the "
+        "supervisor and ends all processes of the rank. --tag-output puts the rank before each line of output."
     )
     if plan.num_nodes > 1:
         lines += shell.nodes_comment(plan, NAME)
         return lines + comment(
-            "mpirun's odls_base_sigkill_timeout stays at 1 s: it waits that twice before it kills the others of a rank "
-            "that failed, and they would hold the GPUs of their nodes. The supervisor, not mpirun, stops in order."
+            "mpirun's odls_base_sigkill_timeout keeps its default of 1 s. When a rank fails, mpirun waits twice this "
+            "time before it kills the other ranks, which hold the GPUs of their nodes until then. The supervisor, not "
+            "mpirun, stops a launch in order."
         )
     lines += comment(
-        "odls_base_sigkill_timeout: what mpirun, told to stop by somebody else than the supervisor (as systemd does "
-        "with a whole control group), waits before SIGTERM and again before SIGKILL, 1 s by itself (Open MPI 4: "
-        "orte/mca/odls/base/odls_base_frame.c and odls_base_default_fns.c). Open MPI 5 ignores it and waits 0.25 s "
-        "(PRRTE 3.0: src/mca/odls/base/odls_base_default_fns.c)."
+        "odls_base_sigkill_timeout: seconds that mpirun waits before SIGTERM, and again before SIGKILL, when something "
+        "other than the supervisor tells mpirun to stop, as systemd does with a whole control group. The default is "
+        "1 s (Open MPI 4: orte/mca/odls/base/odls_base_frame.c and odls_base_default_fns.c). Open MPI 5 ignores it and "
+        "waits 0.25 s (PRRTE 3.0: src/mca/odls/base/odls_base_default_fns.c)."
     )
     if _is_for_slurm(plan):
         lines += comment(
-            f"Under Slurm every rank runs this script: srun --mpi=pmix --ntasks {plan.world_size} ./{NAME}"
+            f"Under Slurm, every rank runs this script: srun --mpi=pmix --ntasks {plan.world_size} ./{NAME}"
         )
     return lines
 
@@ -286,10 +294,10 @@ def _mpirun_options(plan: Plan) -> list[str]:
 def _dry_run(plan: Plan) -> list[str]:
     engine = [] if plan.release is None else ["PYTHONPATH", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"]
     engine += ["OMPI_MCA_btl_tcp_if_include"] if _is_for_slurm(plan) else []
-    names = list(dict.fromkeys([MARK, *engine, *(variable.name for variable in plan.environment)]))
+    names = list(dict.fromkeys([_TAG, *engine, *(variable.name for variable in plan.environment)]))
     programs = ["python3", "mpirun", *([shell.entry_point(plan)] if plan.release is not None else []), "tritonserver"]
     return [
-        *comment("One command to be read or pasted; a line begins with each variable, program and long option."),
+        *comment("Print one command, to be read or pasted. Each variable, program and long option begins a line."),
         'if [[ "${DRY_RUN:-}" == 1 ]]; then',
         "  quote() {",
         '    if [[ "$1" =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]]; then quoted="$1"; else quoted="${1@Q}"; fi',

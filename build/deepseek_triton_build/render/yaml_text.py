@@ -14,12 +14,12 @@ from deepseek_triton_build.text import LINE_WIDTH, comment_lines, for_comment, y
 
 
 def yaml_lines(settings: Iterable[Setting]) -> list[str]:
-    """`settings` as nested sections, the reason above each line, or above the first of several that share it."""
+    """Return `settings` as nested sections. A reason stands above the first of the lines that it is for."""
     return list(_section([(setting.key.split("."), setting) for setting in settings], indent=""))
 
 
 _Row = tuple[Sequence[str], Setting]
-"""What is left of a setting's path inside a section, and the setting."""
+"""The names of a setting's path below the section that is written, and the setting."""
 
 
 def _section(rows: list[_Row], indent: str) -> Iterator[str]:
@@ -38,7 +38,7 @@ def _section(rows: list[_Row], indent: str) -> Iterator[str]:
 
 
 def _by_name(rows: list[_Row]) -> Iterable[tuple[str, list[_Row]]]:
-    """A section's rows by their next key, each where it first comes: a section is never opened twice."""
+    """Group the rows of a section by their next name, in the order of first use, so that no section is opened twice."""
     named: dict[str, list[_Row]] = {}
     for (name, *rest), setting in rows:
         named.setdefault(name, []).append((rest, setting))
@@ -60,7 +60,7 @@ def _entry(name: str, value: Any, indent: str) -> Iterator[str]:
 
 
 def _wrapped(items: Iterable[Any], indent: str) -> Iterator[str]:
-    """A list of lists in flow style, as many on a line as fit."""
+    """Yield a list of lists in flow style, with as many of them on a line as fit."""
     line = f"{indent}["
     for number, item in enumerate(map(yaml_flow, items)):
         if number and len(f"{line}, {item}") >= LINE_WIDTH:

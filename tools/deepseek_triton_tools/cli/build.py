@@ -8,7 +8,12 @@ from deepseek_triton_build import Plan, PlanRequest, make_plan, write_repository
 from deepseek_triton_build.arithmetic.gpu_memory import GIB
 from deepseek_triton_build.build_errors import EditedError
 from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
-from deepseek_triton_build.render.hf_quant_config import Change, KvAlgo, apply, quant_config_change
+from deepseek_triton_build.render.hf_quant_config import (
+    KvAlgo,
+    QuantConfigChange,
+    quant_config_change,
+    write_quant_config,
+)
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.cli.plan import show_warnings
 from deepseek_triton_tools.terminal.output_streams import complain, printable, to_reader
@@ -89,7 +94,7 @@ def _run_line(plan: Plan, script: str) -> str:
     return f"run it on {plan.num_nodes} nodes: {script} on the first, with HOSTS naming all, or by Slurm; it says how"
 
 
-def _quant_config(plan: Plan) -> Change:
+def _quant_config(plan: Plan) -> QuantConfigChange:
     """What hf_quant_config.json is to say, in the checkpoint's folder.
 
     :raises ToolError: when that is no folder of this machine.
@@ -106,7 +111,7 @@ def _quant_config(plan: Plan) -> Change:
     return quant_config_change(folder, "FP8" if dtype == "fp8" else own)
 
 
-def _changed(change: Change) -> str:
+def _changed(change: QuantConfigChange) -> str:
     """What became of the checkpoint, in a line."""
-    backup = apply(change)
+    backup = write_quant_config(change)
     return change.summary + (f"; as it was: {backup}" if backup else "")

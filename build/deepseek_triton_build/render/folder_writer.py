@@ -1,0 +1,162 @@
+"""Write the files of any format as a folder: all of them or none, and never over what somebody else put there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+from deepseek_triton_build.build_errors import EditedError, OutputError
+from deepseek_triton_build.render.owner_edits import edited_names, edits_diff
+from deepseek_triton_build.render.repository_files import MODEL, File
+from deepseek_triton_build.render.stamp import MANIFEST
+from deepseek_triton_build.text import listed
+
+_MANIFESTS = (PurePosixPath(MODEL, MANIFEST), PurePosixPath(MANIFEST))
+"""Where a manifest may lie in a generated folder: in the model of a repository, at the top of every other format."""
+_LONGEST_PREFIX = 40
+"""Characters of the folder's name that its scratch folder's name begins with. The folder's name may be as long as a
+name can be, which leaves no room for the random part of the scratch folder's name."""
+
+
+def write_repository(
+    files: list[File], output: Path, *, force: bool = False, before: Callable[[], None] | None = None
+) -> None:
+    """Write `files` as the folder `output`: all of them or, on any failure or interrupt, none.
+
+    A folder that this generator wrote and nobody changed since is replaced. A changed one is replaced only with
+    `force`. A folder of other origin is never replaced.
+
+    :param before: called once every file is written, and before the files take the place of `output`. If it raises an
+        error, everything stays as it was.
+    :raises EditedError: when the folder was changed; the error holds the difference.
+    :raises OutputError: for every other reason, with the path and the fix.
+    """
+    output = _resolved(output)
+    try:
+        _refuse_foreign(output)
+        if not force:
+            _refuse_edited(output, files)
+        scratch = _write_and_swap(files, output, before)
+    except OSError as error:
+        raise OutputError(f"{output}: can't be written: {error.strerror}; choose another --output") from error
+    _remove(scratch, output)
+
+
+def _resolved(output: Path) -> Path:
+    try:
+        return output.resolve()
+    except (OSError, RuntimeError) as error:  # pathlib raises RuntimeError for a link that leads to itself
+        reason = error.strerror if isinstance(error, OSError) else "a link leads to itself"
+        raise OutputError(f"{output}: can't be written: {reason}; choose another --output") from error
+
+
+def _write_and_swap(files: list[File], output: Path, before: Callable[[], None] | None) -> Path:
+    """Put `files` in the place of `output`, and return the scratch folder that holds what was there before.
+
+    The scratch folder lies beside `output`, because a rename works within one file system only. A failure leaves
+    everything as it was.
+    """
+    made = [parent for parent in output.parents if not parent.exists()]
+    scratch = None
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name[:_LONGEST_PREFIX]}."))
+        for file in files:
+            _write(scratch / "fresh" / file.path, file)
+        if output.exists():
+            (scratch / "fresh").chmod(stat.S_IMODE(output.stat().st_mode))
+        if before is not None:
+            before()
+        _swap(scratch / "fresh", output, scratch / "replaced")
+    except BaseException as error:
+        if scratch is not None:
+            _discard(scratch, output, error)
+        for parent in made:
+            if parent.is_dir():
+                parent.rmdir()
+        raise
+    return scratch
+
+
+def _write(path: Path, file: File) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(file.content)
+    if file.executable:
+        path.chmod(0o755)
+
+
+def _swap(fresh: Path, output: Path, replaced: Path) -> None:
+    """Move `output` to `replaced` and `fresh` to `output`. Undo both when that fails or is interrupted."""
+    try:
+        if output.exists():
+            output.rename(replaced)
+        fresh.rename(output)
+    except BaseException:
+        if not fresh.exists():  # the interrupt came when both renames were done
+            output.rename(fresh)
+        if replaced.exists():
+            replaced.rename(output)
+        raise
+
+
+def _discard(scratch: Path, output: Path, error: BaseException) -> None:
+    """Remove the scratch folder, unless it holds the only copy of what was there before.
+
+    :raises OutputError: when what was there before could not be put back; the message says where it is.
+    """
+    kept = scratch / "replaced"
+    if kept.exists():
+        raise OutputError(
+            f"{output}: was interrupted, and what was there before can't be put back; it is whole in {kept}: move it "
+            "back by hand"
+        ) from error
+    shutil.rmtree(scratch)
+
+
+def _remove(scratch: Path, output: Path) -> None:
+    """Remove what was replaced. A container that ran it as root may have left files in it that we can't remove."""
+    try:
+        shutil.rmtree(scratch)
+    except OSError as error:
+        raise OutputError(
+            f"{output}: is in place, but what was there before can't be removed: {error.strerror}; remove "
+            f"{scratch} by hand"
+        ) from error
+
+
+def _refuse_foreign(output: Path) -> None:
+    nearest = next(path for path in (output, *output.parents) if path.exists())
+    if not nearest.is_dir():
+        raise OutputError(f"{output}: expected a folder to write, found a file at {nearest}; choose another --output")
+    if output.is_dir() and any(output.iterdir()) and _manifest_of(output) is None:
+        raise OutputError(f"{output}: is not empty and was not written by this generator; choose another --output")
+
+
+def _refuse_edited(output: Path, files: list[File]) -> None:
+    found = _manifest_of(output)
+    if found is None:
+        return
+    new = {file.path.as_posix(): file.content for file in files}
+    edited = edited_names(output, found.relative_to(output).as_posix(), _recorded(found), new)
+    if edited:
+        raise EditedError(
+            f"{output}: changed since it was generated: {listed(edited, most=10)}; --force replaces all of it",
+            diff=edits_diff(output, edited, new),
+        )
+
+
+def _manifest_of(output: Path) -> Path | None:
+    return next((output / path for path in _MANIFESTS if (output / path).is_file()), None)
+
+
+def _recorded(found: Path) -> dict[str, str]:
+    """Return the checksum of each path as generated; none when the manifest itself was damaged."""
+    try:
+        files = json.loads(found.read_text("utf-8", errors="replace"))["files"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return dict(files) if isinstance(files, dict) else {}
