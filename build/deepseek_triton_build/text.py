@@ -128,6 +128,5 @@ def nearest_name(name: Any, known: Iterable[str]) -> str | None:
     return by_lower[found[0]] if found else None
 
 
-# Old names, until the callers in check/, render/ and the tools have the new ones.
-shown, to_write, as_yaml, one_line = short_repr, edit_instruction, short_yaml, printable_line
-plain, nearest, listed = safe_name, nearest_name, first_names
+# Old names, until the tools have the new ones.
+shown, one_line, plain, listed = short_repr, printable_line, safe_name, first_names

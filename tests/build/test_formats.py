@@ -12,7 +12,7 @@ from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, Unknow
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable
 from deepseek_triton_build.data.releases.spelling import canonical
 from deepseek_triton_build.render.formats import FORMATS, format_files
-from deepseek_triton_build.render.trtllm_commands import is_path
+from deepseek_triton_build.text import is_path
 from support.flags import from_flags
 from support.scripts import forwarded_by, parameters_of, script_runner
 

@@ -10,7 +10,8 @@ from deepseek_triton_build.data.releases.spelling import canonical, flag_name
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments
-from deepseek_triton_build.render.yaml_text import comment, one_line, yaml_lines
+from deepseek_triton_build.render.yaml_text import yaml_lines
+from deepseek_triton_build.text import comment_lines, for_comment
 from deepseek_triton_build.text import is_path as is_path
 
 YAML_NAME = "extra-llm-api-config.yml"
@@ -73,7 +74,7 @@ def extra_llm_api_config(args: TrtllmArguments, *, stamp: str, program: str, scr
         f"Settings that {program} has no flag for; {script} passes this file. A section here replaces all flags about "
         "that section, so each section is complete."
     )
-    return "\n".join([f"# {stamp}", *comment(about), *(yaml_lines(args.yaml) or ["{}"])]) + "\n"
+    return "\n".join([f"# {stamp}", *comment_lines(about), *(yaml_lines(args.yaml) or ["{}"])]) + "\n"
 
 
 _OPTIONS = ["--extra_llm_api_options", f'"$here/{YAML_NAME}"']
@@ -123,8 +124,8 @@ def bench_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
         *(_dataset_comment(plan, args, requests) if work.isl and work.osl else []),
         'dataset="${DATASET:-$here/dataset.txt}"',
         'if [[ ! -f "$dataset" ]]; then',
-        '  echo "bench.sh: expected a dataset at $dataset, found none; make one as the comments in bench.sh say, or set '
-        'DATASET" >&2',
+        '  echo "bench.sh: expected a dataset at $dataset, found none; make one as the comments in bench.sh say, or '
+        'set DATASET" >&2',
         "  exit 2",
         "fi",
     ]
@@ -151,7 +152,7 @@ def _dataset_comment(plan: Plan, args: TrtllmArguments, requests: int) -> list[s
         "The line below makes a dataset of the lengths that were planned for. With MTP, use real requests, because the "
         "number of accepted drafts depends on them."
     )
-    return [*comment(text), f"#   {one_line(prepare)}"]
+    return [*comment_lines(text), f"#   {for_comment(prepare)}"]
 
 
 def _bench_model(plan: Plan, args: TrtllmArguments) -> list[str]:

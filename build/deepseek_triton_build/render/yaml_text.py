@@ -71,5 +71,5 @@ def _wrapped(items: Iterable[Any], indent: str) -> Iterator[str]:
     yield f"{line}]"
 
 
-# Old names, until the callers in render/ and the tools have the new ones.
+# Old names, until the tools have the new ones.
 WIDTH, comment, one_line, flow = LINE_WIDTH, comment_lines, for_comment, yaml_flow
