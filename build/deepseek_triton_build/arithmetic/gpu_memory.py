@@ -241,10 +241,7 @@ def minimum_gpus(gpu: Gpu, architecture: Architecture, checkpoint: KnownCheckpoi
 
 
 def host_memory_to_prefetch(checkpoint: KnownCheckpoint) -> int:
-    """Return the available memory, in bytes, that a node needs so that the engine prefetches the checkpoint.
-
-    Each node reads the whole checkpoint.
-    """
+    """Return the available bytes that each node needs for prefetching the checkpoint, which each node reads whole."""
     return math.ceil(checkpoint.weight_bytes / PREFETCH_SHARE)
 
 
@@ -299,10 +296,8 @@ def _whole_attention(a: Architecture, stored: Format) -> float:
 
 
 def _mtp_layer(a: Architecture, stored: Format) -> float:
-    """Return the bytes of the MTP layer without its routed experts and its own embeddings.
-
-    It is the rest of a MoE layer, the projection that joins token and hidden state, and three more norms.
-    """
+    """Return the bytes of the MTP layer without routed experts and embeddings: the rest of a MoE layer, the projection
+    that joins token and hidden state, and three more norms."""
     attention = _divided_attention(a, stored, stored) + _whole_attention(a, stored)
     joining = _linear(a.hidden_size, 2 * a.hidden_size, "bf16") + 3 * a.hidden_size * 2
     return attention + _experts(a, a.num_shared_experts, stored) + _router(a) + joining
@@ -314,9 +309,7 @@ def _fullest_stage(a: Architecture, pipeline_parallel_size: int) -> float:
 
 
 def _tokens_at_once(layout: Layout, max_num_tokens: int, moe_max_num_tokens: int | None) -> int:
-    """Return the tokens whose activations take memory at the same time.
-
-    Under attention DP the experts see the tokens of every rank, in chunks of moe_config.max_num_tokens where it is set.
-    """
+    """Return the tokens whose activations take memory at the same time. Under attention DP the experts see the tokens
+    of every rank, in chunks of moe_config.max_num_tokens where it is set."""
     together = max_num_tokens * layout.attention_dp_size
     return max(max_num_tokens, min(together, moe_max_num_tokens or together))

@@ -13,10 +13,7 @@ _IN_ANY_CASE = ", in any case"
 
 
 def fits(value: Any, spelled: str) -> bool:
-    """Tell whether a value read from YAML is of the type `spelled`.
-
-    An int counts as a float, a bool doesn't count as an int, and an unknown type takes any value.
-    """
+    """Tell whether a value read from YAML is of the type. An int is a float, a bool no int; unknown types take all."""
     if spelled.endswith(_IN_ANY_CASE):
         value = value.upper() if isinstance(value, str) else value
         spelled = spelled.removesuffix(_IN_ANY_CASE)

@@ -32,8 +32,9 @@ def choose_sizes(target: Target) -> tuple[Sizes, Budget]:
     :raises RefusedPlanError: when even the smallest sizes don't fit.
     """
     wanted = _with_the_best_iteration(target, wanted_sizes(target, attention_dp=wants_attention_dp(target)))
-    if wanted.layout.attention_dp and wanted.moe_backend != WIDE_EP and not _fits(target, wanted):
-        budget = make_plan_budget(target, wanted)
+    budget = make_plan_budget(target, wanted)
+    no_request_fits = budget.kv_tokens < tokens_per_request(wanted)
+    if wanted.layout.attention_dp and wanted.moe_backend != WIDE_EP and no_request_fits:
         reason = (
             f"off: attention DP would keep {budget.weights / GIB:.1f} GiB of weights on every GPU, which leaves no "
             "room for a KV cache beside the iterations of all ranks"
@@ -45,11 +46,6 @@ def choose_sizes(target: Target) -> tuple[Sizes, Budget]:
         if budget.kv_tokens >= sizes.max_seq_len:
             return sizes, budget
     raise RefusedPlanError(_no_room(target, wanted))
-
-
-def _fits(target: Target, sizes: Sizes) -> bool:
-    """Tell whether one request of the planned lengths fits the KV cache."""
-    return make_plan_budget(target, sizes).kv_tokens >= tokens_per_request(sizes)
 
 
 def _with_the_best_iteration(target: Target, wanted: Sizes) -> Sizes:
@@ -108,7 +104,7 @@ _LEAST_GAIN = 1.25
 """Factor by which a smaller iteration has to raise the number of requests held, as it makes prompts slower."""
 _ROUNDS = 4
 """Rounds of shrinking the batch. A smaller batch has fewer graphs and smaller iterations, so the cache holds a little
-more; that settles within a round or two."""
+more; that settles at once."""
 
 
 def _with_batch(sizes: Sizes, max_batch_size: int) -> Sizes:

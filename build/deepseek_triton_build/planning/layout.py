@@ -14,10 +14,7 @@ WIDE_EP = "WIDEEP"
 
 
 def choose_layout(target: Target, *, attention_dp: bool) -> Layout:
-    """Return the parallelism of the target.
-
-    :raises RefusedPlanError: when the number of pipeline stages asked for doesn't divide the number of GPUs.
-    """
+    """Return the parallelism of the target, or raise RefusedPlanError if its stages don't divide its GPUs."""
     stages = target.request.pipeline_parallel_size
     if stages < 1 or target.num_gpus % stages:
         number = target.num_gpus
@@ -39,11 +36,8 @@ def choose_layout(target: Target, *, attention_dp: bool) -> Layout:
 
 
 def wants_attention_dp(target: Target) -> bool:
-    """Tell whether attention DP should be on.
-
-    It is as published, unless another concurrency is asked for: then it is on for many requests and off for few, which
-    it serves slower. Wide EP doesn't run without it.
-    """
+    """Tell whether attention DP should be on: as published, but for another concurrency on for many requests and off
+    for few, which it serves slower. Wide EP doesn't run without it."""
     published = bool(target.recipe.value("enable_attention_dp", False))
     asked = target.request.workload.concurrency
     is_wide = target.recipe.value("moe_config.backend") == WIDE_EP

@@ -34,10 +34,7 @@ def choose_environment(target: Target, sizes: Sizes) -> tuple[EnvironmentVariabl
 
 
 def _against_fragmentation(target: Target) -> Iterable[EnvironmentVariable]:
-    """Yield the allocator's variable under each name that the release may read.
-
-    PyTorch renamed it between the containers of TensorRT-LLM 1.0 and 1.2; a container with 1.1 reads either.
-    """
+    """PyTorch renamed the variable between the containers of TensorRT-LLM 1.0 and 1.2; 1.1 reads either."""
     release = target.release
     names = {"PYTORCH_CUDA_ALLOC_CONF": release.is_before("1.2"), "PYTORCH_ALLOC_CONF": not release.is_before("1.1")}
     for name in (name for name, is_read in names.items() if is_read):

@@ -17,7 +17,7 @@ def _chunk_size(d: Deployment) -> Iterator[Violation]:
     if d.get("enable_chunked_prefill") and tokens and block > 0 and tokens % block:
         whole = max(1, tokens // block) * block
         message = f"max_num_tokens {tokens:,} is not a multiple of tokens_per_block {block}"
-        yield Violation(key="max_num_tokens", message=message, fix=f"use {whole}")
+        yield Violation("max_num_tokens", message, f"use {whole}")
 
 
 def _longest_input(d: Deployment) -> Iterator[Violation]:
@@ -25,7 +25,7 @@ def _longest_input(d: Deployment) -> Iterator[Violation]:
     if d.isl is not None and tokens and not d.get("enable_chunked_prefill") and tokens < d.isl:
         message = f"prompts of {d.isl:,} tokens don't fit max_num_tokens {tokens:,}, and chunked prefill is off"
         fix = f"raise max_num_tokens to {d.isl} or more, or set enable_chunked_prefill: true"
-        yield Violation(key="max_num_tokens", message=message, fix=fix)
+        yield Violation("max_num_tokens", message, fix)
 
 
 def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
@@ -33,7 +33,7 @@ def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
     if d.isl is None and tokens and longest and not d.get("enable_chunked_prefill") and tokens < longest:
         message = f"prompts of more than max_num_tokens {tokens:,} are refused, though max_seq_len is {longest:,}"
         fix = "if prompts may be longer, raise max_num_tokens or set enable_chunked_prefill: true"
-        yield Violation(key="max_num_tokens", message=message, fix=fix)
+        yield Violation("max_num_tokens", message, fix)
 
 
 def _unsupported_chunks(d: Deployment) -> Iterator[Violation]:
@@ -43,7 +43,7 @@ def _unsupported_chunks(d: Deployment) -> Iterator[Violation]:
     if d.gpu.sm < 90 or d.supports(f"chunked_prefill_mla_{d.gpu.architecture}") is False:
         message = f"chunked prefill of MLA does not exist for {d.gpu.architecture.title()}{release}"
         fix = "turn it off and set max_num_tokens to the longest prompt, or use TensorRT-LLM 1.1 or newer"
-        yield Violation(key="enable_chunked_prefill", message=message, fix=fix)
+        yield Violation("enable_chunked_prefill", message, fix)
 
 
 def _chunks_with_attention_dp(d: Deployment) -> Iterator[Violation]:
@@ -52,7 +52,7 @@ def _chunks_with_attention_dp(d: Deployment) -> Iterator[Violation]:
             "with attention DP and chunked prefill, a prompt longer than max_num_tokens may hang the engine for good"
         )
         fix = "turn off one of the two, or use TensorRT-LLM 1.1 or newer"
-        yield Violation(key="enable_chunked_prefill", message=message, fix=fix)
+        yield Violation("enable_chunked_prefill", message, fix)
 
 
 def _hang_on_hopper(d: Deployment) -> Iterator[Violation]:
@@ -77,10 +77,10 @@ def _low_concurrency(d: Deployment) -> Iterator[Violation]:
             f"{requests}: with attention DP one GPU alone computes a request's attention, which is slower",
             "set enable_attention_dp: false",
         )
-        yield Violation(key="enable_attention_dp", message=message, fix=fix)
+        yield Violation("enable_attention_dp", message, fix)
     if not d.has_cuda_graphs:
         message = f"{requests}: without CUDA graphs each decode step waits until its kernels are launched"
-        yield Violation(key="cuda_graph_config", message=message, fix="remove cuda_graph_config: null")
+        yield Violation("cuda_graph_config", message, "remove cuda_graph_config: null")
 
 
 RULES = (

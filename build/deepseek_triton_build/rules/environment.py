@@ -17,26 +17,26 @@ def _allocator(d: Deployment) -> Iterator[Violation]:
     if not any("max_split_size_mb" in d.environment.get(name, "") for name in _ALLOCATOR):
         name = _ALLOCATOR[1] if d.is_before("1.2.0") else _ALLOCATOR[0]
         message = f"prompts of {d.isl:,} tokens on H200 fragment PyTorch's memory until it runs out"
-        yield Violation(key=None, message=message, fix=f"start the server with {name}=max_split_size_mb:8192")
+        yield Violation(None, message, f"start the server with {name}=max_split_size_mb:8192")
 
 
 def _layers(d: Deployment) -> Iterator[Violation]:
     layers = d.environment.get("TLLM_OVERRIDE_LAYER_NUM", "0")
     if layers not in ("", "0"):
         message = f"TLLM_OVERRIDE_LAYER_NUM={layers} loads only {layers} of the model's layers: the answers are noise"
-        yield Violation(key=None, message=message, fix="remove the variable")
+        yield Violation(None, message, "remove the variable")
 
 
 def _deepgemm(d: Deployment) -> Iterator[Violation]:
     if d.gpu_architecture == "hopper" and d.precision == "fp8" and d.environment.get("TRTLLM_DG_ENABLED") == "0":
         message = "TRTLLM_DG_ENABLED=0 turns off DeepGEMM, the fast FP8 kernels of Hopper"
-        yield Violation(key=None, message=message, fix="remove the variable")
+        yield Violation(None, message, "remove the variable")
 
 
 def _engine(d: Deployment) -> Iterator[Violation]:
     if d.release is not None and d.release.default_backend != "pytorch" and d.get("backend") != "pytorch":
         message = f"TensorRT-LLM {d.release.version} builds a TensorRT engine unless backend is set"
-        yield Violation(key="backend", message=message, fix="set backend: pytorch")
+        yield Violation("backend", message, "set backend: pytorch")
 
 
 RULES = (

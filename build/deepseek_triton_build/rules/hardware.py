@@ -11,31 +11,31 @@ from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 def _ampere(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.gpu.architecture == "ampere":
         message = f"{d.gpu.title} is Ampere (SM{d.gpu.sm}), where TensorRT-LLM does not run DeepSeek"
-        yield Violation(key=None, message=message, fix="use Hopper or Blackwell, for example h200")
+        yield Violation(None, message, "use Hopper or Blackwell, for example h200")
 
 
 def _nvfp4(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.precision == "fp4" and d.gpu.architecture != "blackwell":
         message = f"{d.gpu.title} has no FP4 arithmetic: NVFP4 weights need Blackwell"
-        yield Violation(key=None, message=message, fix="use the fp8 weights, or b200, gb200 or gb200-nvl72")
+        yield Violation(None, message, "use the fp8 weights, or b200, gb200 or gb200-nvl72")
 
 
 def _w4a8(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.precision == "w4a8" and d.gpu.architecture == "blackwell":
         message = f"W4AFP8 weights are supported on Hopper only, not yet on {d.gpu.title}"
-        yield Violation(key=None, message=message, fix="use the fp4 weights, or a Hopper GPU")
+        yield Violation(None, message, "use the fp4 weights, or a Hopper GPU")
 
 
 def _w4a8_sparse(d: Deployment) -> Iterator[Violation]:
     if d.precision == "w4a8" and d.is_sparse:
-        yield Violation(key=None, message="W4AFP8 is for V3 and R1, not for V3.2", fix="use the fp8 weights")
+        yield Violation(None, "W4AFP8 is for V3 and R1, not for V3.2", "use the fp8 weights")
 
 
 def _fp8_blackwell(d: Deployment) -> Iterator[Violation]:
     is_fp8_on_blackwell = d.precision == "fp8" and d.gpu_architecture == "blackwell"
     if d.release is not None and is_fp8_on_blackwell and d.supports("fp8_blackwell") is False:
         message = f"TensorRT-LLM {d.release.version} has no FP8 block-scale kernels for Blackwell"
-        yield Violation(key=None, message=message, fix="use TensorRT-LLM 1.0.0 or newer, or the fp4 weights")
+        yield Violation(None, message, "use TensorRT-LLM 1.0.0 or newer, or the fp4 weights")
 
 
 def _release(d: Deployment) -> Iterator[Violation]:
@@ -45,10 +45,10 @@ def _release(d: Deployment) -> Iterator[Violation]:
     if needed and d.is_before(needed):
         name = d.variant.name if d.variant is not None else "it"
         message = f"TensorRT-LLM {d.release.version} is too old for {name}"
-        yield Violation(key=None, message=message, fix=f"use TensorRT-LLM {needed} or newer")
+        yield Violation(None, message, f"use TensorRT-LLM {needed} or newer")
     elif d.is_sparse and d.supports("deepseek_v32") is False:
         message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 needs"
-        yield Violation(key=None, message=message, fix="use TensorRT-LLM 1.2.0 or newer")
+        yield Violation(None, message, "use TensorRT-LLM 1.2.0 or newer")
 
 
 RULES = (

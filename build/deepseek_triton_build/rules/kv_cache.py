@@ -22,7 +22,7 @@ def _fp8(d: Deployment) -> Iterator[Violation]:
     if d.supports(f"fp8_kv_mla_{d.gpu.architecture}") is False or d.gpu.sm < 90:
         release = "" if d.release is None else f" in TensorRT-LLM {d.release.version}"
         message = f"an FP8 KV cache for MLA is not supported on {d.gpu.architecture.title()}{release}"
-        yield Violation(key=_DTYPE, message=message, fix=f"set {_DTYPE}: auto, with weights that leave it in 16 bits")
+        yield Violation(_DTYPE, message, f"set {_DTYPE}: auto, with weights that leave it in 16 bits")
 
 
 def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
@@ -30,35 +30,35 @@ def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
         message = (
             "an FP8 KV cache with W4AFP8 weights is known to crash (illegal memory access in the prompt's attention)"
         )
-        yield Violation(key=_DTYPE, message=message, fix=f"set {_DTYPE}: auto")
+        yield Violation(_DTYPE, message, f"set {_DTYPE}: auto")
 
 
 def _dtype(d: Deployment) -> Iterator[Violation]:
     dtype = d.get(_DTYPE)
     if dtype not in (None, "auto", "fp8"):
         message = f"{_DTYPE} {dtype} has no effect: only auto and fp8 have one"
-        yield Violation(key=_DTYPE, message=message, fix="use auto (the checkpoint's own) or fp8")
+        yield Violation(_DTYPE, message, "use auto (the checkpoint's own) or fp8")
 
 
 def _reuse(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.get("kv_cache_config.enable_block_reuse") and d.gpu.sm not in _REUSE_SMS:
         message = f"KV blocks of MLA can't be reused on {d.gpu.title} (SM{d.gpu.sm})"
         fix = "set kv_cache_config.enable_block_reuse: false"
-        yield Violation(key="kv_cache_config.enable_block_reuse", message=message, fix=fix)
+        yield Violation("kv_cache_config.enable_block_reuse", message, fix)
 
 
 def _fraction(d: Deployment) -> Iterator[Violation]:
     fraction = d.get(_FRACTION)
     if fraction is not None and not 0 < fraction <= 1:
         message = f"{_FRACTION} {fraction} is not a share between 0 and 1"
-        yield Violation(key=_FRACTION, message=message, fix="use 0.8 to 0.9, or less if memory runs out")
+        yield Violation(_FRACTION, message, "use 0.8 to 0.9, or less if memory runs out")
 
 
 def _high_fraction(d: Deployment) -> Iterator[Violation]:
     fraction = d.get(_FRACTION)
     if fraction is not None and _HIGHEST_FRACTION < fraction <= 1:
         message = f"{_FRACTION} {fraction} leaves almost nothing for what is allocated after the KV cache"
-        yield Violation(key=_FRACTION, message=message, fix="use 0.9 or less")
+        yield Violation(_FRACTION, message, "use 0.9 or less")
 
 
 def _deepgemm_fraction(d: Deployment) -> Iterator[Violation]:
@@ -67,10 +67,10 @@ def _deepgemm_fraction(d: Deployment) -> Iterator[Violation]:
         return
     if d.num_draft_tokens and (d.get("max_batch_size") or 0) >= _LARGE_BATCH and fraction > _HIGHEST_WITH_DRAFTS:
         message = f"{_FRACTION} {fraction} with DEEPGEMM, MTP and large batches was seen to run out of memory"
-        yield Violation(key=_FRACTION, message=message, fix=f"if memory runs out, use {_HIGHEST_WITH_DRAFTS}")
+        yield Violation(_FRACTION, message, f"if memory runs out, use {_HIGHEST_WITH_DRAFTS}")
     elif fraction > _HIGHEST_DEEPGEMM_FRACTION:
         message = f"{_FRACTION} {fraction} leaves too little for DEEPGEMM's workspace beside the KV cache"
-        yield Violation(key=_FRACTION, message=message, fix=f"use {_HIGHEST_DEEPGEMM_FRACTION} or less")
+        yield Violation(_FRACTION, message, f"use {_HIGHEST_DEEPGEMM_FRACTION} or less")
 
 
 def _block_size(d: Deployment) -> Iterator[Violation]:
@@ -78,14 +78,14 @@ def _block_size(d: Deployment) -> Iterator[Violation]:
     given = d.settings.get(key)
     if given is not None and d.gpu_architecture == "hopper" and given != FLASH_MLA_TOKENS_PER_BLOCK:
         message = f"{key} {given} becomes {FLASH_MLA_TOKENS_PER_BLOCK}: FlashMLA sets it on Hopper"
-        yield Violation(key=key, message=message, fix="leave it out")
+        yield Violation(key, message, "leave it out")
 
 
 def _two_limits(d: Deployment) -> Iterator[Violation]:
     key = "kv_cache_config.max_tokens"
     if d.settings.get(key) is not None and d.settings.get(_FRACTION) is not None:
         message = f"{key} and free_gpu_memory_fraction are both set: the smaller cache results"
-        yield Violation(key=key, message=message, fix="leave one of them out")
+        yield Violation(key, message, "leave one of them out")
 
 
 RULES = (

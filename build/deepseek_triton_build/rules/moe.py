@@ -22,7 +22,7 @@ def _known_backend(d: Deployment) -> Iterator[Violation]:
     known = [] if found is None else choices(found.type)
     if known and backend not in known and d.release is not None:
         message = f"{backend} is not a MoE back end of TensorRT-LLM {d.release.version}"
-        yield Violation(key=_BACKEND, message=message, fix=f"use one of {', '.join(known)}")
+        yield Violation(_BACKEND, message, f"use one of {', '.join(known)}")
 
 
 def _supported_backend(d: Deployment) -> Iterator[Violation]:
@@ -36,7 +36,7 @@ def _supported_backend(d: Deployment) -> Iterator[Violation]:
     message = (
         f"MoE back end {backend}{default} is not supported for {d.precision} on {d.gpu.name} at expert parallelism {ep}"
     )
-    yield Violation(key=_BACKEND, message=message, fix=f"set {_BACKEND}: {' or '.join(row.backends)}")
+    yield Violation(_BACKEND, message, f"set {_BACKEND}: {' or '.join(row.backends)}")
 
 
 def _wide_row(d: Deployment) -> Iterator[Violation]:
@@ -46,7 +46,7 @@ def _wide_row(d: Deployment) -> Iterator[Violation]:
     if any(d.gpu.name in row.gpus and d.precision == row.precision for row in moe_backend_rows()):
         message = f"no MoE back end is published for {d.precision} on {d.gpu.name} at expert parallelism {ep}"
         fix = "use moe_expert_parallel_size 8 or less, or gb200-nvl72"
-        yield Violation(key="moe_expert_parallel_size", message=message, fix=fix)
+        yield Violation("moe_expert_parallel_size", message, fix)
 
 
 def _wide_fp8(d: Deployment) -> Iterator[Violation]:
@@ -55,16 +55,16 @@ def _wide_fp8(d: Deployment) -> Iterator[Violation]:
     if d.release is not None and d.is_before("1.2.0"):
         message = f"FP8 at expert parallelism above 8 is not published for TensorRT-LLM {d.release.version}"
         fix = "use TensorRT-LLM 1.2.0 or newer, fp4 weights, or moe_expert_parallel_size 8"
-        yield Violation(key="moe_expert_parallel_size", message=message, fix=fix)
+        yield Violation("moe_expert_parallel_size", message, fix)
     elif _has_balancer(d):
         message = "WIDEEP has no expert load balancer for FP8"
-        yield Violation(key=_BALANCER, message=message, fix="remove moe_config.load_balancer, or use fp4 weights")
+        yield Violation(_BALANCER, message, "remove moe_config.load_balancer, or use fp4 weights")
 
 
 def _wide_ep(d: Deployment) -> Iterator[Violation]:
     if d.get(_BACKEND) == "WIDEEP" and not d.layout.attention_dp:
         message = "WIDEEP does not load without attention DP"
-        yield Violation(key="enable_attention_dp", message=message, fix="set enable_attention_dp: true")
+        yield Violation("enable_attention_dp", message, "set enable_attention_dp: true")
 
 
 def _slots(d: Deployment) -> Iterator[Violation]:
@@ -75,12 +75,10 @@ def _slots(d: Deployment) -> Iterator[Violation]:
         return
     if ep > 0 and slots % ep:
         message = f"num_slots {slots} can't be divided among {ep} expert-parallel ranks"
-        yield Violation(key=key, message=message, fix=f"use a multiple of {ep}, for example {-(-slots // ep) * ep}")
+        yield Violation(key, message, f"use a multiple of {ep}, for example {-(-slots // ep) * ep}")
     if experts is not None and slots < experts:
         message = f"num_slots {slots} has no room for {experts} experts"
-        yield Violation(
-            key=key, message=message, fix=f"use {experts} or more; {experts} + {ep} gives each rank one spare slot"
-        )
+        yield Violation(key, message, f"use {experts} or more; {experts} + {ep} gives each rank one spare slot")
 
 
 def _balanced_backend(d: Deployment) -> Iterator[Violation]:
@@ -88,9 +86,7 @@ def _balanced_backend(d: Deployment) -> Iterator[Violation]:
     able = ("WIDEEP",) if d.release is None or d.is_before("1.2.0") else ("WIDEEP", "CUTLASS", "TRTLLM")
     if d.release is not None and _has_balancer(d) and backend not in able:
         message = f"the expert load balancer does not work with MoE back end {backend}"
-        yield Violation(
-            key=_BALANCER, message=message, fix=f"set {_BACKEND}: {' or '.join(able)}, or remove the balancer"
-        )
+        yield Violation(_BALANCER, message, f"set {_BACKEND}: {' or '.join(able)}, or remove the balancer")
 
 
 def _host_copy(d: Deployment) -> Iterator[Violation]:
@@ -99,14 +95,14 @@ def _host_copy(d: Deployment) -> Iterator[Violation]:
         gib = _expert_bytes(d.architecture, d.checkpoint) / GIB
         message = f"the online load balancer keeps all experts in each node's shared memory: {gib:,.0f} GiB"
         fix = "give the container that much /dev/shm, or set layer_updates_per_iter: 0 (an offline plan)"
-        yield Violation(key=f"{_BALANCER}.layer_updates_per_iter", message=message, fix=fix)
+        yield Violation(f"{_BALANCER}.layer_updates_per_iter", message, fix)
 
 
 def _low_precision_combine(d: Deployment) -> Iterator[Violation]:
     key = "moe_config.use_low_precision_moe_combine"
     if d.get(key) and d.precision not in (None, "fp4"):
         message = f"use_low_precision_moe_combine is for NVFP4, not for {d.precision}"
-        yield Violation(key=key, message=message, fix="leave it out")
+        yield Violation(key, message, "leave it out")
 
 
 def _moe_num_tokens(d: Deployment) -> Iterator[Violation]:
@@ -114,7 +110,7 @@ def _moe_num_tokens(d: Deployment) -> Iterator[Violation]:
     tokens = d.get(key)
     if tokens is not None and tokens < 1:
         message = f"moe_config.max_num_tokens {tokens} leaves the experts no token"
-        yield Violation(key=key, message=message, fix="remove it, or use the tokens of one pass, for example 8192")
+        yield Violation(key, message, "remove it, or use the tokens of one pass, for example 8192")
 
 
 def _unbounded_pass(d: Deployment) -> Iterator[Violation]:
@@ -122,11 +118,7 @@ def _unbounded_pass(d: Deployment) -> Iterator[Violation]:
     if d.get(_BACKEND) == "DEEPGEMM" and d.layout.attention_dp and d.get(key) is None and tokens:
         together = tokens * d.layout.attention_dp_size
         message = f"DEEPGEMM's workspace is for {together:,} tokens, max_num_tokens times the number of ranks"
-        yield Violation(
-            key=key,
-            message=message,
-            fix=f"set it, for example to {tokens}: further tokens are processed in more passes",
-        )
+        yield Violation(key, message, f"set it, for example to {tokens}: further tokens are processed in more passes")
 
 
 def _has_balancer(d: Deployment) -> bool:

@@ -15,7 +15,7 @@ def _heads(d: Deployment) -> Iterator[Violation]:
     if d.architecture is not None and not d.layout.attention_dp and d.architecture.num_heads % tp:
         message = f"{d.architecture.num_heads} attention heads can't be divided by tensor_parallel_size {tp}"
         fix = "use a power of two, or set enable_attention_dp: true"
-        yield Violation(key="tensor_parallel_size", message=message, fix=fix)
+        yield Violation("tensor_parallel_size", message, fix)
 
 
 def _experts(d: Deployment) -> Iterator[Violation]:
@@ -24,7 +24,7 @@ def _experts(d: Deployment) -> Iterator[Violation]:
     slots = d.get("moe_config.load_balancer.num_slots")
     if d.architecture is not None and not slots and d.architecture.num_routed_experts % ep:
         message = f"{d.architecture.num_routed_experts} experts can't be divided by moe_expert_parallel_size {ep}"
-        yield Violation(key="moe_expert_parallel_size", message=message, fix="use a power of two")
+        yield Violation("moe_expert_parallel_size", message, "use a power of two")
 
 
 def _expert_ranks(d: Deployment) -> Iterator[Violation]:
@@ -32,7 +32,7 @@ def _expert_ranks(d: Deployment) -> Iterator[Violation]:
     if ep > 0 and tp % ep:
         message = f"moe_expert_parallel_size {ep} does not divide tensor_parallel_size {tp}"
         fix = f"use a divisor of {tp}: the experts are on the same ranks as attention"
-        yield Violation(key="moe_expert_parallel_size", message=message, fix=fix)
+        yield Violation("moe_expert_parallel_size", message, fix)
 
 
 def _expert_grid(d: Deployment) -> Iterator[Violation]:
@@ -43,7 +43,7 @@ def _expert_grid(d: Deployment) -> Iterator[Violation]:
         message = (
             f"moe_tensor_parallel_size {moe_tp} x moe_expert_parallel_size {moe_ep} is not the number of ranks, {tp}"
         )
-        yield Violation(key=keys[0], message=message, fix="remove moe_tensor_parallel_size: it follows from the other")
+        yield Violation(keys[0], message, "remove moe_tensor_parallel_size: it follows from the other")
 
 
 def _int4_groups(d: Deployment) -> Iterator[Violation]:
@@ -54,21 +54,21 @@ def _int4_groups(d: Deployment) -> Iterator[Violation]:
             f"dividing an expert's {a.moe_intermediate_size} columns among {moe_tp} ranks cuts its INT4 groups of 128"
         )
         fix = f"raise moe_expert_parallel_size to {layout.tensor_parallel_size}"
-        yield Violation(key="moe_expert_parallel_size", message=message, fix=fix)
+        yield Violation("moe_expert_parallel_size", message, fix)
 
 
 def _mtp_pipeline(d: Deployment) -> Iterator[Violation]:
     if d.num_draft_tokens and d.layout.pipeline_parallel_size > 1:
         message = "MTP with pipeline parallelism is not among the supported combinations"
         fix = "use tensor parallelism over all GPUs, or remove speculative_config"
-        yield Violation(key="pipeline_parallel_size", message=message, fix=fix)
+        yield Violation("pipeline_parallel_size", message, fix)
 
 
 def _instances(d: Deployment) -> Iterator[Violation]:
     per_node, layout = d.get("gpus_per_node"), d.layout
     if per_node and per_node > 0 and layout.num_gpus > per_node and layout.num_gpus % per_node:
         message = f"{layout.num_gpus} GPUs (tensor x pipeline parallelism) are not whole nodes of {per_node}"
-        yield Violation(key="gpus_per_node", message=message, fix="make tensor x pipeline a multiple of gpus_per_node")
+        yield Violation("gpus_per_node", message, "make tensor x pipeline a multiple of gpus_per_node")
 
 
 RULES = (

@@ -106,7 +106,7 @@ class Deployment:
         return self.settings.get("cuda_graph_config", True) is not None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Violation:
     """One way in which a deployment breaks a rule."""
 

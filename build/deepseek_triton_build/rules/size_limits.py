@@ -22,7 +22,7 @@ def _graphs(d: Deployment) -> Iterator[Violation]:
     largest = max(d.get(_SIZES) or (d.get(_LARGEST) or DEFAULT_GRAPH_MAX_BATCH_SIZE,))
     if batch > largest:
         message = f"batches of more than {largest} run without a CUDA graph, and max_batch_size is {batch:,}"
-        yield Violation(key=_LARGEST, message=message, fix=f"raise {_LARGEST} to {batch}; a graph takes up to 200 MB")
+        yield Violation(_LARGEST, message, f"raise {_LARGEST} to {batch}; a graph takes up to 200 MB")
 
 
 def _two_graph_keys(d: Deployment) -> Iterator[Violation]:
@@ -32,7 +32,7 @@ def _two_graph_keys(d: Deployment) -> Iterator[Violation]:
     made = cuda_graph_batch_sizes(largest) if d.get("cuda_graph_config.enable_padding") else _unpadded_sizes(largest)
     if tuple(sorted(sizes)) != made:
         message = f"{_SIZES} and {_LARGEST} are both given, and the list is not the one that {largest} stands for"
-        yield Violation(key=_SIZES, message=message, fix="leave one of them out")
+        yield Violation(_SIZES, message, "leave one of them out")
 
 
 def _unpadded_sizes(largest: int) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ def _context(d: Deployment) -> Iterator[Violation]:
     most = d.architecture.max_position_embeddings if d.architecture is not None else None
     if longest and most and longest > most:
         message = f"max_seq_len {longest:,} is more than the model's maximum of {most:,}"
-        yield Violation(key="max_seq_len", message=message, fix=f"use {most} or less")
+        yield Violation("max_seq_len", message, f"use {most} or less")
 
 
 def _full_batch(d: Deployment) -> Iterator[Violation]:
@@ -54,30 +54,28 @@ def _full_batch(d: Deployment) -> Iterator[Violation]:
     each = 1 + d.num_draft_tokens
     if tokens and batch and tokens < batch * each:
         message = f"a full batch decodes {batch:,} x {each} tokens an iteration, more than max_num_tokens {tokens:,}"
-        yield Violation(
-            key="max_num_tokens", message=message, fix=f"raise it to {batch * each} or lower max_batch_size"
-        )
+        yield Violation("max_num_tokens", message, f"raise it to {batch * each} or lower max_batch_size")
 
 
 def _stream_interval(d: Deployment) -> Iterator[Violation]:
     interval = d.get("stream_interval")
     if interval is not None and interval < 1:
         message = f"stream_interval {interval}: expected a number of tokens from 1"
-        yield Violation(key="stream_interval", message=message, fix="use 1 (every token), or for example 10")
+        yield Violation("stream_interval", message, "use 1 (every token), or for example 10")
 
 
 def _input_fits(d: Deployment) -> Iterator[Violation]:
     longest = d.get("max_seq_len")
     if d.isl is not None and longest and d.isl >= longest:
         message = f"prompts of {d.isl:,} tokens leave no room for an answer in max_seq_len {longest:,}"
-        yield Violation(key="max_seq_len", message=message, fix=f"raise it above {d.isl}")
+        yield Violation("max_seq_len", message, f"raise it above {d.isl}")
 
 
 def _whole_context_in_one(d: Deployment) -> Iterator[Violation]:
     tokens, longest = d.get("max_num_tokens"), d.get("max_seq_len")
     if d.get("enable_chunked_prefill") and tokens and longest and tokens >= longest > 8192:
         message = f"with chunked prefill max_num_tokens is the size of a chunk, but {tokens:,} covers max_seq_len"
-        yield Violation(key="max_num_tokens", message=message, fix="use a smaller one, for example 8192")
+        yield Violation("max_num_tokens", message, "use a smaller one, for example 8192")
 
 
 def _throughput_memory(d: Deployment) -> Iterator[Violation]:
@@ -86,7 +84,7 @@ def _throughput_memory(d: Deployment) -> Iterator[Violation]:
         return
     if batch >= 1024 and tokens > OOM_NUM_TOKENS:
         message = f"max_num_tokens {tokens:,} with attention DP and batches of {batch:,} was seen to run out of memory"
-        yield Violation(key="max_num_tokens", message=message, fix=f"if memory runs out, use {OOM_NUM_TOKENS}")
+        yield Violation("max_num_tokens", message, f"if memory runs out, use {OOM_NUM_TOKENS}")
 
 
 def _h200_memory(d: Deployment) -> Iterator[Violation]:
@@ -97,9 +95,7 @@ def _h200_memory(d: Deployment) -> Iterator[Violation]:
         message = (
             f"max_num_tokens {tokens:,} with a KV cache of {fraction} of the free memory was seen to run out of it"
         )
-        yield Violation(
-            key="max_num_tokens", message=message, fix="lower one of them, or use TensorRT-LLM 1.0 or newer"
-        )
+        yield Violation("max_num_tokens", message, "lower one of them, or use TensorRT-LLM 1.0 or newer")
 
 
 def _held_requests(d: Deployment) -> Iterator[Violation]:
@@ -112,7 +108,7 @@ def _held_requests(d: Deployment) -> Iterator[Violation]:
     if d.num_draft_tokens:
         levers.append("no MTP")
     message = f"the KV cache holds {d.held_requests:,} of {d.concurrency:,} concurrent requests; the others wait"
-    yield Violation(key="max_batch_size", message=message, fix=f"to hold more, use {', '.join(levers)}")
+    yield Violation("max_batch_size", message, f"to hold more, use {', '.join(levers)}")
 
 
 RULES = (

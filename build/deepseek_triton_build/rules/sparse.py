@@ -17,40 +17,38 @@ SAFE_NUM_TOKENS = 8192
 def _fp8_kv(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.has_fp8_kv and d.gpu is not None and d.gpu.architecture != "blackwell":
         message = f"V3.2 has an FP8 KV cache on Blackwell only, not on {d.gpu.title}"
-        yield Violation(key="kv_cache_config.dtype", message=message, fix="set kv_cache_config.dtype: auto")
+        yield Violation("kv_cache_config.dtype", message, "set kv_cache_config.dtype: auto")
 
 
 def _block_size(d: Deployment) -> Iterator[Violation]:
     key = "kv_cache_config.tokens_per_block"
     if d.is_sparse and d.get(key) != _TOKENS_PER_BLOCK:
         message = f"V3.2 needs KV blocks of {_TOKENS_PER_BLOCK} tokens, not {d.get(key)}"
-        yield Violation(key=key, message=message, fix=f"set {key}: {_TOKENS_PER_BLOCK}")
+        yield Violation(key, message, f"set {key}: {_TOKENS_PER_BLOCK}")
 
 
 def _no_reuse(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_REUSE) and d.release is not None and d.supports("v32_block_reuse") is False:
         message = f"with block reuse V3.2 does not load in TensorRT-LLM {d.release.version}"
-        yield Violation(key=_REUSE, message=message, fix=f"set {_REUSE}: false")
+        yield Violation(_REUSE, message, f"set {_REUSE}: false")
 
 
 def _no_chunks(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_CHUNKED) and d.release is not None and d.supports("v32_chunked_prefill") is False:
         message = f"V3.2 has no chunked prefill in TensorRT-LLM {d.release.version}"
-        yield Violation(key=_CHUNKED, message=message, fix=f"set {_CHUNKED}: false")
+        yield Violation(_CHUNKED, message, f"set {_CHUNKED}: false")
 
 
 def _young_reuse(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_REUSE) and d.supports("v32_block_reuse") is not False:
         message = "block reuse for V3.2 is new, and the guide still turns it off"
-        yield Violation(key=_REUSE, message=message, fix=f"compare answers with {_REUSE}: false before relying on it")
+        yield Violation(_REUSE, message, f"compare answers with {_REUSE}: false before relying on it")
 
 
 def _young_chunks(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_CHUNKED) and d.supports("v32_chunked_prefill") is not False:
         message = "chunked prefill for V3.2 is new, and the guide still turns it off"
-        yield Violation(
-            key=_CHUNKED, message=message, fix=f"compare answers with {_CHUNKED}: false before relying on it"
-        )
+        yield Violation(_CHUNKED, message, f"compare answers with {_CHUNKED}: false before relying on it")
 
 
 def _num_tokens(d: Deployment) -> Iterator[Violation]:
@@ -60,14 +58,14 @@ def _num_tokens(d: Deployment) -> Iterator[Violation]:
             f"V3.2 was seen to crash above {SAFE_NUM_TOKENS:,} tokens an iteration, and max_num_tokens is {tokens:,}"
         )
         fix = f"use {SAFE_NUM_TOKENS}, with enable_chunked_prefill: true for longer prompts"
-        yield Violation(key="max_num_tokens", message=message, fix=fix)
+        yield Violation("max_num_tokens", message, fix)
 
 
 def _mtp_layers(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.num_draft_tokens > 1 and d.release is not None and d.supports("v32_mtp_above_1") is False:
         key = "speculative_config.num_nextn_predict_layers"
         message = f"V3.2 drafts at most one token in TensorRT-LLM {d.release.version}, not {d.num_draft_tokens}"
-        yield Violation(key=key, message=message, fix=f"set {key}: 1, or use TensorRT-LLM 1.2.0 or newer")
+        yield Violation(key, message, f"set {key}: 1, or use TensorRT-LLM 1.2.0 or newer")
 
 
 RULES = (

@@ -33,44 +33,40 @@ def _is_mtp(d: Deployment) -> bool:
 def _relaxed_model(d: Deployment) -> Iterator[Violation]:
     if d.get(_RELAXED) and d.variant is not None and not d.variant.relaxed_acceptance:
         message = f"relaxed acceptance is for DeepSeek-R1 only, not for {d.variant.name}"
-        yield Violation(key=_RELAXED, message=message, fix="remove it")
+        yield Violation(_RELAXED, message, "remove it")
 
 
 def _relaxed_knobs(d: Deployment) -> Iterator[Violation]:
     for key in ("speculative_config.relaxed_topk", "speculative_config.relaxed_delta"):
         if d.settings.get(key) is not None and not d.get(_RELAXED):
-            yield Violation(
-                key=key, message=f"{key} has no effect without relaxed acceptance", fix=f"set {_RELAXED}: true"
-            )
+            yield Violation(key, f"{key} has no effect without relaxed acceptance", f"set {_RELAXED}: true")
 
 
 def _draft_len_alone(d: Deployment) -> Iterator[Violation]:
     wanted = d.settings.get(_DRAFT_LEN)
     if _is_mtp(d) and _LAYERS not in d.settings and wanted is not None and wanted != 1:
         message = f"max_draft_len {wanted} has no effect: without num_nextn_predict_layers one token is drafted"
-        yield Violation(key=_DRAFT_LEN, message=message, fix=f"set {_LAYERS}: {wanted} instead")
+        yield Violation(_DRAFT_LEN, message, f"set {_LAYERS}: {wanted} instead")
 
 
 def _draft_len_besides(d: Deployment) -> Iterator[Violation]:
     wanted, layers = d.settings.get(_DRAFT_LEN), d.settings.get(_LAYERS)
     if _is_mtp(d) and wanted is not None and layers is not None and wanted != layers:
         message = f"max_draft_len {wanted} is overwritten by num_nextn_predict_layers {layers}"
-        yield Violation(key=_DRAFT_LEN, message=message, fix="remove max_draft_len")
+        yield Violation(_DRAFT_LEN, message, "remove max_draft_len")
 
 
 def _long_iterations(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
     if d.num_draft_tokens and d.gpu_architecture == "blackwell" and tokens and tokens >= 65536 and d.is_before("1.0.0"):
         message = f"MTP with max_num_tokens {tokens:,} is known to end with an illegal memory access"
-        yield Violation(
-            key="max_num_tokens", message=message, fix="use a smaller max_num_tokens, or TensorRT-LLM 1.0 or newer"
-        )
+        yield Violation("max_num_tokens", message, "use a smaller max_num_tokens, or TensorRT-LLM 1.0 or newer")
 
 
 def _nvfp4_graphs(d: Deployment) -> Iterator[Violation]:
     if d.num_draft_tokens and d.precision == "fp4" and d.has_cuda_graphs and d.is_before("1.0.0"):
         message = "MTP with NVFP4 weights is known to crash when CUDA graphs are captured"
-        yield Violation(key="speculative_config", message=message, fix="use TensorRT-LLM 1.0 or newer, or turn MTP off")
+        yield Violation("speculative_config", message, "use TensorRT-LLM 1.0 or newer, or turn MTP off")
 
 
 def _guided_decoding(d: Deployment) -> Iterator[Violation]:
@@ -79,9 +75,7 @@ def _guided_decoding(d: Deployment) -> Iterator[Violation]:
     why = _refusals(d.release.version, _sampler(d, d.release)).get("guided_decoding")
     if _is_mtp(d) and not d.get(_ADVANCED) and why:
         message = f"guided decoding can't be used with MTP in TensorRT-LLM {d.release.version}: {why}"
-        yield Violation(
-            key="guided_decoding_backend", message=message, fix="turn one of the two off, or use 1.2 or newer"
-        )
+        yield Violation("guided_decoding_backend", message, "turn one of the two off, or use 1.2 or newer")
 
 
 def _guided_overlap(d: Deployment) -> Iterator[Violation]:
@@ -89,7 +83,7 @@ def _guided_overlap(d: Deployment) -> Iterator[Violation]:
         return
     if d.release is not None and d.supports("guided_decoding_with_overlap_scheduler") is False:
         message = f"guided decoding does not load beside the overlap scheduler in TensorRT-LLM {d.release.version}"
-        yield Violation(key="guided_decoding_backend", message=message, fix="set disable_overlap_scheduler: true")
+        yield Violation("guided_decoding_backend", message, "set disable_overlap_scheduler: true")
 
 
 def _default_sampling(d: Deployment) -> Iterator[Violation]:
@@ -104,25 +98,20 @@ def _default_sampling(d: Deployment) -> Iterator[Violation]:
         engine_field = "guided_decoding" if fields[name].guided else "logprobs" if name == "best_of" else name
         if why := _why_not(d, d.release, sampler, engine_field):
             message = f"default_sampling.{name} with the {sampler} of TensorRT-LLM {d.release.version}: {why}"
-            yield Violation(
-                key=f"triton_config.default_sampling.{name}",
-                message=message,
-                fix=f"remove default_sampling.{name}, or select another sampler",
-            )
+            fix = f"remove default_sampling.{name}, or select another sampler"
+            yield Violation(f"triton_config.default_sampling.{name}", message, fix)
 
 
 def _sampler_choice(d: Deployment) -> Iterator[Violation]:
     if _is_mtp(d) and d.get("sampler_type") == "TRTLLMSampler":
         message = "sampler_type TRTLLMSampler is not used: MTP has a sampler of its own"
-        yield Violation(key="sampler_type", message=message, fix="remove sampler_type")
+        yield Violation("sampler_type", message, "remove sampler_type")
 
 
 def _relaxed_sampling(d: Deployment) -> Iterator[Violation]:
     if _is_mtp(d) and d.get(_RELAXED) and d.get(_ADVANCED):
         message = "relaxed acceptance takes the likeliest tokens and ignores temperature and top_p"
-        yield Violation(
-            key=_ADVANCED, message=message, fix=f"remove {_RELAXED} to sample, else remove allow_advanced_sampling"
-        )
+        yield Violation(_ADVANCED, message, f"remove {_RELAXED} to sample, else remove allow_advanced_sampling")
 
 
 def _sampler(d: Deployment, release: Release) -> str:
@@ -136,16 +125,10 @@ def _why_not(d: Deployment, release: Release, sampler: str, field: str) -> str |
         given = d.get(entry["llm_arg"])
         if field in entry["fields"] and (given != entry["value"] if "value" in entry else given is None):
             return str(entry["why"])
-    if field in _honoured(release.version, sampler):
+    section, refusals = release.record["sampler"], _refusals(release.version, sampler)
+    if field not in refusals and field in (*section["always"], *section["samplers"][sampler]["honours"]["fields"]):
         return None
-    return _refusals(release.version, sampler).get(field, "not established")
-
-
-@cache
-def _honoured(version: str, sampler: str) -> frozenset[str]:
-    section = load_release(version).record["sampler"]
-    listed = {*section["always"], *section["samplers"][sampler]["honours"]["fields"]}
-    return frozenset(listed - _refusals(version, sampler).keys())
+    return refusals.get(field, "not established")
 
 
 @cache
@@ -163,7 +146,7 @@ def _many_drafts(d: Deployment) -> Iterator[Violation]:
             f"one MTP layer drafts {d.num_draft_tokens} tokens a step, each less likely accepted than the one before"
         )
         fix = f"nobody has published more than {_MOST_PUBLISHED_DRAFTS}; measure the acceptance rate"
-        yield Violation(key=_LAYERS, message=message, fix=fix)
+        yield Violation(_LAYERS, message, fix)
 
 
 RULES = (

@@ -182,26 +182,17 @@ def find_moe_backends(gpu: Gpu, precision: str, expert_parallel_size: int) -> Mo
 
 
 def find_variant(name: str) -> Variant:
-    """Return the variant of that name, in upper or lower case.
-
-    :raises UnknownNameError: for an unknown name; the error names the nearest variant.
-    """
+    """Return the variant of that name in any case, or raise UnknownNameError, which names the nearest."""
     return _find("variant", name, variants())
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU of that name, in upper or lower case.
-
-    :raises UnknownNameError: for an unknown name; the error names the nearest GPU.
-    """
+    """Return the GPU of that name in any case, or raise UnknownNameError, which names the nearest."""
     return _find("GPU", name, gpus())
 
 
 def find_precision(name: str) -> Precision:
-    """Return the precision that `name` means, which may be an alias.
-
-    :raises UnknownNameError: for an unknown name; the error names the nearest precision.
-    """
+    """Return the precision of that name or alias in any case, or raise UnknownNameError."""
     lower = name.lower()
     for precision in PRECISIONS:
         if lower == precision or PRECISION_ALIASES.get(lower) == precision:

@@ -109,11 +109,8 @@ class Profile:
 
 
 def _distance(published: Workload, asked: Workload) -> tuple[bool, bool, int]:
-    """Return a sort key that puts the recipe nearest to the workload `asked` first.
-
-    First come the recipes that agree with `asked`, in most values first; then those for a concurrency that was not
-    asked for; last those that contradict `asked`.
-    """
+    """Return a sort key: recipes that agree with `asked` come first, those in most values before others; then recipes
+    for a concurrency that was not asked for; last those that contradict `asked`."""
     agreement = published.agreement(asked)
     says_more = published.concurrency is not None and asked.concurrency is None
     return agreement is None, says_more, -(agreement or 0)
@@ -126,10 +123,7 @@ def profiles() -> dict[str, Profile]:
 
 
 def find_profile(name: str) -> Profile:
-    """Return the profile of that name.
-
-    :raises UnknownNameError: for an unknown name; the error names the nearest profile.
-    """
+    """Return the profile of that name, or raise UnknownNameError, which names the nearest."""
     if name not in profiles():
         raise UnknownNameError("profile", name, profiles())
     return profiles()[name]

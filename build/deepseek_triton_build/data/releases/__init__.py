@@ -34,7 +34,6 @@ _NO_RECORD = {
 """Releases of containers that can't have a record -> why, and what to use instead."""
 
 Status = Literal["proven", "interpolated"]
-Support = Literal["yes", "no", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +68,8 @@ class Feature:
     """Whether something works with DeepSeek in a release."""
 
     name: str
-    supported: Support
-    """unknown: the public sources don't settle it."""
+    supported: bool | None
+    """None: the public sources don't settle it."""
     source: str
     note: str = ""
 
@@ -115,8 +114,7 @@ class Release:
 
     def supports(self, feature: str) -> bool | None:
         """Tell whether `feature` works in this release; None when the public sources don't settle it."""
-        answers = {"yes": True, "no": False, "unknown": None}
-        return answers[self.features[feature].supported] if feature in self.features else None
+        return self.features[feature].supported if feature in self.features else None
 
     def find_key(self, key: str) -> Field | None:
         """Return the field of a dotted path such as `kv_cache_config.dtype`; None when it is not known to exist."""
@@ -274,11 +272,9 @@ def _field(name: str, row: Mapping[str, Any]) -> Field:
     )
 
 
-_SUPPORT: Mapping[bool | str, Support] = {True: "yes", False: "no", "unknown": "unknown"}
-
-
 def _feature(name: str, row: Mapping[str, Any]) -> Feature:
-    return Feature(name=name, supported=_SUPPORT[row["supported"]], source=row["source"], note=row.get("note", ""))
+    supported = None if row["supported"] == "unknown" else bool(row["supported"])
+    return Feature(name=name, supported=supported, source=row["source"], note=row.get("note", ""))
 
 
 def _find_field(classes: list[LlmClass], name: str) -> Field | None:
