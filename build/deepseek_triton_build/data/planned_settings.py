@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class Explained:
-    """Base of what a plan chooses: the reason and its source."""
+class _Explained:
+    """What a plan chooses has a reason and its source."""
 
     reason: str
-    source: str = ""
-    """The document that the reason rests on; empty for arithmetic and for the user's own choice."""
+    source: str
 
     @property
     def comment(self) -> str:
@@ -20,21 +18,27 @@ class Explained:
         return f"{self.reason} ({self.source})" if self.source else self.reason
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting(Explained):
+@dataclass(frozen=True)
+class Setting(_Explained):
     """One line of model.yaml."""
 
     key: str
     """Dotted path, such as `kv_cache_config.dtype`."""
     value: Any
+    reason: str
+    source: str = ""
+    """The document that the reason rests on; empty for arithmetic and for the user's own choice."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentVariable(Explained):
+@dataclass(frozen=True)
+class EnvironmentVariable(_Explained):
     """One environment variable that the server is started with."""
 
     name: str
     value: str
+    reason: str
+    source: str = ""
+    """The document that the reason rests on."""
 
 
 @dataclass(frozen=True, kw_only=True)

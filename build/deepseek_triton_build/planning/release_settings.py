@@ -55,7 +55,7 @@ def for_release(target: Target, chosen: Mapping[str, Setting]) -> tuple[tuple[Se
             )
         else:
             for name, value in spelled.items():
-                written.setdefault(name, Setting(key=name, value=value, reason=setting.reason, source=setting.source))
+                written.setdefault(name, Setting(name, value, setting.reason, source=setting.source))
     _drop_guided_decoding(release, written, omitted)
     return tuple(written.values()), tuple(omitted)
 
@@ -135,7 +135,7 @@ def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[S
         before = f" instead of {short_repr(merged[key].value)}" if key in merged else ""
         for replaced in _replaced(target.release, key, canonical_key, merged):
             del merged[replaced]
-        merged[key] = Setting(key=key, value=value, reason=f"set by hand{before}")
+        merged[key] = Setting(key, value, f"set by hand{before}")
     _refuse_sections_without_kind(target.release, merged)
     # A section is written in one piece, so a new key goes to where its section is.
     sections = list(dict.fromkeys(key.partition(".")[0] for key in merged))

@@ -18,9 +18,9 @@ def choose_environment(target: Target, sizes: Sizes) -> tuple[EnvironmentVariabl
         chosen.setdefault(
             "TRTLLM_ENABLE_PDL",
             EnvironmentVariable(
-                name="TRTLLM_ENABLE_PDL",
-                value="1",
-                reason="programmatic dependent launch, which TensorRT-LLM turns on by itself from 1.2",
+                "TRTLLM_ENABLE_PDL",
+                "1",
+                "programmatic dependent launch, which TensorRT-LLM turns on by itself from 1.2",
                 source="TensorRT-LLM release notes 1.2",
             ),
         )
@@ -39,8 +39,8 @@ def _against_fragmentation(target: Target) -> Iterable[EnvironmentVariable]:
     names = {"PYTORCH_CUDA_ALLOC_CONF": release.is_before("1.2"), "PYTORCH_ALLOC_CONF": not release.is_before("1.1")}
     for name in (name for name, is_read in names.items() if is_read):
         yield EnvironmentVariable(
-            name=name,
-            value="max_split_size_mb:8192",
-            reason="keeps PyTorch's allocator from fragmenting memory, which is known to run out at 8K/1K on H200",
+            name,
+            "max_split_size_mb:8192",
+            "keeps PyTorch's allocator from fragmenting memory, which is known to run out at 8K/1K on H200",
             source=DEPLOYMENT,
         )

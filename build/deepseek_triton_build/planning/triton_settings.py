@@ -32,7 +32,7 @@ def triton_settings(
     llm_args = {setting.key: setting.value for setting in llm}
     sampling, ignored = _default_sampling(target, llm_args)
     rows = [
-        Setting(key="triton_config.engine", value="tensorrt_llm", reason=ENGINE_REASONS["tensorrt_llm"]),
+        Setting("triton_config.engine", "tensorrt_llm", ENGINE_REASONS["tensorrt_llm"]),
         *transaction_settings(),
         _default_max_tokens(target, sizes, budget),
         *sampling,
@@ -42,7 +42,7 @@ def triton_settings(
     for key, value in own.items():
         if key.partition(".")[2].partition(".")[0] == "warmup":
             merged = {other: row for other, row in merged.items() if not _replaces(key, other)}
-        merged[key] = Setting(key=key, value=value, reason="set by hand")
+        merged[key] = Setting(key, value, "set by hand")
     return tuple(merged.values()), ignored
 
 
@@ -55,17 +55,17 @@ def _warmup(llm_args: Mapping[str, Any]) -> list[Setting]:
     """Return the warm-up that the backend does before the model is ready."""
     return [
         Setting(
-            key=f"{_WARMUP}.shapes",
-            value=[list(shape) for shape in shapes_for_llm_args(llm_args)],
-            reason="pairs of concurrent requests and prompt tokens of each, which run before the model is ready, so "
+            f"{_WARMUP}.shapes",
+            [list(shape) for shape in shapes_for_llm_args(llm_args)],
+            "pairs of concurrent requests and prompt tokens of each, which run before the model is ready, so "
             "that hardly a user waits for kernels to be compiled and tuned: from one request to max_batch_size, at "
             f"most {MAX_REQUESTS:,} over all ranks, with the CUDA graphs' sizes between, within max_num_tokens; "
             f"`--set {_WARMUP}=null` leaves the warm-up out",
         ),
         Setting(
-            key=f"{_WARMUP}.max_s",
-            value=WARMUP_MAX_S,
-            reason="seconds; after that the model is ready, and the first users warm up the rest",
+            f"{_WARMUP}.max_s",
+            WARMUP_MAX_S,
+            "seconds; after that the model is ready, and the first users warm up the rest",
         ),
     ]
 
@@ -75,14 +75,14 @@ def _default_max_tokens(target: Target, sizes: Sizes, budget: Budget) -> Setting
     key = "triton_config.default_max_tokens"
     isl, osl = sizes.workload.isl or 0, sizes.workload.osl or 0
     if target.request.workload.osl:
-        return Setting(key=key, value=osl, reason="the output length that was asked for")
+        return Setting(key, osl, "the output length that was asked for")
     requests = max(1, min(sizes.max_batch_size, budget.kv_tokens // (isl + osl)))
     each = budget.kv_tokens // requests - isl
     rounded = each // 1024 * 1024 or each
     return Setting(
-        key=key,
-        value=max(1, min(rounded, sizes.max_seq_len - isl)),
-        reason=f"for requests without max_tokens: {budget.kv_tokens:,} KV tokens / {requests:,} requests, less a "
+        key,
+        max(1, min(rounded, sizes.max_seq_len - isl)),
+        f"for requests without max_tokens: {budget.kv_tokens:,} KV tokens / {requests:,} requests, less a "
         f"prompt of {isl:,}, rounded down, within max_seq_len; the scheduler reserves prompt + max_tokens for each",
     )
 
@@ -94,7 +94,7 @@ def _default_sampling(target: Target, settings: Mapping[str, Any]) -> tuple[list
     for name, value in advice.items():
         key = f"triton_config.default_sampling.{name}"
         if name in honoured:
-            written.append(Setting(key=key, value=value, reason=source))
+            written.append(Setting(key, value, source))
         else:
             sampler = sampler_of(target.release, settings)
             reason = f"the {sampler} of {target.release.version} ignores {name}"

@@ -141,11 +141,11 @@ def _profile(name: str, entry: Mapping[str, Any]) -> Profile:
 def _recipe(row: Mapping[str, Any]) -> Recipe:
     source = row["source"]
     settings = [
-        Setting(key=key, value=line["value"], reason=line["why"], source=line.get("source", source))
+        Setting(key, line["value"], line["why"], source=line.get("source", source))
         for key, line in row["settings"].items()
     ]
     environment = [
-        EnvironmentVariable(name=name, value=str(line["value"]), reason=line["why"], source=line.get("source", source))
+        EnvironmentVariable(name, str(line["value"]), line["why"], source=line.get("source", source))
         for name, line in row.get("environment", {}).items()
     ]
     return Recipe(

@@ -17,13 +17,11 @@ def speculation_settings(target: Target, sizes: Sizes, recipe: dict[str, Setting
         if target.request.relaxed_acceptance:
             raise RefusedPlanError("relaxed acceptance needs MTP's draft tokens, and MTP is off; add --mtp 3")
         return
+    yield Setting("speculative_config.decoding_type", "MTP", "the checkpoint's own draft layer", source=GUIDE)
     yield Setting(
-        key="speculative_config.decoding_type", value="MTP", reason="the checkpoint's own draft layer", source=GUIDE
-    )
-    yield Setting(
-        key="speculative_config.num_nextn_predict_layers",
-        value=sizes.num_draft_tokens,
-        reason="draft tokens a step, all made by the checkpoint's one MTP layer",
+        "speculative_config.num_nextn_predict_layers",
+        sizes.num_draft_tokens,
+        "draft tokens a step, all made by the checkpoint's one MTP layer",
         source=GUIDE,
     )
     if target.request.relaxed_acceptance:
@@ -36,21 +34,18 @@ def _relaxed_acceptance() -> Iterable[Setting]:
     source = "TensorRT-LLM examples/configs/curated/deepseek-r1-latency.yaml"
     prefix = "speculative_config."
     yield Setting(
-        key=f"{prefix}use_relaxed_acceptance_for_thinking",
-        value=True,
-        reason="while the model reasons, a draft token among the likeliest tokens is accepted",
+        f"{prefix}use_relaxed_acceptance_for_thinking",
+        True,
+        "while the model reasons, a draft token among the likeliest tokens is accepted",
         source=GUIDE,
     )
     yield Setting(
-        key=f"{prefix}relaxed_topk",
-        value=10,
-        reason="the number of likeliest tokens that a draft token may be among",
-        source=source,
+        f"{prefix}relaxed_topk", 10, "the number of likeliest tokens that a draft token may be among", source=source
     )
     yield Setting(
-        key=f"{prefix}relaxed_delta",
-        value=0.6,
-        reason="how far a draft token's probability may lie below that of the likeliest token",
+        f"{prefix}relaxed_delta",
+        0.6,
+        "how far a draft token's probability may lie below that of the likeliest token",
         source=source,
     )
 
@@ -59,9 +54,9 @@ def _advanced_sampling(target: Target) -> Iterable[Setting]:
     key = "speculative_config.allow_advanced_sampling"
     if target.release.find_key(key):
         yield Setting(
-            key=key,
-            value=True,
-            reason="without it MTP decodes greedily, whatever temperature a request asks for",
+            key,
+            True,
+            "without it MTP decodes greedily, whatever temperature a request asks for",
             source="NVIDIA/TensorRT-LLM#10019",
         )
 
@@ -101,4 +96,4 @@ def output_settings(target: Target, sizes: Sizes, recipe: dict[str, Setting]) ->
         )
     for key, value, reason, source in defaults:
         if key not in recipe:
-            yield Setting(key=key, value=value, reason=reason, source=source)
+            yield Setting(key, value, reason, source=source)

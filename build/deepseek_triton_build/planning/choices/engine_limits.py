@@ -15,22 +15,22 @@ def limit_settings(target: Target, sizes: Sizes) -> Iterable[Setting]:
     per = " on each rank" if sizes.layout.attention_dp else ""
     shrunk = f"; {sizes.shrunk}" if sizes.shrunk else ""
     yield Setting(
-        key="max_batch_size",
-        value=sizes.max_batch_size,
-        reason=f"requests that decode together{per}, {sizes.max_concurrency:,} in all{shrunk}",
+        "max_batch_size",
+        sizes.max_batch_size,
+        f"requests that decode together{per}, {sizes.max_concurrency:,} in all{shrunk}",
     )
     yield Setting(
-        key="max_num_tokens",
-        value=sizes.max_num_tokens,
-        reason=f"tokens of one iteration: {_num_tokens_reason(sizes)}; {OOM_NUM_TOKENS} if memory runs out",
+        "max_num_tokens",
+        sizes.max_num_tokens,
+        f"tokens of one iteration: {_num_tokens_reason(sizes)}; {OOM_NUM_TOKENS} if memory runs out",
         source=GUIDE,
     )
     yield Setting(
-        key="max_seq_len",
-        value=sizes.max_seq_len,
-        reason=f"prompt and answer together; the model reads up to {target.architecture.max_position_embeddings:,}",
+        "max_seq_len",
+        sizes.max_seq_len,
+        f"prompt and answer together; the model reads up to {target.architecture.max_position_embeddings:,}",
     )
-    yield Setting(key="enable_chunked_prefill", value=sizes.chunked_prefill, reason=_chunked_reason(target, sizes))
+    yield Setting("enable_chunked_prefill", sizes.chunked_prefill, _chunked_reason(target, sizes))
 
 
 def _num_tokens_reason(sizes: Sizes) -> str:
@@ -61,16 +61,16 @@ def cuda_graph_settings(sizes: Sizes, recipe: dict[str, Setting]) -> Iterable[Se
         return
     if "cuda_graph_config.enable_padding" not in recipe and not sizes.as_published:
         yield Setting(
-            key="cuda_graph_config.enable_padding",
-            value=True,
-            reason="a batch between two captured sizes runs in the next larger graph",
+            "cuda_graph_config.enable_padding",
+            True,
+            "a batch between two captured sizes runs in the next larger graph",
             source=DEPLOYMENT,
         )
     if not sizes.graph_sizes:
         yield Setting(
-            key="cuda_graph_config.max_batch_size",
-            value=sizes.graph_max_batch_size,
-            reason="the same as max_batch_size, because larger batches would run without a graph",
+            "cuda_graph_config.max_batch_size",
+            sizes.graph_max_batch_size,
+            "the same as max_batch_size, because larger batches would run without a graph",
             source=DEPLOYMENT,
         )
 
@@ -82,8 +82,8 @@ def transfer_settings(target: Target, sizes: Sizes, recipe: dict[str, Setting]) 
     # Without chunked prefill no prompt is longer than an iteration.
     longest = target.request.workload.isl or 0 if sizes.chunked_prefill else sizes.max_num_tokens
     yield Setting(
-        key=key,
-        value=max(recipe[key].value, -(-longest // 64) * 64),
-        reason="at least the longest prompt, in whole KV blocks",
+        key,
+        max(recipe[key].value, -(-longest // 64) * 64),
+        "at least the longest prompt, in whole KV blocks",
         source="TensorRT-LLM 1.2.0 documentation, features/disagg-serving",
     )

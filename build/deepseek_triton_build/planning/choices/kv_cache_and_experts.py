@@ -13,13 +13,11 @@ from deepseek_triton_build.planning.target import Target
 
 
 def kv_cache_settings(target: Target, sizes: Sizes, budget: Budget, recipe: dict[str, Setting]) -> Iterable[Setting]:
+    yield Setting("kv_cache_config.dtype", sizes.kv_setting, _kv_reason(target, sizes, budget), source=GUIDE)
     yield Setting(
-        key="kv_cache_config.dtype", value=sizes.kv_setting, reason=_kv_reason(target, sizes, budget), source=GUIDE
-    )
-    yield Setting(
-        key="kv_cache_config.free_gpu_memory_fraction",
-        value=sizes.kv_fraction,
-        reason=f"of the memory free after loading: {budget.kv_cache / GIB:.0f} GiB, {budget.kv_tokens:,} tokens a GPU",
+        "kv_cache_config.free_gpu_memory_fraction",
+        sizes.kv_fraction,
+        f"of the memory free after loading: {budget.kv_cache / GIB:.0f} GiB, {budget.kv_tokens:,} tokens a GPU",
         source=DEPLOYMENT,
     )
     yield from _kv_blocks(target, recipe)
@@ -29,18 +27,18 @@ def _kv_blocks(target: Target, recipe: dict[str, Setting]) -> Iterable[Setting]:
     size, reuse = "kv_cache_config.tokens_per_block", "kv_cache_config.enable_block_reuse"
     if target.architecture.is_sparse:
         reason = "the sparse attention's kernel reads KV blocks of 64 tokens"
-        yield Setting(key=size, value=64, reason=reason, source=GUIDE)
+        yield Setting(size, 64, reason, source=GUIDE)
         reason = "off for V3.2-Exp, a known issue of the guide; newer releases have it, and the check then warns"
-        yield Setting(key=reuse, value=False, reason=reason, source=GUIDE)
+        yield Setting(reuse, False, reason, source=GUIDE)
         return
     if target.gpu.architecture == "hopper":
         reason = "FlashMLA sets this size in any case"
-        yield Setting(key=size, value=64, reason=reason, source="TensorRT-LLM py_executor_creator.py")
+        yield Setting(size, 64, reason, source="TensorRT-LLM py_executor_creator.py")
     else:
-        yield Setting(key=size, value=32, reason="the engine's default")
+        yield Setting(size, 32, "the engine's default")
     if reuse not in recipe:
         reason = "prompts that begin alike share blocks; turn it off if none do, as it costs MLA copies and GEMMs"
-        yield Setting(key=reuse, value=True, reason=reason, source=GUIDE)
+        yield Setting(reuse, True, reason, source=GUIDE)
 
 
 def _kv_reason(target: Target, sizes: Sizes, budget: Budget) -> str:
@@ -62,15 +60,15 @@ def moe_settings(target: Target, sizes: Sizes) -> Iterable[Setting]:
     _, row = choose_moe_backend(target, sizes.layout)
     if sizes.moe_max_num_tokens is not None:
         yield Setting(
-            key="moe_config.max_num_tokens",
-            value=sizes.moe_max_num_tokens,
-            reason=f"the experts process the tokens of all {sizes.layout.attention_dp_size} ranks in parts of this "
+            "moe_config.max_num_tokens",
+            sizes.moe_max_num_tokens,
+            f"the experts process the tokens of all {sizes.layout.attention_dp_size} ranks in parts of this "
             "size, because all activations at once would leave too little for the KV cache",
         )
     yield Setting(
-        key="moe_config.backend",
-        value=sizes.moe_backend,
-        reason=f"by the support matrix for {target.precision} on {target.gpu.name}{_gemm_kernel(target, sizes)}",
+        "moe_config.backend",
+        sizes.moe_backend,
+        f"by the support matrix for {target.precision} on {target.gpu.name}{_gemm_kernel(target, sizes)}",
         source=row.source,
     )
 

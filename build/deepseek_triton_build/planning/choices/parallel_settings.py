@@ -14,15 +14,9 @@ from deepseek_triton_build.rules.attention import LOW_CONCURRENCY
 
 def model_settings(target: Target) -> Iterable[Setting]:
     request, variant = target.request, target.variant
-    yield Setting(
-        key="model", value=request.model or target.checkpoint.model, reason=f"{variant.title}, {_weights_title(target)}"
-    )
-    yield Setting(key="backend", value="pytorch", reason="the engine DeepSeek runs on in TensorRT-LLM", source=GUIDE)
-    yield Setting(
-        key="trust_remote_code",
-        value=variant.trust_remote_code,
-        reason=variant.trust_remote_code_reason,
-    )
+    yield Setting("model", request.model or target.checkpoint.model, f"{variant.title}, {_weights_title(target)}")
+    yield Setting("backend", "pytorch", "the engine DeepSeek runs on in TensorRT-LLM", source=GUIDE)
+    yield Setting("trust_remote_code", variant.trust_remote_code, variant.trust_remote_code_reason)
 
 
 def _weights_title(target: Target) -> str:
@@ -32,25 +26,23 @@ def _weights_title(target: Target) -> str:
 def parallelism_settings(target: Target, sizes: Sizes, budget: Budget) -> Iterable[Setting]:
     layout, each = sizes.layout, budget.weights / GIB
     yield Setting(
-        key="tensor_parallel_size",
-        value=layout.tensor_parallel_size,
-        reason=f"{target.num_gpus} GPUs hold one copy of the weights, each {each:.1f} of its "
+        "tensor_parallel_size",
+        layout.tensor_parallel_size,
+        f"{target.num_gpus} GPUs hold one copy of the weights, each {each:.1f} of its "
         f"{budget.memory / GIB:.1f} GiB{_recommended(target)}",
     )
     yield Setting(
-        key="moe_expert_parallel_size",
-        value=layout.expert_parallel_size,
-        reason=_expert_reason(layout.tensor_parallel_size, layout.expert_parallel_size),
+        "moe_expert_parallel_size",
+        layout.expert_parallel_size,
+        _expert_reason(layout.tensor_parallel_size, layout.expert_parallel_size),
     )
     yield Setting(
-        key="pipeline_parallel_size",
-        value=layout.pipeline_parallel_size,
-        reason=_pipeline_reason(target, layout.pipeline_parallel_size),
+        "pipeline_parallel_size", layout.pipeline_parallel_size, _pipeline_reason(target, layout.pipeline_parallel_size)
     )
     yield Setting(
-        key="enable_attention_dp",
-        value=layout.attention_dp,
-        reason=_attention_dp_reason(target, sizes),
+        "enable_attention_dp",
+        layout.attention_dp,
+        _attention_dp_reason(target, sizes),
         source="TensorRT-LLM 0.19 examples/deepseek_v3/README.md",
     )
 
