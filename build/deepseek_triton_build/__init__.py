@@ -3,59 +3,70 @@
     plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8))
     write_repository(repository_files(plan, version="1.0"), Path("repository"))
 
-Needs no GPU, no network and no torch.
+Needs no GPU, no network and no torch. The public modules, beside this one: `check` (check any repository), `catalog`
+(what is known of models, GPUs and releases), `arithmetic` (memory, load time, warm-up) and `text`.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from deepseek_triton_build.arithmetic.gpu_memory import Budget
-    from deepseek_triton_build.build_errors import BuildError, OutputError, RefusedPlanError, UnknownNameError
-    from deepseek_triton_build.data.catalog.profiles import Workload
-    from deepseek_triton_build.data.planned_settings import Setting
-    from deepseek_triton_build.planning.plan import Plan, make_plan
-    from deepseek_triton_build.planning.plan_request import PlanRequest
-    from deepseek_triton_build.render.folder_writer import write_repository
-    from deepseek_triton_build.render.repository_files import File, repository_files
+from deepseek_triton_build.arithmetic import Budget
+from deepseek_triton_build.build_errors import (
+    BuildError,
+    EditedError,
+    NothingToCheckError,
+    OutputError,
+    RefusedPlanError,
+    UnknownNameError,
+    UnusableCheckpointError,
+)
+from deepseek_triton_build.data.catalog.profiles import Workload
+from deepseek_triton_build.data.model_source import model_repository, version_dir
+from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
+from deepseek_triton_build.planning.plan import Plan, PlanWarning, make_plan
+from deepseek_triton_build.planning.plan_request import PlanRequest
+from deepseek_triton_build.planning.target import resolve_target
+from deepseek_triton_build.render.contract_page import contract_page
+from deepseek_triton_build.render.folder_writer import write_repository
+from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
+from deepseek_triton_build.render.hf_quant_config import (
+    KvAlgo,
+    QuantConfigChange,
+    quant_config_change,
+    write_quant_config,
+)
+from deepseek_triton_build.render.repository_files import File, repository_files
+from deepseek_triton_build.render.start_sh import EXIT_TIMEOUT_S, MPIRUN_SPARE_S
 
 __all__ = [
+    "DEFAULT_FORMAT",
+    "EXIT_TIMEOUT_S",
+    "FORMATS",
+    "MPIRUN_SPARE_S",
     "Budget",
     "BuildError",
+    "EditedError",
+    "EnvironmentVariable",
     "File",
+    "KvAlgo",
+    "NothingToCheckError",
     "OutputError",
     "Plan",
     "PlanRequest",
+    "PlanWarning",
+    "QuantConfigChange",
     "RefusedPlanError",
     "Setting",
     "UnknownNameError",
+    "UnusableCheckpointError",
     "Workload",
+    "contract_page",
+    "format_files",
     "make_plan",
+    "model_repository",
+    "quant_config_change",
     "repository_files",
+    "resolve_target",
+    "version_dir",
+    "write_quant_config",
     "write_repository",
 ]
-
-_HOMES = {
-    "Workload": "deepseek_triton_build.data.catalog.profiles",
-    "BuildError": "deepseek_triton_build.build_errors",
-    "OutputError": "deepseek_triton_build.build_errors",
-    "RefusedPlanError": "deepseek_triton_build.build_errors",
-    "UnknownNameError": "deepseek_triton_build.build_errors",
-    "Budget": "deepseek_triton_build.arithmetic.gpu_memory",
-    "Plan": "deepseek_triton_build.planning.plan",
-    "make_plan": "deepseek_triton_build.planning.plan",
-    "PlanRequest": "deepseek_triton_build.planning.plan_request",
-    "File": "deepseek_triton_build.render.repository_files",
-    "repository_files": "deepseek_triton_build.render.repository_files",
-    "write_repository": "deepseek_triton_build.render.folder_writer",
-    "Setting": "deepseek_triton_build.data.planned_settings",
-}
-"""Name -> its module, which is imported when the name is asked for: what looks at a checkpoint needs no plans."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)

@@ -1,12 +1,12 @@
-"""Every error of the generator. The text is one line: what was expected, what came, what to do.
+"""Every error of the generator. Its text is one line: what was expected, what came, what to do.
 
 BuildError
-├── UnknownNameError      a variant, GPU, engine, preset or release nobody knows; names the nearest
-├── RefusedPlanError      it can't work: the rule, its source, and what does work
-├── CheckpointError       a checkpoint's folder can't be used
-├── NothingToCheckError   there is no model where one should be
-└── OutputError           the output folder can't be written, or holds something that isn't ours to replace
-    └── EditedError       it was changed by hand since it was generated; carries the difference
+├── UnknownNameError          a variant, GPU, engine, preset or release that nothing is known about; names the nearest
+├── RefusedPlanError          a plan that can't work: the rule, its source, and what does work
+├── UnusableCheckpointError   a checkpoint's folder can't be used
+├── NothingToCheckError       there is no model where one should be
+└── OutputError               the output folder can't be written, or holds what the generator didn't write
+    └── EditedError           the folder was changed by hand since it was generated; carries the difference
 """
 
 from __future__ import annotations
@@ -22,41 +22,44 @@ class BuildError(Exception):
 
 
 class UnknownNameError(BuildError):
-    """`note`: what else the name may be, instead of the nearest one."""
+    """An unknown name of the given kind. The text lists the known names and the nearest of them.
+
+    :param note: what else the name may mean; it replaces the nearest name in the text.
+    """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, note: str = "") -> None:
         self.kind, self.name, self.known = kind, name, tuple(known)
-        nearest = _nearest(name.lower()[:_LONGEST], self.known)
+        nearest = _likely_meant(name.lower()[:_LONGEST], self.known)
         hint = f"{note}; " if note else f"did you mean {' or '.join(map(repr, nearest))}? " if nearest else ""
         given = repr(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}...")
         super().__init__(f"unknown {kind} {given}: {hint}known so far: {', '.join(self.known)}")
 
 
 _LONGEST = 200
-"""Characters of a name that are looked at and shown."""
+"""Characters of a name that are compared and quoted; the rest is cut off."""
 
 
-def _nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Names that begin with `name` or that it holds as a word; else the one that it may be a misspelling of."""
+def _likely_meant(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that begin with `name` or occur in it as a word, else the one it may misspell."""
     words = re.split(r"[\s_/]+", name)
     holding = [entry for entry in known if name and entry.startswith((f"{name}-", f"{name}."))]
     holding = holding or [entry for entry in known if entry in words]
-    # A name with other numbers is another thing (v3 is no misspelt r1), not a slip of the finger.
+    # A name with other numbers means another thing and is no typing error: v3 is not a misspelt r1.
     alike = [entry for entry in known if _numbers(entry) == _numbers(name)]
     return holding or difflib.get_close_matches(name, alike, n=1)
 
 
 def _numbers(name: str) -> list[int]:
-    """Those in `name`: 26.7 is 26.07. A model's date (0528), which slips easily, is left out."""
+    """Return the numbers in `name`: 26.7 equals 26.07. A model's date (0528) is left out, as it is easily mistyped."""
     return [int(number) for number in re.findall(r"\d+", name) if len(number) < _DATE]
 
 
 _DATE = 4
-"""Digits of it."""
+"""Digits of a date in a model's name."""
 
 
 class RefusedPlanError(BuildError):
-    """It can't work. `suggestion` holds the nearest request that does, as changes to PlanRequest's fields."""
+    """A plan that can't work. `suggestion`: changes to PlanRequest's fields that make the nearest plan that works."""
 
     def __init__(self, message: str, *, suggestion: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -68,15 +71,18 @@ class UnusableCheckpointError(BuildError):
 
 
 class NothingToCheckError(BuildError):
-    """There is no model, or nothing at all, where one should be."""
+    """There is no model where one should be, or nothing at all."""
 
 
 class OutputError(BuildError):
-    """The output folder can't be written, or holds something that isn't ours to replace."""
+    """The output folder can't be written, or holds something that the generator didn't write."""
 
 
 class EditedError(OutputError):
-    """The folder was changed by hand since it was generated. `diff`: from what is there to what would be written."""
+    """The folder was changed by hand since it was generated.
+
+    :param diff: unified diff from what is there to what would be written.
+    """
 
     def __init__(self, message: str, *, diff: str) -> None:
         super().__init__(message)

@@ -1,51 +1,73 @@
-"""Values and types as findings quote them, in a line."""
+"""Text helpers of the generator and the tools: values quoted in messages, names safe to print, comments, YAML."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import reprlib
+import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
 
+LINE_WIDTH = 110
+"""Characters of a line in generated files."""
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 4, 2
-_LONGEST_WRITTEN = 400
-"""Values of more characters are cut short even where they are to be written."""
+_LONGEST_YAML = 400
+"""Characters of repr(value) up to which `short_yaml` writes a value in full."""
 _CONSTANTS = {True: "true", False: "false", None: "null"}
+# libyaml's loader is about ten times as fast as Python's; a build reads a thousand lines of release records.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def shown(value: Any) -> str:
-    """`value` as YAML would have it, nearly, and never longer than a line."""
+def parse_yaml(text: str) -> Any:
+    """Return what YAML `text` stands for, read by the safe loader.
+
+    :raises yaml.YAMLError: when the text is not YAML.
+    """
+    return yaml.load(text, Loader=_Loader)
+
+
+def short_repr(value: Any) -> str:
+    """Return `value` for a message, nearly as YAML writes it, on one line and cut short."""
     if value is None or isinstance(value, bool):
         return _CONSTANTS[value]
-    return one_line(_SHORT.repr(value))
+    return printable_line(_SHORT.repr(value))
 
 
-def to_write(settings: Mapping[str, Any]) -> str:
-    """What to write into a file for dotted keys: the lines, in one and apart by semicolons, under their sections."""
+def yaml_flow(value: Any) -> str:
+    """Return `value` as YAML on one line, in flow style and in full."""
+    # A list is dumped and its brackets are cut off: a scalar dumped alone would end with a line "...".
+    text = yaml.dump([value], Dumper=_LineDumper, default_flow_style=True, width=math.inf, sort_keys=False)
+    return text.strip()[1:-1]
+
+
+def short_yaml(value: Any) -> str:
+    """Return `value` as YAML on one printable line, or as `short_repr` where it is very long."""
+    if len(repr(value)) > _LONGEST_YAML:
+        return short_repr(value)
+    text = yaml_flow(value)
+    return text if text.isprintable() else printable_line(text)
+
+
+def edit_instruction(settings: Mapping[str, Any]) -> str:
+    """Say on one line what to write into a YAML file for these dotted keys: "under a, b: write c: 1; d: 2"."""
     by_section: dict[str, list[str]] = {}
     for key, value in settings.items():
         section, _, name = key.rpartition(".")
-        by_section.setdefault(section, []).append(f"{name}: {as_yaml(value)}")
+        by_section.setdefault(section, []).append(f"{name}: {short_yaml(value)}")
     return "; ".join(
         (f"under {section.replace('.', ', ')}: " if section else "") + f"write {'; '.join(lines)}"
         for section, lines in by_section.items()
     )
 
 
-def as_yaml(value: Any) -> str:
-    """`value` as YAML has it, in a line; cut short as by `shown` where it is very long."""
-    if len(repr(value)) > _LONGEST_WRITTEN:
-        return shown(value)
-    text = yaml.dump([value], Dumper=_LineDumper, default_flow_style=True, width=10**6, sort_keys=False)
-    text = text.strip()[1:-1]
-    return text if text.isprintable() else one_line(text)
-
-
 class _LineDumper(yaml.SafeDumper):
+    """A dumper for single lines: it repeats a value instead of using an alias, and escapes line breaks."""
+
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -57,26 +79,54 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _LineDumper.add_representer(str, _represent_text)
 
 
-def one_line(text: str) -> str:
-    """`text` in one line, and safe to print: what a terminal would act upon is spelled out."""
+def printable_line(text: str) -> str:
+    r"""Return `text` on one line and safe to print: control characters, which a terminal obeys, are escaped (\x1b)."""
     line = " ".join(text.split())
     return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
-def plain(name: str) -> str:
-    """`name` itself where it fits into a line, else in quotes and cut short."""
-    return name if name.isprintable() and len(name) <= 200 else shown(name)
+def for_comment(text: str) -> str:
+    """Return `text` with a question mark for each unprintable character.
+
+    Generated files need it for a user's path: it can hold a line break, which would end the comment it stands in.
+    """
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def nearest(name: Any, known: Iterable[str]) -> str | None:
-    """The known name that `name` may be a slip of."""
+def comment_lines(text: str, indent: str = "") -> list[str]:
+    """Return `text` wrapped as lines of a comment, which YAML, protobuf text and shell write alike."""
+    wrapped = textwrap.wrap(
+        for_comment(" ".join(text.split())),
+        LINE_WIDTH - len(indent),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [f"{indent}# {line}" for line in wrapped]
+
+
+def is_path(model: str) -> bool:
+    """Tell whether `model` is a folder rather than a Hugging Face name (`owner/name`), by its form alone."""
+    return model.startswith(("/", ".", "~")) or model.count("/") > 1
+
+
+def safe_name(name: str) -> str:
+    """Return `name` itself where it is printable and at most 200 characters long, else quoted and cut short."""
+    return name if name.isprintable() and len(name) <= 200 else short_repr(name)
+
+
+def first_names(names: Iterable[str], most: int = 3) -> str:
+    """Return the first `most` of the sorted `names`, and how many more there are."""
+    names = [safe_name(name) for name in sorted(names)]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def nearest_name(name: Any, known: Iterable[str]) -> str | None:
+    """Return the known name that `name` may be a misspelling of, upper and lower case apart; None when none is near."""
     by_lower = {entry.lower(): entry for entry in known}
     found = difflib.get_close_matches(str(name).lower()[:100], by_lower, n=1)
     return by_lower[found[0]] if found else None
 
 
-def listed(names: Iterable[str], most: int = 3) -> str:
-    """The first few of `names`, and how many more there are."""
-    names = [plain(name) for name in sorted(names)]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+# Old names, until the tools have the new ones.
+shown, one_line, plain, listed = short_repr, printable_line, safe_name, first_names

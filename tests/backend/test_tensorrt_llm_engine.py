@@ -22,7 +22,7 @@ from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, complete_text, sampling_params
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from deepseek_backend.release import read_release
-from deepseek_triton_build.data.releases import RELEASES, load_release
+from deepseek_triton_build.catalog import RELEASES, load_release
 from deepseek_triton_build.data.releases.spelling import spell
 from standin.harness import WAIT_S, Harness, MakeEngine, Sink, guided_llm_args
 

@@ -19,7 +19,7 @@ from deepseek_backend.engines.tensorrt_llm.iteration_stats import IterationStats
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import MAX_LIKELIEST, token_logprobs
 from deepseek_backend.engines.tensorrt_llm.translation import perf_metrics
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
-from deepseek_triton_build.data.releases import RELEASES
+from deepseek_triton_build.catalog import RELEASES
 from deepseek_triton_build.data.releases.spelling import spell
 from standin.harness import Harness, MakeEngine, guided_llm_args
 from support.waiting import wait_for

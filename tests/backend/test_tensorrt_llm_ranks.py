@@ -16,7 +16,7 @@ from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.engines.tensorrt_llm.placement import instance_environment
 from deepseek_backend.engines.tensorrt_llm.ranks import WorkerRankEnded, forget_launcher, world_size
 from deepseek_backend.errors import ConfigError, EngineError
-from deepseek_triton_build.data.releases import RELEASES, load_release
+from deepseek_triton_build.catalog import RELEASES, load_release
 from standin.harness import WAIT_S, MakeEngine
 from standin.loading import standin
 

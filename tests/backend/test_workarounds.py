@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from deepseek_backend import workarounds
-from deepseek_triton_build.data.releases import load_release
+from deepseek_triton_build.catalog import load_release
 
 MODULE = "openai.types.responses.response_content_part_added_event"
 NAME = "PartReasoningText"

@@ -5,7 +5,7 @@ from bench.llm_api import SWITCH_INTERVAL_S, CountingSink
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.errors import EngineError
-from deepseek_triton_build.data.model_source import model_repository
+from deepseek_triton_build import model_repository
 
 
 def test_the_switch_interval_is_that_of_model_py():

@@ -15,8 +15,7 @@ import pytest
 from bench import synthetic_checkpoint
 from bench.synthetic_checkpoint import CONFIG, config_of, deal, main, make_checkpoint, tensors_of
 
-from deepseek_triton_build.check.checkpoint_facts import read_facts
-from deepseek_triton_build.check.weights import INDEX, check_weights
+from deepseek_triton_build.check import INDEX, check_weights, read_facts
 
 SIZE = 8_000_000
 

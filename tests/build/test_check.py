@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from deepseek_triton_build.build_errors import BuildError, NothingToCheckError, UnknownNameError
+from deepseek_triton_build import BuildError, NothingToCheckError, UnknownNameError
 from deepseek_triton_build.check import CHECKS, CheckOptions, check_repository
 from deepseek_triton_build.rules import RULES
-from deepseek_triton_build.text import as_yaml
+from deepseek_triton_build.text import short_yaml
 from support.checked import CHECKOUT, CONFIG, MODEL_YAML, OPTIONS, edited, only, serious, write
 
 
@@ -273,7 +273,7 @@ def test_the_fix_for_a_section_that_moved_is_the_lines_to_write(
 
 @pytest.mark.parametrize("value", ["a  b", "a\nb", "x: y", "true", "1", "", "\x1b", 1e-5, [1, {"b": None}], {}, True])
 def test_a_value_in_a_fix_reads_back_as_the_same_value(value: Any) -> None:
-    text = as_yaml(value)
+    text = short_yaml(value)
 
     assert text.isprintable()
     assert yaml.safe_load(f"key: {text}") == {"key": value}

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepseek_triton_build.build_errors import UnusableCheckpointError
-from deepseek_triton_build.check import CheckOptions, Report, check_repository
+from deepseek_triton_build import UnusableCheckpointError
+from deepseek_triton_build.check import CheckOptions, Report, check_repository, check_weights
 from deepseek_triton_build.check.safetensors import HeaderError, read_header
-from deepseek_triton_build.check.weights import check_weights
 from support.checked import MODEL_YAML, OPTIONS, edited, only, serious, write
 
 SHARDS = {

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from deepseek_backend.config import parse_config
 from deepseek_backend.contract import SAMPLING_BY_NAME
 from deepseek_backend.errors import ConfigError
-from deepseek_triton_build.check import CheckOptions, check_repository
-from deepseek_triton_build.check.documents import read_yaml
+from deepseek_triton_build.catalog import READABLE_RELEASES, load_release
+from deepseek_triton_build.check import CheckOptions, check_repository, read_yaml
 from deepseek_triton_build.check.schema import check_schema
-from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS, WARMUP_SETTINGS, sampling_problem, warmup_problem
 from deepseek_triton_build.data.type_strings import fits
 from support.checked import CONFIG, write

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_build.check.weights import INDEX, check_weights, files_read
+from deepseek_triton_build.check import INDEX, Finding, check_weights, files_read
 
 NOBODY = 65534
 SIZES = {"b": 40, "a": 24, "empty": 0, "c": 8}

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from deepseek_triton_build.build_errors import UnusableCheckpointError
+from deepseek_triton_build import UnusableCheckpointError
 from deepseek_triton_build.planning.checkpoint_defaults import sampling_defaults
 
 
@@ -49,7 +49,7 @@ def test_no_generation_config_is_no_advice(tmp_path):
         ('{"repetition_penalty": -1}', "repetition_penalty: expected a number"),
     ],
 )
-def test_a_generation_config_nobody_can_use_is_named_in_one_line(tmp_path, text, expected):
+def test_an_unusable_generation_config_is_named_in_one_line(tmp_path, text, expected):
     (tmp_path / "generation_config.json").write_text(text)
 
     with pytest.raises(UnusableCheckpointError) as caught:
@@ -58,7 +58,7 @@ def test_a_generation_config_nobody_can_use_is_named_in_one_line(tmp_path, text,
     assert "\n" not in str(caught.value)
 
 
-def test_all_that_is_wrong_is_said_at_once(tmp_path):
+def test_every_problem_is_reported_at_once(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"temperature": -5, "top_k": 2.5}')
 
     with pytest.raises(
@@ -68,7 +68,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "dangling-link"])
-def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, kind):
+def test_anything_but_a_file_is_refused_at_once(tmp_path, kind):
     path = tmp_path / "generation_config.json"
     {"folder": path.mkdir, "fifo": lambda: os.mkfifo(path), "dangling-link": lambda: path.symlink_to("gone")}[kind]()
 

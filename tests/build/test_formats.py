@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, UnknownNameError, Workload, make_plan
-from deepseek_triton_build.data.planned_settings import EnvironmentVariable
+from deepseek_triton_build import (
+    FORMATS,
+    EnvironmentVariable,
+    PlanRequest,
+    RefusedPlanError,
+    Setting,
+    UnknownNameError,
+    Workload,
+    format_files,
+    make_plan,
+)
 from deepseek_triton_build.data.releases.spelling import canonical
-from deepseek_triton_build.render.formats import FORMATS, format_files
-from deepseek_triton_build.render.trtllm_commands import is_path
+from deepseek_triton_build.text import is_path
 from support.flags import from_flags
 from support.scripts import forwarded_by, parameters_of, script_runner
 

@@ -1,20 +1,19 @@
-"""The arithmetic of GPU memory, held to figures that were measured or published elsewhere."""
+"""The arithmetic of GPU memory gives the figures that were measured or published elsewhere."""
 
 from __future__ import annotations
 
 import pytest
 
+from deepseek_triton_build.arithmetic import GIB, minimum_gpus
 from deepseek_triton_build.arithmetic.gpu_memory import (
-    GIB,
     Layout,
     cuda_graph_batch_sizes,
     kv_bytes_per_token,
     make_budget,
-    minimum_gpus,
     weight_bytes_per_gpu,
     weights,
 )
-from deepseek_triton_build.data.catalog import find_gpu, find_variant, gpus, variants
+from deepseek_triton_build.catalog import find_gpu, find_variant, gpus, variants
 
 R1 = find_variant("deepseek-r1")
 V32 = find_variant("deepseek-v3.2-exp")
@@ -68,7 +67,7 @@ def test_attention_dp_copies_attention_and_multiplies_the_kv_cache():
     assert TP8.attention_dp_size == 1
 
 
-def test_stages_divide_the_layers():
+def test_pipeline_stages_divide_the_layers():
     checkpoint = R1.checkpoints["fp8"]
     two = Layout(tensor_parallel_size=8, expert_parallel_size=8, pipeline_parallel_size=2)
 

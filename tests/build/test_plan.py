@@ -1,4 +1,4 @@
-"""What the planner decides, and why."""
+"""The planner's decisions and their reasons."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, UnknownNameError, Workload, make_plan
-from deepseek_triton_build.data.releases import RELEASES
+from deepseek_triton_build.catalog import RELEASES
 
 GIB = 2**30
 
@@ -99,7 +99,7 @@ def test_few_requests_run_without_attention_dp_and_many_with_it():
     assert "CUDA graphs" in reason(few, "enable_attention_dp")
 
 
-def test_lengths_shape_the_limits():
+def test_the_limits_follow_from_the_lengths():
     chosen = values(planned(profile="throughput", workload=Workload(isl=2000, osl=500, concurrency=800)))
 
     assert chosen["max_seq_len"] == 2560  # whole blocks of 256
@@ -126,7 +126,7 @@ def test_sixteen_h100_are_two_nodes():
     assert values(plan)["moe_expert_parallel_size"] == 8
 
 
-def test_stages_can_be_asked_for():
+def test_pipeline_stages_can_be_asked_for():
     plan = planned(gpu="h100", num_gpus=16, pipeline_parallel_size=2)
 
     assert (values(plan)["tensor_parallel_size"], values(plan)["pipeline_parallel_size"]) == (8, 2)
@@ -222,7 +222,7 @@ def test_default_max_tokens_leaves_room_for_the_prompt():
     assert chosen["triton_config.default_max_tokens"] + plan.workload.isl <= chosen["max_seq_len"]
 
 
-def test_saying_more_of_the_workload_keeps_the_recipe():
+def test_a_fuller_workload_keeps_the_recipe():
     few = planned(**B200, profile="latency", workload=Workload(concurrency=4))
     more = planned(**B200, profile="latency", workload=Workload(isl=1024, osl=1024, concurrency=4))
 
@@ -236,7 +236,7 @@ def test_attention_dp_divides_the_experts_of_the_mtp_layer():
     assert (drafting.budget.weights - plain.budget.weights) / GIB == pytest.approx(5.2, abs=0.2)
 
 
-def test_a_checkpoint_of_ones_own_may_have_a_precision_that_nobody_publishes():
+def test_the_users_own_checkpoint_may_have_an_unpublished_precision():
     plan = planned(variant="deepseek-v3", gpu="b200", num_gpus=4, precision="fp4", model="/models/V3-FP4")
 
     assert values(plan)["model"] == "/models/V3-FP4"
@@ -351,7 +351,7 @@ def test_the_users_own_settings_come_last():
     assert values(plan)["triton_config.max_inflight"] == 64
 
 
-def test_the_budget_is_that_of_the_settings_in_the_end():
+def test_the_budget_is_that_of_the_final_settings():
     plan, less = planned(), planned(overrides=(("kv_cache_config.free_gpu_memory_fraction", 0.4),))
 
     assert less.budget.kv_cache == pytest.approx(plan.budget.kv_cache / 2, abs=1)
@@ -390,12 +390,14 @@ def test_mtp_turned_off_by_hand_costs_no_memory():
     ("key", "value", "expected"),
     [
         pytest.param("kv_cache_config", 5, "expected a mapping", id="section"),
-        pytest.param("speculative_config.num_nextn_predict_layers", 2, "--mtp N sets both", id="half a section"),
-        pytest.param("backend", "tensorrt", "pytorch alone", id="backend"),
+        pytest.param(
+            "speculative_config.num_nextn_predict_layers", 2, "use --mtp N, which sets both", id="half a section"
+        ),
+        pytest.param("backend", "tensorrt", "pytorch only", id="backend"),
         pytest.param("max_batch_size", "many", "expected a whole number from 1 or null, got 'many'", id="type"),
         pytest.param("max_batch_size", 0, "expected a whole number from 1", id="range"),
         pytest.param("moe_config.backend", "CUTLAS", "one of CUTLASS", id="choice"),
-        pytest.param("tensor_parallel_size", 4, "say it by --gpus", id="more than a line"),
+        pytest.param("tensor_parallel_size", 4, "use --gpus", id="others depend on it"),
         pytest.param("triton_config.max_inflght", 4, "did you mean max_inflight?", id="backend's key"),
         pytest.param("triton_config.max_inflight", "x", "expected a whole number", id="backend's value"),
         pytest.param("triton_config.default_sampling.temprature", 1, "did you mean temperature?", id="sampling field"),
@@ -414,7 +416,7 @@ def test_the_container_asked_for_is_the_one_named():
 
 
 def test_a_release_that_is_only_read_is_refused():
-    with pytest.raises(RefusedPlanError, match=r"0\.19\.0 is only checked.*what works: --trtllm 1\.2\.1"):
+    with pytest.raises(RefusedPlanError, match=r"0\.19\.0 can be checked only.*what works: --trtllm 1\.2\.1"):
         planned(release="0.19.0")
 
 
@@ -460,7 +462,7 @@ def test_the_checkpoints_files_say_what_auto_is(tmp_path, algo, expected):
     assert "the checkpoint's own" in reason(plan, "kv_cache_config.dtype")
 
 
-def test_a_preset_nobody_knows_is_refused_before_anything_is_written():
+def test_an_unknown_preset_is_refused_before_anything_is_written():
     with pytest.raises(UnknownNameError, match="unknown preset 'fast': known so far: b200x8"):
         make_plan(PlanRequest(variant="tiny", engine="simulated", preset="fast"))
 
@@ -480,10 +482,10 @@ def test_a_preset_nobody_knows_is_refused_before_anything_is_written():
         pytest.param({"gpu": "b200", "precision": "w4a8"}, RefusedPlanError, "W4AFP8", id="W4A8 on Blackwell"),
         pytest.param({"gpu": "a100"}, RefusedPlanError, "Ampere", id="Ampere"),
         pytest.param(V32 | {"release": "1.1.0"}, RefusedPlanError, "what works: --trtllm 1.2.1", id="V3.2 on 1.1"),
-        pytest.param(V32 | {"precision": "w4a8"}, RefusedPlanError, "--model names one of your own", id="V3.2 in W4A8"),
+        pytest.param(V32 | {"precision": "w4a8"}, RefusedPlanError, "give your own by --model", id="V3.2 in W4A8"),
         pytest.param({"engine": "vllm"}, UnknownNameError, "unknown engine 'vllm'", id="engine"),
         pytest.param({"engine": "transformers"}, RefusedPlanError, "runs on: tensorrt_llm", id="wrong engine"),
-        pytest.param({"preset": "x"}, RefusedPlanError, "simulated engine", id="preset without the twin"),
+        pytest.param({"preset": "x"}, RefusedPlanError, "simulated engine", id="preset without the simulated engine"),
         pytest.param({"release": "0.20.0"}, RefusedPlanError, "use 0.21.0", id="release without a record"),
         pytest.param({"release": "1.2.2"}, UnknownNameError, "unknown TensorRT-LLM release '1.2.2'", id="release"),
     ],

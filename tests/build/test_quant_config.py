@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from deepseek_triton_build.build_errors import UnusableCheckpointError
-from deepseek_triton_build.render.hf_quant_config import NAME, quant_config_change, write_quant_config
+from deepseek_triton_build import UnusableCheckpointError, quant_config_change, write_quant_config
+from deepseek_triton_build.render.hf_quant_config import NAME
 
 V3 = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
 V32 = V3 | {"architectures": ["DeepseekV32ForCausalLM"]}

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deepseek_triton_build import PlanRequest, RefusedPlanError, make_plan
-from deepseek_triton_build.data.catalog.profiles import Workload, profiles
-from deepseek_triton_build.data.releases import RELEASES, load_release
+from deepseek_triton_build import PlanRequest, RefusedPlanError, Workload, make_plan
+from deepseek_triton_build.catalog import RELEASES, load_release, profiles
 from deepseek_triton_build.data.releases.spelling import canonical, spell
 from support.flags import from_flags
 
@@ -31,7 +30,7 @@ SHARED_TABLES = {"always": ALWAYS_ADDED["always"], **ALWAYS_ADDED["recipes"]}
 SCRIPT_FLAGS = load(GOLDEN / "_flags.yaml")
 
 NOT_LLM_ARGUMENTS = {"--host", "--port", "--warmup", "--num_requests", "--streaming"}
-"""Flags about the server's socket or the benchmark's run; where a data set or a file is, the cases leave out."""
+"""Flags about the server's socket or the benchmark's run. The cases leave out paths of data sets and files."""
 
 CASES_AND_RELEASES = [
     pytest.param(name, release, id=f"{name}-{release}")
@@ -41,7 +40,7 @@ CASES_AND_RELEASES = [
 
 
 def flatten(tree, prefix=""):
-    """Dotted path -> value; an empty mapping is a value."""
+    """Return dotted path -> value; an empty mapping counts as a value."""
     flat = {}
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
@@ -59,7 +58,7 @@ def arguments_of(program, flags):
 
 
 def published(case):
-    """What the block says, under canonical keys; what it says besides LLM arguments under a prefix of its own."""
+    """Return the block's settings under canonical keys; those that are no LLM arguments have a prefix of their own."""
     arguments = flatten(case.get("yaml", {}))
     for program, flags in case.get("flags", {}).items():
         arguments |= arguments_of(program, flags)
@@ -78,7 +77,7 @@ def request_of(case, release):
 
 
 def planned(plan):
-    """The plan in the form of published()."""
+    """Return the plan in the form of published()."""
     return {
         **plan.canonical,
         "workload.concurrency": plan.workload.concurrency,
@@ -89,19 +88,19 @@ def planned(plan):
 
 
 def value_of(said, key, expected):
-    """`said[key]`; a section that is merely on (`{}`) is on with whatever is set in it."""
+    """Return `said[key]`; a section that is only turned on (`{}`) equals the section with any keys set."""
     if expected == {} and any(other.startswith(f"{key}.") for other in said):
         return {}
     return said.get(key)
 
 
 def rows(case, field, release):
-    """The rows of `field` that hold for `release`, by key."""
+    """Return the rows of `field` that hold for `release`, by key."""
     return {row["key"]: row for row in case.get(field, []) if release in row.get("releases", RELEASES)}
 
 
 def plan_or_none(case, release):
-    """None for a release that the case says can't serve it; that it is refused there is asserted."""
+    """Return the plan; None, after asserting the refusal, for a release that can't serve the case."""
     if release not in case.get("refused", {}):
         return make_plan(request_of(case, release))
     with pytest.raises(RefusedPlanError, match=case["refused"][release]):
@@ -146,7 +145,7 @@ def test_what_the_plan_says_beyond_the_document_is_explained(name):
 
 
 def shared_row(case, key, value):
-    """Where the shared table explains that a plan says this: (table, key); None when it doesn't."""
+    """Return where the shared table explains what a plan adds, (table, key); None where it doesn't."""
     table = case["recipe"] if key in ALWAYS_ADDED["recipes"].get(case["recipe"], {}) else "always"
     row = SHARED_TABLES[table].get(key)
     return (table, key) if row and row.get("value", value) == value else None

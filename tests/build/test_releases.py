@@ -1,4 +1,4 @@
-"""The release records hold together, and the stand-in for tensorrt_llm is held to them."""
+"""The release records are consistent, and the stand-in for tensorrt_llm agrees with them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import yaml
 from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_backend.engines.tensorrt_llm.loading import APPLIED_OUTSIDE
 from deepseek_backend.release import EngineRelease
-from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data import releases
-from deepseek_triton_build.data.releases import (
+from deepseek_triton_build import RefusedPlanError, UnknownNameError
+from deepseek_triton_build.catalog import (
     READABLE_RELEASES,
     RELEASES,
     Release,
@@ -24,6 +23,7 @@ from deepseek_triton_build.data.releases import (
     load_release,
     release_for_container,
 )
+from deepseek_triton_build.data import releases
 from deepseek_triton_build.data.releases.spelling import spell
 from standin.harness import guided_llm_args
 from standin.loading import standin
@@ -95,7 +95,7 @@ def test_every_key_can_be_looked_up(release: Release) -> None:
         "speculative_config.num_nextn_predict_layers",
     ],
 )
-def test_what_a_deepseek_repository_is_made_of_is_known_everywhere(version: str, key: str) -> None:
+def test_every_release_knows_the_keys_of_a_deepseek_repository(version: str, key: str) -> None:
     release = load_release(version)
     assert all(release.require_key(theirs).status for theirs in spell({key: 1}, version))
 
@@ -171,13 +171,13 @@ def test_every_record_answers_for_the_same_features() -> None:
 )
 def test_a_feature_is_there_from_its_release_on(feature: str, since: str) -> None:
     for version in READABLE_RELEASES:
-        expected = "yes" if _number(version) >= _number(since) else "no"
-        assert load_release(version).features[feature].supported == expected, version
+        expected = _number(version) >= _number(since)
+        assert load_release(version).features[feature].supported is expected, version
 
 
-def test_what_is_not_established_is_neither_yes_nor_no() -> None:
+def test_an_unsettled_feature_is_neither_yes_nor_no() -> None:
     release = load_release("0.21.0")
-    assert release.features["online_eplb"].supported == "unknown"
+    assert release.features["online_eplb"].supported is None
     assert [release.supports(name) for name in ("online_eplb", "wide_ep", "deepseek_v32")] == [None, True, False]
     assert release.supports("no_such_feature") is None
 
@@ -204,7 +204,10 @@ def test_a_container_tag_names_its_release(tag: str, version: str) -> None:
 @pytest.mark.parametrize(
     ("tag", "message"),
     [
-        ("25.07", r"^container 25\.07 carries TensorRT-LLM 0\.20\.0: whether it takes .* use 0\.21\.0"),
+        (
+            "25.07",
+            r"^container 25\.07 carries TensorRT-LLM 0\.20\.0: it is not established .* use 0\.21\.0",
+        ),
         ("25.05", r"^container 25\.05 carries TensorRT-LLM 0\.19\.0: no repository is made for it; use 26\.07"),
         ("25.11-trtllm-python-py3", r"^container 25\.11 carries TensorRT-LLM 1\.0\.3\.2510: no repository"),
     ],
@@ -239,7 +242,7 @@ def test_quirks_name_containers_of_their_release(release: Release) -> None:
 
 
 def test_every_sampler_accounts_for_every_field_of_the_contract(release: Release) -> None:
-    """A field is honoured, ignored or fatal for a reason, or unknown, never two of them."""
+    """A field is honoured, ignored or fatal for a reason, or unknown, but never two of these."""
     section = release.record["sampler"]
     assert section["choose"][-1]["when"] == {}
     assert {rule["sampler"] for rule in section["choose"]} == section["samplers"].keys()
@@ -428,5 +431,5 @@ def test_the_standin_counts_cached_tokens_where_the_release_does(release: Releas
         llm.shutdown()
 
 
-def test_what_holds_without_max_num_tokens_is_known_where_its_default_is_null(release: Release) -> None:
+def test_a_null_max_num_tokens_has_a_recorded_effect(release: Release) -> None:
     assert EngineRelease(release.record).default("max_num_tokens") == 8192

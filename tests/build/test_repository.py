@@ -8,10 +8,16 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from deepseek_triton_build import OutputError, PlanRequest, make_plan, repository_files, write_repository
-from deepseek_triton_build.build_errors import EditedError
+from deepseek_triton_build import (
+    EditedError,
+    File,
+    OutputError,
+    PlanRequest,
+    make_plan,
+    repository_files,
+    write_repository,
+)
 from deepseek_triton_build.render.owner_edits import MAX_LINES
-from deepseek_triton_build.render.repository_files import File
 
 MODEL_YAML = "tensorrt_llm/1/model.yaml"
 

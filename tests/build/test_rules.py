@@ -1,4 +1,4 @@
-"""Each rule sees what it is for, and only that."""
+"""Each rule finds its own case and nothing else."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from deepseek_triton_build.check import CHECKS
-from deepseek_triton_build.check.rules_page import rules_page
-from deepseek_triton_build.data.catalog import find_gpu, find_variant, gpus, variants
-from deepseek_triton_build.data.releases import READABLE_RELEASES, RELEASES, load_release
+from deepseek_triton_build.catalog import (
+    READABLE_RELEASES,
+    RELEASES,
+    find_gpu,
+    find_variant,
+    gpus,
+    load_release,
+    variants,
+)
+from deepseek_triton_build.check import CHECKS, rules_page
 from deepseek_triton_build.rules import RULES, target_violations, violations
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE, Deployment
 
@@ -44,7 +50,7 @@ def deployed(
     release: str = "1.2.1",
     **more: Any,
 ) -> Deployment:
-    """DeepSeek-R1 on 8 x H200, unless it is said otherwise."""
+    """Return DeepSeek-R1 on 8 x H200, with any fact replaced."""
     found = find_variant(variant)
     given = {"tensor_parallel_size": 8, "moe_expert_parallel_size": 8}
     for mapping in settings:
@@ -263,7 +269,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_a_rule_sees_what_breaks_it_and_not_its_neighbour(code: str) -> None:
+def test_a_rule_finds_its_case_and_not_the_neighbour(code: str) -> None:
     broken, whole = CASES[code]
     assert code in codes_of(broken)
     assert code not in codes_of(whole)
@@ -301,13 +307,13 @@ def test_a_rule_about_the_target_needs_no_settings(code: str) -> None:
 
 
 @pytest.mark.parametrize("fact", ["release", "variant", "architecture", "checkpoint", "gpu", "isl"])
-def test_an_unknown_fact_is_passed_over(fact: str) -> None:
+def test_a_rule_ignores_unknown_facts(fact: str) -> None:
     for broken, whole in CASES.values():
         assert set(codes_of(replace(whole, **{fact: None}))) <= {*codes_of(whole), "A003", "A006", "V005", "V006"}
         codes_of(replace(broken, **{fact: None}))
 
 
-def test_settings_alone_break_only_what_is_about_settings() -> None:
+def test_settings_alone_break_only_rules_about_settings() -> None:
     assert codes_of(Deployment(settings={})) == []
 
 
@@ -315,7 +321,7 @@ JUNK = ["8", -1, 0, 1, 3.5, float("nan"), True, None, [], [None], ["a"], {}, {"a
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=repr)
-def test_no_value_of_a_hand_written_file_trips_a_rule(junk: Any) -> None:
+def test_no_value_makes_a_rule_fail(junk: Any) -> None:
     bases = [CASES[code][0] for code in ("M008", "A001", "D009", "V008", "L002", "K007")]
     keys = load_release(CANONICAL_RELEASE).keys()
     for key in keys:
@@ -328,7 +334,7 @@ def test_a_value_of_a_wrong_type_counts_as_not_given() -> None:
     assert "L005" not in codes_of(deployed({"stream_interval": False}))
 
 
-def test_a_key_that_nobody_knows_is_no_rules_business() -> None:
+def test_rules_ignore_unknown_keys() -> None:
     assert codes_of(deployed({"no_such_key": 1, "kv_cache_config.nor_this": "x"})) == codes_of(deployed())
 
 
@@ -361,7 +367,7 @@ def test_every_feature_that_a_rule_asks_for_is_recorded(version: str) -> None:
         pytest.param({}, "1.2.1", "nonsense", 2, False, id="a field that nobody knows is for the schema"),
     ],
 )
-def test_a_default_is_held_to_the_releases_sampler(
+def test_a_sampling_default_has_to_be_honoured_by_the_sampler(
     settings: dict[str, Any], release: str, name: str, value: Any, refused: bool
 ) -> None:
     assert ("D009" in codes_of(deployed(settings, release=release, **sampled(name, value)))) is refused
@@ -369,7 +375,7 @@ def test_a_default_is_held_to_the_releases_sampler(
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_what_the_hardware_table_has_breaks_nothing_whatever_the_settings(release: str) -> None:
-    """Every published number of GPUs is of a model, a precision and a GPU that go together."""
+    """Every published number of GPUs belongs to a model, a precision and a GPU that go together."""
     for variant in variants().values():
         for precision in variant.checkpoints:
             for gpu in gpus().values():

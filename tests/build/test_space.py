@@ -1,4 +1,4 @@
-"""Every variant x GPU x count x precision x profile x release: a plan that holds, or a refusal that names one."""
+"""Every variant x GPU x count x precision x profile x release gives a plan that works or a refusal that names one."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ REQUESTS = st.builds(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(request=REQUESTS)
-def test_whatever_is_asked_is_planned_and_clean_or_refused_in_a_line(request, tmp_path):
+def test_any_request_is_planned_without_findings_or_refused_in_one_line(request, tmp_path):
     answer = space.plan_or_refusal(request)
 
     if isinstance(answer, RefusedPlanError):

@@ -1,4 +1,4 @@
-"""One name for each setting, whatever a release calls it."""
+"""Settings have one canonical name, and each release's own names translate to it and back."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.releases import READABLE_RELEASES, RELEASES, load_release
+from deepseek_triton_build import RefusedPlanError, UnknownNameError
+from deepseek_triton_build.catalog import READABLE_RELEASES, RELEASES, load_release
 from deepseek_triton_build.data.releases.spelling import MIXED, canonical, flag_name, moved, spell
 from deepseek_triton_build.data.yaml_files import load_yaml
 from support.flags import from_flags
@@ -85,7 +85,7 @@ SPELLINGS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, 
 
 
 @pytest.mark.parametrize(("ours", "in_0_19", "in_0_21", "in_1_0"), SPELLINGS, ids=lambda row: next(iter(row)))
-def test_each_release_has_its_own_words(
+def test_each_release_has_its_own_names(
     ours: dict[str, Any], in_0_19: dict[str, Any], in_0_21: dict[str, Any], in_1_0: dict[str, Any]
 ) -> None:
     theirs = {"0.19.0": in_0_19, "0.21.0": in_0_21, "1.0.0": in_1_0, "1.2.1": ours}
@@ -136,7 +136,7 @@ def test_a_file_of_several_eras_is_understood() -> None:
     ],
     ids=str,
 )
-def test_what_contradicts_itself_has_one_meaning(settings: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_contradicting_keys_have_one_meaning(settings: dict[str, Any], expected: dict[str, Any]) -> None:
     assert canonical(settings, MIXED) == expected
 
 
@@ -149,7 +149,7 @@ ANYTHING = st.integers(1, 9) | st.booleans() | st.sampled_from(["fp8", "x"]) | s
 
 @st.composite
 def settings_of(draw: st.DrawFn, release: str) -> dict[str, Any]:
-    """Keys of ours that the release has, under whatever name. Leaves, for a section excludes its keys."""
+    """Return canonical keys that the release has under any name: leaves only, as a section excludes its keys."""
     record, ours = load_release(release), OURS.keys()
     leaves = [key for key in ours if not OURS.require_key(key).sections]
     known = [key for key in leaves if any(record.find_key(theirs) for theirs in spell({key: "auto"}, release))]
@@ -162,7 +162,7 @@ def settings_of(draw: st.DrawFn, release: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("release", READABLE_RELEASES)
 @given(data=st.data())
-def test_there_and_back_is_where_one_was(release: str, data: st.DataObject) -> None:
+def test_translating_there_and_back_gives_the_same_settings(release: str, data: st.DataObject) -> None:
     settings = data.draw(settings_of(release))
     theirs = spell(settings, release)
     assert canonical(theirs, release) == settings
@@ -209,7 +209,7 @@ def test_every_name_in_the_table_is_one_of_the_release(release: str) -> None:
         ("nonsense", "1.2.1", None),
     ],
 )
-def test_a_key_that_moved_is_found(key: str, release: str, expected: str | None) -> None:
+def test_a_renamed_key_is_found(key: str, release: str, expected: str | None) -> None:
     assert moved(key, release) == expected
 
 
@@ -234,7 +234,7 @@ def test_every_flag_stands_for_one_key_of_ours(program: str) -> None:
     assert all(OURS.find_key(key) for key in rows)
 
 
-def test_what_nobody_knows_is_an_error() -> None:
+def test_unknown_names_are_errors() -> None:
     with pytest.raises(UnknownNameError, match="trtllm-serve"):
         flag_name("trtllm-serv", "backend")
     with pytest.raises(UnknownNameError, match=r"1\.2\.2"):

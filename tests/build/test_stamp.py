@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from deepseek_triton_build import PlanRequest, Setting, Workload, make_plan, repository_files
-from deepseek_triton_build.data.releases import RELEASES, load_release
-from deepseek_triton_build.render.stamp import MANIFEST, plan_hash, readable_by, stamp_line
+from deepseek_triton_build.catalog import RELEASES, load_release
+from deepseek_triton_build.check import MANIFEST
+from deepseek_triton_build.render.stamp import plan_hash, readable_by, stamp_line
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
 

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from deepseek_triton_build import PlanRequest, make_plan, write_repository
-from deepseek_triton_build.arithmetic.load_time import ENGINE_START_S, ready_within_s
-from deepseek_triton_build.data.planned_settings import EnvironmentVariable
-from deepseek_triton_build.data.releases import RELEASES
-from deepseek_triton_build.render.formats import format_files
-from deepseek_triton_build.render.repository_files import repository_files
+from deepseek_triton_build import (
+    EnvironmentVariable,
+    PlanRequest,
+    format_files,
+    make_plan,
+    repository_files,
+    write_repository,
+)
+from deepseek_triton_build.arithmetic import ENGINE_START_S, ready_within_s
+from deepseek_triton_build.catalog import RELEASES
 from support.scripts import forwarded_by, parameters_of, script_runner
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)

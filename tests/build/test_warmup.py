@@ -1,4 +1,4 @@
-"""The shapes of a warm-up keep to the limits and reach every size; the plan writes them, and the check reads them."""
+"""Warm-up shapes stay within the limits and reach every size; the plan writes them, and the check reads them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_triton_build import PlanRequest, make_plan
+from deepseek_triton_build import PlanRequest, RefusedPlanError, make_plan
+from deepseek_triton_build.arithmetic import shapes_for_llm_args
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
-from deepseek_triton_build.arithmetic.warmup_shapes import (
-    MAX_REQUESTS,
-    WarmupLimits,
-    limits_of,
-    shapes_of,
-    warmup_shapes,
-)
-from deepseek_triton_build.build_errors import RefusedPlanError
+from deepseek_triton_build.arithmetic.warmup_shapes import MAX_REQUESTS, WarmupLimits, warmup_limits, warmup_shapes
+from deepseek_triton_build.catalog import RELEASES, profiles
 from deepseek_triton_build.check import check_repository
-from deepseek_triton_build.data.catalog.profiles import profiles
-from deepseek_triton_build.data.releases import RELEASES
 from deepseek_triton_build.render.model_yaml import model_yaml
 from support.checked import MODEL_YAML, OPTIONS, only, serious, write
 
@@ -140,7 +133,7 @@ LLM_ARGS = {
 
 
 def test_the_limits_are_those_of_the_llm_arguments():
-    assert limits_of(LLM_ARGS) == WarmupLimits(
+    assert warmup_limits(LLM_ARGS) == WarmupLimits(
         max_batch_size=16,
         max_num_tokens=2048,
         max_input_len=4095,
@@ -166,13 +159,13 @@ def test_the_limits_are_those_of_the_llm_arguments():
     ],
 )
 def test_each_argument_counts(given, expected):
-    limits = limits_of({**LLM_ARGS, **given})
+    limits = warmup_limits({**LLM_ARGS, **given})
 
     assert {name: getattr(limits, name) for name in expected} == expected
 
 
 def test_without_arguments_the_limits_are_tensorrt_llms_defaults():
-    assert limits_of({}) == WarmupLimits(
+    assert warmup_limits({}) == WarmupLimits(
         max_batch_size=2048,
         max_num_tokens=8192,
         max_input_len=8192,
@@ -185,7 +178,7 @@ def test_the_keys_of_older_releases_are_understood():
     old = {"use_cuda_graph": True, "cuda_graph_batch_sizes": [1, 3], "max_batch_size": 4}
     oldest = {"pytorch_backend_config": {"use_cuda_graph": True, "cuda_graph_batch_sizes": [1, 3]}, "max_batch_size": 4}
 
-    assert limits_of(old).graph_batch_sizes == limits_of(oldest).graph_batch_sizes == (1, 3)
+    assert warmup_limits(old).graph_batch_sizes == warmup_limits(oldest).graph_batch_sizes == (1, 3)
 
 
 WARMUP = "triton_config.warmup"
@@ -204,7 +197,7 @@ def test_the_plan_has_the_shapes_of_its_own_limits(release):
     plan = planned(release=release)
     settings = warmup_of(plan)
 
-    assert settings[f"{WARMUP}.shapes"].value == [list(shape) for shape in shapes_of(plan.canonical)]
+    assert settings[f"{WARMUP}.shapes"].value == [list(shape) for shape in shapes_for_llm_args(plan.canonical)]
     assert settings[f"{WARMUP}.max_s"].value == 300
     assert all(setting.reason for setting in settings.values())
 
@@ -216,7 +209,7 @@ def test_the_shapes_follow_what_is_set_by_hand():
     assert [1, 4096] in shapes
 
 
-def test_null_turns_it_off():
+def test_null_turns_the_warmup_off():
     settings = warmup_of(planned(overrides=((WARMUP, None),)))
 
     assert {key: setting.value for key, setting in settings.items()} == {WARMUP: None}
@@ -232,7 +225,7 @@ def test_one_setting_by_hand_leaves_the_others():
 
 
 @pytest.mark.parametrize("profile", profiles())
-def test_servers_that_triton_does_not_run_have_none(profile):
+def test_profiles_without_triton_have_no_warmup(profile):
     usable = profiles()[profile]
     recipe = usable.recipes[0]
     plan = planned(variant="deepseek-v3", profile=profile, num_gpus=recipe.num_gpus or 8, gpu="h200")
@@ -240,7 +233,7 @@ def test_servers_that_triton_does_not_run_have_none(profile):
     assert bool(warmup_of(plan)) == ("triton" in usable.formats)
 
 
-def test_engines_on_the_spot_have_none():
+def test_embedded_engines_have_no_warmup():
     assert warmup_of(make_plan(PlanRequest(variant="tiny"))) == {}
 
 
@@ -260,7 +253,7 @@ def test_what_the_backend_would_not_take_is_refused_by_hand(name, value, message
     assert f"{WARMUP}.{name}" in str(refused.value)
 
 
-def test_the_pairs_stand_in_lines_that_can_be_read():
+def test_shapes_are_written_in_readable_lines():
     lines = model_yaml(planned(), stamp="stamp").splitlines()
     pairs = [line for line in lines if line.strip().startswith("[")]
 

@@ -16,7 +16,7 @@ from deepseek_backend.config import load_config
 from deepseek_backend.engines import ENGINES, create_engine
 from deepseek_backend.service import Service
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
-from deepseek_triton_build.data.releases import RELEASES
+from deepseek_triton_build.catalog import RELEASES
 from standin.loading import standin
 from support.fakes import ListReply
 

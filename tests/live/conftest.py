@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deepseek_triton_build.data.model_source import model_repository
+from deepseek_triton_build import model_repository
 from deepseek_triton_client import Client
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.hosts import Host, HostsError, two_hosts

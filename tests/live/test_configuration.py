@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from deepseek_triton_build.data.model_source import model_repository
+from deepseek_triton_build import model_repository
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
 from support.servers import url

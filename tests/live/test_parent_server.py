@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from deepseek_triton_build.data.model_source import model_repository
+from deepseek_triton_build import model_repository
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.servers import url
 

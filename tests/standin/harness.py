@@ -12,7 +12,7 @@ from deepseek_backend.config import parse_config
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
-from deepseek_triton_build.data.releases import load_release
+from deepseek_triton_build.catalog import load_release
 from standin.loading import standin
 
 WAIT_S = 60.0

@@ -13,6 +13,6 @@ FLAGS: Mapping[str, Mapping[str, list[str]]] = load_yaml("deepseek_triton_build.
 
 
 def from_flags(program: str, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Our settings for `flags` (`--tp_size` or `tp_size` -> value) of `program`; other flags stay as they are."""
+    """Return canonical settings for `flags` (`--tp_size` or `tp_size` -> value) of `program`; unknown flags stay."""
     ours = {flag: key for key, names in FLAGS[program].items() for flag in names}
     return {ours.get(f"--{name.lstrip('-').replace('-', '_')}", name): value for name, value in flags.items()}

@@ -9,9 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from deepseek_triton_build.planning.plan import Plan
-from deepseek_triton_build.render.folder_writer import write_repository
-from deepseek_triton_build.render.formats import FORMATS, format_files
+from deepseek_triton_build import FORMATS, Plan, format_files, write_repository
 
 PROGRAMS = ("mpirun", "trtllm-llmapi-launch", "tritonserver", "trtllm-serve", "trtllm-bench", "trtllm-eval", "python3")
 

@@ -1,4 +1,4 @@
-"""The whole space of what can be asked of the generator: tests/build/test_space.py walks it, tests/bench times it.
+"""The whole space of requests to the generator: tests/build/test_space.py walks it, tests/bench times it.
 
 python tests/support/space.py build 0/2         # builds and checks every second distinct plan; problems as JSON
 python tests/support/space.py build 0/2 FILE    # the same for the plans that `save_plans` wrote to FILE
@@ -16,18 +16,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build import Plan, PlanRequest, RefusedPlanError, make_plan, repository_files, write_repository
+from deepseek_triton_build import (
+    FORMATS,
+    Plan,
+    PlanRequest,
+    RefusedPlanError,
+    format_files,
+    make_plan,
+    repository_files,
+    write_repository,
+)
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS
+from deepseek_triton_build.catalog import PRECISIONS, RELEASES, gpus, profiles, variants
 from deepseek_triton_build.check import CheckOptions, check_repository
-from deepseek_triton_build.data.catalog import PRECISIONS, gpus, variants
-from deepseek_triton_build.data.catalog.profiles import profiles
-from deepseek_triton_build.data.releases import RELEASES
-from deepseek_triton_build.render.formats import FORMATS, format_files
 from deepseek_triton_build.render.stamp import plan_hash
 
 
 def all_requests() -> Iterator[PlanRequest]:
-    """Every variant x GPU x count x precision x profile x release."""
+    """Yield every variant x GPU x count x precision x profile x release."""
     names = [name for name, variant in variants().items() if variant.checkpoints]
     axes = (names, gpus(), (None, *GPU_COUNTS), PRECISIONS, profiles(), RELEASES)
     for variant, gpu, count, precision, profile, release in itertools.product(*axes):
@@ -44,13 +50,13 @@ def plan_or_refusal(request: PlanRequest) -> Plan | RefusedPlanError:
 
 
 def neighbour(request: PlanRequest, refused: RefusedPlanError) -> PlanRequest:
-    """What the refusal says would work."""
+    """Return the request that the refusal suggests."""
     changes: dict[str, Any] = dict(refused.suggestion)
     return replace(request, **changes)
 
 
 def distinct_plans(plans: Iterable[Plan]) -> list[Plan]:
-    """One plan of each hash, in the order they came."""
+    """Return the first plan of each hash, in the given order."""
     found: dict[str, Plan] = {}
     for plan in plans:
         found.setdefault(plan_hash(plan), plan)
@@ -58,7 +64,7 @@ def distinct_plans(plans: Iterable[Plan]) -> list[Plan]:
 
 
 def build_and_check(plan: Plan, output: Path) -> list[str]:
-    """Write `plan` as `output` and check it; what is wrong with it, in words."""
+    """Write `plan` into the folder `output`, check it, and return the problems in words."""
     if plan.profile is None or "triton" in plan.profile.formats:
         write_repository(repository_files(plan, version="0"), output)
         report = check_repository(output, CheckOptions())
@@ -71,7 +77,7 @@ def build_and_check(plan: Plan, output: Path) -> list[str]:
 
 
 def render_every_format(plan: Plan) -> int:
-    """Bytes of all formats that the plan makes sense in."""
+    """Return the bytes of all formats that the plan makes sense in."""
     usable = plan.profile.formats if plan.profile is not None else ("triton",)
     rendered = (format_files(name, plan, version="0") for name in usable if name in FORMATS)
     return sum(len(file.content) for files in rendered for file in files)

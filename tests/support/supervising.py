@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.data.model_source import model_repository
+from deepseek_triton_build import model_repository
 from deepseek_triton_tools.host.free_ports import claim_ports
 from support.waiting import PATIENCE_S
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from deepseek_triton_build.render.formats import FORMATS
+from deepseek_triton_build import FORMATS
 from deepseek_triton_tools.cli.main import main
 
 R1 = ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8"]

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deepseek_triton_build import make_plan
-from deepseek_triton_build.data.catalog import PRECISIONS, gpus, variants
-from deepseek_triton_build.data.catalog.profiles import profiles
-from deepseek_triton_build.data.releases import RELEASES, load_release
-from deepseek_triton_build.render.formats import FORMATS
+from deepseek_triton_build import FORMATS, make_plan
+from deepseek_triton_build.catalog import PRECISIONS, RELEASES, gpus, load_release, profiles, variants
 from deepseek_triton_tools.cli.main import VERBS, main, program_parser
 from deepseek_triton_tools.cli.parsing import forms_of
 from deepseek_triton_tools.cli.plan_request import plan_request

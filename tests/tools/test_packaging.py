@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from deepseek_triton_build.data.model_source import model_repository
+from deepseek_triton_build import model_repository
 
 ROOT = Path(__file__).resolve().parents[2]
 

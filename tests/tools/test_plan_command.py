@@ -4,7 +4,7 @@ import re
 import pytest
 
 from deepseek_triton_build import PlanRequest, make_plan
-from deepseek_triton_build.data.catalog import variants
+from deepseek_triton_build.catalog import variants
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.plans.plan_document import plan_document
 from deepseek_triton_tools.terminal import tables
@@ -45,7 +45,7 @@ def checkpoint(folder, *, class_name="DeepseekV3ForCausalLM", quant=None):
         pytest.param(
             [*R1[1:], "--image", "26.05-vllm-python-py3"], 1, "use 26.05-trtllm-python-py3", id="another image"
         ),
-        pytest.param([*R1[1:], "--image", "25.11"], 1, "no repository is made for it: a build", id="25.11"),
+        pytest.param([*R1[1:], "--image", "25.11"], 1, "no repository is made for it", id="25.11"),
         pytest.param([*R1[1:], "--trtllm", "1.2"], 2, "did you mean '1.2.1' or '1.2.0'?", id="minor release"),
         pytest.param([*R1[1:], "--trtllm", ""], 2, "unknown TensorRT-LLM release ''", id="no release"),
         pytest.param(["x" * 5000, "--gpu", "h200"], 2, "unknown variant 'xxx", id="long variant"),

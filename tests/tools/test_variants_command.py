@@ -2,9 +2,7 @@ import json
 
 import pytest
 
-from deepseek_triton_build.data.catalog import gpus, variants
-from deepseek_triton_build.data.catalog.profiles import profiles
-from deepseek_triton_build.data.releases import RELEASES
+from deepseek_triton_build.catalog import RELEASES, gpus, profiles, variants
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.terminal import tables
 

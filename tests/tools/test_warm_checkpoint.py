@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
-from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check import Finding
 from deepseek_triton_tools.repository.checkpoint_files import (
     CheckpointFiles,
     WeightFile,

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from bench.synthetic_checkpoint import make_checkpoint
 
-from deepseek_triton_build.arithmetic.load_time import ENGINE_START_S
+from deepseek_triton_build.arithmetic import ENGINE_START_S
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.warming import forms, take_survey
 from deepseek_triton_tools.warming.pagecache.residency import evict

@@ -689,12 +689,12 @@ def test_shapes_are_those_of_the_highest_versions_warm_up(tmp_path):
 
 @pytest.mark.parametrize("ours", [None, {}, {"engine": "tensorrt_llm", "warmup": None}])
 def test_without_a_warm_up_shapes_follow_from_the_llm_arguments(tmp_path, ours):
-    from deepseek_triton_build.arithmetic.warmup_shapes import shapes_of
+    from deepseek_triton_build.arithmetic import shapes_for_llm_args
 
     llm_args = {"model": "m", "max_batch_size": 8, "max_num_tokens": 1024, "max_input_len": 512, "max_seq_len": 1024}
     write_yaml(tmp_path, {**llm_args, "triton_config": ours})
 
-    assert pairs(planned_shapes("tensorrt_llm", repository=tmp_path)) == list(shapes_of(llm_args))
+    assert pairs(planned_shapes("tensorrt_llm", repository=tmp_path)) == list(shapes_for_llm_args(llm_args))
 
 
 def test_other_engines_and_unknown_servers_get_modest_shapes_and_are_told_so(tmp_path):

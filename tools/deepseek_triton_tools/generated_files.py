@@ -6,10 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepseek_triton_build import PlanRequest, make_plan, repository_files
-from deepseek_triton_build.check.rules_page import rules_page
-from deepseek_triton_build.data.model_source import model_repository
-from deepseek_triton_build.render.contract_page import contract_page
+from deepseek_triton_build import PlanRequest, contract_page, make_plan, model_repository, repository_files
+from deepseek_triton_build.check import rules_page
 from deepseek_triton_tools._version import __version__
 
 _EMBEDDED = ("tensorrt_llm/config.pbtxt", "tensorrt_llm/1/model.yaml")

@@ -6,7 +6,7 @@ import string
 from collections.abc import Mapping
 from importlib import resources
 
-from deepseek_triton_build.render.yaml_text import WIDTH, comment
+from deepseek_triton_build.text import LINE_WIDTH, comment_lines
 
 _TOLERATED = 10
 """Columns by which a comment may be longer than WIDTH, because its author chose where the line ends."""
@@ -34,6 +34,6 @@ def wrapped(text: str) -> str:
 def _wrapped(line: str) -> list[str]:
     text = line.lstrip()
     # An indented line within a comment is a command to be copied, so it stays on one line.
-    if len(line) <= WIDTH + _TOLERATED or not text.startswith("# ") or text.startswith("#  "):
+    if len(line) <= LINE_WIDTH + _TOLERATED or not text.startswith("# ") or text.startswith("#  "):
         return [line]
-    return comment(text[2:], line[: len(line) - len(text)])
+    return comment_lines(text[2:], line[: len(line) - len(text)])

@@ -1,7 +1,7 @@
-"""GPU memory by arithmetic: weights from the shapes of the model, KV cache per token, workspace, and what is left.
+"""GPU memory by arithmetic: weights from the shapes of the model, KV cache per token, workspace, and what stays free.
 
-Weights are exact: the shapes give 688,574,839,360 bytes for the FP8 checkpoint, and 79.29 GiB a GPU at TP8, against
-79.59 measured (vLLM 0.25.1 on 8 x H200). The workspace is an estimate; each part says what it rests on.
+The weights are exact: the shapes give 688,574,839,360 bytes for the FP8 checkpoint, and 79.29 GiB a GPU at TP8; 79.59
+GiB were measured (vLLM 0.25.1 on 8 x H200). The workspace is an estimate; each of its constants says what it rests on.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ GIB = 2**30
 
 KvDtype = Literal["bf16", "fp8"]
 KV_BYTES: Mapping[KvDtype, int] = {"bf16": 2, "fp8": 1}
+"""KV dtype -> bytes of one value."""
 
 CONTEXT_BYTES = GIB
-"""CUDA context and communication buffers of one process: about 1 GiB. An estimate."""
+"""Bytes of the CUDA context and the communication buffers of one process: about 1 GiB, an estimate."""
 CUDA_GRAPH_BYTES = 200 * 10**6
-"""One captured batch size: "up to 200 MB", the description of cuda_graph_config in TensorRT-LLM's llm_args.py."""
+"""Bytes of one batch size's graph: "up to 200 MB", says TensorRT-LLM's llm_args.py of cuda_graph_config."""
 ACTIVATION_BYTES_PER_TOKEN = int(3.2 * GIB) // 8192
-"""Of an iteration's tokens: vLLM 0.25.1 took 3.2 GiB on 8 x H200 for 8,192. An estimate for TensorRT-LLM."""
+"""Activations of each token of an iteration. vLLM 0.25.1 took 3.2 GiB on 8 x H200 for 8,192 tokens; for TensorRT-LLM
+that is an estimate."""
 INDEXER_SCALE_BYTES = 4
-"""Beside each FP8 key of the sparse attention's indexer; assumed to be one 32-bit scale a token and layer."""
+"""Scale beside each FP8 key of the sparse attention's indexer: one 32-bit scale a token and layer is assumed."""
 PREFETCH_SHARE = 0.9
-"""The engine reads the checkpoint ahead into the page cache while it is smaller than this share of the available
+"""The engine prefetches a checkpoint into the page cache if it is smaller than this share of the available host
 memory (TensorRT-LLM's weight_loader.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How one model instance lies on its GPUs."""
+    """How one model instance is divided among its GPUs."""
 
     tensor_parallel_size: int
     expert_parallel_size: int
@@ -46,35 +48,36 @@ class Layout:
 
     @property
     def attention_dp_size(self) -> int:
-        """Ranks that each attend to requests of their own: their KV caches and batches add up."""
+        """Number of ranks with their own requests, KV cache and batch: the instance's are the sum of theirs."""
         return self.tensor_parallel_size if self.attention_dp else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Bytes of the parts of a checkpoint that are divided among GPUs in different ways."""
+    """Bytes of a checkpoint, by parts that are divided among the GPUs in different ways."""
 
     routed_experts: float
     attention: float
-    """What tensor parallelism divides; attention DP replicates it."""
+    """The attention projections that tensor parallelism divides; attention DP keeps them whole on every rank."""
     replicated: float
-    """Down-projections, router and norms: every rank holds them."""
+    """Attention's down-projections, router and norms: every rank holds them whole."""
     dense: float
     """Shared experts and the first dense layers."""
     embeddings: float
     mtp_experts: float
-    """The routed experts of the MTP layer, divided like the others."""
+    """The routed experts of the MTP layer; they are divided like the other experts."""
     mtp: float
     """The rest of the MTP layer."""
 
     @property
     def total(self) -> float:
+        """Bytes of the whole checkpoint."""
         whole_layers = self.routed_experts + self.attention + self.replicated + self.dense
         return whole_layers + self.embeddings + self.mtp_experts + self.mtp
 
 
 def weights(architecture: Architecture, checkpoint: KnownCheckpoint) -> Weights:
-    """The parts of `checkpoint`, from the shapes of `architecture` and how its precision stores each."""
+    """Compute the parts of `checkpoint` from the shapes of `architecture` and the formats of its precision."""
     a, stored = architecture, _STORED[checkpoint.precision]
     num_moe = a.num_layers - a.num_dense_layers
     wo_stored: Format = "nvfp4" if checkpoint.wo_quantized else stored["attention"]
@@ -94,10 +97,10 @@ def weights(architecture: Architecture, checkpoint: KnownCheckpoint) -> Weights:
 def weight_bytes_per_gpu(
     architecture: Architecture, checkpoint: KnownCheckpoint, layout: Layout, *, mtp: bool, expert_slots: int = 0
 ) -> int:
-    """Weights of the fullest GPU.
+    """Return the bytes of weights on the GPU that holds most.
 
-    :param mtp: the MTP layer is loaded.
-    :param expert_slots: of the expert load balancer, when there are more than experts; else 0.
+    :param mtp: whether the MTP layer is loaded.
+    :param expert_slots: slots of the expert load balancer where it has more than there are experts, else 0.
     """
     parts = weights(architecture, checkpoint)
     tp, pp = layout.tensor_parallel_size, layout.pipeline_parallel_size
@@ -112,7 +115,7 @@ def weight_bytes_per_gpu(
 def kv_bytes_per_token(
     architecture: Architecture, kv_dtype: KvDtype, *, mtp: bool, pipeline_parallel_size: int = 1
 ) -> int:
-    """KV cache of one token on one GPU. MLA's latent is kept whole on every tensor-parallel rank."""
+    """Return the bytes of KV cache for one token on one GPU. Every tensor-parallel rank holds MLA's latent whole."""
     a = architecture
     latent = (a.kv_lora_rank + a.qk_rope_head_dim) * KV_BYTES[kv_dtype]
     indexer = a.index_head_dim + INDEXER_SCALE_BYTES if a.is_sparse else 0
@@ -122,7 +125,7 @@ def kv_bytes_per_token(
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """GPU memory of one rank, in bytes, and the tokens it leaves room for."""
+    """GPU memory of one rank, in bytes, and the KV tokens that it leaves room for."""
 
     memory: int
     weights: int
@@ -132,28 +135,30 @@ class Budget:
     kv_cache: int
     kv_bytes_per_token: int
     attention_dp_size: int = 1
-    """KV caches of the instance that hold different requests."""
+    """Number of KV caches in the instance that hold different requests."""
 
     @property
     def workspace(self) -> int:
+        """Bytes beside weights and KV cache: CUDA context, CUDA graphs and activations."""
         return self.context + self.cuda_graphs + self.activations
 
     @property
     def free(self) -> int:
+        """Bytes that stay free; negative when the plan doesn't fit."""
         return self.memory - self.weights - self.workspace - self.kv_cache
 
     @property
     def kv_tokens(self) -> int:
-        """Of one rank."""
+        """Tokens that the KV cache of one rank holds."""
         return max(0, self.kv_cache) // self.kv_bytes_per_token
 
     @property
     def total_kv_tokens(self) -> int:
-        """Of the instance."""
+        """Tokens that the KV caches of the instance hold."""
         return self.kv_tokens * self.attention_dp_size
 
     def concurrent_requests(self, isl: int, osl: int) -> int:
-        """Requests of these input and output lengths that the KV cache of the instance holds at once."""
+        """Return how many requests of these input and output lengths the instance's KV caches hold at once."""
         return self.kv_tokens // (isl + osl) * self.attention_dp_size
 
 
@@ -171,9 +176,9 @@ def make_budget(
     mtp: bool = False,
     expert_slots: int = 0,
 ) -> Budget:
-    """What a rank's memory goes to. KV cache and what stays free may come out negative: then it doesn't fit.
+    """Return how a rank's memory is used. A negative KV cache or free memory means that it doesn't fit.
 
-    :param kv_fraction: free_gpu_memory_fraction, of what is left after weights, graphs and one iteration.
+    :param kv_fraction: free_gpu_memory_fraction, the KV cache's share of what weights, graphs and one iteration leave.
     """
     held = weight_bytes_per_gpu(architecture, checkpoint, layout, mtp=mtp, expert_slots=expert_slots)
     graphs = num_cuda_graphs * CUDA_GRAPH_BYTES
@@ -194,9 +199,9 @@ def make_budget(
 
 
 def cuda_graph_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
-    """The batch sizes TensorRT-LLM captures for cuda_graph_config.max_batch_size with padding.
+    """Return the batch sizes that TensorRT-LLM captures for cuda_graph_config.max_batch_size with padding.
 
-    1, 2, 4, every 8 up to 128, then powers of two (1.0 to 1.2.1, llm_args.py).
+    They are 1, 2, 4, each multiple of 8 up to 128, then powers of two, and the maximum (1.0 to 1.2.1, llm_args.py).
     """
     if max_batch_size < 1:
         return ()
@@ -207,16 +212,16 @@ def cuda_graph_batch_sizes(max_batch_size: int) -> tuple[int, ...]:
 
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64)
-"""Powers of two divide 128 heads and 256 experts."""
+"""Numbers of GPUs that a plan can have: powers of two, as they divide 128 attention heads and 256 experts."""
 _LEAST_NUM_TOKENS = 2048
 LEAST_KV_TOKENS = 8192
-"""Of one request; a deployment that holds less serves nobody."""
+"""KV tokens of one request that a deployment has to hold at least: a smaller one is of no use."""
 
 
 def minimum_gpus(gpu: Gpu, architecture: Architecture, checkpoint: KnownCheckpoint) -> int | None:
-    """The fewest GPUs that hold the weights, a small workspace and one request of 8,192 tokens; by memory alone.
+    """Return the fewest GPUs whose memory holds the weights, a small workspace and one request of 8,192 tokens.
 
-    None when GPU_COUNTS has no such number.
+    None when no number in GPU_COUNTS is enough. Only memory is considered, not what is published.
     """
     for count in GPU_COUNTS:
         layout = Layout(tensor_parallel_size=count, expert_parallel_size=count)
@@ -236,7 +241,7 @@ def minimum_gpus(gpu: Gpu, architecture: Architecture, checkpoint: KnownCheckpoi
 
 
 def host_memory_to_prefetch(checkpoint: KnownCheckpoint) -> int:
-    """Available memory of one node, in bytes, from which the engine reads the checkpoint ahead. Each node reads all."""
+    """Return the available bytes that each node needs for prefetching the checkpoint, which each node reads whole."""
     return math.ceil(checkpoint.weight_bytes / PREFETCH_SHARE)
 
 
@@ -246,12 +251,12 @@ _STORED: Mapping[str, Mapping[str, Format]] = {
     "fp4": {"routed": "nvfp4", "dense": "nvfp4", "attention": "bf16", "mtp": "bf16"},
     "w4a8": {"routed": "int4", "dense": "fp8", "attention": "fp8", "mtp": "fp8"},
 }
-"""Precision -> how each part is stored. NVFP4 checkpoints leave attention (all but wo, in the later ones) and the MTP
+"""Precision -> the format of each part. NVFP4 checkpoints keep attention (the later ones all of it but wo) and the MTP
 layer in 16 bits (their hf_quant_config.json); W4AFP8 quantizes the routed experts only (TensorRT-LLM's guide)."""
 
 
 def _linear(rows: int, columns: int, stored: Format) -> float:
-    """Bytes of a weight matrix with its scales."""
+    """Return the bytes of a weight matrix with its scales."""
     values = rows * columns
     if stored == "bf16":
         return values * 2
@@ -263,23 +268,23 @@ def _linear(rows: int, columns: int, stored: Format) -> float:
 
 
 def _experts(a: Architecture, number: int, stored: Format) -> float:
-    """Gate, up and down projection of `number` experts."""
+    """Return the bytes of the gate, up and down projections of `number` experts."""
     return number * 3 * _linear(a.moe_intermediate_size, a.hidden_size, stored)
 
 
 def _router(a: Architecture) -> float:
-    return a.num_routed_experts * (a.hidden_size * 2 + 4)  # and a 32-bit bias for each expert
+    return a.num_routed_experts * (a.hidden_size * 2 + 4)  # each expert also has a 32-bit bias
 
 
 def _divided_attention(a: Architecture, stored: Format, wo_stored: Format) -> float:
-    """The projections of a layer that are cut by attention heads."""
+    """Return the bytes of a layer's projections that are divided by attention heads."""
     queries = _linear(a.num_heads * (a.qk_nope_head_dim + a.qk_rope_head_dim), a.q_lora_rank, stored)
     keys_values = _linear(a.num_heads * (a.qk_nope_head_dim + a.v_head_dim), a.kv_lora_rank, stored)
     return queries + keys_values + _linear(a.hidden_size, a.num_heads * a.v_head_dim, wo_stored)
 
 
 def _whole_attention(a: Architecture, stored: Format) -> float:
-    """The down-projections, norms and indexer of a layer, which every rank holds."""
+    """Return the bytes of a layer's down-projections, norms and indexer, which every rank holds."""
     down = _linear(a.q_lora_rank, a.hidden_size, stored)
     down += _linear(a.kv_lora_rank + a.qk_rope_head_dim, a.hidden_size, stored)
     norms = (2 * a.hidden_size + a.q_lora_rank + a.kv_lora_rank) * 2
@@ -291,20 +296,20 @@ def _whole_attention(a: Architecture, stored: Format) -> float:
 
 
 def _mtp_layer(a: Architecture, stored: Format) -> float:
-    """The MTP layer without its routed experts and its own embeddings: the rest of a MoE layer, the projection that
-    joins it and three norms more."""
+    """Return the bytes of the MTP layer without routed experts and embeddings: the rest of a MoE layer, the projection
+    that joins token and hidden state, and three more norms."""
     attention = _divided_attention(a, stored, stored) + _whole_attention(a, stored)
     joining = _linear(a.hidden_size, 2 * a.hidden_size, "bf16") + 3 * a.hidden_size * 2
     return attention + _experts(a, a.num_shared_experts, stored) + _router(a) + joining
 
 
 def _fullest_stage(a: Architecture, pipeline_parallel_size: int) -> float:
-    """The share of the layers that the fullest pipeline stage holds."""
+    """Return the share of the layers in the pipeline stage that holds most."""
     return math.ceil(a.num_layers / pipeline_parallel_size) / a.num_layers
 
 
 def _tokens_at_once(layout: Layout, max_num_tokens: int, moe_max_num_tokens: int | None) -> int:
-    """Tokens whose activations are alive together: under attention DP the experts see those of every rank, in chunks of
-    moe_config.max_num_tokens where it is set."""
+    """Return the tokens whose activations take memory at the same time. Under attention DP the experts see the tokens
+    of every rank, in chunks of moe_config.max_num_tokens where it is set."""
     together = max_num_tokens * layout.attention_dp_size
     return max(max_num_tokens, min(together, moe_max_num_tokens or together))

@@ -1,35 +1,36 @@
-"""Which requests make a server warm: (requests at once, prompt tokens of each), smallest first.
+"""The requests that warm a server up, as shapes (concurrent requests, prompt tokens of each), smallest first.
 
-An engine compiles kernels, tunes them and allocates when a batch or a prompt of a new size class first comes. So the
-shapes are a small series over both, up to the limits. Pure arithmetic: who sends them is the backend (`triton_config.
-warmup`) and `deepseek-triton warm server`.
+An engine compiles kernels, tunes them and allocates memory when a batch or a prompt of a new size class first comes. So
+the shapes are a short series over both sizes, up to the server's limits. This module only computes them; the backend
+(`triton_config.warmup`) and `deepseek-triton warm server` send the requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
 from deepseek_triton_build.data.releases.spelling import MIXED, canonical
 
 SHORT_PROMPT = 64
-"""Tokens of the shortest prompts; fewer where a whole batch of them has to fit one iteration."""
+"""Tokens of the shortest prompts. Prompts of a large batch have fewer, so that the batch fits one iteration."""
 RATIO = 4
-"""Between neighbours of a series. Autotuner and graphs go by powers of two, and a neighbour's kernels do for most."""
+"""Ratio of neighbours in a series. Autotuner and graphs go by powers of two, and sizes between mostly use the same
+kernels."""
 MAX_REQUESTS = 2048
-"""At once, over all ranks. A larger batch than that hardly forms, for the first answers end while the last requests are
-still submitted (thousands a second), and submitting would be most of the warm-up's time."""
+"""Most concurrent requests of a shape, over all ranks. A larger batch hardly forms: the first answers end while the
+last requests are still being submitted (thousands a second), and submitting would take most of the warm-up's time."""
 MAX_GRAPH_SIZES = 48
-"""Of the CUDA graphs' batch sizes, so many are tried; TensorRT-LLM's own lists have 19 to 34 and are tried whole."""
+"""Most batch sizes of CUDA graphs that are tried. TensorRT-LLM's own lists have 19 to 34 sizes, so all are tried."""
 
 DEFAULT_MAX_BATCH_SIZE = 2048
-"""Of trtllm-serve and BuildConfig (TensorRT-LLM 1.2, docs of trtllm-serve)."""
+"""The default of trtllm-serve and BuildConfig (TensorRT-LLM 1.2, docs of trtllm-serve)."""
 DEFAULT_MAX_NUM_TOKENS = 8192
-"""The record of 1.2.1, TorchLlmArgs.max_num_tokens."""
+"""The default of TorchLlmArgs.max_num_tokens (the record of 1.2.1)."""
 DEFAULT_GRAPH_MAX_BATCH_SIZE = 128
-"""CudaGraphConfig without sizes (TensorRT-LLM 1.0 to 1.2.1, llm_args.py)."""
+"""The default of CudaGraphConfig without sizes (TensorRT-LLM 1.0 to 1.2.1, llm_args.py)."""
 
 
 def warmup_shapes(
@@ -40,22 +41,23 @@ def warmup_shapes(
     graph_batch_sizes: Sequence[int] | None = None,
     attention_dp_size: int = 1,
 ) -> tuple[tuple[int, int], ...]:
-    """(requests at once, prompt tokens of each), smallest first.
+    """Return the shapes (concurrent requests, prompt tokens of each), smallest first.
 
-    Requests times prompt tokens stay within `max_num_tokens`, so that a shape is one iteration; but for the last shape
-    where longer prompts are taken, in chunks: one prompt of two. Over all ranks no shape has more than MAX_REQUESTS, or
-    one for each rank where that is more.
+    Requests times prompt tokens stay within `max_num_tokens`, so that a shape is one iteration. The only exception,
+    where chunked prefill takes longer prompts, is the last shape: one prompt of two chunks. Over all ranks a shape has
+    at most MAX_REQUESTS requests, or one for each rank where that is more.
 
-    :param max_batch_size: of one rank, as all limits are.
-    :param max_input_len: the longest prompt; above `max_num_tokens` with chunked prefill alone.
-    :param graph_batch_sizes: of the CUDA graphs. None: those that TensorRT-LLM captures for `max_batch_size`.
-    :param attention_dp_size: ranks with batches of their own. A shape has as many times the requests, for the engine
-        deals them out evenly; but for the first, of a request that comes alone.
-    :raises ValueError: for a limit below 1.
+    :param max_batch_size: of one rank, like all limits.
+    :param max_input_len: the longest prompt. It exceeds `max_num_tokens` only with chunked prefill.
+    :param graph_batch_sizes: batch sizes of the CUDA graphs. None: those that TensorRT-LLM captures for
+        `max_batch_size`.
+    :param attention_dp_size: number of ranks with batches of their own. A shape has that many times the requests, as
+        the engine distributes them evenly. The first shape is a single request all the same.
+    :raises ValueError: when a limit is below 1.
     """
     if min(max_batch_size, max_num_tokens, max_input_len, attention_dp_size) < 1:
         raise ValueError(
-            "the limits of a warm-up: expected numbers from 1, got "
+            "limits of a warm-up: expected numbers from 1, got "
             f"{max_batch_size=}, {max_num_tokens=}, {max_input_len=}, {attention_dp_size=}"
         )
     most = min(max_batch_size, max_num_tokens, max(1, MAX_REQUESTS // attention_dp_size))
@@ -64,7 +66,7 @@ def warmup_shapes(
     batches = _series(1, most)
     lengths = _series(min(SHORT_PROMPT, max_input_len, max_num_tokens), min(max_input_len, max_num_tokens))
     shapes = {(batch, length) for batch in batches for length in lengths if batch * length <= max_num_tokens}
-    # Decoding goes by the batch alone: each of its sizes once, with a prompt as short as it takes.
+    # Decoding depends on the batch size alone, so each size is tried once, with a prompt as short as possible.
     for batch in {*batches, *_graph_batches(graph_batch_sizes, most)}:
         shapes.add((batch, min(lengths[0], max_num_tokens // batch)))
     if max_input_len > max_num_tokens:
@@ -74,7 +76,7 @@ def warmup_shapes(
 
 
 def _series(low: int, high: int) -> list[int]:
-    """From `low` in steps of RATIO, and `high`; what comes closer than half of it is left out."""
+    """Return `low`, then RATIO times the one before, and `high`; a size above half of `high` is left out."""
     series = []
     while low * 2 <= high:
         series.append(low)
@@ -83,7 +85,7 @@ def _series(low: int, high: int) -> list[int]:
 
 
 def _graph_batches(graph_sizes: Sequence[int], most: int) -> Iterator[int]:
-    """For each graph that a batch up to `most` runs in, the largest that does; of very many, evenly spread."""
+    """Yield the largest batch, up to `most`, that runs in each graph; of very many graphs only some, evenly spread."""
     sizes = sorted({size for size in graph_sizes if size >= 1})
     reached = [min(size, most) for size, before in zip(sizes, [0, *sizes], strict=False) if before < most]
     if len(reached) <= MAX_GRAPH_SIZES:
@@ -95,7 +97,7 @@ def _graph_batches(graph_sizes: Sequence[int], most: int) -> Iterator[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupLimits:
-    """What a warm-up has to keep to: the arguments of `warmup_shapes`."""
+    """The limits of a server that its warm-up keeps to: the arguments of `warmup_shapes`."""
 
     max_batch_size: int
     max_num_tokens: int
@@ -104,27 +106,20 @@ class WarmupLimits:
     attention_dp_size: int
 
 
-def shapes_of(llm_args: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
-    """The shapes for a server with these LLM arguments: model.yaml without triton_config, nested or in dotted keys.
+def shapes_for_llm_args(llm_args: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Return the shapes for a server with these LLM arguments: model.yaml without triton_config, nested or dotted.
 
-    Keys of every release are taken, and TensorRT-LLM's defaults where one says nothing that can be used.
+    Keys of every release are understood. A missing or unusable value counts as TensorRT-LLM's default.
     """
-    limits = limits_of(llm_args)
-    return warmup_shapes(
-        max_batch_size=limits.max_batch_size,
-        max_num_tokens=limits.max_num_tokens,
-        max_input_len=limits.max_input_len,
-        graph_batch_sizes=limits.graph_batch_sizes,
-        attention_dp_size=limits.attention_dp_size,
-    )
+    return warmup_shapes(**asdict(warmup_limits(llm_args)))
 
 
-def limits_of(llm_args: Mapping[str, Any]) -> WarmupLimits:
-    """The limits that `shapes_of` keeps to."""
+def warmup_limits(llm_args: Mapping[str, Any]) -> WarmupLimits:
+    """Return the limits that LLM arguments set, in any form that `shapes_for_llm_args` takes."""
     settings = canonical(dict(_flat(llm_args)), MIXED)
     max_num_tokens = _count(settings, "max_num_tokens") or DEFAULT_MAX_NUM_TOKENS
     max_seq_len = _count(settings, "max_seq_len")
-    # Without max_seq_len it is the checkpoint's own, 163,840 for DeepSeek: more than any prompt here.
+    # Without max_seq_len the checkpoint's own counts, 163,840 for DeepSeek: more than any prompt here.
     longest = [max(1, max_seq_len - 1)] if max_seq_len else []  # room for one token of the answer
     if not settings.get("enable_chunked_prefill"):
         longest.append(max_num_tokens)
@@ -148,7 +143,7 @@ def _graph_sizes(settings: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _flat(section: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted path and value; an empty section is a value."""
+    """Yield dotted path and value; an empty section counts as a value."""
     for name, value in section.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{name}.")
@@ -163,3 +158,6 @@ def _count(settings: Mapping[str, Any], key: str) -> int | None:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+shapes_of = shapes_for_llm_args  # the old name, until the tools have the new one

@@ -4,43 +4,45 @@ The repository may be generated, upstream's own or edited by hand.
 
     report = check_repository(Path("repository"), CheckOptions(gpu="h200"))
 
-All problems are found at once, each with its file, line and fix. Nothing in the repository is imported or run.
+All problems are found at once, each with its file, line and fix. Nothing in the repository is imported or run. The
+readers of YAML, stamps and checkpoints that the check uses are public too, for tools that read a repository.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from deepseek_triton_build.check.codes import CHECKS
-    from deepseek_triton_build.check.finding import CheckCode, CheckedModel, Finding, Report
-    from deepseek_triton_build.check.model_identity import CheckOptions
-    from deepseek_triton_build.check.repository_report import check_repository
+from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts, read_facts
+from deepseek_triton_build.check.codes import CHECKS, MISSING_SHARD, MODEL_GONE, MODEL_NOT_HERE
+from deepseek_triton_build.check.documents import read_yaml
+from deepseek_triton_build.check.finding import CheckCode, CheckedModel, Finding, Report
+from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
+from deepseek_triton_build.check.model_identity import CheckOptions
+from deepseek_triton_build.check.regular_files import is_inside, read_bytes
+from deepseek_triton_build.check.repository_report import check_repository
+from deepseek_triton_build.check.rules_page import rules_page
+from deepseek_triton_build.check.weights import INDEX, check_weights, files_read
+from deepseek_triton_build.render.stamp import MANIFEST
 
 __all__ = [
     "CHECKS",
+    "INDEX",
+    "MANIFEST",
+    "MISSING_SHARD",
+    "MODEL_GONE",
+    "MODEL_NOT_HERE",
     "CheckCode",
     "CheckOptions",
     "CheckedModel",
+    "CheckpointFacts",
     "Finding",
     "Report",
+    "Stamp",
     "check_repository",
+    "check_weights",
+    "files_read",
+    "is_inside",
+    "read_bytes",
+    "read_facts",
+    "read_stamp",
+    "read_yaml",
+    "rules_page",
 ]
-
-_HOMES = {
-    "CHECKS": "deepseek_triton_build.check.codes",
-    "CheckCode": "deepseek_triton_build.check.finding",
-    "CheckedModel": "deepseek_triton_build.check.finding",
-    "Finding": "deepseek_triton_build.check.finding",
-    "Report": "deepseek_triton_build.check.finding",
-    "CheckOptions": "deepseek_triton_build.check.model_identity",
-    "check_repository": "deepseek_triton_build.check.repository_report",
-}
-"""Name -> its module, which is imported when the name is asked for: what looks at a checkpoint needs no rules."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)

@@ -13,7 +13,7 @@ from deepseek_triton_build.check.documents import read_json
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.data.catalog import Architecture, Precision, architectures
 from deepseek_triton_build.render.hf_quant_config import NAME as QUANT_CONFIG
-from deepseek_triton_build.text import shown
+from deepseek_triton_build.text import short_repr
 
 _TOOLS = ("modelopt", "compressed-tensors")
 """Values of quant_method that name a tool and not a precision, which another file gives."""
@@ -66,7 +66,7 @@ def read_facts(folder: Path, label: str) -> tuple[CheckpointFacts, list[Finding]
     architecture = next((a for a in architectures().values() if a.class_name == class_name), None)
     if config is not None and architecture is None:
         known = " or ".join(a.class_name for a in architectures().values())
-        message = f"expected architectures: {known}, found {shown(class_name)}"
+        message = f"expected architectures: {known}, found {short_repr(class_name)}"
         fix = "point model at the right checkpoint; for another model the rules are not checked"
         findings.append(UNKNOWN_ARCHITECTURE.finding(message, fix, file=f"{label}/config.json"))
     in_config, in_quant = _section(config, "quantization_config"), _section(quant, "quantization")

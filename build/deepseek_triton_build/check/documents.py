@@ -13,7 +13,7 @@ import yaml
 from deepseek_triton_build.check.codes import BROKEN, DUPLICATE_KEY, NOT_A_MAPPING, UNREADABLE
 from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.check.regular_files import NotAFileError, read_bytes
-from deepseek_triton_build.text import one_line, plain, shown
+from deepseek_triton_build.text import printable_line, safe_name, short_repr
 
 MAX_TEXT_BYTES = 64 * 2**20
 """Size of the largest file that is read. The largest real one, the index of a checkpoint's tensors, has 10 MB."""
@@ -106,7 +106,7 @@ def read_json(path: Path, file: str) -> tuple[dict[str, Any] | None, list[Findin
     except (RecursionError, ValueError) as error:
         return None, [BROKEN.finding(f"not JSON that can be read: {error}", fix, file=file)]
     if not isinstance(value, dict):
-        return None, [BROKEN.finding(f"expected a JSON object, found {shown(value)}", fix, file=file, line=1)]
+        return None, [BROKEN.finding(f"expected a JSON object, found {short_repr(value)}", fix, file=file, line=1)]
     return value, []
 
 
@@ -180,7 +180,7 @@ class _DocumentReader:
             value = self._constructor.construct_object(node)
         except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
             # PyYAML's constructors assume that a tag fits its text. It need not: !!bool maybe, !!int "", 2026-99-99.
-            raise _refused(f"{shown(node.value)} is not of type {node.tag.rpartition(':')[2]}", node) from error
+            raise _refused(f"{short_repr(node.value)} is not of type {node.tag.rpartition(':')[2]}", node) from error
         if isinstance(value, int) and not -(2**63) <= value <= _LARGEST_INTEGER:
             raise _refused("a whole number of more than 64 bits", node)
         return value
@@ -207,7 +207,7 @@ def _broken(error: yaml.YAMLError, text: str, file: str) -> Finding:
     elif isinstance(position, int):
         line = text.count("\n", 0, position) + 1
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-    message = one_line(f"not YAML: {problem}")
+    message = printable_line(f"not YAML: {problem}")
     return BROKEN.finding(message, "correct it; the cause may be in the lines before it", file=file, line=line)
 
 
@@ -217,4 +217,4 @@ def _join(path: str, key: Any) -> str:
 
 def key_name(key: Any) -> str:
     """Return a key of a document as findings and dotted paths write it. YAML allows keys that are not strings."""
-    return plain(key) if isinstance(key, str) else shown(key)
+    return safe_name(key) if isinstance(key, str) else short_repr(key)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from deepseek_triton_build.text import one_line
+from deepseek_triton_build.text import printable_line
 
 if TYPE_CHECKING:
     from deepseek_triton_build.rules.rule import Severity
@@ -32,7 +32,7 @@ def make_finding(
     code: str, severity: Severity, message: str, fix: str, *, file: str, line: int | None = None, key: str | None = None
 ) -> Finding:
     """Return a finding whose texts are one line and safe to print, whatever they quote from the files."""
-    message, fix = one_line(message), one_line(fix)
+    message, fix = printable_line(message), printable_line(fix)
     return Finding(code=code, severity=severity, message=message, fix=fix, file=file, line=line, key=key)
 
 

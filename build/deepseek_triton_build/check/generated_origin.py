@@ -15,7 +15,7 @@ from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.regular_files import is_inside, read_bytes
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.render.stamp import MANIFEST, sha256
-from deepseek_triton_build.text import plain
+from deepseek_triton_build.text import safe_name
 
 RELEASE_RECORD = "release.yaml"
 START_SCRIPT = "start.sh"
@@ -73,7 +73,7 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
         if found != expected:
             what = "is gone" if found is None else "was changed"
             fix = "nothing, if that was meant; deepseek-triton build --force writes the original again"
-            yield CHANGED.finding(f"{plain(name)} {what} since it was generated", fix, file=file)
+            yield CHANGED.finding(f"{safe_name(name)} {what} since it was generated", fix, file=file)
 
 
 def read_release_version(version_dir: Path, label: str) -> tuple[str | None, list[Finding]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from deepseek_triton_build.check.codes import GPUS_SHARED, IDLE_GPUS, NO_GPUS, TOO_FEW_GPUS, WRONG_KIND
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.pbtxt import ModelConfig
-from deepseek_triton_build.text import shown
+from deepseek_triton_build.text import short_repr
 
 PARAMETER = "gpu_device_ids"
 _KIND_CPU = "KIND_CPU"
@@ -33,11 +33,11 @@ def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | No
     instances = [[_gpu(gpu) for gpu in part.split(",") if gpu.strip()] for part in text.split(";")]
     if len(instances) != count or not all(instances):
         wanted = "one instance" if count == 1 else f"{count} instances, separated by semicolons"
-        message = f"expected the GPUs of {wanted}, found {shown(text)}"
+        message = f"expected the GPUs of {wanted}, found {short_repr(text)}"
         yield config.finding(NO_GPUS, message, _example(count, num_ranks), at=PARAMETER)
     uses = Counter(gpu for gpus in instances for gpu in gpus)
     if twice := [gpu for gpu, times in uses.items() if times > 1]:
-        message = f"GPU {', '.join(twice)} is given more than once in {shown(text)}"
+        message = f"GPU {', '.join(twice)} is given more than once in {short_repr(text)}"
         yield config.finding(GPUS_SHARED, message, "give each GPU to one instance", at=PARAMETER)
     for index, gpus in enumerate(instances):
         if num_ranks and gpus:

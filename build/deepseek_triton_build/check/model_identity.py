@@ -34,9 +34,8 @@ from deepseek_triton_build.data.catalog import (
     variant_of_model,
     variants,
 )
-from deepseek_triton_build.data.releases import READABLE_RELEASES, Release, load_release
-from deepseek_triton_build.planning.plan_request import DEFAULT_RELEASE
-from deepseek_triton_build.text import plain, shown
+from deepseek_triton_build.data.releases import DEFAULT_RELEASE, READABLE_RELEASES, Release, load_release
+from deepseek_triton_build.text import safe_name, short_repr
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -82,7 +81,7 @@ def find_release(
         if version in READABLE_RELEASES:
             return load_release(version), known_from, findings
         if version is not None:
-            message = f"{known_from} names TensorRT-LLM {shown(version)}, which is not recorded here"
+            message = f"{known_from} names TensorRT-LLM {short_repr(version)}, which is not recorded here"
             fix = f"check against one of {', '.join(READABLE_RELEASES)} with --trtllm"
             findings.append(BAD_RECORD.finding(message, fix, file=known_from))
     message = f"no file names the TensorRT-LLM release, so {DEFAULT_RELEASE} is assumed"
@@ -113,7 +112,7 @@ def require_model_root(options: CheckOptions) -> None:
     """
     if options.model_root is not None and not os.path.isdir(options.model_root):
         found = "a file" if os.path.exists(options.model_root) else "nothing"
-        where = plain(str(options.model_root))
+        where = safe_name(str(options.model_root))
         raise UnusableCheckpointError(
             f"{where}: expected the checkpoint's folder, found {found}; name the folder that holds it"
         )
@@ -126,9 +125,9 @@ def absent_checkpoint(document: Document, model: str, *, strict: bool) -> Findin
         fix = "nothing; to have its files checked, name the folder it was downloaded to with --model"
         return document.finding(MODEL_ON_HUB, "model", message, fix)
     if strict:
-        message = f"expected a checkpoint at {shown(model)}, found no folder"
+        message = f"expected a checkpoint at {short_repr(model)}, found no folder"
         return document.finding(MODEL_GONE, "model", message, "correct the path, or name the folder with --model")
-    message = f"{shown(model)} is not on this machine; the container may have it"
+    message = f"{short_repr(model)} is not on this machine; the container may have it"
     fix = "to have its files checked, name its folder on this machine with --model"
     return document.finding(MODEL_NOT_HERE, "model", message, fix)
 
@@ -161,7 +160,7 @@ def _unknown_names(stamp: Stamp) -> Iterator[Finding]:
     for kind, known in (("variant", variants()), ("gpu", gpus())):
         name: Any = stamp.values.get(kind)
         if name is not None and name not in list(known):
-            message = f"{stamp.file} names the {kind} {shown(name)}, which is not known here"
+            message = f"{stamp.file} names the {kind} {short_repr(name)}, which is not known here"
             yield BAD_RECORD.finding(message, f"build it again for one of {', '.join(known)}", file=stamp.file)
 
 
@@ -191,11 +190,13 @@ def _contradictions(
     expected = variant.architecture if variant else None
     if variant and expected and facts.class_name and facts.class_name != expected.class_name:
         why = "generated for" if from_stamp else "named like"
-        message = f"expected {expected.class_name}, because it is {why} {variant.name}; found {plain(facts.class_name)}"
+        message = (
+            f"expected {expected.class_name}, because it is {why} {variant.name}; found {safe_name(facts.class_name)}"
+        )
         fix = f"point model at a checkpoint of {variant.name}, or build again for this one"
         yield WRONG_ARCHITECTURE.finding(message, fix, file=f"{facts.label}/config.json")
     if planned and facts.is_quantization_known and facts.precision != planned.precision:
-        found = "no quantization" if facts.quantization is None else plain(facts.quantization)
+        found = "no quantization" if facts.quantization is None else safe_name(facts.quantization)
         message = f"expected {planned.precision} weights ({planned.quant_algo}), found {found}"
         fix = f"point model at {planned.model}"
         fix += f", or build again with --precision {facts.precision}" if facts.precision else ""

@@ -29,7 +29,7 @@ from deepseek_triton_build.check.documents import read_text
 from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.render.config_pbtxt import declaration
-from deepseek_triton_build.text import nearest, one_line, shown
+from deepseek_triton_build.text import nearest_name, printable_line, short_repr
 
 NAME = "config.pbtxt"
 _TOKEN = re.compile(r"""(?P<skip>\#[^\n]*)|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<word>\w+)|[{}<>]""")
@@ -97,7 +97,7 @@ def read_config(path: Path, file: str) -> tuple[ModelConfig | None, list[Finding
     try:
         parsed = text_format.Parse(text, messages.ModelConfig())
     except text_format.ParseError as error:
-        problem = one_line(str(error).partition(" : ")[2]) or "not a ModelConfig"
+        problem = printable_line(str(error).partition(" : ")[2]) or "not a ModelConfig"
         line = error.GetLine()
         return None, [BROKEN_CONFIG.finding(problem, "correct or remove it", file=file, line=line)]
     except UnicodeDecodeError:
@@ -118,7 +118,7 @@ def check_config(
         text = f"the model is named {message.name!r}, its folder {folder_name!r}"
         yield config.finding(WRONG_NAME, text, f'write name: "{folder_name}", or rename the folder', at="name")
     if message.backend != "python":
-        text = f"expected backend python, found {shown(message.backend or message.platform or None)}"
+        text = f"expected backend python, found {short_repr(message.backend or message.platform or None)}"
         yield config.finding(WRONG_BACKEND, text, 'write backend: "python"', at="backend")
     policies = (("decoupled", message.model_transaction_policy.decoupled), ("max_batch_size", message.max_batch_size))
     for key, here in policies if triton is not None else ():
@@ -143,8 +143,10 @@ def _check_policy(
 ) -> Iterator[Finding]:
     if here == there:
         return
-    text = f"{key} is {shown(here)} here and {shown(there)} in {model_yaml}"
-    wanted = f"model_transaction_policy {{ decoupled: {shown(there)} }}" if key == "decoupled" else f"{key}: {there}"
+    text = f"{key} is {short_repr(here)} here and {short_repr(there)} in {model_yaml}"
+    wanted = (
+        f"model_transaction_policy {{ decoupled: {short_repr(there)} }}" if key == "decoupled" else f"{key}: {there}"
+    )
     is_left_out = config.line(key) is None
     if is_left_out and not is_ours:
         yield config.finding(POLICY_ONLY_COMPLETED, text, f"write {wanted}", at=key)
@@ -158,7 +160,7 @@ def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], want
     by_name = {tensor.name: tensor for tensor in wanted}
     for name, times in Counter(tensor.name for tensor in declared).items():
         if times > 1:
-            text = f"{kind} {shown(name)} is declared {times} times"
+            text = f"{kind} {short_repr(name)} is declared {times} times"
             yield config.finding(MISSING_TENSOR, text, "leave only one of them", at=f'"{name}"')
     for name, tensor in by_name.items():
         if name not in here:
@@ -170,9 +172,11 @@ def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], want
             text = f"{kind} {name}: expected {expected}, found {found}"
             yield config.finding(MISSING_TENSOR, text, f"write {declaration(kind, tensor)}", at=f'"{name}"')
     for name in here.keys() - by_name.keys():
-        near = nearest(name, by_name.keys() - here.keys())
+        near = nearest_name(name, by_name.keys() - here.keys())
         fix = f"did you mean {near}?" if near else "remove it"
-        yield config.finding(EXTRA_TENSOR, f"{kind} {shown(name)} is not in the wire contract", fix, at=f'"{name}"')
+        yield config.finding(
+            EXTRA_TENSOR, f"{kind} {short_repr(name)} is not in the wire contract", fix, at=f'"{name}"'
+        )
 
 
 def _shape(dtype: str, tensor: Any, kind: str) -> str:

@@ -31,7 +31,7 @@ from deepseek_triton_build.data.releases import (
     spelling,
 )
 from deepseek_triton_build.data.setting_types import bounded_type
-from deepseek_triton_build.text import listed, nearest, shown, to_write
+from deepseek_triton_build.text import edit_instruction, first_names, nearest_name, short_repr
 
 UPSTREAM_KEYS = ("logits_post_processors",)
 """Top-level keys that upstream's model.py takes for itself (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
@@ -104,14 +104,14 @@ class _SchemaWalk:
         kinds = _kinds(self.release, found.name)
         chosen, chooser = value.get(found.discriminator), f"{key}.{found.discriminator}"
         if not isinstance(chosen, str):
-            expected = f"expected {found.discriminator}, which names the kind of section, found {shown(chosen)}"
-            self.add(WRONG_CHOICE, chooser, expected, to_write({chooser: next(iter(kinds))}))
+            expected = f"expected {found.discriminator}, which names the kind of section, found {short_repr(chosen)}"
+            self.add(WRONG_CHOICE, chooser, expected, edit_instruction({chooser: next(iter(kinds))}))
             return
         self.found.settings[chooser] = chosen
         if chosen not in kinds:
-            near = nearest(chosen, kinds)
+            near = nearest_name(chosen, kinds)
             fix = f"did you mean {near}?" if near else f"nothing, if it is meant; recorded kinds: {', '.join(kinds)}"
-            message = f"{shown(chosen)} is not recorded here, so its keys are not checked"
+            message = f"{short_repr(chosen)} is not recorded here, so its keys are not checked"
             self.add(NOT_LOOKED_INTO, chooser, message, fix)
             return
         below = {name: entry for name, entry in value.items() if name != found.discriminator}
@@ -139,7 +139,7 @@ class _SchemaWalk:
         where = f"{prefix} of TensorRT-LLM" if prefix else "TensorRT-LLM"
         if "." in name and self.release.find_key(key) is not None:
             message = f"YAML reads {name} as one name with dots in it, not as a path"
-            self.add(WRONG_KEY, key, message, to_write({key: value}))
+            self.add(WRONG_KEY, key, message, edit_instruction({key: value}))
             return
         is_settled = all(cls.complete for cls in classes)
         fix = _found_elsewhere(key, is_settled) or _near_miss(name, prefix, classes)
@@ -177,7 +177,7 @@ class _SchemaWalk:
         ours = spelling.canonical(moved, spelling.MIXED)
         self.found.meant |= ours
         self.found.places |= {name: name if name in self.document.lines else key for name in ours}
-        return to_write(self.in_release(moved))
+        return edit_instruction(self.in_release(moved))
 
     def in_release(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings of any release under the keys of this one."""
@@ -198,12 +198,12 @@ class _SchemaWalk:
             fix = "write a value, or leave the key out for its default"
             self.add(WRONG_NULL, key, _expected(spelled, value), fix)
         elif found.sections:
-            known = listed((name for kind in found.sections for name in self.release.classes[kind].fields), most=4)
+            known = first_names((name for kind in found.sections for name in self.release.classes[kind].fields), most=4)
             null = ", or null" if type_strings.has_none(spelled) else ""
-            message = f"expected a section with its keys below it{null}, found {shown(value)}"
+            message = f"expected a section with its keys below it{null}, found {short_repr(value)}"
             self.add(NOT_A_SECTION, key, message, f"write its keys below it: {known}")
         elif isinstance(value, str) and (known_choices := type_strings.choices(spelled)):
-            near = nearest(value, known_choices)
+            near = nearest_name(value, known_choices)
             fix = f"did you mean {near}?" if near else f"write {type_strings.in_words(spelled)}"
             self.add(WRONG_CHOICE, key, _expected(spelled, value), fix)
         else:
@@ -224,12 +224,12 @@ def _found_elsewhere(key: str, is_settled: bool) -> str | None:
 
 
 def _near_miss(name: str, prefix: str, classes: list[LlmClass]) -> str | None:
-    near = None if "." in name else nearest(name, [known for cls in classes for known in cls.fields])
+    near = None if "." in name else nearest_name(name, [known for cls in classes for known in cls.fields])
     return near and f"did you mean {near}{f', under {prefix}' if prefix else ''}?"
 
 
 def _expected(spelled: str, value: Any) -> str:
-    return f"expected {type_strings.in_words(spelled)}, found {shown(value)}"
+    return f"expected {type_strings.in_words(spelled)}, found {short_repr(value)}"
 
 
 def _fix_of_type(spelled: str, value: Any) -> str:

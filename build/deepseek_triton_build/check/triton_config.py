@@ -12,7 +12,7 @@ from deepseek_triton_build.check.schema import TRITON_SECTION
 from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS, WARMUP_SETTINGS, sampling_problem, warmup_problem
-from deepseek_triton_build.text import nearest, shown
+from deepseek_triton_build.text import nearest_name, short_repr
 
 _UPSTREAM_SETTINGS: Mapping[str, str] = {
     "max_batch_size": "int 0..",
@@ -29,7 +29,7 @@ def check_triton_config(document: Document, *, is_ours: bool) -> Iterator[Findin
     """
     section = document.values.get(TRITON_SECTION)
     if section is not None and not isinstance(section, dict):
-        message = f"expected a section, found {shown(section)}"
+        message = f"expected a section, found {short_repr(section)}"
         yield document.finding(WRONG_SETTING_VALUE, TRITON_SECTION, message, "write its keys below it")
         return
     settings = BACKEND_SETTINGS if is_ours else _UPSTREAM_SETTINGS
@@ -37,10 +37,10 @@ def check_triton_config(document: Document, *, is_ours: bool) -> Iterator[Findin
         if key in settings:
             if not type_strings.fits(value, settings[key]):
                 expected = type_strings.in_words(settings[key])
-                message = f"expected {expected}, found {shown(value)}"
+                message = f"expected {expected}, found {short_repr(value)}"
                 yield document.finding(WRONG_SETTING_VALUE, f"{TRITON_SECTION}.{key}", message, f"write {expected}")
         elif is_ours:
-            yield _unknown(document, f"{TRITON_SECTION}.{key_name(key)}", "the backend", nearest(key, settings))
+            yield _unknown(document, f"{TRITON_SECTION}.{key_name(key)}", "the backend", nearest_name(key, settings))
     if is_ours:
         sampling, warmup = ((section or {}).get(name) for name in ("default_sampling", "warmup"))
         fields = contract().SAMPLING_BY_NAME
@@ -72,7 +72,7 @@ def _check_entries(
     for name, value in entries.items() if isinstance(entries, dict) else ():
         dotted = f"{TRITON_SECTION}.{section}.{key_name(name)}"
         if name not in known:
-            yield _unknown(document, dotted, section, nearest(name, known))
+            yield _unknown(document, dotted, section, nearest_name(name, known))
         elif problem := problem_of(name, value):
             fix = "write such a value, or leave the key out"
             yield document.finding(WRONG_SETTING_VALUE, dotted, problem, fix)

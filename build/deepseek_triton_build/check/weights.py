@@ -24,7 +24,7 @@ from deepseek_triton_build.check.documents import read_json
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.regular_files import NotAFileError, is_inside, open_file
 from deepseek_triton_build.check.safetensors import Header, HeaderError, PointerError, read_header
-from deepseek_triton_build.text import listed, plain
+from deepseek_triton_build.text import first_names, safe_name
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -82,7 +82,7 @@ class _FolderCheck:
         try:
             present = _present(self.folder)
         except OSError as error:
-            message = f"{plain(self.label)} can't be looked into: {error.strerror}"
+            message = f"{safe_name(self.label)} can't be looked into: {error.strerror}"
             yield UNREADABLE.finding(message, "make it readable and searchable", file=self.label)
             return
         if only_indexed and WEIGHTS in present:  # transformers looks for this file first
@@ -115,11 +115,11 @@ class _FolderCheck:
     def check_shards(self, shards: Mapping[str, Collection[str]], index_file: str) -> Iterator[Finding]:
         outside = [name for name in shards if not is_inside(name)]
         if outside:
-            message = f"expected names of files in this folder, found {listed(outside)}"
+            message = f"expected names of files in this folder, found {first_names(outside)}"
             yield BROKEN.finding(message, _AGAIN, file=index_file)
         missing = [name for name in shards.keys() - set(outside) if _is_absent(self.folder / name)]
         if missing:
-            message = f"{len(missing)} of {len(shards)} shards are missing: {listed(missing)}"
+            message = f"{len(missing)} of {len(shards)} shards are missing: {first_names(missing)}"
             yield MISSING_SHARD.finding(message, "download them again", file=index_file)
         everywhere = frozenset(tensor for tensors in shards.values() for tensor in tensors)
         for name in sorted(shards.keys() - set(outside) - set(missing)):
@@ -138,11 +138,11 @@ class _FolderCheck:
     def check_without_index(self, present: set[str]) -> Iterator[Finding]:
         """Check a folder with one file, or with files whose names hold numbers."""
         if not present:
-            message = f"{plain(self.label)} has neither {INDEX} nor a *.safetensors file"
+            message = f"{safe_name(self.label)} has neither {INDEX} nor a *.safetensors file"
             yield NO_WEIGHTS.finding(message, "download the checkpoint again", file=self.label)
         missing = _unnumbered(present)
         if missing:
-            message = f"{len(missing)} shards are missing, as the names of the others show: {listed(missing)}"
+            message = f"{len(missing)} shards are missing, as the names of the others show: {first_names(missing)}"
             yield MISSING_SHARD.finding(message, "download them again", file=self.label)
         yield from self.check_each(present)
 
@@ -193,7 +193,7 @@ def _wrong_length(header: Header) -> str:
     cut = header.tensors_beyond(header.found)
     begin, end = header.tensors[cut[0]]
     message = f"truncated: it ends at byte {header.found:,}, but by its header at byte {header.length:,}; tensors cut: "
-    return f"{message}{len(cut)}, the first {plain(cut[0])}, bytes {begin:,} to {end:,}"
+    return f"{message}{len(cut)}, the first {safe_name(cut[0])}, bytes {begin:,} to {end:,}"
 
 
 def _compare(header: Header, wanted: frozenset[str], everywhere: frozenset[str], file: str) -> Iterator[Finding]:
@@ -205,7 +205,7 @@ def _compare(header: Header, wanted: frozenset[str], everywhere: frozenset[str],
     found = header.tensors.keys()
     if absent := wanted - found:
         message = (
-            f"{len(absent)} of the {len(wanted)} tensors that the index lists for it are missing: {listed(absent)}"
+            f"{len(absent)} of the {len(wanted)} tensors that the index lists for it are missing: {first_names(absent)}"
         )
         yield MISSING_TENSORS.finding(message, "download it and the index again", file=file)
     others = (
@@ -213,7 +213,9 @@ def _compare(header: Header, wanted: frozenset[str], everywhere: frozenset[str],
         ((found - wanted) & everywhere, "are in another shard by the index"),
     )
     if unlisted := [(tensors, what) for tensors, what in others if tensors]:
-        parts = [f"{len(tensors)} of its {len(found)} tensors {what}: {listed(tensors)}" for tensors, what in unlisted]
+        parts = [
+            f"{len(tensors)} of its {len(found)} tensors {what}: {first_names(tensors)}" for tensors, what in unlisted
+        ]
         yield UNLISTED_TENSORS.finding("; ".join(parts), "download it and the index again", file=file)
 
 

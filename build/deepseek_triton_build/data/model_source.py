@@ -1,4 +1,4 @@
-"""Where the model repository that every generated one is copied from lies: inside the wheel, or in the checkout."""
+"""Find the model repository that every generated one is copied from: inside the wheel, or in the checkout."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from types import ModuleType
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CANDIDATES = (_PACKAGE / "model_repository", _PACKAGE.parents[1] / "model_repository")
-"""In the wheel the folder is force-included beside this file; an editable install reads the checkout's."""
+"""The wheel holds the folder inside this package (force-include); an editable install reads the checkout's."""
 
 
 def model_repository() -> Path:
-    """The folder that holds `tensorrt_llm/`."""
+    """Return the folder that holds `tensorrt_llm/`.
+
+    :raises FileNotFoundError: when neither place has it.
+    """
     for candidate in _CANDIDATES:
         if (candidate / "tensorrt_llm" / "1" / "model.py").is_file():
             return candidate
@@ -22,18 +25,18 @@ def model_repository() -> Path:
 
 
 def version_dir() -> Path:
-    """The folder of model.py; on sys.path, it makes `deepseek_backend` importable."""
+    """Return the folder of model.py. On sys.path it makes `deepseek_backend` importable."""
     return model_repository() / "tensorrt_llm" / "1"
 
 
 @cache
 def contract() -> ModuleType:
-    """The backend's contract.py, loaded by itself: the generator never imports the backend."""
+    """Return the backend's contract.py as a module. It is loaded alone: the generator never imports the backend."""
     path = version_dir() / "deepseek_backend" / "contract.py"
     spec = importlib.util.spec_from_file_location("deepseek_triton_build._contract", path)
     if spec is None or spec.loader is None:
         raise FileNotFoundError(f"{path}: can't be loaded")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
+    sys.modules[spec.name] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module

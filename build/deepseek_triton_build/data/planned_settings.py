@@ -1,4 +1,4 @@
-"""A line of model.yaml, and a variable of the environment, each with its reason."""
+"""What a plan writes: lines of model.yaml and environment variables, each with its reason."""
 
 from __future__ import annotations
 
@@ -6,39 +6,44 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class Explained:
-    """Something chosen, with the reason."""
+class _Explained:
+    """What a plan chooses has a reason and its source."""
 
     reason: str
-    source: str = ""
-    """The document the reason rests on; empty when it is arithmetic or the user's own choice."""
+    source: str
 
     @property
     def comment(self) -> str:
+        """The reason with its source, as generated files have it."""
         return f"{self.reason} ({self.source})" if self.source else self.reason
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting(Explained):
+@dataclass(frozen=True)
+class Setting(_Explained):
     """One line of model.yaml."""
 
     key: str
-    """Dotted path, `kv_cache_config.dtype`."""
+    """Dotted path, such as `kv_cache_config.dtype`."""
     value: Any
+    reason: str
+    source: str = ""
+    """The document that the reason rests on; empty for arithmetic and for the user's own choice."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentVariable(Explained):
-    """One variable that the server is started with."""
+@dataclass(frozen=True)
+class EnvironmentVariable(_Explained):
+    """One environment variable that the server is started with."""
 
     name: str
     value: str
+    reason: str
+    source: str = ""
+    """The document that the reason rests on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Omission:
-    """A setting of the recipe, or a default, that the plan leaves out."""
+    """A recipe's setting, or a default, that the plan leaves out, and why."""
 
     key: str
     value: Any

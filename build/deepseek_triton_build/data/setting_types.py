@@ -1,4 +1,4 @@
-"""What values settings take, beyond the types in the releases' records: bounds, and the backend's own settings."""
+"""The values that settings take, beyond the types in the release records: bounds, and the backend's own settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.model_source import contract
-from deepseek_triton_build.text import nearest, shown
+from deepseek_triton_build.text import nearest_name, short_repr
 
 _RANGES: Mapping[str, str] = {
     "tensor_parallel_size": "int 1..",
@@ -26,11 +26,11 @@ _RANGES: Mapping[str, str] = {
     "cuda_graph_config.max_batch_size": "int 0..",
     "speculative_config.num_nextn_predict_layers": "int 0..",
 }
-"""Canonical key -> its type with the bounds, by what it counts. -1 leaves expert parallelism to the engine."""
+"""Canonical key -> its type with bounds, by what the key counts. -1 leaves expert parallelism to the engine."""
 
 
 def bounded_type(canonical_key: str, spelled: str) -> str:
-    """The type `spelled` with the bounds of its key, where it has any."""
+    """Return the type `spelled` with the bounds of its key, if the key has any."""
     bounded = _RANGES.get(canonical_key)
     if bounded is None:
         return spelled
@@ -61,8 +61,8 @@ BACKEND_SETTINGS: Mapping[str, str] = {
     "engine_options": "dict",
     "warmup": "dict | None",
 }
-"""Key -> type. The backend's own table is in its config.py, which is not imported here; a test holds the two
-together."""
+"""Setting of triton_config -> type. The backend's own table is in its config.py, which is not imported here; a test
+compares the two."""
 
 WARMUP_SETTINGS: Mapping[str, str] = {
     "shapes": "list[list[int]]",
@@ -70,9 +70,9 @@ WARMUP_SETTINGS: Mapping[str, str] = {
     "max_rounds": "int 1..1000",
     "max_s": "float 1..86400",
 }
-"""The same for what stands under triton_config.warmup, where `shapes` has to be."""
+"""Setting of triton_config.warmup -> type; `shapes` is required."""
 _MOST_REQUESTS, _MOST_TOKENS = 65_536, 2**22
-"""Of one shape; the backend's own are in its config.py, and a test holds the two together."""
+"""Limits of one shape: its requests, and all its tokens. A test compares them with the backend's own in config.py."""
 _SHAPES = (
     "a list of pairs [requests, prompt tokens] of whole numbers from 1, at most "
     f"{_MOST_REQUESTS:,} requests and {_MOST_TOKENS:,} tokens in all"
@@ -80,13 +80,13 @@ _SHAPES = (
 
 
 def warmup_problem(name: str, value: Any) -> str | None:
-    """Why the backend would refuse `value` for warmup's `name`: "expected ..., found ..."; None: it takes it."""
+    """Return why the backend refuses `value` for warmup's `name`, as "expected ..., found ..."; None if it takes it."""
     if name == "shapes":
         is_right = type_strings.fits(value, WARMUP_SETTINGS[name]) and all(map(_is_shape, value))
-        return None if value and is_right else f"expected {_SHAPES}, found {shown(value)}"
+        return None if value and is_right else f"expected {_SHAPES}, found {short_repr(value)}"
     if type_strings.fits(value, WARMUP_SETTINGS[name]):
         return None
-    return f"expected {type_strings.in_words(WARMUP_SETTINGS[name])}, found {shown(value)}"
+    return f"expected {type_strings.in_words(WARMUP_SETTINGS[name])}, found {short_repr(value)}"
 
 
 def _is_shape(pair: list[int]) -> bool:
@@ -97,15 +97,16 @@ def _is_shape(pair: list[int]) -> bool:
 
 
 def sampling_problem(name: str, value: Any) -> str | None:
-    """Why the backend would refuse `value` for default_sampling's `name`: "expected ..., found ..."; None: it takes it.
+    """Return why the backend refuses `value` for default_sampling's `name`, as "expected ..., found ..."; None if it
+    takes it.
 
-    By the contract's SAMPLING_BY_NAME: type, range, whole numbers. The backend's own check is in its values.py, which
-    is not imported here; a test holds the two together.
+    The contract's SAMPLING_BY_NAME gives type, range and number of values. The backend's own check is in its
+    field_values.py, which is not imported here; a test compares the two.
     """
     known = contract().SAMPLING_BY_NAME
     if name not in known:
-        near = nearest(name, known)
-        return f"expected a sampling field, found {shown(name)}" + (f"; did you mean {near}?" if near else "")
+        near = nearest_name(name, known)
+        return f"expected a sampling field, found {short_repr(name)}" + (f"; did you mean {near}?" if near else "")
     field = known[name]
     items = value if field.many and isinstance(value, (list, tuple)) else [value]
     if len(items) > field.max_items:
@@ -120,7 +121,7 @@ _SAMPLING_TYPES: Mapping[str, str] = {
     "TYPE_UINT64": "int",
     "TYPE_FP32": "float",
 }
-"""Triton's data type -> ours."""
+"""Triton's data type -> the type as type_strings reads it."""
 
 
 def _problem_of_one(field: Any, value: Any) -> str | None:
@@ -133,7 +134,7 @@ def _problem_of_one(field: Any, value: Any) -> str | None:
     # The backend rounds to the seven digits of an FP32 tensor before it looks at the range.
     rounded = float(f"{value:.7g}") if isinstance(value, float) else value
     if not type_strings.fits(rounded, spelled):
-        return f"expected {type_strings.in_words(spelled)}, found {shown(value)}"
+        return f"expected {type_strings.in_words(spelled)}, found {short_repr(value)}"
     return _problem_of_text(field, value) if spelled == "str" else None
 
 
@@ -141,27 +142,27 @@ def _problem_of_text(field: Any, text: str) -> str | None:
     if not text:
         return "expected a text that is not empty, found ''"
     if field.choices and text not in field.choices:
-        return f"expected one of {', '.join(field.choices)}, found {shown(text)}"
+        return f"expected one of {', '.join(field.choices)}, found {short_repr(text)}"
     if len(text) > field.max_length:
         return f"expected at most {field.max_length} characters, found {len(text)}"
-    if _has_half_a_character(text):
-        return f"expected whole characters, found half of a surrogate pair in {shown(text)}"
+    if _has_lone_surrogate(text):
+        return f"expected whole characters, found half of a surrogate pair in {short_repr(text)}"
     return _problem_of_json(field, text) if field.json else None
 
 
-def _has_half_a_character(text: str) -> bool:
+def _has_lone_surrogate(text: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _problem_of_json(field: Any, value: dict[Any, Any] | str) -> str | None:
-    """A JSON object, or the text of one."""
+    """Return what is wrong with a field that takes a JSON object or its text; None when nothing is."""
     try:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         is_object = isinstance(json.loads(text), dict)
-    except (TypeError, ValueError, RecursionError):  # TypeError: a date, which YAML has and JSON has not
+    except (TypeError, ValueError, RecursionError):  # TypeError: YAML has dates, JSON has not
         is_object = False
-    if not is_object or _has_half_a_character(text):
-        return f"expected a JSON object of whole characters, found {shown(value)}"
+    if not is_object or _has_lone_surrogate(text):
+        return f"expected a JSON object of whole characters, found {short_repr(value)}"
     if len(text) > field.max_length:
         return f"expected at most {field.max_length} characters, found {len(text)}"
     return None

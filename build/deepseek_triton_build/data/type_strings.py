@@ -1,6 +1,6 @@
-"""Types as the records of releases spell them (`int | None`, `Literal[a, b]`, `list[int]`): what fits them, and words.
+"""Types as the release records spell them (`int | None`, `Literal[a, b]`, `list[int]`): checked, and put into words.
 
-Besides: `int 1..64` is an int in that range, bounds included and each of them optional; `true` is true alone.
+Two forms of our own: `int 1..64` is an int in that range, bounds included and each optional; `true` is only true.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _IN_ANY_CASE = ", in any case"
 
 
 def fits(value: Any, spelled: str) -> bool:
-    """A value read from YAML is of the type. Ints are floats, bools are no ints; a type nobody knows takes anything."""
+    """Tell whether a value read from YAML is of the type. An int is a float, a bool no int; unknown types take all."""
     if spelled.endswith(_IN_ANY_CASE):
         value = value.upper() if isinstance(value, str) else value
         spelled = spelled.removesuffix(_IN_ANY_CASE)
@@ -21,17 +21,18 @@ def fits(value: Any, spelled: str) -> bool:
 
 
 def has_none(spelled: str) -> bool:
+    """Tell whether the type takes null."""
     return "None" in _split(spelled.removesuffix(_IN_ANY_CASE), "|")
 
 
 def choices(spelled: str) -> list[str]:
-    """What the Literal in it names; nothing without one."""
+    """Return the values of the type's Literal; none for a type without one."""
     parts = _split(spelled.removesuffix(_IN_ANY_CASE), "|")
     return [choice for part in parts if part.startswith("Literal[") for choice in _literals(part)]
 
 
 def in_words(spelled: str) -> str:
-    """The type as a finding says what it expected."""
+    """Return the type in words, for "expected ..."."""
     parts = _split(spelled.removesuffix(_IN_ANY_CASE), "|")
     return " or ".join(_words(part) for part in parts)
 
@@ -61,7 +62,7 @@ def _fits_entries(value: Mapping[Any, Any], part: str) -> bool:
 
 
 def _bounded(part: str) -> tuple[str, str]:
-    """The type and its bounds; none for most."""
+    """Split a part into its type and its bounds; the bounds are empty for most types."""
     name, _, bounds = part.partition(" ")
     return (name, bounds) if ".." in bounds else (part, "")
 
@@ -72,7 +73,7 @@ def _within(value: float, bounds: str) -> bool:
 
 
 def _number(text: str) -> float:
-    return int(text) if text.lstrip("-").isdecimal() else float(text)  # a float is too coarse for 2^64 - 1
+    return int(text) if text.lstrip("-").isdecimal() else float(text)  # a float can't hold 2^64 - 1 exactly
 
 
 def _literals(part: str) -> list[str]:
@@ -124,7 +125,7 @@ def _words(part: str) -> str:
 
 
 def _split(text: str, at: str) -> list[str]:
-    """Parts of `text` between `at`s that stand in no brackets."""
+    """Split `text` at each character `at` that stands outside of brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character == "[") - (character == "]")

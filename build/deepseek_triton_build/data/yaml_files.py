@@ -1,20 +1,13 @@
-"""The package's YAML files."""
+"""The package's own YAML files."""
 
 from __future__ import annotations
 
 from importlib import resources
 from typing import Any
 
-import yaml
-
-# libyaml's loader is about ten times as fast; a build reads a thousand lines of records.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from deepseek_triton_build.text import parse_yaml as parse_yaml
 
 
 def load_yaml(package: str, file: str) -> Any:
-    """The content of `file` beside `package`'s modules."""
+    """Return the content of `file`, which lies beside the modules of `package`."""
     return parse_yaml((resources.files(package) / file).read_text("utf-8"))
-
-
-def parse_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)

@@ -1,1 +1,1 @@
-"""A request to a plan: plan.py says in which steps."""
+"""The steps from a request to a plan, which plan.py lists."""

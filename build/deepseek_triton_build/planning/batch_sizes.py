@@ -1,6 +1,6 @@
-"""How large: batch, token and length limits for a target and a workload.
+"""Batch, token and length limits for a target and a workload.
 
-A recipe's own sizes hold for the GPUs and the workload it was published for. For anything else they are computed.
+A recipe's own sizes hold for the GPUs and the workload it was published for. For any other they are computed.
 """
 
 from __future__ import annotations
@@ -10,28 +10,25 @@ from typing import Literal
 
 from deepseek_triton_build.arithmetic.gpu_memory import KvDtype, Layout, cuda_graph_batch_sizes
 from deepseek_triton_build.build_errors import RefusedPlanError
-from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID, Workload
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Workload
 from deepseek_triton_build.planning.layout import (
-    LOW_CONCURRENCY,
     choose_layout,
     choose_moe_backend,
     expert_slots,
 )
 from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.rules.attention import LOW_CONCURRENCY
+from deepseek_triton_build.rules.sparse import SAFE_NUM_TOKENS
 
 _DRAFTS = "speculative_config.num_nextn_predict_layers"
 TYPICAL = Workload(isl=1024, osl=2048)
-"""The lengths of the published benchmarks, where nothing else is said."""
+"""The lengths of the published benchmarks, for when neither request nor recipe gives any."""
 MAX_SEQ_LEN = 65536
-"""Of a server for people, where no length is asked for: R1 reasons for tens of thousands of tokens."""
+"""max_seq_len when no length is asked for: R1 reasons for tens of thousands of tokens."""
 KV_FRACTION = 0.8
-"""Of the memory that is free after loading, where a recipe doesn't say (the deployment guide for DeepSeek-R1)."""
-OOM_NUM_TOKENS = 3072
-"""What the DeepSeek-V3 guide reduces max_num_tokens to when memory runs out."""
-SPARSE_NUM_TOKENS = 8192
-"""The largest max_num_tokens that V3.2 has not been seen to crash with (NVIDIA/TensorRT-LLM#9932)."""
+"""The KV cache's share of free memory when the recipe gives none (the deployment guide for DeepSeek-R1)."""
 _BLOCK = 64
-"""Limits are whole KV blocks, of 32 or 64 tokens."""
+"""Limits are multiples of it, so that they are whole KV blocks, of 32 or 64 tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,31 +37,31 @@ class Sizes:
 
     layout: Layout
     workload: Workload
-    """Filled: every field is a number, but concurrency where nothing bounds it."""
+    """The workload, filled in: both lengths are numbers; concurrency may be None."""
     max_batch_size: int
-    """Of one rank; under attention DP each rank has its own."""
+    """Largest batch of one rank. Under attention DP each rank has its own batch."""
     max_num_tokens: int
     max_seq_len: int
     graph_sizes: tuple[int, ...]
-    """Batch sizes given one by one; empty: those that graph_max_batch_size stands for."""
+    """Batch sizes of CUDA graphs that are listed; empty: those that graph_max_batch_size stands for."""
     graph_max_batch_size: int
-    """0: no graphs."""
+    """Largest batch size of the CUDA graphs; 0 for none."""
     chunked_prefill: bool
     kv_setting: Literal["auto", "fp8"]
-    """kv_cache_config.dtype; auto is the checkpoint's own."""
+    """kv_cache_config.dtype; "auto" is the checkpoint's own dtype."""
     kv_dtype: KvDtype
-    """What it comes to."""
+    """The dtype that the KV cache really has."""
     kv_fraction: float
     num_draft_tokens: int
     moe_backend: str
     moe_max_num_tokens: int | None
     expert_slots: int
     as_published: bool
-    """Nothing had to be computed again."""
+    """Whether all sizes are the recipe's own."""
     attention_dp_reason: str = ""
-    """Why it is not as it was wanted; empty when it is."""
+    """Why attention DP is off though it was wanted; empty otherwise."""
     shrunk: str = ""
-    """What was made smaller to fit, for the reader; empty when nothing was."""
+    """The limits that were made smaller so that they fit, in words; empty when none was."""
 
     @property
     def num_graphs(self) -> int:
@@ -72,25 +69,25 @@ class Sizes:
 
     @property
     def max_concurrency(self) -> int:
-        """Requests that decode together, over the whole instance."""
+        """Requests that decode together, in the whole instance."""
         return self.max_batch_size * self.layout.attention_dp_size
 
 
 def num_tokens_for(isl: int, max_batch_size: int, num_draft_tokens: int) -> int:
-    """max_num_tokens that takes one whole prompt while the rest of the batch decodes, in whole KV blocks.
+    """Return the max_num_tokens for one whole prompt while the rest of the batch decodes, in whole KV blocks.
 
-    The published recipes follow it: 1,151 = 1,024 + 128 - 1; 1,160 = 1,000 + 161 - 1; 65,548 = 65,536 + 12.
+    The published recipes follow this formula: 1,151 = 1,024 + 128 - 1; 1,160 = 1,000 + 161 - 1; 65,548 = 65,536 + 12.
     """
     return round_up(isl + max_batch_size * (1 + num_draft_tokens), _BLOCK)
 
 
 def wanted_sizes(target: Target, *, attention_dp: bool) -> Sizes:
-    """Before anything is made smaller."""
+    """Return the sizes that are wanted, before any of them is made smaller to fit."""
     recipe = target.recipe
     layout = choose_layout(target, attention_dp=attention_dp)
     other_dp = attention_dp != recipe.value("enable_attention_dp", False)
     as_published = target.is_as_published and not other_dp
-    computed = target.request.workload != NOTHING_SAID and not as_published
+    computed = target.request.workload != ANY_WORKLOAD and not as_published
     draft = _num_draft_tokens(target)
     workload = target.request.workload.filled_from(recipe.workload).filled_from(TYPICAL)
     batch = _batch_size(target, layout)
@@ -126,13 +123,14 @@ def _num_draft_tokens(target: Target) -> int:
 def _chunked_prefill(
     target: Target, workload: Workload, max_batch_size: int, draft: int, *, attention_dp: bool
 ) -> bool:
-    """Long prompts in pieces: where the recipe has it and the GPU, the model and the release can."""
+    """Tell whether long prompts go in chunks: where the recipe has it, and GPU, model and release can do it."""
     if attention_dp and target.release.is_before("1.1"):  # NVIDIA/TensorRT-LLM#5267
         return False
     if target.architecture.is_sparse:
-        # Off by the guide. Where a whole prompt makes an iteration that may crash (#9932), there is no choice.
+        # The guide turns it off. It is needed all the same where a whole prompt makes an iteration that may crash
+        # (NVIDIA/TensorRT-LLM#9932).
         whole = num_tokens_for(isl_of(workload), max_batch_size, draft)
-        return whole > SPARSE_NUM_TOKENS and target.supports("v32_chunked_prefill")
+        return whole > SAFE_NUM_TOKENS and target.supports("v32_chunked_prefill")
     return bool(target.recipe.value("enable_chunked_prefill", False)) and target.supports(
         f"chunked_prefill_mla_{target.gpu.architecture}"
     )
@@ -150,12 +148,12 @@ def _num_tokens(target: Target, workload: Workload, max_batch_size: int, draft: 
     published = int(target.recipe.value("max_num_tokens", 8192))
     needed = num_tokens_for(isl_of(workload), max_batch_size, draft)
     if chunked:
-        return SPARSE_NUM_TOKENS if target.architecture.is_sparse else published
+        return SAFE_NUM_TOKENS if target.architecture.is_sparse else published
     if target.request.workload.isl is not None and not target.is_as_published:
         return needed
     as_many_drafts = draft == target.recipe.value(_DRAFTS, 0)
     holds = target.request.workload.concurrency is None or target.is_as_published
-    # Chunks that the recipe counts on may not be had here; then a whole prompt has to fit.
+    # The recipe may count on chunked prefill where this target has none; then a whole prompt has to fit.
     return published if holds and as_many_drafts and published >= isl_of(workload) else max(published, needed)
 
 
@@ -167,16 +165,16 @@ def _graph_max_batch_size(target: Target, max_batch_size: int, *, computed: bool
 
 
 def _kv_fraction(target: Target, max_num_tokens: int) -> float:
-    """The recipe's, unless it was chosen for iterations of another size."""
+    """Return the recipe's fraction, unless it was chosen for iterations of another size."""
     published = float(target.recipe.value("kv_cache_config.free_gpu_memory_fraction", KV_FRACTION))
-    theirs = target.recipe.value("max_num_tokens", max_num_tokens)
-    was_cut = published < KV_FRACTION and 2 * max_num_tokens <= theirs
-    was_raised = published > KV_FRACTION and max_num_tokens >= 2 * theirs
+    published_tokens = target.recipe.value("max_num_tokens", max_num_tokens)
+    was_cut = published < KV_FRACTION and 2 * max_num_tokens <= published_tokens
+    was_raised = published > KV_FRACTION and max_num_tokens >= 2 * published_tokens
     return KV_FRACTION if was_cut or was_raised else published
 
 
 def _moe_max_num_tokens(target: Target, layout: Layout, max_num_tokens: int, *, as_published: bool) -> int | None:
-    """The recipe's bound on what the experts take at once; none where an iteration can't reach it."""
+    """Return the recipe's limit on tokens that the experts process at once; None where an iteration can't reach it."""
     published: int | None = target.recipe.value("moe_config.max_num_tokens")
     is_reached = published is not None and published < max_num_tokens * layout.attention_dp_size
     return published if is_reached or as_published else None
@@ -191,8 +189,8 @@ def _seq_len(target: Target, workload: Workload) -> int:
         chosen = target.recipe.value("max_seq_len", max(MAX_SEQ_LEN, needed))
     if chosen > longest:
         raise RefusedPlanError(
-            f"{isl_of(workload):,} tokens in and {osl_of(workload):,} out are more than {target.variant.name} reads: "
-            f"{longest:,} (max_position_embeddings); use a smaller --isl or --osl"
+            f"{isl_of(workload):,} input and {osl_of(workload):,} output tokens are more than the {longest:,} that "
+            f"{target.variant.name} reads (max_position_embeddings); use a smaller --isl or --osl"
         )
     return int(chosen)
 
@@ -205,21 +203,24 @@ def _kv_setting(target: Target) -> Literal["auto", "fp8"]:
 
 
 def fp8_kv_works(target: Target) -> bool:
-    """An FP8 KV cache is supported for this model, GPU and release, and known to work with these weights."""
+    """Tell whether model, GPU and release support an FP8 KV cache, and whether it works with these weights."""
     if target.architecture.is_sparse and target.gpu.architecture != "blackwell":
         return False
     return target.precision != "w4a8" and target.supports(f"fp8_kv_mla_{target.gpu.architecture}")
 
 
 def isl_of(workload: Workload) -> int:
+    """Return the input length of a workload in tokens, the typical one when it gives none."""
     return workload.isl or TYPICAL.isl or 0
 
 
 def osl_of(workload: Workload) -> int:
+    """Return the output length of a workload in tokens, the typical one when it gives none."""
     return workload.osl or TYPICAL.osl or 0
 
 
-def least_tokens(sizes: Sizes) -> int:
+def tokens_per_request(sizes: Sizes) -> int:
+    """Return the KV tokens of one request of the planned lengths."""
     return isl_of(sizes.workload) + osl_of(sizes.workload)
 
 

@@ -1,4 +1,4 @@
-"""Sampling defaults from a checkpoint's own generation_config.json."""
+"""Read sampling defaults from a checkpoint's own generation_config.json."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.data.setting_types import sampling_problem
-from deepseek_triton_build.text import one_line
+from deepseek_triton_build.text import printable_line
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What both Hugging Face's GenerationConfig and the wire contract name so."""
+"""The sampling fields that have the same name in Hugging Face's GenerationConfig and in the wire contract."""
 
 
 def sampling_defaults(checkpoint: Path) -> Mapping[str, float] | None:
-    """How the makers of the checkpoint in the folder `checkpoint` sample.
+    """Return the sampling defaults that the makers of the checkpoint in the folder `checkpoint` advise.
 
-    Greedy (`do_sample` is false) is temperature 0. None when there is no generation_config.json, or none of
+    Greedy decoding (`do_sample` is false) is temperature 0. None when there is no generation_config.json, or none of
     SAMPLING_FIELDS in it.
 
-    :raises CheckpointError: when the file can't be read, or a value is none that a request may have.
+    :raises UnusableCheckpointError: when the file can't be read, or a request may not have one of its values.
     """
     path = checkpoint / "generation_config.json"
     if not os.path.lexists(path):
@@ -39,15 +39,20 @@ def sampling_defaults(checkpoint: Path) -> Mapping[str, float] | None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """:raises CheckpointError: when `path` can't be read or isn't a JSON object."""
+    """Return the JSON object in the file `path`.
+
+    :raises UnusableCheckpointError: when the file can't be read or isn't a JSON object.
+    """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be read for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would never end
             raise UnusableCheckpointError(f"{path}: expected a file, found something else; download it again")
         value = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise UnusableCheckpointError(f"{path}: can't be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise UnusableCheckpointError(f"{path}: expected JSON: {one_line(str(error))}; download it again") from error
+        raise UnusableCheckpointError(
+            f"{path}: expected JSON: {printable_line(str(error))}; download it again"
+        ) from error
     if not isinstance(value, dict):
         raise UnusableCheckpointError(
             f"{path}: expected a JSON object, found {type(value).__name__}; download it again"

@@ -1,4 +1,4 @@
-"""The settings of the engines that run on the spot: transformers and the digital twin."""
+"""The settings of the embedded engines: transformers and the simulated engine."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from deepseek_triton_build.planning.plan_request import PlanRequest
 ENGINE_REASONS = {
     "tensorrt_llm": "TensorRT-LLM's PyTorch backend through its LLM API",
     "transformers": "real forward passes of the model's own code, on CPU or one GPU",
-    "simulated": "a digital twin: keeps the pace of its preset's deployment, if any; its text means nothing",
+    "simulated": "a simulation, at the pace of its preset's deployment if it has a preset; its text means nothing",
 }
 
 
 def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tuple[Setting, ...]:
-    """model.yaml of a model that needs no TensorRT-LLM."""
+    """Return the settings in model.yaml of a model that needs no TensorRT-LLM."""
     made = "made on first use, cached, deterministic" if not request.model else "the checkpoint you named"
     settings = [
-        Setting(key="model", value=request.model or variant.model, reason=f"{variant.title}; {made}"),
-        Setting(key="triton_config.engine", value=engine, reason=ENGINE_REASONS[engine]),
+        Setting("model", request.model or variant.model, f"{variant.title}; {made}"),
+        Setting("triton_config.engine", engine, ENGINE_REASONS[engine]),
         *transaction_settings(),
-        Setting(key="triton_config.default_max_tokens", value=64, reason="nonsense needs no length"),
+        Setting("triton_config.default_max_tokens", 64, "its text means nothing, so short answers will do"),
     ]
     if engine == "transformers":
         reason = "a model this small gains nothing from more, and tritonserver's own threads need the cores"
-        settings.append(Setting(key="triton_config.engine_options.num_threads", value=1, reason=reason))
+        settings.append(Setting("triton_config.engine_options.num_threads", 1, reason))
     if request.preset:
-        reason = "the deployment whose pace is kept; its constants and sources: engines/simulated/presets.py"
-        settings.append(Setting(key="triton_config.engine_options.preset", value=request.preset, reason=reason))
+        reason = "the deployment whose pace is kept; engines/simulated/presets.py has its constants and their sources"
+        settings.append(Setting("triton_config.engine_options.preset", request.preset, reason))
     return tuple(settings)
 
 
 def transaction_settings() -> list[Setting]:
-    """What config.pbtxt says, said again where upstream's model.py reads it."""
-    reason = "a copy of config.pbtxt's, which decides; upstream's model.py reads it here and the two must agree"
+    """Return the settings that repeat config.pbtxt, where upstream's model.py reads them."""
+    reason = "a copy of config.pbtxt's value, which decides; upstream's model.py reads it here, and the two must agree"
     return [
-        Setting(key="triton_config.decoupled", value=True, reason=reason),
-        Setting(key="triton_config.max_batch_size", value=0, reason="likewise; the engine batches, Triton does not"),
+        Setting("triton_config.decoupled", True, reason),
+        Setting("triton_config.max_batch_size", 0, "a copy, too; the engine makes batches, Triton does not"),
     ]

@@ -1,4 +1,4 @@
-"""The sizes that fit: those that are wanted, made smaller until one request of the longest length fits the KV cache."""
+"""The sizes that fit: the wanted ones, made smaller until one request of the longest length fits the KV cache."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from dataclasses import replace
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget, make_budget
 from deepseek_triton_build.build_errors import RefusedPlanError
-from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD
 from deepseek_triton_build.data.releases.spelling import spell
 from deepseek_triton_build.planning.batch_sizes import (
-    OOM_NUM_TOKENS,
     Sizes,
     isl_of,
-    least_tokens,
     num_tokens_for,
     osl_of,
     round_up,
+    tokens_per_request,
     wanted_sizes,
 )
 from deepseek_triton_build.planning.layout import (
@@ -24,37 +23,37 @@ from deepseek_triton_build.planning.layout import (
     wants_attention_dp,
 )
 from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.rules.size_limits import OOM_NUM_TOKENS
 
 
 def choose_sizes(target: Target) -> tuple[Sizes, Budget]:
-    """The sizes, and the memory they take.
+    """Return the sizes that fit, and the memory they take.
 
-    :raises RefusedPlanError: when even the smallest do not fit.
+    :raises RefusedPlanError: when even the smallest sizes don't fit.
     """
     wanted = _with_the_best_iteration(target, wanted_sizes(target, attention_dp=wants_attention_dp(target)))
-    if wanted.layout.attention_dp and wanted.moe_backend != WIDE_EP and not _fits(target, wanted):
-        budget = make_plan_budget(target, wanted)
+    budget = make_plan_budget(target, wanted)
+    no_request_fits = budget.kv_tokens < tokens_per_request(wanted)
+    if wanted.layout.attention_dp and wanted.moe_backend != WIDE_EP and no_request_fits:
         reason = (
-            f"off: the {budget.weights / GIB:.1f} GiB of weights that attention DP keeps on every GPU, and the "
-            "iterations of all ranks together, leave no room for a KV cache"
+            f"off: attention DP would keep {budget.weights / GIB:.1f} GiB of weights on every GPU, which leaves no "
+            "room for a KV cache beside the iterations of all ranks"
         )
         wanted = replace(wanted_sizes(target, attention_dp=False), attention_dp_reason=reason)
     wanted = _no_larger_than_the_cache(target, wanted)
-    for sizes in _ever_smaller(wanted):
+    for sizes in _smaller_and_smaller(wanted):
         budget = make_plan_budget(target, sizes)
         if budget.kv_tokens >= sizes.max_seq_len:
             return sizes, budget
     raise RefusedPlanError(_no_room(target, wanted))
 
 
-def _fits(target: Target, sizes: Sizes) -> bool:
-    """One request of the planned lengths."""
-    return make_plan_budget(target, sizes).kv_tokens >= least_tokens(sizes)
-
-
 def _with_the_best_iteration(target: Target, wanted: Sizes) -> Sizes:
-    """Under attention DP the experts see the tokens of every rank at once. Where their activations crowd out the KV
-    cache, they take them in parts, or the iterations become smaller."""
+    """Return `wanted` with an iteration that leaves enough room for the KV cache.
+
+    Under attention DP the experts see the tokens of all ranks at once. Where their activations leave too little for the
+    KV cache, the experts process the tokens in parts, or the iterations become smaller.
+    """
     if not wanted.layout.attention_dp or target.is_as_published:
         return wanted
     asked = target.request.workload.concurrency or wanted.max_concurrency
@@ -64,7 +63,7 @@ def _with_the_best_iteration(target: Target, wanted: Sizes) -> Sizes:
         held = budget.concurrent_requests(isl_of(sizes.workload), osl_of(sizes.workload))
         if held >= asked and budget.kv_tokens >= sizes.max_seq_len:
             return sizes
-        if held > most * _WORTH_IT:
+        if held > most * _LEAST_GAIN:
             best, most = sizes, held
     return best
 
@@ -84,30 +83,32 @@ def _smaller_iterations(target: Target, wanted: Sizes) -> Iterator[Sizes]:
 
 
 def _no_larger_than_the_cache(target: Target, wanted: Sizes) -> Sizes:
-    """Other requests than the published ones, but no more at once than the KV cache holds."""
+    """Return `wanted` with no larger a batch than the KV cache holds, for other requests than the published ones."""
     workload = target.request.workload
-    if workload == NOTHING_SAID or target.is_as_published:
+    if workload == ANY_WORKLOAD or target.is_as_published:
         return wanted
     sizes = wanted
     for _ in range(_ROUNDS):
-        held = max(1, make_plan_budget(target, sizes).kv_tokens // least_tokens(sizes))
+        held = max(1, make_plan_budget(target, sizes).kv_tokens // tokens_per_request(sizes))
         if held >= sizes.max_batch_size:
             break
         sizes = _with_batch(sizes, held)
     if sizes.max_batch_size == wanted.max_batch_size:
         return wanted
-    asked = "were asked for" if workload.concurrency else "were published"
-    return replace(sizes, shrunk=f"{wanted.max_concurrency:,} {asked}, and the KV cache holds no more of these lengths")
+    origin = "asked for" if workload.concurrency else "published"
+    shrunk = f"{wanted.max_concurrency:,} were {origin}, but the KV cache holds no more requests of these lengths"
+    return replace(sizes, shrunk=shrunk)
 
 
-_WORTH_IT = 1.25
-"""How many times the requests a smaller iteration has to hold, for it makes prompts slower."""
+_LEAST_GAIN = 1.25
+"""Factor by which a smaller iteration has to raise the number of requests held, as it makes prompts slower."""
 _ROUNDS = 4
-"""A smaller batch has fewer graphs and smaller iterations, so the cache holds a little more; it settles at once."""
+"""Rounds of shrinking the batch. A smaller batch has fewer graphs and smaller iterations, so the cache holds a little
+more; that settles at once."""
 
 
 def _with_batch(sizes: Sizes, max_batch_size: int) -> Sizes:
-    """`sizes` for a smaller batch."""
+    """Return `sizes` with a smaller batch."""
     whole = num_tokens_for(isl_of(sizes.workload), max_batch_size, sizes.num_draft_tokens)
     return replace(
         sizes,
@@ -119,48 +120,48 @@ def _with_batch(sizes: Sizes, max_batch_size: int) -> Sizes:
     )
 
 
-def _ever_smaller(wanted: Sizes) -> Iterator[Sizes]:
-    """`wanted`, then with fewer tokens an iteration, then smaller batches, then shorter requests."""
+def _smaller_and_smaller(wanted: Sizes) -> Iterator[Sizes]:
+    """Yield `wanted`, then sizes with fewer tokens an iteration, then smaller batches, then shorter requests."""
     yield wanted
     sizes = wanted
     fewer = _fewer_tokens(sizes)
     if fewer < sizes.max_num_tokens:
-        sizes = replace(sizes, max_num_tokens=fewer, as_published=False, shrunk=_because(wanted, "max_num_tokens"))
+        sizes = replace(sizes, max_num_tokens=fewer, as_published=False, shrunk=_shrunk_text(wanted, "max_num_tokens"))
         yield sizes
     while sizes.max_batch_size > 8:
         smaller = _with_batch(sizes, sizes.max_batch_size // 2)
-        sizes = replace(smaller, shrunk=_because(wanted, "max_num_tokens and max_batch_size"))
+        sizes = replace(smaller, shrunk=_shrunk_text(wanted, "max_num_tokens and max_batch_size"))
         yield sizes
-    while sizes.max_seq_len // 2 >= max(8192, round_up(least_tokens(wanted), 256)):
+    while sizes.max_seq_len // 2 >= max(8192, round_up(tokens_per_request(wanted), 256)):
         sizes = replace(
-            sizes, max_seq_len=sizes.max_seq_len // 2, shrunk=_because(wanted, "the limits and max_seq_len")
+            sizes, max_seq_len=sizes.max_seq_len // 2, shrunk=_shrunk_text(wanted, "the limits and max_seq_len")
         )
         yield sizes
 
 
 def _fewer_tokens(sizes: Sizes) -> int:
-    """The guide's way out of memory trouble, or what a whole prompt takes."""
+    """Return the max_num_tokens that the guide advises when memory runs out, or what a whole prompt takes."""
     whole = num_tokens_for(isl_of(sizes.workload), 1, sizes.num_draft_tokens)
     return OOM_NUM_TOKENS if sizes.chunked_prefill else max(OOM_NUM_TOKENS, whole)
 
 
-def _because(wanted: Sizes, what: str) -> str:
+def _shrunk_text(wanted: Sizes, what: str) -> str:
     earlier = f"{wanted.shrunk}; " if wanted.shrunk else ""
-    return f"{earlier}{what} made smaller, until one request of max_seq_len fits the KV cache"
+    return f"{earlier}{what} made smaller until one request of max_seq_len fits the KV cache"
 
 
 def _no_room(target: Target, wanted: Sizes) -> str:
     budget = make_plan_budget(target, wanted)
     return (
         f"{target.variant.name} ({target.precision}) on {target.num_gpus} x {target.gpu.name}: of "
-        f"{budget.memory / GIB:.0f} GiB a GPU, {budget.weights / GIB:.1f} are weights and {budget.workspace / GIB:.1f} "
-        f"workspace, which leaves no room for a request of {least_tokens(wanted):,} tokens; take more GPUs or shorter "
-        "requests"
+        f"{budget.memory / GIB:.0f} GiB a GPU, weights take {budget.weights / GIB:.1f} and workspace "
+        f"{budget.workspace / GIB:.1f}, which leaves no room for a request of {tokens_per_request(wanted):,} tokens; "
+        "use more GPUs or shorter requests"
     )
 
 
 def make_plan_budget(target: Target, sizes: Sizes) -> Budget:
-    """The memory of one GPU under `sizes`."""
+    """Return the memory of one GPU under `sizes`."""
     return make_budget(
         target.gpu,
         target.architecture,

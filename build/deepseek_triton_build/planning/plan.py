@@ -1,14 +1,16 @@
 """Variant, GPUs, profile and release -> every setting of a deployment, each with its reason.
 
-Pure: reads the catalogue and the release records, writes nothing.
+It reads the catalogue, the release records and, for --model, the checkpoint's small JSON files. It writes nothing.
 
-    names -> target.py    which weights on which GPUs, or a refusal
-          -> layout.py    parallelism and the MoE back end
-          -> sizes.py     batch, token and length limits
-          -> fitting.py   the same, made smaller until they fit the memory
-          -> choices/     the settings, under canonical keys, with their reasons
-          -> written.py   the same settings under the release's keys
-          -> rules/       what can't work is refused, what may not is warned of
+    names -> target.py                 which weights on which GPUs, or a refusal
+          -> layout.py                 parallelism and the MoE back end
+          -> batch_sizes.py            batch, token and length limits
+          -> fitting.py                the same limits, made smaller until they fit the memory
+          -> choices/                  the settings, under canonical keys, with their reasons
+          -> release_settings.py       the same settings under the release's keys
+          -> triton_settings.py        the backend's own settings
+          -> server_environment.py     the environment variables
+          -> rules/                    refuse what can't work and warn of what may not work
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Budget, Layout, host_memory_to_prefetch
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.catalog import Gpu, KnownCheckpoint, Variant, find_variant
-from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID, Profile, Recipe, Workload
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Profile, Recipe, Workload
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting
 from deepseek_triton_build.data.releases import Release, image_name
 from deepseek_triton_build.data.releases.spelling import canonical
@@ -42,12 +44,14 @@ from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warned:
-    """A rule that the plan breaks without being refused for it."""
+class PlanWarning:
+    """A broken rule that the plan is not refused for: a warning or a note."""
 
     rule: Rule
     violation: Violation
 
+
+Warned = PlanWarning  # the old name, until the tools have the new one
 
 _ONE_GPU = Layout(tensor_parallel_size=1, expert_parallel_size=1)
 
@@ -60,7 +64,7 @@ class Plan:
     variant: Variant
     engine: str
     settings: tuple[Setting, ...]
-    """Under the release's own keys, in the order they are written: LLM arguments, then triton_config.*."""
+    """All settings under the release's own keys, in writing order: LLM arguments, then triton_config.*."""
     canonical: Mapping[str, Any] = field(default_factory=dict)
     """The LLM arguments under the keys of rules.rule.CANONICAL_RELEASE."""
     environment: tuple[EnvironmentVariable, ...] = ()
@@ -72,17 +76,17 @@ class Plan:
     profile: Profile | None = None
     recipe: Recipe | None = None
     budget: Budget | None = None
-    workload: Workload = NOTHING_SAID
+    workload: Workload = ANY_WORKLOAD
     max_concurrency: int = 0
-    """Requests that decode together, over the whole instance."""
+    """Requests that decode together, in the whole instance."""
     host_memory: int = 0
-    """Bytes a node should have available, so that the engine reads the checkpoint ahead."""
-    warnings: tuple[Warned, ...] = ()
+    """Bytes of memory that a node should have available, so that the engine prefetches the checkpoint."""
+    warnings: tuple[PlanWarning, ...] = ()
     omissions: tuple[Omission, ...] = ()
 
     @property
     def world_size(self) -> int:
-        """GPUs of one instance, and so MPI ranks."""
+        """Number of GPUs of one instance, which is also its number of MPI ranks."""
         return self.layout.num_gpus
 
     @property
@@ -91,7 +95,7 @@ class Plan:
 
     @property
     def image(self) -> str | None:
-        """The container to run it in: the one asked for, or the newest with the release."""
+        """The container to run the plan in: the one asked for, else the newest with the release."""
         if self.release is None:
             return None
         asked, known = self.request.container, self.release.containers
@@ -103,10 +107,11 @@ class Plan:
 
 
 def make_plan(request: PlanRequest) -> Plan:
-    """The plan for `request`.
+    """Make the plan for `request`.
 
-    :raises UnknownNameError: for a variant, GPU, precision, profile, engine or release nobody knows.
-    :raises RefusedPlanError: for a combination that can't work; its text and `suggestion` name the nearest that does.
+    :raises UnknownNameError: for an unknown variant, GPU, precision, profile, engine or release.
+    :raises RefusedPlanError: for a combination that can't work; its text and `suggestion` give the nearest that does.
+    :raises UnusableCheckpointError: when a file of the checkpoint in `request.model` can't be read.
     """
     try:
         return _make_plan(request)
@@ -136,15 +141,16 @@ _OPTIONS = {
     "kv_dtype": "--kv-cache-dtype",
     "pipeline_parallel_size": "--pp",
 }
+"""Field of PlanRequest -> its option, for values that a suggestion can give."""
 
-
-_NOT_TYPED = {
+_DROPPED_OPTIONS = {
     "overrides": "--set",
     "relaxed_acceptance": "--relaxed-acceptance",
     "workload": "--isl, --osl or --concurrency",
     "model": "--model",
     **_OPTIONS,
 }
+"""Field of PlanRequest -> its option or options, for values that a suggestion leaves out."""
 
 
 def _can_be_typed(name: str, value: Any) -> bool:
@@ -152,11 +158,11 @@ def _can_be_typed(name: str, value: Any) -> bool:
 
 
 def _as_options(suggestion: Mapping[str, Any]) -> str:
-    """The suggestion as what to type; nothing where what --set said is all that is wrong, and was named."""
+    """Return the suggestion as command line options; empty where only --set is wrong, which the message says."""
     if suggestion.keys() <= {"overrides"}:
         return ""
     typed = [f"{_OPTIONS[name]} {value}" for name, value in suggestion.items() if _can_be_typed(name, value)]
-    dropped = [f"no {_NOT_TYPED[name]}" for name, value in suggestion.items() if not _can_be_typed(name, value)]
+    dropped = [f"no {_DROPPED_OPTIONS[name]}" for name, value in suggestion.items() if not _can_be_typed(name, value)]
     return f"; what works: {', '.join([' '.join(typed), *dropped] if typed else dropped)}"
 
 
@@ -187,7 +193,7 @@ def _engine(request: PlanRequest, variant: Variant) -> str:
 
 def _tensorrt_llm_plan(target: Target) -> Plan:
     sizes, budget = choose_sizes(target)
-    if target.request.overrides:  # the reasons speak of the memory that is left in the end
+    if target.request.overrides:  # the reasons quote the memory that is left in the end
         budget = _budget_with_overrides(target, sizes, budget)
     environment = choose_environment(target, sizes)
     chosen, omitted = for_release(target, choose_settings(target, sizes, budget))
@@ -218,15 +224,15 @@ def _tensorrt_llm_plan(target: Target) -> Plan:
         workload=sizes.workload,
         max_concurrency=deployment.get("max_batch_size") * deployment.layout.attention_dp_size,
         host_memory=host_memory_to_prefetch(target.checkpoint),
-        warnings=tuple(Warned(rule=rule, violation=violation) for rule, violation in found),
+        warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
         omissions=(*omitted, *unsampled),
     )
 
 
 def _budget_with_overrides(target: Target, sizes: Sizes, budget: Budget) -> Budget:
-    """The memory when the user's own settings have replaced the planner's.
+    """Return the memory after the user's own settings have replaced the planner's.
 
-    :raises RefusedPlanError: when they leave no room for a request.
+    :raises RefusedPlanError: when those settings leave no room for a request.
     """
     chosen, _ = for_release(target, choose_settings(target, sizes, budget))
     chosen, _ = with_overrides(target, chosen)
@@ -234,9 +240,9 @@ def _budget_with_overrides(target: Target, sizes: Sizes, budget: Budget) -> Budg
     assert left is not None  # a target knows its GPU and its weights
     if left.kv_tokens < LEAST_KV_TOKENS:
         raise RefusedPlanError(
-            f"what --set asks for leaves room for {left.kv_tokens:,} KV tokens a GPU, not for a request of "
-            f"{LEAST_KV_TOKENS:,}: of {left.memory / GIB:.0f} GiB, {left.weights / GIB:.1f} are weights and "
-            f"{left.workspace / GIB:.1f} workspace; ask for less"
+            f"--set leaves room for {left.kv_tokens:,} KV tokens a GPU, and a request needs {LEAST_KV_TOKENS:,}: of "
+            f"{left.memory / GIB:.0f} GiB, weights take {left.weights / GIB:.1f} and workspace "
+            f"{left.workspace / GIB:.1f}; set smaller values"
         )
     return left
 
@@ -247,7 +253,7 @@ def _deployment(
     triton: Iterable[Setting],
     environment: Iterable[EnvironmentVariable],
 ) -> Deployment:
-    """What the rules look at."""
+    """Return the settings as the rules look at them."""
     return Deployment(
         settings=canonical({setting.key: setting.value for setting in llm}, target.release.version),
         release=target.release,

@@ -1,46 +1,44 @@
-"""What the user asks for."""
+"""The user's request for a plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deepseek_triton_build.data.catalog.profiles import DEFAULT_PROFILE, NOTHING_SAID, Workload
-
-DEFAULT_RELEASE = "1.2.1"
-"""The TensorRT-LLM of Triton containers 26.04 to 26.07, the newest published."""
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Workload
+from deepseek_triton_build.data.releases import DEFAULT_RELEASE as DEFAULT_RELEASE
 
 ENGINES = ("tensorrt_llm", "transformers", "simulated")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What a plan is made for. Hashable: plans are cached."""
+    """A request for a plan. It is hashable, as plans are cached."""
 
     variant: str
     gpu: str | None = None
     num_gpus: int | None = None
-    """GPUs of one model instance. None: the recipe's number, or else the fewest published."""
+    """GPUs of one model instance. None: the recipe's number, else the smallest published one."""
     precision: str | None = None
     """None: FP4 on Blackwell where the variant has it, else FP8."""
     profile: str = DEFAULT_PROFILE
     release: str = DEFAULT_RELEASE
     container: str | None = None
-    """Tag (26.07) of the Triton container it will run in. None: the newest with the release."""
-    workload: Workload = NOTHING_SAID
+    """Tag, such as 26.07, of the Triton container it will run in. None: the newest with the release."""
+    workload: Workload = ANY_WORKLOAD
     mtp: int | None = None
-    """MTP layers, 0 for none. None: the recipe's."""
+    """MTP layers; 0 turns MTP off. None: the recipe's number."""
     relaxed_acceptance: bool = False
     kv_dtype: Literal["auto", "fp8"] | None = None
-    """None: FP8 where it is supported. "auto" is the checkpoint's own."""
+    """dtype of the KV cache; "auto" is the checkpoint's own. None: FP8 where it is supported."""
     pipeline_parallel_size: int = 1
     engine: str | None = None
-    """None: the variant's own."""
+    """Engine to run on. None: the variant's default."""
     preset: str | None = None
-    """A deployment for the simulated engine to pace itself by."""
+    """The deployment whose pace the simulated engine keeps."""
     model: str | None = None
-    """A checkpoint's folder, or a name, instead of the variant's Hugging Face name."""
+    """A checkpoint's folder or Hugging Face name, which replaces the variant's own name."""
     allow_unpublished: bool = False
-    """Plan what fits by arithmetic though nobody has published it."""
+    """Whether to plan what fits by arithmetic though it is not published."""
     overrides: tuple[tuple[str, Any], ...] = ()
-    """LLM arguments (under the release's keys) or triton_config.* settings of the user's own, applied last."""
+    """The user's own settings, applied last: LLM arguments under the release's keys, or triton_config.*."""

@@ -1,4 +1,4 @@
-"""The settings of a plan as the target's release has them: its keys, in writing order, and what it has no key for."""
+"""The settings of a plan under the keys of the target's release, in writing order, and the user's own settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deepseek_triton_build.data.setting_types import (
 )
 from deepseek_triton_build.data.type_strings import fits, in_words
 from deepseek_triton_build.planning.target import Target
-from deepseek_triton_build.text import nearest, shown
+from deepseek_triton_build.text import nearest_name, short_repr
 
 _NEEDED = (
     "model",
@@ -36,11 +36,11 @@ _NEEDED = (
     "kv_cache_config.free_gpu_memory_fraction",
     "moe_config.backend",
 )
-"""A release without one of these can't be written for; what else it lacks is left out."""
+"""Keys without which nothing can be written for a release. Any other key that the release lacks is left out."""
 
 
 def for_release(target: Target, chosen: Mapping[str, Setting]) -> tuple[tuple[Setting, ...], tuple[Omission, ...]]:
-    """The settings under the release's keys, in writing order, and those it has no key for."""
+    """Return the settings under the release's keys, in writing order, and those that it has no key for."""
     release = target.release
     written: dict[str, Setting] = {}
     omitted = []
@@ -55,28 +55,26 @@ def for_release(target: Target, chosen: Mapping[str, Setting]) -> tuple[tuple[Se
             )
         else:
             for name, value in spelled.items():
-                written.setdefault(name, Setting(key=name, value=value, reason=setting.reason, source=setting.source))
+                written.setdefault(name, Setting(name, value, setting.reason, source=setting.source))
     _drop_guided_decoding(release, written, omitted)
     return tuple(written.values()), tuple(omitted)
 
 
 def _drop_guided_decoding(release: Release, written: dict[str, Setting], omitted: list[Omission]) -> None:
-    """Its backend is written only where the release takes guided decoding beside everything else that is written."""
+    """Omit guided_decoding_backend where the release can't do guided decoding beside the other settings."""
     if "guided_decoding_backend" not in written:
         return
     values = {key: setting.value for key, setting in written.items()}
     if "guided_decoding" not in honoured_fields(release, values):
-        reason = f"{sampler_of(release, values)} of {release.version} does not do guided decoding"
-    elif _guided_decoding_needs_overlap_off(release) and not values.get("disable_overlap_scheduler"):
-        reason = f"TensorRT-LLM {release.version} does not do guided decoding beside the overlap scheduler"
+        reason = f"the {sampler_of(release, values)} of {release.version} has no guided decoding"
+    elif release.supports("guided_decoding_with_overlap_scheduler") is False and not values.get(
+        "disable_overlap_scheduler"
+    ):
+        reason = f"TensorRT-LLM {release.version} has no guided decoding beside the overlap scheduler"
     else:
         return
     setting = written.pop("guided_decoding_backend")
     omitted.append(Omission(key=setting.key, value=setting.value, reason=reason))
-
-
-def _guided_decoding_needs_overlap_off(release: Release) -> bool:
-    return release.supports("guided_decoding_with_overlap_scheduler") is False
 
 
 _SECTIONS = (
@@ -104,7 +102,7 @@ _SECTIONS = (
     "enable_iter_perf_stats",
     "print_iter_log",
 )
-"""The order of model.yaml; what is not listed comes last."""
+"""The order of keys in model.yaml; a key that is not listed comes last."""
 
 
 def _writing_order(item: tuple[str, Setting]) -> tuple[int, str]:
@@ -117,50 +115,50 @@ _REPLACES = {
     "cuda_graph_config.batch_sizes": "cuda_graph_config.max_batch_size",
     "cuda_graph_config.max_batch_size": "cuda_graph_config.batch_sizes",
 }
-"""Canonical keys of which the engine takes one or the other."""
+"""Canonical keys that exclude each other: setting one by hand removes the other."""
 
 
 def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[Setting, ...], dict[str, Any]]:
-    """The user's own LLM arguments put in; and those for triton_config, which come later.
+    """Return the settings with the user's own LLM arguments put in, and the user's own for triton_config apart.
 
-    :raises RefusedPlanError: for a key that the release or the backend doesn't have, and for a value it doesn't take.
+    :raises RefusedPlanError: for a key that the release or the backend doesn't have, or a value that it doesn't take.
     """
     merged = {setting.key: setting for setting in chosen}
     triton = {}
     for key, given in target.request.overrides:
-        value = _listed(given)
+        value = _with_lists(given)
         if key.startswith(_TRITON):
             _refuse_backend_setting(key.removeprefix(_TRITON), value)
             triton[key] = value
             continue
-        ours = _refuse_argument(target, key, value)
-        before = f" instead of {shown(merged[key].value)}" if key in merged else ""
-        for replaced in _replaced(target.release, key, ours, merged):
+        canonical_key = _checked_argument(target, key, value)
+        before = f" instead of {short_repr(merged[key].value)}" if key in merged else ""
+        for replaced in _replaced(target.release, key, canonical_key, merged):
             del merged[replaced]
-        merged[key] = Setting(key=key, value=value, reason=f"set by hand{before}")
-    _refuse_nameless_sections(target.release, merged)
-    # A section is written in one piece: what is new in it goes where it is.
+        merged[key] = Setting(key, value, f"set by hand{before}")
+    _refuse_sections_without_kind(target.release, merged)
+    # A section is written in one piece, so a new key goes to where its section is.
     sections = list(dict.fromkeys(key.partition(".")[0] for key in merged))
     return tuple(sorted(merged.values(), key=lambda setting: sections.index(setting.key.partition(".")[0]))), triton
 
 
-def _listed(value: Any) -> Any:
-    """A request has tuples for lists, as they can be hashed."""
-    return [_listed(item) for item in value] if isinstance(value, tuple) else value
+def _with_lists(value: Any) -> Any:
+    """Return `value` with lists for tuples; a request holds tuples, as they can be hashed."""
+    return [_with_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _refuse_nameless_sections(release: Release, written: Mapping[str, Setting]) -> None:
-    """Some sections hold a key that says what kind they are, without which the engine can't read the others."""
+def _refuse_sections_without_kind(release: Release, written: Mapping[str, Setting]) -> None:
+    """Refuse a section without the key that says its kind: the engine can't read the other keys then."""
     for section in {key.partition(".")[0] for key in written if "." in key}:
         found = release.find_key(section)
         if found is not None and found.discriminator and f"{section}.{found.discriminator}" not in written:
-            by_option = "; --mtp N sets both" if section == "speculative_config" else ""
-            raise RefusedPlanError(f"{section} needs {section}.{found.discriminator} beside what was set{by_option}")
+            by_option = ", or use --mtp N, which sets both" if section == "speculative_config" else ""
+            raise RefusedPlanError(f"{section} also needs {section}.{found.discriminator}; set it{by_option}")
 
 
-def _replaced(release: Release, key: str, ours: str, present: Mapping[str, Setting]) -> list[str]:
-    """Keys that can't stand beside `key`: what is below it or above it, and what the engine takes in its stead."""
-    instead = spell({_REPLACES[ours]: None}, release.version) if ours in _REPLACES else {}
+def _replaced(release: Release, key: str, canonical_key: str, present: Mapping[str, Setting]) -> list[str]:
+    """Return the keys that `key` replaces: those inside of it, those it is inside of, and those it excludes."""
+    instead = spell({_REPLACES[canonical_key]: None}, release.version) if canonical_key in _REPLACES else {}
     return [
         other for other in present if other in instead or other.startswith(f"{key}.") or key.startswith(f"{other}.")
     ]
@@ -168,23 +166,26 @@ def _replaced(release: Release, key: str, ours: str, present: Mapping[str, Setti
 
 _TRITON = "triton_config."
 _NOT_BY_HAND = {
-    "tensor_parallel_size": "more depends on it than a line; say it by --gpus and --pp",
-    "pipeline_parallel_size": "more depends on it than a line; say it by --pp",
-    "model": "more depends on it than a line; say it by --model",
-    "backend": "DeepSeek runs on pytorch alone; leave it out",
+    "tensor_parallel_size": "other settings depend on it; use --gpus and --pp",
+    "pipeline_parallel_size": "other settings depend on it; use --pp",
+    "model": "other settings depend on it; use --model",
+    "backend": "DeepSeek runs on pytorch only; leave it out",
 }
 
 
-def _refuse_argument(target: Target, key: str, value: Any) -> str:
-    """The canonical key of an LLM argument that may be set by hand."""
+def _checked_argument(target: Target, key: str, value: Any) -> str:
+    """Return the canonical key of an LLM argument that is set by hand.
+
+    :raises RefusedPlanError: when it can't be set by hand, the release doesn't have it, or the value doesn't fit.
+    """
     if key in _NOT_BY_HAND:
         raise RefusedPlanError(f"--set {key}: {_NOT_BY_HAND[key]}")
     found = target.release.require_key(key)
     if value is None and not found.sections:
-        raise RefusedPlanError(f"{key}: null says nothing; give a value")
-    ours = next(iter(canonical({key: value}, target.release.version)), key)
-    _refuse_misfit(key, value, bounded_type(ours, found.type))
-    return ours
+        raise RefusedPlanError(f"{key}: expected a value, got null")
+    canonical_key = next(iter(canonical({key: value}, target.release.version)), key)
+    _refuse_misfit(key, value, bounded_type(canonical_key, found.type))
+    return canonical_key
 
 
 def _refuse_backend_setting(key: str, value: Any) -> None:
@@ -195,8 +196,8 @@ def _refuse_backend_setting(key: str, value: Any) -> None:
     elif section == "warmup" and name:
         section, known = name, WARMUP_SETTINGS
     if section not in known:
-        near = nearest(section, known)
-        hint = f"; did you mean {near}?" if near else "; docs/configuration.md has those there are"
+        near = nearest_name(section, known)
+        hint = f"; did you mean {near}?" if near else "; docs/configuration.md lists its settings"
         raise RefusedPlanError(f"{_TRITON}{key} is not a setting of the backend{hint}")
     if known is not BACKEND_SETTINGS:
         judge = warmup_problem if known is WARMUP_SETTINGS else sampling_problem
@@ -208,4 +209,4 @@ def _refuse_backend_setting(key: str, value: Any) -> None:
 
 def _refuse_misfit(key: str, value: Any, spelled: str) -> None:
     if not fits(value, spelled):
-        raise RefusedPlanError(f"{key}: expected {in_words(spelled)}, got {shown(value)}")
+        raise RefusedPlanError(f"{key}: expected {in_words(spelled)}, got {short_repr(value)}")

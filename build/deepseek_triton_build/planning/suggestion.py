@@ -1,4 +1,4 @@
-"""The nearest request that works, for one that is refused."""
+"""Find the nearest request that works, for a request that is refused."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS
 from deepseek_triton_build.data.catalog import PRECISIONS, gpus
-from deepseek_triton_build.data.catalog.profiles import DEFAULT_PROFILE, NOTHING_SAID
-from deepseek_triton_build.planning.plan_request import DEFAULT_RELEASE, PlanRequest
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE
+from deepseek_triton_build.data.releases import DEFAULT_RELEASE
+from deepseek_triton_build.planning.plan_request import PlanRequest
 
 
 def nearest_that_works(request: PlanRequest, works: Callable[[PlanRequest], bool]) -> Mapping[str, Any]:
-    """Changes to `request`'s fields, as few as possible, with which `works` is true; empty when none of them helps.
+    """Return the fewest changes to `request`'s fields with which `works` is true; none when nothing helps.
 
-    Of as many changes, the first in the order of `_alternatives` wins: another number of GPUs before another precision,
-    and another GPU last.
+    Among equally many changes the first in the order of `_alternatives` wins: another number of GPUs is tried before
+    another precision, and another GPU last.
     """
     alternatives = _alternatives(request)
     for number in (1, 2, 3, 4):
@@ -25,15 +26,15 @@ def nearest_that_works(request: PlanRequest, works: Callable[[PlanRequest], bool
             for changes in _changes(alternatives, names):
                 if works(replace(request, **changes)):
                     return changes
-    on_top = {name: values[0] for name, values in alternatives.items() if name not in _TARGET}
-    plain = replace(request, **on_top)
-    if not on_top or works(plain):
-        return on_top
-    return {**on_top, **nearest_that_works(plain, works)}
+    without_extras = {name: values[0] for name, values in alternatives.items() if name not in _TARGET}
+    bare = replace(request, **without_extras)
+    if not without_extras or works(bare):
+        return without_extras
+    return {**without_extras, **nearest_that_works(bare, works)}
 
 
 _TARGET = ("num_gpus", "precision", "release", "profile", "gpu")
-"""What a request is for. The rest is asked for on top, and given up whole when nothing less helps."""
+"""The fields that say what a request is for. The others are extras: all are given up when nothing less helps."""
 
 
 def _changes(alternatives: Mapping[str, list[Any]], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
@@ -42,7 +43,7 @@ def _changes(alternatives: Mapping[str, list[Any]], names: tuple[str, ...]) -> I
 
 
 def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
-    """Field -> other values to try, likeliest first. What was asked for on top is given up before the GPU is."""
+    """Return field -> other values to try, the likeliest first. Extras are given up before the GPU."""
     tried: dict[str, list[Any]] = {
         "num_gpus": sorted(set(GPU_COUNTS) - {request.num_gpus}, key=lambda count: _distance(request.num_gpus, count)),
         "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
@@ -53,7 +54,7 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
         "relaxed_acceptance": [False],
         "kv_dtype": [None],
         "overrides": [()],
-        "workload": [NOTHING_SAID],
+        "workload": [ANY_WORKLOAD],
         "model": [None],
         "gpu": [name for name in ("h200", "b200", "gb200-nvl72") if name in gpus()],
     }
@@ -65,5 +66,5 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
 
 
 def _distance(asked: int | None, count: int) -> tuple[int, int]:
-    """More GPUs first, then the nearest number."""
+    """Return a sort key: more GPUs than asked for first, then the nearest number."""
     return (0 if count > (asked or 0) else 1, abs(count - (asked or 0)))

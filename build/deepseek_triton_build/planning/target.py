@@ -1,4 +1,4 @@
-"""Which weights on which GPUs under which release: names resolved, and what can't be settled without any setting."""
+"""Resolve the names of a request: weights, GPUs, release, profile. Refuse what no setting can mend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from deepseek_triton_build.data.catalog import (
     find_precision,
     find_variant,
 )
-from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID, Profile, Recipe, Workload, find_profile
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Profile, Recipe, Workload, find_profile
 from deepseek_triton_build.data.releases import RELEASES, Release, load_release
 from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
 from deepseek_triton_build.planning.plan_request import PlanRequest
@@ -60,7 +60,7 @@ class Target:
 
     @property
     def is_as_published(self) -> bool:
-        """The recipe's own GPUs and workload, or nothing said against them."""
+        """Whether the request agrees with the GPUs and the workload that the recipe was published for."""
         recipe = self.recipe
         return recipe.num_gpus in (None, self.num_gpus) and recipe.workload.covers(self.request.workload)
 
@@ -69,8 +69,10 @@ class Target:
 
 
 def resolve_target(request: PlanRequest) -> Target:
-    """:raises UnknownNameError: for a name nobody knows.
-    :raises RefusedPlanError: for what can't work whatever the settings.
+    """Return what a plan for `request` starts from.
+
+    :raises UnknownNameError: for an unknown name.
+    :raises RefusedPlanError: for what can't work under any settings.
     """
     variant = find_variant(request.variant)
     _refuse_numbers(request)
@@ -110,7 +112,7 @@ def resolve_target(request: PlanRequest) -> Target:
 
 
 def refuse(found: Iterable[tuple[Rule, Violation]]) -> None:
-    """:raises RefusedPlanError: when an error is among `found`, with all of them."""
+    """Raise RefusedPlanError with every error among `found`; warnings and notes pass."""
     errors = [(rule, violation) for rule, violation in found if rule.severity == "error"]
     if errors:
         raise RefusedPlanError("; ".join(describe(rule, violation) for rule, violation in errors))
@@ -132,7 +134,9 @@ def _refuse_numbers(request: PlanRequest) -> None:
 def _release(version: str) -> Release:
     release = load_release(version)
     if version not in RELEASES:
-        raise RefusedPlanError(f"TensorRT-LLM {version} is only checked, not written for; use {RELEASES[-1]} or newer")
+        raise RefusedPlanError(
+            f"TensorRT-LLM {version} can be checked only, no repository is written for it; use {RELEASES[-1]} or newer"
+        )
     return release
 
 
@@ -141,14 +145,17 @@ def _default_precision(variant: Variant, gpu: Gpu) -> Precision:
 
 
 def _checkpoint(variant: Variant, precision: Precision, model: str | None) -> KnownCheckpoint:
-    """The published one, or the user's own by its shapes; with the KV cache's dtype that its files here ask for."""
+    """Return the published checkpoint, or the user's own with sizes from the model's shapes.
+
+    When `model` is a folder on this machine, its hf_quant_config.json gives the KV cache's dtype.
+    """
     if precision in variant.checkpoints:
         published = variant.checkpoints[precision]
         return dataclasses.replace(published, **_quantization_here(model))
     if model is None or variant.architecture is None:
         known = ", ".join(f"{name} ({entry.model})" for name, entry in variant.checkpoints.items())
         raise RefusedPlanError(
-            f"no {precision} checkpoint of {variant.name} is known; there is: {known}; --model names one of your own"
+            f"no {precision} checkpoint of {variant.name} is known; known are: {known}; give your own by --model"
         )
     own = KnownCheckpoint(
         precision=precision,
@@ -166,9 +173,9 @@ def _checkpoint(variant: Variant, precision: Precision, model: str | None) -> Kn
 
 
 def _quantization_here(model: str | None) -> Mapping[str, Any]:
-    """What hf_quant_config.json says of the KV cache, where `model` is a folder on this machine that has one.
+    """Return what hf_quant_config.json says about the KV cache, if `model` is a folder here that has the file.
 
-    :raises CheckpointError: when it can't be read.
+    :raises UnusableCheckpointError: when the file can't be read.
     """
     path = Path(model or "", "hf_quant_config.json")
     if not model or not os.path.isfile(path):
@@ -189,12 +196,12 @@ def _size(
     gpu: Gpu,
     profile: Profile,
 ) -> tuple[int, Recipe]:
-    """GPUs of one instance and the recipe for them."""
+    """Return the number of GPUs of one instance, and the recipe for them."""
     fewest = _fewest(request, variant, architecture, checkpoint, gpu)
-    # How many GPUs is settled before what runs on them: no workload doubles the bill unasked.
-    usual = profile.recipe_for(gpu, checkpoint.precision, request.num_gpus, NOTHING_SAID)
+    # The number of GPUs is chosen before the workload is looked at, so that no workload doubles the bill by itself.
+    usual = profile.recipe_for(gpu, checkpoint.precision, request.num_gpus, ANY_WORKLOAD)
     if usual is None:
-        raise RefusedPlanError(f"profile {profile.name} has nothing for {checkpoint.precision} on {gpu.name}")
+        raise RefusedPlanError(f"profile {profile.name} has no recipe for {checkpoint.precision} on {gpu.name}")
     num_gpus = request.num_gpus or max(fewest, usual.num_gpus or 0)
     _refuse_count(num_gpus, gpu)
     if num_gpus < fewest:
@@ -205,7 +212,7 @@ def _size(
 def _fewest(
     request: PlanRequest, variant: Variant, architecture: Architecture, checkpoint: KnownCheckpoint, gpu: Gpu
 ) -> int:
-    """By arithmetic, and unless the user allows more, by what is published."""
+    """Return the fewest GPUs by arithmetic and, unless the user allows unpublished numbers, by publication."""
     fits = minimum_gpus(gpu, architecture, checkpoint)
     if fits is None:
         raise RefusedPlanError(f"{variant.name} ({checkpoint.precision}) does not fit {GPU_COUNTS[-1]} x {gpu.name}")
@@ -215,9 +222,7 @@ def _fewest(
 def _refuse_count(num_gpus: int, gpu: Gpu) -> None:
     if num_gpus not in GPU_COUNTS:
         counts = ", ".join(map(str, GPU_COUNTS))
-        raise RefusedPlanError(
-            f"{num_gpus} GPUs can't share 128 attention heads and 256 experts evenly; one of {counts} can"
-        )
+        raise RefusedPlanError(f"{num_gpus} GPUs can't share 128 attention heads and 256 experts evenly; use {counts}")
     if gpu.nvlink_domain >= num_gpus or num_gpus % gpu.gpus_per_node == 0:
         return
     raise RefusedPlanError(f"{num_gpus} x {gpu.name} is not a whole number of nodes ({gpu.gpus_per_node} GPUs each)")
@@ -233,10 +238,10 @@ def _too_few(
     fits = minimum_gpus(gpu, architecture, checkpoint)
     if fits is not None and num_gpus >= fits:
         return (
-            f"{named} fits by arithmetic ({each:.1f} of {memory:.1f} GiB a GPU are weights) but is not published: "
-            f"{gpu.published_source} says {fewest}; --allow-unpublished plans it all the same"
+            f"{named} fits by arithmetic (weights take {each:.1f} of {memory:.1f} GiB a GPU) but is not published: "
+            f"{gpu.published_source} says {fewest} GPUs; --allow-unpublished plans it all the same"
         )
     return (
-        f"{named} does not fit: {each:.1f} GiB of weights and about 2 GiB beside them a GPU, which has {memory:.1f} "
-        f"GiB; it takes {fewest}"
+        f"{named} does not fit: weights take {each:.1f} GiB a GPU and the rest about 2 GiB, but a GPU has {memory:.1f} "
+        f"GiB; use {fewest} GPUs"
     )

@@ -1,4 +1,4 @@
-"""What stands under triton_config for the TensorRT-LLM engine: the backend's own settings."""
+"""The backend's own settings, under triton_config, for the TensorRT-LLM engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import Budget
-from deepseek_triton_build.arithmetic.warmup_shapes import MAX_REQUESTS, shapes_of
+from deepseek_triton_build.arithmetic.warmup_shapes import MAX_REQUESTS, shapes_for_llm_args
 from deepseek_triton_build.data.planned_settings import Omission, Setting
 from deepseek_triton_build.data.releases.sampler_support import honoured_fields, sampler_of
 from deepseek_triton_build.planning.batch_sizes import Sizes
@@ -18,17 +18,21 @@ from deepseek_triton_build.planning.target import Target
 
 _WARMUP = "triton_config.warmup"
 WARMUP_MAX_S = 300
-"""Beside a load of many minutes it is little, and what the first users don't wait."""
+"""Seconds that the warm-up may take: little beside a load of many minutes, and saved by the first users."""
 
 
 def triton_settings(
     target: Target, sizes: Sizes, budget: Budget, llm: tuple[Setting, ...], own: Mapping[str, Any]
 ) -> tuple[tuple[Setting, ...], list[Omission]]:
-    """What stands under triton_config, and the sampling advice that this release's sampler would ignore."""
+    """Return the settings under triton_config, and the advised sampling fields that the sampler ignores.
+
+    :param llm: the LLM arguments, under the release's keys.
+    :param own: the user's own settings under triton_config.
+    """
     llm_args = {setting.key: setting.value for setting in llm}
     sampling, ignored = _default_sampling(target, llm_args)
     rows = [
-        Setting(key="triton_config.engine", value="tensorrt_llm", reason=ENGINE_REASONS["tensorrt_llm"]),
+        Setting("triton_config.engine", "tensorrt_llm", ENGINE_REASONS["tensorrt_llm"]),
         *transaction_settings(),
         _default_max_tokens(target, sizes, budget),
         *sampling,
@@ -38,48 +42,48 @@ def triton_settings(
     for key, value in own.items():
         if key.partition(".")[2].partition(".")[0] == "warmup":
             merged = {other: row for other, row in merged.items() if not _replaces(key, other)}
-        merged[key] = Setting(key=key, value=value, reason="set by hand")
+        merged[key] = Setting(key, value, "set by hand")
     return tuple(merged.values()), ignored
 
 
 def _replaces(key: str, other: str) -> bool:
-    """They can't both be written: one is the other's section, or the same."""
+    """Tell whether the keys can't both be written, because they are the same or one holds the other."""
     return f"{other}.".startswith(f"{key}.") or f"{key}.".startswith(f"{other}.")
 
 
 def _warmup(llm_args: Mapping[str, Any]) -> list[Setting]:
-    """What the engine is given before the model is ready."""
+    """Return the warm-up that the backend does before the model is ready."""
     return [
         Setting(
-            key=f"{_WARMUP}.shapes",
-            value=[list(shape) for shape in shapes_of(llm_args)],
-            reason="before the model is ready, requests at once and prompt tokens of each: from one to max_batch_size, "
-            f"but at most {MAX_REQUESTS:,} over all ranks, the CUDA graphs' sizes within that, and max_num_tokens: so "
-            "that hardly a user waits for kernels to be compiled and tuned; "
-            f"`--set {_WARMUP}=null` leaves it out",
+            f"{_WARMUP}.shapes",
+            [list(shape) for shape in shapes_for_llm_args(llm_args)],
+            "pairs of concurrent requests and prompt tokens of each, which run before the model is ready, so "
+            "that hardly a user waits for kernels to be compiled and tuned: from one request to max_batch_size, at "
+            f"most {MAX_REQUESTS:,} over all ranks, with the CUDA graphs' sizes between, within max_num_tokens; "
+            f"`--set {_WARMUP}=null` leaves the warm-up out",
         ),
         Setting(
-            key=f"{_WARMUP}.max_s",
-            value=WARMUP_MAX_S,
-            reason="seconds; what is not warm by then is left to the first users, and the model is ready",
+            f"{_WARMUP}.max_s",
+            WARMUP_MAX_S,
+            "seconds; after that the model is ready, and the first users warm up the rest",
         ),
     ]
 
 
 def _default_max_tokens(target: Target, sizes: Sizes, budget: Budget) -> Setting:
-    """What the KV cache holds for each of the requests that fit it, in whole thousands where there are any."""
+    """Return default_max_tokens, a request's part of the KV cache less its prompt, rounded down."""
     key = "triton_config.default_max_tokens"
     isl, osl = sizes.workload.isl or 0, sizes.workload.osl or 0
     if target.request.workload.osl:
-        return Setting(key=key, value=osl, reason="the output length that was asked for")
+        return Setting(key, osl, "the output length that was asked for")
     requests = max(1, min(sizes.max_batch_size, budget.kv_tokens // (isl + osl)))
     each = budget.kv_tokens // requests - isl
     rounded = each // 1024 * 1024 or each
     return Setting(
-        key=key,
-        value=max(1, min(rounded, sizes.max_seq_len - isl)),
-        reason=f"for requests that give none: {budget.kv_tokens:,} KV tokens / {requests:,} requests, less a prompt of "
-        f"{isl:,}, rounded down, within max_seq_len; the scheduler reserves prompt + max_tokens for each",
+        key,
+        max(1, min(rounded, sizes.max_seq_len - isl)),
+        f"for requests without max_tokens: {budget.kv_tokens:,} KV tokens / {requests:,} requests, less a "
+        f"prompt of {isl:,}, rounded down, within max_seq_len; the scheduler reserves prompt + max_tokens for each",
     )
 
 
@@ -90,16 +94,16 @@ def _default_sampling(target: Target, settings: Mapping[str, Any]) -> tuple[list
     for name, value in advice.items():
         key = f"triton_config.default_sampling.{name}"
         if name in honoured:
-            written.append(Setting(key=key, value=value, reason=source))
+            written.append(Setting(key, value, source))
         else:
             sampler = sampler_of(target.release, settings)
-            reason = f"{sampler} of {target.release.version} ignores {name}"
+            reason = f"the {sampler} of {target.release.version} ignores {name}"
             ignored.append(Omission(key=key, value=value, reason=reason))
     return written, ignored
 
 
 def _sampling_advice(target: Target) -> tuple[Mapping[str, float], str]:
-    """The checkpoint's own defaults where they can be read, else the model card's."""
+    """Return advised sampling fields and their source: the checkpoint, if its folder is here, else the model card."""
     folder = target.request.model
     own = sampling_defaults(Path(folder)) if folder and os.path.isdir(folder) else None
     if own is not None:

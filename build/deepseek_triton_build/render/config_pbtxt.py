@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deepseek_triton_build.data.model_source import contract
-from deepseek_triton_build.render.yaml_text import comment
+from deepseek_triton_build.text import comment_lines
 
 
 def config_pbtxt(*, stamp: str) -> str:
@@ -22,7 +22,7 @@ def config_pbtxt(*, stamp: str) -> str:
     ]
     for kind, tensors in (("input", tables.INPUTS), ("output", tables.OUTPUTS)):
         for tensor in tensors:
-            lines += [*comment(tensor.meaning), declaration(kind, tensor)]
+            lines += [*comment_lines(tensor.meaning), declaration(kind, tensor)]
     lines += [
         "# The engine takes the GPUs by itself; this instance is only the thread that feeds the engine.",
         "instance_group [ { count: 1, kind: KIND_CPU } ]",

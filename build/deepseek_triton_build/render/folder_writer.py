@@ -13,7 +13,7 @@ from deepseek_triton_build.build_errors import EditedError, OutputError
 from deepseek_triton_build.render.owner_edits import edited_names, edits_diff
 from deepseek_triton_build.render.repository_files import MODEL, File
 from deepseek_triton_build.render.stamp import MANIFEST
-from deepseek_triton_build.text import listed
+from deepseek_triton_build.text import first_names
 
 _MANIFESTS = (PurePosixPath(MODEL, MANIFEST), PurePosixPath(MANIFEST))
 """Where a manifest may lie in a generated folder: in the model of a repository, at the top of every other format."""
@@ -144,7 +144,7 @@ def _refuse_edited(output: Path, files: list[File]) -> None:
     edited = edited_names(output, found.relative_to(output).as_posix(), _recorded(found), new)
     if edited:
         raise EditedError(
-            f"{output}: changed since it was generated: {listed(edited, most=10)}; --force replaces all of it",
+            f"{output}: changed since it was generated: {first_names(edited, most=10)}; --force replaces all of it",
             diff=edits_diff(output, edited, new),
         )
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.data.catalog import architectures, variants
 from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
-from deepseek_triton_build.text import shown
+from deepseek_triton_build.text import short_repr
 
 NAME = "hf_quant_config.json"
 FP8_BLOCK_SCALES = "FP8_BLOCK_SCALES"
@@ -65,14 +65,14 @@ def quant_config_change(checkpoint: Path, kv_cache: KvAlgo | None) -> QuantConfi
     quantization = (before or {}).get("quantization", {})
     if not isinstance(quantization, dict):
         raise UnusableCheckpointError(
-            f"{path}: expected an object under 'quantization', found {shown(quantization)}; remove the file"
+            f"{path}: expected an object under 'quantization', found {short_repr(quantization)}; remove the file"
         )
     algo = quantization.get("quant_algo")
     if algo is None:
         algo = _fp8_blocks(checkpoint, model)
     elif algo not in _known_algos():
         raise UnusableCheckpointError(
-            f"{path}: expected quant_algo to be one of {', '.join(_known_algos())}, found {shown(algo)}; "
+            f"{path}: expected quant_algo to be one of {', '.join(_known_algos())}, found {short_repr(algo)}; "
             "download it again, or remove it where the weights are DeepSeek's own FP8"
         )
     values = {**quantization, "quant_algo": algo, "kv_cache_quant_algo": kv_cache}
@@ -113,7 +113,7 @@ def _require_deepseek(checkpoint: Path, model: Mapping[str, Any]) -> None:
     if not isinstance(found, list) or not known.intersection(map(str, found)):
         raise UnusableCheckpointError(
             f"{checkpoint / 'config.json'}: expected the architecture {' or '.join(sorted(known))}, "
-            f"found {shown(found)}; name the folder of a DeepSeek checkpoint"
+            f"found {short_repr(found)}; name the folder of a DeepSeek checkpoint"
         )
 
 
@@ -126,8 +126,8 @@ def _fp8_blocks(checkpoint: Path, model: Mapping[str, Any]) -> str:
     method = own.get("quant_method") if isinstance(own, dict) else None
     if method != "fp8":
         raise UnusableCheckpointError(
-            f"{checkpoint / 'config.json'}: expected quant_method fp8 (DeepSeek's FP8 weights), found {shown(method)}; "
-            f"a checkpoint quantized otherwise comes with its own {NAME}"
+            f"{checkpoint / 'config.json'}: expected quant_method fp8 (DeepSeek's FP8 weights), found "
+            f"{short_repr(method)}; a checkpoint quantized otherwise comes with its own {NAME}"
         )
     return FP8_BLOCK_SCALES
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from deepseek_triton_build.render.stamp import sha256
-from deepseek_triton_build.text import plain
+from deepseek_triton_build.text import safe_name
 
 MAX_LINES = 200
 """Lines of a difference; longer ones are cut."""
@@ -92,16 +92,16 @@ def _file_diff(output: Path, name: str, new: bytes | None) -> Iterator[str]:
     path = output / name
     becomes = "removed" if new is None else "replaced"
     if not os.path.lexists(path):
-        yield f"{plain(name)}: was removed, and would be written again"
+        yield f"{safe_name(name)}: was removed, and would be written again"
         return
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
-        yield f"{plain(name)}: would be {becomes}; it is {_kind(found.st_mode)}"
+        yield f"{safe_name(name)}: would be {becomes}; it is {_kind(found.st_mode)}"
         return
     old_text = _text(path.read_bytes()) if found.st_size <= MAX_BYTES else None
     new_text = "" if new is None else _text(new)
     if old_text is None or new_text is None:
-        yield f"{plain(name)}: would be {becomes}; it is binary or large"
+        yield f"{safe_name(name)}: would be {becomes}; it is binary or large"
         return
     yield from difflib.unified_diff(
         old_text.splitlines(),

@@ -18,8 +18,8 @@ from deepseek_triton_build.data.releases.spelling import canonical
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments
-from deepseek_triton_build.render.yaml_text import comment
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
+from deepseek_triton_build.text import comment_lines
 
 _VALUES = {
     "tensor_parallel_size": "--tp_size",
@@ -83,7 +83,11 @@ def quickstart_sh(plan: Plan, *, stamp: str) -> str:
         shell.on_every_node(plan, "quickstart.sh"),
         [
             *shell.flag_comments(flags),
-            *(comment(f"Not passed on, because the script has no flag for it: {', '.join(left)}.") if left else []),
+            *(
+                comment_lines(f"Not passed on, because the script has no flag for it: {', '.join(left)}.")
+                if left
+                else []
+            ),
             *shell.command(
                 ["exec", *shell.launcher(plan), "python3", '"$quickstart"'],
                 ["--model_dir", shell.quoted(settings["model"].value)],

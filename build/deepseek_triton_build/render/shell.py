@@ -10,7 +10,7 @@ from typing import Any
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.planning.plan import Plan
-from deepseek_triton_build.render.yaml_text import comment
+from deepseek_triton_build.text import comment_lines
 
 HERE = '"$(CDPATH="" cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"'
 """The folder of the script. It is right too when the script is called by a link or when CDPATH is set."""
@@ -33,14 +33,14 @@ class Flag:
 
 def flag_comments(flags: Iterable[Flag]) -> list[str]:
     """Return the flags' reasons as comments above the command. A command of several lines can hold no comments."""
-    return [line for flag in flags for line in comment(f"{' '.join(flag.words)}: {flag.reason}")]
+    return [line for flag in flags for line in comment_lines(f"{' '.join(flag.words)}: {flag.reason}")]
 
 
 def script(stamp: str, about: Iterable[str], *parts: Iterable[str]) -> str:
     """Return a whole script: the paragraphs about it as comments, then its parts, with a blank line before each."""
     lines = ["#!/usr/bin/env bash", f"# {stamp}"]
     for paragraph in about:
-        lines += comment(paragraph)
+        lines += comment_lines(paragraph)
     lines.append("set -euo pipefail")
     for part in map(list, parts):
         lines += ["", *part] if part else []
@@ -51,7 +51,7 @@ def exports(environment: Iterable[EnvironmentVariable]) -> list[str]:
     """Return the lines that export the plan's variables. A variable that the user has set keeps its value."""
     lines = []
     for variable in environment:
-        lines += [*comment(variable.comment), _export(variable.name, variable.value)]
+        lines += [*comment_lines(variable.comment), _export(variable.name, variable.value)]
     return lines
 
 
@@ -109,7 +109,7 @@ def in_slurm_step(plan: Plan) -> str:
 def nodes_comment(plan: Plan, name: str) -> list[str]:
     """Explain how the script `name` is started on several nodes."""
     nodes, each, world = plan.num_nodes, plan.gpus_per_node, plan.world_size
-    return comment(
+    return comment_lines(
         f"{world} GPUs are {nodes} nodes of {each}. HOSTS names the nodes, separated by commas, this node first. Each "
         "node has this folder and the checkpoint at the same path, and accepts ssh from the others without a password. "
         "SSH_PORT is the port of ssh when it is not 22; SSH_ARGS are further arguments of ssh. The variables NCCL_*, "
@@ -121,7 +121,7 @@ def nodes_comment(plan: Plan, name: str) -> list[str]:
 def interface() -> list[str]:
     """Export INTERFACE to NCCL and Gloo, and set the array `interface` to mpirun's arguments for it."""
     return [
-        *comment(
+        *comment_lines(
             "INTERFACE is the network interface over which the ranks reach each other. Set it when Open MPI, NCCL or "
             "Gloo chooses a wrong one, such as the bridge of a container. It changes no variable that is already set "
             "for one of them."
@@ -150,7 +150,7 @@ def mpirun_lines(plan: Plan, options: Sequence[str] = (), forwarded: Sequence[st
     words = " ".join([*_mpirun(plan), *options, '"${interface[@]}"'])
     count = f"-n {plan.world_size}"
     own_ranks = [
-        *comment(
+        *comment_lines(
             "In a shell inside a Slurm job, the launcher would take these variables for its rank and the number of "
             "ranks."
         ),

@@ -11,7 +11,7 @@ from deepseek_triton_build.arithmetic.load_time import (
 )
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
-from deepseek_triton_build.render.yaml_text import comment
+from deepseek_triton_build.text import comment_lines
 
 NAME = "start.sh"
 _TAG = "DEEPSEEK_TRITON_LAUNCH"
@@ -72,7 +72,7 @@ def _overlay(plan: Plan) -> list[str]:
     if plan.release is None:
         return []
     return [
-        *comment(
+        *comment_lines(
             "The engine's workers are separate processes. This path gives them the work-arounds for known faults of "
             "the container."
         ),
@@ -91,7 +91,7 @@ def _launch_tag(plan: Plan) -> list[str]:
         "  fi",
     ]
     return [
-        *comment(
+        *comment_lines(
             "The launch tag: every process of this launch carries it, and the supervisor ends no process without it. "
             "It is eight hexadecimal digits"
             + (", the same for all ranks of a Slurm step." if _is_for_slurm(plan) else ".")
@@ -113,7 +113,7 @@ def _is_for_slurm(plan: Plan) -> bool:
 
 def _endpoints() -> list[str]:
     return [
-        *comment("Where the server listens. The supervisor asks over HTTP whether the server is ready."),
+        *comment_lines("Where the server listens. The supervisor asks over HTTP whether the server is ready."),
         *(f'{name}_port="${{{name.upper()}_PORT:-{port}}}"' for name, port in _ENDPOINTS),
         'http_address="${HTTP_ADDRESS:-0.0.0.0}"',
         'grpc_address="${GRPC_ADDRESS:-0.0.0.0}"',
@@ -123,7 +123,7 @@ def _endpoints() -> list[str]:
 
 def _exit_timeout() -> list[str]:
     return [
-        *comment(
+        *comment_lines(
             "EXIT_TIMEOUT: seconds that open requests have to finish when the server is told to stop. Give whatever "
             "stops this script (docker stop -t, terminationGracePeriodSeconds) at least 20 seconds more."
         ),
@@ -148,11 +148,11 @@ def _supervisor_options(plan: Plan) -> list[str]:
         f'--max-restarts "${{MAX_RESTARTS:-{_MAX_RESTARTS}}}"',
     ]
     return [
-        *comment(f"READY_WITHIN: seconds within which the server has to be ready; 0 means no limit. {why}"),
-        *comment(
+        *comment_lines(f"READY_WITHIN: seconds within which the server has to be ready; 0 means no limit. {why}"),
+        *comment_lines(
             "MAX_RESTARTS: how often a server that was ready and failed is restarted. The pauses between restarts grow."
         ),
-        *comment("READY_FILE: path of a file that exists while the server is ready."),
+        *comment_lines("READY_FILE: path of a file that exists while the server is ready."),
         *shell.array("options", options),
         'if [[ -n "${READY_FILE:-}" ]]; then options+=(--ready-file "$READY_FILE"); fi',
     ]
@@ -176,7 +176,7 @@ def _ready_within(plan: Plan) -> tuple[int, str]:
 
 def _server() -> list[str]:
     return [
-        *comment(
+        *comment_lines(
             "The Python backend's shared memory is named after the launch tag, so that what a killed server leaves in "
             "/dev/shm can be found and removed."
         ),
@@ -198,7 +198,9 @@ def _refused_arguments() -> list[str]:
     variables = {f"--{setting}": setting.replace("-", "_").upper() for setting in settings}
     variables["--exit-timeout-secs"] = "EXIT_TIMEOUT"
     return [
-        *comment("The supervisor needs these settings too, so they are variables and not arguments of tritonserver."),
+        *comment_lines(
+            "The supervisor needs these settings too, so they are variables and not arguments of tritonserver."
+        ),
         'for argument in "$@"; do',
         '  case "${argument%%=*}" in',
         *(f"    {option}) variable={variable} ;;" for option, variable in variables.items()),
@@ -218,7 +220,7 @@ def _refused_words(plan: Plan) -> list[str]:
         return []
     launch = shell.entry_point(plan)
     return [
-        *comment(
+        *comment_lines(
             f"{launch} splits its command at spaces, because it uses the variable $task_with_command without quotes "
             "(NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6; later versions use an array)."
         ),
@@ -235,7 +237,7 @@ def _start(plan: Plan) -> list[str]:
     """Set the array `start` to the whole command."""
     if plan.release is None:
         return [
-            *comment("The guard ends the server when the supervisor is killed."),
+            *comment_lines("The guard ends the server when the supervisor is killed."),
             *shell.array("start", [_SUPERVISOR, _GUARD, '"${server[@]}"']),
         ]
     launched = f'{shell.entry_point(plan)} "${{server[@]}}"'
@@ -260,26 +262,26 @@ def _start(plan: Plan) -> list[str]:
 
 
 def _ranks_comment(plan: Plan) -> list[str]:
-    lines = comment(
+    lines = comment_lines(
         "There is one MPI rank for each GPU. Rank 0 runs tritonserver, and all ranks run the engine's workers, because "
         "plain tritonserver can't spawn workers by itself (MPI_ERR_SPAWN). Each rank has a guard, which reports to the "
         "supervisor and ends all processes of the rank. --tag-output puts the rank before each line of output."
     )
     if plan.num_nodes > 1:
         lines += shell.nodes_comment(plan, NAME)
-        return lines + comment(
+        return lines + comment_lines(
             "mpirun's odls_base_sigkill_timeout keeps its default of 1 s. When a rank fails, mpirun waits twice this "
             "time before it kills the other ranks, which hold the GPUs of their nodes until then. The supervisor, not "
             "mpirun, stops a launch in order."
         )
-    lines += comment(
+    lines += comment_lines(
         "odls_base_sigkill_timeout: seconds that mpirun waits before SIGTERM, and again before SIGKILL, when something "
         "other than the supervisor tells mpirun to stop, as systemd does with a whole control group. The default is "
         "1 s (Open MPI 4: orte/mca/odls/base/odls_base_frame.c and odls_base_default_fns.c). Open MPI 5 ignores it and "
         "waits 0.25 s (PRRTE 3.0: src/mca/odls/base/odls_base_default_fns.c)."
     )
     if _is_for_slurm(plan):
-        lines += comment(
+        lines += comment_lines(
             f"Under Slurm, every rank runs this script: srun --mpi=pmix --ntasks {plan.world_size} ./{NAME}"
         )
     return lines
@@ -297,7 +299,9 @@ def _dry_run(plan: Plan) -> list[str]:
     names = list(dict.fromkeys([_TAG, *engine, *(variable.name for variable in plan.environment)]))
     programs = ["python3", "mpirun", *([shell.entry_point(plan)] if plan.release is not None else []), "tritonserver"]
     return [
-        *comment("Print one command, to be read or pasted. Each variable, program and long option begins a line."),
+        *comment_lines(
+            "Print one command, to be read or pasted. Each variable, program and long option begins a line."
+        ),
         'if [[ "${DRY_RUN:-}" == 1 ]]; then',
         "  quote() {",
         '    if [[ "$1" =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]]; then quoted="$1"; else quoted="${1@Q}"; fi',

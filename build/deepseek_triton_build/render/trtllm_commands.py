@@ -10,7 +10,9 @@ from deepseek_triton_build.data.releases.spelling import canonical, flag_name
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments
-from deepseek_triton_build.render.yaml_text import comment, one_line, yaml_lines
+from deepseek_triton_build.render.yaml_text import yaml_lines
+from deepseek_triton_build.text import comment_lines, for_comment
+from deepseek_triton_build.text import is_path as is_path
 
 YAML_NAME = "extra-llm-api-config.yml"
 
@@ -72,7 +74,7 @@ def extra_llm_api_config(args: TrtllmArguments, *, stamp: str, program: str, scr
         f"Settings that {program} has no flag for; {script} passes this file. A section here replaces all flags about "
         "that section, so each section is complete."
     )
-    return "\n".join([f"# {stamp}", *comment(about), *(yaml_lines(args.yaml) or ["{}"])]) + "\n"
+    return "\n".join([f"# {stamp}", *comment_lines(about), *(yaml_lines(args.yaml) or ["{}"])]) + "\n"
 
 
 _OPTIONS = ["--extra_llm_api_options", f'"$here/{YAML_NAME}"']
@@ -150,7 +152,7 @@ def _dataset_comment(plan: Plan, args: TrtllmArguments, requests: int) -> list[s
         "The line below makes a dataset of the lengths that were planned for. With MTP, use real requests, because the "
         "number of accepted drafts depends on them."
     )
-    return [*comment(text), f"#   {one_line(prepare)}"]
+    return [*comment_lines(text), f"#   {for_comment(prepare)}"]
 
 
 def _bench_model(plan: Plan, args: TrtllmArguments) -> list[str]:
@@ -159,11 +161,6 @@ def _bench_model(plan: Plan, args: TrtllmArguments) -> list[str]:
     if is_path(args.model):
         return ["--model", plan.checkpoint.model, "--model_path", shell.quoted(args.model)]
     return ["--model", shell.quoted(args.model)]
-
-
-def is_path(model: str) -> bool:
-    """Whether `model` is a folder rather than a Hugging Face name (`owner/name`), by its form alone."""
-    return model.startswith(("/", ".", "~")) or model.count("/") > 1
 
 
 _TASKS = "mmlu, gsm8k or gpqa_diamond"

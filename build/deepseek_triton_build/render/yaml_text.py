@@ -1,4 +1,4 @@
-"""Comments, and settings as YAML, for every file that is rendered."""
+"""Settings as YAML, each with its reason in a comment above."""
 
 from __future__ import annotations
 
@@ -10,25 +10,7 @@ from typing import Any
 import yaml
 
 from deepseek_triton_build.data.planned_settings import Setting
-
-WIDTH = 110
-"""Characters in a line, as far as words and values can be broken."""
-
-
-def comment(text: str, indent: str = "") -> list[str]:
-    """Return `text` as the lines of a comment. YAML, protobuf and shell have the same comments."""
-    wrapped = textwrap.wrap(
-        one_line(" ".join(text.split())), WIDTH - len(indent), break_long_words=False, break_on_hyphens=False
-    )
-    return [f"{indent}# {line}" for line in wrapped]
-
-
-def one_line(text: str) -> str:
-    """Return `text` with a question mark for every character that can't be printed.
-
-    A user's path may hold any character. Some of them would end the line of a comment.
-    """
-    return "".join(character if character.isprintable() else "?" for character in text)
+from deepseek_triton_build.text import LINE_WIDTH, comment_lines, for_comment, yaml_flow
 
 
 def yaml_lines(settings: Iterable[Setting]) -> list[str]:
@@ -50,7 +32,7 @@ def _section(rows: list[_Row], indent: str) -> Iterator[str]:
             continue
         [(_, setting)] = members
         if setting.comment != above:
-            yield from comment(setting.comment, indent)
+            yield from comment_lines(setting.comment, indent)
             above = setting.comment
         yield from _entry(name, setting.value, indent)
 
@@ -64,15 +46,15 @@ def _by_name(rows: list[_Row]) -> Iterable[tuple[str, list[_Row]]]:
 
 
 def _entry(name: str, value: Any, indent: str) -> Iterator[str]:
-    line = f"{indent}{name}: {flow(value)}"
-    if len(line) <= WIDTH or not isinstance(value, list | tuple | dict):
+    line = f"{indent}{name}: {yaml_flow(value)}"
+    if len(line) <= LINE_WIDTH or not isinstance(value, list | tuple | dict):
         yield line
         return
     if isinstance(value, list | tuple) and all(isinstance(item, list | tuple) for item in value):
         yield f"{indent}{name}:"
         yield from _wrapped(value, indent + "  ")
         return
-    block = yaml.safe_dump(_plain(value), default_flow_style=False, sort_keys=False, width=math.inf)
+    block = yaml.safe_dump(value, default_flow_style=False, sort_keys=False, width=math.inf)
     yield f"{indent}{name}:"
     yield from textwrap.indent(block, indent + "  ").splitlines()
 
@@ -80,8 +62,8 @@ def _entry(name: str, value: Any, indent: str) -> Iterator[str]:
 def _wrapped(items: Iterable[Any], indent: str) -> Iterator[str]:
     """Yield a list of lists in flow style, with as many of them on a line as fit."""
     line = f"{indent}["
-    for number, item in enumerate(map(flow, items)):
-        if number and len(f"{line}, {item}") >= WIDTH:
+    for number, item in enumerate(map(yaml_flow, items)):
+        if number and len(f"{line}, {item}") >= LINE_WIDTH:
             yield f"{line},"
             line = f"{indent} {item}"
         else:
@@ -89,10 +71,5 @@ def _wrapped(items: Iterable[Any], indent: str) -> Iterator[str]:
     yield f"{line}]"
 
 
-def flow(value: Any) -> str:
-    """Return `value` as YAML on one line. It is dumped as the only item of a list, and the brackets are cut off."""
-    return yaml.safe_dump([_plain(value)], default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+# Old names, until the tools have the new ones.
+WIDTH, comment, one_line, flow = LINE_WIDTH, comment_lines, for_comment, yaml_flow

@@ -1,6 +1,6 @@
-"""The rules: what can't work, or is known not to, each with its release range and source.
+"""The rules: what can't work, or is known not to work, each with its release range and source.
 
-A rule looks at a Deployment and yields a Violation for each way in which it is broken; docs/rules.md lists them all.
+A rule looks at a Deployment and yields a Violation for each way in which it is broken. docs/rules.md lists all rules.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from deepseek_triton_build.rules.well_typed import well_typed
 
 _MODULES = (attention, speculative, environment, hardware, kv_cache, size_limits, moe, parallelism, sparse)
 RULES: tuple[Rule, ...] = tuple(rule for module in _MODULES for rule in module.RULES)
-"""Every rule, by code."""
+"""Every rule, sorted by code within a module."""
 _TARGET_RULES = tuple(rule for rule in RULES if rule.target_only)
 
 
 def target_violations(deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
-    """What model, GPU and release break, whatever the settings."""
+    """Yield the rules that model, GPU and release break under any settings."""
     return _broken(_TARGET_RULES, deployment)
 
 
 def violations(deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
-    """Everything that `deployment` breaks, errors, warnings and notes, by code."""
+    """Yield every rule that `deployment` breaks: errors, warnings and notes."""
     return _broken(RULES, well_typed(deployment))
 
 
 def _broken(rules: tuple[Rule, ...], deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
     for rule in rules:
-        for violation in rule.look(deployment):
+        for violation in rule.find_violations(deployment):
             yield rule, violation

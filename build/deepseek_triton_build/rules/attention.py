@@ -1,15 +1,15 @@
-"""A: prompts, chunked prefill and attention data parallelism."""
+"""Rules A: prompts, chunked prefill and attention data parallelism."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.data.sources import GUIDE, PY_EXECUTOR_CREATOR
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
-_README = "TensorRT-LLM examples/models/core/deepseek_v3/README.md"
-_EXECUTOR = "TensorRT-LLM tensorrt_llm/_torch/pyexecutor/py_executor_creator.py"
 LOW_CONCURRENCY = 128
-"""Concurrent requests up to which tensor-parallel attention with CUDA graphs is the faster."""
+"""Concurrent requests up to which tensor-parallel attention with CUDA graphs is faster than attention DP
+(TensorRT-LLM 0.19, examples/deepseek_v3/README.md)."""
 
 
 def _chunk_size(d: Deployment) -> Iterator[Violation]:
@@ -17,7 +17,7 @@ def _chunk_size(d: Deployment) -> Iterator[Violation]:
     if d.get("enable_chunked_prefill") and tokens and block > 0 and tokens % block:
         whole = max(1, tokens // block) * block
         message = f"max_num_tokens {tokens:,} is not a multiple of tokens_per_block {block}"
-        yield Violation(key="max_num_tokens", message=message, fix=f"use {whole}")
+        yield Violation("max_num_tokens", message, f"use {whole}")
 
 
 def _longest_input(d: Deployment) -> Iterator[Violation]:
@@ -25,15 +25,15 @@ def _longest_input(d: Deployment) -> Iterator[Violation]:
     if d.isl is not None and tokens and not d.get("enable_chunked_prefill") and tokens < d.isl:
         message = f"prompts of {d.isl:,} tokens don't fit max_num_tokens {tokens:,}, and chunked prefill is off"
         fix = f"raise max_num_tokens to {d.isl} or more, or set enable_chunked_prefill: true"
-        yield Violation(key="max_num_tokens", message=message, fix=fix)
+        yield Violation("max_num_tokens", message, fix)
 
 
 def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
     tokens, longest = d.get("max_num_tokens"), d.get("max_seq_len")
     if d.isl is None and tokens and longest and not d.get("enable_chunked_prefill") and tokens < longest:
         message = f"prompts of more than max_num_tokens {tokens:,} are refused, though max_seq_len is {longest:,}"
-        fix = "fine if prompts are shorter; else raise max_num_tokens or set enable_chunked_prefill: true"
-        yield Violation(key="max_num_tokens", message=message, fix=fix)
+        fix = "if prompts may be longer, raise max_num_tokens or set enable_chunked_prefill: true"
+        yield Violation("max_num_tokens", message, fix)
 
 
 def _unsupported_chunks(d: Deployment) -> Iterator[Violation]:
@@ -43,14 +43,16 @@ def _unsupported_chunks(d: Deployment) -> Iterator[Violation]:
     if d.gpu.sm < 90 or d.supports(f"chunked_prefill_mla_{d.gpu.architecture}") is False:
         message = f"chunked prefill of MLA does not exist for {d.gpu.architecture.title()}{release}"
         fix = "turn it off and set max_num_tokens to the longest prompt, or use TensorRT-LLM 1.1 or newer"
-        yield Violation(key="enable_chunked_prefill", message=message, fix=fix)
+        yield Violation("enable_chunked_prefill", message, fix)
 
 
 def _chunks_with_attention_dp(d: Deployment) -> Iterator[Violation]:
     if d.get("enable_chunked_prefill") and d.layout.attention_dp and d.is_before("1.1.0"):
-        message = "attention DP with chunked prefill: a prompt longer than max_num_tokens may hang the engine for good"
+        message = (
+            "with attention DP and chunked prefill, a prompt longer than max_num_tokens may hang the engine for good"
+        )
         fix = "turn off one of the two, or use TensorRT-LLM 1.1 or newer"
-        yield Violation(key="enable_chunked_prefill", message=message, fix=fix)
+        yield Violation("enable_chunked_prefill", message, fix)
 
 
 def _hang_on_hopper(d: Deployment) -> Iterator[Violation]:
@@ -68,76 +70,77 @@ def _low_concurrency(d: Deployment) -> Iterator[Violation]:
     if not batch or batch * layout.attention_dp_size > LOW_CONCURRENCY:
         return
     requests = f"at most {batch * layout.attention_dp_size} requests at once"
-    many_wait = (d.concurrency or 0) > LOW_CONCURRENCY  # for the KV cache, which attention DP makes the most of
+    # Many requests then wait for room in the KV cache, which attention DP uses best.
+    many_wait = (d.concurrency or 0) > LOW_CONCURRENCY
     if layout.attention_dp and layout.tensor_parallel_size > 1 and not many_wait:
         message, fix = (
-            f"{requests}: attention DP makes each wait for one GPU's attention",
+            f"{requests}: with attention DP one GPU alone computes a request's attention, which is slower",
             "set enable_attention_dp: false",
         )
-        yield Violation(key="enable_attention_dp", message=message, fix=fix)
+        yield Violation("enable_attention_dp", message, fix)
     if not d.has_cuda_graphs:
-        message = f"{requests}: without CUDA graphs each decode step waits for its kernels' launches"
-        yield Violation(key="cuda_graph_config", message=message, fix="leave cuda_graph_config: null out")
+        message = f"{requests}: without CUDA graphs each decode step waits until its kernels are launched"
+        yield Violation("cuda_graph_config", message, "remove cuda_graph_config: null")
 
 
 RULES = (
     Rule(
         code="A001",
         severity="error",
-        title="With chunked prefill max_num_tokens is whole KV blocks",
-        why="A chunk ends at a block's end. On Hopper blocks are of 64 tokens, for FlashMLA sets that size.",
-        source=f"{_README}, Chunked Prefill; {_EXECUTOR}",
-        look=_chunk_size,
+        title="With chunked prefill, max_num_tokens is a multiple of the KV block size",
+        why="A chunk has to end where a block ends. On Hopper a block has 64 tokens, because FlashMLA sets that size.",
+        source=f"{GUIDE}, Chunked Prefill; {PY_EXECUTOR_CREATOR}",
+        find_violations=_chunk_size,
     ),
     Rule(
         code="A002",
         severity="error",
-        title="Without chunked prefill the prompts fit max_num_tokens",
-        why="A prompt goes through in one iteration or not at all: a longer one is refused when it arrives.",
+        title="Without chunked prefill, prompts fit max_num_tokens",
+        why="A prompt is then processed in one iteration or not at all: a longer one is refused when it arrives.",
         source="NVIDIA/TensorRT-LLM#9277; TensorRT-LLM blog: How to get best performance on DeepSeek-R1",
-        look=_longest_input,
+        find_violations=_longest_input,
     ),
     Rule(
         code="A003",
         severity="note",
-        title="Without chunked prefill max_num_tokens covers max_seq_len",
-        why="max_seq_len then promises more than a prompt may have.",
+        title="Without chunked prefill, max_num_tokens is at least max_seq_len",
+        why="Otherwise max_seq_len promises longer prompts than are taken.",
         source="NVIDIA/TensorRT-LLM#9277; TensorRT-LLM blog: How to get best performance on DeepSeek-R1",
-        look=_longest_possible_input,
+        find_violations=_longest_possible_input,
     ),
     Rule(
         code="A004",
         severity="error",
-        title="Chunked prefill is on where MLA has it",
+        title="Chunked prefill is on only where MLA has it",
         why="Elsewhere the engine turns it off with one line in its log, and long prompts are refused.",
-        source=f"{_EXECUTOR}; NVIDIA/TensorRT-LLM PR 4651 (SM100), PR 6655 (SM90)",
+        source=f"{PY_EXECUTOR_CREATOR}; NVIDIA/TensorRT-LLM PR 4651 (SM100), PR 6655 (SM90)",
         releases="Hopper: before 1.1",
-        look=_unsupported_chunks,
+        find_violations=_unsupported_chunks,
     ),
     Rule(
         code="A005",
         severity="error",
         title="On Hopper, attention DP and chunked prefill are not on together in releases that hang",
-        why="After the first long prompt no request is answered any more, without an error; only a restart helps.",
+        why="After the first long prompt no request is answered any more, and there is no error; only a restart helps.",
         source="NVIDIA/TensorRT-LLM#5267 (0.21.0rc1, H20)",
         releases="before 1.1",
-        look=_hang_on_hopper,
+        find_violations=_hang_on_hopper,
     ),
     Rule(
         code="A006",
         severity="warning",
         title="Attention DP and chunked prefill are not on together in old releases",
-        why="The hang was seen on Hopper; whether other GPUs have it in these releases is not established.",
+        why="The hang was seen on Hopper; whether it occurs on other GPUs in these releases is not established.",
         source="NVIDIA/TensorRT-LLM#5267",
         releases="before 1.1",
-        look=_hang_elsewhere,
+        find_violations=_hang_elsewhere,
     ),
     Rule(
         code="A007",
         severity="note",
-        title="At low concurrency attention is tensor-parallel and CUDA graphs are on",
-        why=f"Up to {LOW_CONCURRENCY} concurrent requests that is the faster.",
-        source=f"{_README} (0.19), Create Configuration Files",
-        look=_low_concurrency,
+        title="At low concurrency, attention is tensor-parallel and CUDA graphs are on",
+        why=f"Up to {LOW_CONCURRENCY} concurrent requests that is faster.",
+        source=f"{GUIDE} (0.19), Create Configuration Files",
+        find_violations=_low_concurrency,
     ),
 )

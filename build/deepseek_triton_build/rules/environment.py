@@ -1,9 +1,10 @@
-"""E: what the server is started with: variables, and the engine itself."""
+"""Rules E: the environment variables that the server is started with, and the choice of engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -16,52 +17,52 @@ def _allocator(d: Deployment) -> Iterator[Violation]:
     if not any("max_split_size_mb" in d.environment.get(name, "") for name in _ALLOCATOR):
         name = _ALLOCATOR[1] if d.is_before("1.2.0") else _ALLOCATOR[0]
         message = f"prompts of {d.isl:,} tokens on H200 fragment PyTorch's memory until it runs out"
-        yield Violation(key=None, message=message, fix=f"start the server with {name}=max_split_size_mb:8192")
+        yield Violation(None, message, f"start the server with {name}=max_split_size_mb:8192")
 
 
 def _layers(d: Deployment) -> Iterator[Violation]:
     layers = d.environment.get("TLLM_OVERRIDE_LAYER_NUM", "0")
     if layers not in ("", "0"):
-        message = f"TLLM_OVERRIDE_LAYER_NUM={layers} loads {layers} of the model's layers: its answers are noise"
-        yield Violation(key=None, message=message, fix="leave it out")
+        message = f"TLLM_OVERRIDE_LAYER_NUM={layers} loads only {layers} of the model's layers: the answers are noise"
+        yield Violation(None, message, "remove the variable")
 
 
 def _deepgemm(d: Deployment) -> Iterator[Violation]:
     if d.gpu_architecture == "hopper" and d.precision == "fp8" and d.environment.get("TRTLLM_DG_ENABLED") == "0":
         message = "TRTLLM_DG_ENABLED=0 turns off DeepGEMM, the fast FP8 kernels of Hopper"
-        yield Violation(key=None, message=message, fix="leave it out")
+        yield Violation(None, message, "remove the variable")
 
 
 def _engine(d: Deployment) -> Iterator[Violation]:
     if d.release is not None and d.release.default_backend != "pytorch" and d.get("backend") != "pytorch":
-        message = f"TensorRT-LLM {d.release.version} builds a TensorRT engine unless it is told otherwise"
-        yield Violation(key="backend", message=message, fix="set backend: pytorch")
+        message = f"TensorRT-LLM {d.release.version} builds a TensorRT engine unless backend is set"
+        yield Violation("backend", message, "set backend: pytorch")
 
 
 RULES = (
     Rule(
         code="E001",
         severity="note",
-        title="Long prompts on H200 have an allocator that does not fragment",
+        title="With long prompts on H200, the allocator is kept from fragmenting memory",
         why="Running out of memory at 8K/1K on H200 is a known issue of PyTorch's caching allocator.",
-        source="TensorRT-LLM deployment guide for DeepSeek-R1, Troubleshooting Tips",
-        look=_allocator,
+        source=f"{DEPLOYMENT}, Troubleshooting Tips",
+        find_violations=_allocator,
     ),
     Rule(
         code="E002",
         severity="warning",
         title="All layers of the model are loaded",
-        why="The variable is for tests: it cuts the model short, and turns the reading ahead of weights off.",
+        why="The variable is for tests: it leaves layers out, and turns prefetching of weights off.",
         source="TensorRT-LLM tensorrt_llm/_torch/models/checkpoints/hf/weight_loader.py",
-        look=_layers,
+        find_violations=_layers,
     ),
     Rule(
         code="E003",
         severity="note",
         title="DeepGEMM is on for FP8 on Hopper",
         why="It is on by default and faster.",
-        source="TensorRT-LLM examples/models/core/deepseek_v3/README.md, DeepGEMM",
-        look=_deepgemm,
+        source=f"{GUIDE}, DeepGEMM",
+        find_violations=_deepgemm,
     ),
     Rule(
         code="E004",
@@ -70,6 +71,6 @@ RULES = (
         why="Before 1.0 the default is the TensorRT engine, which is not what these settings are for.",
         source="TensorRT-LLM release notes 1.0; examples/models/core/deepseek_v3/README.md, Serving",
         releases="before 1.0",
-        look=_engine,
+        find_violations=_engine,
     ),
 )

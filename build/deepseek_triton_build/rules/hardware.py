@@ -1,42 +1,41 @@
-"""H: which GPUs, weights and releases go together, whatever the settings."""
+"""Rules H: which GPUs, weights and releases go together, under any settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.data.sources import GUIDE
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
-
-_README = "TensorRT-LLM examples/models/core/deepseek_v3/README.md"
 
 
 def _ampere(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.gpu.architecture == "ampere":
-        message = f"{d.gpu.title} is Ampere (SM{d.gpu.sm}), which TensorRT-LLM does not run DeepSeek on"
-        yield Violation(key=None, message=message, fix="use Hopper or Blackwell, for example h200")
+        message = f"{d.gpu.title} is Ampere (SM{d.gpu.sm}), where TensorRT-LLM does not run DeepSeek"
+        yield Violation(None, message, "use Hopper or Blackwell, for example h200")
 
 
 def _nvfp4(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.precision == "fp4" and d.gpu.architecture != "blackwell":
         message = f"{d.gpu.title} has no FP4 arithmetic: NVFP4 weights need Blackwell"
-        yield Violation(key=None, message=message, fix="take the fp8 weights, or b200, gb200 or gb200-nvl72")
+        yield Violation(None, message, "use the fp8 weights, or b200, gb200 or gb200-nvl72")
 
 
 def _w4a8(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.precision == "w4a8" and d.gpu.architecture == "blackwell":
-        message = f"W4AFP8 weights are not supported on {d.gpu.title} yet: Hopper only"
-        yield Violation(key=None, message=message, fix="take the fp4 weights on Blackwell, or a Hopper GPU")
+        message = f"W4AFP8 weights are supported on Hopper only, not yet on {d.gpu.title}"
+        yield Violation(None, message, "use the fp4 weights, or a Hopper GPU")
 
 
 def _w4a8_sparse(d: Deployment) -> Iterator[Violation]:
     if d.precision == "w4a8" and d.is_sparse:
-        yield Violation(key=None, message="W4AFP8 is for V3 and R1, not for V3.2", fix="take the fp8 weights")
+        yield Violation(None, "W4AFP8 is for V3 and R1, not for V3.2", "use the fp8 weights")
 
 
 def _fp8_blackwell(d: Deployment) -> Iterator[Violation]:
     is_fp8_on_blackwell = d.precision == "fp8" and d.gpu_architecture == "blackwell"
     if d.release is not None and is_fp8_on_blackwell and d.supports("fp8_blackwell") is False:
         message = f"TensorRT-LLM {d.release.version} has no FP8 block-scale kernels for Blackwell"
-        yield Violation(key=None, message=message, fix="use TensorRT-LLM 1.0.0 or newer, or the fp4 weights")
+        yield Violation(None, message, "use TensorRT-LLM 1.0.0 or newer, or the fp4 weights")
 
 
 def _release(d: Deployment) -> Iterator[Violation]:
@@ -46,10 +45,10 @@ def _release(d: Deployment) -> Iterator[Violation]:
     if needed and d.is_before(needed):
         name = d.variant.name if d.variant is not None else "it"
         message = f"TensorRT-LLM {d.release.version} is too old for {name}"
-        yield Violation(key=None, message=message, fix=f"use TensorRT-LLM {needed} or newer")
+        yield Violation(None, message, f"use TensorRT-LLM {needed} or newer")
     elif d.is_sparse and d.supports("deepseek_v32") is False:
-        message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 is made of"
-        yield Violation(key=None, message=message, fix="use TensorRT-LLM 1.2.0 or newer")
+        message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 needs"
+        yield Violation(None, message, "use TensorRT-LLM 1.2.0 or newer")
 
 
 RULES = (
@@ -58,8 +57,8 @@ RULES = (
         severity="error",
         title="The GPU is Hopper or Blackwell",
         why="There are no FP8 kernels for Ampere (SM80, SM86): the model does not load.",
-        source=f"{_README}, Hardware Requirements",
-        look=_ampere,
+        source=f"{GUIDE}, Hardware Requirements",
+        find_violations=_ampere,
         target_only=True,
     ),
     Rule(
@@ -67,8 +66,8 @@ RULES = (
         severity="error",
         title="NVFP4 weights run on Blackwell",
         why="Hopper has no FP4 tensor cores; the hardware table says N/A.",
-        source=f"{_README}, Hardware Requirements; model cards of nvidia/DeepSeek-R1-FP4",
-        look=_nvfp4,
+        source=f"{GUIDE}, Hardware Requirements; model cards of nvidia/DeepSeek-R1-FP4",
+        find_violations=_nvfp4,
         target_only=True,
     ),
     Rule(
@@ -76,37 +75,37 @@ RULES = (
         severity="error",
         title="W4AFP8 weights run on Hopper",
         why="The kernels for INT4 weights with FP8 activations exist for SM90 only.",
-        source=f"{_README}, Hardware Requirements and W4AFP8; NVIDIA/TensorRT-LLM PR 4123",
-        look=_w4a8,
+        source=f"{GUIDE}, Hardware Requirements and W4AFP8; NVIDIA/TensorRT-LLM PR 4123",
+        find_violations=_w4a8,
         target_only=True,
     ),
     Rule(
         code="H004",
         severity="error",
-        title="W4AFP8 weights are of V3 or R1",
+        title="W4AFP8 weights belong to V3 or R1",
         why="The hardware table has a W4A8 column for V3 and R1 only.",
-        source=f"{_README}, Hardware Requirements",
-        look=_w4a8_sparse,
+        source=f"{GUIDE}, Hardware Requirements",
+        find_violations=_w4a8_sparse,
         target_only=True,
     ),
     Rule(
         code="H005",
         severity="error",
-        title="FP8 weights on Blackwell have a release with the kernels",
-        why="The executor stops at start: the FP8 block-scale GEMM of older releases knows Hopper only.",
+        title="For FP8 weights on Blackwell, the release has the kernels",
+        why="The executor stops at start: the FP8 block-scale GEMM of older releases runs on Hopper only.",
         source="NVIDIA/TensorRT-LLM#5064",
         releases="before 1.0",
-        look=_fp8_blackwell,
+        find_violations=_fp8_blackwell,
         target_only=True,
     ),
     Rule(
         code="H006",
         severity="error",
-        title="The release knows the model",
-        why="An architecture that the release does not know is refused at load, after the container was pulled.",
+        title="The release supports the model",
+        why="The engine refuses an unknown architecture at load, after the container was pulled.",
         source="TensorRT-LLM release notes; NVIDIA/TensorRT-LLM PR 8405 (V3.2)",
         releases="before the model's own; V3.2: before 1.2",
-        look=_release,
+        find_violations=_release,
         target_only=True,
     ),
 )

@@ -1,14 +1,12 @@
-"""K: the KV cache."""
+"""Rules K: the KV cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
 from deepseek_triton_build.rules.rule import FLASH_MLA_TOKENS_PER_BLOCK, Deployment, Rule, Violation
 
-_README = "TensorRT-LLM examples/models/core/deepseek_v3/README.md"
-_EXECUTOR = "TensorRT-LLM tensorrt_llm/_torch/pyexecutor/py_executor_creator.py"
-_ARGS = "TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, KvCacheConfig"
 _DTYPE = "kv_cache_config.dtype"
 _FRACTION = "kv_cache_config.free_gpu_memory_fraction"
 _REUSE_SMS = (90, 100, 103, 120)
@@ -24,7 +22,7 @@ def _fp8(d: Deployment) -> Iterator[Violation]:
     if d.supports(f"fp8_kv_mla_{d.gpu.architecture}") is False or d.gpu.sm < 90:
         release = "" if d.release is None else f" in TensorRT-LLM {d.release.version}"
         message = f"an FP8 KV cache for MLA is not supported on {d.gpu.architecture.title()}{release}"
-        yield Violation(key=_DTYPE, message=message, fix=f"set {_DTYPE}: auto, with weights that leave it in 16 bits")
+        yield Violation(_DTYPE, message, f"set {_DTYPE}: auto, with weights that leave it in 16 bits")
 
 
 def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
@@ -32,35 +30,35 @@ def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
         message = (
             "an FP8 KV cache with W4AFP8 weights is known to crash (illegal memory access in the prompt's attention)"
         )
-        yield Violation(key=_DTYPE, message=message, fix=f"set {_DTYPE}: auto")
+        yield Violation(_DTYPE, message, f"set {_DTYPE}: auto")
 
 
 def _dtype(d: Deployment) -> Iterator[Violation]:
     dtype = d.get(_DTYPE)
     if dtype not in (None, "auto", "fp8"):
-        message = f"{_DTYPE} {dtype} changes nothing: only auto and fp8 are acted upon"
-        yield Violation(key=_DTYPE, message=message, fix="use auto (the checkpoint's own) or fp8")
+        message = f"{_DTYPE} {dtype} has no effect: only auto and fp8 have one"
+        yield Violation(_DTYPE, message, "use auto (the checkpoint's own) or fp8")
 
 
 def _reuse(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.get("kv_cache_config.enable_block_reuse") and d.gpu.sm not in _REUSE_SMS:
         message = f"KV blocks of MLA can't be reused on {d.gpu.title} (SM{d.gpu.sm})"
         fix = "set kv_cache_config.enable_block_reuse: false"
-        yield Violation(key="kv_cache_config.enable_block_reuse", message=message, fix=fix)
+        yield Violation("kv_cache_config.enable_block_reuse", message, fix)
 
 
 def _fraction(d: Deployment) -> Iterator[Violation]:
     fraction = d.get(_FRACTION)
     if fraction is not None and not 0 < fraction <= 1:
         message = f"{_FRACTION} {fraction} is not a share between 0 and 1"
-        yield Violation(key=_FRACTION, message=message, fix="use 0.8 to 0.9, less where it runs out of memory")
+        yield Violation(_FRACTION, message, "use 0.8 to 0.9, or less if memory runs out")
 
 
 def _high_fraction(d: Deployment) -> Iterator[Violation]:
     fraction = d.get(_FRACTION)
     if fraction is not None and _HIGHEST_FRACTION < fraction <= 1:
         message = f"{_FRACTION} {fraction} leaves almost nothing for what is allocated after the KV cache"
-        yield Violation(key=_FRACTION, message=message, fix="use 0.9 or less")
+        yield Violation(_FRACTION, message, "use 0.9 or less")
 
 
 def _deepgemm_fraction(d: Deployment) -> Iterator[Violation]:
@@ -69,10 +67,10 @@ def _deepgemm_fraction(d: Deployment) -> Iterator[Violation]:
         return
     if d.num_draft_tokens and (d.get("max_batch_size") or 0) >= _LARGE_BATCH and fraction > _HIGHEST_WITH_DRAFTS:
         message = f"{_FRACTION} {fraction} with DEEPGEMM, MTP and large batches was seen to run out of memory"
-        yield Violation(key=_FRACTION, message=message, fix=f"if it does, use {_HIGHEST_WITH_DRAFTS}")
+        yield Violation(_FRACTION, message, f"if memory runs out, use {_HIGHEST_WITH_DRAFTS}")
     elif fraction > _HIGHEST_DEEPGEMM_FRACTION:
-        message = f"{_FRACTION} {fraction} with DEEPGEMM: its workspace comes on top of the KV cache"
-        yield Violation(key=_FRACTION, message=message, fix=f"use {_HIGHEST_DEEPGEMM_FRACTION} or less")
+        message = f"{_FRACTION} {fraction} leaves too little for DEEPGEMM's workspace beside the KV cache"
+        yield Violation(_FRACTION, message, f"use {_HIGHEST_DEEPGEMM_FRACTION} or less")
 
 
 def _block_size(d: Deployment) -> Iterator[Violation]:
@@ -80,88 +78,88 @@ def _block_size(d: Deployment) -> Iterator[Violation]:
     given = d.settings.get(key)
     if given is not None and d.gpu_architecture == "hopper" and given != FLASH_MLA_TOKENS_PER_BLOCK:
         message = f"{key} {given} becomes {FLASH_MLA_TOKENS_PER_BLOCK}: FlashMLA sets it on Hopper"
-        yield Violation(key=key, message=message, fix="leave it out")
+        yield Violation(key, message, "leave it out")
 
 
 def _two_limits(d: Deployment) -> Iterator[Violation]:
     key = "kv_cache_config.max_tokens"
     if d.settings.get(key) is not None and d.settings.get(_FRACTION) is not None:
-        message = f"{key} and free_gpu_memory_fraction are both set: the smaller cache is taken"
-        yield Violation(key=key, message=message, fix="leave one of them out")
+        message = f"{key} and free_gpu_memory_fraction are both set: the smaller cache results"
+        yield Violation(key, message, "leave one of them out")
 
 
 RULES = (
     Rule(
         code="K001",
         severity="error",
-        title="An FP8 KV cache has its kernels",
-        why="MLA's FP8 kernels are FlashMLA on Hopper and trtllm-gen on Blackwell; elsewhere there is none.",
-        source=f"{_README}, FP8 KV Cache and MLA",
-        look=_fp8,
+        title="For an FP8 KV cache, the GPU has the kernels",
+        why="MLA's FP8 kernels are FlashMLA on Hopper and trtllm-gen on Blackwell; other GPUs have none.",
+        source=f"{GUIDE}, FP8 KV Cache and MLA",
+        find_violations=_fp8,
     ),
     Rule(
         code="K002",
         severity="error",
-        title="W4AFP8 weights have a 16-bit KV cache",
-        why="The context attention of that combination ends with an illegal memory access; no fix is known.",
+        title="With W4AFP8 weights, the KV cache has 16 bits",
+        why="An FP8 cache ends with an illegal memory access in the context attention; no fix is known.",
         source="NVIDIA/TensorRT-LLM#8125 (open)",
-        look=_fp8_with_w4a8,
+        find_violations=_fp8_with_w4a8,
     ),
     Rule(
         code="K003",
         severity="warning",
         title="The KV cache's dtype is auto or fp8",
-        why="Any other value is passed over with a line in the log, and the checkpoint's own dtype stays.",
-        source=_ARGS,
+        why="The engine ignores any other value with one line in its log, and uses the checkpoint's own dtype.",
+        source=f"{LLM_ARGS}, KvCacheConfig",
         releases="0.21 to 1.2",
-        look=_dtype,
+        find_violations=_dtype,
     ),
     Rule(
         code="K004",
         severity="error",
-        title="Block reuse is on where MLA has it",
+        title="Block reuse is on only where MLA has it",
         why="Elsewhere the engine turns it off with one line in its log.",
-        source=f"{_README}, KV Cache Reuse; {_EXECUTOR}",
-        look=_reuse,
+        source=f"{GUIDE}, KV Cache Reuse; {PY_EXECUTOR_CREATOR}",
+        find_violations=_reuse,
     ),
     Rule(
         code="K005",
         severity="error",
         title="The KV cache's share of free memory is above 0 and at most 1",
-        why="It is a share of what weights, CUDA graphs and one iteration leave free.",
-        source="TensorRT-LLM deployment guide for DeepSeek-R1, kv_cache_free_gpu_memory_fraction",
-        look=_fraction,
+        why="It is a share of the memory that weights, CUDA graphs and one iteration leave free.",
+        source=f"{DEPLOYMENT}, kv_cache_free_gpu_memory_fraction",
+        find_violations=_fraction,
     ),
     Rule(
         code="K006",
         severity="warning",
         title=f"The KV cache's share of free memory is at most {_HIGHEST_FRACTION}",
-        why="Memory use fluctuates; the guides name 0.7 to 0.95 and advise to go down when it runs out.",
-        source=f"{_README}; TensorRT-LLM deployment guide for DeepSeek-R1; NVIDIA/TensorRT-LLM PR 7358",
-        look=_high_fraction,
+        why="Memory use fluctuates; the guides name 0.7 to 0.95 and advise a smaller share when memory runs out.",
+        source=f"{GUIDE}; {DEPLOYMENT}; NVIDIA/TensorRT-LLM PR 7358",
+        find_violations=_high_fraction,
     ),
     Rule(
         code="K007",
         severity="warning",
-        title="With DEEPGEMM the KV cache leaves room for its workspace",
-        why="0.8 is what the FP8 examples for Blackwell take; with MTP and large batches even 0.6 was seen to run out.",
-        source=f"{_README}, Serving (FP8); NVIDIA/TensorRT-LLM PR 13357, PR 14232",
-        look=_deepgemm_fraction,
+        title="With DEEPGEMM, the KV cache leaves room for its workspace",
+        why="The FP8 examples for Blackwell use 0.8; with MTP and large batches memory ran out even at 0.6.",
+        source=f"{GUIDE}, Serving (FP8); NVIDIA/TensorRT-LLM PR 13357, PR 14232",
+        find_violations=_deepgemm_fraction,
     ),
     Rule(
         code="K008",
         severity="note",
-        title="On Hopper the block size is left to FlashMLA",
-        why="What is configured is replaced, with a line in the log.",
-        source=_EXECUTOR,
-        look=_block_size,
+        title="On Hopper, the block size is left to FlashMLA",
+        why="FlashMLA replaces the configured size, with one line in the log.",
+        source=PY_EXECUTOR_CREATOR,
+        find_violations=_block_size,
     ),
     Rule(
         code="K009",
         severity="note",
         title="The KV cache has one limit",
-        why="Of two limits the smaller one holds, and it is easy to look at the other.",
+        why="Of two limits the smaller one counts, and it is easy to look at the other one.",
         source="the engine's own warning, as quoted in NVIDIA/TensorRT-LLM#5766",
-        look=_two_limits,
+        find_violations=_two_limits,
     ),
 )

@@ -1,16 +1,17 @@
-"""M: the experts' back end, its limits and its load balancer."""
+"""Rules M: the experts' back end, its limits and its load balancer."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import cache
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, weights
-from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, MoeBackendRow, moe_backend_rows
+from deepseek_triton_build.data.catalog import Architecture, KnownCheckpoint, find_moe_backends, moe_backend_rows
+from deepseek_triton_build.data.sources import DEPLOYMENT, LLM_ARGS
+from deepseek_triton_build.data.type_strings import choices
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
-_MATRIX = "TensorRT-LLM deployment guide for DeepSeek-R1, MoE Backend Support Matrix"
+_MATRIX = f"{DEPLOYMENT}, MoE Backend Support Matrix"
 _BACKEND = "moe_config.backend"
 _BALANCER = "moe_config.load_balancer"
 
@@ -18,34 +19,34 @@ _BALANCER = "moe_config.load_balancer"
 def _known_backend(d: Deployment) -> Iterator[Violation]:
     backend = d.settings.get(_BACKEND)
     found = None if d.release is None or backend is None else d.release.find_key(_BACKEND)
-    known = () if found is None else _choices(found.type)
+    known = [] if found is None else choices(found.type)
     if known and backend not in known and d.release is not None:
-        message = f"{backend} is no MoE back end of TensorRT-LLM {d.release.version}"
-        yield Violation(key=_BACKEND, message=message, fix=f"use one of {', '.join(known)}")
+        message = f"{backend} is not a MoE back end of TensorRT-LLM {d.release.version}"
+        yield Violation(_BACKEND, message, f"use one of {', '.join(known)}")
 
 
 def _supported_backend(d: Deployment) -> Iterator[Violation]:
     backend, ep = d.get(_BACKEND), d.layout.expert_parallel_size
     if d.gpu is None or d.precision is None or any(_known_backend(d)):
         return
-    row = _row(d.gpu, d.precision, ep)
+    row = find_moe_backends(d.gpu, d.precision, ep)
     if row is None or backend in row.backends:
         return
     default = "" if _BACKEND in d.settings else ", the default,"
     message = (
         f"MoE back end {backend}{default} is not supported for {d.precision} on {d.gpu.name} at expert parallelism {ep}"
     )
-    yield Violation(key=_BACKEND, message=message, fix=f"set {_BACKEND}: {' or '.join(row.backends)}")
+    yield Violation(_BACKEND, message, f"set {_BACKEND}: {' or '.join(row.backends)}")
 
 
 def _wide_row(d: Deployment) -> Iterator[Violation]:
     ep = d.layout.expert_parallel_size
-    if d.gpu is None or d.precision is None or _row(d.gpu, d.precision, ep) is not None:
+    if d.gpu is None or d.precision is None or find_moe_backends(d.gpu, d.precision, ep) is not None:
         return
     if any(d.gpu.name in row.gpus and d.precision == row.precision for row in moe_backend_rows()):
         message = f"no MoE back end is published for {d.precision} on {d.gpu.name} at expert parallelism {ep}"
         fix = "use moe_expert_parallel_size 8 or less, or gb200-nvl72"
-        yield Violation(key="moe_expert_parallel_size", message=message, fix=fix)
+        yield Violation("moe_expert_parallel_size", message, fix)
 
 
 def _wide_fp8(d: Deployment) -> Iterator[Violation]:
@@ -54,16 +55,16 @@ def _wide_fp8(d: Deployment) -> Iterator[Violation]:
     if d.release is not None and d.is_before("1.2.0"):
         message = f"FP8 at expert parallelism above 8 is not published for TensorRT-LLM {d.release.version}"
         fix = "use TensorRT-LLM 1.2.0 or newer, fp4 weights, or moe_expert_parallel_size 8"
-        yield Violation(key="moe_expert_parallel_size", message=message, fix=fix)
+        yield Violation("moe_expert_parallel_size", message, fix)
     elif _has_balancer(d):
-        message = "WIDEEP does FP8 without the expert load balancer"
-        yield Violation(key=_BALANCER, message=message, fix="leave moe_config.load_balancer out, or use fp4 weights")
+        message = "WIDEEP has no expert load balancer for FP8"
+        yield Violation(_BALANCER, message, "remove moe_config.load_balancer, or use fp4 weights")
 
 
 def _wide_ep(d: Deployment) -> Iterator[Violation]:
     if d.get(_BACKEND) == "WIDEEP" and not d.layout.attention_dp:
-        message = "WIDEEP asserts that attention DP is on"
-        yield Violation(key="enable_attention_dp", message=message, fix="set enable_attention_dp: true")
+        message = "WIDEEP does not load without attention DP"
+        yield Violation("enable_attention_dp", message, "set enable_attention_dp: true")
 
 
 def _slots(d: Deployment) -> Iterator[Violation]:
@@ -73,13 +74,11 @@ def _slots(d: Deployment) -> Iterator[Violation]:
     if not slots:
         return
     if ep > 0 and slots % ep:
-        message = f"num_slots {slots} can't be divided among expert parallelism {ep}"
-        yield Violation(key=key, message=message, fix=f"use a multiple of {ep}, for example {-(-slots // ep) * ep}")
+        message = f"num_slots {slots} can't be divided among {ep} expert-parallel ranks"
+        yield Violation(key, message, f"use a multiple of {ep}, for example {-(-slots // ep) * ep}")
     if experts is not None and slots < experts:
         message = f"num_slots {slots} has no room for {experts} experts"
-        yield Violation(
-            key=key, message=message, fix=f"use {experts} or more; {experts} + {ep} gives each rank one more"
-        )
+        yield Violation(key, message, f"use {experts} or more; {experts} + {ep} gives each rank one spare slot")
 
 
 def _balanced_backend(d: Deployment) -> Iterator[Violation]:
@@ -87,7 +86,7 @@ def _balanced_backend(d: Deployment) -> Iterator[Violation]:
     able = ("WIDEEP",) if d.release is None or d.is_before("1.2.0") else ("WIDEEP", "CUTLASS", "TRTLLM")
     if d.release is not None and _has_balancer(d) and backend not in able:
         message = f"the expert load balancer does not work with MoE back end {backend}"
-        yield Violation(key=_BALANCER, message=message, fix=f"set {_BACKEND}: {' or '.join(able)}, or leave it out")
+        yield Violation(_BALANCER, message, f"set {_BACKEND}: {' or '.join(able)}, or remove the balancer")
 
 
 def _host_copy(d: Deployment) -> Iterator[Violation]:
@@ -96,14 +95,14 @@ def _host_copy(d: Deployment) -> Iterator[Violation]:
         gib = _expert_bytes(d.architecture, d.checkpoint) / GIB
         message = f"the online load balancer keeps all experts in each node's shared memory: {gib:,.0f} GiB"
         fix = "give the container that much /dev/shm, or set layer_updates_per_iter: 0 (an offline plan)"
-        yield Violation(key=f"{_BALANCER}.layer_updates_per_iter", message=message, fix=fix)
+        yield Violation(f"{_BALANCER}.layer_updates_per_iter", message, fix)
 
 
 def _low_precision_combine(d: Deployment) -> Iterator[Violation]:
     key = "moe_config.use_low_precision_moe_combine"
     if d.get(key) and d.precision not in (None, "fp4"):
         message = f"use_low_precision_moe_combine is for NVFP4, not for {d.precision}"
-        yield Violation(key=key, message=message, fix="leave it out")
+        yield Violation(key, message, "leave it out")
 
 
 def _moe_num_tokens(d: Deployment) -> Iterator[Violation]:
@@ -111,34 +110,20 @@ def _moe_num_tokens(d: Deployment) -> Iterator[Violation]:
     tokens = d.get(key)
     if tokens is not None and tokens < 1:
         message = f"moe_config.max_num_tokens {tokens} leaves the experts no token"
-        yield Violation(key=key, message=message, fix="leave it out, or use the tokens of one pass, for example 8192")
+        yield Violation(key, message, "remove it, or use the tokens of one pass, for example 8192")
 
 
 def _unbounded_pass(d: Deployment) -> Iterator[Violation]:
     key, tokens = "moe_config.max_num_tokens", d.get("max_num_tokens")
     if d.get(_BACKEND) == "DEEPGEMM" and d.layout.attention_dp and d.get(key) is None and tokens:
         together = tokens * d.layout.attention_dp_size
-        message = f"DEEPGEMM's workspace is for {together:,} tokens, max_num_tokens of all ranks"
-        yield Violation(
-            key=key, message=message, fix=f"set it, for example to {tokens}: the rest goes in further passes"
-        )
+        message = f"DEEPGEMM's workspace is for {together:,} tokens, max_num_tokens times the number of ranks"
+        yield Violation(key, message, f"set it, for example to {tokens}: further tokens are processed in more passes")
 
 
 def _has_balancer(d: Deployment) -> bool:
     given = d.settings.get(_BALANCER)
     return isinstance(given, str) or bool(d.get(f"{_BALANCER}.num_slots"))
-
-
-def _row(gpu: Gpu, precision: str, expert_parallel_size: int) -> MoeBackendRow | None:
-    rows = (row for row in moe_backend_rows() if row.holds_for(gpu, precision, expert_parallel_size))
-    return next(rows, None)
-
-
-@cache
-def _choices(type_name: str) -> tuple[str, ...]:
-    """What a Literal admits; nothing for another type."""
-    literal = re.match(r"Literal\[(.*?)\]", type_name)
-    return tuple(name.strip() for name in literal[1].split(",")) if literal else ()
 
 
 @cache
@@ -151,37 +136,37 @@ RULES = (
         code="M001",
         severity="error",
         title="The MoE back end is one of the release's",
-        why="moe_config.backend is a closed list: another name stops the load.",
-        source="TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, MoeConfig",
-        look=_known_backend,
+        why="moe_config.backend takes a fixed set of names; the engine does not load with any other.",
+        source=f"{LLM_ARGS}, MoeConfig",
+        find_violations=_known_backend,
     ),
     Rule(
         code="M002",
         severity="error",
-        title="The MoE back end does these weights on this GPU",
+        title="The MoE back end supports these weights on this GPU",
         why=(
-            "CUTLASS, the default, has no FP8 block-scale kernels for Blackwell; DEEPGEMM starts on Hopper and dies in "
+            "CUTLASS, the default, has no FP8 block-scale kernels for Blackwell; DEEPGEMM starts on Hopper but ends in "
             "its warm-up; WIDEEP is for more than 8 ranks of one NVL72."
         ),
         source=f"{_MATRIX}; NVIDIA/TensorRT-LLM#5064, PR 13327, PR 17119",
-        look=_supported_backend,
+        find_violations=_supported_backend,
     ),
     Rule(
         code="M003",
         severity="error",
         title="A MoE back end is published for this expert parallelism",
-        why="Above 8 ranks on Blackwell the matrix knows only one NVL72 domain.",
+        why="For more than 8 ranks on Blackwell, the matrix lists one NVL72 domain only.",
         source=_MATRIX,
-        look=_wide_row,
+        find_violations=_wide_row,
     ),
     Rule(
         code="M004",
         severity="error",
-        title="FP8 on more than 8 expert ranks has its release and no load balancer",
-        why="The guide of 1.0 says N/A for it, that of 1.2 WIDEEP without EPLB; for 1.1 nothing was found.",
+        title="FP8 on more than 8 expert ranks runs without load balancer, from release 1.2",
+        why="The guide of 1.0 says N/A, the guide of 1.2 says WIDEEP without EPLB; nothing was found for 1.1.",
         source=f"{_MATRIX} (1.0.0 and 1.2.0)",
-        releases="before 1.2; with a load balancer all",
-        look=_wide_fp8,
+        releases="before 1.2; all with a load balancer",
+        find_violations=_wide_fp8,
     ),
     Rule(
         code="M005",
@@ -189,55 +174,55 @@ RULES = (
         title="The load balancer's slots hold all experts and divide among the ranks",
         why="The configuration is refused: num_slots must be divisible by the expert-parallel size.",
         source="TensorRT-LLM examples/wide_ep/README.md; tensorrt_llm/llmapi/llm_args.py",
-        look=_slots,
+        find_violations=_slots,
     ),
     Rule(
         code="M006",
         severity="error",
-        title="The load balancer has a back end that works with it",
-        why="Other back ends route to experts, not to the balancer's slots.",
-        source="TensorRT-LLM deployment guide for DeepSeek-R1, Wide Expert Parallelism; release notes 1.2",
-        look=_balanced_backend,
+        title="The MoE back end works with the load balancer",
+        why="Other back ends route tokens to experts, not to the balancer's slots.",
+        source=f"{DEPLOYMENT}, Wide Expert Parallelism; release notes 1.2",
+        find_violations=_balanced_backend,
     ),
     Rule(
         code="M007",
         severity="error",
-        title="WIDEEP has attention DP",
+        title="WIDEEP runs with attention DP",
         why="An assertion stops the load.",
         source="TensorRT-LLM tensorrt_llm/_torch/modules/fused_moe/fused_moe_wide_ep.py",
-        look=_wide_ep,
+        find_violations=_wide_ep,
     ),
     Rule(
         code="M008",
         severity="note",
-        title="The online load balancer has its shared memory",
-        why="Experts move between ranks through a copy of all of them in /dev/shm; a container's default is 64 MiB.",
+        title="The online load balancer has enough shared memory",
+        why="Experts move between ranks through a copy of all experts in /dev/shm; a container's default is 64 MiB.",
         source="TensorRT-LLM examples/wide_ep/README.md",
-        look=_host_copy,
+        find_violations=_host_copy,
     ),
     Rule(
         code="M009",
         severity="error",
         title="Low-precision combine is for NVFP4",
         why="The key's own description limits it to NVFP4 quantization.",
-        source="TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, MoeConfig",
+        source=f"{LLM_ARGS}, MoeConfig",
         releases="1.2",
-        look=_low_precision_combine,
+        find_violations=_low_precision_combine,
     ),
     Rule(
         code="M010",
         severity="error",
         title="moe_config.max_num_tokens is at least 1",
-        why="The experts' pass is split into as many passes as that bound makes necessary.",
+        why="The tokens of an iteration are split into passes of that many tokens.",
         source="TensorRT-LLM tensorrt_llm/_torch/modules/fused_moe/fused_moe_cutlass.py",
-        look=_moe_num_tokens,
+        find_violations=_moe_num_tokens,
     ),
     Rule(
         code="M011",
         severity="note",
-        title="DEEPGEMM with attention DP has moe_config.max_num_tokens",
+        title="DEEPGEMM with attention DP has moe_config.max_num_tokens set",
         why="Its workspace grows with the tokens of one pass: 3.47 GiB were missing at a KV fraction of 0.6.",
-        source="TensorRT-LLM deployment guide for DeepSeek-R1 (3200 for FP8); NVIDIA/TensorRT-LLM PR 13357",
-        look=_unbounded_pass,
+        source=f"{DEPLOYMENT} (3200 for FP8); NVIDIA/TensorRT-LLM PR 13357",
+        find_violations=_unbounded_pass,
     ),
 )

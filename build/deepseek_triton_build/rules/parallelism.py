@@ -1,9 +1,10 @@
-"""P: how a model instance is divided among its GPUs."""
+"""Rules P: how a model instance is divided among its GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.data.sources import GUIDE
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 _RULES_OF_AICONFIGURATOR = "ai-dynamo/aiconfigurator, trtllm.rule"
@@ -12,26 +13,26 @@ _RULES_OF_AICONFIGURATOR = "ai-dynamo/aiconfigurator, trtllm.rule"
 def _heads(d: Deployment) -> Iterator[Violation]:
     tp = d.layout.tensor_parallel_size
     if d.architecture is not None and not d.layout.attention_dp and d.architecture.num_heads % tp:
-        message = f"{d.architecture.num_heads} attention heads can't be divided among tensor_parallel_size {tp}"
-        fix = "make it a power of two, or set enable_attention_dp: true"
-        yield Violation(key="tensor_parallel_size", message=message, fix=fix)
+        message = f"{d.architecture.num_heads} attention heads can't be divided by tensor_parallel_size {tp}"
+        fix = "use a power of two, or set enable_attention_dp: true"
+        yield Violation("tensor_parallel_size", message, fix)
 
 
 def _experts(d: Deployment) -> Iterator[Violation]:
     ep = d.layout.expert_parallel_size
-    # With a load balancer it is the slots that are divided (M005).
+    # With a load balancer the slots are divided instead (M005).
     slots = d.get("moe_config.load_balancer.num_slots")
     if d.architecture is not None and not slots and d.architecture.num_routed_experts % ep:
-        message = f"{d.architecture.num_routed_experts} experts can't be divided among moe_expert_parallel_size {ep}"
-        yield Violation(key="moe_expert_parallel_size", message=message, fix="make it a power of two")
+        message = f"{d.architecture.num_routed_experts} experts can't be divided by moe_expert_parallel_size {ep}"
+        yield Violation("moe_expert_parallel_size", message, "use a power of two")
 
 
 def _expert_ranks(d: Deployment) -> Iterator[Violation]:
     tp, ep = d.layout.tensor_parallel_size, d.get("moe_expert_parallel_size") or 0
     if ep > 0 and tp % ep:
         message = f"moe_expert_parallel_size {ep} does not divide tensor_parallel_size {tp}"
-        fix = f"take a divisor of {tp}; the experts lie on the same ranks as attention"
-        yield Violation(key="moe_expert_parallel_size", message=message, fix=fix)
+        fix = f"use a divisor of {tp}: the experts are on the same ranks as attention"
+        yield Violation("moe_expert_parallel_size", message, fix)
 
 
 def _expert_grid(d: Deployment) -> Iterator[Violation]:
@@ -40,34 +41,34 @@ def _expert_grid(d: Deployment) -> Iterator[Violation]:
     tp = d.layout.tensor_parallel_size
     if moe_tp > 0 and moe_ep > 0 and moe_tp * moe_ep * max(1, moe_cluster) != tp:
         message = (
-            f"moe_tensor_parallel_size {moe_tp} x moe_expert_parallel_size {moe_ep} is not the {tp} ranks there are"
+            f"moe_tensor_parallel_size {moe_tp} x moe_expert_parallel_size {moe_ep} is not the number of ranks, {tp}"
         )
-        yield Violation(
-            key=keys[0], message=message, fix="leave moe_tensor_parallel_size out: it follows from the other"
-        )
+        yield Violation(keys[0], message, "remove moe_tensor_parallel_size: it follows from the other")
 
 
 def _int4_groups(d: Deployment) -> Iterator[Violation]:
     a, layout = d.architecture, d.layout
     moe_tp = layout.tensor_parallel_size // layout.expert_parallel_size
     if a is not None and d.precision == "w4a8" and moe_tp > 1 and a.moe_intermediate_size % (128 * moe_tp):
-        message = f"an expert's {a.moe_intermediate_size} columns over {moe_tp} ranks cut its INT4 groups of 128"
+        message = (
+            f"dividing an expert's {a.moe_intermediate_size} columns among {moe_tp} ranks cuts its INT4 groups of 128"
+        )
         fix = f"raise moe_expert_parallel_size to {layout.tensor_parallel_size}"
-        yield Violation(key="moe_expert_parallel_size", message=message, fix=fix)
+        yield Violation("moe_expert_parallel_size", message, fix)
 
 
 def _mtp_pipeline(d: Deployment) -> Iterator[Violation]:
     if d.num_draft_tokens and d.layout.pipeline_parallel_size > 1:
         message = "MTP with pipeline parallelism is not among the supported combinations"
-        fix = "use tensor parallelism over all GPUs, or leave speculative_config out"
-        yield Violation(key="pipeline_parallel_size", message=message, fix=fix)
+        fix = "use tensor parallelism over all GPUs, or remove speculative_config"
+        yield Violation("pipeline_parallel_size", message, fix)
 
 
 def _instances(d: Deployment) -> Iterator[Violation]:
     per_node, layout = d.get("gpus_per_node"), d.layout
     if per_node and per_node > 0 and layout.num_gpus > per_node and layout.num_gpus % per_node:
-        message = f"{layout.num_gpus} GPUs (tensor x pipeline) are not whole nodes of {per_node}"
-        yield Violation(key="gpus_per_node", message=message, fix="make tensor x pipeline a multiple of gpus_per_node")
+        message = f"{layout.num_gpus} GPUs (tensor x pipeline parallelism) are not whole nodes of {per_node}"
+        yield Violation("gpus_per_node", message, "make tensor x pipeline a multiple of gpus_per_node")
 
 
 RULES = (
@@ -77,7 +78,7 @@ RULES = (
         title="Tensor parallelism divides the attention heads",
         why="Each rank takes an equal share of the 128 heads, unless attention DP gives every rank all of them.",
         source="config.json of deepseek-ai/DeepSeek-V3 (num_attention_heads); " + _RULES_OF_AICONFIGURATOR,
-        look=_heads,
+        find_violations=_heads,
     ),
     Rule(
         code="P002",
@@ -85,31 +86,31 @@ RULES = (
         title="Expert parallelism divides the experts",
         why="Without a load balancer the engine asserts that each rank holds an equal number of the 256 experts.",
         source="TensorRT-LLM fused_moe_wide_ep.py; config.json of deepseek-ai/DeepSeek-V3 (n_routed_experts)",
-        look=_experts,
+        find_violations=_experts,
     ),
     Rule(
         code="P003",
         severity="error",
         title="Expert parallelism divides tensor parallelism",
-        why="The experts lie on the tensor-parallel ranks; what expert parallelism leaves splits each expert.",
+        why="The experts are on the tensor-parallel ranks: a group of ranks holds whole experts, each rank a part.",
         source=_RULES_OF_AICONFIGURATOR,
-        look=_expert_ranks,
+        find_violations=_expert_ranks,
     ),
     Rule(
         code="P004",
         severity="error",
-        title="The experts' tensor and expert parallelism make up the tensor-parallel ranks",
-        why="The mapping of ranks is refused at start.",
+        title="The experts' tensor and expert parallelism multiply to the tensor-parallel ranks",
+        why="The engine refuses another mapping of ranks at start.",
         source=_RULES_OF_AICONFIGURATOR,
-        look=_expert_grid,
+        find_violations=_expert_grid,
     ),
     Rule(
         code="P005",
         severity="warning",
         title="W4AFP8's groups of 128 are not cut",
-        why="One scale belongs to 128 INT4 values. By arithmetic; the kernels' own limit is not established.",
-        source="TensorRT-LLM examples/models/core/deepseek_v3/README.md, W4AFP8 (groups of 1 x 128)",
-        look=_int4_groups,
+        why="128 INT4 values share a scale. The rule is arithmetic; the kernels' own limit is not established.",
+        source=f"{GUIDE}, W4AFP8 (groups of 1 x 128)",
+        find_violations=_int4_groups,
     ),
     Rule(
         code="P006",
@@ -117,14 +118,14 @@ RULES = (
         title="MTP runs without pipeline parallelism",
         why="The matrix of feature combinations says No for one-model speculation with pipeline parallelism.",
         source="TensorRT-LLM docs, features/feature-combination-matrix (main; not established for 1.2)",
-        look=_mtp_pipeline,
+        find_violations=_mtp_pipeline,
     ),
     Rule(
         code="P007",
         severity="error",
         title="An instance that spans nodes takes whole nodes",
-        why="Ranks are dealt out node by node; a part of a node would be left without its share.",
-        source="TensorRT-LLM examples/models/core/deepseek_v3/README.md, Multi-node",
-        look=_instances,
+        why="Ranks are distributed node by node, so an incomplete node can't hold its share.",
+        source=f"{GUIDE}, Multi-node",
+        find_violations=_instances,
     ),
 )

@@ -1,4 +1,4 @@
-"""What a rule is, and what it looks at."""
+"""The types of a rule, of the deployment it looks at and of its violation."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from deepseek_triton_build.data.releases import Release, load_release
 
 Severity = Literal["error", "warning", "note"]
 CANONICAL_RELEASE = "1.2.1"
-"""Settings are compared under this release's keys, whatever the release they are for."""
+"""Rules read settings under this release's keys, for whichever release the settings are."""
 FLASH_MLA_TOKENS_PER_BLOCK = 64
-"""FlashMLA, Hopper's kernel for MLA, sets this block size whatever is configured (py_executor_creator.py)."""
+"""FlashMLA, Hopper's kernel for MLA, sets this block size over any configured one (py_executor_creator.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What is known of a set of LLM arguments and where it will run. A rule skips what it can't know."""
+    """A set of LLM arguments and where it will run. A rule that needs an unknown fact finds nothing."""
 
     settings: Mapping[str, Any]
-    """LLM arguments that are given, dotted paths under CANONICAL_RELEASE's keys."""
+    """The LLM arguments that are given, as dotted paths under CANONICAL_RELEASE's keys."""
     release: Release | None = None
     variant: Variant | None = None
     architecture: Architecture | None = None
     checkpoint: KnownCheckpoint | None = None
     gpu: Gpu | None = None
     triton: Mapping[str, Any] = field(default_factory=dict)
-    """What is under triton_config, dotted paths."""
+    """The settings under triton_config, as dotted paths."""
     environment: Mapping[str, str] = field(default_factory=dict)
     isl: int | None = None
-    """Input length, in tokens, that it is made for."""
+    """Input length in tokens that the deployment is made for."""
     concurrency: int | None = None
-    """Requests at once that it is made for."""
+    """Concurrent requests that the deployment is made for."""
     held_requests: int | None = None
-    """Requests of the planned lengths that the KV cache of the instance holds."""
+    """Requests of the planned lengths that the instance's KV caches hold."""
 
     def get(self, key: str) -> Any:
-        """The value of `key`, or what the engine takes when it is not given."""
+        """Return the value of `key`, or the engine's default when it is not given."""
         if key in self.settings:
             return self.settings[key]
         return _default(key)
@@ -56,17 +56,17 @@ class Deployment:
 
     @property
     def num_draft_tokens(self) -> int:
-        """MTP layers in use; 0 without speculative decoding."""
+        """Tokens that MTP drafts a step; 0 without MTP."""
         if self.get("speculative_config.decoding_type") != "MTP":
             return 0
         return int(self.get("speculative_config.num_nextn_predict_layers") or 0)
 
     def supports(self, feature: str) -> bool | None:
-        """Whether the release has `feature`; None when that, or the release, is not known."""
+        """Tell whether the release has `feature`; None when that or the release is not known."""
         return None if self.release is None else self.release.supports(feature)
 
     def is_before(self, version: str) -> bool:
-        """The release is known and older than `version`."""
+        """Tell whether the release is known and older than `version`."""
         return self.release is not None and self.release.is_before(version)
 
     @property
@@ -79,12 +79,12 @@ class Deployment:
 
     @property
     def is_sparse(self) -> bool:
-        """The model is known to attend sparsely, as V3.2 does."""
+        """Whether the model is known to have sparse attention, as V3.2 has."""
         return self.architecture is not None and self.architecture.is_sparse
 
     @property
     def has_fp8_kv(self) -> bool:
-        """By the configuration or, where that leaves it open, by the checkpoint."""
+        """Whether the KV cache is FP8, by the settings or, where they leave it open, by the checkpoint."""
         dtype = self.get("kv_cache_config.dtype")
         if dtype == "auto":
             return self.checkpoint is not None and self.checkpoint.kv_cache_quant_algo == "FP8"
@@ -92,7 +92,7 @@ class Deployment:
 
     @property
     def tokens_per_block(self) -> int:
-        """What the engine ends up with."""
+        """The block size that the engine really uses."""
         if self.gpu_architecture == "hopper":
             return FLASH_MLA_TOKENS_PER_BLOCK
         return int(self.get("kv_cache_config.tokens_per_block"))
@@ -106,12 +106,12 @@ class Deployment:
         return self.settings.get("cuda_graph_config", True) is not None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Violation:
     """One way in which a deployment breaks a rule."""
 
     key: str | None
-    """The setting to look at, under CANONICAL_RELEASE's keys; None when it is not about one."""
+    """The setting to look at, under CANONICAL_RELEASE's keys; None when no single setting is at fault."""
     message: str
     fix: str
 
@@ -121,15 +121,15 @@ class Rule:
     code: str
     severity: Severity
     title: str
-    """What holds when nothing is wrong, as a sentence."""
+    """The rule as a sentence that is true when nothing is wrong."""
     why: str
-    """What happens otherwise."""
+    """What happens when the rule is broken."""
     source: str
-    look: Callable[[Deployment], Iterable[Violation]]
+    find_violations: Callable[[Deployment], Iterable[Violation]]
     target_only: bool = False
-    """It needs no settings: it is about the model, the GPU and the release."""
+    """Whether the rule looks only at model, GPU and release, so that it needs no settings."""
     releases: str = "all"
-    """For people: the releases it holds for."""
+    """The releases that the rule holds for, in words."""
 
 
 @cache

@@ -1,28 +1,28 @@
-"""L: limits that bound each other."""
+"""Rules L: limits that bound each other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
+from deepseek_triton_build.arithmetic.warmup_shapes import DEFAULT_GRAPH_MAX_BATCH_SIZE
+from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE, LLM_ARGS
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
-_ARGS = "TensorRT-LLM tensorrt_llm/llmapi/llm_args.py"
-_FALLBACK_NUM_TOKENS = 3072
+OOM_NUM_TOKENS = 3072
+"""The max_num_tokens that the DeepSeek-V3 guide advises when memory runs out."""
 _SIZES = "cuda_graph_config.batch_sizes"
 _LARGEST = "cuda_graph_config.max_batch_size"
-_DEFAULT_LARGEST = 128
-"""Of CUDA graphs, when neither key is given (llm_args.py)."""
 
 
 def _graphs(d: Deployment) -> Iterator[Violation]:
     batch = d.get("max_batch_size")
     if not d.has_cuda_graphs or not batch:
         return
-    largest = max(d.get(_SIZES) or (d.get(_LARGEST) or _DEFAULT_LARGEST,))
+    largest = max(d.get(_SIZES) or (d.get(_LARGEST) or DEFAULT_GRAPH_MAX_BATCH_SIZE,))
     if batch > largest:
-        message = f"batches above {largest} run without a CUDA graph; max_batch_size is {batch:,}"
-        yield Violation(key=_LARGEST, message=message, fix=f"raise {_LARGEST} to {batch}, at up to 200 MB a graph")
+        message = f"batches of more than {largest} run without a CUDA graph, and max_batch_size is {batch:,}"
+        yield Violation(_LARGEST, message, f"raise {_LARGEST} to {batch}; a graph takes up to 200 MB")
 
 
 def _two_graph_keys(d: Deployment) -> Iterator[Violation]:
@@ -31,12 +31,12 @@ def _two_graph_keys(d: Deployment) -> Iterator[Violation]:
         return
     made = cuda_graph_batch_sizes(largest) if d.get("cuda_graph_config.enable_padding") else _unpadded_sizes(largest)
     if tuple(sorted(sizes)) != made:
-        message = f"{_SIZES} and {_LARGEST} are both given, and the list is not the one that {largest} makes"
-        yield Violation(key=_SIZES, message=message, fix="leave one of them out")
+        message = f"{_SIZES} and {_LARGEST} are both given, and the list is not the one that {largest} stands for"
+        yield Violation(_SIZES, message, "leave one of them out")
 
 
 def _unpadded_sizes(largest: int) -> tuple[int, ...]:
-    """1 to 31, then powers of two (llm_args.py)."""
+    """Return the sizes that TensorRT-LLM captures without padding: 1 to 31, then powers of two (llm_args.py)."""
     powers = (2**exponent for exponent in range(5, largest.bit_length()))
     return tuple(sorted({size for size in (*range(1, 32), *powers) if size <= largest} | {largest}))
 
@@ -45,8 +45,8 @@ def _context(d: Deployment) -> Iterator[Violation]:
     longest = d.get("max_seq_len")
     most = d.architecture.max_position_embeddings if d.architecture is not None else None
     if longest and most and longest > most:
-        message = f"max_seq_len {longest:,} is more than the model's {most:,} positions"
-        yield Violation(key="max_seq_len", message=message, fix=f"use {most} or less")
+        message = f"max_seq_len {longest:,} is more than the model's maximum of {most:,}"
+        yield Violation("max_seq_len", message, f"use {most} or less")
 
 
 def _full_batch(d: Deployment) -> Iterator[Violation]:
@@ -54,39 +54,37 @@ def _full_batch(d: Deployment) -> Iterator[Violation]:
     each = 1 + d.num_draft_tokens
     if tokens and batch and tokens < batch * each:
         message = f"a full batch decodes {batch:,} x {each} tokens an iteration, more than max_num_tokens {tokens:,}"
-        yield Violation(
-            key="max_num_tokens", message=message, fix=f"raise it to {batch * each} or lower max_batch_size"
-        )
+        yield Violation("max_num_tokens", message, f"raise it to {batch * each} or lower max_batch_size")
 
 
 def _stream_interval(d: Deployment) -> Iterator[Violation]:
     interval = d.get("stream_interval")
     if interval is not None and interval < 1:
-        message = f"stream_interval {interval} is not a number of tokens"
-        yield Violation(key="stream_interval", message=message, fix="use 1 (every token), or for example 10")
+        message = f"stream_interval {interval}: expected a number of tokens from 1"
+        yield Violation("stream_interval", message, "use 1 (every token), or for example 10")
 
 
 def _input_fits(d: Deployment) -> Iterator[Violation]:
     longest = d.get("max_seq_len")
     if d.isl is not None and longest and d.isl >= longest:
         message = f"prompts of {d.isl:,} tokens leave no room for an answer in max_seq_len {longest:,}"
-        yield Violation(key="max_seq_len", message=message, fix=f"raise it above {d.isl}")
+        yield Violation("max_seq_len", message, f"raise it above {d.isl}")
 
 
 def _whole_context_in_one(d: Deployment) -> Iterator[Violation]:
     tokens, longest = d.get("max_num_tokens"), d.get("max_seq_len")
     if d.get("enable_chunked_prefill") and tokens and longest and tokens >= longest > 8192:
-        message = f"with chunked prefill max_num_tokens is the size of a chunk; {tokens:,} is the whole max_seq_len"
-        yield Violation(key="max_num_tokens", message=message, fix="use for example 8192")
+        message = f"with chunked prefill max_num_tokens is the size of a chunk, but {tokens:,} covers max_seq_len"
+        yield Violation("max_num_tokens", message, "use a smaller one, for example 8192")
 
 
 def _throughput_memory(d: Deployment) -> Iterator[Violation]:
     tokens, batch = d.get("max_num_tokens"), d.get("max_batch_size")
     if d.gpu_architecture != "blackwell" or not d.layout.attention_dp or not tokens or not batch:
         return
-    if batch >= 1024 and tokens > _FALLBACK_NUM_TOKENS:
+    if batch >= 1024 and tokens > OOM_NUM_TOKENS:
         message = f"max_num_tokens {tokens:,} with attention DP and batches of {batch:,} was seen to run out of memory"
-        yield Violation(key="max_num_tokens", message=message, fix=f"if it does, use {_FALLBACK_NUM_TOKENS}")
+        yield Violation("max_num_tokens", message, f"if memory runs out, use {OOM_NUM_TOKENS}")
 
 
 def _h200_memory(d: Deployment) -> Iterator[Violation]:
@@ -97,7 +95,7 @@ def _h200_memory(d: Deployment) -> Iterator[Violation]:
         message = (
             f"max_num_tokens {tokens:,} with a KV cache of {fraction} of the free memory was seen to run out of it"
         )
-        yield Violation(key="max_num_tokens", message=message, fix="lower either, or use TensorRT-LLM 1.0 or newer")
+        yield Violation("max_num_tokens", message, "lower one of them, or use TensorRT-LLM 1.0 or newer")
 
 
 def _held_requests(d: Deployment) -> Iterator[Violation]:
@@ -109,91 +107,91 @@ def _held_requests(d: Deployment) -> Iterator[Violation]:
         levers.insert(0, "--kv-cache-dtype fp8")
     if d.num_draft_tokens:
         levers.append("no MTP")
-    message = f"of {d.concurrency:,} requests at once the KV cache holds {d.held_requests:,}; the others wait"
-    yield Violation(key="max_batch_size", message=message, fix=f"what holds more: {', '.join(levers)}")
+    message = f"the KV cache holds {d.held_requests:,} of {d.concurrency:,} concurrent requests; the others wait"
+    yield Violation("max_batch_size", message, f"to hold more, use {', '.join(levers)}")
 
 
 RULES = (
     Rule(
         code="L001",
         severity="note",
-        title="CUDA graphs reach up to max_batch_size",
-        why="Only batches up to the largest captured size are replayed; larger ones pay for every kernel's launch.",
-        source=f"{_ARGS}, CudaGraphConfig; TensorRT-LLM deployment guide for DeepSeek-R1, cuda_graph_config",
-        look=_graphs,
+        title="CUDA graphs cover batches up to max_batch_size",
+        why="Batches up to the largest captured size replay a graph; larger ones launch each kernel by itself.",
+        source=f"{LLM_ARGS}, CudaGraphConfig; {DEPLOYMENT}, cuda_graph_config",
+        find_violations=_graphs,
     ),
     Rule(
         code="L002",
         severity="error",
         title="CUDA graphs have one list of sizes",
-        why="Both keys together stop the load, unless the list is the one that max_batch_size would make.",
-        source=f"{_ARGS}, validate_cuda_graph_config",
+        why="The engine does not load with both keys, unless the list is the one that max_batch_size stands for.",
+        source=f"{LLM_ARGS}, validate_cuda_graph_config",
         releases="to 1.2",
-        look=_two_graph_keys,
+        find_violations=_two_graph_keys,
     ),
     Rule(
         code="L003",
         severity="error",
-        title="max_seq_len is within the model's positions",
-        why="Beyond max_position_embeddings the model was not made to read.",
+        title="max_seq_len is within the model's context",
+        why="The model was not made for texts longer than max_position_embeddings.",
         source="config.json of deepseek-ai/DeepSeek-V3 (max_position_embeddings 163840)",
-        look=_context,
+        find_violations=_context,
     ),
     Rule(
         code="L004",
         severity="warning",
         title="max_num_tokens covers a full batch's decode step",
-        why="Each running request takes a token of an iteration, and one more for each token drafted; the rest waits.",
+        why="Each running request takes one token of an iteration, and one for each draft token; the rest waits.",
         source="TensorRT-LLM blog: How to get best performance on DeepSeek-R1, max_batch_size and max_num_tokens",
-        look=_full_batch,
+        find_violations=_full_batch,
     ),
     Rule(
         code="L005",
         severity="error",
         title="stream_interval is at least 1",
-        why="It is the number of tokens between two chunks of a stream.",
-        source=f"{_ARGS}, TorchLlmArgs",
-        look=_stream_interval,
+        why="It is the number of tokens from one chunk of a stream to the next.",
+        source=f"{LLM_ARGS}, TorchLlmArgs",
+        find_violations=_stream_interval,
     ),
     Rule(
         code="L006",
         severity="error",
-        title="The prompts fit max_seq_len with room to answer",
+        title="Prompts fit max_seq_len with room for an answer",
         why="max_seq_len counts prompt and answer together.",
-        source="TensorRT-LLM deployment guide for DeepSeek-R1, max_seq_len",
-        look=_input_fits,
+        source=f"{DEPLOYMENT}, max_seq_len",
+        find_violations=_input_fits,
     ),
     Rule(
         code="L007",
         severity="note",
         title="A chunk of a prompt is smaller than the whole context",
-        why="A server set up so stopped answering under load; and activations take memory for the whole chunk.",
+        why="Such a server was seen to stop answering under load, and activations take memory for the whole chunk.",
         source="NVIDIA/TensorRT-LLM#5391 (open, 0.20.0)",
-        look=_whole_context_in_one,
+        find_violations=_whole_context_in_one,
     ),
     Rule(
         code="L008",
         severity="note",
-        title="Throughput settings on Blackwell leave memory for an iteration",
-        why="Under attention DP the experts see the tokens of every rank; 3072 is the guide's way out.",
-        source="TensorRT-LLM examples/models/core/deepseek_v3/README.md, Serving; NVIDIA/TensorRT-LLM PR 7358",
-        look=_throughput_memory,
+        title="On Blackwell, throughput settings leave memory for an iteration",
+        why="Under attention DP the experts see every rank's tokens; the guide advises 3072 when memory runs out.",
+        source=f"{GUIDE}, Serving; NVIDIA/TensorRT-LLM PR 7358",
+        find_violations=_throughput_memory,
     ),
     Rule(
         code="L009",
         severity="warning",
-        title="FP8 on H200 leaves memory for an iteration in old releases",
-        why="R1 on 8 x H200 ran out of memory with 5,127 tokens an iteration and a KV share of 0.7.",
+        title="In old releases, FP8 on H200 leaves memory for an iteration",
+        why="R1 on 8 x H200 ran out of memory with 5,127 tokens an iteration and 0.7 of free memory for the KV cache.",
         source="NVIDIA/TensorRT-LLM#3486 (2025-04)",
         releases="before 1.0",
-        look=_h200_memory,
+        find_violations=_h200_memory,
     ),
     Rule(
         code="L010",
         severity="warning",
-        title="The KV cache holds the requests that are asked for",
-        why="The scheduler starts a request when prompt and answer fit, so what doesn't fit waits.",
+        title="The KV cache holds the planned concurrent requests",
+        why="The scheduler starts a request when prompt and answer fit the cache, so the other requests wait.",
         source="TensorRT-LLM llm_args.py, capacity_scheduler_policy GUARANTEED_NO_EVICT; the plan's own arithmetic",
-        look=_held_requests,
+        find_violations=_held_requests,
     ),
 )

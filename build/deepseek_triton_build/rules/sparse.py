@@ -1,70 +1,71 @@
-"""V: V3.2 and its sparse attention."""
+"""Rules V: V3.2 and its sparse attention."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.data.sources import GUIDE
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
-_README = "TensorRT-LLM examples/models/core/deepseek_v3/README.md"
 _REUSE = "kv_cache_config.enable_block_reuse"
 _CHUNKED = "enable_chunked_prefill"
 _TOKENS_PER_BLOCK = 64
-_SAFE_NUM_TOKENS = 8192
+SAFE_NUM_TOKENS = 8192
+"""The largest max_num_tokens that V3.2 has not been seen to crash with (NVIDIA/TensorRT-LLM#9932)."""
 
 
 def _fp8_kv(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.has_fp8_kv and d.gpu is not None and d.gpu.architecture != "blackwell":
-        message = f"V3.2 has no FP8 KV cache on {d.gpu.title}: Blackwell only"
-        yield Violation(key="kv_cache_config.dtype", message=message, fix="set kv_cache_config.dtype: auto")
+        message = f"V3.2 has an FP8 KV cache on Blackwell only, not on {d.gpu.title}"
+        yield Violation("kv_cache_config.dtype", message, "set kv_cache_config.dtype: auto")
 
 
 def _block_size(d: Deployment) -> Iterator[Violation]:
     key = "kv_cache_config.tokens_per_block"
     if d.is_sparse and d.get(key) != _TOKENS_PER_BLOCK:
         message = f"V3.2 needs KV blocks of {_TOKENS_PER_BLOCK} tokens, not {d.get(key)}"
-        yield Violation(key=key, message=message, fix=f"set {key}: {_TOKENS_PER_BLOCK}")
+        yield Violation(key, message, f"set {key}: {_TOKENS_PER_BLOCK}")
 
 
 def _no_reuse(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_REUSE) and d.release is not None and d.supports("v32_block_reuse") is False:
-        message = f"V3.2 stops at an assertion with block reuse in TensorRT-LLM {d.release.version}"
-        yield Violation(key=_REUSE, message=message, fix=f"set {_REUSE}: false")
+        message = f"with block reuse V3.2 does not load in TensorRT-LLM {d.release.version}"
+        yield Violation(_REUSE, message, f"set {_REUSE}: false")
 
 
 def _no_chunks(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_CHUNKED) and d.release is not None and d.supports("v32_chunked_prefill") is False:
         message = f"V3.2 has no chunked prefill in TensorRT-LLM {d.release.version}"
-        yield Violation(key=_CHUNKED, message=message, fix=f"set {_CHUNKED}: false")
+        yield Violation(_CHUNKED, message, f"set {_CHUNKED}: false")
 
 
 def _young_reuse(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_REUSE) and d.supports("v32_block_reuse") is not False:
-        message = "block reuse for V3.2 is new; the guide still has it turned off"
-        yield Violation(key=_REUSE, message=message, fix=f"compare answers with {_REUSE}: false before relying on it")
+        message = "block reuse for V3.2 is new, and the guide still turns it off"
+        yield Violation(_REUSE, message, f"compare answers with {_REUSE}: false before relying on it")
 
 
 def _young_chunks(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_CHUNKED) and d.supports("v32_chunked_prefill") is not False:
-        message = "chunked prefill for V3.2 is new; the guide still has it turned off"
-        yield Violation(
-            key=_CHUNKED, message=message, fix=f"compare answers with {_CHUNKED}: false before relying on it"
-        )
+        message = "chunked prefill for V3.2 is new, and the guide still turns it off"
+        yield Violation(_CHUNKED, message, f"compare answers with {_CHUNKED}: false before relying on it")
 
 
 def _num_tokens(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
-    if d.is_sparse and tokens and tokens > _SAFE_NUM_TOKENS:
-        message = f"V3.2 was seen to crash above {_SAFE_NUM_TOKENS:,} tokens an iteration; max_num_tokens is {tokens:,}"
-        fix = f"use {_SAFE_NUM_TOKENS}, with enable_chunked_prefill: true for longer prompts"
-        yield Violation(key="max_num_tokens", message=message, fix=fix)
+    if d.is_sparse and tokens and tokens > SAFE_NUM_TOKENS:
+        message = (
+            f"V3.2 was seen to crash above {SAFE_NUM_TOKENS:,} tokens an iteration, and max_num_tokens is {tokens:,}"
+        )
+        fix = f"use {SAFE_NUM_TOKENS}, with enable_chunked_prefill: true for longer prompts"
+        yield Violation("max_num_tokens", message, fix)
 
 
 def _mtp_layers(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.num_draft_tokens > 1 and d.release is not None and d.supports("v32_mtp_above_1") is False:
         key = "speculative_config.num_nextn_predict_layers"
-        message = f"V3.2 drafts one token at most in TensorRT-LLM {d.release.version}, not {d.num_draft_tokens}"
-        yield Violation(key=key, message=message, fix=f"set {key}: 1, or use TensorRT-LLM 1.2.0 or newer")
+        message = f"V3.2 drafts at most one token in TensorRT-LLM {d.release.version}, not {d.num_draft_tokens}"
+        yield Violation(key, message, f"set {key}: 1, or use TensorRT-LLM 1.2.0 or newer")
 
 
 RULES = (
@@ -72,69 +73,69 @@ RULES = (
         code="V001",
         severity="error",
         title="V3.2 has an FP8 KV cache on Blackwell only",
-        why="The guide limits it to Blackwell; on Hopper the sparse MLA is FlashMLA's, with a 16-bit cache.",
-        source=f"{_README}, FP8 KV Cache and MLA",
-        look=_fp8_kv,
+        why="The guide limits it to Blackwell; on Hopper, FlashMLA's sparse MLA kernel has a 16-bit cache.",
+        source=f"{GUIDE}, FP8 KV Cache and MLA",
+        find_violations=_fp8_kv,
     ),
     Rule(
         code="V002",
         severity="error",
         title="V3.2 has KV blocks of 64 tokens",
         why="The indexer's paged kernel (deep_gemm.fp8_paged_mqa_logits) needs that block size.",
-        source=f"{_README}, Quick Start; NVIDIA/TensorRT-LLM PR 9141",
-        look=_block_size,
+        source=f"{GUIDE}, Quick Start; NVIDIA/TensorRT-LLM PR 9141",
+        find_violations=_block_size,
     ),
     Rule(
         code="V003",
         severity="error",
-        title="V3.2 reuses no KV blocks in releases that assert it",
-        why="An assertion stops the load. Reuse is on by default, so off has to be said.",
-        source=f"{_README}, Known Issues; NVIDIA/TensorRT-LLM PR 8405",
+        title="V3.2 reuses no KV blocks in releases that can't",
+        why="An assertion stops the load. Reuse is on by default, so it has to be turned off.",
+        source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 8405",
         releases="before 1.2",
-        look=_no_reuse,
+        find_violations=_no_reuse,
     ),
     Rule(
         code="V004",
         severity="error",
         title="V3.2 has no chunked prefill in releases without it",
-        why="It was added shortly before 1.2.",
-        source=f"{_README}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
+        why="The engine got it shortly before 1.2.",
+        source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
         releases="before 1.2",
-        look=_no_chunks,
+        find_violations=_no_chunks,
     ),
     Rule(
         code="V005",
         severity="warning",
-        title="V3.2 reuses KV blocks by choice",
-        why="It came shortly before 1.2, and the guide's configuration turns it off; it is on by default.",
-        source=f"{_README}, Known Issues; NVIDIA/TensorRT-LLM PR 9383",
+        title="V3.2 reuses KV blocks only after a comparison of answers",
+        why="It came shortly before 1.2 and is on by default, but the guide's configuration turns it off.",
+        source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9383",
         releases="1.2",
-        look=_young_reuse,
+        find_violations=_young_reuse,
     ),
     Rule(
         code="V006",
         severity="warning",
-        title="V3.2 has chunked prefill by choice",
+        title="V3.2 has chunked prefill only after a comparison of answers",
         why="It came shortly before 1.2, and the guide's configuration turns it off.",
-        source=f"{_README}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
+        source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
         releases="1.2",
-        look=_young_chunks,
+        find_violations=_young_chunks,
     ),
     Rule(
         code="V007",
         severity="warning",
         title="V3.2 runs at most 8,192 tokens in an iteration",
-        why="A crash above that was reported and closed without a fix that is known.",
+        why="A crash above that number was reported, and the issue was closed without a known fix.",
         source="NVIDIA/TensorRT-LLM#9932",
-        look=_num_tokens,
+        find_violations=_num_tokens,
     ),
     Rule(
         code="V008",
         severity="error",
-        title="V3.2 has several MTP layers where the release can",
-        why="The notes of 1.2 name it as new.",
+        title="V3.2 has several MTP layers only where the release can do it",
+        why="The release notes of 1.2 name it as new.",
         source="TensorRT-LLM release notes 1.2",
         releases="before 1.2",
-        look=_mtp_layers,
+        find_violations=_mtp_layers,
     ),
 )

@@ -1,4 +1,4 @@
-"""D: multi-token prediction, and what is left of sampling beside it."""
+"""Rules D: multi-token prediction (MTP), and the sampling fields that work with it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.data.releases import Release, load_release
 from deepseek_triton_build.data.releases.sampler_support import sampler_of
 from deepseek_triton_build.data.releases.spelling import spell
+from deepseek_triton_build.data.sources import GUIDE, LLM_ARGS
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
-_README = "TensorRT-LLM examples/models/core/deepseek_v3/README.md"
 _MATRIX = "TensorRT-LLM docs, features/feature-combination-matrix"
 _LAYERS = "speculative_config.num_nextn_predict_layers"
 _DRAFT_LEN = "speculative_config.max_draft_len"
@@ -23,7 +23,7 @@ _DONE_BY_BACKEND = frozenset(
     {"stop", "include_stop_str_in_output", "exclude_input_from_output", "n", "add_special_tokens", "max_tokens"}
     | {"truncate_prompt_tokens"}
 )
-"""Sampling fields that the backend does itself, whatever the engine."""
+"""Sampling fields that the backend does itself, on every engine."""
 
 
 def _is_mtp(d: Deployment) -> bool:
@@ -33,46 +33,40 @@ def _is_mtp(d: Deployment) -> bool:
 def _relaxed_model(d: Deployment) -> Iterator[Violation]:
     if d.get(_RELAXED) and d.variant is not None and not d.variant.relaxed_acceptance:
         message = f"relaxed acceptance is for DeepSeek-R1 only, not for {d.variant.name}"
-        yield Violation(key=_RELAXED, message=message, fix="leave it out")
+        yield Violation(_RELAXED, message, "remove it")
 
 
 def _relaxed_knobs(d: Deployment) -> Iterator[Violation]:
     for key in ("speculative_config.relaxed_topk", "speculative_config.relaxed_delta"):
         if d.settings.get(key) is not None and not d.get(_RELAXED):
-            yield Violation(
-                key=key, message=f"{key} has no effect without relaxed acceptance", fix=f"set {_RELAXED}: true"
-            )
+            yield Violation(key, f"{key} has no effect without relaxed acceptance", f"set {_RELAXED}: true")
 
 
 def _draft_len_alone(d: Deployment) -> Iterator[Violation]:
     wanted = d.settings.get(_DRAFT_LEN)
     if _is_mtp(d) and _LAYERS not in d.settings and wanted is not None and wanted != 1:
-        message = f"max_draft_len {wanted} without num_nextn_predict_layers drafts one token"
-        yield Violation(key=_DRAFT_LEN, message=message, fix=f"set {_LAYERS}: {wanted} instead")
+        message = f"max_draft_len {wanted} has no effect: without num_nextn_predict_layers one token is drafted"
+        yield Violation(_DRAFT_LEN, message, f"set {_LAYERS}: {wanted} instead")
 
 
 def _draft_len_besides(d: Deployment) -> Iterator[Violation]:
     wanted, layers = d.settings.get(_DRAFT_LEN), d.settings.get(_LAYERS)
     if _is_mtp(d) and wanted is not None and layers is not None and wanted != layers:
         message = f"max_draft_len {wanted} is overwritten by num_nextn_predict_layers {layers}"
-        yield Violation(key=_DRAFT_LEN, message=message, fix="leave max_draft_len out")
+        yield Violation(_DRAFT_LEN, message, "remove max_draft_len")
 
 
 def _long_iterations(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
     if d.num_draft_tokens and d.gpu_architecture == "blackwell" and tokens and tokens >= 65536 and d.is_before("1.0.0"):
         message = f"MTP with max_num_tokens {tokens:,} is known to end with an illegal memory access"
-        yield Violation(
-            key="max_num_tokens", message=message, fix="use a smaller max_num_tokens, or TensorRT-LLM 1.0 or newer"
-        )
+        yield Violation("max_num_tokens", message, "use a smaller max_num_tokens, or TensorRT-LLM 1.0 or newer")
 
 
 def _nvfp4_graphs(d: Deployment) -> Iterator[Violation]:
     if d.num_draft_tokens and d.precision == "fp4" and d.has_cuda_graphs and d.is_before("1.0.0"):
         message = "MTP with NVFP4 weights is known to crash when CUDA graphs are captured"
-        yield Violation(
-            key="speculative_config", message=message, fix="use TensorRT-LLM 1.0 or newer, or leave MTP out"
-        )
+        yield Violation("speculative_config", message, "use TensorRT-LLM 1.0 or newer, or turn MTP off")
 
 
 def _guided_decoding(d: Deployment) -> Iterator[Violation]:
@@ -80,10 +74,8 @@ def _guided_decoding(d: Deployment) -> Iterator[Violation]:
         return
     why = _refusals(d.release.version, _sampler(d, d.release)).get("guided_decoding")
     if _is_mtp(d) and not d.get(_ADVANCED) and why:
-        message = f"guided decoding and MTP in TensorRT-LLM {d.release.version}: {why}"
-        yield Violation(
-            key="guided_decoding_backend", message=message, fix="leave one of the two out, or use 1.2 or newer"
-        )
+        message = f"guided decoding can't be used with MTP in TensorRT-LLM {d.release.version}: {why}"
+        yield Violation("guided_decoding_backend", message, "turn one of the two off, or use 1.2 or newer")
 
 
 def _guided_overlap(d: Deployment) -> Iterator[Violation]:
@@ -91,7 +83,7 @@ def _guided_overlap(d: Deployment) -> Iterator[Violation]:
         return
     if d.release is not None and d.supports("guided_decoding_with_overlap_scheduler") is False:
         message = f"guided decoding does not load beside the overlap scheduler in TensorRT-LLM {d.release.version}"
-        yield Violation(key="guided_decoding_backend", message=message, fix="set disable_overlap_scheduler: true")
+        yield Violation("guided_decoding_backend", message, "set disable_overlap_scheduler: true")
 
 
 def _default_sampling(d: Deployment) -> Iterator[Violation]:
@@ -106,25 +98,20 @@ def _default_sampling(d: Deployment) -> Iterator[Violation]:
         engine_field = "guided_decoding" if fields[name].guided else "logprobs" if name == "best_of" else name
         if why := _why_not(d, d.release, sampler, engine_field):
             message = f"default_sampling.{name} with the {sampler} of TensorRT-LLM {d.release.version}: {why}"
-            yield Violation(
-                key=f"triton_config.default_sampling.{name}",
-                message=message,
-                fix=f"leave default_sampling.{name} out, or select another sampler",
-            )
+            fix = f"remove default_sampling.{name}, or select another sampler"
+            yield Violation(f"triton_config.default_sampling.{name}", message, fix)
 
 
 def _sampler_choice(d: Deployment) -> Iterator[Violation]:
     if _is_mtp(d) and d.get("sampler_type") == "TRTLLMSampler":
         message = "sampler_type TRTLLMSampler is not used: MTP has a sampler of its own"
-        yield Violation(key="sampler_type", message=message, fix="leave sampler_type out")
+        yield Violation("sampler_type", message, "remove sampler_type")
 
 
 def _relaxed_sampling(d: Deployment) -> Iterator[Violation]:
     if _is_mtp(d) and d.get(_RELAXED) and d.get(_ADVANCED):
-        message = "relaxed acceptance takes the likeliest tokens and reads neither temperature nor top_p"
-        yield Violation(
-            key=_ADVANCED, message=message, fix=f"leave {_RELAXED} out to sample, or allow_advanced_sampling"
-        )
+        message = "relaxed acceptance takes the likeliest tokens and ignores temperature and top_p"
+        yield Violation(_ADVANCED, message, f"remove {_RELAXED} to sample, else remove allow_advanced_sampling")
 
 
 def _sampler(d: Deployment, release: Release) -> str:
@@ -133,26 +120,20 @@ def _sampler(d: Deployment, release: Release) -> str:
 
 
 def _why_not(d: Deployment, release: Release, sampler: str, field: str) -> str | None:
-    """Why `sampler` does not honour a field of SamplingParams; None when it does."""
+    """Return why `sampler` does not honour a field of SamplingParams; None when it does."""
     for entry in release.record["sampler"]["needs"]:
         given = d.get(entry["llm_arg"])
         if field in entry["fields"] and (given != entry["value"] if "value" in entry else given is None):
             return str(entry["why"])
-    if field in _honoured(release.version, sampler):
+    section, refusals = release.record["sampler"], _refusals(release.version, sampler)
+    if field not in refusals and field in (*section["always"], *section["samplers"][sampler]["honours"]["fields"]):
         return None
-    return _refusals(release.version, sampler).get(field, "not established")
-
-
-@cache
-def _honoured(version: str, sampler: str) -> frozenset[str]:
-    section = load_release(version).record["sampler"]
-    listed = {*section["always"], *section["samplers"][sampler]["honours"]["fields"]}
-    return frozenset(listed - _refusals(version, sampler).keys())
+    return refusals.get(field, "not established")
 
 
 @cache
 def _refusals(version: str, sampler: str) -> Mapping[str, str]:
-    """Field of SamplingParams -> why that sampler does not honour it; only what the record says."""
+    """Return field of SamplingParams -> why that sampler does not honour it, as far as the record says it."""
     section: Mapping[str, Any] = load_release(version).record["sampler"]
     chosen = section["samplers"][sampler]
     entries = [*section["lacks"], *chosen.get("fails", ()), *chosen["ignores"]]
@@ -161,9 +142,11 @@ def _refusals(version: str, sampler: str) -> Mapping[str, str]:
 
 def _many_drafts(d: Deployment) -> Iterator[Violation]:
     if d.num_draft_tokens > _MOST_PUBLISHED_DRAFTS:
-        message = f"{d.num_draft_tokens} drafts a step, all by one MTP layer, each less likely accepted than the last"
+        message = (
+            f"one MTP layer drafts {d.num_draft_tokens} tokens a step, each less likely accepted than the one before"
+        )
         fix = f"nobody has published more than {_MOST_PUBLISHED_DRAFTS}; measure the acceptance rate"
-        yield Violation(key=_LAYERS, message=message, fix=fix)
+        yield Violation(_LAYERS, message, fix)
 
 
 RULES = (
@@ -171,62 +154,62 @@ RULES = (
         code="D001",
         severity="error",
         title="Relaxed acceptance is for R1",
-        why="It follows R1's thinking phase, from <think> to </think>; for other models answers would change.",
-        source=f"{_README}, Relaxed acceptance",
-        look=_relaxed_model,
+        why="It works in R1's reasoning, from <think> to </think>; for other models answers would change.",
+        source=f"{GUIDE}, Relaxed acceptance",
+        find_violations=_relaxed_model,
     ),
     Rule(
         code="D002",
         severity="warning",
-        title="The knobs of relaxed acceptance come with its switch",
-        why="Without use_relaxed_acceptance_for_thinking acceptance stays strict.",
-        source=f"{_README}, Relaxed acceptance",
-        look=_relaxed_knobs,
+        title="Relaxed acceptance is on where its settings are given",
+        why="Without use_relaxed_acceptance_for_thinking, acceptance stays strict.",
+        source=f"{GUIDE}, Relaxed acceptance",
+        find_violations=_relaxed_knobs,
     ),
     Rule(
         code="D003",
         severity="error",
-        title="MTP's draft length is num_nextn_predict_layers",
-        why="max_draft_len is overwritten with num_nextn_predict_layers, which is 1 by default.",
-        source="TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, MTPDecodingConfig.from_dict",
+        title="MTP's draft length is given by num_nextn_predict_layers",
+        why="num_nextn_predict_layers, which is 1 by default, overwrites max_draft_len.",
+        source=f"{LLM_ARGS}, MTPDecodingConfig.from_dict",
         releases="to 1.2",
-        look=_draft_len_alone,
+        find_violations=_draft_len_alone,
     ),
     Rule(
         code="D004",
         severity="warning",
         title="MTP has one draft length",
         why="Of the two keys only num_nextn_predict_layers counts.",
-        source="TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, MTPDecodingConfig.from_dict",
+        source=f"{LLM_ARGS}, MTPDecodingConfig.from_dict",
         releases="to 1.2",
-        look=_draft_len_besides,
+        find_violations=_draft_len_besides,
     ),
     Rule(
         code="D005",
         severity="warning",
-        title="MTP does not go with very long iterations in old releases",
+        title="In old releases, MTP is not used with very long iterations",
         why="R1-0528 on B200 with 65,536 tokens and three MTP layers crashed while serving; no fix is known.",
         source="NVIDIA/TensorRT-LLM#5242 (0.20.0rc3)",
         releases="before 1.0",
-        look=_long_iterations,
+        find_violations=_long_iterations,
     ),
     Rule(
         code="D006",
         severity="warning",
-        title="MTP does not go with NVFP4 weights in old releases",
-        why="R1-FP4 on B200 crashed in the experts' kernel while CUDA graphs were captured; no fix is known.",
+        title="In old releases, MTP is not used with NVFP4 weights",
+        why="R1-FP4 on B200 crashed in the experts' kernel while CUDA graphs were being captured; no fix is known.",
         source="NVIDIA/TensorRT-LLM#4708 (of the time of 0.20)",
         releases="before 1.0",
-        look=_nvfp4_graphs,
+        find_violations=_nvfp4_graphs,
     ),
     Rule(
         code="D007",
         severity="error",
-        title="Guided decoding and MTP are not on together in releases that can't",
+        title="Guided decoding and MTP are not on together in releases that can't combine them",
         why="The executor stops at start for a kind of speculation without a guided decoder.",
         source=f"{_MATRIX} of 1.0.0; NVIDIA/TensorRT-LLM#6948 (1.2)",
         releases="before 1.2",
-        look=_guided_decoding,
+        find_violations=_guided_decoding,
     ),
     Rule(
         code="D008",
@@ -235,43 +218,43 @@ RULES = (
         why="The model does not load.",
         source="TensorRT-LLM tensorrt_llm/_torch/pyexecutor/_util.py; release notes 1.0",
         releases="before 1.0",
-        look=_guided_overlap,
+        find_violations=_guided_overlap,
     ),
     Rule(
         code="D009",
         severity="error",
-        title="Default sampling is what the sampler does",
+        title="The sampler honours the default sampling fields",
         why=(
-            "The samplers of these releases accept every field and ignore many: MTP decodes greedily unless it is told "
-            "otherwise. The backend refuses to load with a default that would be ignored."
+            "The samplers of these releases accept every field and ignore many: MTP decodes greedily unless "
+            "allow_advanced_sampling is set. The backend refuses to load with a default that would be ignored."
         ),
         source="TensorRT-LLM _torch/pyexecutor/sampler.py and _torch/speculative/mtp.py; NVIDIA/TensorRT-LLM#5627",
         releases="0.21 to 1.2",
-        look=_default_sampling,
+        find_violations=_default_sampling,
     ),
     Rule(
         code="D010",
         severity="warning",
         title="MTP brings its own sampler",
-        why="The C++ sampler is not supported with MTP; the choice is passed over.",
+        why="The C++ sampler is not supported with MTP; the engine ignores the choice.",
         source=f"{_MATRIX} of 1.1.0",
-        look=_sampler_choice,
+        find_violations=_sampler_choice,
     ),
     Rule(
         code="D011",
         severity="warning",
-        title="Relaxed acceptance and sampling are not both asked for",
-        why="The relaxed path verifies against the likeliest tokens; temperature and top_p of a request do nothing.",
+        title="Relaxed acceptance and advanced sampling are not on together",
+        why="Relaxed acceptance compares with the likeliest tokens; a request's temperature and top_p have no effect.",
         source="TensorRT-LLM tensorrt_llm/_torch/speculative/mtp.py",
         releases="1.2",
-        look=_relaxed_sampling,
+        find_violations=_relaxed_sampling,
     ),
     Rule(
         code="D012",
         severity="warning",
-        title="No more drafts a step than were published",
-        why="The checkpoint has one MTP layer, which drafts every token in turn; a draft that is refused is work lost.",
+        title="No more draft tokens a step than were published",
+        why="The checkpoint's one MTP layer drafts one token after the other; a refused draft is wasted work.",
         source="TensorRT-LLM blog: How to get best performance on DeepSeek-R1 (3 layers at batch 1)",
-        look=_many_drafts,
+        find_violations=_many_drafts,
     ),
 )

@@ -1,6 +1,6 @@
-"""The one guard between hand-written files and the rules: a value of a wrong type is not there.
+"""The guard between hand-written files and the rules: it leaves out values of a wrong type.
 
-The schema's own findings report it; a rule would only trip over it.
+The check reports such a value by itself, and a rule could fail on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LITERAL = re.compile(r"Literal\[[^]]*\](, in any case)?")
 
 
 def well_typed(deployment: Deployment) -> Deployment:
-    """`deployment` without the settings whose values have not the type that their keys have."""
+    """Return `deployment` without the settings whose values are not of their keys' types."""
     kept = {key: value for key, value in deployment.settings.items() if _is_well_typed(key, value)}
     return deployment if len(kept) == len(deployment.settings) else replace(deployment, settings=kept)
 
@@ -30,6 +30,6 @@ def _is_well_typed(key: str, value: Any) -> bool:
 
 @cache
 def _type(key: str) -> str | None:
-    """The type of `key` in which any text is a choice, for rules tell which are right; None when nobody knows it."""
+    """Return the type of `key`; None for an unknown key. A Literal counts as str, as the rules judge its values."""
     found = load_release(CANONICAL_RELEASE).find_key(key)
     return None if found is None else _LITERAL.sub("str", found.type)

@@ -20,7 +20,7 @@ from deepseek_backend.engines.generate_request import GenerateRequest, SamplingP
 from deepseek_backend.engines.simulated import SimulatedEngine
 from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S
 from deepseek_backend.errors import BackendError
-from deepseek_triton_build.data.model_source import model_repository
+from deepseek_triton_build import model_repository
 from support.servers import STANDIN
 
 SYSTEMS = (OURS, DELTA, CUMULATIVE, ENGINE, TRTLLM_1, TRTLLM_10, PEER, PEER_10)

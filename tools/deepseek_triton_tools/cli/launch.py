@@ -494,7 +494,7 @@ def _list(args: argparse.Namespace) -> NoReturn:
 
 def _supervise(*command: str) -> NoReturn:
     """Become the supervisor, which knows what runs."""
-    from deepseek_triton_build.data.model_source import version_dir
+    from deepseek_triton_build import version_dir
     from deepseek_triton_tools.repository.launch_facts import SUPERVISOR
 
     _become([sys.executable, str(version_dir() / SUPERVISOR), *command])

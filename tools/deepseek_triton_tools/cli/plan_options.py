@@ -47,9 +47,15 @@ def _add_overrides(group: argparse._ArgumentGroup) -> None:
 
 def known_names() -> str:
     """The values that the options take, from the catalogue."""
-    from deepseek_triton_build.data.catalog import PRECISION_ALIASES, PRECISIONS, gpus, variants
-    from deepseek_triton_build.data.catalog.profiles import profiles
-    from deepseek_triton_build.data.releases import RELEASES, containers
+    from deepseek_triton_build.catalog import (
+        PRECISION_ALIASES,
+        PRECISIONS,
+        RELEASES,
+        containers,
+        gpus,
+        profiles,
+        variants,
+    )
 
     aliases = {precision: alias for alias, precision in PRECISION_ALIASES.items()}
     precisions = [f"{name} ({aliases[name]})" if name in aliases else name for name in PRECISIONS]

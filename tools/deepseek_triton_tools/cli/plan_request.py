@@ -15,13 +15,19 @@ from typing import Any
 import yaml
 
 from deepseek_triton_build import PlanRequest, Workload
-from deepseek_triton_build.check.checkpoint_facts import read_facts
-from deepseek_triton_build.data.catalog import Architecture, Variant, find_precision, variant_of_model, variants
-from deepseek_triton_build.data.catalog.profiles import DEFAULT_PROFILE
-from deepseek_triton_build.data.releases import container_tag, release_for_container
-from deepseek_triton_build.planning.plan_request import DEFAULT_RELEASE
-from deepseek_triton_build.render.trtllm_commands import is_path
-from deepseek_triton_build.text import one_line, shown
+from deepseek_triton_build.catalog import (
+    DEFAULT_PROFILE,
+    DEFAULT_RELEASE,
+    Architecture,
+    Variant,
+    container_tag,
+    find_precision,
+    release_for_container,
+    variant_of_model,
+    variants,
+)
+from deepseek_triton_build.check import read_facts
+from deepseek_triton_build.text import is_path, printable_line, short_repr
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -118,7 +124,9 @@ def overrides(text: str) -> Iterator[tuple[str, Any]]:
         rows = list(_flat(key, yaml.safe_load(written), text))
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error)
-        raise OptionError(f"--set {_brief(text)}: the value is not YAML: {one_line(problem)}; quote it") from error
+        raise OptionError(
+            f"--set {_brief(text)}: the value is not YAML: {printable_line(problem)}; quote it"
+        ) from error
     except _NO_VALUE as error:
         raise OptionError(f"--set {_brief(text)}: expected a value, got one that YAML can't read; quote it") from error
     yield from rows
@@ -254,11 +262,13 @@ def _precision_of_folder(model: str, served: Variant, architecture: Architecture
         problems = "; ".join(f"{finding.file}: {finding.message}" for finding in broken)
         raise OptionError(f"{problems}; name the folder of a whole checkpoint")
     if facts.architecture != architecture:
-        expected, found = architecture.class_name, shown(facts.class_name)
+        expected, found = architecture.class_name, short_repr(facts.class_name)
         raise OptionError(f"--model {model}: expected a {expected} for {served.name}, its config.json says {found}")
     if facts.quantization is not None and facts.precision is None:
         known = ", ".join(served.checkpoints)
-        raise OptionError(f"{facts.quantization_file}: expected {known} weights, found {shown(facts.quantization)}")
+        raise OptionError(
+            f"{facts.quantization_file}: expected {known} weights, found {short_repr(facts.quantization)}"
+        )
     return facts.precision
 
 

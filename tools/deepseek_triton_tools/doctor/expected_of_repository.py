@@ -6,12 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from deepseek_triton_build.check import CheckedModel, Report
-from deepseek_triton_build.check.codes import MODEL_GONE, MODEL_NOT_HERE
-from deepseek_triton_build.check.documents import read_yaml
-from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
-from deepseek_triton_build.data.catalog import gpus
-from deepseek_triton_build.data.releases import containers
+from deepseek_triton_build.catalog import containers, gpus
+from deepseek_triton_build.check import MODEL_GONE, MODEL_NOT_HERE, CheckedModel, Report, Stamp, read_stamp, read_yaml
 from deepseek_triton_tools.doctor.machine.capabilities import NEED_REPOSITORY
 from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer
 from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, Reported

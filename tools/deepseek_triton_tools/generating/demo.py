@@ -12,8 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
-from deepseek_triton_build.data.model_source import version_dir
+from deepseek_triton_build import PlanRequest, make_plan, repository_files, version_dir, write_repository
 from deepseek_triton_client import Client, Completion
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.generating.completion_records import tokens_per_s

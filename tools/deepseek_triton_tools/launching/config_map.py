@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_build.text import plain
+from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.tool_errors import RepositoryError
 
@@ -93,7 +93,7 @@ def repository_files(folder: Path) -> list[RepositoryFile]:
 
 
 def _unreadable(path: Path, error: OSError) -> RepositoryError:
-    return RepositoryError(f"{plain(str(path))}: can't be read: {error.strerror}")
+    return RepositoryError(f"{safe_name(str(path))}: can't be read: {error.strerror}")
 
 
 def _walk(folder: Path) -> Iterator[Path]:

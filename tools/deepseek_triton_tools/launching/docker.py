@@ -10,8 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from deepseek_triton_build.render.yaml_text import comment, one_line
-from deepseek_triton_build.text import plain
+from deepseek_triton_build.text import comment_lines, for_comment, safe_name
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.launching import kernel_caches, start_script
 from deepseek_triton_tools.launching.containers import created_folders, image_of, kernel_folder, too_few_gpus
@@ -40,20 +39,22 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         )
     yield from invalid_options(facts, options)
     paths = [str(facts.folder), *facts.mounts, *facts.mounts.values(), str(options.cache_dir or "")]
-    yield from (f"{plain(path)}: docker takes no path with a line break" for path in paths if set("\r\n") & set(path))
+    yield from (
+        f"{safe_name(path)}: docker takes no path with a line break" for path in paths if set("\r\n") & set(path)
+    )
 
 
 def invalid_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     """Yield what is wrong with --gpus, --name, --ipc-host and --shm-size."""
     if options.gpus and not _GPUS.fullmatch(options.gpus):
-        yield f"--gpus: expected all, none, a number or devices such as 0,1, got {plain(options.gpus)}"
+        yield f"--gpus: expected all, none, a number or devices such as 0,1, got {safe_name(options.gpus)}"
     elif options.gpus and options.gpus not in ("all", "none"):
         is_number = options.gpus.isdecimal()
         yield from too_few_gpus(facts, int(options.gpus) if is_number else len(set(options.gpus.split(","))))
     if options.name and not _NAME.fullmatch(options.name):
         yield (
             "--name: docker takes letters, digits and _.- after a letter or digit, two of them at least, got "
-            f"{plain(options.name)}"
+            f"{safe_name(options.name)}"
         )
     if options.ipc_host and options.shm_size:
         yield "--ipc-host uses the machine's /dev/shm, and --shm-size can't set the size of that: give one of them"
@@ -63,7 +64,7 @@ def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[s
     """Yield what this machine lacks to run the script."""
     for source in facts.mounts.values():
         if not os.path.isdir(source):
-            yield f"the checkpoint {plain(source)} is not on this machine: docker has nothing to mount"
+            yield f"the checkpoint {safe_name(source)} is not on this machine: docker has nothing to mount"
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
@@ -71,10 +72,10 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     start_script.dry_run(facts.start_script, start_script.server_environment(options), options.server_args)
     lines = [
         *start_script.head(facts, "docker"),
-        *comment("To stop it, send SIGTERM (Ctrl-C, docker stop): it finishes open requests and then ends."),
+        *comment_lines("To stop it, send SIGTERM (Ctrl-C, docker stop): it finishes open requests and then ends."),
         "set -euo pipefail",
         "",
-        *comment(
+        *comment_lines(
             "docker refuses to mount a folder that does not exist. Compiled kernels are kept here, for this image and "
             "this GPU only."
         ),
@@ -83,7 +84,7 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
         "command=(",
     ]
     for command, why in command_parts(facts, options):
-        lines += [*comment(why, "  "), f"  {shlex.join(command)}"]
+        lines += [*comment_lines(why, "  "), f"  {shlex.join(command)}"]
     return "\n".join([*lines, ")", 'exec "${command[@]}"']) + "\n"
 
 
@@ -187,7 +188,7 @@ def _mounts(facts: LaunchFacts, options: LaunchOptions) -> Iterator[CommandPart]
     yield (
         ["--mount", bind(str(kernel_folder(facts, options)), kernel_caches.MOUNTED_AT, writable=True)],
         "Kernels that are compiled while it runs are kept, so that the next start of "
-        f"{one_line(image_of(facts, options))} does not compile them again.",
+        f"{for_comment(image_of(facts, options))} does not compile them again.",
     )
     if options.ready_file:
         parent = os.path.dirname(os.path.abspath(options.ready_file))

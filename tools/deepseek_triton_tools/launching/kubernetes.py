@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from deepseek_triton_build.text import plain
+from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.launching import start_script
 from deepseek_triton_tools.launching.config_map import repository_files
 from deepseek_triton_tools.launching.containers import image_of
@@ -66,7 +66,7 @@ def _ask_start_script(facts: LaunchFacts, options: LaunchOptions) -> None:
         try:
             start_script.dry_run(copy, start_script.server_environment(options) | hosts, options.server_args)
         except ToolError as error:
-            message = str(error).replace(str(copy), plain(str(facts.start_script)))
+            message = str(error).replace(str(copy), safe_name(str(facts.start_script)))
             raise ToolError(message, exit_code=error.exit_code) from error
 
 
@@ -83,9 +83,10 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     """Yield the reasons why it can't be rendered."""
     kubernetes, name = options.kubernetes, object_name(facts, options)
     if not NAME.fullmatch(name) or len(name) > MAX_NAME:
-        yield f"--name: expected up to {MAX_NAME} small letters, digits and dashes, a letter first, got {plain(name)}"
+        expected = f"up to {MAX_NAME} small letters, digits and dashes, a letter first"
+        yield f"--name: expected {expected}, got {safe_name(name)}"
     if options.namespace is not None and not re.fullmatch(_LABEL, options.namespace):
-        yield f"--namespace: expected up to 63 small letters, digits and dashes, got {plain(options.namespace)}"
+        yield f"--namespace: expected up to 63 small letters, digits and dashes, got {safe_name(options.namespace)}"
     for option, value in (
         ("--claim", options.claim),
         ("--repository-claim", kubernetes.repository_claim),
@@ -93,13 +94,13 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         ("--pull-secret", options.pull_secret),
     ):
         if value is not None and (not re.fullmatch(_SUBDOMAIN, value) or len(value) > _MAX_SUBDOMAIN):
-            yield f"{option}: expected a name of small letters, digits, dashes and dots, got {plain(value)}"
+            yield f"{option}: expected a name of small letters, digits, dashes and dots, got {safe_name(value)}"
     if not image_of(facts, options):
         yield f"the {facts.engine} engine was planned for no container: name with --image one that has tritonserver"
     if not 1 <= options.replicas <= MAX_INT32:
-        yield f"--replicas: expected 1 to {MAX_INT32}, got {plain(str(options.replicas))}"
+        yield f"--replicas: expected 1 to {MAX_INT32}, got {safe_name(str(options.replicas))}"
     if (options.max_replicas or 1) > MAX_INT32:
-        yield f"--max-replicas: expected at most {MAX_INT32}, got {plain(str(options.max_replicas))}"
+        yield f"--max-replicas: expected at most {MAX_INT32}, got {safe_name(str(options.max_replicas))}"
     if options.max_replicas is not None and options.max_replicas < options.replicas:
         yield f"--max-replicas: expected --replicas ({options.replicas}) or more, got {options.max_replicas}"
     if options.max_replicas is not None and kubernetes.target is None and sequences_at_once(facts) is None:
@@ -108,12 +109,12 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
             "sequences a replica should have in flight"
         )
     if kubernetes.rdma and not _RESOURCE.fullmatch(kubernetes.rdma[0]):
-        yield f"--rdma: expected a device plugin's resource, such as rdma/hca=8, got {plain(kubernetes.rdma[0])}"
+        yield f"--rdma: expected a device plugin's resource, such as rdma/hca=8, got {safe_name(kubernetes.rdma[0])}"
     for label, value in kubernetes.node_selector:
         if [other for other, _ in kubernetes.node_selector].count(label) > 1:
-            yield f"--node-selector: {plain(label)} is given twice, and a node has only one value of it"
+            yield f"--node-selector: {safe_name(label)} is given twice, and a node has only one value of it"
         if not (_NODE_LABEL.fullmatch(label) and _NODE_VALUE.fullmatch(value)):
-            yield f"--node-selector: expected a node's label, as kubectl shows it, got {plain(f'{label}={value}')}"
+            yield f"--node-selector: expected a node's label, as kubectl shows it, got {safe_name(f'{label}={value}')}"
     if options.max_restarts:
         yield (
             "--max-restarts: expected 0, because the kubelet restarts the server: the livenessProbe would end a load "
@@ -126,6 +127,6 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if kubernetes.target is not None and options.max_replicas is None:
         yield "--target is for the autoscaler, and without --max-replicas there is none"
     if options.ready_file and not options.ready_file.is_absolute():
-        yield f"--ready-file: expected an absolute path inside the container, got {plain(str(options.ready_file))}"
+        yield f"--ready-file: expected an absolute path inside the container, got {safe_name(str(options.ready_file))}"
     if kubernetes.measured and options.rate:
         yield "--rate and --measured: the rate of the storage is either given or measured, not both"

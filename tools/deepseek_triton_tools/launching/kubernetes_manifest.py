@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from deepseek_triton_build.arithmetic.load_time import ASSUMED_RATE, ready_within_s
-from deepseek_triton_build.check.documents import read_yaml
-from deepseek_triton_build.render.yaml_text import flow, one_line
+from deepseek_triton_build.arithmetic import ASSUMED_RATE, ready_within_s
+from deepseek_triton_build.check import read_yaml
+from deepseek_triton_build.text import for_comment, yaml_flow
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.units import about, sized
 from deepseek_triton_tools.launching.config_map import RepositoryFile, content_hash, data_lines
@@ -122,8 +122,8 @@ class Manifest:
                 "leaderworkerset.sigs.k8s.io/worker-index": "0",
             }
         return {
-            "name": flow(self.name),
-            "namespace": f"  namespace: {flow(namespace)}\n" if namespace else "",
+            "name": yaml_flow(self.name),
+            "namespace": f"  namespace: {yaml_flow(namespace)}\n" if namespace else "",
             "labels": mapping(self.labels),
             "server_labels": mapping(server_labels),
             "service": service,
@@ -137,11 +137,11 @@ class Manifest:
         where = f"{facts.nodes} nodes: a LeaderWorkerSet" if self.is_group else "one node: a Deployment"
         values = {
             "version": __version__,
-            "source": one_line(facts.source),
-            "what": f"{one_line(facts.model)}, {facts.world_size} ranks on {where}.",
+            "source": for_comment(facts.source),
+            "what": f"{for_comment(facts.model)}, {facts.world_size} ranks on {where}.",
             "namespace_option": f" --namespace {namespace}" if namespace else "",
             "name": self.name,
-            "base": one_line(facts.image or "YOUR-IMAGE"),
+            "base": for_comment(facts.image or "YOUR-IMAGE"),
         }
         return filled("header.yaml", values) + (filled("before-group.yaml", values) if self.is_group else "")
 
@@ -218,7 +218,7 @@ class Manifest:
         """
         measured = self.options.kubernetes.measured
         if measured:
-            return measured_rate(measured), one_line(f"measured, by {measured}")
+            return measured_rate(measured), for_comment(f"measured, by {measured}")
         if self.options.rate:
             return self.options.rate, "given with --rate"
         return ASSUMED_RATE, "assumed, because nothing was measured; give --rate"

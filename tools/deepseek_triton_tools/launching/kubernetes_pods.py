@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from deepseek_triton_build.arithmetic.load_time import ENGINE_START_S
-from deepseek_triton_build.render.yaml_text import one_line
+from deepseek_triton_build.arithmetic import ENGINE_START_S
+from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, sized
 from deepseek_triton_tools.launching import kernel_caches
@@ -195,7 +195,7 @@ class Pods:
             else ""
         )
         load = (
-            f"{serving.size:,} bytes of weights (by {one_line(serving.size_from)}) at {sized(start.rate)}/s "
+            f"{serving.size:,} bytes of weights (by {for_comment(serving.size_from)}) at {sized(start.rate)}/s "
             f"({self.rate_from}) take {start.load_s} s, {about(start.load_s)}. The engine's kernels and CUDA graphs "
             f"take {about(ENGINE_START_S)} (an assumption). So "
             if serving
@@ -337,10 +337,10 @@ class Pods:
         serving, claim = self.facts.serving, self.options.claim
         for n, (path, here) in enumerate(self.facts.mounts.items(), 1):
             number = f"-{n}" if n > 1 else ""
-            what = one_line(f"The folder that was {here} on the machine where this was made.")
+            what = for_comment(f"The folder that was {here} on the machine where this was made.")
             yield f"checkpoint{number}", path, what, self._source(here, f"{claim or CHECKPOINT_CLAIM}{number}")
         if serving and serving.names:
-            what = one_line(f"The hub folder of a Hugging Face cache that holds {' and '.join(serving.names)}.")
+            what = for_comment(f"The hub folder of a Hugging Face cache that holds {' and '.join(serving.names)}.")
             yield "hub", HUB_MOUNT, what, self._source(serving.hub_cache, claim or HUB_CLAIM)
 
     def _source(self, here: str, claim: str) -> dict[str, object]:

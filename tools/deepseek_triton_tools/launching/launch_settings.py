@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deepseek_triton_build import EXIT_TIMEOUT_S
 from deepseek_triton_tools.launching.kubernetes_settings import KubernetesOptions
-from deepseek_triton_tools.launching.stop_times import EXIT_TIMEOUT_S, StopTimes
+from deepseek_triton_tools.launching.stop_times import StopTimes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from deepseek_triton_build.text import plain
+from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_script import missing_programs, run_script, server_environment
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -29,16 +29,16 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         return
     hosts = options.hosts
     yield from (
-        f"{plain(host)} can't be a host: expected a name or an IPv4 address" for host in hosts if not _is_host(host)
+        f"{safe_name(host)} can't be a host: expected a name or an IPv4 address" for host in hosts if not _is_host(host)
     )
     if not hosts:
         yield f"name the {facts.nodes} nodes, this one first: --hosts node1,node2 or --host-file FILE"
     elif twice := sorted({host for host in hosts if hosts.count(host) > 1}):
-        yield f"hosts are named twice: {', '.join(map(plain, twice))}; name each node once"
+        yield f"hosts are named twice: {', '.join(map(safe_name, twice))}; name each node once"
     if hosts and len(set(hosts)) != facts.nodes:
-        yield f"{facts.source} takes {facts.nodes} nodes, got {len(set(hosts))}: {', '.join(map(plain, hosts))}"
+        yield f"{facts.source} takes {facts.nodes} nodes, got {len(set(hosts))}: {', '.join(map(safe_name, hosts))}"
     if set("'\"\\") & set(options.ssh_args or ""):
-        yield f"--ssh-args: mpirun splits them at blanks and knows no quotes, got {plain(options.ssh_args or '')}"
+        yield f"--ssh-args: mpirun splits them at blanks and knows no quotes, got {safe_name(options.ssh_args or '')}"
 
 
 def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
@@ -99,9 +99,9 @@ def read_host_file(path: Path, ranks_per_node: int) -> tuple[str, ...]:
         slots = _SLOTS.findall(text)
         host = _SLOTS.sub("", text).strip()
         if host and not _is_host(host):
-            wrong.append(f"{path}:{number}: expected a host, as in `node1` or `node1 slots=8`, got {plain(text)}")
+            wrong.append(f"{path}:{number}: expected a host, as in `node1` or `node1 slots=8`, got {safe_name(text)}")
         elif any(int(re.sub(r"\D", "", slot)) != ranks_per_node for slot in slots):
-            wrong.append(f"{path}:{number}: the plan has {ranks_per_node} ranks a node, got {plain(text)}")
+            wrong.append(f"{path}:{number}: the plan has {ranks_per_node} ranks a node, got {safe_name(text)}")
         elif host:
             hosts.append(host)
     if wrong:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deepseek_triton_build.render.yaml_text import one_line
+from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_script import filled
@@ -28,7 +28,7 @@ def render_recipe(kind: str, facts: LaunchFacts) -> str:
     """
     values = {
         "version": __version__,
-        "source": one_line(facts.source),
+        "source": for_comment(facts.source),
         "kind": kind,
         "release": facts.release or "",
         "image": facts.image or "",

@@ -11,8 +11,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 
-from deepseek_triton_build.render.yaml_text import comment, one_line
-from deepseek_triton_build.text import plain
+from deepseek_triton_build.text import comment_lines, for_comment, safe_name
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import kernel_caches
 from deepseek_triton_tools.launching.containers import created_folders, image_of, kernel_folder, too_few_gpus
@@ -38,12 +37,12 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     }
     for option, value in directives.items():
         if value is not None and not _PLAIN.fullmatch(value):
-            yield f"{option}: a line of #SBATCH takes no blanks or quotes, got {plain(value)}"
+            yield f"{option}: a line of #SBATCH takes no blanks or quotes, got {safe_name(value)}"
     for text in options.sbatch:
         if not text.startswith("-") or not text.isprintable():
-            yield f"--sbatch: expected an option of sbatch, as in --sbatch=--qos=high, got {plain(text)}"
+            yield f"--sbatch: expected an option of sbatch, as in --sbatch=--qos=high, got {safe_name(text)}"
     if options.gpus and options.gpus != "none" and not options.gpus.isdecimal():
-        yield f"--gpus: expected a number for each node, or none, got {plain(options.gpus)}"
+        yield f"--gpus: expected a number for each node, or none, got {safe_name(options.gpus)}"
     elif options.gpus and options.gpus != "none":
         yield from too_few_gpus(facts, int(options.gpus))
     if options.container:
@@ -61,7 +60,7 @@ def _container_refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[
     paths = [str(facts.folder), *facts.mounts.values(), *facts.mounts]
     for path in dict.fromkeys([*paths, *created_folders(facts, options)]):
         if not _MOUNTABLE.fullmatch(path):
-            yield f"{plain(path)}: pyxis mounts no path with a blank, a comma or a colon (NVIDIA/pyxis#133)"
+            yield f"{safe_name(path)}: pyxis mounts no path with a blank, a comma or a colon (NVIDIA/pyxis#133)"
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
@@ -72,7 +71,7 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     exported = environment | _container_variables(facts, options)
     values = {
         "version": __version__,
-        "source": one_line(facts.source),
+        "source": for_comment(facts.source),
         "directives": "\n".join(f"#SBATCH {line}" for line in _directives(facts, options)),
         "grace_s": str(options.stop_times.docker_stop_timeout_s),
         "exit_timeout_s": str(options.exit_timeout),
@@ -132,7 +131,7 @@ def _container_variables(facts: LaunchFacts, options: LaunchOptions) -> dict[str
 def _prepare(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     """Yield the lines that create folders on every node, before its container is started."""
     if options.container:
-        yield from comment(
+        yield from comment_lines(
             "Mounted folders must exist. Compiled kernels are kept there, for this image and this GPU only."
         )
         command = ["srun", f"--nodes={facts.nodes}", "--ntasks-per-node=1", f"--ntasks={facts.nodes}"]
@@ -144,9 +143,9 @@ def _supervision(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if facts.world_size == 1:
         yield "# Every node needs the repository and the checkpoint at the same path. start.sh runs the supervisor."
         return
-    yield from comment(
+    yield from comment_lines(
         "Every node needs the repository and the checkpoint at the same path. The first node also needs "
-        f"{one_line(options.python)}, 3.10 or newer, for the supervisor."
+        f"{for_comment(options.python)}, 3.10 or newer, for the supervisor."
     )
 
 

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from deepseek_triton_build.render.yaml_text import comment, one_line
+from deepseek_triton_build.text import comment_lines, for_comment
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import docker, mpirun, start_script
 from deepseek_triton_tools.launching.containers import created_folders, image_of
@@ -40,9 +40,9 @@ def render_setup(facts: LaunchFacts, options: LaunchOptions) -> str:
     container = docker.container_name(facts, options)
     values = {
         "version": __version__,
-        "source": one_line(facts.source),
+        "source": for_comment(facts.source),
         "hosts": shlex.join(options.hosts),
-        "first": one_line(options.hosts[0]),
+        "first": for_comment(options.hosts[0]),
         "port": str(options.ssh_port or DEFAULT_PORT),
         "keys": f"$HOME/.cache/deepseek-triton/ssh/{container}",
         "container": shlex.quote(container if image_of(facts, options) else ""),
@@ -69,7 +69,7 @@ def _docker_run(facts: LaunchFacts, options: LaunchOptions) -> str:
         return "    false # the engine was planned for no container"
     lines = [f"    mkdir -p -- {shlex.join(created_folders(facts, options))}", "    local command=("]
     for words, why in _command_parts(facts, options):
-        lines += [*comment(why, "      "), f"      {words}"]
+        lines += [*comment_lines(why, "      "), f"      {words}"]
     return "\n".join([*lines, "    )", '    "${command[@]}"'])
 
 

@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deepseek_triton_build.data.releases import load_release
-from deepseek_triton_build.render.yaml_text import comment
+from deepseek_triton_build.catalog import load_release
+from deepseek_triton_build.text import comment_lines
 from deepseek_triton_tools import text_templates
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
@@ -56,7 +56,7 @@ def run_script(facts: LaunchFacts, options: LaunchOptions, form: str, environmen
     """
     lines = [*head(facts, form), "set -euo pipefail", ""]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    lines += ["", *comment(f"start.sh then runs this command, with a new {LAUNCH_TAG} at each start:")]
+    lines += ["", *comment_lines(f"start.sh then runs this command, with a new {LAUNCH_TAG} at each start:")]
     command = dry_run(facts.start_script, environment, options.server_args)
     lines += [f"#   {line}" for line in command.splitlines()]
     lines += ["", f"exec {shlex.join([str(facts.start_script), *options.server_args])}"]
@@ -64,7 +64,10 @@ def run_script(facts: LaunchFacts, options: LaunchOptions, form: str, environmen
 
 
 def head(facts: LaunchFacts, form: str) -> list[str]:
-    return ["#!/usr/bin/env bash", *comment(f"Made by deepseek-triton {__version__}: launch {form} {facts.source}")]
+    return [
+        "#!/usr/bin/env bash",
+        *comment_lines(f"Made by deepseek-triton {__version__}: launch {form} {facts.source}"),
+    ]
 
 
 def dry_run(start_script: Path, environment: Mapping[str, str], server_args: Sequence[str] = ()) -> str:

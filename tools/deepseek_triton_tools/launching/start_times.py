@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_build.arithmetic.load_time import load_s
+from deepseek_triton_build.arithmetic import load_s
 from deepseek_triton_tools.launching.stop_times import StopTimes
 from deepseek_triton_tools.tool_errors import ToolError
 

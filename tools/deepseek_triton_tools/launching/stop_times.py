@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deepseek_triton_build.render import start_sh
+from deepseek_triton_build import EXIT_TIMEOUT_S, MPIRUN_SPARE_S
 
-EXIT_TIMEOUT_S = start_sh.EXIT_TIMEOUT_S
 SUPERVISOR_AFTER_S = 15
 """Seconds that tritonserver may take to end after its timeout, in which its stubs and the engine's workers end."""
-MPIRUN_AFTER_S = start_sh.MPIRUN_SPARE_S
+MPIRUN_AFTER_S = MPIRUN_SPARE_S
 """5 s more than the supervisor, which should kill first because it knows what it started."""
 SPARE_S = 10
 """Seconds for the kernel to end what mpirun has killed, and to free its GPU memory. An assumption."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deepseek_triton_build import Plan, PlanRequest, make_plan, write_repository
-from deepseek_triton_build.arithmetic.gpu_memory import GIB
-from deepseek_triton_build.build_errors import EditedError
-from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
-from deepseek_triton_build.render.hf_quant_config import (
+from deepseek_triton_build import (
+    DEFAULT_FORMAT,
+    FORMATS,
+    EditedError,
     KvAlgo,
+    Plan,
+    PlanRequest,
     QuantConfigChange,
+    format_files,
+    make_plan,
     quant_config_change,
     write_quant_config,
+    write_repository,
 )
+from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.plans.plan_view import show_warnings
 from deepseek_triton_tools.terminal.output_streams import complain, printable, to_reader

@@ -9,9 +9,8 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
+from deepseek_triton_build.catalog import find_gpu, load_release
 from deepseek_triton_build.check import CheckedModel, CheckOptions, Finding, Report, check_repository
-from deepseek_triton_build.data.catalog import find_gpu
-from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_tools.terminal.output_streams import printable, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError

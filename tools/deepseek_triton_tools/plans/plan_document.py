@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from deepseek_triton_build import Budget, Plan
-from deepseek_triton_build.planning.plan import Warned
-from deepseek_triton_build.render.formats import FORMATS
+from deepseek_triton_build import FORMATS, Budget, Plan, PlanWarning
 
 SCHEMA = "deepseek-triton/plan/1"
 """Fields may be added to the document; those that it has keep their names and meanings."""
@@ -143,7 +141,7 @@ def _memory(budget: Budget) -> dict[str, int]:
     }
 
 
-def _warning(warned: Warned) -> dict[str, Any]:
+def _warning(warned: PlanWarning) -> dict[str, Any]:
     rule, violation = warned.rule, warned.violation
     return {
         "code": rule.code,

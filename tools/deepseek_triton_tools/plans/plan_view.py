@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deepseek_triton_build import Budget, Plan
-from deepseek_triton_build.arithmetic.gpu_memory import GIB
-from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
-from deepseek_triton_build.render.yaml_text import flow
+from deepseek_triton_build import Budget, EnvironmentVariable, Plan, Setting
+from deepseek_triton_build.arithmetic import GIB
+from deepseek_triton_build.text import yaml_flow
 from deepseek_triton_tools.plans.plan_document import concurrency, launch, plan_document
 from deepseek_triton_tools.terminal import tables
 from deepseek_triton_tools.terminal.output_streams import to_reader
@@ -100,7 +99,7 @@ def _lines(plan: Plan) -> list[_Line]:
     titles = [*(title for title, _ in _SECTIONS[:-1]), _OTHER, _SECTIONS[-1][0]]
     settings = sorted(plan.settings, key=lambda setting: titles.index(_section(setting.key)))
     rows: list[tuple[str, str, str, Setting | EnvironmentVariable]] = [
-        *((_section(setting.key), setting.key, flow(setting.value), setting) for setting in settings),
+        *((_section(setting.key), setting.key, yaml_flow(setting.value), setting) for setting in settings),
         *((_ENVIRONMENT, variable.name, variable.value, variable) for variable in plan.environment),
     ]
     recipe = plan.recipe.source if plan.recipe else None
@@ -216,4 +215,4 @@ def _show_omissions(plan: Plan) -> None:
         return
     print(f"\n{styled('Left out', '1')}")
     for omission in plan.omissions:
-        print(paragraph(f"{omission.key}: {flow(omission.value)}: {omission.reason}"))
+        print(paragraph(f"{omission.key}: {yaml_flow(omission.value)}: {omission.reason}"))

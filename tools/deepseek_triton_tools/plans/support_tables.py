@@ -6,13 +6,22 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from deepseek_triton_build import PlanRequest, RefusedPlanError
-from deepseek_triton_build.arithmetic.gpu_memory import minimum_gpus
-from deepseek_triton_build.data.catalog import PRECISIONS, Gpu, KnownCheckpoint, Variant, find_gpu, gpus, variants
-from deepseek_triton_build.data.catalog.profiles import Profile, Recipe, profiles
-from deepseek_triton_build.data.releases import RELEASES, containers
-from deepseek_triton_build.planning.target import resolve_target
-from deepseek_triton_build.render.formats import FORMATS
+from deepseek_triton_build import FORMATS, PlanRequest, RefusedPlanError, resolve_target
+from deepseek_triton_build.arithmetic import minimum_gpus
+from deepseek_triton_build.catalog import (
+    PRECISIONS,
+    RELEASES,
+    Gpu,
+    KnownCheckpoint,
+    Profile,
+    Recipe,
+    Variant,
+    containers,
+    find_gpu,
+    gpus,
+    profiles,
+    variants,
+)
 from deepseek_triton_tools.terminal import tables
 from deepseek_triton_tools.terminal.output_streams import to_reader
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show

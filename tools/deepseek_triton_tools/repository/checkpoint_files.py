@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deepseek_triton_build.check.codes import MISSING_SHARD
-from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_build.check.weights import INDEX, check_weights, files_read
-from deepseek_triton_build.text import plain
+from deepseek_triton_build.check import INDEX, MISSING_SHARD, Finding, check_weights, files_read
+from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.repository.hub_cache import HubName, find_snapshot, parse_hub_name, unfinished_downloads
 from deepseek_triton_tools.repository.served_models import (
     MODEL_YAML,
@@ -72,8 +70,8 @@ def find_checkpoints(source: str) -> tuple[CheckpointFiles, ...]:
         return _at_path(source, path)
     if name is None:
         raise CheckpointError(
-            f"{plain(source)}: expected a checkpoint's folder, a Hugging Face name (org/name) or a model repository, "
-            "found no such file or folder; correct the path"
+            f"{safe_name(source)}: expected a checkpoint's folder, a Hugging Face name (org/name) or a model "
+            "repository, found no such file or folder; correct the path"
         )
     return (_checkpoint(source, _in_cache(name), only_indexed=False),)
 
@@ -127,8 +125,8 @@ def _location(served: ServedModel) -> _Location:
     name = parse_hub_name(served.name)
     if name is None:
         raise CheckpointError(
-            f"{served.model_yaml}: its {'draft ' if served.is_draft else ''}model {plain(served.name)} is not on this "
-            f"machine: {served.path} is not there; name the checkpoint's folder itself, where it is here"
+            f"{served.model_yaml}: its {'draft ' if served.is_draft else ''}model {safe_name(served.name)} is not on "
+            f"this machine: {served.path} is not there; name the checkpoint's folder itself, where it is here"
         )
     try:
         location = _in_cache(HubName(name.model, served.revision or name.revision))

@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_build.check.regular_files import is_inside, read_bytes
-from deepseek_triton_build.text import listed, plain
+from deepseek_triton_build.check import is_inside, read_bytes
+from deepseek_triton_build.text import first_names, safe_name
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 _NAME = re.compile(r"(?P<model>[\w.-]+/[\w.-]+)(?:@(?P<revision>\S+))?")
@@ -83,11 +83,11 @@ def find_snapshot(name: HubName, model_folder: Path | None = None) -> Snapshot:
     folder = model_folder / "snapshots" / revision
     if not is_inside(revision) or not os.path.isdir(folder):
         revisions = _file_names(model_folder / "snapshots")
-        others = f"there are {listed(revisions)}" if revisions else "no revision is there"
+        others = f"there are {first_names(revisions)}" if revisions else "no revision is there"
         fix = f"name one of them, as {name.model}@{revisions[0]}, or download it" if revisions else "download it"
         raise CheckpointError(
-            f"{name}: {model_folder} has no {plain(name.revision)}: looked at refs/{plain(name.revision)} and "
-            f"snapshots/{plain(revision)}; {others}; {fix}: {name.download}"
+            f"{name}: {model_folder} has no {safe_name(name.revision)}: looked at refs/{safe_name(name.revision)} and "
+            f"snapshots/{safe_name(revision)}; {others}; {fix}: {name.download}"
         )
     return Snapshot(folder, revision)
 

@@ -7,10 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
-from deepseek_triton_build.data.catalog import gpus
-from deepseek_triton_build.render.stamp import MANIFEST
-from deepseek_triton_build.text import plain
+from deepseek_triton_build.catalog import gpus
+from deepseek_triton_build.check import MANIFEST, Stamp, read_stamp
+from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.repository.served_models import MODEL_YAML, NothingToReadError
 from deepseek_triton_tools.repository.serving_facts import Serving, serving_of
 from deepseek_triton_tools.tool_errors import RepositoryError
@@ -94,7 +93,7 @@ def facts_of(source: str) -> LaunchFacts:
         problem = _problem(source, folder)
     except OSError as error:
         where = os.path.relpath(error.filename, folder) if error.filename else START_SCRIPT
-        what = plain(source) if where == "." or where.startswith("..") else plain(os.path.join(source, where))
+        what = safe_name(source) if where == "." or where.startswith("..") else safe_name(os.path.join(source, where))
         raise RepositoryError(f"{what}: can't be read: {error.strerror}") from error
     if problem:
         raise RepositoryError(problem)
@@ -105,8 +104,8 @@ def facts_of(source: str) -> LaunchFacts:
     gpu = gpus().get(stamp.text("gpu") or "")
     if gpu is None and stamp.text("release"):
         raise RepositoryError(
-            f"{plain(source)}: its {MANIFEST} names no GPU that this version of deepseek-triton knows: copy the folder "
-            "as it was written, or write it anew"
+            f"{safe_name(source)}: its {MANIFEST} names no GPU that this version of deepseek-triton knows: copy the "
+            "folder as it was written, or write it anew"
         )
     match = _READY_WITHIN.search(_text_of_script(folder))
     return LaunchFacts(
@@ -132,27 +131,29 @@ def _problem(source: str, folder: Path) -> str | None:
     if not source.strip():
         return "the repository's name is empty: is a variable not set?"
     if not os.path.isdir(folder):  # pathlib's is_dir raises an error for a name that is too long
-        return f"{plain(source)} is no folder; {written}"
+        return f"{safe_name(source)} is no folder; {written}"
     if not os.listdir(folder):
-        return f"{plain(source)} is empty; {written}"
+        return f"{safe_name(source)} is empty; {written}"
     if (folder.parent / START_SCRIPT).is_file() and not (folder / START_SCRIPT).is_file():
-        return f"{plain(source)} is one model of a repository: name {plain(str(folder.parent))}"
+        return f"{safe_name(source)} is one model of a repository: name {safe_name(str(folder.parent))}"
     if not (folder / START_SCRIPT).is_file():
-        return f"{plain(source)} has no {START_SCRIPT}; {written}"
+        return f"{safe_name(source)} has no {START_SCRIPT}; {written}"
     if not _version_dirs(folder):
-        return f"{plain(source)} has no model's folder beside its {START_SCRIPT}; {written}"
+        return f"{safe_name(source)} has no model's folder beside its {START_SCRIPT}; {written}"
     if not _is_current(folder):
         return (
-            f"{plain(source)} was written before there was a launch: write it anew, with the options in the first "
+            f"{safe_name(source)} was written before there was a launch: write it anew, with the options in the first "
             f"line of its {START_SCRIPT}"
         )
     if not _is_stamped(folder):
         return (
-            f"{plain(source)} has no {MANIFEST} that can be read, which says what the folder was made for: "
+            f"{safe_name(source)} has no {MANIFEST} that can be read, which says what the folder was made for: "
             "copy the whole folder, or write it anew"
         )
     if not os.access(folder / START_SCRIPT, os.X_OK):
-        return f"{plain(str(folder / START_SCRIPT))} can't be executed: chmod +x it, or copy the folder with its modes"
+        return (
+            f"{safe_name(str(folder / START_SCRIPT))} can't be executed: chmod +x it, or copy the folder with its modes"
+        )
     return None
 
 
@@ -193,7 +194,7 @@ def _world_size(source: str, stamp: Stamp, serving: Serving | None) -> int:
     asked = serving.num_gpus if serving and serving.num_gpus and stamp.text("gpu") else planned
     if asked != planned:
         raise RepositoryError(
-            f"{plain(source)}: {MODEL_YAML} asks for {asked} ranks, {START_SCRIPT} starts {planned}, and the engine "
-            "would wait for the others: deepseek-triton check tells more, build --force writes it anew"
+            f"{safe_name(source)}: {MODEL_YAML} asks for {asked} ranks, {START_SCRIPT} starts {planned}, and the "
+            "engine would wait for the others: deepseek-triton check tells more, build --force writes it anew"
         )
     return planned

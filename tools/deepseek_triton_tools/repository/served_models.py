@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.documents import read_yaml
-from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_build.text import shown
+from deepseek_triton_build.check import Finding, read_yaml
+from deepseek_triton_build.text import short_repr
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 MODEL_YAML = "model.yaml"
@@ -87,7 +86,9 @@ def served_models(model_yaml: Path) -> list[ServedModel]:
     if engine == _SIMULATED:
         raise NothingToReadError(f"{model_yaml}: the simulated engine reads no weights; there is nothing to warm")
     if not isinstance(model, str) or not model:
-        raise CheckpointError(f"{model_yaml}: expected model: and a checkpoint's folder or name, found {shown(model)}")
+        raise CheckpointError(
+            f"{model_yaml}: expected model: and a checkpoint's folder or name, found {short_repr(model)}"
+        )
     if engine == _TRANSFORMERS and model == _TINY:
         raise NothingToReadError(
             f"{model_yaml}: the backend makes the model {_TINY} when it starts; there is nothing to warm"

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_triton_build.check.documents import read_yaml
-from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
-from deepseek_triton_build.data.catalog import KnownCheckpoint, gpus, variant_of_model, variants
-from deepseek_triton_build.text import plain
+from deepseek_triton_build.catalog import KnownCheckpoint, gpus, variant_of_model, variants
+from deepseek_triton_build.check import Stamp, read_stamp, read_yaml
+from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, find_checkpoints
 from deepseek_triton_tools.repository.hub_cache import hub_cache, parse_hub_name
 from deepseek_triton_tools.repository.served_models import ServedModel, model_yamls, served_models
@@ -114,7 +113,7 @@ def _known(model: ServedModel, stamp: Stamp) -> KnownCheckpoint:
     planned = variant.checkpoints.get(stamp.text("precision") or "") if variant and not model.is_draft else None
     if planned is None:
         raise CheckpointError(
-            f"{model}: {plain(model.name)} is neither on this machine nor known by name, so its size is not known; "
+            f"{model}: {safe_name(model.name)} is neither on this machine nor known by name, so its size is not known; "
             "print the form on a machine that has the checkpoint"
         )
     return planned

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check import Finding
 from deepseek_triton_tools.repository.checkpoint_files import find_damage
 from deepseek_triton_tools.warming.checkpoint.survey import Survey, with_findings
 from deepseek_triton_tools.warming.transfer import Problem

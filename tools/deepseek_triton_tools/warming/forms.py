@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from deepseek_triton_build.arithmetic.load_time import ASSUMED_RATE, ENGINE_START_S, load_s
-from deepseek_triton_build.render.yaml_text import one_line
+from deepseek_triton_build.arithmetic import ASSUMED_RATE, ENGINE_START_S, load_s
+from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools import text_templates
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
@@ -52,8 +52,8 @@ def _common(serving: Serving, rate: int | None) -> dict[str, str]:
     why = f"{_load_why(serving, rate)}; twice that is {timeout_s} s."
     return {
         "version": __version__,
-        "source": one_line(serving.source),
-        "checkpoints": one_line(" and ".join(serving.checkpoints)),
+        "source": for_comment(serving.source),
+        "checkpoints": for_comment(" and ".join(serving.checkpoints)),
         "size": sized(serving.size),
         "timeout_s": str(timeout_s),
         "timeout_why": why,
@@ -65,8 +65,8 @@ def _load_why(serving: Serving, rate: int | None) -> str:
     known = "as given by --rate" if rate else "assumed, because nothing was measured: give --rate"
     seconds = load_s(serving.size, rate)
     return (
-        f"{serving.size:,} bytes (by {one_line(serving.size_from)}) at {sized(rate or ASSUMED_RATE)}/s ({known}) take "
-        f"{seconds} s, {about(seconds)}"
+        f"{serving.size:,} bytes (by {for_comment(serving.size_from)}) at {sized(rate or ASSUMED_RATE)}/s ({known}) "
+        f"take {seconds} s, {about(seconds)}"
     )
 
 
@@ -81,7 +81,7 @@ def _init_container(serving: Serving, rate: int | None) -> dict[str, str]:
     args = [text.replace("$", "$$") for text in serving.checkpoints]  # Kubernetes would replace $(NAME)
     return {
         "image": json.dumps(WARM_IMAGE),
-        "base": one_line(serving.image or PYTHON_IMAGE),
+        "base": for_comment(serving.image or PYTHON_IMAGE),
         "base_why": _base_why(serving),
         "args": json.dumps([*args, "--then", "true"]),
         "environment": _yaml_environment(serving),
@@ -154,7 +154,7 @@ def _volume(name: str, path: str, source: str | None) -> str:
     """:param source: the folder's path on this machine; None for the Hugging Face cache."""
     content, claim = "the hub folder of a Hugging Face cache", "huggingface-hub"
     if source is not None:
-        content, claim = one_line(f"the folder that is {source} where this was made"), "deepseek-checkpoint"
+        content, claim = for_comment(f"the folder that is {source} where this was made"), "deepseek-checkpoint"
     return (
         f"  # {content}; a hostPath or a CSI volume does as well\n"
         f"  - name: {name}\n    persistentVolumeClaim: {{claimName: {claim}, readOnly: true}}"

@@ -1,14 +1,16 @@
-"""The catalogue: architectures, variants, checkpoints and GPUs as data, each figure with its source in the YAML."""
+"""The catalogue: architectures, variants, checkpoints and GPUs. The YAML files give the source of each figure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from deepseek_triton_build.build_errors import UnknownNameError
 from deepseek_triton_build.data.yaml_files import load_yaml
+
+_Entry = TypeVar("_Entry")
 
 Precision = Literal["fp8", "fp4", "w4a8"]
 PRECISIONS: Mapping[Precision, str] = {
@@ -21,13 +23,13 @@ PRECISION_ALIASES: Mapping[str, Precision] = {"nvfp4": "fp4", "w4afp8": "w4a8"}
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """The shape of a model: the figures of its config.json."""
+    """The shape of a model, with the figures of its config.json."""
 
     name: str
     class_name: str
     model_type: str
     num_layers: int
-    """Without the MTP layer."""
+    """Transformer layers, the MTP layer not counted."""
     num_dense_layers: int
     num_mtp_layers: int
     hidden_size: int
@@ -45,32 +47,34 @@ class Architecture:
     vocab_size: int
     max_position_embeddings: int
     index_num_heads: int
-    """Of the sparse attention's indexer; 0 without one."""
+    """Heads of the sparse attention's indexer; 0 for a model without sparse attention."""
     index_head_dim: int
     index_topk: int
     source: str
 
     @property
     def is_sparse(self) -> bool:
+        """Whether attention is sparse, as in V3.2."""
         return self.index_num_heads > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownCheckpoint:
-    """One set of weights of a variant."""
+    """One published set of weights of a variant."""
 
     precision: Precision
     model: str
-    """Hugging Face name."""
+    """Hugging Face name, `owner/name`."""
     weight_bytes: int
     bytes_status: Literal["measured", "computed", "estimated"]
     num_shards: int | None
-    """None: not known."""
+    """Number of safetensors files; None when it is not known."""
     quant_algo: str
-    """As its hf_quant_config.json would say."""
+    """`quant_algo` as the checkpoint's hf_quant_config.json says it."""
     kv_cache_quant_algo: str | None
     wo_quantized: bool
-    """Of NVFP4: attention's output projection is NVFP4 too, the others are 16 bit."""
+    """Whether an NVFP4 checkpoint also stores attention's output projection as NVFP4; its other attention weights have
+    16 bits."""
     source: str
     alternatives: tuple[str, ...] = ()
 
@@ -82,18 +86,21 @@ class Variant:
     name: str
     title: str
     engines: tuple[str, ...]
-    """The engines it can run on; the first is the default."""
+    """The engines it runs on; the first is the default."""
     model: str = ""
-    """Of a variant without checkpoints: "tiny"."""
+    """The `model:` of a variant without checkpoints: "tiny"."""
     presets: tuple[str, ...] = ()
-    """Deployments whose pace the simulated engine can keep; the backend's own list, held to it by a test."""
+    """Deployments whose pace the simulated engine can keep. A test compares them with the backend's own list."""
     architecture: Architecture | None = None
     checkpoints: Mapping[str, KnownCheckpoint] = field(default_factory=dict)
     """Precision -> weights."""
     min_release: str = ""
+    """The oldest TensorRT-LLM release that repositories are written for."""
     min_release_source: str = ""
     thinks: bool = False
+    """Whether the model reasons before each answer unless its chat template is told otherwise."""
     relaxed_acceptance: bool = False
+    """Whether TensorRT-LLM's relaxed acceptance of MTP drafts is made for the model."""
     trust_remote_code: bool = False
     trust_remote_code_reason: str = ""
     default_sampling: Mapping[str, float] = field(default_factory=dict)
@@ -110,20 +117,21 @@ class Gpu:
     sm: int
     sm_count: int
     memory_mib: int
-    """What nvidia-smi says is there."""
+    """Memory in MiB as nvidia-smi reports it (memory.total)."""
     memory_source: str
     memory_bandwidth_gb_s: float
     gpus_per_node: int
     nvlink_domain: int
-    """GPUs that reach each other over NVLink."""
+    """Number of GPUs that reach each other over NVLink."""
     published_min_gpus: Mapping[str, int]
-    """Precision -> GPUs of one instance, as NVIDIA publishes them; what is not in it is not published."""
+    """Precision -> GPUs of one instance that NVIDIA publishes. A precision without an entry is not published."""
     published_source: str
     recommended_gpus: Mapping[str, int] = field(default_factory=dict)
-    """Precision -> GPUs that NVIDIA recommends, where that is more."""
+    """Precision -> GPUs that NVIDIA recommends, where that is more than the published minimum."""
 
     @property
     def memory(self) -> int:
+        """Memory in bytes."""
         return self.memory_mib * 2**20
 
 
@@ -139,6 +147,7 @@ class MoeBackendRow:
     source: str
 
     def holds_for(self, gpu: Gpu, precision: str, expert_parallel_size: int) -> bool:
+        """Tell whether the line is about this GPU, precision and expert-parallel size."""
         size_fits = self.ep == "any" or (expert_parallel_size > 8) == (self.ep == ">8")
         return gpu.name in self.gpus and precision == self.precision and size_fits
 
@@ -166,23 +175,24 @@ def moe_backend_rows() -> tuple[MoeBackendRow, ...]:
     )
 
 
+def find_moe_backends(gpu: Gpu, precision: str, expert_parallel_size: int) -> MoeBackendRow | None:
+    """Return the line of the support matrix for this GPU, precision and size; None where nothing is published."""
+    rows = (row for row in moe_backend_rows() if row.holds_for(gpu, precision, expert_parallel_size))
+    return next(rows, None)
+
+
 def find_variant(name: str) -> Variant:
-    """:raises UnknownNameError: naming the nearest variant."""
-    variant: Variant = _find("variant", name, variants())
-    return variant
+    """Return the variant of that name in any case, or raise UnknownNameError, which names the nearest."""
+    return _find("variant", name, variants())
 
 
 def find_gpu(name: str) -> Gpu:
-    """:raises UnknownNameError: naming the nearest GPU."""
-    gpu: Gpu = _find("GPU", name, gpus())
-    return gpu
+    """Return the GPU of that name in any case, or raise UnknownNameError, which names the nearest."""
+    return _find("GPU", name, gpus())
 
 
 def find_precision(name: str) -> Precision:
-    """The precision that `name` or its alias means.
-
-    :raises UnknownNameError: naming the nearest.
-    """
+    """Return the precision of that name or alias in any case, or raise UnknownNameError."""
     lower = name.lower()
     for precision in PRECISIONS:
         if lower == precision or PRECISION_ALIASES.get(lower) == precision:
@@ -191,7 +201,7 @@ def find_precision(name: str) -> Precision:
 
 
 def variant_of_model(model: str) -> tuple[Variant, KnownCheckpoint] | None:
-    """The variant and checkpoint that a Hugging Face name belongs to."""
+    """Return the variant and checkpoint that the Hugging Face name `model` belongs to; None for an unknown name."""
     for variant in variants().values():
         for checkpoint in variant.checkpoints.values():
             if model in (checkpoint.model, *checkpoint.alternatives):
@@ -216,7 +226,7 @@ def _checkpoint(precision: Precision, row: dict[str, Any]) -> KnownCheckpoint:
     )
 
 
-def _find(kind: str, name: str, entries: dict[str, Any]) -> Any:
+def _find(kind: str, name: str, entries: Mapping[str, _Entry]) -> _Entry:
     if name.lower() not in entries:
         raise UnknownNameError(kind, name, entries)
     return entries[name.lower()]

@@ -1,7 +1,7 @@
-"""Profiles: what a deployment is tuned for. Each is one or more published recipes, as data in catalog/profiles.yaml.
+"""Profiles: what a deployment is tuned for. Each profile is one or more published recipes, as data in profiles.yaml.
 
-A recipe is used as published when the asked-for workload is its own; another workload keeps its choices and computes
-the sizes again (sizes.py).
+A recipe is used as published when its own workload is asked for. For another workload its choices stay, and the sizes
+are computed again (planning/batch_sizes.py).
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ DEFAULT_PROFILE = "balanced"
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What the requests are like. None: not said."""
+    """The requests that a deployment is for. None: not given."""
 
     isl: int | None = None
     """Input length of a request, in tokens."""
     osl: int | None = None
     """Output length, in tokens."""
     concurrency: int | None = None
-    """Requests at once, over the whole instance."""
+    """Concurrent requests of the whole instance."""
 
     def covers(self, other: Workload) -> bool:
-        """Nothing that `other` says is said differently here."""
+        """Tell whether this workload gives every value that `other` gives."""
         pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
         return all(theirs is None or ours == theirs for ours, theirs in pairs)
 
     def agreement(self, other: Workload) -> int | None:
-        """In how many points the two say the same; None when they contradict each other."""
+        """Count the values that both give alike; None when they contradict each other."""
         pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
         both = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
         return sum(ours == theirs for ours, theirs in both) if all(a == b for a, b in both) else None
 
     def filled_from(self, other: Workload) -> Workload:
-        """This workload, with what it leaves open taken from `other`."""
+        """Return this workload, with the values that it doesn't give taken from `other`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return Workload(**{name: getattr(other, name) if value is None else value for name, value in values.items()})
 
 
-NOTHING_SAID = Workload()
+ANY_WORKLOAD = Workload()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,20 +56,20 @@ class Recipe:
 
     id: str
     architectures: tuple[str, ...]
-    """GPU architectures it is for."""
+    """GPU architectures that the recipe is for."""
     precisions: tuple[str, ...]
     gpus: tuple[str, ...] = ()
-    """GPUs it is for; empty: all of those architectures."""
+    """GPUs that the recipe is for; empty: all GPUs of `architectures`."""
     num_gpus: int | None = None
-    """What it was published for; sizes that depend on it hold only there."""
+    """Number of GPUs it was published for; None: any. Sizes that depend on the number hold for that one only."""
     workload: Workload = field(default_factory=Workload)
     source: str
     settings: tuple[Setting, ...]
-    """Under canonical keys. tensor_parallel_size is never among them: it follows from the GPUs."""
+    """Settings under canonical keys. tensor_parallel_size is never among them: it follows from the GPUs."""
     environment: tuple[EnvironmentVariable, ...] = ()
 
     def value(self, key: str, default: Any = None) -> Any:
-        """What the recipe sets `key` to."""
+        """Return the recipe's value of `key`, or `default` when the recipe doesn't set it."""
         return self._values.get(key, default)
 
     @cached_property
@@ -77,6 +77,7 @@ class Recipe:
         return {setting.key: setting.value for setting in self.settings}
 
     def holds_for(self, gpu: Gpu, precision: str) -> bool:
+        """Tell whether the recipe is for this GPU and precision."""
         return (
             gpu.architecture in self.architectures
             and precision in self.precisions
@@ -89,27 +90,27 @@ class Profile:
     name: str
     title: str
     recipes: tuple[Recipe, ...]
-    """The first that holds for the GPU and precision is the default; one published for the number of GPUs and the
-    workload that are asked for goes before it."""
+    """Recipes, the default first: the first that holds for the GPU and precision. A recipe that was published for the
+    number of GPUs and the workload asked for goes before it."""
     formats: tuple[str, ...]
-    """The renderings it makes sense in (formats.py)."""
+    """The output formats (render/formats.py) that the profile makes sense in."""
 
     def recipe_for(self, gpu: Gpu, precision: str, num_gpus: int | None, asked: Workload) -> Recipe | None:
-        """The recipe to start from; None when the profile has none for this GPU and precision.
+        """Return the recipe to start from; None when the profile has none for this GPU and precision.
 
-        :param num_gpus: None when it is not said.
+        :param num_gpus: None when no number was asked for.
         """
         usable = [recipe for recipe in self.recipes if recipe.holds_for(gpu, precision)]
         same_size = [recipe for recipe in usable if num_gpus is None or recipe.num_gpus in (None, num_gpus)]
         same_size.sort(key=lambda recipe: num_gpus is not None and recipe.num_gpus != num_gpus)
-        if asked != NOTHING_SAID:
+        if asked != ANY_WORKLOAD:
             same_size.sort(key=lambda recipe: _distance(recipe.workload, asked))
         return next(iter((*same_size, *usable)), None)
 
 
 def _distance(published: Workload, asked: Workload) -> tuple[bool, bool, int]:
-    """Sorts recipes for `asked`: those that contradict it last, those for a number of requests that was not said before
-    them, and of the others those that agree in most."""
+    """Return a sort key: recipes that agree with `asked` come first, those in most values before others; then recipes
+    for a concurrency that was not asked for; last those that contradict `asked`."""
     agreement = published.agreement(asked)
     says_more = published.concurrency is not None and asked.concurrency is None
     return agreement is None, says_more, -(agreement or 0)
@@ -122,7 +123,7 @@ def profiles() -> dict[str, Profile]:
 
 
 def find_profile(name: str) -> Profile:
-    """:raises UnknownNameError: naming the nearest profile."""
+    """Return the profile of that name, or raise UnknownNameError, which names the nearest."""
     if name not in profiles():
         raise UnknownNameError("profile", name, profiles())
     return profiles()[name]
@@ -140,11 +141,11 @@ def _profile(name: str, entry: Mapping[str, Any]) -> Profile:
 def _recipe(row: Mapping[str, Any]) -> Recipe:
     source = row["source"]
     settings = [
-        Setting(key=key, value=line["value"], reason=line["why"], source=line.get("source", source))
+        Setting(key, line["value"], line["why"], source=line.get("source", source))
         for key, line in row["settings"].items()
     ]
     environment = [
-        EnvironmentVariable(name=name, value=str(line["value"]), reason=line["why"], source=line.get("source", source))
+        EnvironmentVariable(name, str(line["value"]), line["why"], source=line.get("source", source))
         for name, line in row.get("environment", {}).items()
     ]
     return Recipe(

@@ -1,6 +1,6 @@
-"""What is known of each TensorRT-LLM release: one YAML record each, and questions to it.
+"""What is known of each TensorRT-LLM release: one YAML record a release, and the class that answers from it.
 
-The record is also what the backend and the tests read: the generator writes the target's own beside model.py.
+The backend and the tests read the same records: the generator writes the target's own record beside model.py.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ from importlib import resources
 from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.yaml_files import load_yaml, parse_yaml
+from deepseek_triton_build.data.yaml_files import load_yaml
+from deepseek_triton_build.text import parse_yaml
 
 RELEASES = ("1.2.1", "1.2.0", "1.1.0", "1.0.0", "0.21.0")
 """Releases that repositories are generated for, newest first."""
 
+DEFAULT_RELEASE = RELEASES[0]
+"""The TensorRT-LLM of the Triton containers 26.04 to 26.07, the newest published."""
+
 READABLE_RELEASES = (*RELEASES, "0.19.0")
-"""Releases with a record. The oldest is read only: to check and translate files of its time."""
+"""Releases with a record. 0.19.0 is there only for checking and translating files of its time."""
 
 _NO_RECORD = {
-    "0.20.0": "whether it takes its PyTorch options nested, as 0.19.0, or flat, as 0.21.0, is not established; "
-    "use 0.21.0 (container 25.08)",
-    "1.0.3.2510": "no repository is made for it: a build of that container alone, not among the published packages, so "
-    "that nothing public says what it takes; use 1.1.0 (container 25.12) or 1.0.0 (25.10)",
+    "0.20.0": "it is not established whether it takes its PyTorch options nested, as 0.19.0 does, or flat, as 0.21.0 "
+    "does; use 0.21.0 (container 25.08)",
+    "1.0.3.2510": "no repository is made for it: only that container has this build, which is not among the published "
+    "packages, so nothing public says what it takes; use 1.1.0 (container 25.12) or 1.0.0 (25.10)",
 }
-"""Releases in a container that can't have a record -> why, and what to use."""
+"""Releases of containers that can't have a record -> why, and what to use instead."""
 
 Status = Literal["proven", "interpolated"]
-Support = Literal["yes", "no", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,25 +42,25 @@ class Field:
 
     name: str
     type: str
-    """As Python would spell it, for people."""
+    """The type as Python writes it, or nearly; type_strings reads it."""
     default: Any
     status: Status
-    """Proven: read in that release. Interpolated: in releases before and after it."""
+    """proven: read in that release; interpolated: found in releases before and after it."""
     sections: tuple[str, ...] = ()
-    """Classes whose keys may stand below this one."""
+    """Names of the classes whose keys this key may hold."""
     discriminator: str | None = None
-    """The key below this one that chooses among `sections`."""
+    """The key inside that chooses among `sections`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlmClass:
-    """A class of LLM arguments; unknown keys stop the load."""
+    """A class of LLM arguments. The engine doesn't load with a key that the class hasn't."""
 
     name: str
     complete: bool
-    """Every key of the class is listed, so a key that isn't is wrong; otherwise it is only unknown."""
+    """Whether every key of the class is listed: then a missing key is wrong, otherwise it is only unknown."""
     fields: Mapping[str, Field]
-    """Inherited ones included."""
+    """Fields by name, the inherited ones included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +68,22 @@ class Feature:
     """Whether something works with DeepSeek in a release."""
 
     name: str
-    supported: Support
-    """Unknown: the public sources don't settle it."""
+    supported: bool | None
+    """None: the public sources don't settle it."""
     source: str
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerImage:
-    """What nvcr.io/nvidia/tritonserver:<tag>-trtllm-python-py3 carries."""
+    """The versions in the container nvcr.io/nvidia/tritonserver:<tag>-trtllm-python-py3."""
 
     tag: str
-    """Year and month, `26.07`."""
+    """Year and month, such as `26.07`."""
     trtllm: str
     cuda: str
     driver: str
-    """The least NVIDIA driver."""
+    """The oldest NVIDIA driver that the container runs on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,58 +94,57 @@ class Release:
     containers: tuple[str, ...]
     """Tags of nvcr.io/nvidia/tritonserver:<tag>-trtllm-python-py3, newest first."""
     default_backend: Literal["pytorch", "tensorrt"]
-    """What LLM() runs unless the LLM arguments say `backend`."""
+    """The engine that LLM() runs unless the LLM arguments give `backend`."""
     text: str = field(repr=False)
-    """The record as it is written into a repository."""
+    """The record's YAML text, which is written into a repository."""
     record: Mapping[str, Any] = field(repr=False)
     """The record, parsed: sampler, mpi, quirks and the Python interface are read from here."""
     classes: Mapping[str, LlmClass] = field(repr=False)
     features: Mapping[str, Feature] = field(repr=False)
-    """By name; every record has the same ones."""
+    """Features by name; every record has the same names."""
 
     def is_before(self, version: str) -> bool:
-        """Older than `version`, by number: 1.9 is before 1.10."""
-        return _parts(self.version) < _parts(version)
+        """Tell whether this release is older than `version`, compared by number: 1.9 is before 1.10."""
+        return _version_numbers(self.version) < _version_numbers(version)
 
     @property
     def has_samplers(self) -> bool:
-        """Whether the record says which sampling fields work; those of releases that are only read do not."""
+        """Whether the record says which sampling fields work; 0.19.0's, which is only read, does not."""
         return "sampler" in self.record
 
     def supports(self, feature: str) -> bool | None:
-        """Whether `feature` works in this release; None when the public sources don't settle it."""
-        answers = {"yes": True, "no": False, "unknown": None}
-        return answers[self.features[feature].supported] if feature in self.features else None
+        """Tell whether `feature` works in this release; None when the public sources don't settle it."""
+        return self.features[feature].supported if feature in self.features else None
 
     def find_key(self, key: str) -> Field | None:
-        """The field a dotted path such as `kv_cache_config.dtype` names, or None when it is not known to exist."""
+        """Return the field of a dotted path such as `kv_cache_config.dtype`; None when it is not known to exist."""
         classes = [self.classes["TorchLlmArgs"]]
         *sections, name = key.split(".")
         for section in sections:
-            parent = _first(classes, section)
+            parent = _find_field(classes, section)
             if parent is None:
                 return None
             classes = [self.classes[below] for below in parent.sections]
             if name == parent.discriminator:
                 return Field(name=name, type="str", default=None, status=parent.status)
-        return _first(classes, name)
+        return _find_field(classes, name)
 
     def require_key(self, key: str) -> Field:
-        """The field `key` names.
+        """Return the field of the dotted path `key`.
 
-        :raises RefusedPlanError: when this release doesn't have it or isn't known to; says which, and the nearest key.
+        :raises RefusedPlanError: when this release doesn't have it, or isn't known to have it. The text says which of
+            the two, and the nearest key.
         """
         found = self.find_key(key)
         if found is not None:
             return found
         nearest = difflib.get_close_matches(key, self.keys(), n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        if self.is_settled(key):
-            raise RefusedPlanError(f"{key} is not an LLM argument of TensorRT-LLM {self.version}{hint}")
-        raise RefusedPlanError(f"{key} is not known to be an LLM argument of TensorRT-LLM {self.version}{hint}")
+        known = "" if self.is_settled(key) else "known to be "
+        raise RefusedPlanError(f"{key} is not {known}an LLM argument of TensorRT-LLM {self.version}{hint}")
 
     def keys(self) -> list[str]:
-        """Every known key as a dotted path, sections before what is in them."""
+        """Return every known key as a dotted path, each section before the keys in it."""
         return list(self._keys(self.classes["TorchLlmArgs"], ""))
 
     def _keys(self, llm_class: LlmClass, prefix: str) -> list[str]:
@@ -156,10 +158,10 @@ class Release:
         return keys
 
     def is_settled(self, key: str) -> bool:
-        """The class that `key` would belong to is listed whole, so that its absence is proof."""
+        """Tell whether the class that `key` would belong to is listed in full, so that a missing key is proven."""
         classes = [self.classes["TorchLlmArgs"]]
         for section in key.split(".")[:-1]:
-            parent = _first(classes, section)
+            parent = _find_field(classes, section)
             if parent is None:
                 break
             classes = [self.classes[below] for below in parent.sections]
@@ -167,15 +169,15 @@ class Release:
 
 
 @cache
-def _parts(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
 def load_release(version: str) -> Release:
-    """The record of one release of `READABLE_RELEASES`.
+    """Return the record of a release of `READABLE_RELEASES`.
 
-    :raises RefusedPlanError: for a release in a container that has no record for a reason.
-    :raises UnknownNameError: for any other without one.
+    :raises RefusedPlanError: for a release of a container that can't have a record; the text says why.
+    :raises UnknownNameError: for any other release.
     """
     if version in _NO_RECORD:
         raise RefusedPlanError(f"TensorRT-LLM {version} can't be used: {_NO_RECORD[version]}")
@@ -186,7 +188,7 @@ def load_release(version: str) -> Release:
 
 @cache
 def containers() -> Mapping[str, ContainerImage]:
-    """Every published container by tag, newest first, those without a usable release too."""
+    """Return every published container by tag, newest first, also those whose release can't be used."""
     rows: Mapping[str, Mapping[str, str]] = load_yaml(__name__, "containers.yaml")
     return {tag: ContainerImage(tag=tag, **row) for tag, row in rows.items()}
 
@@ -195,14 +197,15 @@ _TRTLLM = "-trtllm-python-py3"
 
 
 def image_name(tag: str) -> str:
-    """The Triton container with the tag `26.07`."""
+    """Return the full name of the Triton container with a tag such as `26.07`."""
     return f"nvcr.io/nvidia/tritonserver:{tag}{_TRTLLM}"
 
 
 def container_tag(tag: str) -> str:
-    """`26.07` of that, of a whole tag, or of a whole image name.
+    """Return the year and month, `26.07`, of a container.
 
-    :raises UnknownNameError: for what is none of them.
+    :param tag: `26.07` itself, a whole tag, or a whole image name.
+    :raises UnknownNameError: for anything else.
     :raises RefusedPlanError: for a Triton container without TensorRT-LLM.
     """
     whole = tag.rpartition(":")[2]
@@ -216,11 +219,11 @@ def container_tag(tag: str) -> str:
 
 
 def release_for_container(tag: str) -> Release:
-    """The release in the container nvcr.io/nvidia/tritonserver:<tag>-trtllm-python-py3.
+    """Return the release in the container nvcr.io/nvidia/tritonserver:<tag>-trtllm-python-py3.
 
-    :param tag: as container_tag takes it.
-    :raises UnknownNameError: for a container nobody knows.
-    :raises RefusedPlanError: for one whose release repositories are not generated for.
+    :param tag: in one of the forms that container_tag takes.
+    :raises UnknownNameError: for an unknown container.
+    :raises RefusedPlanError: for a container whose release no repository is generated for.
     """
     month = container_tag(tag)
     version = containers()[month].trtllm
@@ -269,12 +272,10 @@ def _field(name: str, row: Mapping[str, Any]) -> Field:
     )
 
 
-_SUPPORT: Mapping[bool | str, Support] = {True: "yes", False: "no", "unknown": "unknown"}
-
-
 def _feature(name: str, row: Mapping[str, Any]) -> Feature:
-    return Feature(name=name, supported=_SUPPORT[row["supported"]], source=row["source"], note=row.get("note", ""))
+    supported = None if row["supported"] == "unknown" else bool(row["supported"])
+    return Feature(name=name, supported=supported, source=row["source"], note=row.get("note", ""))
 
 
-def _first(classes: list[LlmClass], name: str) -> Field | None:
+def _find_field(classes: list[LlmClass], name: str) -> Field | None:
     return next((llm_class.fields[name] for llm_class in classes if name in llm_class.fields), None)

@@ -1,8 +1,8 @@
-"""One LLM argument, many names: what each release calls it, and what trtllm-serve, -bench and -eval do.
+"""One LLM argument, many names: its name in each release, and its flag of trtllm-serve, trtllm-bench and trtllm-eval.
 
-The planner's own names are the dotted paths of TensorRT-LLM 1.2.1 (`kv_cache_config.dtype`). Settings are flat mappings
-of such paths here, before and after. Pure, and about names only: a default that changed between releases (CUDA graphs,
-overlapped scheduling) is not made up for.
+The planner's own (canonical) names are the dotted paths of TensorRT-LLM 1.2.1, such as `kv_cache_config.dtype`. The
+functions here take and return settings as flat mappings of such paths. They translate names only: they don't make up
+for a default that changed between releases (CUDA graphs, overlapped scheduling).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.data.yaml_files import load_yaml
 
 MIXED = "mixed"
-"""Stands for every era at once: a file that has keys of several."""
+"""Stands for all eras at once: for a file with keys of several."""
 
 _NEST = "pytorch_backend_config."
 
 
 def spell(settings: Mapping[str, Any], release_version: str) -> dict[str, Any]:
-    """The same settings under the keys of `release_version`, a release or an era.
+    """Return the canonical `settings` under the keys of `release_version`, a release or an era.
 
-    A key that the release has no name for stays as it is.
+    A key that the release has no other name for stays as it is.
 
     :raises UnknownNameError: for a release without a record.
     """
@@ -36,19 +36,20 @@ def spell(settings: Mapping[str, Any], release_version: str) -> dict[str, Any]:
 
 
 def canonical(settings: Mapping[str, Any], era_or_release: str) -> dict[str, Any]:
-    """The same settings under 1.2.1's keys; `MIXED` takes the names of every era.
+    """Return `settings` of an era under the canonical keys; `MIXED` takes the names of every era.
 
-    Where an old and a new name say the same thing, the new one holds. A key that is no old name stays as it is.
+    Where both an old and a new name of one argument are given, the new one counts. A key that is no old name stays as
+    it is.
 
     :raises UnknownNameError: for a release without a record.
     """
     eras = _eras_read(era_or_release)
     result: dict[str, Any] = {}
     for key, value in settings.items():
-        ours = _first_name(key, eras)
-        if key == ours or ours not in settings:
+        canonical_key = _canonical_name(key, eras)
+        if key == canonical_key or canonical_key not in settings:
             is_inverted = key in _table()["inverted"] and isinstance(value, bool)
-            result.setdefault(ours, not value if is_inverted else value)
+            result.setdefault(canonical_key, not value if is_inverted else value)
     for era in eras:
         _settle_switches(result, era)
         _settle_choices(result, era)
@@ -56,20 +57,20 @@ def canonical(settings: Mapping[str, Any], era_or_release: str) -> dict[str, Any
 
 
 def moved(key: str, release_version: str) -> str | None:
-    """Where `key`, which `release_version` doesn't have, is there now; None when it is an old or new name of nothing.
+    """Return the name in `release_version` of `key`, another release's name; None when the release has no other name.
 
     :raises UnknownNameError: for a release without a record.
     """
     era = _era(release_version)
     versions = _table()["eras"][era] if release_version == era else [release_version]
-    target = _key_now(key, era)
+    target = _name_in_era(key, era)
     return target if target != key and any(load_release(version).find_key(target) for version in versions) else None
 
 
 def flag_name(program: str, canonical_key: str) -> str | None:
-    """The command line flag of `program` for a key of ours; None when it has none and a YAML file has to say it.
+    """Return the command line flag of `program` for a canonical key; None when only a YAML file can give it.
 
-    :raises UnknownNameError: for a program nobody knows.
+    :raises UnknownNameError: for an unknown program.
     """
     flags = _flags(program).get(canonical_key)
     return flags[0] if flags else None
@@ -86,7 +87,7 @@ def _era(name: str) -> str:
     for era, versions in eras.items():
         if name == era or name in versions:
             return era
-    load_release(name)  # says why a release that is known of can't be used
+    load_release(name)  # raises with the reason for a known release that can't be used
     raise UnknownNameError("TensorRT-LLM release", name, [version for era in eras.values() for version in era])
 
 
@@ -97,7 +98,7 @@ def _flags(program: str) -> Mapping[str, list[str]]:
     return programs[program]
 
 
-# Ours -> theirs
+# From canonical keys to an era's keys
 
 
 def _spelled(key: str, value: Any, era: str) -> dict[str, Any]:
@@ -106,10 +107,10 @@ def _spelled(key: str, value: Any, era: str) -> dict[str, Any]:
         return {flag: isinstance(value, Mapping)}
     if choice := _table()["choices"].get(key, {}).get(era, {}).get(value) if isinstance(value, str) else None:
         return dict(choice)
-    theirs = _renamed(key, era)
-    spelled = {theirs: not value if theirs in _table()["inverted"] and isinstance(value, bool) else value}
+    era_key = _renamed(key, era)
+    spelled = {era_key: not value if era_key in _table()["inverted"] and isinstance(value, bool) else value}
     flag = _table()["switches"].get(key.partition(".")[0], {}).get(era)
-    return {flag: True, **spelled} if flag and theirs != key else spelled
+    return {flag: True, **spelled} if flag and era_key != key else spelled
 
 
 def _renamed(key: str, era: str) -> str:
@@ -117,52 +118,52 @@ def _renamed(key: str, era: str) -> str:
     return name
 
 
-# Theirs -> ours
+# From an era's keys to canonical keys
 
 
 def _eras_read(era_or_release: str) -> list[str]:
     if era_or_release == MIXED:
         return list(_table()["eras"])
     era = _era(era_or_release)
-    # What 0.21 has flat was in the nest of 0.19, listed or not.
+    # 0.19 nests in pytorch_backend_config what 0.21 has flat, also keys that the table doesn't list for 0.19.
     return ["0.19", "0.21"] if era == "0.19" else [era]
 
 
-def _first_name(key: str, eras: Iterable[str]) -> str:
-    """Our name for `key` of one of `eras`, or `key` itself."""
+def _canonical_name(key: str, eras: Iterable[str]) -> str:
+    """Return the canonical name of `key`, a name in one of `eras`; `key` itself when it has no other."""
     eras = list(eras)
     for era in eras:
-        if (ours := _inverse(era).get(key)) is not None:
-            return ours
+        if (canonical_key := _inverse(era).get(key)) is not None:
+            return canonical_key
     if key.startswith(_NEST) and "0.19" in eras and not _is_switch(key):
-        return _first_name(key.removeprefix(_NEST), eras)
+        return _canonical_name(key.removeprefix(_NEST), eras)
     aliases: Mapping[str, str] = _table()["aliases"]
     return aliases.get(key, key)
 
 
-def _key_now(key: str, era: str) -> str:
-    """What `era` calls what `key` is in whatever era; values apart."""
-    ours = _first_name(key, _table()["eras"])
+def _name_in_era(key: str, era: str) -> str:
+    """Return the name in `era` of the argument that any era calls `key`; its values are not translated."""
+    canonical_key = _canonical_name(key, _table()["eras"])
     for section, flags in _table()["switches"].items():
-        if ours in (section, *flags.values()):
+        if canonical_key in (section, *flags.values()):
             return str(flags.get(era, section))
     for chosen, by_era in _table()["choices"].items():
-        value = _chosen_by(ours, by_era)
-        if ours == chosen or value:
+        value = _chosen_by(canonical_key, by_era)
+        if canonical_key == chosen or value:
             choices = by_era.get(era, {})
-            theirs = choices.get(value) or next(iter(choices.values()), {chosen: None})
-            return str(next(iter(theirs)))
-    return _renamed(ours, era)
+            era_keys = choices.get(value) or next(iter(choices.values()), {chosen: None})
+            return str(next(iter(era_keys)))
+    return _renamed(canonical_key, era)
 
 
 def _chosen_by(key: str, by_era: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str | None:
-    """The value of ours that `key` is there to choose."""
-    return next((value for choices in by_era.values() for value, theirs in choices.items() if key in theirs), None)
+    """Return the first canonical value that an era chooses by `key`; None when no era does."""
+    return next((value for choices in by_era.values() for value, keys in choices.items() if key in keys), None)
 
 
 @cache
 def _inverse(era: str) -> Mapping[str, str]:
-    return {by_era[era]: ours for ours, by_era in _table()["keys"].items() if era in by_era}
+    return {by_era[era]: canonical_key for canonical_key, by_era in _table()["keys"].items() if era in by_era}
 
 
 def _is_switch(key: str) -> bool:
@@ -170,7 +171,7 @@ def _is_switch(key: str) -> bool:
 
 
 def _settle_switches(settings: dict[str, Any], era: str) -> None:
-    """Make the flags of `era` into the sections they turn on or off."""
+    """Replace the flags of `era` by the sections that they turn on or off."""
     for section, flags in _table()["switches"].items():
         if flags.get(era) not in settings:
             continue
@@ -185,13 +186,13 @@ def _settle_switches(settings: dict[str, Any], era: str) -> None:
 
 
 def _settle_choices(settings: dict[str, Any], era: str) -> None:
-    """Make the keys of `era` that choose together into the one value they choose."""
-    for ours, by_era in _table()["choices"].items():
+    """Replace the keys of `era` that choose a value together by the canonical key with that value."""
+    for canonical_key, by_era in _table()["choices"].items():
         choices: Mapping[str, Mapping[str, Any]] = by_era.get(era, {})
-        theirs = {key for choice in choices.values() for key in choice} & settings.keys()
-        if not theirs:
+        era_keys = {key for choice in choices.values() for key in choice} & settings.keys()
+        if not era_keys:
             continue
         fitting = [value for value, choice in choices.items() if choice.items() <= settings.items()]
-        for key in theirs:
+        for key in era_keys:
             del settings[key]
-        settings.setdefault(ours, fitting[0] if fitting else list(choices)[-1])
+        settings.setdefault(canonical_key, fitting[0] if fitting else list(choices)[-1])

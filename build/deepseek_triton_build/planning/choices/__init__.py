@@ -1,9 +1,9 @@
-"""The settings of a plan, under canonical keys, each with its reason: what is not in the recipe is decided here."""
+"""The settings of a plan, under canonical keys, each with its reason. What the recipe leaves open is decided here."""
 
 from __future__ import annotations
 
 from deepseek_triton_build.arithmetic.gpu_memory import Budget
-from deepseek_triton_build.data.catalog.profiles import NOTHING_SAID
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD
 from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.choices.decoding import output_settings, speculation_settings
@@ -15,7 +15,7 @@ from deepseek_triton_build.planning.target import Target
 
 
 def choose_settings(target: Target, sizes: Sizes, budget: Budget) -> dict[str, Setting]:
-    """Canonical key -> setting: the recipe's own, and in their place what it leaves open or what had to change."""
+    """Return canonical key -> setting: the recipe's settings, completed, and replaced where they had to change."""
     chosen = {setting.key: setting for setting in target.recipe.settings}
     rows: list[Setting] = [
         *model_settings(target),
@@ -31,13 +31,13 @@ def choose_settings(target: Target, sizes: Sizes, budget: Budget) -> dict[str, S
     computed = {setting.key: setting for setting in rows}
     for key in _contradicted(sizes, chosen):
         del chosen[key]
-    return _kept(target, sizes, chosen, computed)
+    return _merged(target, sizes, chosen, computed)
 
 
 _EXPLAINED_BY_KERNEL = ("kv_cache_config.dtype", "moe_config.backend")
-"""What runs under these depends on the GPU and the batch, which a recipe's own line can't say."""
+"""Keys whose kernel depends on the GPU and the batch, which a recipe's own reason can't say."""
 _EXPLAINED_BY_LAYOUT = ("moe_expert_parallel_size", "enable_attention_dp", "max_batch_size", "max_num_tokens")
-"""What a recipe's own line says of these holds on its own GPUs only."""
+"""Keys whose reason in a recipe holds on the recipe's own GPUs only."""
 _EXPLAINED_BY_WORKLOAD = (
     "enable_attention_dp",
     "max_batch_size",
@@ -47,19 +47,21 @@ _EXPLAINED_BY_WORKLOAD = (
     "cuda_graph_config.max_batch_size",
     "kv_cache_config.free_gpu_memory_fraction",
 )
-"""And of these for its own requests only."""
+"""Keys whose reason in a recipe holds for the recipe's own workload only."""
 
 
-def _kept(target: Target, sizes: Sizes, recipe: dict[str, Setting], computed: dict[str, Setting]) -> dict[str, Setting]:
-    """A recipe's line keeps its own reason and source where the value stayed the same, and what it says is still so."""
-    again: tuple[str, ...] = _EXPLAINED_BY_KERNEL
+def _merged(
+    target: Target, sizes: Sizes, recipe: dict[str, Setting], computed: dict[str, Setting]
+) -> dict[str, Setting]:
+    """Merge the settings. A recipe's setting keeps its reason and source while its value and reason still hold."""
+    explained: tuple[str, ...] = _EXPLAINED_BY_KERNEL
     if not _has_the_recipes_layout(target, sizes):
-        again += _EXPLAINED_BY_LAYOUT
-    if sizes.shrunk or (target.request.workload != NOTHING_SAID and not target.is_as_published):
-        again += _EXPLAINED_BY_WORKLOAD
+        explained += _EXPLAINED_BY_LAYOUT
+    if sizes.shrunk or (target.request.workload != ANY_WORKLOAD and not target.is_as_published):
+        explained += _EXPLAINED_BY_WORKLOAD
     merged = dict(recipe)
     for key, setting in computed.items():
-        if key not in recipe or recipe[key].value != setting.value or key in again:
+        if key not in recipe or recipe[key].value != setting.value or key in explained:
             merged[key] = setting
     return merged
 
@@ -76,7 +78,7 @@ def _has_the_recipes_layout(target: Target, sizes: Sizes) -> bool:
 
 
 def _contradicted(sizes: Sizes, recipe: dict[str, Setting]) -> list[str]:
-    """Lines of the recipe that no longer hold."""
+    """Return the keys of the recipe that don't go with the sizes."""
     gone = []
     if not sizes.layout.attention_dp:
         gone += [key for key in recipe if key.startswith("attention_dp_config.")]

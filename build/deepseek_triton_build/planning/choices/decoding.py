@@ -1,4 +1,4 @@
-"""Speculative decoding, sampling, and what the engine says and streams."""
+"""The settings of speculative decoding, sampling, streaming and statistics."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.planned_settings import Setting
+from deepseek_triton_build.data.sources import GUIDE
 from deepseek_triton_build.planning.batch_sizes import Sizes
-from deepseek_triton_build.planning.choices.sources import GUIDE
 from deepseek_triton_build.planning.target import Target
 
 
 def speculation_settings(target: Target, sizes: Sizes, recipe: dict[str, Setting]) -> Iterable[Setting]:
     if not sizes.num_draft_tokens:
         if target.request.relaxed_acceptance:
-            raise RefusedPlanError("relaxed acceptance is about MTP's drafts, and there are none; add --mtp 3")
+            raise RefusedPlanError("relaxed acceptance needs MTP's draft tokens, and MTP is off; add --mtp 3")
         return
+    yield Setting("speculative_config.decoding_type", "MTP", "the checkpoint's own draft layer", source=GUIDE)
     yield Setting(
-        key="speculative_config.decoding_type", value="MTP", reason="the checkpoint's own draft layer", source=GUIDE
-    )
-    yield Setting(
-        key="speculative_config.num_nextn_predict_layers",
-        value=sizes.num_draft_tokens,
-        reason="drafts a step, all by the one MTP layer of the checkpoint",
+        "speculative_config.num_nextn_predict_layers",
+        sizes.num_draft_tokens,
+        "draft tokens a step, all made by the checkpoint's one MTP layer",
         source=GUIDE,
     )
     if target.request.relaxed_acceptance:
@@ -36,14 +34,19 @@ def _relaxed_acceptance() -> Iterable[Setting]:
     source = "TensorRT-LLM examples/configs/curated/deepseek-r1-latency.yaml"
     prefix = "speculative_config."
     yield Setting(
-        key=f"{prefix}use_relaxed_acceptance_for_thinking",
-        value=True,
-        reason="while it thinks, a draft among the likeliest tokens is accepted",
+        f"{prefix}use_relaxed_acceptance_for_thinking",
+        True,
+        "while the model reasons, a draft token among the likeliest tokens is accepted",
         source=GUIDE,
     )
-    yield Setting(key=f"{prefix}relaxed_topk", value=10, reason="the tokens a draft may be among", source=source)
     yield Setting(
-        key=f"{prefix}relaxed_delta", value=0.6, reason="and how far below the likeliest its probability", source=source
+        f"{prefix}relaxed_topk", 10, "the number of likeliest tokens that a draft token may be among", source=source
+    )
+    yield Setting(
+        f"{prefix}relaxed_delta",
+        0.6,
+        "how far a draft token's probability may lie below that of the likeliest token",
+        source=source,
     )
 
 
@@ -51,9 +54,9 @@ def _advanced_sampling(target: Target) -> Iterable[Setting]:
     key = "speculative_config.allow_advanced_sampling"
     if target.release.find_key(key):
         yield Setting(
-            key=key,
-            value=True,
-            reason="without it MTP decodes greedily, whatever temperature a request asks for",
+            key,
+            True,
+            "without it MTP decodes greedily, whatever temperature a request asks for",
             source="NVIDIA/TensorRT-LLM#10019",
         )
 
@@ -61,18 +64,23 @@ def _advanced_sampling(target: Target) -> Iterable[Setting]:
 def output_settings(target: Target, sizes: Sizes, recipe: dict[str, Setting]) -> Iterable[Setting]:
     defaults: list[tuple[str, Any, str, str]] = [
         ("disable_overlap_scheduler", False, "the next iteration is scheduled while this one runs", ""),
-        ("stream_interval", 1, "every token leaves the engine at once; the backend sends what waits together", ""),
-        ("print_iter_log", False, "a line per iteration is for debugging", ""),
+        (
+            "stream_interval",
+            1,
+            "every token leaves the engine at once; the backend sends tokens that wait in one response",
+            "",
+        ),
+        ("print_iter_log", False, "a log line per iteration is for debugging only", ""),
         (
             "enable_iter_perf_stats",
             True,
-            "without it the engine says nothing of its KV cache and draft tokens; its cost is not measured",
+            "without it the engine reports nothing about KV cache and draft tokens; its cost was not measured",
             "",
         ),
         (
             "guided_decoding_backend",
             "xgrammar",
-            "guided_* fields are refused without one; its cost is not measured",
+            "without it guided_* fields are refused; its cost was not measured",
             "",
         ),
     ]
@@ -88,4 +96,4 @@ def output_settings(target: Target, sizes: Sizes, recipe: dict[str, Setting]) ->
         )
     for key, value, reason, source in defaults:
         if key not in recipe:
-            yield Setting(key=key, value=value, reason=reason, source=source)
+            yield Setting(key, value, reason, source=source)

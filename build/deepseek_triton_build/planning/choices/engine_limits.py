@@ -1,57 +1,58 @@
-"""Batch, token and length limits, CUDA graphs, and the buffer between the servers of a pair."""
+"""The settings of batch, token and length limits, CUDA graphs, and the KV transfer buffer of disaggregated servers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from deepseek_triton_build.data.planned_settings import Setting
-from deepseek_triton_build.planning.batch_sizes import OOM_NUM_TOKENS, Sizes
-from deepseek_triton_build.planning.choices.sources import DEPLOYMENT, GUIDE
+from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE
+from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.rules.size_limits import OOM_NUM_TOKENS
 
 
 def limit_settings(target: Target, sizes: Sizes) -> Iterable[Setting]:
     per = " on each rank" if sizes.layout.attention_dp else ""
     shrunk = f"; {sizes.shrunk}" if sizes.shrunk else ""
     yield Setting(
-        key="max_batch_size",
-        value=sizes.max_batch_size,
-        reason=f"requests decoding together{per}, {sizes.max_concurrency:,} in all{shrunk}",
+        "max_batch_size",
+        sizes.max_batch_size,
+        f"requests that decode together{per}, {sizes.max_concurrency:,} in all{shrunk}",
     )
     yield Setting(
-        key="max_num_tokens",
-        value=sizes.max_num_tokens,
-        reason=f"tokens of one iteration: {_num_tokens_reason(sizes)}; {OOM_NUM_TOKENS} if memory runs out",
+        "max_num_tokens",
+        sizes.max_num_tokens,
+        f"tokens of one iteration: {_num_tokens_reason(sizes)}; {OOM_NUM_TOKENS} if memory runs out",
         source=GUIDE,
     )
     yield Setting(
-        key="max_seq_len",
-        value=sizes.max_seq_len,
-        reason=f"prompt and answer together; the checkpoint goes to {target.architecture.max_position_embeddings:,}",
+        "max_seq_len",
+        sizes.max_seq_len,
+        f"prompt and answer together; the model reads up to {target.architecture.max_position_embeddings:,}",
     )
-    yield Setting(key="enable_chunked_prefill", value=sizes.chunked_prefill, reason=_chunked_reason(target, sizes))
+    yield Setting("enable_chunked_prefill", sizes.chunked_prefill, _chunked_reason(target, sizes))
 
 
 def _num_tokens_reason(sizes: Sizes) -> str:
     if sizes.chunked_prefill:
-        return "longer prompts go in chunks of this size, which is whole KV blocks"
+        return "longer prompts are processed in chunks of this size, a whole number of KV blocks"
     draft = f" x {1 + sizes.num_draft_tokens}" if sizes.num_draft_tokens else ""
     decoding = f"{sizes.max_batch_size}{draft}"
-    return f"a whole prompt of {sizes.workload.isl:,} beside {decoding} that decode, no prompt may be longer"
+    return f"a whole prompt of {sizes.workload.isl:,} beside {decoding} that decode; no prompt may be longer than this"
 
 
 def _chunked_reason(target: Target, sizes: Sizes) -> str:
     if target.architecture.is_sparse and sizes.chunked_prefill:
-        return "the one way to such iterations with V3.2, which crashes past 8,192 tokens; the guide turns it off"
+        return "V3.2 crashes in iterations above 8,192 tokens, so longer prompts need it, though the guide turns it off"
     if sizes.chunked_prefill:
-        return "for prompts longer than max_num_tokens; MLA has it on this GPU and release"
+        return "for prompts longer than max_num_tokens; supported for MLA on this GPU and release"
     longer = f"prompts of more than {sizes.max_num_tokens:,} tokens are refused"
     if target.architecture.is_sparse:
-        return f"off, as the guide's known issues have it for V3.2-Exp; {longer}"
+        return f"off, as the guide's known issues say for V3.2-Exp; {longer}"
     if sizes.layout.attention_dp and target.release.is_before("1.1"):
-        return f"off: beside attention DP it hung before 1.1.0 (NVIDIA/TensorRT-LLM#5267); {longer}"
+        return f"off: with attention DP it hung before 1.1.0 (NVIDIA/TensorRT-LLM#5267); {longer}"
     if target.recipe.value("enable_chunked_prefill"):
-        return f"off: TensorRT-LLM {target.release.version} has none for MLA on {target.gpu.name}; {longer}"
+        return f"off: TensorRT-LLM {target.release.version} lacks it for MLA on {target.gpu.name}; {longer}"
     return f"off, as published; {longer}"
 
 
@@ -60,16 +61,16 @@ def cuda_graph_settings(sizes: Sizes, recipe: dict[str, Setting]) -> Iterable[Se
         return
     if "cuda_graph_config.enable_padding" not in recipe and not sizes.as_published:
         yield Setting(
-            key="cuda_graph_config.enable_padding",
-            value=True,
-            reason="a batch between two captured sizes runs in the next larger graph",
+            "cuda_graph_config.enable_padding",
+            True,
+            "a batch between two captured sizes runs in the next larger graph",
             source=DEPLOYMENT,
         )
     if not sizes.graph_sizes:
         yield Setting(
-            key="cuda_graph_config.max_batch_size",
-            value=sizes.graph_max_batch_size,
-            reason="as max_batch_size: larger batches would run without a graph",
+            "cuda_graph_config.max_batch_size",
+            sizes.graph_max_batch_size,
+            "the same as max_batch_size, because larger batches would run without a graph",
             source=DEPLOYMENT,
         )
 
@@ -78,11 +79,11 @@ def transfer_settings(target: Target, sizes: Sizes, recipe: dict[str, Setting]) 
     key = "cache_transceiver_config.max_tokens_in_buffer"
     if key not in recipe:
         return
-    # Without chunks no prompt is longer than an iteration.
+    # Without chunked prefill no prompt is longer than an iteration.
     longest = target.request.workload.isl or 0 if sizes.chunked_prefill else sizes.max_num_tokens
     yield Setting(
-        key=key,
-        value=max(recipe[key].value, -(-longest // 64) * 64),
-        reason="no less than the longest prompt, in whole KV blocks",
+        key,
+        max(recipe[key].value, -(-longest // 64) * 64),
+        "at least the longest prompt, in whole KV blocks",
         source="TensorRT-LLM 1.2.0 documentation, features/disagg-serving",
     )

@@ -1,4 +1,4 @@
-"""The KV cache and the experts: what memory and which kernels they take."""
+"""The settings of the KV cache and the experts: their memory and their kernels."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from collections.abc import Iterable
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget
 from deepseek_triton_build.data.planned_settings import Setting
+from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE
 from deepseek_triton_build.planning.batch_sizes import Sizes, fp8_kv_works
-from deepseek_triton_build.planning.choices.sources import DEPLOYMENT, GUIDE
 from deepseek_triton_build.planning.layout import choose_moe_backend
 from deepseek_triton_build.planning.target import Target
 
 
 def kv_cache_settings(target: Target, sizes: Sizes, budget: Budget, recipe: dict[str, Setting]) -> Iterable[Setting]:
+    yield Setting("kv_cache_config.dtype", sizes.kv_setting, _kv_reason(target, sizes, budget), source=GUIDE)
     yield Setting(
-        key="kv_cache_config.dtype", value=sizes.kv_setting, reason=_kv_reason(target, sizes, budget), source=GUIDE
-    )
-    yield Setting(
-        key="kv_cache_config.free_gpu_memory_fraction",
-        value=sizes.kv_fraction,
-        reason=f"of what is free after loading: {budget.kv_cache / GIB:.0f} GiB, {budget.kv_tokens:,} tokens a GPU",
+        "kv_cache_config.free_gpu_memory_fraction",
+        sizes.kv_fraction,
+        f"of the memory free after loading: {budget.kv_cache / GIB:.0f} GiB, {budget.kv_tokens:,} tokens a GPU",
         source=DEPLOYMENT,
     )
     yield from _kv_blocks(target, recipe)
@@ -29,57 +27,54 @@ def _kv_blocks(target: Target, recipe: dict[str, Setting]) -> Iterable[Setting]:
     size, reuse = "kv_cache_config.tokens_per_block", "kv_cache_config.enable_block_reuse"
     if target.architecture.is_sparse:
         reason = "the sparse attention's kernel reads KV blocks of 64 tokens"
-        yield Setting(key=size, value=64, reason=reason, source=GUIDE)
-        reason = "not with V3.2-Exp, a known issue of the guide; releases that can have it warn"
-        yield Setting(key=reuse, value=False, reason=reason, source=GUIDE)
+        yield Setting(size, 64, reason, source=GUIDE)
+        reason = "off for V3.2-Exp, a known issue of the guide; newer releases have it, and the check then warns"
+        yield Setting(reuse, False, reason, source=GUIDE)
         return
     if target.gpu.architecture == "hopper":
-        reason = "what FlashMLA makes of it in any case"
-        yield Setting(key=size, value=64, reason=reason, source="TensorRT-LLM py_executor_creator.py")
+        reason = "FlashMLA sets this size in any case"
+        yield Setting(size, 64, reason, source="TensorRT-LLM py_executor_creator.py")
     else:
-        yield Setting(key=size, value=32, reason="the engine's default")
+        yield Setting(size, 32, "the engine's default")
     if reuse not in recipe:
-        reason = "prompts that begin alike share their blocks; off where none do, for it costs MLA copies and GEMMs"
-        yield Setting(key=reuse, value=True, reason=reason, source=GUIDE)
+        reason = "prompts that begin alike share blocks; turn it off if none do, as it costs MLA copies and GEMMs"
+        yield Setting(reuse, True, reason, source=GUIDE)
 
 
 def _kv_reason(target: Target, sizes: Sizes, budget: Budget) -> str:
     kernel = "FlashMLA" if target.gpu.architecture == "hopper" else "trtllm-gen"
     if sizes.kv_setting == "fp8":
         return (
-            f"{budget.kv_bytes_per_token:,} bytes a token, half of 16 bit, at under 1% on GPQA; {kernel}'s FP8 kernel "
-            "reads it"
+            f"{budget.kv_bytes_per_token:,} bytes a token, half of 16 bit, for under 1% of GPQA accuracy; {kernel} has "
+            "an FP8 kernel"
         )
     if sizes.kv_dtype == "fp8":
         return f"the checkpoint's own, FP8: {budget.kv_bytes_per_token:,} bytes a token"
     if fp8_kv_works(target):
         return f"the checkpoint's own, 16 bit: {budget.kv_bytes_per_token:,} bytes a token"
-    return f"16 bit, {budget.kv_bytes_per_token:,} bytes a token: FP8 is not known to work for {_what(target)}"
-
-
-def _what(target: Target) -> str:
-    return f"{target.variant.name} ({target.precision}) on {target.gpu.name} with {target.release.version}"
+    what = f"{target.variant.name} ({target.precision}) on {target.gpu.name} with {target.release.version}"
+    return f"16 bit, {budget.kv_bytes_per_token:,} bytes a token: FP8 is not known to work for {what}"
 
 
 def moe_settings(target: Target, sizes: Sizes) -> Iterable[Setting]:
     _, row = choose_moe_backend(target, sizes.layout)
     if sizes.moe_max_num_tokens is not None:
         yield Setting(
-            key="moe_config.max_num_tokens",
-            value=sizes.moe_max_num_tokens,
-            reason=f"the experts take the tokens of all {sizes.layout.attention_dp_size} ranks in parts of this size: "
-            "their activations would leave too little for the KV cache",
+            "moe_config.max_num_tokens",
+            sizes.moe_max_num_tokens,
+            f"the experts process the tokens of all {sizes.layout.attention_dp_size} ranks in parts of this "
+            "size, because all activations at once would leave too little for the KV cache",
         )
     yield Setting(
-        key="moe_config.backend",
-        value=sizes.moe_backend,
-        reason=f"in the support matrix for {target.precision} on {target.gpu.name}{_gemm_kernel(target, sizes)}",
+        "moe_config.backend",
+        sizes.moe_backend,
+        f"by the support matrix for {target.precision} on {target.gpu.name}{_gemm_kernel(target, sizes)}",
         source=row.source,
     )
 
 
 _SWAP_AB_ROWS = {78: 64}
-"""SM count -> rows per expert below which DeepGEMM takes its swapAB kernel; 32 on other Hopper GPUs (the guide)."""
+"""SM count -> rows per expert below which DeepGEMM uses its swapAB kernel; 32 for other Hopper GPUs (the guide)."""
 
 
 def _gemm_kernel(target: Target, sizes: Sizes) -> str:
@@ -89,5 +84,5 @@ def _gemm_kernel(target: Target, sizes: Sizes) -> str:
     rows = tokens * a.num_experts_per_token / a.num_routed_experts
     limit = _SWAP_AB_ROWS.get(target.gpu.sm_count, 32)
     kernel = "fp8_gemm_kernel_swapAB" if rows < limit else "fp8_gemm_kernel"
-    each = f"{rows:,.0f} rows" if rows >= 1 else "less than a row"
+    each = f"{rows:,.0f} rows" if rows >= 1 else "less than one row"
     return f"; a full batch gives each expert {each}, where DeepGEMM runs {kernel} (swapAB below {limit})"

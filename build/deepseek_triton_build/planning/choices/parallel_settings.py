@@ -1,4 +1,4 @@
-"""Which model, on which GPUs: the settings of parallelism."""
+"""The settings of the model and of parallelism."""
 
 from __future__ import annotations
 
@@ -6,23 +6,17 @@ from collections.abc import Iterable
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget
 from deepseek_triton_build.data.planned_settings import Setting
+from deepseek_triton_build.data.sources import GUIDE
 from deepseek_triton_build.planning.batch_sizes import Sizes
-from deepseek_triton_build.planning.choices.sources import GUIDE
-from deepseek_triton_build.planning.layout import LOW_CONCURRENCY
 from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.rules.attention import LOW_CONCURRENCY
 
 
 def model_settings(target: Target) -> Iterable[Setting]:
     request, variant = target.request, target.variant
-    yield Setting(
-        key="model", value=request.model or target.checkpoint.model, reason=f"{variant.title}, {_weights_title(target)}"
-    )
-    yield Setting(key="backend", value="pytorch", reason="the engine DeepSeek runs on in TensorRT-LLM", source=GUIDE)
-    yield Setting(
-        key="trust_remote_code",
-        value=variant.trust_remote_code,
-        reason=variant.trust_remote_code_reason,
-    )
+    yield Setting("model", request.model or target.checkpoint.model, f"{variant.title}, {_weights_title(target)}")
+    yield Setting("backend", "pytorch", "the engine DeepSeek runs on in TensorRT-LLM", source=GUIDE)
+    yield Setting("trust_remote_code", variant.trust_remote_code, variant.trust_remote_code_reason)
 
 
 def _weights_title(target: Target) -> str:
@@ -32,25 +26,23 @@ def _weights_title(target: Target) -> str:
 def parallelism_settings(target: Target, sizes: Sizes, budget: Budget) -> Iterable[Setting]:
     layout, each = sizes.layout, budget.weights / GIB
     yield Setting(
-        key="tensor_parallel_size",
-        value=layout.tensor_parallel_size,
-        reason=f"{target.num_gpus} GPUs hold one copy of the weights, {each:.1f} of {budget.memory / GIB:.1f} GiB "
-        f"each{_recommended(target)}",
+        "tensor_parallel_size",
+        layout.tensor_parallel_size,
+        f"{target.num_gpus} GPUs hold one copy of the weights, each {each:.1f} of its "
+        f"{budget.memory / GIB:.1f} GiB{_recommended(target)}",
     )
     yield Setting(
-        key="moe_expert_parallel_size",
-        value=layout.expert_parallel_size,
-        reason=_expert_reason(layout.tensor_parallel_size, layout.expert_parallel_size),
+        "moe_expert_parallel_size",
+        layout.expert_parallel_size,
+        _expert_reason(layout.tensor_parallel_size, layout.expert_parallel_size),
     )
     yield Setting(
-        key="pipeline_parallel_size",
-        value=layout.pipeline_parallel_size,
-        reason=_pipeline_reason(target, layout.pipeline_parallel_size),
+        "pipeline_parallel_size", layout.pipeline_parallel_size, _pipeline_reason(target, layout.pipeline_parallel_size)
     )
     yield Setting(
-        key="enable_attention_dp",
-        value=layout.attention_dp,
-        reason=_attention_dp_reason(target, sizes),
+        "enable_attention_dp",
+        layout.attention_dp,
+        _attention_dp_reason(target, sizes),
         source="TensorRT-LLM 0.19 examples/deepseek_v3/README.md",
     )
 
@@ -62,17 +54,17 @@ def _recommended(target: Target) -> str:
 
 def _expert_reason(tp: int, ep: int) -> str:
     if ep == tp:
-        return f"whole experts on each GPU: 256 / {ep}, no expert is cut"
-    cut = f"256 experts over {ep} groups, each expert cut over {tp // ep} GPUs"
-    return f"{cut}; past 8 only wide EP's back end is published"
+        return f"each GPU holds whole experts, 256 / {ep}"
+    divided = f"256 experts in {ep} groups, each expert divided among {tp // ep} GPUs"
+    return f"{divided}; above 8 only wide EP's back end is published"
 
 
 def _pipeline_reason(target: Target, pp: int) -> str:
     if pp > 1:
-        return "as asked: less traffic between nodes, more latency"
+        return "as asked for: less traffic between nodes, more latency"
     if target.num_nodes > 1:
-        return f"no stages: tensor parallelism spans the {target.num_nodes} nodes, as in the two-node runs of the guide"
-    return "no stages: one node's NVLink carries tensor parallelism"
+        return f"off: tensor parallelism spans the {target.num_nodes} nodes, as in the two-node runs of the guide"
+    return "off: tensor parallelism runs over one node's NVLink"
 
 
 def _attention_dp_reason(target: Target, sizes: Sizes) -> str:
@@ -80,9 +72,9 @@ def _attention_dp_reason(target: Target, sizes: Sizes) -> str:
         return sizes.attention_dp_reason
     if sizes.layout.attention_dp:
         return (
-            f"each GPU attends to requests of its own: past {LOW_CONCURRENCY} at once the KV cache, which tensor "
-            "parallelism would copy to every GPU, counts for more"
+            f"each GPU attends to requests of its own: above {LOW_CONCURRENCY} concurrent requests the KV cache, which "
+            "tensor parallelism would copy to every GPU, matters more"
         )
     if (target.request.workload.concurrency or 0) > LOW_CONCURRENCY:
-        return "off: all GPUs work on every request's attention, which shortens its step; throughput has it on"
-    return f"off: up to {LOW_CONCURRENCY} requests at once, CUDA graphs without it are faster"
+        return "off: all GPUs work on every request's attention, which shortens a step; profile throughput turns it on"
+    return f"off: up to {LOW_CONCURRENCY} concurrent requests are faster without it, with CUDA graphs"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepseek_triton_build.check.regular_files import read_bytes
+from deepseek_triton_build.check import read_bytes
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile
 from deepseek_triton_tools.tool_errors import CheckpointError
 

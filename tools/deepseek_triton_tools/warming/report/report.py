@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from deepseek_triton_build.arithmetic.gpu_memory import PREFETCH_SHARE
-from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.arithmetic import PREFETCH_SHARE
+from deepseek_triton_build.check import Finding
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, part_of, sized
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles

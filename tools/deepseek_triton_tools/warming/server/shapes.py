@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from deepseek_triton_build.arithmetic.warmup_shapes import shapes_of
-from deepseek_triton_build.data.yaml_files import parse_yaml
+from deepseek_triton_build.arithmetic import shapes_for_llm_args
+from deepseek_triton_build.text import parse_yaml
 from deepseek_triton_tools.tool_errors import RepositoryError
 
 MODEST_BATCH_SIZES = (1, 4, 8)
@@ -85,7 +85,7 @@ def _repository_shapes(repository: Path, model_name: str) -> PlannedShapes:
     engine = ours.get("engine", "tensorrt_llm")
     if engine != "tensorrt_llm":  # the limits of other engines are not in the LLM arguments
         return PlannedShapes(_MODEST.shapes, f"a modest choice, because {path} has no triton_config.warmup.shapes")
-    pairs = shapes_of({key: value for key, value in document.items() if key != "triton_config"})
+    pairs = shapes_for_llm_args({key: value for key, value in document.items() if key != "triton_config"})
     return PlannedShapes(tuple(Shape(*pair) for pair in pairs), f"the LLM arguments of {path}")
 
 

@@ -1,0 +1,59 @@
+"""What is known: models and their checkpoints, GPUs, profiles, TensorRT-LLM releases and Triton containers.
+
+The figures lie as YAML in `data/`, each with its source.
+"""
+
+from __future__ import annotations
+
+from deepseek_triton_build.data.catalog import (
+    PRECISION_ALIASES,
+    PRECISIONS,
+    Architecture,
+    Gpu,
+    KnownCheckpoint,
+    Variant,
+    find_gpu,
+    find_precision,
+    find_variant,
+    gpus,
+    variant_of_model,
+    variants,
+)
+from deepseek_triton_build.data.catalog.profiles import DEFAULT_PROFILE, Profile, Recipe, profiles
+from deepseek_triton_build.data.releases import (
+    DEFAULT_RELEASE,
+    READABLE_RELEASES,
+    RELEASES,
+    Release,
+    container_tag,
+    containers,
+    load_release,
+    release_for_container,
+)
+
+__all__ = [
+    "DEFAULT_PROFILE",
+    "DEFAULT_RELEASE",
+    "PRECISIONS",
+    "PRECISION_ALIASES",
+    "READABLE_RELEASES",
+    "RELEASES",
+    "Architecture",
+    "Gpu",
+    "KnownCheckpoint",
+    "Profile",
+    "Recipe",
+    "Release",
+    "Variant",
+    "container_tag",
+    "containers",
+    "find_gpu",
+    "find_precision",
+    "find_variant",
+    "gpus",
+    "load_release",
+    "profiles",
+    "release_for_container",
+    "variant_of_model",
+    "variants",
+]

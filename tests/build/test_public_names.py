@@ -1,0 +1,131 @@
+"""The generator's public modules: their names, and what the root imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import deepseek_triton_build as package
+from deepseek_triton_build import arithmetic, catalog, check
+
+ROOT = [
+    "DEFAULT_FORMAT",
+    "EXIT_TIMEOUT_S",
+    "FORMATS",
+    "MPIRUN_SPARE_S",
+    "Budget",
+    "BuildError",
+    "EditedError",
+    "EnvironmentVariable",
+    "File",
+    "KvAlgo",
+    "NothingToCheckError",
+    "OutputError",
+    "Plan",
+    "PlanRequest",
+    "PlanWarning",
+    "QuantConfigChange",
+    "RefusedPlanError",
+    "Setting",
+    "UnknownNameError",
+    "UnusableCheckpointError",
+    "Workload",
+    "contract_page",
+    "format_files",
+    "make_plan",
+    "model_repository",
+    "quant_config_change",
+    "repository_files",
+    "resolve_target",
+    "version_dir",
+    "write_quant_config",
+    "write_repository",
+]
+CHECK = [
+    "CHECKS",
+    "INDEX",
+    "MANIFEST",
+    "MISSING_SHARD",
+    "MODEL_GONE",
+    "MODEL_NOT_HERE",
+    "CheckCode",
+    "CheckOptions",
+    "CheckedModel",
+    "CheckpointFacts",
+    "Finding",
+    "Report",
+    "Stamp",
+    "check_repository",
+    "check_weights",
+    "files_read",
+    "is_inside",
+    "read_bytes",
+    "read_facts",
+    "read_stamp",
+    "read_yaml",
+    "rules_page",
+]
+CATALOG = [
+    "DEFAULT_PROFILE",
+    "DEFAULT_RELEASE",
+    "PRECISIONS",
+    "PRECISION_ALIASES",
+    "READABLE_RELEASES",
+    "RELEASES",
+    "Architecture",
+    "Gpu",
+    "KnownCheckpoint",
+    "Profile",
+    "Recipe",
+    "Release",
+    "Variant",
+    "container_tag",
+    "containers",
+    "find_gpu",
+    "find_precision",
+    "find_variant",
+    "gpus",
+    "load_release",
+    "profiles",
+    "release_for_container",
+    "variant_of_model",
+    "variants",
+]
+ARITHMETIC = [
+    "ASSUMED_RATE",
+    "ENGINE_START_S",
+    "GIB",
+    "PREFETCH_SHARE",
+    "Budget",
+    "load_s",
+    "minimum_gpus",
+    "ready_within_s",
+    "shapes_for_llm_args",
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        pytest.param(package, ROOT, id="root"),
+        pytest.param(check, CHECK, id="check"),
+        pytest.param(catalog, CATALOG, id="catalog"),
+        pytest.param(arithmetic, ARITHMETIC, id="arithmetic"),
+    ],
+)
+def test_public_names(module: ModuleType, names: list[str]) -> None:
+    assert module.__all__ == names
+    held = {name for name, value in vars(module).items() if name[0] != "_" and not isinstance(value, ModuleType)}
+    assert held - {"annotations"} == set(names)
+
+
+def test_the_root_imports_nothing_heavy() -> None:
+    """A plan needs PyYAML alone."""
+    code = "import sys, deepseek_triton_build; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+    assert {"numpy", "grpc", "tritonclient", "google.protobuf", "httpx", "rich"}.isdisjoint(loaded)
+    assert "deepseek_triton_build.check" not in loaded
