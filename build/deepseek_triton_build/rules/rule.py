@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, Literal
 
 from deepseek_triton_build.arithmetic.gpu_memory import Layout
@@ -116,6 +116,9 @@ class Violation:
     fix: str
 
 
+_FindViolations = Callable[[Deployment], Iterable[Violation]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     code: str
@@ -125,11 +128,24 @@ class Rule:
     why: str
     """What happens when the rule is broken."""
     source: str
-    find_violations: Callable[[Deployment], Iterable[Violation]]
+    find_violations: _FindViolations
     target_only: bool = False
     """Whether the rule looks only at model, GPU and release, so that it needs no settings."""
     releases: str = "all"
     """The releases that the rule holds for, in words."""
+
+
+def _rule(severity: Severity, code: str, **fields: Any) -> Callable[[_FindViolations], Rule]:
+    return lambda find_violations: Rule(severity=severity, code=code, find_violations=find_violations, **fields)
+
+
+error, warning, note = partial(_rule, "error"), partial(_rule, "warning"), partial(_rule, "note")
+"""Decorators that make a rule of the function that finds its violations. They take the code and fields of Rule."""
+
+
+def rules_among(names: Mapping[str, object]) -> tuple[Rule, ...]:
+    """Return the rules among a module's `names`, sorted by code."""
+    return tuple(sorted((rule for rule in names.values() if isinstance(rule, Rule)), key=lambda rule: rule.code))
 
 
 @cache
