@@ -36,12 +36,12 @@ def make_finding(
     return Finding(code=code, severity=severity, message=message, fix=fix, file=file, line=line, key=key)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CheckCode:
     """One kind of finding that is not about a rule."""
 
-    code: str
     severity: Severity
+    code: str
     title: str
     """A sentence that is true when nothing is wrong."""
     why: str
