@@ -158,6 +158,3 @@ def _count(settings: Mapping[str, Any], key: str) -> int | None:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-shapes_of = shapes_for_llm_args  # the old name, until the tools have the new one

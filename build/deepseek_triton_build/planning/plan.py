@@ -51,8 +51,6 @@ class PlanWarning:
     violation: Violation
 
 
-Warned = PlanWarning  # the old name, until the tools have the new one
-
 _ONE_GPU = Layout(tensor_parallel_size=1, expert_parallel_size=1)
 
 
@@ -248,10 +246,7 @@ def _budget_with_overrides(target: Target, sizes: Sizes, budget: Budget) -> Budg
 
 
 def _deployment(
-    target: Target,
-    llm: Iterable[Setting],
-    triton: Iterable[Setting],
-    environment: Iterable[EnvironmentVariable],
+    target: Target, llm: Iterable[Setting], triton: Iterable[Setting], environment: Iterable[EnvironmentVariable]
 ) -> Deployment:
     """Return the settings as the rules look at them."""
     return Deployment(
