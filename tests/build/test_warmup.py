@@ -98,6 +98,14 @@ def test_under_attention_dp_every_rank_has_the_whole_batch():
     assert (8, 1151) in shapes
 
 
+def test_no_shape_has_more_tokens_than_the_backend_takes():
+    """Two chunks of a 64K iteration on each of 32 ranks would."""
+    shapes = warmup_shapes(max_batch_size=5, max_num_tokens=65_568, max_input_len=131_136, attention_dp_size=32)
+
+    assert max(requests * length for requests, length in shapes) <= 2**22
+    assert max(length for _, length in shapes) == 131_136
+
+
 def test_over_all_ranks_no_more_are_sent_at_once_than_form_a_batch():
     shapes = warmup_shapes(max_batch_size=896, max_num_tokens=1151, max_input_len=1151, attention_dp_size=8)
     many = warmup_shapes(max_batch_size=896, max_num_tokens=1151, max_input_len=1151, attention_dp_size=3000)
@@ -278,9 +286,7 @@ def test_a_warmup_that_is_right_is_no_finding(tmp_path, warmup):
         pytest.param("{}", "T002", "", "expected shapes, found none", id="no shapes"),
         pytest.param("{shapes: [[1, 64, 2]]}", "T002", ".shapes", "expected a list of pairs", id="three"),
         pytest.param("{shapes: [[1, 64]], max_s: no}", "T002", ".max_s", "expected a number", id="no number"),
-        pytest.param(
-            "{shapes: [[1, 64]], max_token: 5}", "T001", ".max_token", "is not a key of the warm-up", id="key"
-        ),
+        pytest.param("{shapes: [[1, 64]], max_token: 5}", "T001", ".max_token", "is not a key of warmup", id="key"),
     ],
 )
 def test_what_is_wrong_with_a_warmup_is_found(tmp_path, warmup, code, key, message):

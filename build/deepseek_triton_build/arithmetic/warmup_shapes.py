@@ -13,6 +13,7 @@ from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
 from deepseek_triton_build.data.releases.spelling import MIXED, canonical
+from deepseek_triton_build.data.setting_types import MOST_WARMUP_TOKENS
 
 SHORT_PROMPT = 64
 """Tokens of the shortest prompts. Prompts of a large batch have fewer, so that the batch fits one iteration."""
@@ -71,7 +72,9 @@ def warmup_shapes(
         shapes.add((batch, min(lengths[0], max_num_tokens // batch)))
     if max_input_len > max_num_tokens:
         shapes.add((1, min(2 * max_num_tokens, max_input_len)))
-    whole = {(1, lengths[0]), *((batch * attention_dp_size, length) for batch, length in shapes)}
+    # The backend refuses a shape of more tokens, which all ranks together can reach with very long prompts.
+    whole = {(min(batch * attention_dp_size, max(1, MOST_WARMUP_TOKENS // length)), length) for batch, length in shapes}
+    whole.add((1, lengths[0]))
     return tuple(sorted(whole, key=lambda shape: (shape[0] * shape[1], shape)))
 
 

@@ -18,7 +18,7 @@ from deepseek_triton_build.check.generated_origin import Stamp, read_stamp
 from deepseek_triton_build.check.model_identity import CheckOptions
 from deepseek_triton_build.check.regular_files import is_inside, read_bytes
 from deepseek_triton_build.check.repository_report import check_repository
-from deepseek_triton_build.check.rules_page import rules_page
+from deepseek_triton_build.check.rules_document import rules_page
 from deepseek_triton_build.check.weights import INDEX, check_weights, files_read
 from deepseek_triton_build.render.stamp import MANIFEST
 

@@ -71,11 +71,11 @@ WARMUP_SETTINGS: Mapping[str, str] = {
     "max_s": "float 1..86400",
 }
 """Setting of triton_config.warmup -> type; `shapes` is required."""
-_MOST_REQUESTS, _MOST_TOKENS = 65_536, 2**22
+_MOST_REQUESTS, MOST_WARMUP_TOKENS = 65_536, 2**22
 """Limits of one shape: its requests, and all its tokens. A test compares them with the backend's own in config.py."""
 _SHAPES = (
     "a list of pairs [requests, prompt tokens] of whole numbers from 1, at most "
-    f"{_MOST_REQUESTS:,} requests and {_MOST_TOKENS:,} tokens in all"
+    f"{_MOST_REQUESTS:,} requests and {MOST_WARMUP_TOKENS:,} tokens in all"
 )
 
 
@@ -93,7 +93,7 @@ def _is_shape(pair: list[int]) -> bool:
     if len(pair) != 2:
         return False
     requests, tokens = pair
-    return 1 <= requests <= _MOST_REQUESTS and tokens >= 1 and requests * tokens <= _MOST_TOKENS
+    return 1 <= requests <= _MOST_REQUESTS and tokens >= 1 and requests * tokens <= MOST_WARMUP_TOKENS
 
 
 def sampling_problem(name: str, value: Any) -> str | None:
