@@ -1,4 +1,7 @@
-"""Findings of `check`, the codes they carry, and the report that holds them."""
+"""Findings of `check`, the codes they carry, and the report that holds them.
+
+Everywhere in this package `file` and `label` are the names by which findings call a file and a folder.
+"""
 
 from __future__ import annotations
 

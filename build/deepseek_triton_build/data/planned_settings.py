@@ -38,7 +38,6 @@ class EnvironmentVariable(_Explained):
     value: str
     reason: str
     source: str = ""
-    """The document that the reason rests on."""
 
 
 @dataclass(frozen=True, kw_only=True)
