@@ -62,10 +62,6 @@ class EngineRelease:
     def version(self) -> str:
         return str(self.record["release"])
 
-    @property
-    def quirks(self) -> list[Mapping[str, Any]]:
-        return list(self.record["quirks"])
-
     def matches(self, installed: str) -> bool:
         """Whether the installed package is this release. A local build (+...) and a post-release of it count."""
         return installed == self.version or installed.startswith((f"{self.version}+", f"{self.version}.post"))
@@ -90,6 +86,7 @@ class EngineRelease:
         name = next(rule["sampler"] for rule in section["choose"] if _holds(rule["when"], llm_args))
         sampler = section["samplers"][name]
         reasons = self._refusals(sampler, llm_args)
+        gives = sampler.get("logprobs", {})
         honoured = {*section["always"], *sampler["honours"]["fields"]} - reasons.keys()
         unknown = f"not established for the {name} of TensorRT-LLM {self.version}"
         return SamplerSupport(
@@ -104,7 +101,7 @@ class EngineRelease:
                 Conflict(fields=tuple(entry["fields"]), why=f"TensorRT-LLM {self.version}: {entry['why']}")
                 for entry in section["conflicts"]
             ),
-            logprobs=_logprob_support(sampler) if "logprobs" in honoured else None,
+            logprobs=LogprobSupport(of=gives["of"], most=gives["most"]) if "logprobs" in honoured else None,
         )
 
     def _refusals(self, sampler: Mapping[str, Any], llm_args: Mapping[str, Any]) -> dict[str, str]:
@@ -123,10 +120,6 @@ def _is_met(need: Mapping[str, Any], llm_args: Mapping[str, Any]) -> bool:
     """Whether the argument has the value that is needed, or any value where none is named."""
     given = llm_args.get(need["llm_arg"])
     return bool(given == need["value"]) if "value" in need else given is not None
-
-
-def _logprob_support(sampler: Mapping[str, Any]) -> LogprobSupport:
-    return LogprobSupport(of=sampler["logprobs"]["of"], most=sampler["logprobs"]["most"])
 
 
 def read_release(version_dir: Path) -> EngineRelease:
