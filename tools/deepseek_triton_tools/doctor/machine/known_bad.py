@@ -54,8 +54,8 @@ KNOWN_BAD: Sequence[BadCombination] = (
         versions={"transformers": Versions(since="5"), "tensorrt_llm": Versions(before="1.3.0rc14")},
         what="TensorRT-LLM imports AutoModelForVision2Seq, which transformers 5 no longer has",
         fix="pip install the transformers version that TensorRT-LLM pins (4.x)",
-        source="NVIDIA/TensorRT-LLM issue 13822, seen with 1.3.0rc13; that older ones import it too, and later ones "
-        "don't (its pull request 14456), is assumed",
+        source="NVIDIA/TensorRT-LLM issue 13822, seen with 1.3.0rc13; it is assumed that older releases import it "
+        "too and later ones don't (pull request 14456 of that repository)",
     ),
     BadCombination(
         versions={"mpi4py": Versions(before="4"), "tensorrt_llm": Versions(since="0.13.0", before="0.15.0")},

@@ -83,7 +83,7 @@ FINISHED = _counter(
 )
 ABORTS = _counter(
     "aborts_total",
-    "Times the engine was told to end something early.",
+    "How often the engine was told to end a request early.",
     "cause",
     ("client_gone", "stop", "deadline", "drain", "stop_string", "error"),
 )
@@ -126,7 +126,7 @@ FIRST_TOKEN = _histogram(
 )
 INTER_TOKEN = _histogram(
     "inter_token_latency_seconds",
-    "Time between two tokens of a sequence. Tokens that were taken together share the time equally.",
+    "Time between two tokens of a sequence. For tokens that came together, the time is divided equally.",
     (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 5),
     per_token=True,
 )
