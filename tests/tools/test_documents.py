@@ -23,7 +23,7 @@ def test_the_readme_lists_every_command() -> None:
     help_text = subprocess.run(
         [sys.executable, "-m", "deepseek_triton_tools.cli.main", "--help"], capture_output=True, text=True, check=True
     ).stdout
-    verbs = set(re.findall(r"^    ([a-z-]+)\b", help_text, re.MULTILINE))
+    verbs = set(re.findall(r"^  ([a-z][a-z-]*)\b", help_text, re.MULTILINE))
     assert {"demo", "plan", "launch"} <= verbs
     assert {verb for verb in verbs if f"| `{verb}` |" not in README} == set()
 
