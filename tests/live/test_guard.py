@@ -87,8 +87,8 @@ GUARDED = """\
 import os, sys, time
 if sys.argv[2:]:
     [os.dup2(0, number) for number in range(3, 1100)]
-from deepseek_backend.process.process_guard import Guard
-Guard(int(sys.argv[1]), []).arm()
+from deepseek_backend.process.process_guard import ProcessGuard
+ProcessGuard(int(sys.argv[1]), []).arm()
 print("armed", flush=True)
 time.sleep(1000)
 """
@@ -102,12 +102,13 @@ def test_a_guard_guards_in_narrow_surroundings_too(before, options):
     environment = {**os.environ, "PYTHONPATH": str(Path(deepseek_backend.__file__).parents[1])}
     with subprocess.Popen(["sleep", "1000"]) as guarded:
         command = [*before, sys.executable, "-c", GUARDED, str(guarded.pid), *options]
-        with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as stub:
-            assert stub.stdout.readline() == b"armed\n"
-            stub.kill()
-        ended = gone(guarded.pid)
-        guarded.kill()
-    assert ended
+        try:
+            with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as stub:
+                assert stub.stdout.readline() == b"armed\n"
+                stub.kill()
+            assert gone(guarded.pid)
+        finally:
+            guarded.kill()
 
 
 def test_a_guard_that_is_killed_hurts_nobody(server):

@@ -52,6 +52,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy():
             id="gpus",
         ),
         pytest.param(["serve", "nowhere"], 1, "nowhere", id="no folder"),
+        pytest.param(["probe", "http://a"], 2, "got 'http://a'; as in deepseek-triton probe ready URL", id="no form"),
         pytest.param(["generate", "hi", "--url", "http://127.0.0.1:9"], 1, "127.0.0.1:9", id="no server"),
     ],
 )
@@ -73,6 +74,9 @@ def test_what_goes_wrong_is_one_line_on_stderr(argv, code, expected, capsys, tmp
         (["generate", "hi", "--temprature", "1"], "did you mean --temperature?"),
         (["serve", ".", "--http-prot=1"], "did you mean --http-port?"),
         (["serve", ".", "--exit-timeout", "-5"], "--exit-timeout"),
+        (["serve", ".", "--log-info", "1"], "tritonserver's own arguments come after --"),
+        (["generate", "why", "not"], "text with blanks needs quotes"),
+        (["chat", "localhost:8000"], "a server's address --url"),
         (["plan", "deepseek-r1", "--format", "ctx"], "--format ctx; --format is an option of build"),
         (["plan", "deepseek-r1", "--zz"], "unrecognized arguments: --zz\n"),
     ],

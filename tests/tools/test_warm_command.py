@@ -153,7 +153,8 @@ def test_what_a_form_does_not_take_is_refused(argv, said, capsys):
 )
 def test_what_to_do_comes_first(argv, now, capsys):
     assert main(["warm", *argv]) == 2
-    assert capsys.readouterr().err == (f"deepseek-triton warm: what to do comes first: deepseek-triton warm {now}\n")
+    expected = f"expected files, report, evict, server or form first: deepseek-triton warm {now}"
+    assert capsys.readouterr().err == f"deepseek-triton warm: {expected}\n"
 
 
 def test_one_share_of_one_may_be_followed(folder):

@@ -17,14 +17,14 @@ def add_options(verb: VerbParser) -> None:
     add_plan_options(verb)
     verb.usage = "%(prog)s VARIANT --gpu GPU --output DIR [options]"
     writing = verb.add_argument_group("writing")
-    writing.add_argument("--output", type=path, required=True, metavar="DIR", help="the folder to write")
+    writing.add_argument("--output", type=path, required=True, metavar="DIR", help="the folder to write to")
     formats = "triton (default), trtllm-serve, trtllm-bench, trtllm-eval or quickstart"
     writing.add_argument("--format", default="triton", metavar="NAME", help=formats)
-    writing.add_argument("--force", action="store_true", help="replace a generated folder that was edited since")
+    writing.add_argument("--force", action="store_true", help="replace a generated folder even if it was edited")
     writing.add_argument(
         "--write-quant-config",
         action="store_true",
-        help="make hf_quant_config.json in --model's folder say what the plan does; a backup is kept",
+        help="write the plan's precision into hf_quant_config.json in --model's folder; a backup is kept",
     )
 
 

@@ -40,8 +40,8 @@ def add_options(verb: VerbParser) -> None:
         'deepseek-triton chat --system "Answer in French." --load talk.json',
     )
     verb.usage = "%(prog)s [options]"
-    verb.add_argument("--system", metavar="TEXT", help="what the model is told first")
-    verb.add_argument("--load", type=path, metavar="FILE", help="go on with a conversation that /save wrote")
+    verb.add_argument("--system", metavar="TEXT", help="system message, what the model is told first")
+    verb.add_argument("--load", type=path, metavar="FILE", help="continue a conversation that /save wrote")
     verb.add_argument("--hide-reasoning", action="store_true", help="show the answers without the reasoning")
     add_client_options(verb)
     add_sampling_options(verb)

@@ -9,14 +9,14 @@ from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path, positi
 
 def add_options(verb: VerbParser) -> None:
     verb.runs(
-        _check, "deepseek-triton check model_repository", "deepseek-triton check repo --trtllm 1.1.0 --gpu h200 --json"
+        _check, "deepseek-triton check model_repository", "deepseek-triton check r1 --trtllm 1.1.0 --gpu h200 --json"
     )
     verb.add_argument("repository", type=path, metavar="DIR", help="the model repository")
-    verb.add_argument("--trtllm", metavar="RELEASE", help="the release to check against, if the files don't say")
+    verb.add_argument("--trtllm", metavar="RELEASE", help="TensorRT-LLM to check against, if the files don't say")
     verb.add_argument("--gpu", metavar="GPU", help="the GPU it will run on, if the files don't say")
-    verb.add_argument("--gpus", type=positive, metavar="N", help="GPUs of one instance, if the files don't say")
-    verb.add_argument("--model", type=path, metavar="PATH", help="where the checkpoint it names is on this machine")
-    verb.add_argument("--strict", action="store_true", help="a checkpoint that is not on this machine is an error")
+    verb.add_argument("--gpus", type=positive, metavar="N", help="how many GPUs it will run on, if the files don't say")
+    verb.add_argument("--model", type=path, metavar="PATH", help="the checkpoint's folder, if the files name another")
+    verb.add_argument("--strict", action="store_true", help="make it an error if the checkpoint is not on this machine")
     add_json(verb)
 
 

@@ -14,7 +14,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 if TYPE_CHECKING:  # `warm --help` needs the options only
     from deepseek_triton_client import Client
 
-URL_HELP = "http://, https://, grpc:// or grpcs:// address"
+URL_HELP = "address that begins with http://, https://, grpc:// or grpcs://"
 _DEFAULT_URL = "http://localhost:8000"
 _DEFAULT_MODEL = "tensorrt_llm"
 _TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
@@ -23,23 +23,23 @@ _TOKEN_VARIABLE = "DEEPSEEK_TRITON_TOKEN"
 def add_client_options(verb: VerbParser) -> None:
     """Add the options that `client_of` reads."""
     server = verb.add_argument_group("server")
-    help_text = f"{URL_HELP} (default: {_DEFAULT_URL}); may be repeated: the first that answers is used"
+    help_text = f"{URL_HELP} (default: {_DEFAULT_URL}); may be repeated: the first server that answers is used"
     server.add_argument("--url", action="append", metavar="URL", help=help_text)
     add_server_options(server)
-    help_text = "ask again N times when it is full or unreachable (default: 3); only before the first token"
+    help_text = "ask again N times if it is full or unreachable (default: 3); not after the first token"
     server.add_argument("--retries", type=number, metavar="N", help=help_text)
     limits = verb.add_argument_group("time limits, in seconds")
     limits.add_argument("--timeout", type=duration, metavar="S", help="for the whole answer (default: none)")
-    limits.add_argument("--first-token-timeout", type=duration, metavar="S", help="default: none")
+    limits.add_argument("--first-token-timeout", type=duration, metavar="S", help="for the first token (default: none)")
     limits.add_argument("--token-timeout", type=duration, metavar="S", help="for each later token (default: none)")
-    limits.add_argument("--connect-timeout", type=duration, metavar="S", help="default: 10")
+    limits.add_argument("--connect-timeout", type=duration, metavar="S", help="for connecting (default: 10)")
 
 
 def add_server_options(server: argparse._ArgumentGroup) -> None:
     """Add the options that `client_settings` reads."""
-    server.add_argument("--model", default=_DEFAULT_MODEL, metavar="NAME", help="default: %(default)s")
-    server.add_argument("--model-version", default="", metavar="V", help="default: the server's choice")
-    help_text = f"holds the bearer token (default: environment variable {_TOKEN_VARIABLE})"
+    server.add_argument("--model", default=_DEFAULT_MODEL, metavar="NAME", help="model to ask (default: %(default)s)")
+    server.add_argument("--model-version", default="", metavar="V", help="version of it (default: the server's choice)")
+    help_text = f"file with the bearer token (default: the variable {_TOKEN_VARIABLE})"
     server.add_argument("--token-file", type=path, metavar="FILE", help=help_text)
     server.add_argument("--ca", type=path, metavar="FILE", help="certificates to trust for the server, as PEM")
     server.add_argument("--cert", type=path, metavar="FILE", help="this client's own certificate, as PEM")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deepseek_triton_tools.cli.parsing import VerbParser, add_tritonserver
+from deepseek_triton_tools.cli.parsing import VerbParser, add_tritonserver, positive
 
 
 def add_options(verb: VerbParser) -> None:
@@ -14,9 +14,11 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton demo --engine simulated --preset h200x8-r1-fp8-min-latency",
     )
     engines = ("transformers", "simulated")
-    verb.add_argument("--engine", choices=engines, default=engines[0], help="default: %(default)s")
-    verb.add_argument("--preset", help="the deployment whose pace the simulated engine keeps; a wrong one lists them")
-    verb.add_argument("--max-tokens", type=int, default=32, help="tokens for each prompt (default: %(default)s)")
+    help_text = "transformers computes the answers, simulated sends filler text (default: %(default)s)"
+    verb.add_argument("--engine", choices=engines, default=engines[0], help=help_text)
+    help_text = "the deployment whose speed the simulated engine imitates; an unknown name lists all"
+    verb.add_argument("--preset", metavar="NAME", help=help_text)
+    verb.add_argument("--max-tokens", type=positive, default=32, metavar="N", help="tokens per answer (default: 32)")
     add_tritonserver(verb)
 
 

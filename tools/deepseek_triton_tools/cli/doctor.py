@@ -52,28 +52,28 @@ def add_options(verb: VerbParser) -> None:
         _doctor,
         "deepseek-triton doctor r1 --hosts node1,node2 --ssh-port 2233 --interface eth0",
         "deepseek-triton doctor r1 --through 'docker exec -i triton'",
-        notes="exit codes: 0 nothing worse than a note; 3 warnings; 1 errors; 2 the command line.\n"
-        "docs/doctor.md has every check.",
+        notes="exit codes: 0 nothing worse than a note; 1 errors; 2 wrong command line; 3 warnings.\n"
+        "docs/doctor.md lists every check.",
     )
     verb.usage = "%(prog)s [DIR] [options]"
     verb.add_argument("repository", nargs="?", type=path, metavar="DIR", help="the model repository to be served")
-    verb.add_argument("--model", type=path, metavar="PATH", help="where the checkpoint it names is on these machines")
-    verb.add_argument("-v", "--verbose", action="store_true", help="what is in order and what was skipped, too")
+    verb.add_argument("--model", type=path, metavar="PATH", help="the checkpoint's folder on these machines")
+    verb.add_argument("-v", "--verbose", action="store_true", help="show what is in order and what was skipped, too")
     add_json(verb, "docs/doctor.md")
-    where = verb.add_argument_group("where", "The checks travel: a host needs python3 and keeps nothing.")
+    where = verb.add_argument_group("where", "The other machines need only python3; nothing is installed on them.")
     which = where.add_mutually_exclusive_group()
-    which.add_argument("--hosts", type=_host_names, metavar="A,B", help="the machines it is to run on, reached by ssh")
-    which.add_argument("--host-file", type=path, metavar="FILE", help="the same, a host on each line")
-    which.add_argument("--through", metavar="COMMAND", help="a command that runs another here: 'docker exec -i NAME'")
-    where.add_argument("--ssh-port", type=port, metavar="N", help="where sshd listens on them (default: 22)")
-    where.add_argument("--ssh-args", metavar="TEXT", help="further arguments of ssh, as in --ssh-args '-i key'")
-    where.add_argument("--interface", type=words, metavar="NAME", help="network interface between them")
-    where.add_argument("--python", type=words, metavar="PROGRAM", help="the server's Python, here and on the hosts")
+    which.add_argument("--hosts", type=_host_names, metavar="A,B", help="check the machines it will run on, by ssh")
+    which.add_argument("--host-file", type=path, metavar="FILE", help="the same, one host on each line")
+    which.add_argument("--through", metavar="COMMAND", help="check where COMMAND runs programs: 'docker exec -i NAME'")
+    where.add_argument("--ssh-port", type=port, metavar="PORT", help="port of sshd on them (default: ssh's own)")
+    where.add_argument("--ssh-args", metavar="TEXT", help="more arguments of ssh, as in --ssh-args='-i key'")
+    where.add_argument("--interface", type=words, metavar="NAME", help="network interface between them, such as eth0")
+    where.add_argument("--python", type=words, metavar="PROGRAM", help="server's Python (default: python3 on hosts)")
     ports = verb.add_argument_group(
-        "ports of the server", "start.sh's variables give the defaults: HTTP_PORT and so on."
+        "ports of the server", "HTTP_PORT, GRPC_PORT and METRICS_PORT, if set, are the defaults."
     )
     for name, default in _PORTS.items():
-        ports.add_argument(f"--{name}-port", type=port, metavar="PORT", help=f"default: {default}")
+        ports.add_argument(f"--{name}-port", type=port, metavar="PORT", help=f"{name} port (default: {default})")
 
 
 def _host_names(text: str) -> list[str]:

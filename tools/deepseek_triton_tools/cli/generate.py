@@ -33,15 +33,15 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton generate --input prompts.jsonl --output answers.jsonl --concurrency 32 --max-tokens 256",
     )
     verb.usage = "%(prog)s [PROMPT] [options]"
-    verb.add_argument("prompt", nargs="?", metavar="PROMPT", help="- or nothing reads it from standard input")
+    verb.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - or nothing: read standard input")
     verb.add_argument("--file", type=path, metavar="FILE", help="read the prompt from a file instead")
-    verb.add_argument("--messages", type=path, metavar="FILE", help="a conversation instead: JSON, {role, content}s")
+    verb.add_argument("--messages", type=path, metavar="FILE", help="a conversation: JSON list of {role, content}")
     verb.add_argument("--chat", action="store_true", help="send the prompt as a message, by the model's chat template")
-    verb.add_argument("--system", metavar="TEXT", help="what the model is told first; implies --chat")
+    verb.add_argument("--system", metavar="TEXT", help="system message, what the model is told first; implies --chat")
     verb.add_argument("--no-stream", action="store_true", help="wait for the whole text")
     verb.add_argument("--hide-reasoning", action="store_true", help="show the answer without the reasoning")
-    verb.add_argument("-v", "--usage", action="store_true", help="tokens and times on standard error")
-    verb.add_argument("--json", action="store_true", help="one JSON object with text, usage, times and details")
+    verb.add_argument("-v", "--usage", action="store_true", help="print tokens and times on standard error")
+    verb.add_argument("--json", action="store_true", help="print one JSON object with text, usage, times and details")
     _add_batch_options(verb)
     add_client_options(verb)
     add_sampling_options(verb)
@@ -49,18 +49,18 @@ def add_options(verb: VerbParser) -> None:
 
 def _add_batch_options(verb: VerbParser) -> None:
     batch = verb.add_argument_group(
-        "many prompts",
+        "many prompts, as JSON Lines",
         'A line of the input is a JSON string, or an object with "prompt" or "messages" and, where wanted,\n'
         '"id", "request_id" and sampling fields. A line of the output is an object with the id and the text, or\n'
         'an "error".',
     )
-    batch.add_argument("--input", type=path, metavar="FILE", help="JSON Lines; - is standard input")
-    batch.add_argument("--output", type=path, metavar="FILE", help="JSON Lines in the same order; - is standard output")
+    batch.add_argument("--input", type=path, metavar="FILE", help="prompts; - is standard input")
+    batch.add_argument("--output", type=path, metavar="FILE", help="answers, in the same order; - is standard output")
     batch.add_argument("--concurrency", type=positive, metavar="N", help="requests at once (default: 16)")
     existing = batch.add_mutually_exclusive_group()
-    existing.add_argument("--resume", action="store_true", help="go on where --output ends")
-    existing.add_argument("--overwrite", action="store_true", help="begin --output anew")
-    batch.add_argument("--max-failures", type=positive, metavar="N", help="stop when N rows have failed")
+    existing.add_argument("--resume", action="store_true", help="continue where --output ends")
+    existing.add_argument("--overwrite", action="store_true", help="replace --output if it exists")
+    batch.add_argument("--max-failures", type=positive, metavar="N", help="stop when N have failed (default: never)")
 
 
 def _generate(args: argparse.Namespace) -> int:

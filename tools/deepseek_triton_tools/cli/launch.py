@@ -52,9 +52,9 @@ def add_options(verb: VerbParser) -> None:
         "FORM",
         "deepseek-triton launch docker r1 --dry-run",
         "deepseek-triton launch slurm r1x2 --partition gpu --time 7-0 --submit",
-        notes="local and docker run at once; mpirun, slurm and kubernetes print, unless --submit is given.\n"
-        "exit codes: 0 done, or stopped in order; 1 it failed or was refused; 2 the command line, or a port is taken;\n"
-        "4 not ready in time; in the foreground the server's own, 128 + N for signal N. docs/launch.md has more.",
+        notes="local and docker run at once; mpirun, slurm and kubernetes only print, unless --submit is given.\n"
+        "exit codes: 0 done, or stopped in order; 1 failed or refused; 2 wrong command line, or a port is taken;\n"
+        "4 not ready in time; else the code of what ran, 128 + N for signal N. docs/launch.md has more.",
     )
     _add_local(forms)
     _add_docker(forms)
@@ -76,12 +76,13 @@ def _form_first(given: list[str]) -> str:
     found, others = old.parse_known_args(given)
     form = "ssh-setup" if found.ssh_setup else f"recipe {found.recipe}" if found.recipe else found.form
     if form is None:
-        return "expected a form first, as in deepseek-triton launch docker DIR; launch --help lists the forms"
+        first = repr(given[0])
+        return f"expected a form, got {first}; as in deepseek-triton launch docker DIR; launch --help lists the forms"
     return f"the form comes first: deepseek-triton launch {form} {shlex.join(others)}"
 
 
 def _add_local(forms: Verbs) -> None:
-    verb = add_verb(forms, "local", "run it here, where the container's programs are on PATH")
+    verb = add_verb(forms, "local", "run it on this machine, where tritonserver and the engine are installed")
     verb.runs(
         _start,
         "deepseek-triton launch local r1 -- --log-verbose 1",
@@ -92,7 +93,7 @@ def _add_local(forms: Verbs) -> None:
 
 
 def _add_docker(forms: Verbs) -> None:
-    verb = add_verb(forms, "docker", "run it in a container of its image")
+    verb = add_verb(forms, "docker", "run it in a docker container")
     verb.runs(
         _start, "deepseek-triton launch docker r1 --dry-run", "deepseek-triton launch docker r1 --detach --gpus 0,1"
     )
@@ -100,17 +101,15 @@ def _add_docker(forms: Verbs) -> None:
     _add_address(_add_server(verb))
     container = _add_container(verb)
     _add_docker_run(container)
-    container.add_argument(
-        "--network", type=words, metavar="NAME", help="host (default), or another that publishes the ports"
-    )
-    container.add_argument(
-        "--restart", type=words, metavar="POLICY", help="as docker run's (default: remove the container)"
-    )
-    container.add_argument("--detach", action="store_true", help="do not wait for it")
+    help_text = "docker's network: host (default), or another, where the three ports are published"
+    container.add_argument("--network", type=words, metavar="NAME", help=help_text)
+    help_text = "docker's restart policy, such as unless-stopped (default: none, remove the container)"
+    container.add_argument("--restart", type=words, metavar="POLICY", help=help_text)
+    container.add_argument("--detach", action="store_true", help="run it in the background")
 
 
 def _add_mpirun(forms: Verbs) -> None:
-    verb = add_verb(forms, "mpirun", "start it over several nodes by ssh, from the first of them")
+    verb = add_verb(forms, "mpirun", "start it on several nodes by ssh, from the first of them")
     verb.runs(
         _start,
         "deepseek-triton launch mpirun r1x2 --hosts node1,node2 --ssh-port 2233 --interface eth0",
@@ -122,7 +121,7 @@ def _add_mpirun(forms: Verbs) -> None:
 
 
 def _add_slurm(forms: Verbs) -> None:
-    verb = add_verb(forms, "slurm", "submit it to Slurm as a batch job")
+    verb = add_verb(forms, "slurm", "write a batch script for Slurm, or submit it")
     verb.runs(
         _start,
         "deepseek-triton launch slurm r1x2 --partition gpu --time 7-0 --submit",
@@ -130,26 +129,26 @@ def _add_slurm(forms: Verbs) -> None:
     )
     _add_started(verb, "slurm")
     job = verb.add_argument_group("job")
-    job.add_argument("--partition", type=words, metavar="NAME")
-    job.add_argument("--account", type=words, metavar="NAME")
-    job.add_argument("--time", type=words, metavar="LIMIT", help="as sbatch has it (default: the partition's)")
+    job.add_argument("--partition", type=words, metavar="NAME", help="default: the cluster's")
+    job.add_argument("--account", type=words, metavar="NAME", help="default: the cluster's")
+    job.add_argument("--time", type=words, metavar="LIMIT", help="longest run, 7-0 is 7 days (default: partition's)")
     job.add_argument("--job-name", dest="name", type=words, metavar="NAME", help="the same as --name")
-    job.add_argument("--log", type=words, metavar="FILE", help="default: NAME-%%j.log where the job is submitted")
-    job.add_argument("--slurm-mpi", type=words, metavar="TYPE", help="as srun's --mpi (default: pmix)")
-    help_text = "the nodes have tritonserver and the engine"
+    job.add_argument("--log", type=words, metavar="FILE", help="log of all ranks (default: NAME-%%j.log)")
+    job.add_argument("--slurm-mpi", type=words, metavar="TYPE", help="value of srun's --mpi (default: pmix)")
+    help_text = "use no container: the nodes have tritonserver and the engine"
     job.add_argument("--no-container", dest="container", action="store_false", help=help_text)
-    help_text = "don't queue it again after a node's failure"
+    help_text = "don't start the job again after a node has failed"
     job.add_argument("--no-requeue", dest="requeue", action="store_false", help=help_text)
-    job.add_argument(
-        "--python", type=words, metavar="PROGRAM", help="the first node's, 3.10 or newer (default: python3)"
-    )
-    job.add_argument("--sbatch", action="append", metavar="OPTION", help="a directive more, as in --sbatch=--qos=high")
+    help_text = "Python 3.10 or newer of the first node (default: python3)"
+    job.add_argument("--python", type=words, metavar="PROGRAM", help=help_text)
+    help_text = "another option of sbatch, such as --sbatch=--qos=high; may be repeated"
+    job.add_argument("--sbatch", action="append", metavar="OPTION", help=help_text)
     _add_gpus(_add_container(verb))
     _add_address(_add_server(verb))
 
 
 def _add_kubernetes(forms: Verbs) -> None:
-    verb = add_verb(forms, "kubernetes", "deploy it on Kubernetes, over several nodes as a LeaderWorkerSet")
+    verb = add_verb(forms, "kubernetes", "write manifests for Kubernetes, or apply them")
     verb.runs(
         _start,
         "deepseek-triton launch kubernetes r1 --claim models --rate 2GB > r1.yaml",
@@ -157,34 +156,32 @@ def _add_kubernetes(forms: Verbs) -> None:
     )
     _add_started(verb, "kubernetes")
     storage = verb.add_argument_group("storage")
-    storage.add_argument("--claim", type=words, metavar="NAME", help="the checkpoint's PersistentVolumeClaim")
-    storage.add_argument("--checkpoint-on-nodes", action="store_true", help="every node has it where it is here")
-    storage.add_argument("--rate", type=size, metavar="SIZE", help="bytes a second of the storage (default: assumed)")
-    storage.add_argument(
-        "--measured", type=path, metavar="FILE", help="has the rate: a `warm files --json` of the checkpoint"
-    )
-    storage.add_argument(
-        "--repository-claim", type=words, metavar="NAME", help="the repository's (default: a ConfigMap)"
-    )
-    storage.add_argument("--cache-claim", type=words, metavar="NAME", help="the compiled kernels' claim")
+    storage.add_argument("--claim", type=words, metavar="NAME", help="PersistentVolumeClaim with the checkpoint")
+    storage.add_argument("--checkpoint-on-nodes", action="store_true", help="every node has it at the path it has here")
+    storage.add_argument("--rate", type=size, metavar="SIZE", help="bytes read per second, as 2GB (default: 200MB)")
+    help_text = "take the rate from FILE, the output of `warm files --json`"
+    storage.add_argument("--measured", type=path, metavar="FILE", help=help_text)
+    help_text = "PersistentVolumeClaim with the repository (default: a ConfigMap)"
+    storage.add_argument("--repository-claim", type=words, metavar="NAME", help=help_text)
+    storage.add_argument("--cache-claim", type=words, metavar="NAME", help="claim for compiled kernels")
     pods = verb.add_argument_group("pods")
-    pods.add_argument("--namespace", type=words, metavar="NAME")
-    pods.add_argument("--replicas", type=positive, metavar="N", help="of the whole instance (default: 1)")
-    pods.add_argument("--max-replicas", type=positive, metavar="N", help="as many as the load needs, up to N")
-    pods.add_argument("--target", type=positive, metavar="N", help="sequences in flight to aim at, for each replica")
-    pods.add_argument("--host-network", action="store_true", help="pods in the nodes' own network")
-    pods.add_argument("--rdma", type=_resource, metavar="NAME=N", help="network cards of each pod: rdma/hca=8")
-    pods.add_argument("--ssh-port", type=port, metavar="PORT", help="sshd's port in the pods")
-    pods.add_argument("--scrape", action="store_true", help="annotate pods for Prometheus")
-    help_text = "a label of the nodes that may run it; may be repeated"
+    pods.add_argument("--namespace", type=words, metavar="NAME", help="default: kubectl's")
+    pods.add_argument("--replicas", type=positive, metavar="N", help="copies of the server (default: 1)")
+    pods.add_argument("--max-replicas", type=positive, metavar="N", help="scale with the load up to N (default: don't)")
+    pods.add_argument("--target", type=positive, metavar="N", help="with --max-replicas: requests at once per copy")
+    pods.add_argument("--host-network", action="store_true", help="put the pods into the nodes' own network")
+    pods.add_argument("--rdma", type=_resource, metavar="NAME=N", help="RDMA cards of each pod, such as rdma/hca=8")
+    pods.add_argument("--ssh-port", type=port, metavar="PORT", help="port of sshd in the pods (default: 2222)")
+    pods.add_argument("--scrape", action="store_true", help="annotate the pods, so that Prometheus reads their metrics")
+    help_text = "run only on nodes with this label; may be repeated"
     pods.add_argument("--node-selector", action="append", type=_label, metavar="LABEL=VALUE", help=help_text)
-    pods.add_argument("--pull-secret", type=words, metavar="NAME", help="secret of the image's registry")
+    pods.add_argument("--pull-secret", type=words, metavar="NAME", help="secret for the image's registry")
     _add_shm_size(_add_container(verb))
     _add_server(verb)
 
 
 def _add_ssh_setup(forms: Verbs) -> None:
-    verb = add_verb(forms, "ssh-setup", "print a script for mpirun's nodes: keys, sshd on every node, a test over all")
+    verb = add_verb(forms, "ssh-setup", "print a script that prepares mpirun's nodes: ssh keys, sshd on each, a test")
     verb.runs(
         _print_ssh_setup,
         "deepseek-triton launch ssh-setup r1x2 --hosts node1,node2 > setup.sh",
@@ -197,22 +194,22 @@ def _add_ssh_setup(forms: Verbs) -> None:
 
 
 def _add_recipe(forms: Verbs) -> None:
-    verb = add_verb(forms, "recipe", "print how TensorRT-LLM is built from source, as an image or a wheel")
+    verb = add_verb(forms, "recipe", "print a script that builds TensorRT-LLM from source, as an image or a wheel")
     verb.runs(_print_recipe, "deepseek-triton launch recipe image r1", "deepseek-triton launch recipe wheel r1")
     verb.add_argument("kind", choices=("image", "wheel"), help="what to build")
-    verb.add_argument("folder", metavar="DIR", help="what deepseek-triton build wrote")
+    verb.add_argument("folder", metavar="DIR", help="folder that build wrote")
 
 
 def _add_stop(forms: Verbs) -> None:
-    verb = add_verb(forms, "stop", "stop what this user has launched on this machine")
+    verb = add_verb(forms, "stop", "stop what you have started on this machine with local or mpirun")
     verb.runs(_stop, "deepseek-triton launch stop r1", "deepseek-triton launch stop --all --now")
-    verb.add_argument("targets", nargs="*", type=words, metavar="ID|DIR", help="as launch list shows them")
-    verb.add_argument("--all", action="store_true", help="stop all of them")
+    verb.add_argument("targets", nargs="*", type=words, metavar="ID|DIR", help="from launch list, or a folder")
+    verb.add_argument("--all", action="store_true", help="stop everything that launch list shows")
     verb.add_argument("--now", action="store_true", help="don't wait for open requests")
 
 
 def _add_list(forms: Verbs) -> None:
-    verb = add_verb(forms, "list", "list what this user has launched on this machine")
+    verb = add_verb(forms, "list", "list what you have started on this machine with local or mpirun")
     verb.runs(_list, "deepseek-triton launch list", "deepseek-triton launch list --json")
     add_json(verb, "docs/launch.md")
 
@@ -222,32 +219,30 @@ def _add_started(verb: VerbParser, form: str, *, runs: bool = False) -> None:
     verb.set_defaults(form=form, submit=runs)
     _add_folder(verb)
     mode = verb.add_mutually_exclusive_group()
-    mode.add_argument("--dry-run", action="store_true", help="print what would run, which runs as it is printed")
+    mode.add_argument("--dry-run", action="store_true", help="only print what would run")
     if not runs:
-        mode.add_argument("--submit", action="store_true", help="run it, instead of printing it")
+        mode.add_argument("--submit", action="store_true", help="run or submit it, instead of printing it")
 
 
 def _add_folder(verb: VerbParser) -> None:
     verb.usage, verb.rest = "%(prog)s DIR [options] [-- ARGS...]", "server_args"
-    verb.add_argument("folder", metavar="DIR", help="what deepseek-triton build wrote; ARGS are for tritonserver")
+    verb.add_argument("folder", metavar="DIR", help="folder that build wrote; ARGS are for tritonserver")
 
 
 def _add_server(verb: VerbParser) -> argparse._ArgumentGroup:
     server = verb.add_argument_group(
-        "server", "start.sh's variables give the defaults: HTTP_PORT, EXIT_TIMEOUT and so on."
+        "server", "Variables of start.sh, if set, are the defaults: HTTP_PORT, EXIT_TIMEOUT and so on."
     )
     for name, default in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        server.add_argument(f"--{name}-port", type=port, metavar="PORT", help=f"default: {default}")
-    server.add_argument(
-        "--exit-timeout", type=exit_timeout, metavar="S", help="for open requests on a stop (default: 30)"
-    )
-    help_text = "deadline of the start, 0 for none (default: by the checkpoint's bytes)"
+        server.add_argument(f"--{name}-port", type=port, metavar="PORT", help=f"{name} port (default: {default})")
+    help_text = "seconds for open requests at a stop (default: 30)"
+    server.add_argument("--exit-timeout", type=exit_timeout, metavar="S", help=help_text)
+    help_text = "seconds until it must be ready, 0: no limit (default: by the checkpoint's size)"
     server.add_argument("--ready-within", type=count_or_seconds, metavar="S", help=help_text)
-    server.add_argument(
-        "--max-restarts", type=count_or_seconds, metavar="N", help="after failures when ready (default: 3)"
-    )
-    server.add_argument("--ready-file", type=path, metavar="FILE", help="exists while the server is ready")
-    server.add_argument("--interface", type=words, metavar="NAME", help="network interface between the ranks or nodes")
+    help_text = "restarts in a row when a server that was ready fails (default: 3)"
+    server.add_argument("--max-restarts", type=count_or_seconds, metavar="N", help=help_text)
+    server.add_argument("--ready-file", type=path, metavar="FILE", help="file that exists while the server is ready")
+    server.add_argument("--interface", type=words, metavar="NAME", help="network interface between nodes, such as eth0")
     server.add_argument(
         "--env",
         dest="environment",
@@ -255,48 +250,48 @@ def _add_server(verb: VerbParser) -> argparse._ArgumentGroup:
         default=[],
         type=_variable,
         metavar="NAME=VALUE",
-        help="a variable of the server; not for secrets, it is printed; may be repeated",
+        help="set a variable of the server; may be repeated; it is printed, so not for secrets",
     )
     return server
 
 
 def _add_address(server: argparse._ArgumentGroup) -> None:
     """Kubernetes has none: its pods are asked at addresses of their own."""
-    help_text = "where it listens, 127.0.0.1 for this machine alone (default: 0.0.0.0, for everybody)"
+    help_text = "address to listen on; 127.0.0.1: only for this machine (default: 0.0.0.0, for everybody)"
     server.add_argument("--address", type=_address, metavar="IP", help=help_text)
 
 
 def _add_container(verb: VerbParser) -> argparse._ArgumentGroup:
     group = verb.add_argument_group("container")
-    group.add_argument("--image", type=_image, help="instead of the repository's own")
-    group.add_argument("--name", type=words, help="name of the container, the job or the objects (default: by DIR)")
-    group.add_argument("--cache-dir", type=path, metavar="DIR", help="for compiled kernels (default: ~/.cache)")
+    group.add_argument("--image", type=_image, help="image to use instead of the repository's own")
+    group.add_argument("--name", type=words, help="name of the container, job or objects (default: by DIR)")
+    group.add_argument("--cache-dir", type=path, metavar="DIR", help="compiled kernels (default: ~/.cache; pods: none)")
     return group
 
 
 def _add_docker_run(container: argparse._ArgumentGroup) -> None:
     _add_gpus(container)
     _add_shm_size(container)
-    container.add_argument("--ipc-host", action="store_true", help="the machine's /dev/shm instead of one of its own")
+    container.add_argument("--ipc-host", action="store_true", help="use the machine's /dev/shm instead of its own")
 
 
 def _add_gpus(container: argparse._ArgumentGroup) -> None:
-    container.add_argument(
-        "--gpus", type=words, metavar="WHICH", help="all, none, a number; docker also takes 0,1 or a UUID"
-    )
+    help_text = "a number or none; docker also takes all, 0,1 or a UUID (default: all in docker, else the plan's)"
+    container.add_argument("--gpus", type=words, metavar="WHICH", help=help_text)
 
 
 def _add_shm_size(container: argparse._ArgumentGroup) -> None:
-    container.add_argument("--shm-size", type=size, metavar="SIZE", help="of /dev/shm (default: 1 GiB a rank, and 1)")
+    help_text = "size of /dev/shm (default: 1 GiB for each rank and 1 GiB more)"
+    container.add_argument("--shm-size", type=size, metavar="SIZE", help=help_text)
 
 
 def _add_hosts(verb: VerbParser) -> None:
     nodes = verb.add_argument_group("nodes")
     which = nodes.add_mutually_exclusive_group()
     which.add_argument("--hosts", metavar="A,B", help="the nodes, this one first")
-    which.add_argument("--host-file", type=path, metavar="FILE", help="the same, one a line, also as `host slots=8`")
-    nodes.add_argument("--ssh-port", type=port, metavar="PORT", help="of every node's sshd (default: ssh's own)")
-    nodes.add_argument("--ssh-args", metavar="TEXT", help="further arguments of ssh")
+    which.add_argument("--host-file", type=path, metavar="FILE", help="the same, one a line, or as mpirun's host file")
+    nodes.add_argument("--ssh-port", type=port, metavar="PORT", help="port of sshd on every node (default: ssh's own)")
+    nodes.add_argument("--ssh-args", metavar="TEXT", help="more arguments of ssh, as in --ssh-args='-i key'")
 
 
 def _image(text: str) -> str:

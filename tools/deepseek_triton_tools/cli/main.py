@@ -20,17 +20,17 @@ from deepseek_triton_tools.cli.parsing import Handler, HelpFormatter, VerbParser
 from deepseek_triton_tools.terminal import output_streams
 
 VERBS = {
-    "demo": "see it work: makes a tiny DeepSeek, serves it on a real tritonserver, calls it",
+    "demo": "see it work: make a tiny DeepSeek, serve it on a real tritonserver, call it",
     "variants": "list what can be served: models, precisions, GPUs, profiles, releases",
-    "plan": "show what would be built: every setting with its reason, the memory, the requests at once",
-    "build": "write a Triton model repository, every line with its reason, or the same plan for trtllm-serve",
-    "check": "check a model repository, this generator's or any other, and the checkpoint it names",
-    "doctor": "say what is wrong with this machine, or several, before a model is loaded; and what works here",
-    "warm": "bring a checkpoint into the page cache before the engine reads it; warm a server before its first user",
+    "plan": "show what would be built: every setting with its reason, the memory, how many requests fit at once",
+    "build": "write a Triton model repository, or files for trtllm-serve, with a reason for each line",
+    "check": "check a model repository, also one that build did not write, and the checkpoint it names",
+    "doctor": "find what is wrong with one machine or several before a model is loaded, and what works there",
+    "warm": "load a checkpoint into the page cache before the engine reads it; warm a server before its first user",
     "serve": "run tritonserver on a model repository, in the foreground",
-    "launch": "start a generated repository and keep it running: here, in docker, over several nodes, on a cluster",
-    "probe": "ask once how a server is: one line, and an exit code for Kubernetes, Slurm and scripts",
-    "generate": "send a prompt to a server and show the answer as it comes, or a file of prompts",
+    "launch": "start a repository that build wrote and keep it running: here, in docker, over nodes, on a cluster",
+    "probe": "ask a server once whether it works: one line and an exit code, for Kubernetes, Slurm and scripts",
+    "generate": "send a prompt, or a file of prompts, to a server and show the answer as it comes",
     "chat": "talk to a model at the terminal",
     "completion": "print a script that completes this command line in bash, zsh or tcsh",
 }
@@ -71,7 +71,7 @@ def program_parser(verbs: Collection[str]) -> argparse.ArgumentParser:
         prog="deepseek-triton",
         usage="%(prog)s [-h] [--version] VERB ...",
         description="Serve DeepSeek-V3, R1 and V3.2-Exp on NVIDIA Triton Inference Server.",
-        epilog="Try it without a GPU: deepseek-triton demo",
+        epilog="Options of a verb: deepseek-triton VERB --help. Try it without a GPU: deepseek-triton demo",
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"deepseek-triton {__version__}")

@@ -110,8 +110,11 @@ def about_option(given: str, parser: argparse.ArgumentParser, program: argparse.
     verbs = [leaf.prog.partition(" ")[2] for leaf in _leaves(program) if name in _options(leaf)]
     if verbs:
         return f"; {name} is an option of {', '.join(verbs)}"
+    if not name.startswith("-"):
+        return "; text with blanks needs quotes, a server's address --url" if "--url" in _options(parser) else ""
     nearest = difflib.get_close_matches(name, _options(parser), n=1, cutoff=_ALIKE)
-    return f"; did you mean {nearest[0]}?" if nearest else ""
+    meant = f"; did you mean {nearest[0]}?" if nearest else ""
+    return meant + ("; tritonserver's own arguments come after --" if getattr(parser, "rest", None) else "")
 
 
 _ALIKE = 0.7

@@ -11,38 +11,38 @@ from deepseek_triton_tools.cli.parsing import VerbParser, number, positive
 def add_plan_options(verb: VerbParser) -> None:
     verb.usage = "%(prog)s VARIANT --gpu GPU [options]"
     verb.names = known_names
-    verb.add_argument("variant", metavar="VARIANT", help="what to serve: a name, or a known Hugging Face name")
-    verb.add_argument("--gpu", metavar="GPU", help="the GPU it will run on")
-    verb.add_argument("--gpus", type=positive, metavar="N", help="GPUs of one instance (default: as published)")
-    verb.add_argument("--precision", metavar="NAME", help="of the weights (default: fp4 on Blackwell if there is one)")
-    verb.add_argument("--profile", metavar="NAME", help="what it is tuned for (default: balanced)")
+    verb.add_argument("variant", metavar="VARIANT", help="the model: a name listed below, or its Hugging Face name")
+    verb.add_argument("--gpu", metavar="GPU", help="the GPU it will run on, such as h200")
+    verb.add_argument("--gpus", type=positive, metavar="N", help="how many of them (default: as published)")
+    verb.add_argument("--precision", metavar="NAME", help="of the weights (default: fp4 on Blackwell if any, else fp8)")
+    verb.add_argument("--profile", metavar="NAME", help="what the server is tuned for (default: balanced)")
     target = verb.add_mutually_exclusive_group()
     target.add_argument("--trtllm", metavar="RELEASE", help="TensorRT-LLM release it is for (default: 1.2.1)")
-    target.add_argument("--image", metavar="TAG", help="Triton container it is for, such as 26.07, instead")
+    target.add_argument("--image", metavar="TAG", help="the same by the tag of the Triton container, such as 26.07")
     work = verb.add_argument_group("workload")
-    work.add_argument("--isl", type=positive, metavar="TOKENS", help="the longest input")
-    work.add_argument("--osl", type=positive, metavar="TOKENS", help="the longest output")
-    work.add_argument("--concurrency", type=positive, metavar="N", help="requests at once, over all GPUs")
+    work.add_argument("--isl", type=positive, metavar="TOKENS", help="the longest input (default: the profile's)")
+    work.add_argument("--osl", type=positive, metavar="TOKENS", help="the longest output (default: the profile's)")
+    work.add_argument("--concurrency", type=positive, metavar="N", help="requests at once (default: the profile's)")
     _add_overrides(verb.add_argument_group("instead of what the profile chooses"))
     engine = verb.add_argument_group("checkpoint and engine")
     engine.add_argument("--model", metavar="PATH", help="the checkpoint's folder (default: its Hugging Face name)")
-    engine.add_argument("--engine", metavar="NAME", help="tensorrt_llm, transformers or simulated")
-    engine.add_argument("--preset", metavar="NAME", help="for --engine simulated: the deployment whose pace it keeps")
+    engine.add_argument("--engine", metavar="NAME", help="tensorrt_llm, transformers, simulated (default: by VARIANT)")
+    engine.add_argument("--preset", metavar="NAME", help="for --engine simulated: its speed; a wrong name lists all")
 
 
 def _add_overrides(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--mtp", type=number, metavar="N", help="draft tokens a step, 0 for none")
-    group.add_argument("--relaxed-acceptance", action="store_true", help="accept likely drafts while R1 reasons")
-    group.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), help="auto is the checkpoint's own")
+    group.add_argument("--mtp", type=number, metavar="N", help="draft tokens per step, 0 for no multi-token prediction")
+    group.add_argument("--relaxed-acceptance", action="store_true", help="accept likely draft tokens while R1 reasons")
+    group.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), help="KV cache's type; auto: as in the checkpoint")
     group.add_argument("--pp", type=positive, default=1, metavar="N", help="pipeline stages (default: 1)")
     group.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="any LLM argument of the release, or triton_config.*; the value is YAML; may be repeated",
+        help="set any LLM argument of the release, or triton_config.*, to a YAML value; may be repeated",
     )
-    group.add_argument("--allow-unpublished", action="store_true", help="plan what fits though nobody published it")
+    group.add_argument("--allow-unpublished", action="store_true", help="plan what fits, even if nobody published it")
 
 
 def known_names() -> str:

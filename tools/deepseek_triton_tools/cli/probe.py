@@ -39,13 +39,14 @@ from one that can't be reached."""
 
 
 _EXIT_CODES = """\
-exit codes: 0 yes; 1 it answers, and the answer is no; 2 the command line; 3 nobody answers there; 4 no answer within
+exit codes: 0 yes; 1 it answers, and the answer is no; 2 wrong command line; 3 nobody answers there; 4 no answer within
 the deadline."""
 
 
 def add_options(verb: VerbParser) -> None:
+    verb.form_first = "expected live, ready or generate, got {0[0]!r}; as in deepseek-triton probe ready URL".format
     questions = verb.add_forms(
-        "QUESTION",
+        "FORM",
         "deepseek-triton probe ready http://localhost:8000",
         "until deepseek-triton probe ready http://node1:8000; do sleep 10; done",
         notes=_EXIT_CODES,
@@ -62,13 +63,13 @@ def add_options(verb: VerbParser) -> None:
         deadline_s = _DEADLINE_S[name]
         question.set_defaults(question=name, metrics_url=None)
         question.add_argument("url", metavar="URL", help=URL_HELP)
-        help_text = f"seconds for all of it (default: {deadline_s:g})"
+        help_text = f"seconds for the whole probe (default: {deadline_s:g})"
         question.add_argument("--deadline", type=duration, default=deadline_s, metavar="S", help=help_text)
         question.add_argument("-q", "--quiet", action="store_true", help="print nothing: the exit code is the answer")
         server = question.add_argument_group("server")
         add_server_options(server)
         if name == "generate":
-            server.add_argument("--metrics-url", metavar="URL", help="its metrics (default: its port 8002)")
+            server.add_argument("--metrics-url", metavar="URL", help="its metrics (default: port 8002 of URL's host)")
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,6 @@ def _busy(client: Client, refusal: Overloaded, end: float) -> Verdict:
 _QUESTIONS: Mapping[str, tuple[str, Callable[[Client, float], Verdict]]] = {
     "live": ("ask whether the server answers", _live),
     "ready": ("ask whether the model can be called", _ready),
-    "generate": ("ask for a token; a server that is full has to make tokens for others", _generate),
+    "generate": ("ask for one token; a full server passes if it makes tokens for others", _generate),
 }
 """Question -> (its summary, the function that asks it)."""

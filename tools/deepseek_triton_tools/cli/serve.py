@@ -34,13 +34,12 @@ def add_options(verb: VerbParser) -> None:
     verb.add_argument("repository", type=path, metavar="DIR", help="the model repository; ARGS are for tritonserver")
     add_tritonserver(verb)
     for name, default in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        help_text = f"number, or auto for a free one (default: {default})"
+        help_text = f"{name} port, or auto for a free one (default: {default})"
         verb.add_argument(f"--{name}-port", type=port_or_auto, default=default, metavar="PORT", help=help_text)
     verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s; all: 0.0.0.0)")
-    verb.add_argument(
-        "--exit-timeout", type=seconds, default=30, metavar="S", help="for open requests on a stop (default: 30)"
-    )
-    verb.add_argument("--log-file", type=path, metavar="FILE", help="keep the server's whole log here")
+    help_text = "seconds for open requests at a stop (default: 30)"
+    verb.add_argument("--exit-timeout", type=seconds, default=30, metavar="S", help=help_text)
+    verb.add_argument("--log-file", type=path, metavar="FILE", help="write the server's whole log to FILE")
     verb.add_argument("--verbose", action="store_true", help="show the server's whole log")
 
 

@@ -9,7 +9,7 @@ from deepseek_triton_tools.cli.parsing import VerbParser, add_json
 
 def add_options(verb: VerbParser) -> None:
     verb.runs(_variants, "deepseek-triton variants", "deepseek-triton variants --gpu h200")
-    verb.add_argument("--gpu", metavar="GPU", help="one GPU only")
+    verb.add_argument("--gpu", metavar="GPU", help="show one GPU only, such as h200")
     add_json(verb)
 
 

@@ -22,7 +22,7 @@ from deepseek_triton_tools.terminal.output_streams import to_reader
 
 _EXIT_CODES = """\
 exit codes: 0 all of it (with --share: this share) is in the page cache; 1 a file is missing, damaged or unreadable,
-or can't be held; 2 the command line; 3 only a part fits or stayed; 4 the storage stalled and was given up; 130 and
+or can't be held; 2 wrong command line; 3 only a part fits or stayed; 4 the storage stalled and was given up; 130 and
 143 by SIGINT and SIGTERM, which end a hold with 0. With --then: those of the command; 126 or 127: it can't be run."""
 
 
@@ -51,11 +51,11 @@ def _form_first(given: list[str]) -> str:
     found, others = old.parse_known_args(given)
     named = [f"{name} {value}" for name in ("server", "form") if (value := getattr(found, f"old_{name}"))]
     form = named[0] if named else found.form or "files"
-    return f"what to do comes first: deepseek-triton warm {form} {shlex.join(others)}"
+    return f"expected files, report, evict, server or form first: deepseek-triton warm {form} {shlex.join(others)}"
 
 
 def _add_files(forms: Verbs) -> None:
-    verb = add_verb(forms, "files", "bring a checkpoint's files into the page cache, and keep them there if asked")
+    verb = add_verb(forms, "files", "load a checkpoint's files into the page cache, and keep them there if asked")
     verb.set_defaults(action="files")
     verb.runs(
         _run_on_files,
@@ -66,9 +66,9 @@ def _add_files(forms: Verbs) -> None:
     verb.usage = "%(prog)s CHECKPOINT... [options] [--then COMMAND...]"
     _add_checkpoints(verb)
     node = _add_limits(verb)
-    node.add_argument("--rate-limit", type=size, metavar="SIZE", help="bytes a second (default: none)")
-    files = verb.add_argument_group("reading and keeping")
-    files.add_argument("--verify", action="store_true", help="compare checksums, where the checkpoint has them")
+    node.add_argument("--rate-limit", type=size, metavar="SIZE", help="most bytes to read a second (default: no limit)")
+    files = verb.add_argument_group("reading and keeping; S is in seconds")
+    files.add_argument("--verify", action="store_true", help="compare checksums, if the checkpoint has them")
     files.add_argument(
         "--hold",
         nargs="?",
@@ -79,18 +79,18 @@ def _add_files(forms: Verbs) -> None:
         "--hold locks if allowed, else watches",
     )
     files.add_argument("--stall", type=duration, metavar="S", help="name a file that gave no byte for S (default: 30)")
-    files.add_argument("--give-up", type=duration, metavar="S", help="end when no file gave one for S (default: never)")
-    files.add_argument("--ready-file", type=path, metavar="FILE", help="exists while they are warm; for probes")
+    files.add_argument("--give-up", type=duration, metavar="S", help="end if none gave a byte for S (default: never)")
+    files.add_argument("--ready-file", type=path, metavar="FILE", help="exists while they are warm; not with --share")
     files.add_argument(
         "--then",
         nargs=argparse.REMAINDER,
         metavar="COMMAND",
-        help="the last option: run this when they are warm, as far as they fit (exit codes 0 and 3)",
+        help="the last option, not with --share: run COMMAND when what fits is warm (exit codes 0 and 3)",
     )
 
 
 def _add_report(forms: Verbs) -> None:
-    verb = add_verb(forms, "report", "say what there is, what fits, and how it would be read")
+    verb = add_verb(forms, "report", "show what is in the page cache, what fits, and how the files would be read")
     verb.set_defaults(action="report")
     verb.runs(
         _run_on_files,
@@ -103,7 +103,7 @@ def _add_report(forms: Verbs) -> None:
 
 
 def _add_evict(forms: Verbs) -> None:
-    verb = add_verb(forms, "evict", "drop the files from the page cache, to measure a cold start")
+    verb = add_verb(forms, "evict", "drop a checkpoint's files from the page cache, to measure a cold start")
     verb.set_defaults(action="evict")
     verb.runs(_run_on_files, "deepseek-triton warm evict /models/DeepSeek-R1", "deepseek-triton warm evict r1 --json")
     verb.usage = "%(prog)s CHECKPOINT... [options]"
@@ -111,7 +111,7 @@ def _add_evict(forms: Verbs) -> None:
 
 
 def _add_server(forms: Verbs) -> None:
-    verb = add_verb(forms, "server", "wait for a server, and send it requests until their times are steady")
+    verb = add_verb(forms, "server", "wait for a server, and send it requests until their times no longer change")
     verb.runs(
         _warm_server,
         "deepseek-triton warm server http://localhost:8000 model_repository",
@@ -119,33 +119,33 @@ def _add_server(forms: Verbs) -> None:
     )
     verb.usage = "%(prog)s URL [DIR] [options]"
     verb.add_argument("url", type=words, metavar="URL", help=URL_HELP)
-    verb.add_argument("repository", nargs="?", type=path, metavar="DIR", help="its model repository, for the shapes")
+    verb.add_argument("repository", nargs="?", type=path, metavar="DIR", help="its repository: gives sizes of requests")
     add_json(verb, "docs/warm.md")
-    requests = verb.add_argument_group("requests")
-    requests.add_argument("--batch-sizes", type=_numbers, metavar="N,N", help="requests at once, instead of DIR's")
-    requests.add_argument("--input-lengths", type=_numbers, metavar="N,N", help="tokens of a prompt, instead of DIR's")
+    requests = verb.add_argument_group("requests, by default as in DIR, else 1,4,8 at once of 128,1024 tokens")
+    requests.add_argument("--batch-sizes", type=_numbers, metavar="N,N", help="numbers of requests at once")
+    requests.add_argument("--input-lengths", type=_numbers, metavar="N,N", help="tokens of a prompt")
     requests.add_argument("--max-tokens", type=positive, metavar="N", help="tokens of an answer (default: 16)")
-    requests.add_argument("--limit", type=duration, metavar="S", help="seconds for all of them (default: 600)")
+    requests.add_argument("--limit", type=duration, metavar="S", help="seconds for all requests (default: 600)")
     server = verb.add_argument_group("server")
-    server.add_argument("--wait", type=duration, metavar="S", help="seconds for it to be ready (default: 7200)")
-    server.add_argument("--log", type=path, metavar="FILE", help="its log, to say how its load goes on")
+    server.add_argument("--wait", type=duration, metavar="S", help="seconds to wait until it is ready (default: 7200)")
+    server.add_argument("--log", type=path, metavar="FILE", help="the server's log, to show how far it has loaded")
     server.add_argument(
-        "--metrics-url", metavar="URL", help="its metrics (default: port 8002, if it is on 8000 or 8001)"
+        "--metrics-url", metavar="URL", help="its metrics (default: port 8002, if URL has 8000 or 8001)"
     )
-    server.add_argument("--ready-file", type=path, metavar="FILE", help="exists when it is warm; for probes")
+    server.add_argument("--ready-file", type=path, metavar="FILE", help="file that exists when it is warm, for probes")
     add_server_options(server)
 
 
 def _add_form(forms: Verbs) -> None:
-    verb = add_verb(forms, "form", "print a form of deployment, with the numbers of what is served")
+    verb = add_verb(forms, "form", "print an init container, systemd unit or Slurm prolog that warms, with its numbers")
     verb.runs(
         _print_form,
         "deepseek-triton warm form systemd model_repository > warm.service",
         "deepseek-triton warm form init-container /models/DeepSeek-R1 --rate 2GB",
     )
-    verb.add_argument("form", choices=("init-container", "systemd", "slurm-prolog"), help="the form to print")
+    verb.add_argument("form", choices=("init-container", "systemd", "slurm-prolog"), help="the kind of file to print")
     verb.add_argument("source", type=words, metavar="SOURCE", help="a model repository or a checkpoint")
-    verb.add_argument("--rate", type=size, metavar="SIZE", help="bytes a second of the storage (default: assumed)")
+    verb.add_argument("--rate", type=size, metavar="SIZE", help="bytes the storage reads a second (default: 200MB)")
 
 
 def _add_checkpoints(verb: VerbParser) -> None:
@@ -154,7 +154,7 @@ def _add_checkpoints(verb: VerbParser) -> None:
         nargs="+",
         type=words,
         metavar="CHECKPOINT",
-        help="a folder, a Hugging Face name in the local cache, or a model repository, whose model.yaml is followed",
+        help="a folder, a Hugging Face name in the local cache, or a model repository, whose model.yaml names it",
     )
     add_json(verb, "docs/warm.md")
     verb.add_argument("-v", "--verbose", action="store_true", help="name every file, not only those with trouble")
@@ -170,10 +170,10 @@ def _add_limits(verb: VerbParser) -> argparse._ArgumentGroup:
         type=_share,
         default=(1, 1),
         metavar="K/N",
-        help="do share K of N, from 1, and end when it is done (default: 1/1); not with --then or --ready-file",
+        help="do only part K of N, K from 1 (default: 1/1)",
     )
-    node.add_argument("--jobs", type=positive, metavar="N", help="windows read at once (default: by file system)")
-    node.add_argument("--budget", type=size, metavar="SIZE", help="of weights in memory (default: 0.9 of what is free)")
+    node.add_argument("--jobs", type=positive, metavar="N", help="file parts read at once (default: by file system)")
+    node.add_argument("--budget", type=size, metavar="SIZE", help="most memory to fill (default: 0.9 of what is free)")
     return node
 
 

@@ -36,12 +36,12 @@ def main(argv: Sequence[str]) -> int:
 _AT_A_LIMIT = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 
 _ABOUT = """\
-Runs the server of this repository in the foreground, watches it, and leaves no process of it behind. Needs Python 3.10
-or newer and nothing else, and can be process 1 of a container.
+Run the server of this repository in the foreground, watch it, and leave no process of it behind. Needs only Python 3.10
+or newer, and can be process 1 of a container.
 """
 
 _RUN = """\
-Starts COMMAND and watches it until it is told to stop. SIGTERM, SIGINT or SIGHUP is an orderly stop: tritonserver
+Start COMMAND and watch it until told to stop. SIGTERM, SIGINT or SIGHUP is an orderly stop: tritonserver
 finishes its open requests. A second signal ends it at once. However this process ends, also by kill -9, everything that
 it started on this machine ends too.
 
@@ -59,15 +59,14 @@ examples:
 """
 
 _RANK = """\
-Goes between the MPI launcher, or the supervisor, and the command of a rank. When the launcher dies, everything of this
-rank ends. On stderr it reports where this rank runs, with which files, and how it ended. On SIGTERM rank 0's
-tritonserver finishes its open requests, and the other ranks wait for it. A second SIGTERM, or SIGUSR2, ends the rank at
-once.
+Guard one rank: run its COMMAND for the MPI launcher or the supervisor. When the launcher dies, everything of this rank
+ends. Report on stderr where the rank runs, with which files, and how it ended. On SIGTERM rank 0's tritonserver
+finishes its open requests, and the other ranks wait for it. A second SIGTERM, or SIGUSR2, ends the rank at once.
 """
 
 _STOP = """\
-Ends launches of this user on this machine, and waits until no process of them is left. Only processes that carry the
-launch's tag (the variable DEEPSEEK_TRITON_LAUNCH) get a signal. Works also when the supervisor was killed.
+Stop what you have started on this machine, and wait until no process of it is left. Only processes that carry the
+launch's tag (the variable DEEPSEEK_TRITON_LAUNCH) get a signal. This works also when the supervisor was killed.
 """
 
 
@@ -77,12 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     run = verbs.add_parser("run", help="start, watch, restart", description=_RUN, epilog=_EXAMPLES, formatter_class=raw)
     _add_run(run)
-    guard = verbs.add_parser("rank", help="the guard of one rank", description=_RANK, formatter_class=raw)
+    guard = verbs.add_parser("rank", help="guard one rank", description=_RANK, formatter_class=raw)
     guard.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")
     guard.set_defaults(verb=_rank)
-    _add_stop(verbs.add_parser("stop", help="end launches", description=_STOP, formatter_class=raw))
-    shown = verbs.add_parser("list", help="list launches", description="Launches of this user on this machine.")
-    shown.add_argument("--json", action="store_true", help="as a JSON list")
+    _add_stop(verbs.add_parser("stop", help="stop what was started", description=_STOP, formatter_class=raw))
+    shown = verbs.add_parser("list", help="list what was started", description="List what this user has started here.")
+    shown.add_argument("--json", action="store_true", help="print a JSON list instead")
     shown.set_defaults(verb=_show)
     return parser
 
@@ -90,13 +89,14 @@ def _parser() -> argparse.ArgumentParser:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--repository", type=Path, metavar="DIR", help="model repository whose models must all become ready")
-    add("--ranks", type=_positive, default=1, metavar="N", help="size of the MPI world (default 1)")
-    add("--ranks-per-node", type=_positive, metavar="K", help="ranks of a node, to name the host of a missing rank")
+    add("--ranks", type=_positive, default=1, metavar="N", help="number of MPI ranks in all (default: 1)")
+    add("--ranks-per-node", type=_positive, metavar="K", help="ranks on each node, to name the host of a missing rank")
     add("--hosts", type=_names, default=(), metavar="A,B", help="the nodes in the order of their ranks")
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        add(f"--{name}-port", type=_port, default=port, metavar="PORT", help=f"tritonserver's port (default {port})")
-    add("--http-address", default="0.0.0.0", metavar="A", help="tritonserver's (default 0.0.0.0, checked on 127.0.0.1)")
-    add("--max-restarts", type=_count, default=3, metavar="N", help="in a row (default 3); 10 minutes ready end a row")
+        add(f"--{name}-port", type=_port, default=port, metavar="PORT", help=f"{name} port (default: {port})")
+    add("--http-address", default="0.0.0.0", metavar="A", help="listen address (default: 0.0.0.0, asked at 127.0.0.1)")
+    text = "restarts in a row (default: 3); after 10 minutes of being ready the count begins anew"
+    add("--max-restarts", type=_count, default=3, metavar="N", help=text)
     add(
         "--restart",
         choices=POLICIES,
@@ -106,9 +106,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     add("--ready-file", type=Path, metavar="FILE", help="file that exists while the server is ready")
     for name, default, text in (
-        ("ready-within", 0.0, "seconds within which it must become ready (default 0: no deadline)"),
-        ("exit-timeout", 30.0, "seconds that open requests get at a stop (default 30)"),
-        ("health-every", 5.0, "seconds between health checks once ready (default 5)"),
+        ("ready-within", 0.0, "seconds until it must be ready (default: 0, no limit)"),
+        ("exit-timeout", 30.0, "seconds for open requests at a stop (default: 30)"),
+        ("health-every", 5.0, "seconds between health checks once ready (default: 5)"),
     ):
         dest = f"{name.replace('-', '_')}_s"
         add(f"--{name}", dest=dest, type=_seconds, default=default, metavar="S", help=text)
@@ -119,9 +119,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 def _add_stop(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("ids", nargs="*", metavar="ID", help="launch id, as `supervise.py list` shows it")
-    add("--repository", type=Path, action="append", default=[], metavar="DIR", help="what serves DIR; repeatable")
-    add("--all", action="store_true", help="every launch of this user on this machine")
-    add("--now", action="store_true", help="give open requests no time")
+    add("--repository", type=Path, action="append", default=[], metavar="DIR", help="stop what serves DIR; repeatable")
+    add("--all", action="store_true", help="stop everything that you have started on this machine")
+    add("--now", action="store_true", help="don't wait for open requests")
     parser.set_defaults(verb=_stop)
 
 
