@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.sources import GUIDE, PY_EXECUTOR_CREATOR
-from deepseek_triton_build.rules.rule import Deployment, Violation, error, note, rules_among, warning
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 LOW_CONCURRENCY = 128
 """Concurrent requests up to which tensor-parallel attention with CUDA graphs is faster than attention DP
 (TensorRT-LLM 0.19, examples/deepseek_v3/README.md)."""
 
 
-@error(
+@RULES.error(
     "A001",
     title="With chunked prefill, max_num_tokens is a multiple of the KV block size",
     why="A chunk has to end where a block ends. On Hopper a block has 64 tokens, because FlashMLA sets that size.",
@@ -26,7 +27,7 @@ def _chunk_size(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, f"use {whole}")
 
 
-@error(
+@RULES.error(
     "A002",
     title="Without chunked prefill, prompts fit max_num_tokens",
     why="A prompt is then processed in one iteration or not at all: a longer one is refused when it arrives.",
@@ -40,7 +41,7 @@ def _longest_input(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, fix)
 
 
-@note(
+@RULES.note(
     "A003",
     title="Without chunked prefill, max_num_tokens is at least max_seq_len",
     why="Otherwise max_seq_len promises longer prompts than are taken.",
@@ -54,7 +55,7 @@ def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, fix)
 
 
-@error(
+@RULES.error(
     "A004",
     title="Chunked prefill is on only where MLA has it",
     why="Elsewhere the engine turns it off with one line in its log, and long prompts are refused.",
@@ -80,7 +81,7 @@ def _chunks_with_attention_dp(d: Deployment) -> Iterator[Violation]:
         yield Violation("enable_chunked_prefill", message, fix)
 
 
-@error(
+@RULES.error(
     "A005",
     title="On Hopper, attention DP and chunked prefill are not on together in releases that hang",
     why="After the first long prompt no request is answered any more, and there is no error; only a restart helps.",
@@ -92,7 +93,7 @@ def _hang_on_hopper(d: Deployment) -> Iterator[Violation]:
         yield from _chunks_with_attention_dp(d)
 
 
-@warning(
+@RULES.warning(
     "A006",
     title="Attention DP and chunked prefill are not on together in old releases",
     why="The hang was seen on Hopper; whether it occurs on other GPUs in these releases is not established.",
@@ -104,7 +105,7 @@ def _hang_elsewhere(d: Deployment) -> Iterator[Violation]:
         yield from _chunks_with_attention_dp(d)
 
 
-@note(
+@RULES.note(
     "A007",
     title="At low concurrency, attention is tensor-parallel and CUDA graphs are on",
     why=f"Up to {LOW_CONCURRENCY} concurrent requests that is faster.",
@@ -126,6 +127,3 @@ def _low_concurrency(d: Deployment) -> Iterator[Violation]:
     if not d.has_cuda_graphs:
         message = f"{requests}: without CUDA graphs each decode step waits until its kernels are launched"
         yield Violation("cuda_graph_config", message, "remove cuda_graph_config: null")
-
-
-RULES = rules_among(globals())

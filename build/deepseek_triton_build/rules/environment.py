@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE
-from deepseek_triton_build.rules.rule import Deployment, Violation, error, note, rules_among, warning
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _LONG_INPUT = 8192
 
 
-@note(
+@RULES.note(
     "E001",
     title="With long prompts on H200, the allocator is kept from fragmenting memory",
     why="Running out of memory at 8K/1K on H200 is a known issue of PyTorch's caching allocator.",
@@ -26,7 +27,7 @@ def _allocator(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, message, f"start the server with {name}=max_split_size_mb:8192")
 
 
-@warning(
+@RULES.warning(
     "E002",
     title="All layers of the model are loaded",
     why="The variable is for tests: it leaves layers out, and turns prefetching of weights off.",
@@ -39,7 +40,7 @@ def _layers(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, message, "remove the variable")
 
 
-@note(
+@RULES.note(
     "E003",
     title="DeepGEMM is on for FP8 on Hopper",
     why="It is on by default and faster.",
@@ -51,7 +52,7 @@ def _deepgemm(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, message, "remove the variable")
 
 
-@error(
+@RULES.error(
     "E004",
     title="The PyTorch backend is selected",
     why="Before 1.0 the default is the TensorRT engine, which is not what these settings are for.",
@@ -62,6 +63,3 @@ def _engine(d: Deployment) -> Iterator[Violation]:
     if d.release is not None and d.release.default_backend != "pytorch" and d.get("backend") != "pytorch":
         message = f"TensorRT-LLM {d.release.version} builds a TensorRT engine unless backend is set"
         yield Violation("backend", message, "set backend: pytorch")
-
-
-RULES = rules_among(globals())

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.sources import GUIDE
-from deepseek_triton_build.rules.rule import Deployment, Violation, error, rules_among
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
+
+RULES = RuleTable()
 
 
-@error(
+@RULES.error(
     "H001",
     title="The GPU is Hopper or Blackwell",
     why="There are no FP8 kernels for Ampere (SM80, SM86): the model does not load.",
@@ -21,7 +23,7 @@ def _ampere(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, message, "use Hopper or Blackwell, for example h200")
 
 
-@error(
+@RULES.error(
     "H002",
     title="NVFP4 weights run on Blackwell",
     why="Hopper has no FP4 tensor cores; the hardware table says N/A.",
@@ -34,7 +36,7 @@ def _nvfp4(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, message, "use the fp8 weights, or b200, gb200 or gb200-nvl72")
 
 
-@error(
+@RULES.error(
     "H003",
     title="W4AFP8 weights run on Hopper",
     why="The kernels for INT4 weights with FP8 activations exist for SM90 only.",
@@ -47,7 +49,7 @@ def _w4a8(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, message, "use the fp4 weights, or a Hopper GPU")
 
 
-@error(
+@RULES.error(
     "H004",
     title="W4AFP8 weights belong to V3 or R1",
     why="The hardware table has a W4A8 column for V3 and R1 only.",
@@ -59,7 +61,7 @@ def _w4a8_sparse(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, "W4AFP8 is for V3 and R1, not for V3.2", "use the fp8 weights")
 
 
-@error(
+@RULES.error(
     "H005",
     title="For FP8 weights on Blackwell, the release has the kernels",
     why="The executor stops at start: the FP8 block-scale GEMM of older releases runs on Hopper only.",
@@ -74,7 +76,7 @@ def _fp8_blackwell(d: Deployment) -> Iterator[Violation]:
         yield Violation(None, message, "use TensorRT-LLM 1.0.0 or newer, or the fp4 weights")
 
 
-@error(
+@RULES.error(
     "H006",
     title="The release supports the model",
     why="The engine refuses an unknown architecture at load, after the container was pulled.",
@@ -93,6 +95,3 @@ def _release(d: Deployment) -> Iterator[Violation]:
     elif d.is_sparse and d.supports("deepseek_v32") is False:
         message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 needs"
         yield Violation(None, message, "use TensorRT-LLM 1.2.0 or newer")
-
-
-RULES = rules_among(globals())

@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
-from deepseek_triton_build.rules.rule import (
-    FLASH_MLA_TOKENS_PER_BLOCK,
-    Deployment,
-    Violation,
-    error,
-    note,
-    rules_among,
-    warning,
-)
+from deepseek_triton_build.rules.rule import FLASH_MLA_TOKENS_PER_BLOCK, Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 _DTYPE = "kv_cache_config.dtype"
 _FRACTION = "kv_cache_config.free_gpu_memory_fraction"
 _REUSE_SMS = (90, 100, 103, 120)
@@ -24,7 +17,7 @@ _HIGHEST_WITH_DRAFTS = 0.5
 _LARGE_BATCH = 128
 
 
-@error(
+@RULES.error(
     "K001",
     title="For an FP8 KV cache, the GPU has the kernels",
     why="MLA's FP8 kernels are FlashMLA on Hopper and trtllm-gen on Blackwell; other GPUs have none.",
@@ -39,7 +32,7 @@ def _fp8(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DTYPE, message, f"set {_DTYPE}: auto, with weights that leave it in 16 bits")
 
 
-@error(
+@RULES.error(
     "K002",
     title="With W4AFP8 weights, the KV cache has 16 bits",
     why="An FP8 cache ends with an illegal memory access in the context attention; no fix is known.",
@@ -53,7 +46,7 @@ def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DTYPE, message, f"set {_DTYPE}: auto")
 
 
-@warning(
+@RULES.warning(
     "K003",
     title="The KV cache's dtype is auto or fp8",
     why="The engine ignores any other value with one line in its log, and uses the checkpoint's own dtype.",
@@ -67,7 +60,7 @@ def _dtype(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DTYPE, message, "use auto (the checkpoint's own) or fp8")
 
 
-@error(
+@RULES.error(
     "K004",
     title="Block reuse is on only where MLA has it",
     why="Elsewhere the engine turns it off with one line in its log.",
@@ -80,7 +73,7 @@ def _reuse(d: Deployment) -> Iterator[Violation]:
         yield Violation("kv_cache_config.enable_block_reuse", message, fix)
 
 
-@error(
+@RULES.error(
     "K005",
     title="The KV cache's share of free memory is above 0 and at most 1",
     why="It is a share of the memory that weights, CUDA graphs and one iteration leave free.",
@@ -93,7 +86,7 @@ def _fraction(d: Deployment) -> Iterator[Violation]:
         yield Violation(_FRACTION, message, "use 0.8 to 0.9, or less if memory runs out")
 
 
-@warning(
+@RULES.warning(
     "K006",
     title=f"The KV cache's share of free memory is at most {_HIGHEST_FRACTION}",
     why="Memory use fluctuates; the guides name 0.7 to 0.95 and advise a smaller share when memory runs out.",
@@ -106,7 +99,7 @@ def _high_fraction(d: Deployment) -> Iterator[Violation]:
         yield Violation(_FRACTION, message, "use 0.9 or less")
 
 
-@warning(
+@RULES.warning(
     "K007",
     title="With DEEPGEMM, the KV cache leaves room for its workspace",
     why="The FP8 examples for Blackwell use 0.8; with MTP and large batches memory ran out even at 0.6.",
@@ -124,7 +117,7 @@ def _deepgemm_fraction(d: Deployment) -> Iterator[Violation]:
         yield Violation(_FRACTION, message, f"use {_HIGHEST_DEEPGEMM_FRACTION} or less")
 
 
-@note(
+@RULES.note(
     "K008",
     title="On Hopper, the block size is left to FlashMLA",
     why="FlashMLA replaces the configured size, with one line in the log.",
@@ -138,7 +131,7 @@ def _block_size(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, "leave it out")
 
 
-@note(
+@RULES.note(
     "K009",
     title="The KV cache has one limit",
     why="Of two limits the smaller one counts, and it is easy to look at the other one.",
@@ -149,6 +142,3 @@ def _two_limits(d: Deployment) -> Iterator[Violation]:
     if d.settings.get(key) is not None and d.settings.get(_FRACTION) is not None:
         message = f"{key} and free_gpu_memory_fraction are both set: the smaller cache results"
         yield Violation(key, message, "leave one of them out")
-
-
-RULES = rules_among(globals())

@@ -9,14 +9,15 @@ from deepseek_triton_build.arithmetic.gpu_memory import GIB, weights
 from deepseek_triton_build.data.catalog import Architecture, KnownCheckpoint, find_moe_backends, moe_backend_rows
 from deepseek_triton_build.data.sources import DEPLOYMENT, LLM_ARGS
 from deepseek_triton_build.data.type_strings import choices
-from deepseek_triton_build.rules.rule import Deployment, Violation, error, note, rules_among
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 _MATRIX = f"{DEPLOYMENT}, MoE Backend Support Matrix"
 _BACKEND = "moe_config.backend"
 _BALANCER = "moe_config.load_balancer"
 
 
-@error(
+@RULES.error(
     "M001",
     title="The MoE back end is one of the release's",
     why="moe_config.backend takes a fixed set of names; the engine does not load with any other.",
@@ -31,7 +32,7 @@ def _known_backend(d: Deployment) -> Iterator[Violation]:
         yield Violation(_BACKEND, message, f"use one of {', '.join(known)}")
 
 
-@error(
+@RULES.error(
     "M002",
     title="The MoE back end supports these weights on this GPU",
     why=(
@@ -42,7 +43,7 @@ def _known_backend(d: Deployment) -> Iterator[Violation]:
 )
 def _supported_backend(d: Deployment) -> Iterator[Violation]:
     backend, ep = d.get(_BACKEND), d.layout.expert_parallel_size
-    if d.gpu is None or d.precision is None or any(_known_backend.find_violations(d)):
+    if d.gpu is None or d.precision is None or any(_known_backend(d)):
         return
     row = find_moe_backends(d.gpu, d.precision, ep)
     if row is None or backend in row.backends:
@@ -54,7 +55,7 @@ def _supported_backend(d: Deployment) -> Iterator[Violation]:
     yield Violation(_BACKEND, message, f"set {_BACKEND}: {' or '.join(row.backends)}")
 
 
-@error(
+@RULES.error(
     "M003",
     title="A MoE back end is published for this expert parallelism",
     why="For more than 8 ranks on Blackwell, the matrix lists one NVL72 domain only.",
@@ -70,7 +71,7 @@ def _wide_row(d: Deployment) -> Iterator[Violation]:
         yield Violation("moe_expert_parallel_size", message, fix)
 
 
-@error(
+@RULES.error(
     "M004",
     title="FP8 on more than 8 expert ranks runs without load balancer, from release 1.2",
     why="The guide of 1.0 says N/A, the guide of 1.2 says WIDEEP without EPLB; nothing was found for 1.1.",
@@ -89,7 +90,7 @@ def _wide_fp8(d: Deployment) -> Iterator[Violation]:
         yield Violation(_BALANCER, message, "remove moe_config.load_balancer, or use fp4 weights")
 
 
-@error(
+@RULES.error(
     "M007",
     title="WIDEEP runs with attention DP",
     why="An assertion stops the load.",
@@ -101,7 +102,7 @@ def _wide_ep(d: Deployment) -> Iterator[Violation]:
         yield Violation("enable_attention_dp", message, "set enable_attention_dp: true")
 
 
-@error(
+@RULES.error(
     "M005",
     title="The load balancer's slots hold all experts and divide among the ranks",
     why="The configuration is refused: num_slots must be divisible by the expert-parallel size.",
@@ -121,7 +122,7 @@ def _slots(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, f"use {experts} or more; {experts} + {ep} gives each rank one spare slot")
 
 
-@error(
+@RULES.error(
     "M006",
     title="The MoE back end works with the load balancer",
     why="Other back ends route tokens to experts, not to the balancer's slots.",
@@ -135,7 +136,7 @@ def _balanced_backend(d: Deployment) -> Iterator[Violation]:
         yield Violation(_BALANCER, message, f"set {_BACKEND}: {' or '.join(able)}, or remove the balancer")
 
 
-@note(
+@RULES.note(
     "M008",
     title="The online load balancer has enough shared memory",
     why="Experts move between ranks through a copy of all experts in /dev/shm; a container's default is 64 MiB.",
@@ -150,7 +151,7 @@ def _host_copy(d: Deployment) -> Iterator[Violation]:
         yield Violation(f"{_BALANCER}.layer_updates_per_iter", message, fix)
 
 
-@error(
+@RULES.error(
     "M009",
     title="Low-precision combine is for NVFP4",
     why="The key's own description limits it to NVFP4 quantization.",
@@ -164,7 +165,7 @@ def _low_precision_combine(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, "leave it out")
 
 
-@error(
+@RULES.error(
     "M010",
     title="moe_config.max_num_tokens is at least 1",
     why="The tokens of an iteration are split into passes of that many tokens.",
@@ -178,7 +179,7 @@ def _moe_num_tokens(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, "remove it, or use the tokens of one pass, for example 8192")
 
 
-@note(
+@RULES.note(
     "M011",
     title="DEEPGEMM with attention DP has moe_config.max_num_tokens set",
     why="Its workspace grows with the tokens of one pass: 3.47 GiB were missing at a KV fraction of 0.6.",
@@ -200,6 +201,3 @@ def _has_balancer(d: Deployment) -> bool:
 @cache
 def _expert_bytes(architecture: Architecture, checkpoint: KnownCheckpoint) -> float:
     return weights(architecture, checkpoint).routed_experts
-
-
-RULES = rules_among(globals())

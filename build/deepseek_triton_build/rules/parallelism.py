@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.sources import GUIDE
-from deepseek_triton_build.rules.rule import Deployment, Violation, error, rules_among, warning
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 _RULES_OF_AICONFIGURATOR = "ai-dynamo/aiconfigurator, trtllm.rule"
 
 
-@error(
+@RULES.error(
     "P001",
     title="Tensor parallelism divides the attention heads",
     why="Each rank takes an equal share of the 128 heads, unless attention DP gives every rank all of them.",
@@ -24,7 +25,7 @@ def _heads(d: Deployment) -> Iterator[Violation]:
         yield Violation("tensor_parallel_size", message, fix)
 
 
-@error(
+@RULES.error(
     "P002",
     title="Expert parallelism divides the experts",
     why="Without a load balancer the engine asserts that each rank holds an equal number of the 256 experts.",
@@ -39,7 +40,7 @@ def _experts(d: Deployment) -> Iterator[Violation]:
         yield Violation("moe_expert_parallel_size", message, "use a power of two")
 
 
-@error(
+@RULES.error(
     "P003",
     title="Expert parallelism divides tensor parallelism",
     why="The experts are on the tensor-parallel ranks: a group of ranks holds whole experts, each rank a part.",
@@ -53,7 +54,7 @@ def _expert_ranks(d: Deployment) -> Iterator[Violation]:
         yield Violation("moe_expert_parallel_size", message, fix)
 
 
-@error(
+@RULES.error(
     "P004",
     title="The experts' tensor and expert parallelism multiply to the tensor-parallel ranks",
     why="The engine refuses another mapping of ranks at start.",
@@ -70,7 +71,7 @@ def _expert_grid(d: Deployment) -> Iterator[Violation]:
         yield Violation(keys[0], message, "remove moe_tensor_parallel_size: it follows from the other")
 
 
-@warning(
+@RULES.warning(
     "P005",
     title="W4AFP8's groups of 128 are not cut",
     why="128 INT4 values share a scale. The rule is arithmetic; the kernels' own limit is not established.",
@@ -87,7 +88,7 @@ def _int4_groups(d: Deployment) -> Iterator[Violation]:
         yield Violation("moe_expert_parallel_size", message, fix)
 
 
-@warning(
+@RULES.warning(
     "P006",
     title="MTP runs without pipeline parallelism",
     why="The matrix of feature combinations says No for one-model speculation with pipeline parallelism.",
@@ -100,7 +101,7 @@ def _mtp_pipeline(d: Deployment) -> Iterator[Violation]:
         yield Violation("pipeline_parallel_size", message, fix)
 
 
-@error(
+@RULES.error(
     "P007",
     title="An instance that spans nodes takes whole nodes",
     why="Ranks are distributed node by node, so an incomplete node can't hold its share.",
@@ -111,6 +112,3 @@ def _instances(d: Deployment) -> Iterator[Violation]:
     if per_node and per_node > 0 and layout.num_gpus > per_node and layout.num_gpus % per_node:
         message = f"{layout.num_gpus} GPUs (tensor x pipeline parallelism) are not whole nodes of {per_node}"
         yield Violation("gpus_per_node", message, "make tensor x pipeline a multiple of gpus_per_node")
-
-
-RULES = rules_among(globals())

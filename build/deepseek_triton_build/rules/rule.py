@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any, Literal
 
 from deepseek_triton_build.arithmetic.gpu_memory import Layout
@@ -126,7 +126,7 @@ class Rule:
     title: str
     """The rule as a sentence that is true when nothing is wrong."""
     why: str
-    """What happens when the rule is broken."""
+    """The consequence when the rule is broken."""
     source: str
     find_violations: _FindViolations
     target_only: bool = False
@@ -135,17 +135,27 @@ class Rule:
     """The releases that the rule holds for, in words."""
 
 
-def _rule(severity: Severity, code: str, **fields: Any) -> Callable[[_FindViolations], Rule]:
-    return lambda find_violations: Rule(severity=severity, code=code, find_violations=find_violations, **fields)
+class RuleTable(list[Rule]):
+    """The rules of a module. `error`, `warning` and `note` decorate the functions that find a rule's violations.
 
+    They take the code, then the other fields of Rule.
+    """
 
-error, warning, note = partial(_rule, "error"), partial(_rule, "warning"), partial(_rule, "note")
-"""Decorators that make a rule of the function that finds its violations. They take the code and fields of Rule."""
+    def error(self, code: str, **fields: Any) -> Callable[[_FindViolations], _FindViolations]:
+        return self._adder(severity="error", code=code, **fields)
 
+    def warning(self, code: str, **fields: Any) -> Callable[[_FindViolations], _FindViolations]:
+        return self._adder(severity="warning", code=code, **fields)
 
-def rules_among(names: Mapping[str, object]) -> tuple[Rule, ...]:
-    """Return the rules among a module's `names`, sorted by code."""
-    return tuple(sorted((rule for rule in names.values() if isinstance(rule, Rule)), key=lambda rule: rule.code))
+    def note(self, code: str, **fields: Any) -> Callable[[_FindViolations], _FindViolations]:
+        return self._adder(severity="note", code=code, **fields)
+
+    def _adder(self, **fields: Any) -> Callable[[_FindViolations], _FindViolations]:
+        def add(find_violations: _FindViolations) -> _FindViolations:
+            self.append(Rule(find_violations=find_violations, **fields))
+            return find_violations  # unchanged, so that a plan, which holds rules, can be pickled
+
+        return add
 
 
 @cache

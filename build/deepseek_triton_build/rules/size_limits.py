@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
 from deepseek_triton_build.arithmetic.warmup_shapes import DEFAULT_GRAPH_MAX_BATCH_SIZE
 from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE, LLM_ARGS
-from deepseek_triton_build.rules.rule import Deployment, Violation, error, note, rules_among, warning
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 OOM_NUM_TOKENS = 3072
 """The max_num_tokens that the DeepSeek-V3 guide advises when memory runs out."""
 _SIZES = "cuda_graph_config.batch_sizes"
 _LARGEST = "cuda_graph_config.max_batch_size"
 
 
-@note(
+@RULES.note(
     "L001",
     title="CUDA graphs cover batches up to max_batch_size",
     why="Batches up to the largest captured size replay a graph; larger ones launch each kernel by itself.",
@@ -31,7 +32,7 @@ def _graphs(d: Deployment) -> Iterator[Violation]:
         yield Violation(_LARGEST, message, f"raise {_LARGEST} to {batch}; a graph takes up to 200 MB")
 
 
-@error(
+@RULES.error(
     "L002",
     title="CUDA graphs have one list of sizes",
     why="The engine does not load with both keys, unless the list is the one that max_batch_size stands for.",
@@ -54,7 +55,7 @@ def _unpadded_sizes(largest: int) -> tuple[int, ...]:
     return tuple(sorted({size for size in (*range(1, 32), *powers) if size <= largest} | {largest}))
 
 
-@error(
+@RULES.error(
     "L003",
     title="max_seq_len is within the model's context",
     why="The model was not made for texts longer than max_position_embeddings.",
@@ -68,7 +69,7 @@ def _context(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_seq_len", message, f"use {most} or less")
 
 
-@warning(
+@RULES.warning(
     "L004",
     title="max_num_tokens covers a full batch's decode step",
     why="Each running request takes one token of an iteration, and one for each draft token; the rest waits.",
@@ -82,7 +83,7 @@ def _full_batch(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, f"raise it to {batch * each} or lower max_batch_size")
 
 
-@error(
+@RULES.error(
     "L005",
     title="stream_interval is at least 1",
     why="It is the number of tokens from one chunk of a stream to the next.",
@@ -95,7 +96,7 @@ def _stream_interval(d: Deployment) -> Iterator[Violation]:
         yield Violation("stream_interval", message, "use 1 (every token), or for example 10")
 
 
-@error(
+@RULES.error(
     "L006",
     title="Prompts fit max_seq_len with room for an answer",
     why="max_seq_len counts prompt and answer together.",
@@ -108,7 +109,7 @@ def _input_fits(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_seq_len", message, f"raise it above {d.isl}")
 
 
-@note(
+@RULES.note(
     "L007",
     title="A chunk of a prompt is smaller than the whole context",
     why="Such a server was seen to stop answering under load, and activations take memory for the whole chunk.",
@@ -121,7 +122,7 @@ def _whole_context_in_one(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, "use a smaller one, for example 8192")
 
 
-@note(
+@RULES.note(
     "L008",
     title="On Blackwell, throughput settings leave memory for an iteration",
     why="Under attention DP the experts see every rank's tokens; the guide advises 3072 when memory runs out.",
@@ -136,7 +137,7 @@ def _throughput_memory(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, f"if memory runs out, use {OOM_NUM_TOKENS}")
 
 
-@warning(
+@RULES.warning(
     "L009",
     title="In old releases, FP8 on H200 leaves memory for an iteration",
     why="R1 on 8 x H200 ran out of memory with 5,127 tokens an iteration and 0.7 of free memory for the KV cache.",
@@ -154,7 +155,7 @@ def _h200_memory(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, "lower one of them, or use TensorRT-LLM 1.0 or newer")
 
 
-@warning(
+@RULES.warning(
     "L010",
     title="The KV cache holds the planned concurrent requests",
     why="The scheduler starts a request when prompt and answer fit the cache, so the other requests wait.",
@@ -171,6 +172,3 @@ def _held_requests(d: Deployment) -> Iterator[Violation]:
         levers.append("no MTP")
     message = f"the KV cache holds {d.held_requests:,} of {d.concurrency:,} concurrent requests; the others wait"
     yield Violation("max_batch_size", message, f"to hold more, use {', '.join(levers)}")
-
-
-RULES = rules_among(globals())

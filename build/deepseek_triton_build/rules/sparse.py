@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.sources import GUIDE
-from deepseek_triton_build.rules.rule import Deployment, Violation, error, rules_among, warning
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 _REUSE = "kv_cache_config.enable_block_reuse"
 _CHUNKED = "enable_chunked_prefill"
 _TOKENS_PER_BLOCK = 64
@@ -14,7 +15,7 @@ SAFE_NUM_TOKENS = 8192
 """The largest max_num_tokens that V3.2 has not been seen to crash with (NVIDIA/TensorRT-LLM#9932)."""
 
 
-@error(
+@RULES.error(
     "V001",
     title="V3.2 has an FP8 KV cache on Blackwell only",
     why="The guide limits it to Blackwell; on Hopper, FlashMLA's sparse MLA kernel has a 16-bit cache.",
@@ -26,7 +27,7 @@ def _fp8_kv(d: Deployment) -> Iterator[Violation]:
         yield Violation("kv_cache_config.dtype", message, "set kv_cache_config.dtype: auto")
 
 
-@error(
+@RULES.error(
     "V002",
     title="V3.2 has KV blocks of 64 tokens",
     why="The indexer's paged kernel (deep_gemm.fp8_paged_mqa_logits) needs that block size.",
@@ -39,7 +40,7 @@ def _block_size(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, f"set {key}: {_TOKENS_PER_BLOCK}")
 
 
-@error(
+@RULES.error(
     "V003",
     title="V3.2 reuses no KV blocks in releases that can't",
     why="An assertion stops the load. Reuse is on by default, so it has to be turned off.",
@@ -52,7 +53,7 @@ def _no_reuse(d: Deployment) -> Iterator[Violation]:
         yield Violation(_REUSE, message, f"set {_REUSE}: false")
 
 
-@error(
+@RULES.error(
     "V004",
     title="V3.2 has no chunked prefill in releases without it",
     why="The engine got it shortly before 1.2.",
@@ -65,7 +66,7 @@ def _no_chunks(d: Deployment) -> Iterator[Violation]:
         yield Violation(_CHUNKED, message, f"set {_CHUNKED}: false")
 
 
-@warning(
+@RULES.warning(
     "V005",
     title="V3.2 reuses KV blocks only after a comparison of answers",
     why="It came shortly before 1.2 and is on by default, but the guide's configuration turns it off.",
@@ -78,7 +79,7 @@ def _young_reuse(d: Deployment) -> Iterator[Violation]:
         yield Violation(_REUSE, message, f"compare answers with {_REUSE}: false before relying on it")
 
 
-@warning(
+@RULES.warning(
     "V006",
     title="V3.2 has chunked prefill only after a comparison of answers",
     why="It came shortly before 1.2, and the guide's configuration turns it off.",
@@ -91,7 +92,7 @@ def _young_chunks(d: Deployment) -> Iterator[Violation]:
         yield Violation(_CHUNKED, message, f"compare answers with {_CHUNKED}: false before relying on it")
 
 
-@warning(
+@RULES.warning(
     "V007",
     title="V3.2 runs at most 8,192 tokens in an iteration",
     why="A crash above that number was reported, and the issue was closed without a known fix.",
@@ -107,7 +108,7 @@ def _num_tokens(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, fix)
 
 
-@error(
+@RULES.error(
     "V008",
     title="V3.2 has several MTP layers only where the release can do it",
     why="The release notes of 1.2 name it as new.",
@@ -119,6 +120,3 @@ def _mtp_layers(d: Deployment) -> Iterator[Violation]:
         key = "speculative_config.num_nextn_predict_layers"
         message = f"V3.2 drafts at most one token in TensorRT-LLM {d.release.version}, not {d.num_draft_tokens}"
         yield Violation(key, message, f"set {key}: 1, or use TensorRT-LLM 1.2.0 or newer")
-
-
-RULES = rules_among(globals())

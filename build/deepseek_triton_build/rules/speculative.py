@@ -11,8 +11,9 @@ from deepseek_triton_build.data.releases import Release, load_release
 from deepseek_triton_build.data.releases.sampler_support import sampler_of
 from deepseek_triton_build.data.releases.spelling import spell
 from deepseek_triton_build.data.sources import GUIDE, LLM_ARGS
-from deepseek_triton_build.rules.rule import Deployment, Violation, error, rules_among, warning
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 _MATRIX = "TensorRT-LLM docs, features/feature-combination-matrix"
 _LAYERS = "speculative_config.num_nextn_predict_layers"
 _DRAFT_LEN = "speculative_config.max_draft_len"
@@ -30,7 +31,7 @@ def _is_mtp(d: Deployment) -> bool:
     return bool(d.get("speculative_config.decoding_type") == "MTP")
 
 
-@error(
+@RULES.error(
     "D001",
     title="Relaxed acceptance is for R1",
     why="It works in R1's reasoning, from <think> to </think>; for other models answers would change.",
@@ -42,7 +43,7 @@ def _relaxed_model(d: Deployment) -> Iterator[Violation]:
         yield Violation(_RELAXED, message, "remove it")
 
 
-@warning(
+@RULES.warning(
     "D002",
     title="Relaxed acceptance is on where its settings are given",
     why="Without use_relaxed_acceptance_for_thinking, acceptance stays strict.",
@@ -54,7 +55,7 @@ def _relaxed_knobs(d: Deployment) -> Iterator[Violation]:
             yield Violation(key, f"{key} has no effect without relaxed acceptance", f"set {_RELAXED}: true")
 
 
-@error(
+@RULES.error(
     "D003",
     title="MTP's draft length is given by num_nextn_predict_layers",
     why="num_nextn_predict_layers, which is 1 by default, overwrites max_draft_len.",
@@ -68,7 +69,7 @@ def _draft_len_alone(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DRAFT_LEN, message, f"set {_LAYERS}: {wanted} instead")
 
 
-@warning(
+@RULES.warning(
     "D004",
     title="MTP has one draft length",
     why="Of the two keys only num_nextn_predict_layers counts.",
@@ -82,7 +83,7 @@ def _draft_len_besides(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DRAFT_LEN, message, "remove max_draft_len")
 
 
-@warning(
+@RULES.warning(
     "D005",
     title="In old releases, MTP is not used with very long iterations",
     why="R1-0528 on B200 with 65,536 tokens and three MTP layers crashed while serving; no fix is known.",
@@ -96,7 +97,7 @@ def _long_iterations(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, "use a smaller max_num_tokens, or TensorRT-LLM 1.0 or newer")
 
 
-@warning(
+@RULES.warning(
     "D006",
     title="In old releases, MTP is not used with NVFP4 weights",
     why="R1-FP4 on B200 crashed in the experts' kernel while CUDA graphs were being captured; no fix is known.",
@@ -109,7 +110,7 @@ def _nvfp4_graphs(d: Deployment) -> Iterator[Violation]:
         yield Violation("speculative_config", message, "use TensorRT-LLM 1.0 or newer, or turn MTP off")
 
 
-@error(
+@RULES.error(
     "D007",
     title="Guided decoding and MTP are not on together in releases that can't combine them",
     why="The executor stops at start for a kind of speculation without a guided decoder.",
@@ -125,7 +126,7 @@ def _guided_decoding(d: Deployment) -> Iterator[Violation]:
         yield Violation("guided_decoding_backend", message, "turn one of the two off, or use 1.2 or newer")
 
 
-@error(
+@RULES.error(
     "D008",
     title="Guided decoding has the scheduler it needs",
     why="The model does not load.",
@@ -140,7 +141,7 @@ def _guided_overlap(d: Deployment) -> Iterator[Violation]:
         yield Violation("guided_decoding_backend", message, "set disable_overlap_scheduler: true")
 
 
-@error(
+@RULES.error(
     "D009",
     title="The sampler honours the default sampling fields",
     why=(
@@ -166,7 +167,7 @@ def _default_sampling(d: Deployment) -> Iterator[Violation]:
             yield Violation(f"triton_config.default_sampling.{name}", message, fix)
 
 
-@warning(
+@RULES.warning(
     "D010",
     title="MTP brings its own sampler",
     why="The C++ sampler is not supported with MTP; the engine ignores the choice.",
@@ -178,7 +179,7 @@ def _sampler_choice(d: Deployment) -> Iterator[Violation]:
         yield Violation("sampler_type", message, "remove sampler_type")
 
 
-@warning(
+@RULES.warning(
     "D011",
     title="Relaxed acceptance and advanced sampling are not on together",
     why="Relaxed acceptance compares with the likeliest tokens; a request's temperature and top_p have no effect.",
@@ -217,7 +218,7 @@ def _refusals(version: str, sampler: str) -> Mapping[str, str]:
     return {field: entry["why"] for entry in entries for field in entry["fields"]}
 
 
-@warning(
+@RULES.warning(
     "D012",
     title="No more draft tokens a step than were published",
     why="The checkpoint's one MTP layer drafts one token after the other; a refused draft is wasted work.",
@@ -230,6 +231,3 @@ def _many_drafts(d: Deployment) -> Iterator[Violation]:
         )
         fix = f"nobody has published more than {_MOST_PUBLISHED_DRAFTS}; measure the acceptance rate"
         yield Violation(_LAYERS, message, fix)
-
-
-RULES = rules_among(globals())
