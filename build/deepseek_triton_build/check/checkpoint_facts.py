@@ -1,4 +1,4 @@
-"""What the files of a checkpoint say about it: which model it is, and how it is quantized."""
+"""Facts from the files of a checkpoint: which model it is, and how it is quantized."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class CheckCode:
     title: str
     """A sentence that is true when nothing is wrong."""
     why: str
-    """What happens when it is not true."""
+    """The consequence when it is not true."""
     source: str
     releases: str = "all"
 

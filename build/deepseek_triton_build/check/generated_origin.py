@@ -1,4 +1,4 @@
-"""What a repository says about its origin: deepseek-triton.json, 1/release.yaml and the variables in start.sh."""
+"""The origin of a repository: deepseek-triton.json, 1/release.yaml and the variables in start.sh."""
 
 from __future__ import annotations
 

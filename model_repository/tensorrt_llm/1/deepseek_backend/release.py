@@ -20,7 +20,7 @@ FILE_NAME = "release.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class LogprobSupport:
-    """What a sampler that has log-probabilities returns for each generated token."""
+    """The log-probabilities that a sampler returns for each generated token."""
 
     of: Literal["sampled", "likeliest"]
     """sampled: the token itself, without its rank. likeliest: the k likeliest tokens; the sampled token is there only
@@ -39,7 +39,7 @@ class Conflict:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerSupport:
-    """What the sampler that a configuration selects does with the fields of the wire contract."""
+    """The effect of the fields of the wire contract with the sampler that a configuration selects."""
 
     sampler: str
     """Name of the sampler in the record."""

@@ -135,7 +135,7 @@ def group_by_sink(
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What an engine can do. A request that asks for more is refused, with the name of the field."""
+    """The abilities of an engine. A request that asks for more is refused, with the name of the field."""
 
     sampling_fields: frozenset[str]
     """Names of the `contract.SAMPLING_FIELDS` that the engine applies."""
