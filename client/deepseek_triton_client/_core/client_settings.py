@@ -40,16 +40,13 @@ class Timeouts:
     """
 
     connect: float | None = 10.0
-    """Time to reach the server; it also limits each step of calls that generate nothing: `ready()`, `metadata()`,
-    ..."""
+    """Time to reach the server, and for each step of calls that generate nothing: `ready()`, `metadata()`, ..."""
     first_token: float | None = None
     """Time from the call, retries included, to the first chunk. For streams only."""
     between_tokens: float | None = None
-    """Time of each wait for a later chunk; the time that the caller spends between chunks does not count. For streams
-    only."""
+    """Time of each wait for a later chunk, without what the caller spends between chunks. For streams only."""
     total: float | None = None
-    """Time from the call, retries included, to the end of the answer, with the time that the caller spends between
-    chunks."""
+    """Time from the call to the end of the answer, with retries and what the caller spends between chunks."""
 
     def __post_init__(self) -> None:
         _raise_all(
@@ -96,12 +93,10 @@ class Retries:
 
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """Certificates, as PEM files. Servers with an ordinary certificate need none of this for https:// and grpcs://
-    URLs."""
+    """Certificates, as PEM files. Servers with an ordinary certificate need none for https:// and grpcs:// URLs."""
 
     ca: str | PathLike[str] | None = None
-    """Authorities that may have signed the server's certificate; None: those that the system trusts (for gRPC: those
-    that come with gRPC)."""
+    """Authorities that may have signed the server's certificate; None: the system's (for gRPC: its own)."""
     certificate: str | PathLike[str] | None = None
     """The client's own certificate with its chain, for servers that ask for one (mTLS)."""
     key: str | PathLike[str] | None = None
@@ -165,8 +160,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str) -> Endpoint:
-        """Parse "host" or "host:port" (both mean HTTP) or a URL; a missing port is Triton's own. Raises
-        InvalidRequest."""
+        """Parse "host", "host:port" (both are HTTP) or a URL; a missing port is Triton's. Raises InvalidRequest."""
         expected = "url: expected http://host:port or grpc://host:port (https:// and grpcs:// with TLS)"
         if not isinstance(url, str):
             raise InvalidRequest(f"{expected}, got {type(url).__name__}")

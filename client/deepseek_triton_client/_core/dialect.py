@@ -102,8 +102,7 @@ class Dialect:
         return sent
 
     def stop_inputs(self) -> Sequence[Input]:
-        """Return the inputs that end the active request with the id sent along. Raises InvalidRequest if the model
-        can't do that."""
+        """Return the inputs that end the request with the id sent along. Raises InvalidRequest if there are none."""
         stop = _input(self._targets(("stop",), "BOOL"), (True,))
         if stop is None:
             raise InvalidRequest(f"{self._model} has no input that ends a request by its id: close its stream instead")
@@ -113,8 +112,7 @@ class Dialect:
         return [Input("text_input", "BYTES", ("",), self._batched), stop]
 
     def is_stopped(self, error: DeepseekTritonError) -> bool:
-        """Tell whether an error in answer to `stop_inputs` means success: llmapi answers with an error, this project's
-        backend with an empty end."""
+        """Whether an error after `stop_inputs` means success: llmapi's does; this backend sends an empty end."""
         return self.kind == "llmapi" and "cancelled by client" in error.message
 
     def reader(self, request: Request) -> ResponseReader:
@@ -264,8 +262,7 @@ _VLLM_FIELDS: dict[str, str] = {
     },
     **dict.fromkeys(_VLLM_GUIDES, "structured_outputs"),
 }
-"""Field name -> key of vLLM's sampling parameters. vLLM takes more keys, but its backend does not return what they ask
-for."""
+"""Field name -> key of vLLM's sampling parameters: those whose results its backend returns."""
 
 
 def _vllm_json(fields: Mapping[str, Any]) -> str:

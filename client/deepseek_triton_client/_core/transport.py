@@ -31,8 +31,7 @@ class Input:
     """Name of the datatype in Triton's protocol: BYTES, BOOL, INT32, UINT64 or FP32."""
     values: Sequence[Any]
     batched: bool = False
-    """Whether the model has a batch dimension; this request is a batch of one. The shape is [1, len(values)] then,
-    otherwise [len(values)]."""
+    """Whether the model has a batch dimension: the shape of this batch of one is [1, len(values)] then."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -50,8 +49,7 @@ class ResponseStream(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Make a `receive` that waits fail or end soon. May be called from any thread, but not after `close`; never
-        raises."""
+        """Make a waiting `receive` fail or end soon. Called from any thread, but not after `close`; never raises."""
         ...
 
     async def close(self) -> None:
@@ -68,12 +66,10 @@ class Transport(Protocol):
     """One model on one server. Threads may share a blocking transport, the tasks of one event loop the other kind."""
 
     always_streams: bool
-    """Whether to ask for increments even if the whole text is wanted, because the server notices only then that a
-    client left."""
+    """Whether to stream even whole answers, because only then the server notices that a client left."""
 
     def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> ResponseStream:
-        """Prepare a request; nothing is sent before the first `receive`. `connect_s` limits the time to reach the
-        server."""
+        """Prepare a request; the first `receive` sends it. `connect_s` limits the time to reach the server."""
         ...
 
     # The following methods apply `timeout_s` to each of their steps; None is no limit.

@@ -163,8 +163,7 @@ _watchdog_thread = _WatchdogThread()
 
 
 def _after_fork() -> None:
-    """Start afresh in a forked child: it has no copy of the thread, and a lock may have been copied while it was
-    held."""
+    """Start afresh in a forked child: it has no copy of the thread, and may have a copy of a held lock."""
     global _watchdog_thread
     _watchdog_thread = _WatchdogThread()
 
@@ -173,8 +172,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class LoopWatchdog:
-    """Calls `interrupt` once, on the event loop's thread, when a limit runs out. All methods are called on that
-    thread."""
+    """Calls `interrupt` once when a limit runs out. Everything here happens on the event loop's thread."""
 
     def __init__(self, deadlines: Deadlines, interrupt: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
         self.expired: str | None = None

@@ -1,5 +1,4 @@
-"""Encodes inputs and decodes outputs, for both protocols. It does no I/O, and does not know what names mean: `dialect`
-does."""
+"""Encodes inputs and decodes outputs, for both protocols. No I/O; what names mean is `dialect`'s matter."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ def encode_json(request_id: str, inputs: Sequence[Input]) -> bytes:
 
 
 def decode_json(data: bytes) -> Outputs:
-    """Return the outputs in an event of generate_stream. Raises the error in an `{"error": ...}` event, or
-    ProtocolError."""
+    """Return the outputs in an event of generate_stream. Raises its `{"error": ...}`, or ProtocolError."""
     outputs = json_object(data)
     if "error" in outputs:
         raise error_from_server(str(outputs["error"]), otherwise=ServerError)

@@ -46,8 +46,7 @@ class AsyncioSocket(asyncio.Protocol):
             raise
 
     async def write(self, data: bytes, timeout_s: float | None) -> None:
-        """Send the data. If the connection closes meanwhile, `read` will tell, because an answer may have arrived
-        before."""
+        """Send the data. `read` tells if the connection closes meanwhile: an answer may have come before."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
         while self._writing_paused and not self._ended:

@@ -59,8 +59,7 @@ EXCHANGE_ERRORS = (OSError, h11.ProtocolError)
 
 
 def exchange_error(exc: Exception, what: str, timeout_s: float | None) -> DeepseekTritonError:
-    """Return the error for a broken request. `what` describes it, such as "POST http://host:port/path"; `timeout_s`
-    limited each of its steps."""
+    """Return the error for the broken request `what` ("POST http://host:port/path"); each step had `timeout_s`."""
     if isinstance(exc, h11.LocalProtocolError):
         # The text of the error may quote a header, and a header may be a secret.
         return InvalidRequest(f"{what}: the headers can't be sent as HTTP")

@@ -33,8 +33,6 @@ from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
 from deepseek_triton_client._core.tls import tls_context
 from deepseek_triton_client._core.transport import Input, Outputs
 from deepseek_triton_client._core.wire import decode_json, encode_json, json_object
-from deepseek_triton_client._http.asyncio_socket import AsyncioSocket
-from deepseek_triton_client._http.blocking_socket import BlockingSocket
 from deepseek_triton_client._http.connection_pool import Pool
 from deepseek_triton_client._http.http11 import Head, Headers
 from deepseek_triton_client._http.http_connection import HttpConnection, Socket
@@ -61,14 +59,6 @@ Answer = tuple[int, Mapping[str, str], bytes]
 """Status, headers and body of a response."""
 
 NewSocket = Callable[[str, int, "ssl.SSLContext | None"], Socket]
-
-
-def blocking_transport(endpoint: Endpoint, settings: Settings) -> HttpTransport:
-    return HttpTransport(endpoint, settings, BlockingSocket)
-
-
-def asyncio_transport(endpoint: Endpoint, settings: Settings) -> HttpTransport:
-    return HttpTransport(endpoint, settings, AsyncioSocket)
 
 
 class HttpTransport:
@@ -275,8 +265,7 @@ class HttpResponseStream:
 
 
 class HttpExchange:
-    """One request and its response on one connection. Errors of h11 and of sockets become this package's errors
-    here."""
+    """One request and its response on one connection. Turns errors of h11 and sockets into this package's."""
 
     def __init__(self, connection: HttpConnection, request: _Request, target: _Target, timeout_s: float | None) -> None:
         self.connection = connection
@@ -386,8 +375,7 @@ def _parse(url: str) -> tuple[Endpoint, str]:
 
 
 def _repeatable(error: DeepseekTritonError) -> DeepseekTritonError:
-    """Mark the error of a request that generates nothing: sending it again is always safe, and worth trying if the
-    server was away."""
+    """Mark the error of a request that generates nothing: sending it again is safe, and may help."""
     error.unprocessed = isinstance(error, (ServerUnavailable, Overloaded))
     return error
 

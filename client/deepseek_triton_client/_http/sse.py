@@ -33,8 +33,7 @@ class SseDecoder:
 
     @property
     def pending(self) -> bool:
-        """Whether an event, or a line, has begun and not ended; at the end of a body this means that something is
-        missing."""
+        """Whether an event, or a line, has begun and not ended: at the end of a body something is missing."""
         return bool(self._partial_line or self._data)
 
     def feed(self, chunk: bytes) -> list[bytes]:
@@ -58,8 +57,7 @@ class SseDecoder:
         return events
 
     def _whole_events(self, chunk: bytes) -> list[bytes] | None:
-        """Return the data of a chunk that holds only whole events as Triton writes them, which nearly every chunk does;
-        otherwise None."""
+        """Return the data of a chunk of whole events as Triton writes them, which most are; otherwise None."""
         if not (chunk.startswith(b"data: ") and chunk.endswith(b"\n\n")) or b"\r" in chunk:
             return None
         if self.pending or len(chunk) > self._max_bytes:
