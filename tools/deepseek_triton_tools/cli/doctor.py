@@ -84,11 +84,8 @@ def _host_names(text: str) -> list[str]:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    """Look at everything, and print it.
-
-    :raises ToolError: when the command line asks for what can't be.
-    :raises deepseek_triton_build.BuildError: when the folder is not a repository.
-    """
+    """Look at everything, and print it. Raises ToolError for a command line that asks for what can't be, and BuildError
+    when the folder is not a repository."""
     http_port, grpc_port, metrics_port = _ports(args)
     hosts = _hosts(args)
     machine = RealMachine()
@@ -118,10 +115,8 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _ports(args: argparse.Namespace) -> tuple[int, int, int]:
-    """The ports of HTTP, gRPC and metrics that start.sh would take: doctor speaks of the ones that will be used.
-
-    :raises ToolError: when two are the same, or a variable of start.sh is no port.
-    """
+    """The ports of HTTP, gRPC and metrics that start.sh would take: doctor speaks of the ones that will be used. Raises
+    ToolError when two are the same, or a variable of start.sh is no port."""
     take_start_variables(args, [f"{name}_port" for name in _PORTS])
     http, grpc, metrics = (getattr(args, f"{name}_port") or default for name, default in _PORTS.items())
     if len({http, grpc, metrics}) < len(_PORTS):

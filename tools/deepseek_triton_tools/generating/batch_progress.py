@@ -13,9 +13,7 @@ _PLAIN_S = 10.0
 
 class BatchProgress:
     def __init__(self, total: int, done: int) -> None:
-        """
-        :param done: how many of the `total` rows an earlier run has answered.
-        """
+        """`done`: how many of the `total` rows an earlier run has answered."""
         self._total = total
         self._before = self.done = done
         self.failed = 0

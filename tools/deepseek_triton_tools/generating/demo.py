@@ -43,10 +43,7 @@ class _Row:
 
 
 def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: Path | None) -> None:
-    """Make a checkpoint, build a repository, serve it, ask it, show the answers, stop.
-
-    :raises ToolError: when a step fails, with the cause.
-    """
+    """Make a checkpoint, build a repository, serve it, ask it, show the answers, stop. Raises ToolError."""
     console = Console(highlight=False)
     started = time.monotonic()
     console.print(f"[bold]deepseek-triton demo[/bold]: {_ABOUT[engine]}.\n", soft_wrap=True)

@@ -20,11 +20,8 @@ _STYLES = {"error": "31", "warning": "33", "note": "2"}
 
 
 def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
-    """Print the findings of `repository`. Returns 1 when there are errors among them.
-
-    :raises ToolError: when --model is no folder.
-    :raises deepseek_triton_build.BuildError: when there is nothing to check, or a name is unknown.
-    """
+    """Print the findings of `repository`, and return 1 when there are errors among them. Raises ToolError when --model
+    is no folder, and BuildError when there is nothing to check or a name is unknown."""
     if options.gpu:
         find_gpu(options.gpu)  # an unknown name is refused even if no rule needs it
     if options.release:

@@ -56,10 +56,7 @@ class Cell:
 
 
 def show_variants(gpu: str | None, *, as_json: bool) -> None:
-    """Print the support tables of one GPU, or of all.
-
-    :raises UnknownNameError: for an unknown GPU.
-    """
+    """Print the support tables of one GPU, or of all. Raises UnknownNameError for an unknown GPU."""
     chosen = [find_gpu(gpu)] if gpu else list(gpus().values())
     if as_json:
         text = json.dumps(_document(chosen), indent=2, allow_nan=False)

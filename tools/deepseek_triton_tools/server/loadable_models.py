@@ -13,8 +13,7 @@ from deepseek_triton_client import AsyncClient, DeepseekTritonError, ModelNotFou
 _ANSWER_S = 10.0
 """Seconds for the server's answer."""
 _UNKNOWN = "is not found"
-"""The end of Triton's message on a model or version that it neither has nor loads (seen with 2.51.0). A proxy's 404 has
-other words."""
+"""The end of Triton 2.51.0's message on a model that it neither has nor loads. A proxy's 404 has other words."""
 
 
 async def missing_model(client: AsyncClient) -> str:

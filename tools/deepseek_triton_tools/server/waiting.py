@@ -129,10 +129,7 @@ class Waiting:
     _since: float = field(default_factory=time.monotonic)
 
     def see(self, readiness: Readiness) -> None:
-        """Take a report.
-
-        :raises ServerFailedError: when the log says that the server won't become ready.
-        """
+        """Take a report. Raises ServerFailedError when the log says that the server won't become ready."""
         self.is_loading = readiness.state == "loading"
         if self.log is not None:
             self.log.read()
@@ -165,13 +162,8 @@ class Waiting:
 
 
 async def wait_for_server(client: AsyncClient, waiting: Waiting, wait_s: float | None) -> None:
-    """Return when the server is ready.
-
-    :raises ServerFailedError: when it isn't ready within `wait_s`, when its log says that it won't be, or when it has
-        no
-        such model.
-    :raises deepseek_triton_client.ProtocolError: when it is no Triton.
-    """
+    """Return when the server is ready. Raises ServerFailedError when it isn't within `wait_s`, when its log says that
+    it won't be, or when it has no such model; ProtocolError when it is no Triton."""
     ready = asyncio.ensure_future(client.wait_until_ready(wait_s, waiting.see))
     missing = asyncio.ensure_future(_refuse_missing(client, waiting))
     try:
@@ -187,10 +179,7 @@ async def wait_for_server(client: AsyncClient, waiting: Waiting, wait_s: float |
 
 
 async def _refuse_missing(client: AsyncClient, waiting: Waiting) -> None:
-    """Look for the model for ever.
-
-    :raises ServerFailedError: when the server will never have it.
-    """
+    """Look for the model for ever. Raises ServerFailedError when the server will never have it."""
     while True:
         if waiting.is_loading and (why := await missing_model(client)):
             raise ServerFailedError(why)

@@ -1,5 +1,4 @@
-"""The program's standard output and error, whose reader may leave, whose disk may be full, or which may be a
-terminal."""
+"""Standard output and error, whose reader may leave, whose disk may be full, or which may be a terminal."""
 
 from __future__ import annotations
 
@@ -27,9 +26,8 @@ def to_reader() -> Iterator[None]:
     """A block that prints. Its reader (`head`, say) may leave at any line, which is no failure: the block ends, and the
     program goes on behind it.
 
-    Only print inside it: any OSError is taken for one of stdout.
-
-    :raises ToolError: when stdout can't be written for another reason.
+    Only print inside it: any OSError is taken for one of stdout. Raises ToolError when stdout can't be written for
+    another reason.
     """
     try:
         try:
