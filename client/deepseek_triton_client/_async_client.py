@@ -18,11 +18,8 @@ from deepseek_triton_client._core.sampling_params import SamplingParams
 
 
 class AsyncClient(BaseClient["AsyncStream"]):
-    """`Client` for asyncio, with the same arguments, results and errors.
-
-    A client belongs to one event loop, and all tasks of that loop may share it. Cancelling a task that waits here
-    cancels its request on the server.
-    """
+    """`Client` for asyncio, with the same arguments, results and errors. A client belongs to one event loop, and all
+    tasks of that loop may share it. Cancelling a task that waits here cancels its request on the server."""
 
     _batch_types = (Iterable, AsyncIterable)
 

@@ -51,11 +51,8 @@ class BlockingRuntime:
 
 
 class _BlockingEvent:
-    """See `RuntimeEvent`.
-
-    threading.Event is written in Python: an exception such as KeyboardInterrupt that lands inside it can leave its lock
-    held for ever.
-    """
+    """See `RuntimeEvent`. threading.Event is written in Python: an exception such as KeyboardInterrupt that lands
+    inside it can leave its lock held for ever."""
 
     def __init__(self) -> None:
         self._is_set = False

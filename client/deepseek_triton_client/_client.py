@@ -300,10 +300,8 @@ class Client(BaseClient["Stream"]):
         )
 
     def cancel(self, request_id: str) -> None:
-        """End the active request with this id, whichever client sent it; its finish_reason is then "cancelled".
-
-        Raises InvalidRequest if no server has such a request.
-        """
+        """End the active request with this id, whichever client sent it; its finish_reason is then "cancelled". Raises
+        InvalidRequest if no server has such a request."""
         run(self._calls.cancel(request_id))
 
     def ready(self) -> bool:
@@ -391,10 +389,7 @@ class BaseStream:
 
 class Stream(BaseStream):
     """One answer, read chunk by chunk while it is generated. Iterate once and from one thread; `completion` reads the
-    rest.
-
-    Any error of the package can come between two chunks; it ends the stream.
-    """
+    rest. Any error of the package can come between two chunks; it ends the stream."""
 
     def __enter__(self) -> Stream:
         self._exchange = run(self._calls.open(self._unopened()))

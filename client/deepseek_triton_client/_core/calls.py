@@ -51,9 +51,7 @@ class ServerState:
 
     async def dialect(self, limit_s: Callable[[], float | None]) -> Dialect:
         """Return how to speak to the model. Its metadata is read once; others who ask meanwhile wait for the outcome.
-
-        `limit_s` is called before each step and returns how many seconds the step may take.
-        """
+        `limit_s` is called before each step and returns how many seconds the step may take."""
         # A local variable, because `failed` may reset the attribute at any time.
         while (dialect := self._dialect) is None:
             own = _MetadataRead(limit_s(), self._event())

@@ -47,11 +47,8 @@ class Dialect:
     """Which of the known Triton models one model is, and what its requests have to look like."""
 
     def __init__(self, metadata: ModelMetadata, stream_mode: StreamMode | None = None) -> None:
-        """Raises ProtocolError for a model without a text input and output.
-
-        `stream_mode` says how the model sends streams; None detects it (see `Unknown`). This project's
-        backend is told how, so it does not matter there.
-        """
+        """Raises ProtocolError for a model without a text input and output. `stream_mode` says how the model sends
+        streams; None detects it (see `Unknown`). This project's backend is told how, so it does not matter there."""
         self._model_name = metadata.name
         self._declared = {each.name: each for each in metadata.inputs}
         self._outputs = {each.name: each for each in metadata.outputs}

@@ -16,10 +16,8 @@ from deepseek_triton_client._core.transport import ResponseStream
 
 
 class Exchange:
-    """One request to one server, and its answer so far. Used by one thread or task at a time.
-
-    Call `begin`, then `next` until it returns None, then `completion`; call `close` in any case.
-    """
+    """One request to one server, and its answer so far. Used by one thread or task at a time. Call `begin`, then `next`
+    until it returns None, then `completion`; call `close` in any case."""
 
     def __init__(
         self,

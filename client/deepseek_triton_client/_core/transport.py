@@ -42,10 +42,8 @@ class ResponseStream(Protocol):
     """The responses to one request. Only one thread or task reads and closes it."""
 
     async def receive(self) -> Outputs | None:
-        """Return the next response; None at the end of the stream. Raises the error that the server answered.
-
-        The first call connects and sends the request.
-        """
+        """Return the next response; None at the end of the stream. Raises the error that the server answered. The first
+        call connects and sends the request."""
         ...
 
     def interrupt(self) -> None:

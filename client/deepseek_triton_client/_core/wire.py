@@ -28,10 +28,8 @@ def decode_json(data: bytes) -> Outputs:
 
 
 def decode_tensors(tensors: Iterable[tuple[str, str, bytes]]) -> Outputs:
-    """Return the outputs of a gRPC response, given as (name, datatype, contents).
-
-    Outputs of unknown datatypes are left out. Raises ProtocolError for contents that don't fit their datatype.
-    """
+    """Return the outputs of a gRPC response, given as (name, datatype, contents). Outputs of unknown datatypes are left
+    out. Raises ProtocolError for contents that don't fit their datatype."""
     outputs: dict[str, Any] = {}
     for name, datatype, data in tensors:
         values = decode(name, datatype, data)

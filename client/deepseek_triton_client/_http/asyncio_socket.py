@@ -133,10 +133,8 @@ class AsyncioSocket(asyncio.Protocol):
 
 
 async def _within(waiting: Any, timeout_s: float | None) -> Any:
-    """Wait at most `timeout_s` seconds. Raises TimeoutError. Without a limit no task and no timer are created.
-
-    This is not asyncio.wait_for, which loses a cancellation that comes together with the result before Python 3.12.
-    """
+    """Wait at most `timeout_s` seconds. Raises TimeoutError. Without a limit no task and no timer are created. This is
+    not asyncio.wait_for, which loses a cancellation that comes together with the result before Python 3.12."""
     if timeout_s is None:
         return await waiting
     task = asyncio.ensure_future(waiting)

@@ -109,10 +109,8 @@ def _host(location: str) -> str | None:
 
 
 def _error_text(status: int, headers: Mapping[str, str], body: bytes) -> str:
-    """Return Triton's message, or the text that came instead, such as a proxy's page.
-
-    If a model's first response is an error, the status is that of an error and the body is one server-sent event.
-    """
+    """Return Triton's message, or the text that came instead, such as a proxy's page. If a model's first response is an
+    error, the status is that of an error and the body is one server-sent event."""
     is_event = headers.get("content-type", "").startswith(EVENT_STREAM)
     try:
         return str(json_object(b"".join(SseDecoder().feed(body)) if is_event else body)["error"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 from collections import Counter
@@ -27,7 +26,7 @@ from deepseek_triton_tools.doctor.machine.capabilities import MPIRUN, SERVE, Cap
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.machine_finding import LEVELS, Level, Reported, error, note
 from deepseek_triton_tools.doctor.machine.real_machine import RealMachine
-from deepseek_triton_tools.terminal.output_streams import complain, to_reader
+from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -108,7 +107,7 @@ def _doctor(args: argparse.Namespace) -> int:
     with to_reader():
         if args.json:
             facts = {report.host: dict(report.facts) for report in reports}
-            print(json.dumps(_document(findings, can, facts, code), indent=2, allow_nan=False))
+            print_json(_document(findings, can, facts, code))
         else:
             _show(findings, can, verbose=args.verbose, several=len(visits) > 1)
     return code

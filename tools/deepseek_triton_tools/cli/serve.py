@@ -20,9 +20,6 @@ from deepseek_triton_tools.server.server_log import parse_log_line
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess, StartProgress
 from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 
-_PLAIN_PROGRESS_EVERY_S = 10.0
-"""Seconds between two lines of progress where stderr is no terminal."""
-
 
 def add_options(verb: VerbParser) -> None:
     verb.runs(
@@ -97,7 +94,7 @@ class _View:
     @contextlib.contextmanager
     def progress(self, models: list[str]) -> Iterator[Callable[[StartProgress], None]]:
         """Yield what shows the progress of the load: nothing does beside the whole log."""
-        line = StatusLine(_PLAIN_PROGRESS_EVERY_S)
+        line = StatusLine()
         names = ", ".join(models)
 
         def show(progress: StartProgress) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
 
@@ -11,7 +10,7 @@ from deepseek_triton_tools.host.readiness_notice import ReadyFile, notify
 from deepseek_triton_tools.host.stop_signals import Stop
 from deepseek_triton_tools.host.then_command import CommandBeside, find_command, run_instead
 from deepseek_triton_tools.host.units import sized
-from deepseek_triton_tools.terminal.output_streams import complain, to_reader
+from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import show
 from deepseek_triton_tools.tool_errors import LockError, ToolError
 from deepseek_triton_tools.warming import Share, Survey, WarmOptions, WarmResult, examine, take_survey, warm
@@ -83,7 +82,7 @@ def report_files(args: argparse.Namespace) -> int:
     code = 1 if survey.is_damaged else 0
     with to_reader():
         if args.json:
-            _print_json(survey_document(survey, action="report", exit_code=code, verbose=args.verbose))
+            print_json(survey_document(survey, action="report", exit_code=code, verbose=args.verbose))
         else:
             for table in report.tables(survey, verbose=args.verbose):
                 show(table)
@@ -101,7 +100,7 @@ def evict_files(args: argparse.Namespace) -> int:
     code = 1 if reasons else 0
     with to_reader():
         if args.json:
-            _print_json(evict_document(survey, evicted, exit_code=code, verbose=args.verbose))
+            print_json(evict_document(survey, evicted, exit_code=code, verbose=args.verbose))
         else:
             print(report.eviction(survey, evicted))
     for line in reasons:
@@ -165,7 +164,7 @@ def _read_with_progress(survey: Survey, stop: Stop) -> WarmResult:
 def _print_result(args: argparse.Namespace, result: WarmResult, code: int) -> None:
     with to_reader():
         if args.json:
-            _print_json(result_document(result, exit_code=code, verbose=args.verbose))
+            print_json(result_document(result, exit_code=code, verbose=args.verbose))
         else:
             if files := report.files_now(result, verbose=args.verbose):
                 show(report.files_table(files))
@@ -205,7 +204,3 @@ def _hold(args: argparse.Namespace, survey: Survey, ready: ReadyFile, stop: Stop
     code = beside[0].exit_code() if beside else 0
     notify(STOPPING="1")
     return code
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(document, indent=2, allow_nan=False))

@@ -43,10 +43,8 @@ async def missing_model(client: AsyncClient) -> str:
 
 
 def _index(url: str) -> list[dict[str, Any]]:
-    """Read Triton's index of its model repository; empty where it can't be read. Blocks.
-
-    The client has no call for it, so this is urllib.
-    """
+    """Read Triton's index of its model repository; empty where it can't be read. Blocks. The client has no call for it,
+    so this is urllib."""
     if not url.startswith(("http://", "https://")):
         return []
     request = urllib.request.Request(f"{url.rstrip('/')}/v2/repository/index", data=b"", method="POST")

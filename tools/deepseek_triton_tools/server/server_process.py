@@ -110,9 +110,7 @@ class ServerProcess:
 
     def __init__(self, options: ServeOptions, *, on_line: Callable[[str], None] | None = None) -> None:
         """Check the options; nothing is started yet. Raises ToolError when the folder or the arguments are wrong.
-
-        `on_line` gets every line of the server's output, in the reader's thread, until it raises OSError.
-        """
+        `on_line` gets every line of the server's output, in the reader's thread, until it raises OSError."""
         _check_server_args(options.server_args)
         self.options = options
         self.models = model_names(options.repository)
@@ -349,10 +347,8 @@ class ServerProcess:
         return f" (the server's log: {path})"
 
     def request_stop(self, signum: int = signal.SIGTERM) -> None:
-        """Ask the server to end, and return at once. It is killed when its time has run out, or by a second call.
-
-        This is the only method for signal handlers. `wait` and `wait_until_ready` do the killing.
-        """
+        """Ask the server to end, and return at once. It is killed when its time has run out, or by a second call. This
+        is the only method for signal handlers. `wait` and `wait_until_ready` do the killing."""
         is_repeated, self.stop_requested = self.stop_requested, True
         patience_s = 0 if is_repeated else self.options.exit_timeout_secs + _GRACE_S
         self._kill_at = time.monotonic() + patience_s

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -39,6 +40,10 @@ def to_reader() -> Iterator[None]:
     except OSError as error:
         _discard(sys.stdout)
         raise ToolError(f"the output can't be written: {error.strerror}") from error
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))
 
 
 def complain(text: str) -> None:

@@ -13,7 +13,7 @@ _REDRAW_S = 0.1
 
 
 class StatusLine:
-    def __init__(self, plain_s: float) -> None:
+    def __init__(self, plain_s: float = 10.0) -> None:
         """`plain_s`: where stderr is no terminal, seconds before the first line and between two lines."""
         self.is_terminal = sys.stderr.isatty()
         self._period_s = _REDRAW_S if self.is_terminal else plain_s
