@@ -219,11 +219,8 @@ LEFT_OUT: dict[str, str] = {
     "input_ids": "give the prompt as the first argument, as a list of ids",
     "messages": "use chat() or stream_chat()",
 }
-"""Inputs of the wire contract that the client sets itself -> what a caller does instead.
-
-Besides them there is `stop`, the flag that ends a request: `cancel()` sends it. The name `stop` means the stop strings
-here.
-"""
+"""Inputs of the wire contract that the client sets itself -> what a caller does instead. Besides them there is `stop`,
+the flag that ends a request: `cancel()` sends it. The name `stop` means the stop strings here."""
 
 _OTHER_NAMES: dict[str, str] = {
     "max_new_tokens": "max_tokens",

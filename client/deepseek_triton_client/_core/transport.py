@@ -16,10 +16,7 @@ from deepseek_triton_client._core.results import ModelMetadata
 
 Outputs = Mapping[str, Any]
 """One response: output name -> value. A value is an int, float, bool or str; or a list of them, unless it has one
-element.
-
-This is the form of /generate's JSON; the tensors of gRPC are converted to it.
-"""
+element. This is the form of /generate's JSON; the tensors of gRPC are converted to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class LogFollower:
         self._inode: int | None = None
         self._offset = 0
         self._rest = b""
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
         """The lines that came since the follower was made."""
         self.phase = ""
         """The phase of the load; empty where no line has told it."""
@@ -61,14 +61,10 @@ class LogFollower:
         for line in self._new_lines(tail_only=True):
             self._note(line)
 
-    @property
-    def lines(self) -> list[str]:
-        return list(self._lines)
-
     def read(self) -> None:
         """Take the lines that have come. A file that can't be read counts as missing."""
         for line in self._new_lines():
-            self._lines.append(line)
+            self.lines.append(line)
             self._note(line)
 
     def _new_lines(self, *, tail_only: bool = False) -> list[str]:
@@ -99,15 +95,15 @@ class LogFollower:
     def failure(self, model_name: str) -> str:
         """Say why the server can't become ready, in its own words; empty where the log doesn't say."""
         failed = f"failed to load '{model_name}'", f"failed to load model '{model_name}'", HOPELESS
-        if any(each in line for line in self._lines for each in failed):
-            return failure_cause(self._lines)
-        return dead_engine(self._lines)
+        if any(each in line for line in self.lines for each in failed):
+            return failure_cause(self.lines)
+        return dead_engine(self.lines)
 
     async def last_error(self, model_name: str) -> str:
         """Say why a server failed that had been ready; empty where the log doesn't say so within a second."""
         for _ in range(_LOOKS):
             self.read()
-            errors = [match[1] for line in self._lines if (match := _BACKEND_ERROR.search(line))]
+            errors = [match[1] for line in self.lines if (match := _BACKEND_ERROR.search(line))]
             if words := self.failure(model_name) or (errors[-1] if errors else ""):
                 return words
             await asyncio.sleep(1 / _LOOKS)
