@@ -25,8 +25,7 @@ Answers = AsyncGenerator[Completion | DeepseekTritonError, None]
 def answers_in_background(
     settings: Settings, requests: Iterable[Any], make_request: MakeRequest, *, concurrency: int, return_errors: bool
 ) -> Generator[Completion | DeepseekTritonError, None, None]:
-    """Yield the answers in the order of `requests`. `requests` is read on a thread of its own, so that a slow iterable
-    holds up nothing else."""
+    """Yield the answers in order. `requests` is read on a thread of its own: a slow iterable holds up nothing else."""
     loop = _background_loop()
     reader = _BatchReader(requests)
     batch = _Batch(

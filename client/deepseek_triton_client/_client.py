@@ -211,8 +211,7 @@ class Client(BaseClient["Stream"]):
     recognize. `metrics_url` is "http://host:8002/metrics" unless given. Nothing is sent before the first call. Threads
     may share a client.
 
-    Every method raises errors of this package (`DeepseekTritonError`) and of no other library. A closed client raises
-    RuntimeError.
+    Every method raises only errors of this package (`DeepseekTritonError`); a closed client raises RuntimeError.
     """
 
     def generate(
@@ -242,8 +241,7 @@ class Client(BaseClient["Stream"]):
         timeouts: Timeouts | None = None,
         **fields: Any,
     ) -> Completion:
-        """Return the model's answer to a conversation, which the server renders with the checkpoint's own chat
-        template.
+        """Return the answer to a conversation, which the server renders with the checkpoint's own chat template.
 
         The reasoning is kept apart, in `Completion.reasoning`, unless `separate_reasoning` is False.
         `chat_template_kwargs={"thinking": True}` switches reasoning on in models that can do without. All other
@@ -317,8 +315,7 @@ class Client(BaseClient["Stream"]):
     ) -> None:
         """Wait until a server is ready, asking once a second; `timeout_s` None waits for ever. Raises DeadlineExceeded.
 
-        Loading DeepSeek from cold storage takes from minutes to an hour. `on_progress` is called with every state that
-        was seen.
+        Loading DeepSeek from cold storage takes from minutes to an hour. `on_progress` is called with each state seen.
         """
         run(self._calls.wait_until_ready(timeout_s, on_progress))
 

@@ -37,8 +37,7 @@ class _Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts(_Checked):
-    """Time limits in seconds; None is no limit. DeadlineExceeded is raised when one runs out, ServerUnavailable for
-    `connect`.
+    """Time limits in seconds; None is no limit. One that runs out raises DeadlineExceeded, `connect` ServerUnavailable.
 
     By default only connecting is limited: a cold server or a long queue can delay the first token for minutes, and a
     long answer takes its time.
@@ -120,8 +119,7 @@ class Connection(_Checked):
     """How long connections last, and how large a response may be."""
 
     keepalive_s: float = 30.0
-    """HTTP: seconds that an idle connection is kept for the next request. Choose less than the idle limit of proxies
-    before the server."""
+    """HTTP: seconds that an idle connection is kept. Choose less than the idle limit of proxies in between."""
     ping_s: float | None = 310.0
     """gRPC: seconds between pings that find a peer which vanished without a word; None sends none. Triton by default
     ends the connection of clients that ping more often than every 300 s without data in between."""

@@ -143,8 +143,7 @@ class Dialect:
                 yield tensor
 
     def _default_fields(self, request: Request, given: Mapping[str, Any], *, streaming: bool) -> Iterator[str]:
-        """Names of fields that the client sets to their value in `_DEFAULTS`, unless the caller gives another value or
-        the model lacks them."""
+        """Names of fields that get their value in `_DEFAULTS` unless the caller gives one or the model lacks them."""
         if self.kind == "deepseek":
             yield "n"  # the server's own default could be several
             if request.is_chat:

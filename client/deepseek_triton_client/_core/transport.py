@@ -39,8 +39,7 @@ class ResponseStream(Protocol):
     """The responses to one request. Only one thread or task reads and closes it."""
 
     async def receive(self) -> Outputs | None:
-        """Return the next response; None at the end of the stream. Raises the error that the server answered. The first
-        call connects and sends the request."""
+        """Return the next response; None at the end. Raises the server's error. The first call sends the request."""
         ...
 
     def interrupt(self) -> None:
@@ -48,11 +47,9 @@ class ResponseStream(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the use of the network. A request that has not ended is cancelled, and the server sees that. May be
-        called again.
+        """End the use of the network. An unfinished request is cancelled, and the server sees it. May be called again.
 
-        The connection can serve the next request only from here on, and not from the end of the stream: no `interrupt`
-        may follow.
+        Only from here on, and not from the stream's end, the connection can serve others: no `interrupt` may follow.
         """
         ...
 

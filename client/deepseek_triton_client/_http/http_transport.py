@@ -3,8 +3,7 @@
 Whole answers are streamed too and put together again: Triton notices a client that has left while it writes a stream,
 but not while /generate waits for its one response.
 
-This uses h11 and the client's own sockets instead of httpx, whose pool takes longer with every request that is in
-flight.
+This uses h11 and the client's own sockets instead of httpx, whose pool takes longer with every active request.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class SseDecoder:
-    """Decodes one response. Keeps the line and the event that are not complete yet. `max_bytes` is the largest size of
-    one event; None is no limit."""
+    """Decodes one response, and keeps what is not complete yet. `max_bytes` limits one event; None is no limit."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._max_bytes = math.inf if max_bytes is None else max_bytes
@@ -35,8 +34,7 @@ class SseDecoder:
         return bool(self._partial_line or self._data)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the data of each event that `chunk` completes; the lines of an event are joined by LF. Raises
-        ProtocolError for an event that is too large."""
+        """Return the data of each event completed now, lines joined by LF. Raises ProtocolError for one too large."""
         if not chunk:
             return []
         events = self._whole_events(chunk)

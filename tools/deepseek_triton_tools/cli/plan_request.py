@@ -205,8 +205,7 @@ def _is_distilled(model: str) -> bool:
 
 
 def _precision(asked: str | None, named: _Named, model: str | None) -> str | None:
-    """Return the precision asked for, or that of the checkpoint: by its name, or by its files in a folder here. Raises
-    OptionError when the two differ."""
+    """Return the precision asked for, or the checkpoint's, by name or by files. Raises OptionError when they differ."""
     of_checkpoint = (_precision_of(model, named.variant) if model else None) or named.precision
     if asked is None:
         return of_checkpoint
@@ -220,8 +219,7 @@ def _precision(asked: str | None, named: _Named, model: str | None) -> str | Non
 
 
 def _precision_of(model: str, variant: str) -> str | None:
-    """Return the precision of --model's weights, where it can be known. Raises OptionError when --model is no
-    checkpoint of this variant."""
+    """Return the precision of --model's weights, if known. Raises OptionError for another variant's checkpoint."""
     served = variants().get(variant)
     if served is None or served.architecture is None:
         return None

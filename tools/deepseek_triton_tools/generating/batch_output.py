@@ -100,8 +100,7 @@ class Output:
 def open_output(path: Path, *, keep: bool) -> Iterator[Output]:
     """Open the output; `-` is standard output. The file's content stays until there is an answer to write.
 
-    With `keep` the file may exist already. Raises ToolError when it may not, when it can't be written, or when another
-    run writes it.
+    With `keep` the file may exist. Raises ToolError when it may not, can't be written, or another run writes it.
     """
     if str(path) == "-":
         yield Output(sys.stdout.fileno(), "standard output", can_resume=False)

@@ -57,8 +57,7 @@ def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: 
 
 
 def _make_checkpoint(console: Console) -> str:
-    """Make the demo's checkpoint, or find it in the cache, and return its name. It is made in a process of its own, so
-    that torch is not imported here."""
+    """Return the name of the demo's checkpoint, made or cached. Another process makes it: torch isn't imported here."""
     with console.status("making the checkpoint"):
         command = [sys.executable, "-m", "deepseek_backend.engines.transformers.tiny_checkpoint"]
         environment = os.environ | {"PYTHONPATH": str(version_dir()), "PYTHONDONTWRITEBYTECODE": "1"}

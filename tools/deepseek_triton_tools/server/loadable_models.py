@@ -43,8 +43,7 @@ async def missing_model(client: AsyncClient) -> str:
 
 
 def _index(url: str) -> list[dict[str, Any]]:
-    """Read Triton's index of its model repository; empty where it can't be read. Blocks. The client has no call for it,
-    so this is urllib."""
+    """Read Triton's index of its models by urllib: the client has no call for it. Empty if it can't be read. Blocks."""
     if not url.startswith(("http://", "https://")):
         return []
     request = urllib.request.Request(f"{url.rstrip('/')}/v2/repository/index", data=b"", method="POST")

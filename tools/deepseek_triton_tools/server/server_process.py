@@ -356,8 +356,7 @@ class ServerProcess:
             self._process.send_signal(signum)
 
     def wait(self) -> int:
-        """Block until the server has ended and nothing of it is left. Returns its exit code as a shell has it: 128 + N
-        for signal N."""
+        """Block until the server has ended and nothing of it is left. Returns its exit code; 128 + N for signal N."""
         assert self._process is not None, "it was never started"
         while not self._ended.wait(_TICK_S):
             self._kill_if_due()
