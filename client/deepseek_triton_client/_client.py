@@ -160,7 +160,7 @@ class BaseClient(ABC, Generic[StreamT]):
         timeouts: Timeouts | None,
         concurrency: int,
     ) -> Callable[[BatchItem], Request]:
-        """Return the function that makes a request of each item. Raises InvalidRequest for mistakes in all of them."""
+        """Return the function that makes a request of each item. Raises InvalidRequest for mistakes about all items."""
         if isinstance(requests, (str, bytes, Mapping)) or not isinstance(requests, self._batch_types):
             raise InvalidRequest(
                 f"requests: expected a list or another iterable of requests, got {type(requests).__name__}"
