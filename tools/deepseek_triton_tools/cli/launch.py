@@ -340,10 +340,7 @@ def _resource(text: str) -> tuple[str, int]:
 
 
 def _start(args: argparse.Namespace) -> int:
-    """Call it in the main thread: what is run may take the place of this process.
-
-    :raises ToolError: for everything that is wrong, in one line.
-    """
+    """Call it in the main thread: what is run may replace this process. Raises ToolError for all that is wrong."""
     from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
 
     form = LAUNCH_FORMS[args.form]
@@ -385,7 +382,7 @@ def _print_recipe(args: argparse.Namespace) -> int:
 
 
 def _read(args: argparse.Namespace) -> tuple[LaunchFacts, LaunchOptions]:
-    """:raises ToolError: when the repository, a host file or a variable of start.sh is wrong."""
+    """Raises ToolError when the repository, a host file or a variable of start.sh is wrong."""
     from deepseek_triton_tools.launching import mpirun
     from deepseek_triton_tools.launching.kubernetes_settings import KubernetesOptions
     from deepseek_triton_tools.launching.launch_settings import LaunchOptions
@@ -411,7 +408,7 @@ def _of(settings: type[LaunchOptions] | type[KubernetesOptions], given: dict[str
 
 
 def _refuse(refusals: Iterable[str], error: type[ToolError] = ToolError) -> None:
-    """:raises ToolError: with all of them, if there are any."""
+    """Raises ToolError with all of them, if there are any."""
     if wrong := list(dict.fromkeys(refusals)):
         raise error("; ".join(wrong), exit_code=1 if error is InstallationError else 2)
 
@@ -430,7 +427,7 @@ def _missing(form: LaunchForm, facts: LaunchFacts, options: LaunchOptions) -> It
 
 
 def _check_encoding(text: str) -> None:
-    """:raises ToolError: when a path in it is not UTF-8: printed, it would be another path."""
+    """Raises ToolError when a path in it is not UTF-8: printed, it would be another path."""
     lines = (line.strip() for line in text.splitlines())
     if odd := [line for line in lines if any("\udc80" <= character <= "\udcff" for character in line)]:
         raise ToolError(f"expected paths and values in UTF-8, got {printable(odd[-1])}", exit_code=2)
@@ -443,7 +440,7 @@ def _print(text: str) -> int:
 
 
 def _become(command: list[str]) -> NoReturn:
-    """:raises ToolError: when it can't be run."""
+    """Raises ToolError when it can't be run."""
     sys.stdout.flush()
     try:
         os.execvp(command[0], command)
@@ -464,7 +461,7 @@ _ID = re.compile(r"[0-9a-f]{8}")
 
 
 def _stop(args: argparse.Namespace) -> NoReturn:
-    """:raises ToolError: when it isn't clear what to stop."""
+    """Raises ToolError when it isn't clear what to stop."""
     if bool(args.targets) == args.all:
         raise ToolError(
             "launch stop takes what to stop: the ID or folder of launches (launch list tells them), or --all",
