@@ -34,9 +34,7 @@ SHARED_FACTS: Sequence[SharedFact] = (
     ),
     SharedFact(fact="container", cause="all ranks must run the same program"),
     SharedFact(
-        fact="Python",
-        cause="the ranks exchange pickled objects, which need the same minor version",
-        is_error=False,
+        fact="Python", cause="the ranks exchange pickled objects, which need the same minor version", is_error=False
     ),
     SharedFact(
         fact="MPI",

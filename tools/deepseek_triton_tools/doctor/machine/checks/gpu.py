@@ -76,7 +76,7 @@ def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
     except nvidia_smi.NoGpusError as problem:
         result = "no nvidia-smi" if problem.is_missing else f"nvidia-smi: {problem}"
         return error_or_note(expected, result, *_why_none(machine, problem))
-    seen = _models(found)
+    seen = gpu_models(found)
     if lost := [gpu for gpu in found if gpu.lost]:
         return error_or_note(expected, f"{_listed([gpu.index for gpu in lost])}: {lost[0].lost}", *_LOST)
     wanted = expected.gpus_per_node
@@ -105,20 +105,13 @@ def catalogue_names(gpu: nvidia_smi.InstalledGpu) -> tuple[str, ...]:
     return next(known, ())
 
 
-def gpu_models(machine: Machine) -> str:
-    """Return such as `8 x NVIDIA H200, 143771 MiB`.
-
-    :raises nvidia_smi.NoGpusError: when none is seen.
-    """
-    return _models(nvidia_smi.gpus(machine))
-
-
 def driver_version(machine: Machine) -> str:
     """:raises nvidia_smi.NoGpusError: when no GPU is seen."""
     return nvidia_smi.gpus(machine)[0].driver
 
 
-def _models(found: Sequence[nvidia_smi.InstalledGpu]) -> str:
+def gpu_models(found: Sequence[nvidia_smi.InstalledGpu]) -> str:
+    """Return such as `8 x NVIDIA H200, 143771 MiB`."""
     models = Counter((gpu.name, gpu.memory_mib) for gpu in found)
     return "; ".join(f"{count} x {name}, {mib} MiB" for (name, mib), count in models.items())
 

@@ -62,7 +62,7 @@ def _named_interfaces(found: Sequence[Interface], names: str) -> MachineFinding:
 
 
 def _is_usable(interface: Interface) -> bool:
-    return interface.is_up and bool(interface.addresses) and not interface.is_loopback
+    return interface.is_up and bool(interface.addresses) and interface.name != "lo"
 
 
 def _default_interface(machine: Machine, found: Sequence[Interface]) -> Interface | None:

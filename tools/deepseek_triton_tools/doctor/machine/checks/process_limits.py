@@ -20,6 +20,8 @@ from deepseek_triton_tools.host.units import part_of, sized
 
 GIB, MIB = 2**30, 2**20
 SHM = "/dev/shm"
+_REGION_PREFIXES = ("triton_python_backend_shm_region", "deepseek_triton_")
+"""Begin the names of a tritonserver's shared memory: Triton's own prefix, and start.sh's."""
 _SHM_WANTED = GIB
 """Bytes that NVIDIA asks for in a container that uses NCCL: --shm-size=1g (NCCL's user guide, troubleshooting)."""
 _SHM_LEAST = 64 * MIB
@@ -60,19 +62,10 @@ def _is_docker_default(total: int, expected: Expected) -> bool:
 
 def _left_behind(machine: Machine) -> str:
     try:
-        regions = [name for name in machine.list_folder(SHM) if _is_region(name)]
+        number = sum(name.startswith(_REGION_PREFIXES) for name in machine.list_folder(SHM))
     except OSError:
         return ""
-    return (
-        f"; it holds {len(regions)} regions of tritonservers: remove those of servers that have ended"
-        if regions
-        else ""
-    )
-
-
-def _is_region(name: str) -> bool:
-    """Return whether it is shared memory of a tritonserver: with Triton's own prefix, or with start.sh's."""
-    return name.startswith(("triton_python_backend_shm_region", "deepseek_triton_"))
+    return f"; it holds {number} regions of tritonservers: remove those of servers that have ended" if number else ""
 
 
 def check_memlock(machine: Machine, expected: Expected) -> MachineFinding:
