@@ -55,9 +55,9 @@ def refusal(built, monkeypatch, capsys):
     [
         (["recipe", "wheel", "tiny"], "a recipe is for TensorRT-LLM"),
         (["docker", "r1", "--grpc-port", "8000"], "need a port each, got 8000, 8000, 8002"),
-        (["local", "r1x2"], "takes 2 nodes: launch mpirun, slurm or kubernetes"),
-        (["docker", "r1x2"], "takes 2 nodes, and this starts one container: launch ssh-setup"),
-        (["mpirun", "r1", "--hosts", "a"], "takes one node: launch local or docker"),
+        (["local", "r1x2"], "takes 2 nodes: use launch mpirun, slurm or kubernetes"),
+        (["docker", "r1x2"], "takes 2 nodes, and docker starts one container: use launch ssh-setup"),
+        (["mpirun", "r1", "--hosts", "a"], "takes one node: use launch local or docker"),
         (["mpirun", "r1x2"], "name the 2 nodes, this one first: --hosts node1,node2"),
         (["docker", "r1", "--", "--http-port=1"], "expected HTTP_PORT to be set"),
         (["stop"], "launch stop takes what to stop"),

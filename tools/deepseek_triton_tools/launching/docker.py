@@ -12,8 +12,15 @@ from collections.abc import Iterator, Sequence
 
 from deepseek_triton_build.text import comment_lines, for_comment, safe_name
 from deepseek_triton_tools.host.units import sized
-from deepseek_triton_tools.launching import kernel_caches, start_script
-from deepseek_triton_tools.launching.containers import created_folders, image_of, kernel_folder, too_few_gpus
+from deepseek_triton_tools.launching import start_script
+from deepseek_triton_tools.launching.containers import (
+    KERNELS_MOUNT,
+    created_folders,
+    image_of,
+    kernel_environment,
+    kernel_folder,
+    too_few_gpus,
+)
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
@@ -26,7 +33,6 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield the reasons why it can't be rendered."""
     if facts.nodes > 1:
         yield (
             f"{facts.source} takes {facts.nodes} nodes, and docker starts one container: use launch ssh-setup, which "
@@ -61,7 +67,6 @@ def invalid_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]
 
 
 def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield what this machine lacks to run the script."""
     for source in facts.mounts.values():
         if not os.path.isdir(source):
             yield f"the checkpoint {safe_name(source)} is not on this machine: docker has nothing to mount"
@@ -186,7 +191,7 @@ def _mounts(facts: LaunchFacts, options: LaunchOptions) -> Iterator[CommandPart]
         if os.environ.get("HF_TOKEN"):
             yield ["--env", "HF_TOKEN"], "The token for the download; docker takes its value from the environment."
     yield (
-        ["--mount", bind(str(kernel_folder(facts, options)), kernel_caches.MOUNTED_AT, writable=True)],
+        ["--mount", bind(str(kernel_folder(facts, options)), KERNELS_MOUNT, writable=True)],
         "Kernels that are compiled while it runs are kept, so that the next start of "
         f"{for_comment(image_of(facts, options))} does not compile them again.",
     )
@@ -196,7 +201,7 @@ def _mounts(facts: LaunchFacts, options: LaunchOptions) -> Iterator[CommandPart]
 
 
 def _environment(options: LaunchOptions) -> Iterator[CommandPart]:
-    caches = kernel_caches.environment()
+    caches = kernel_environment()
     yield _env(caches), "Folders for the kernels of DeepGEMM (two of them), FlashInfer, Triton, PyTorch and the driver."
     # In a network of its own the server listens on all addresses, and docker publishes on the one of --address.
     inside = options if options.network == "host" else dataclasses.replace(options, address=None)

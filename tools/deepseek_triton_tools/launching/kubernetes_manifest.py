@@ -192,7 +192,7 @@ class Manifest:
         return f"  # As requested.\n  replicas: {self.options.replicas}\n"
 
     def _annotations(self) -> str:
-        if not self.options.kubernetes.scrape:
+        if not self.options.scrape:
             return ""
         values = {"scrape": "true", "port": str(self.options.metrics_port), "path": "/metrics"}
         return f"annotations: {mapping({f'prometheus.io/{key}': value for key, value in values.items()})}"
@@ -216,7 +216,7 @@ class Manifest:
 
         :raises ToolError: when the document of --measured has no rate.
         """
-        measured = self.options.kubernetes.measured
+        measured = self.options.measured
         if measured:
             return measured_rate(measured), for_comment(f"measured, by {measured}")
         if self.options.rate:
@@ -254,7 +254,7 @@ class Manifest:
         return {"allowed": "minAvailable: 1", "budget_why": f"{why}the pod, or until another one is ready."}
 
     def _autoscaling(self) -> dict[str, str]:
-        running, target = sequences_at_once(self.facts), self.options.kubernetes.target
+        running, target = sequences_at_once(self.facts), self.options.target
         kind = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet") if self.is_group else ("apps/v1", "Deployment")
         within_s = self._start.ready_within_s
         return {

@@ -13,11 +13,11 @@ from deepseek_triton_build.arithmetic import ENGINE_START_S
 from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, sized
-from deepseek_triton_tools.launching import kernel_caches
+from deepseek_triton_tools.launching.containers import KERNELS_MOUNT, cache_folder, kernel_environment
 from deepseek_triton_tools.launching.kubernetes_text import block, filled, items, literal, mapping
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_times import PERIOD_S, StartTimes
-from deepseek_triton_tools.launching.stop_times import GROUP_S, SPARE_S
+from deepseek_triton_tools.launching.stop_times import GROUP_S, PRE_STOP_S, SPARE_S
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
 REPOSITORY = "/model_repository"
@@ -57,7 +57,7 @@ class Pods:
             self._common()
             | {
                 "grace_why": (
-                    f"preStop takes {stop.pre_stop_s} s. Counted from then, tritonserver gives open requests "
+                    f"preStop takes {PRE_STOP_S} s. Counted from then, tritonserver gives open requests "
                     f"{stop.exit_timeout_s} s (EXIT_TIMEOUT), the supervisor kills what is left after "
                     f"{stop.supervisor_kill_s} s, mpirun after {stop.mpirun_kill_s} s, and the kernel gets {SPARE_S} s "
                     "to end it all."
@@ -75,9 +75,9 @@ class Pods:
                 "ready_path": json.dumps(f"/v2/models/{quote(self.facts.model)}/ready"),
                 "pre_stop_why": (
                     "During this time the pod is taken out of its Services, so that new requests stop coming before "
-                    f"the server refuses them. {stop.pre_stop_s} s is an assumption."
+                    f"the server refuses them. {PRE_STOP_S} s is an assumption."
                 ),
-                "pre_stop_s": str(stop.pre_stop_s),
+                "pre_stop_s": str(PRE_STOP_S),
             },
         )
 
@@ -173,7 +173,7 @@ class Pods:
             yield {"name": "HF_HUB_OFFLINE", "value": "1"}
         if self._keeps_caches:
             yield "Compiled kernels outlive the pod. Otherwise the first requests of every shape wait for them again."
-            for variable, folder in kernel_caches.environment().items():
+            for variable, folder in kernel_environment().items():
                 yield {"name": variable, "value": folder}
         if self.options.environment:
             yield "As requested."
@@ -222,13 +222,13 @@ class Pods:
         options = self.options
         yield "# Nothing here talks to Kubernetes. A Service named http would set HTTP_PORT, which start.sh reads.\n"
         yield "automountServiceAccountToken: false\nenableServiceLinks: false\n"
-        if options.kubernetes.host_network:
+        if options.host_network:
             yield "# The node's own network, for its fast interfaces. Names of the cluster are resolved nevertheless.\n"
             yield "hostNetwork: true\ndnsPolicy: ClusterFirstWithHostNet\n"
         if options.pull_secret:
             yield f"imagePullSecrets: [{mapping({'name': options.pull_secret})}]\n"
-        if options.kubernetes.node_selector:
-            yield f"nodeSelector: {mapping(dict(options.kubernetes.node_selector))}\n"
+        if options.node_selector:
+            yield f"nodeSelector: {mapping(dict(options.node_selector))}\n"
         if self.facts.gpus_per_node:
             yield "# Nodes with GPUs often have a taint that keeps other pods away.\ntolerations:\n"
             yield items([{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}], 2)
@@ -238,7 +238,7 @@ class Pods:
         return self.options.shm_size or self.facts.shm_bytes
 
     def _resources(self) -> str:
-        facts, rdma = self.facts, self.options.kubernetes.rdma
+        facts, rdma = self.facts, self.options.rdma
         size = facts.serving.size if facts.serving else 0
         memory = _gib(size / BUDGET_SHARE + facts.ranks_per_node * RANK_BYTES + self._shm_bytes)
         limits: dict[str, object] = {"memory": memory}
@@ -291,8 +291,8 @@ class Pods:
             yield {"name": name, "mountPath": path, "readOnly": True}
         yield {"name": "shm", "mountPath": "/dev/shm"}
         if self._keeps_caches:
-            yield {"name": "kernels", "mountPath": kernel_caches.MOUNTED_AT} | (
-                {"subPath": self._cache_folder.name} if self.options.kubernetes.cache_claim else {}
+            yield {"name": "kernels", "mountPath": KERNELS_MOUNT} | (
+                {"subPath": self._cache_folder.name} if self.options.cache_claim else {}
             )
         if self.facts.nodes > 1:
             yield {"name": "ssh", "mountPath": KEYS_MOUNT, "readOnly": True}
@@ -304,18 +304,18 @@ class Pods:
         return f"{head}      # A key has no slash, a path may.\n      items:\n{items(self.repository_items, 8)}"
 
     def _volumes(self) -> Entries:
-        kubernetes = self.options.kubernetes
+        options = self.options
         if self.config_map:
             yield {"name": "repository", "emptyDir": {}}
         else:
-            yield {"name": "repository", "persistentVolumeClaim": _claim(kubernetes.repository_claim or "")}
+            yield {"name": "repository", "persistentVolumeClaim": _claim(options.repository_claim or "")}
         for name, _, what, source in self._checkpoints():
             yield what
             yield {"name": name} | source
         yield self._shm_why()
         yield {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _gib(self._shm_bytes)}}
-        if kubernetes.cache_claim:
-            yield {"name": "kernels", "persistentVolumeClaim": {"claimName": kubernetes.cache_claim}}
+        if options.cache_claim:
+            yield {"name": "kernels", "persistentVolumeClaim": {"claimName": options.cache_claim}}
         elif self._keeps_caches:
             yield "The folder is for one image and GPU: kernels of another image's compilers must not be loaded."
             yield {"name": "kernels", "hostPath": {"path": str(self._cache_folder), "type": "DirectoryOrCreate"}}
@@ -344,17 +344,17 @@ class Pods:
             yield "hub", HUB_MOUNT, what, self._source(serving.hub_cache, claim or HUB_CLAIM)
 
     def _source(self, here: str, claim: str) -> dict[str, object]:
-        if self.options.kubernetes.checkpoint_on_nodes:
+        if self.options.checkpoint_on_nodes:
             return {"hostPath": {"path": here, "type": "Directory"}}
         return {"persistentVolumeClaim": _claim(claim)}
 
     @property
     def _keeps_caches(self) -> bool:
-        return bool(self.options.kubernetes.cache_claim or self.options.cache_dir)
+        return bool(self.options.cache_claim or self.options.cache_dir)
 
     @property
     def _cache_folder(self) -> Path:
-        return kernel_caches.cache_folder(self.image, self.facts.gpu, self.options.cache_dir)
+        return cache_folder(self.image, self.facts.gpu, self.options.cache_dir)
 
 
 def _claim(name: str) -> dict[str, object]:

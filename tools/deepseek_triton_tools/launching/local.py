@@ -15,13 +15,11 @@ from deepseek_triton_tools.tool_errors import InstallationError
 
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield the reasons why it can't be rendered."""
     if facts.nodes > 1:
         yield f"{facts.source} takes {facts.nodes} nodes: use launch mpirun, slurm or kubernetes"
 
 
 def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield what this machine lacks to run the script."""
     if missing := missing_programs(facts):
         yield (f"not on PATH: {', '.join(missing)}; run it in {facts.image}, as launch docker, slurm and kubernetes do")
 

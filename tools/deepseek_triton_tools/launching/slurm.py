@@ -13,8 +13,14 @@ from collections.abc import Iterable, Iterator
 
 from deepseek_triton_build.text import comment_lines, for_comment, safe_name
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.launching import kernel_caches
-from deepseek_triton_tools.launching.containers import created_folders, image_of, kernel_folder, too_few_gpus
+from deepseek_triton_tools.launching.containers import (
+    KERNELS_MOUNT,
+    created_folders,
+    image_of,
+    kernel_environment,
+    kernel_folder,
+    too_few_gpus,
+)
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_script import dry_run, filled, server_environment
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -26,7 +32,6 @@ _MOUNTABLE = re.compile(r"[^\s,:]+")
 
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield the reasons why it can't be rendered."""
     directives = {
         "--partition": options.partition,
         "--account": options.account,
@@ -125,7 +130,7 @@ def _container_variables(facts: LaunchFacts, options: LaunchOptions) -> dict[str
     if not options.container:
         return {}
     hub = {"HF_HUB_CACHE": facts.serving.hub_cache} if facts.serving and facts.serving.names else {}
-    return kernel_caches.environment() | hub
+    return kernel_environment() | hub
 
 
 def _prepare(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
@@ -194,7 +199,7 @@ def _mounts(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         yield f"{source}:{place}:ro"
     if facts.serving and facts.serving.names:
         yield f"{facts.serving.hub_cache}:{facts.serving.hub_cache}"
-    yield f"{kernel_folder(facts, options)}:{kernel_caches.MOUNTED_AT}"
+    yield f"{kernel_folder(facts, options)}:{KERNELS_MOUNT}"
     if options.ready_file:
         parent = server_environment(options)["READY_FILE"].rpartition("/")[0]
         yield f"{parent}:{parent}"
