@@ -17,7 +17,8 @@ from deepseek_triton_tools.tool_errors import LockError
 from deepseek_triton_tools.warming import WarmOptions, take_survey, warm
 from deepseek_triton_tools.warming.hold import check_hold, hold
 from deepseek_triton_tools.warming.pagecache.locking import LockedFiles, allow_locking
-from deepseek_triton_tools.warming.pagecache.residency import evict, resident_bytes
+from deepseek_triton_tools.warming.pagecache.residency import evict
+from support.page_cache import resident_bytes
 
 PATIENCE_S = 60
 PERIOD_S = 0.02

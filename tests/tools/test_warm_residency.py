@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from deepseek_triton_tools.warming.pagecache import linux
 from deepseek_triton_tools.warming.pagecache.linux import PAGE_SIZE
-from deepseek_triton_tools.warming.pagecache.residency import WINDOW, ResidentFile, evict, resident_bytes
+from deepseek_triton_tools.warming.pagecache.residency import WINDOW, ResidentFile, evict
 from support.mounting import NOBODY, as_nobody, mounted, overlay
+from support.page_cache import resident_bytes
 
 SIZE = 20 * PAGE_SIZE + 100
 CLONE_NEWUSER = 0x10000000

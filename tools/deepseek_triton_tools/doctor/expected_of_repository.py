@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from deepseek_triton_build.catalog import containers, gpus
-from deepseek_triton_build.check import MODEL_GONE, MODEL_NOT_HERE, CheckedModel, Report, Stamp, read_stamp, read_yaml
+from deepseek_triton_build.check import MODEL_GONE, MODEL_NOT_HERE, CheckedModel, Report, read_stamp, read_yaml
 from deepseek_triton_tools.doctor.machine.capabilities import NEED_REPOSITORY
 from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer
 from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, Reported
@@ -29,7 +29,8 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
     stamp = read_stamp((repository / checked.file).parent.parent, "")[0]
     target = gpus().get(checked.gpu or "")
     world = _world_size(repository, checked)
-    container = containers().get(_tag(stamp))
+    tag = (stamp.text("image") or "").rpartition(":")[2].partition("-")[0]  # such as 26.07
+    container = containers().get(tag)
     checkpoint = _checkpoint(repository, checked, model)
     return Expected(
         repository=os.path.abspath(repository if repository.is_dir() else repository.parent),
@@ -45,11 +46,6 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
         checkpoint=checkpoint,
         checkpoint_bytes=_checkpoint_bytes(str(model or repository)) if checkpoint else None,
     )
-
-
-def _tag(stamp: Stamp) -> str:
-    """Return the tag of the image's name, such as `26.07`."""
-    return (stamp.text("image") or "").rpartition(":")[2].partition("-")[0]
 
 
 def _world_size(repository: Path, checked: CheckedModel) -> int | None:

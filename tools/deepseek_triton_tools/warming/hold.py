@@ -79,12 +79,7 @@ def _check_watchable(resident: Sequence[int | None], not_locked: LockError | Non
 
 
 def hold(
-    survey: Survey,
-    *,
-    mode: HoldMode,
-    stop: threading.Event,
-    observe: Observe | None = None,
-    period_s: float = 15.0,
+    survey: Survey, *, mode: HoldMode, stop: threading.Event, observe: Observe | None = None, period_s: float = 15.0
 ) -> None:
     """Hold the chosen files until `stop` is set. "auto" locks them, and watches them where locking is not allowed.
 

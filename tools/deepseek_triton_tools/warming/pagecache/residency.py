@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -79,13 +79,10 @@ class ResidentFile:
         return sum(_num_core_pages(self.fd, offset, length) for offset, length in windows)
 
 
-def resident_bytes(path: Path) -> int | None:
-    """Bytes of the whole file that are in the page cache; None: unknown.
-
-    :raises OSError: when the file can't be opened.
-    """
-    with ResidentFile(path) as file:
-        return file.resident()
+def known_sum(parts: Iterable[int | None]) -> int | None:
+    """The sum of the bytes of several files; None when they are unknown for one of them."""
+    known = list(parts)
+    return None if None in known else sum(filter(None, known))
 
 
 def evict(path: Path) -> int | None:

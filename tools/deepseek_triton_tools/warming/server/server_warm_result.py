@@ -77,13 +77,12 @@ def document(result: ServerWarmResult) -> dict[str, Any]:
 
 
 def _shape_document(result: ShapeResult) -> dict[str, Any]:
-    rounds = [asdict(each) for each in result.rounds]
     return {
         **asdict(result.shape),
         "status": result.status,
         "reason": result.reason,
         "spared_s": result.spared_s,
-        "rounds": rounds,
+        "rounds": [asdict(each) for each in result.rounds],
     }
 
 

@@ -207,7 +207,8 @@ def check_health(machine: Machine, expected: Expected) -> MachineFinding:
         for fault in _faults(row):
             unhealthy.setdefault(fault, []).append(row["index"])
     if not unhealthy:
-        return ok("no uncorrected error, no row to remap" + _fabric(rows))
+        fabric = ", fabric ready" if all(row.get("fabric.state") == "Completed" for row in rows) else ""
+        return ok(f"no uncorrected error, no row to remap{fabric}")
     result = "; ".join(f"{_listed(indices)}: {fault}" for (fault, _), indices in unhealthy.items())
     cause = "CUDA fails at its first call, or while the model serves"
     return error_or_note(expected, result, cause, "; ".join(dict.fromkeys(fix for _, fix in unhealthy)))
@@ -230,10 +231,6 @@ def _faults(row: Mapping[str, str]) -> Sequence[tuple[str, str]]:
     elif status != "Success":
         found.append((f"NVSwitch fabric: {status}", "look at the log of nvidia-fabricmanager"))
     return found
-
-
-def _fabric(rows: Sequence[Mapping[str, str]]) -> str:
-    return ", fabric ready" if all(row.get("fabric.state") == "Completed" for row in rows) else ""
 
 
 def check_mig(machine: Machine, expected: Expected) -> MachineFinding:

@@ -51,13 +51,10 @@ def check_shm(machine: Machine, expected: Expected) -> MachineFinding:
         return error(result, "tritonserver's Python backend ends with SIGBUS when it is full", fix)
     if disk.free < _SHM_WANTED:
         cause = f"NCCL asks for {sized(_SHM_WANTED)}, and the Python backend takes more as batches grow"
-        return error(result, cause, fix) if _is_docker_default(disk.total, expected) else warning(result, cause, fix)
+        # Several ranks can't start in the 64 MiB that docker gives.
+        has_several_ranks = expected.is_tensorrt_llm and (expected.gpus_per_node or 1) > 1
+        return (error if disk.total <= _SHM_LEAST and has_several_ranks else warning)(result, cause, fix)
     return ok(result)
-
-
-def _is_docker_default(total: int, expected: Expected) -> bool:
-    """Return whether several ranks are to start in the 64 MiB that docker gives; they can't."""
-    return total <= _SHM_LEAST and expected.is_tensorrt_llm and (expected.gpus_per_node or 1) > 1
 
 
 def _left_behind(machine: Machine) -> str:
