@@ -23,7 +23,7 @@ from deepseek_triton_build.arithmetic import ENGINE_START_S
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import kubernetes
 from deepseek_triton_tools.launching.config_map import MAX_BYTES, data_lines, repository_files
-from deepseek_triton_tools.launching.kubernetes_manifest import PLACEHOLDER, object_name
+from deepseek_triton_tools.launching.kubernetes_pods import PLACEHOLDER, object_name
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.stop_times import PRE_STOP_S, StopTimes
 from deepseek_triton_tools.repository.launch_facts import facts_of

@@ -73,7 +73,6 @@ def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[s
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
-    """:raises ToolError: when start.sh refuses."""
     start_script.dry_run(facts.start_script, start_script.server_environment(options), options.server_args)
     lines = [
         *start_script.head(facts, "docker"),

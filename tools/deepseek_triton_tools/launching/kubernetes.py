@@ -15,14 +15,8 @@ from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.launching import start_script
 from deepseek_triton_tools.launching.config_map import repository_files
 from deepseek_triton_tools.launching.containers import image_of
-from deepseek_triton_tools.launching.kubernetes_manifest import (
-    MAX_INT32,
-    MAX_NAME,
-    NAME,
-    Manifest,
-    object_name,
-    sequences_at_once,
-)
+from deepseek_triton_tools.launching.kubernetes_manifest import Manifest, sequences_at_once
+from deepseek_triton_tools.launching.kubernetes_pods import MAX_INT32, MAX_NAME, NAME, object_name
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.tool_errors import ToolError

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
 
-from deepseek_triton_build.arithmetic import ENGINE_START_S
+from deepseek_triton_build.arithmetic import ASSUMED_RATE, ENGINE_START_S, ready_within_s
 from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, sized
+from deepseek_triton_tools.launching.config_map import RepositoryFile, content_hash
 from deepseek_triton_tools.launching.containers import KERNELS_MOUNT, cache_folder, kernel_environment
 from deepseek_triton_tools.launching.kubernetes_text import block, filled, items, literal, mapping
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-from deepseek_triton_tools.launching.start_times import PERIOD_S, StartTimes
+from deepseek_triton_tools.launching.start_times import PERIOD_S, StartTimes, measured_rate
 from deepseek_triton_tools.launching.stop_times import GROUP_S, PRE_STOP_S, SPARE_S
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
+from deepseek_triton_tools.tool_errors import ToolError
 
 REPOSITORY = "/model_repository"
 REPOSITORY_MOUNT = "/etc/deepseek-triton/repository"
@@ -30,28 +34,93 @@ RANK_BYTES = 8 * 2**30
 """Host memory of a rank besides weights and /dev/shm: for CUDA, torch and pinned buffers. An assumption."""
 CHECKPOINT_CLAIM = "deepseek-checkpoint"
 HUB_CLAIM = "huggingface-hub"
+PLACEHOLDER = "YOUR-REGISTRY/"
+"""Part of an image's name that has to be replaced before the manifest can be applied."""
+MAX_NAME = 40
+"""Characters. A StatefulSet's pods get a label of its name and a hash, at most 63 characters, and a pod's name has two
+more numbers."""
+NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+"""RFC 1035, because the LeaderWorkerSet's name is also a Service's (pkg/webhooks/leaderworkerset_webhook.go)."""
+MAX_INT32 = 2**31 - 1
+"""Largest number of seconds or pods in any field."""
 
 Entries = Iterator["Mapping[str, object] | str"]
 """Entries of a list; a text is a comment for the entry after it."""
 
 
+def object_name(facts: LaunchFacts, options: LaunchOptions) -> str:
+    """Return the name of all objects: --name, or the repository's folder as far as Kubernetes takes it."""
+    slug = re.sub(r"[^a-z0-9]+", "-", facts.folder.name.lower())[:MAX_NAME].strip("-")
+    return options.name or (slug if NAME.fullmatch(slug) else "deepseek-triton")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pods:
+    """The pods, and the names and times that all objects share."""
+
     facts: LaunchFacts
     options: LaunchOptions
-    start: StartTimes
-    rate_from: str
-    """Where the rate of the storage comes from, for a comment."""
-    image: str
-    name: str
-    config_map: str | None
-    """Name of the ConfigMap; None when the repository is on a claim."""
-    repository_items: tuple[Mapping[str, object], ...]
-    """Entries of the ConfigMap's volume."""
+    files: tuple[RepositoryFile, ...]
+    """Files of the repository; none when it is on a claim."""
+
+    @property
+    def name(self) -> str:
+        return object_name(self.facts, self.options)
+
+    @property
+    def is_group(self) -> bool:
+        return self.facts.nodes > 1
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {"app.kubernetes.io/name": "deepseek-triton", "app.kubernetes.io/instance": self.name}
+
+    @cached_property
+    def config_map(self) -> str | None:
+        return f"{self.name}-repository-{content_hash(self.files)}" if self.files else None
+
+    @property
+    def image(self) -> str:
+        if self.options.image or not self.is_group:
+            return self.options.image or self.facts.image or ""
+        return f"{PLACEHOLDER}NAME"
+
+    @cached_property
+    def _rate(self) -> tuple[int, str]:
+        """Bytes per second of the storage, and where the number comes from.
+
+        :raises ToolError: when the document of --measured has no rate.
+        """
+        measured = self.options.measured
+        if measured:
+            return measured_rate(measured), for_comment(f"measured, by {measured}")
+        if self.options.rate:
+            return self.options.rate, "given with --rate"
+        return ASSUMED_RATE, "assumed, because nothing was measured; give --rate"
+
+    @cached_property
+    def start(self) -> StartTimes:
+        """:raises ToolError: when the load would take longer than a field of Kubernetes can say."""
+        size, (rate, _) = self.facts.serving.size if self.facts.serving else 0, self._rate
+        times = StartTimes(
+            size=size,
+            rate=rate,
+            ready_within_s=self.options.ready_within
+            or (ready_within_s(size, rate) if size else self.facts.ready_within_s),
+            num_nodes=self.facts.nodes,
+            stop=self.options.stop_times,
+        )
+        if times.progress_deadline_s > MAX_INT32:
+            raise ToolError(
+                f"--rate: expected a size such as 2GB, got {sized(rate)}/s, at which {sized(size)} take "
+                f"{times.load_s:,} s",
+                exit_code=2,
+            )
+        return times
 
     def server(self) -> str:
         """Return the spec of the pod with tritonserver."""
-        stop, script = self.start.stop, "start-leader.sh" if self.facts.nodes > 1 else "start-server.sh"
+        stop, script = self.start.stop, "start-leader.sh" if self.is_group else "start-server.sh"
         return filled(
             "server-pod.yaml",
             self._common()
@@ -144,7 +213,7 @@ class Pods:
         if options.interface:
             yield "The network interface between the nodes."
             yield {"name": "INTERFACE", "value": literal(options.interface)}
-        if self.facts.nodes > 1:
+        if self.is_group:
             yield "Without these mpirun cuts a pod's address NAME.SUBDOMAIN down to NAME (Open MPI 4, then 5)."
             yield {"name": "OMPI_MCA_orte_keep_fqdn_hostnames", "value": "true"}
             yield {"name": "PRTE_MCA_prte_keep_fqdn_hostnames", "value": "true"}
@@ -164,7 +233,7 @@ class Pods:
 
     def _environment(self) -> Entries:
         """Yield the variables of every pod."""
-        if self.facts.nodes > 1:
+        if self.is_group:
             yield "Port of the pods' sshd. It must be free on the node too, whose own sshd has 22."
             yield {"name": "SSH_PORT", "value": str(self._ssh_port)}
         if self.facts.serving and self.facts.serving.names:
@@ -196,7 +265,7 @@ class Pods:
         )
         load = (
             f"{serving.size:,} bytes of weights (by {for_comment(serving.size_from)}) at {sized(start.rate)}/s "
-            f"({self.rate_from}) take {start.load_s} s, {about(start.load_s)}. The engine's kernels and CUDA graphs "
+            f"({self._rate[1]}) take {start.load_s} s, {about(start.load_s)}. The engine's kernels and CUDA graphs "
             f"take {about(ENGINE_START_S)} (an assumption). So "
             if serving
             else ""
@@ -294,14 +363,15 @@ class Pods:
             yield {"name": "kernels", "mountPath": KERNELS_MOUNT} | (
                 {"subPath": self._cache_folder.name} if self.options.cache_claim else {}
             )
-        if self.facts.nodes > 1:
+        if self.is_group:
             yield {"name": "ssh", "mountPath": KEYS_MOUNT, "readOnly": True}
 
     def _config_map_volume(self) -> str:
         if not self.config_map:
             return ""
         head = f"  - name: repository-source\n    configMap:\n      name: {self.config_map}\n"
-        return f"{head}      # A key has no slash, a path may.\n      items:\n{items(self.repository_items, 8)}"
+        entries = items((file.item for file in self.files), 8)
+        return f"{head}      # A key has no slash, a path may.\n      items:\n{entries}"
 
     def _volumes(self) -> Entries:
         options = self.options
@@ -319,7 +389,7 @@ class Pods:
         elif self._keeps_caches:
             yield "The folder is for one image and GPU: kernels of another image's compilers must not be loaded."
             yield {"name": "kernels", "hostPath": {"path": str(self._cache_folder), "type": "DirectoryOrCreate"}}
-        if self.facts.nodes > 1:
+        if self.is_group:
             yield "The key pair of the group."
             yield {"name": "ssh", "secret": {"secretName": f"{self.name}-ssh"}}
 

@@ -20,7 +20,7 @@ def _none(facts: LaunchFacts, options: LaunchOptions) -> Iterable[str]:
 @dataclass(frozen=True, kw_only=True)
 class LaunchForm:
     render: Callable[[LaunchFacts, LaunchOptions], str]
-    """The text that starts the repository, and runs as it is."""
+    """The text that starts the repository, and runs as it is. A ToolError is raised when start.sh refuses."""
     refusals: Problems
     """Reasons why the text can't be rendered."""
     unmet_requirements: Problems = _none

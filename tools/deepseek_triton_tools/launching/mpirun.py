@@ -66,7 +66,6 @@ def environment(options: LaunchOptions) -> dict[str, str]:
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
-    """:raises ToolError: when start.sh refuses."""
     return run_script(facts, options, "mpirun", environment(options))
 
 

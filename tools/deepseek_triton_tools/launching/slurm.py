@@ -69,7 +69,6 @@ def _container_refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
-    """:raises ToolError: when start.sh refuses."""
     environment = server_environment(options)
     in_step = environment | {"SLURM_STEP_NUM_TASKS": str(facts.world_size)}
     dry_run(facts.start_script, in_step, options.server_args)
@@ -91,12 +90,9 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     return filled("slurm.sh", values)
 
 
-def job_name(facts: LaunchFacts, options: LaunchOptions) -> str:
-    return options.name or re.sub(r"[^\w.-]+", "-", facts.folder.name, flags=re.ASCII).strip("-") or "deepseek-triton"
-
-
 def _directives(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    name = job_name(facts, options)
+    slug = re.sub(r"[^\w.-]+", "-", facts.folder.name, flags=re.ASCII).strip("-")
+    name = options.name or slug or "deepseek-triton"
     yield f"--job-name={name}"
     yield f"--nodes={facts.nodes}"
     yield f"--ntasks-per-node={facts.ranks_per_node}"
