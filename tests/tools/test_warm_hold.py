@@ -80,7 +80,7 @@ def paths(survey):
 
 
 def may_lock(survey):
-    with contextlib.suppress(LockError), LockedFiles() as locked:
+    with contextlib.suppress(LockError), contextlib.closing(LockedFiles()) as locked:
         allow_locking(survey.size)
         locked.lock(paths(survey), threading.Event())
         return True
@@ -108,14 +108,14 @@ def test_locked_files_cannot_be_dropped_until_they_are_unlocked(survey):
 def test_locking_stops_when_told_to(survey):
     stop = threading.Event()
     stop.set()
-    with LockedFiles() as locked:
+    with contextlib.closing(LockedFiles()) as locked:
         locked.lock(paths(survey), stop)
         assert locked.size == 0
 
 
 def test_an_empty_file_is_no_trouble(tmp_path):
     (tmp_path / "empty").touch()
-    with LockedFiles() as locked:
+    with contextlib.closing(LockedFiles()) as locked:
         locked.lock([tmp_path / "empty"], threading.Event())
         assert locked.size == 0
 
@@ -268,7 +268,7 @@ def test_files_that_can_be_locked_need_no_known_residency(survey):
 
 
 def test_a_file_that_cannot_be_mapped_is_named(tmp_path):
-    with LockedFiles() as locked, pytest.raises(LockError, match="gone: can't be mapped"):
+    with contextlib.closing(LockedFiles()) as locked, pytest.raises(LockError, match="gone: can't be mapped"):
         locked.lock([tmp_path / "gone"], threading.Event())
 
 

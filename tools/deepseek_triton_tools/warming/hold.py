@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -102,7 +103,7 @@ def hold(
 
 def _lock(survey: Survey, stop: threading.Event, observe: Observe) -> None:
     allow_locking(survey.chosen_size)
-    with LockedFiles() as locked:
+    with closing(LockedFiles()) as locked:
         locked.lock((each.file.path for each in survey.chosen), stop)
         if not stop.is_set():
             observe(Held(mode="lock", resident=locked.size, rewarmed=0))

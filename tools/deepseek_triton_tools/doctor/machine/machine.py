@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import resource
@@ -27,6 +26,7 @@ from typing import Literal
 from deepseek_triton_tools.host.free_ports import holder_of, listening_inodes
 from deepseek_triton_tools.host.host_memory import HostMemory, read_host_memory
 from deepseek_triton_tools.host.preflight import find_libpython
+from deepseek_triton_tools.host.tritonserver import wheel_package
 
 Limit = Literal["memlock", "nofile", "stack"]
 
@@ -84,8 +84,6 @@ class Disk:
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """A network interface."""
-
     name: str
     is_up: bool
     addresses: tuple[str, ...] = ()
@@ -142,14 +140,14 @@ class Machine:
     @cached_property
     def python(self) -> Python:
         libc, version = platform.libc_ver()
-        libpython = find_libpython()
+        libpython, pytriton = find_libpython(), wheel_package()
         return Python(
             executable=sys.executable,
             version=platform.python_version(),
             packages={name: found for name in PACKAGES if (found := _version(name))},
             libpython=str(libpython) if libpython else None,
             glibc=version if libc == "glibc" else None,
-            pytriton=_package_folder("pytriton"),
+            pytriton=str(pytriton) if pytriton else None,
         )
 
     def read(self, path: str) -> str:
@@ -243,12 +241,6 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _package_folder(name: str) -> str | None:
-    """Return where the package is, without importing it."""
-    spec = importlib.util.find_spec(name)
-    return str(Path(spec.origin).parent) if spec and spec.origin else None
 
 
 def _run(command: Sequence[str], timeout_s: float, environ: Mapping[str, str]) -> Done:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -203,7 +204,7 @@ def _residency(file: WeightFile, system: FileSystem) -> tuple[int | None, str | 
     if not system.reading.is_cached:
         return None, None
     try:
-        with ResidentFile(file.path) as pages:
+        with closing(ResidentFile(file.path)) as pages:
             return pages.resident(), pages.method
     except OSError:
         return None, None

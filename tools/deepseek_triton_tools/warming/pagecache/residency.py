@@ -56,12 +56,6 @@ class ResidentFile:
     def close(self) -> None:
         os.close(self.fd)
 
-    def __enter__(self) -> ResidentFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _resident_bytes(self, begin: int, end: int) -> int:
         """Count the pages that the range touches, and subtract the parts of the first and last page outside of it."""
         first, past = begin // PAGE_SIZE * PAGE_SIZE, -(-end // PAGE_SIZE) * PAGE_SIZE
@@ -94,7 +88,7 @@ def evict(path: Path) -> int | None:
 
     :raises OSError: when the file can't be opened or written.
     """
-    with ResidentFile(path) as file:
+    with contextlib.closing(ResidentFile(path)) as file:
         _write_back(file.fd)
         os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return file.resident()

@@ -46,9 +46,7 @@ def check_interface(machine: Machine, expected: Expected) -> MachineFinding:
 
 
 def _named_interfaces(found: Sequence[Interface], names: str) -> MachineFinding:
-    """
-    :param names: separated by commas, as NCCL_SOCKET_IFNAME takes them.
-    """
+    """:param names: separated by commas, as NCCL_SOCKET_IFNAME takes them."""
     cause = "MPI and NCCL are told to use it"
     here = ", ".join(each.name for each in found)
     for name in names.split(","):
