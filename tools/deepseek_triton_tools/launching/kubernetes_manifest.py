@@ -91,11 +91,8 @@ class Manifest(Pods):
 
     def _config_map(self) -> str:
         size = sum(len(file.content) for file in self.files)
-        head = filled(
-            "config-map.yaml",
-            self._values()
-            | {"num_files": str(len(self.files)), "size": sized(size), "config_map": self.config_map or ""},
-        )
+        values = {"num_files": str(len(self.files)), "size": sized(size), "config_map": self.config_map or ""}
+        head = filled("config-map.yaml", self._values() | values)
         return wrapped(head) + "\n".join(data_lines(self.files)) + "\n"
 
     def _workload(self) -> str:

@@ -30,8 +30,7 @@ class LaunchForm:
     program: str | None = None
     """The program that has to be on PATH to run the text."""
     command: tuple[str, ...] = ()
-    """The command that reads the text from its standard input. Empty: the text is a script that takes the place of this
-    process."""
+    """The command that reads the text from standard input. Empty: the text is a script that replaces this process."""
 
 
 LAUNCH_FORMS: Mapping[str, LaunchForm] = {

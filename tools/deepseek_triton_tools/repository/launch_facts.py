@@ -167,8 +167,7 @@ def _version_dirs(folder: Path) -> list[Path]:
 
 
 def _is_current(folder: Path) -> bool:
-    """Whether the supervisor is there and start.sh knows DRY_RUN. An older one would ignore that and start the
-    server."""
+    """Whether the supervisor is there and start.sh knows DRY_RUN. An older one would ignore it and start the server."""
     has_supervisor = all((version_dir / SUPERVISOR).is_file() for version_dir in _version_dirs(folder))
     return has_supervisor and "DRY_RUN" in _text_of_script(folder)
 

@@ -36,10 +36,9 @@ def render(form: str, serving: Serving, *, rate: int | None = None) -> str:
     :param form: a key of _FORMS.
     :param rate: bytes a second that the storage delivers. None: a rate is assumed.
     """
-    template, values = _FORMS[form]
-    return text_templates.wrapped(
-        text_templates.filled(__package__, template, _common(serving, rate) | values(serving, rate))
-    )
+    template, values_of = _FORMS[form]
+    values = _common(serving, rate) | values_of(serving, rate)
+    return text_templates.wrapped(text_templates.filled(__package__, template, values))
 
 
 def _common(serving: Serving, rate: int | None) -> dict[str, str]:
@@ -169,8 +168,7 @@ def _systemd(serving: Serving, rate: int | None) -> dict[str, str]:
 
 
 def _unit_word(text: str) -> str:
-    """The text as one word of a unit's setting: quoted and escaped as in C, percent signs doubled
-    (systemd.syntax(7))."""
+    """The text as a word of a unit's setting: quoted and escaped as in C, percent signs doubled (systemd.syntax(7))."""
     text = text.replace("%", "%%")
     if all(character.isalnum() or character in "/._-=:@+%$," for character in text):
         return text

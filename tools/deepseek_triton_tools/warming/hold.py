@@ -136,8 +136,7 @@ class _Watch:
             self._notify(evicted)
 
     def _evicted(self) -> dict[SurveyedFile, int]:
-        """File -> bytes of it that are not resident. Files that are fully resident, or whose residency is unknown, are
-        left out."""
+        """File -> its bytes that are not resident. Fully resident files and those of unknown residency are left out."""
         asked = {each: each.ask_resident() for each in self._survey.chosen}
         _check_watchable(list(asked.values()), self._not_locked)
         missing = {each: each.file.size - resident for each, resident in asked.items() if resident is not None}

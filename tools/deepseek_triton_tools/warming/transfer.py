@@ -238,8 +238,7 @@ class Transfer:
             self._count_found(segment.file, resident)
 
     def _windows(self, segment: Segment, pages: ResidentFile) -> Iterator[tuple[int, int, int]]:
-        """(begin, end, resident bytes or 0) of each window. A window that is partly resident is divided into small
-        ones."""
+        """(begin, end, resident bytes or 0) of each window. A partly resident window is divided into small ones."""
         length = segment.file.surveyed.file_system.reading.window
         for begin, end in _divided(segment.begin, segment.end, length):
             resident = pages.resident(begin, end - begin) or 0

@@ -45,15 +45,12 @@ def examine(
     """
     host = host or machine.hostname
     began = machine.time()
-    reported = [
-        Reported(
-            check=check.id, title=check.title, host=host, finding=_run(check, machine, expected), needs=check.needs
-        )
-        for check in checks
-    ]
-    return HostReport(
-        host=host, findings=tuple(reported), facts=_facts(machine, expected), began=began, ended=machine.time()
-    )
+    reported = []
+    for check in checks:
+        finding = _run(check, machine, expected)
+        reported.append(Reported(check=check.id, title=check.title, host=host, finding=finding, needs=check.needs))
+    facts = _facts(machine, expected)
+    return HostReport(host=host, findings=tuple(reported), facts=facts, began=began, ended=machine.time())
 
 
 def _run(check: MachineCheck, machine: Machine, expected: Expected) -> MachineFinding:

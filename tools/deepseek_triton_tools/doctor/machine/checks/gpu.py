@@ -99,10 +99,10 @@ def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
 
 def catalogue_names(gpu: nvidia_smi.InstalledGpu) -> tuple[str, ...]:
     """Return the names that the catalogue may have for it."""
-    known = (
-        names for pattern, fits, names in _CATALOGUE_NAMES if re.search(pattern, gpu.name) and fits(gpu.memory_mib)
-    )
-    return next(known, ())
+    for pattern, fits, names in _CATALOGUE_NAMES:
+        if re.search(pattern, gpu.name) and fits(gpu.memory_mib):
+            return names
+    return ()
 
 
 def driver_version(machine: Machine) -> str:
@@ -251,9 +251,8 @@ def check_links(machine: Machine, expected: Expected) -> MachineFinding:
     result = ", ".join(f"{count} pair{'s' if count > 1 else ''} {link}" for link, count in sorted(links.items()))
     if all(link.startswith("NV") for link in links):
         return ok(result)
-    cause = (
-        "some GPUs are not joined by NVLink: the all-reduce of each step goes over PCIe, which is several times slower"
-    )
+    slower = "the all-reduce of each step goes over PCIe, which is several times slower"
+    cause = f"some GPUs are not joined by NVLink: {slower}"
     fix = "use GPUs of one NVLink domain, or put a pipeline boundary (build --pp) where NVLink is missing"
     return warning_or_note(expected, result, cause, fix)
 

@@ -139,11 +139,8 @@ def check_seccomp(machine: Machine, expected: Expected) -> MachineFinding:
         return ok("no system call filter")
     if _has(status, _CAP_SYS_NICE):
         return ok("a filter, with SYS_NICE")
-    return note(
-        "system calls are filtered, without SYS_NICE",
-        "set_mempolicy and get_mempolicy fail, and NCCL can't place its buffers by NUMA node (NCCL's user guide)",
-        "docker --cap-add SYS_NICE",
-    )
+    cause = "set_mempolicy and get_mempolicy fail, and NCCL can't place its buffers by NUMA node (NCCL's user guide)"
+    return note("system calls are filtered, without SYS_NICE", cause, "docker --cap-add SYS_NICE")
 
 
 def _status(machine: Machine) -> Mapping[str, str]:
@@ -156,8 +153,7 @@ def _has(status: Mapping[str, str], capability: int) -> bool:
 
 
 def _may_lock_all(machine: Machine) -> bool:
-    """Return whether CAP_IPC_LOCK lifts the limit (mlock(2)): only outside of a user namespace, as rootless containers
-    have them."""
+    """Return whether CAP_IPC_LOCK lifts the limit (mlock(2)): not in a user namespace, as in rootless containers."""
     try:
         owners = machine.read("/proc/self/uid_map").split()
         return owners == _ALL_USERS and _has(_status(machine), _CAP_IPC_LOCK)

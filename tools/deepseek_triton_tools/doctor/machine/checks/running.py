@@ -121,10 +121,8 @@ def check_kubectl(machine: Machine, expected: Expected) -> MachineFinding:
         return note("no kubectl on PATH", "launch kubernetes --submit needs it", fix, blocks=True)
     done = machine.run("kubectl", "config", "current-context")
     if done.code != 0:
-        fix = "kubectl config use-context NAME"
-        return note(
-            f"kubectl knows no cluster{_last_line(done)}", "launch kubernetes --submit needs it", fix, blocks=True
-        )
+        result, fix = f"kubectl knows no cluster{_last_line(done)}", "kubectl config use-context NAME"
+        return note(result, "launch kubernetes --submit needs it", fix, blocks=True)
     return ok(f"context {done.out.strip()}")
 
 
