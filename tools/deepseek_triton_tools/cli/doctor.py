@@ -24,8 +24,8 @@ from deepseek_triton_tools.doctor.hosts import (
 )
 from deepseek_triton_tools.doctor.machine.capabilities import MPIRUN, SERVE, Capability, assess_capabilities
 from deepseek_triton_tools.doctor.machine.expected import Expected
+from deepseek_triton_tools.doctor.machine.machine import Machine
 from deepseek_triton_tools.doctor.machine.machine_finding import LEVELS, Level, Reported, error, note
-from deepseek_triton_tools.doctor.machine.real_machine import RealMachine
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
@@ -87,7 +87,7 @@ def _doctor(args: argparse.Namespace) -> int:
     when the folder is not a repository."""
     http_port, grpc_port, metrics_port = _ports(args)
     hosts = _hosts(args)
-    machine = RealMachine()
+    machine = Machine()
     name = machine.hostname
     expected, checked = _expected(args, name)
     expected = replace(
@@ -156,7 +156,7 @@ def _expected(args: argparse.Namespace, host: str) -> tuple[Expected, Sequence[R
 
 
 def _visit(
-    args: argparse.Namespace, hosts: Sequence[str], machine: RealMachine, expected: Expected
+    args: argparse.Namespace, hosts: Sequence[str], machine: Machine, expected: Expected
 ) -> Sequence[HostResult]:
     try:
         ssh_args = tuple(shlex.split(args.ssh_args or ""))
@@ -185,7 +185,7 @@ def _findings(result: HostResult) -> Iterator[Reported]:
     yield from result.report.findings if result.report else ()
 
 
-def _host_findings(hosts: Sequence[str], machine: RealMachine, expected: Expected) -> Iterator[Reported]:
+def _host_findings(hosts: Sequence[str], machine: Machine, expected: Expected) -> Iterator[Reported]:
     """Check that there are as many hosts as the repository takes, and that this machine is the first."""
     name, needs = machine.hostname, (SERVE, MPIRUN)
     if hosts and expected.is_tensorrt_llm and len(hosts) != expected.num_nodes:

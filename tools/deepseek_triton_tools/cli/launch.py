@@ -40,7 +40,6 @@ from deepseek_triton_tools.terminal.output_streams import complain, printable, t
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:
-    from deepseek_triton_tools.launching.kubernetes_settings import KubernetesOptions
     from deepseek_triton_tools.launching.launch_forms import LaunchForm
     from deepseek_triton_tools.launching.launch_settings import LaunchOptions
     from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -360,10 +359,10 @@ def _start(args: argparse.Namespace) -> int:
 
 
 def _print_ssh_setup(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.launching import mpirun, ssh_setup
+    from deepseek_triton_tools.launching import docker, mpirun, ssh_setup
 
     facts, options = _read(args)
-    _refuse([*_same_ports(options), *mpirun.refusals(facts, options), *ssh_setup.refusals(facts, options)])
+    _refuse([*_same_ports(options), *mpirun.refusals(facts, options), *docker.invalid_options(facts, options)])
     text = ssh_setup.render_setup(facts, options)
     _check_encoding(text)
     for line in mpirun.warnings(facts, options):
@@ -373,18 +372,16 @@ def _print_ssh_setup(args: argparse.Namespace) -> int:
 
 def _print_recipe(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.launching import recipes
-    from deepseek_triton_tools.launching.launch_settings import LaunchOptions
     from deepseek_triton_tools.repository.launch_facts import facts_of
 
     facts = facts_of(args.folder)
-    _refuse(recipes.refusals(facts, LaunchOptions()))
+    _refuse(recipes.refusals(facts))
     return _print(recipes.render_recipe(args.kind, facts))
 
 
 def _read(args: argparse.Namespace) -> tuple[LaunchFacts, LaunchOptions]:
     """Raises ToolError when the repository, a host file or a variable of start.sh is wrong."""
     from deepseek_triton_tools.launching import mpirun
-    from deepseek_triton_tools.launching.kubernetes_settings import KubernetesOptions
     from deepseek_triton_tools.launching.launch_settings import LaunchOptions
     from deepseek_triton_tools.repository.launch_facts import facts_of
 
@@ -393,18 +390,14 @@ def _read(args: argparse.Namespace) -> tuple[LaunchFacts, LaunchOptions]:
         others = [(name, os.environ[name]) for name in ("GRPC_ADDRESS", "METRICS_ADDRESS") if os.environ.get(name)]
         args.environment = [*others, *args.environment]
     take_start_variables(args)
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()
+    }
     if "hosts" in given:
         from_file = args.host_file and mpirun.read_host_file(args.host_file, facts.ranks_per_node)
         given["hosts"] = from_file or mpirun.parse_hosts(args.hosts or "")
-    own = _of(KubernetesOptions, given)
-    return facts, LaunchOptions(**_of(LaunchOptions, given), kubernetes=KubernetesOptions(**own))
-
-
-def _of(settings: type[LaunchOptions] | type[KubernetesOptions], given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `settings` that were given."""
-    names = [field.name for field in dataclasses.fields(settings)]
-    return {name: given[name] for name in names if given.get(name) is not None}
+    names = [field.name for field in dataclasses.fields(LaunchOptions)]
+    return facts, LaunchOptions(**{name: given[name] for name in names if given.get(name) is not None})
 
 
 def _refuse(refusals: Iterable[str], error: type[ToolError] = ToolError) -> None:
