@@ -82,8 +82,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the asynchronous client when it is first asked for: importing asyncio takes longer than all the rest
-    here."""
+    """Import the asynchronous client when it is asked for: importing asyncio takes longer than all else here."""
     if name in ("AsyncClient", "AsyncStream"):
         from deepseek_triton_client import _async_client
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
-from types import TracebackType
 from typing import Any, Literal, overload
 
 from deepseek_triton_client._asyncio_runtime import AsyncioRuntime
 from deepseek_triton_client._client import BaseClient, BaseStream, BatchItem
-from deepseek_triton_client._core.checked_request import Messages, Prompt
+from deepseek_triton_client._core.checked_request import Messages, Prompt, Request, chat_request, prompt_request
 from deepseek_triton_client._core.client_settings import Timeouts
 from deepseek_triton_client._core.exceptions import DeepseekTritonError
 from deepseek_triton_client._core.ordered_batch import answers_in_order
@@ -18,12 +17,9 @@ from deepseek_triton_client._core.runtime import Runtime
 from deepseek_triton_client._core.sampling_params import SamplingParams
 
 
-class AsyncClient(BaseClient):
-    """`Client` for asyncio, with the same arguments, results and errors.
-
-    A client belongs to one event loop, and all tasks of that loop may share it. Cancelling a task that waits here
-    cancels its request on the server.
-    """
+class AsyncClient(BaseClient["AsyncStream"]):
+    """`Client` for asyncio, with the same arguments, results and errors. A client belongs to one event loop, and all
+    tasks of that loop may share it. Cancelling a task that waits here cancels its request on the server."""
 
     _batch_types = (Iterable, AsyncIterable)
 
@@ -37,21 +33,8 @@ class AsyncClient(BaseClient):
         **fields: Any,
     ) -> Completion:
         """See `Client.generate`."""
-        request = self._prompt(prompt, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
+        request = self._request(prompt_request, prompt, params, fields, timeouts, request_id, streaming=False)
         return await self._calls.generate(request)
-
-    def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        timeouts: Timeouts | None = None,
-        **fields: Any,
-    ) -> AsyncStream:
-        """Use it as `async with client.stream(...) as stream:` and then `async for`. See `Client.stream`."""
-        request = self._prompt(prompt, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
-        return AsyncStream(self._calls, request)
 
     async def chat(
         self,
@@ -63,21 +46,8 @@ class AsyncClient(BaseClient):
         **fields: Any,
     ) -> Completion:
         """See `Client.chat`."""
-        request = self._chat(messages, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
+        request = self._request(chat_request, messages, params, fields, timeouts, request_id, streaming=False)
         return await self._calls.generate(request)
-
-    def stream_chat(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        timeouts: Timeouts | None = None,
-        **fields: Any,
-    ) -> AsyncStream:
-        """See `Client.stream_chat`."""
-        request = self._chat(messages, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
-        return AsyncStream(self._calls, request)
 
     @overload
     def generate_many(
@@ -152,13 +122,14 @@ class AsyncClient(BaseClient):
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     def _runtime(self) -> Runtime:
         return AsyncioRuntime()
+
+    def _stream(self, request: Request) -> AsyncStream:
+        return AsyncStream(self._calls, request)
 
 
 class AsyncStream(BaseStream):
@@ -168,9 +139,7 @@ class AsyncStream(BaseStream):
         self._exchange = await self._calls.open(self._unopened())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     def __aiter__(self) -> AsyncIterator[Chunk]:

@@ -28,12 +28,13 @@ class AsyncioRuntime:
     def transport(self, endpoint: Endpoint, settings: Settings) -> Transport:
         if endpoint.is_grpc:
             # Imported here because it needs the grpc extra.
-            from deepseek_triton_client._grpc.grpc_transport import asyncio_transport as grpc_transport
+            from deepseek_triton_client._grpc.grpc_transport import asyncio_transport
 
-            return grpc_transport(endpoint, settings)
-        from deepseek_triton_client._http.http_transport import asyncio_transport as http_transport
+            return asyncio_transport(endpoint, settings)
+        from deepseek_triton_client._http.asyncio_socket import AsyncioSocket
+        from deepseek_triton_client._http.http_transport import HttpTransport
 
-        return http_transport(endpoint, settings)
+        return HttpTransport(endpoint, settings, AsyncioSocket)
 
 
 class _AsyncioEvent:

@@ -25,10 +25,7 @@ Answers = AsyncGenerator[Completion | DeepseekTritonError, None]
 def answers_in_background(
     settings: Settings, requests: Iterable[Any], make_request: MakeRequest, *, concurrency: int, return_errors: bool
 ) -> Generator[Completion | DeepseekTritonError, None, None]:
-    """Yield the answers in the order of `requests`.
-
-    `requests` is read on a thread of its own, so that a slow iterable holds up nothing else.
-    """
+    """Yield the answers in order. `requests` is read on a thread of its own: a slow iterable holds up nothing else."""
     loop = _background_loop()
     reader = _BatchReader(requests)
     batch = _Batch(
@@ -57,10 +54,8 @@ _owner = 0
 
 
 def _background_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of this process, started if need be; it runs until the process ends.
-
-    It must never end before: gRPC has one poller for the process too, and that calls the loops it once knew.
-    """
+    """The event loop of this process, started if need be; it runs until the process ends. It must never end before:
+    gRPC has one poller for the process too, and that calls the loops it once knew."""
     global _loop, _owner
     with _lock:
         if _loop is None or _owner != os.getpid():
@@ -108,10 +103,8 @@ class _Batch:
 
 
 class _BatchReader:
-    """Reads an iterable on a thread of its own, one item each time one is asked for.
-
-    Nothing waits for this thread: the iterable may block for ever, as a queue or a terminal does.
-    """
+    """Reads an iterable on a thread of its own, one item each time one is asked for. Nothing waits for this thread: the
+    iterable may block for ever, as a queue or a terminal does."""
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         self._iterable = iterable

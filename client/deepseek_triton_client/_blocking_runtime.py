@@ -41,20 +41,18 @@ class BlockingRuntime:
     def transport(self, endpoint: Endpoint, settings: Settings) -> Transport:
         if endpoint.is_grpc:
             # Imported here because it needs the grpc extra.
-            from deepseek_triton_client._grpc.grpc_transport import blocking_transport as grpc_transport
+            from deepseek_triton_client._grpc.grpc_transport import blocking_transport
 
-            return grpc_transport(endpoint, settings)
-        from deepseek_triton_client._http.http_transport import blocking_transport as http_transport
+            return blocking_transport(endpoint, settings)
+        from deepseek_triton_client._http.blocking_socket import BlockingSocket
+        from deepseek_triton_client._http.http_transport import HttpTransport
 
-        return http_transport(endpoint, settings)
+        return HttpTransport(endpoint, settings, BlockingSocket)
 
 
 class _BlockingEvent:
-    """See `RuntimeEvent`.
-
-    threading.Event is written in Python: an exception such as KeyboardInterrupt that lands inside it can leave its lock
-    held for ever.
-    """
+    """See `RuntimeEvent`. threading.Event is written in Python: an exception such as KeyboardInterrupt that lands
+    inside it can leave its lock held for ever."""
 
     def __init__(self) -> None:
         self._is_set = False

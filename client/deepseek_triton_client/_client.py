@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from deepseek_triton_client._blocking_runtime import BlockingRuntime, run
 from deepseek_triton_client._core.calls import Calls
@@ -39,7 +38,10 @@ BatchItem = Prompt | Mapping[str, Any]
 """A prompt, or a mapping of arguments: {"prompt" or "messages": ..., "max_tokens": ..., ...}."""
 
 
-class BaseClient(ABC):
+StreamT = TypeVar("StreamT", bound="BaseStream")
+
+
+class BaseClient(ABC, Generic[StreamT]):
     """Settings, and requests made of a call's arguments: everything in a client that does not wait."""
 
     _batch_types: tuple[type, ...] = (Iterable,)
@@ -86,6 +88,35 @@ class BaseClient(ABC):
     def model_name(self) -> str:
         return self._settings.model_name
 
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeouts: Timeouts | None = None,
+        **fields: Any,
+    ) -> StreamT:
+        """Return the answer as a stream: `with client.stream(...) as stream:`, then iterate over its chunks. With
+        AsyncClient these are `async with` and `async for`.
+
+        Entering the block sends the request and returns with the first response; leaving it early cancels the request
+        on the server. The arguments are those of `generate`, and all limits of `timeouts` apply.
+        """
+        return self._stream(self._request(prompt_request, prompt, params, fields, timeouts, request_id, streaming=True))
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeouts: Timeouts | None = None,
+        **fields: Any,
+    ) -> StreamT:
+        """Return the answer of `chat` as a stream; see `stream`."""
+        return self._stream(self._request(chat_request, messages, params, fields, timeouts, request_id, streaming=True))
+
     def __repr__(self) -> str:
         urls = ", ".join(repr(str(endpoint)) for endpoint in self._settings.endpoints)
         return f"{type(self).__name__}({urls}, model_name={self.model_name!r})"
@@ -93,17 +124,14 @@ class BaseClient(ABC):
     @abstractmethod
     def _runtime(self) -> Runtime: ...
 
+    @abstractmethod
+    def _stream(self, request: Request) -> StreamT: ...
+
     @property
     def _calls(self) -> Calls:
         if self._open_calls is None:
             raise RuntimeError("the client is closed")
         return self._open_calls
-
-    def _prompt(self, prompt: Prompt, *arguments: Any, **options: Any) -> Request:
-        return self._request(prompt_request, prompt, *arguments, **options)
-
-    def _chat(self, messages: Messages, *arguments: Any, **options: Any) -> Request:
-        return self._request(chat_request, messages, *arguments, **options)
 
     def _request(
         self,
@@ -111,10 +139,10 @@ class BaseClient(ABC):
         content: Prompt | Messages,
         params: SamplingParams | None,
         fields: Mapping[str, Any],
+        timeouts: Timeouts | None,
+        request_id: str | None,
         *,
         streaming: bool,
-        timeouts: Timeouts | None = None,
-        request_id: str | None = None,
     ) -> Request:
         return make(
             content,
@@ -132,8 +160,7 @@ class BaseClient(ABC):
         timeouts: Timeouts | None,
         concurrency: int,
     ) -> Callable[[BatchItem], Request]:
-        """Return the function that makes a request of each item. Raises InvalidRequest for mistakes that concern all
-        items."""
+        """Return the function that makes a request of each item. Raises InvalidRequest for mistakes about all items."""
         if isinstance(requests, (str, bytes, Mapping)) or not isinstance(requests, self._batch_types):
             raise InvalidRequest(
                 f"requests: expected a list or another iterable of requests, got {type(requests).__name__}"
@@ -174,7 +201,7 @@ def _batch_request(item: BatchItem, params: SamplingParams, timeouts: Timeouts) 
     return make(content, params=params.merged(own), timeouts=timeouts, streaming=False, request_id=request_id)
 
 
-class Client(BaseClient):
+class Client(BaseClient["Stream"]):
     """Generates text with one model on one or several Triton servers. Its methods block.
 
     `url` is "http://host:port", "grpc://host:port", https:// or grpcs://; "host:port" alone is HTTP, and a missing port
@@ -184,8 +211,7 @@ class Client(BaseClient):
     recognize. `metrics_url` is "http://host:8002/metrics" unless given. Nothing is sent before the first call. Threads
     may share a client.
 
-    Every method raises errors of this package (`DeepseekTritonError`) and of no other library. A closed client raises
-    RuntimeError.
+    Every method raises only errors of this package (`DeepseekTritonError`); a closed client raises RuntimeError.
     """
 
     def generate(
@@ -203,25 +229,8 @@ class Client(BaseClient):
         time limits for this request; only `connect` and `total` apply here. An exception that interrupts the call, such
         as KeyboardInterrupt, cancels the request on the server.
         """
-        request = self._prompt(prompt, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
+        request = self._request(prompt_request, prompt, params, fields, timeouts, request_id, streaming=False)
         return run(self._calls.generate(request))
-
-    def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        timeouts: Timeouts | None = None,
-        **fields: Any,
-    ) -> Stream:
-        """Return the answer as a stream: `with client.stream(...) as stream:`, then iterate over its chunks.
-
-        Entering the block sends the request and returns with the first response; leaving it early cancels the request
-        on the server. The arguments are those of `generate`, and all limits of `timeouts` apply.
-        """
-        request = self._prompt(prompt, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
-        return Stream(self._calls, request)
 
     def chat(
         self,
@@ -232,28 +241,14 @@ class Client(BaseClient):
         timeouts: Timeouts | None = None,
         **fields: Any,
     ) -> Completion:
-        """Return the model's answer to a conversation, which the server renders with the checkpoint's own chat
-        template.
+        """Return the answer to a conversation, which the server renders with the checkpoint's own chat template.
 
         The reasoning is kept apart, in `Completion.reasoning`, unless `separate_reasoning` is False.
         `chat_template_kwargs={"thinking": True}` switches reasoning on in models that can do without. All other
         arguments are those of `generate`.
         """
-        request = self._chat(messages, params, fields, streaming=False, timeouts=timeouts, request_id=request_id)
+        request = self._request(chat_request, messages, params, fields, timeouts, request_id, streaming=False)
         return run(self._calls.generate(request))
-
-    def stream_chat(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        timeouts: Timeouts | None = None,
-        **fields: Any,
-    ) -> Stream:
-        """Return the answer of `chat` as a stream; see `stream`."""
-        request = self._chat(messages, params, fields, streaming=True, timeouts=timeouts, request_id=request_id)
-        return Stream(self._calls, request)
 
     @overload
     def generate_many(
@@ -303,10 +298,8 @@ class Client(BaseClient):
         )
 
     def cancel(self, request_id: str) -> None:
-        """End the active request with this id, whichever client sent it; its finish_reason is then "cancelled".
-
-        Raises InvalidRequest if no server has such a request.
-        """
+        """End the active request with this id, whichever client sent it; its finish_reason is then "cancelled". Raises
+        InvalidRequest if no server has such a request."""
         run(self._calls.cancel(request_id))
 
     def ready(self) -> bool:
@@ -322,8 +315,7 @@ class Client(BaseClient):
     ) -> None:
         """Wait until a server is ready, asking once a second; `timeout_s` None waits for ever. Raises DeadlineExceeded.
 
-        Loading DeepSeek from cold storage takes from minutes to an hour. `on_progress` is called with every state that
-        was seen.
+        Loading DeepSeek from cold storage takes from minutes to an hour. `on_progress` is called with each state seen.
         """
         run(self._calls.wait_until_ready(timeout_s, on_progress))
 
@@ -344,13 +336,14 @@ class Client(BaseClient):
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _runtime(self) -> Runtime:
         return BlockingRuntime()
+
+    def _stream(self, request: Request) -> Stream:
+        return Stream(self._calls, request)
 
 
 class BaseStream:
@@ -393,18 +386,13 @@ class BaseStream:
 
 class Stream(BaseStream):
     """One answer, read chunk by chunk while it is generated. Iterate once and from one thread; `completion` reads the
-    rest.
-
-    Any error of the package can come between two chunks; it ends the stream.
-    """
+    rest. Any error of the package can come between two chunks; it ends the stream."""
 
     def __enter__(self) -> Stream:
         self._exchange = run(self._calls.open(self._unopened()))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[Chunk]:

@@ -42,7 +42,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.synthetic_checkpoint import make_checkpoint
 
 from deepseek_triton_tools.cli.parsing import positive, size
-from deepseek_triton_tools.warming.pagecache.residency import evict, resident_bytes
+from deepseek_triton_tools.warming.pagecache.residency import evict
+from support.page_cache import resident_bytes
 
 GIB = 2**30
 LOAD = "safetensors load"

@@ -17,6 +17,7 @@ from deepseek_triton_client import (
     Timeouts,
 )
 from deepseek_triton_client._core import calls as calls_module
+from deepseek_triton_client._core.checked_request import chat_request, prompt_request
 from support.client_kinds import ClientKind
 
 VERBS = ("generate", "stream", "chat", "stream_chat")
@@ -174,10 +175,10 @@ def test_a_whole_answer_has_no_limits_of_tokens(nowhere: str) -> None:
     limits = Timeouts(connect=1, first_token=2, between_tokens=3, total=4)
     whole = Timeouts(connect=1, total=4)
     with Client(nowhere, timeouts=limits) as client, Client(nowhere) as other:
-        for made in (client._prompt("hi", None, {}, streaming=each) for each in (True, False)):
-            assert made.timeouts == (limits if made.streaming else whole)
         for each in (True, False):
-            made = other._chat("hi", None, {}, streaming=each, timeouts=limits)
+            made = client._request(prompt_request, "hi", None, {}, None, None, streaming=each)
+            assert made.timeouts == (limits if each else whole)
+            made = other._request(chat_request, "hi", None, {}, limits, None, streaming=each)
             assert made.timeouts == (limits if each else whole)
 
 

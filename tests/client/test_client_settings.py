@@ -208,11 +208,16 @@ def test_names_that_can_not_be_sent(name):
 
 
 @pytest.mark.parametrize(
-    "url", ["nonsense", "", "ftp://a/", "a:8002", "http://", "http://a b/", "http://a:0/", "http://a:x/", 7]
+    "url",
+    [
+        *("nonsense", "", "ftp://a/", "a:8002", "http://", "http://a b/", "http://a:0/", "http://a:x/", 7),
+        *("http://a:99999/", "http://me:hunter2@a/"),
+    ],
 )
 def test_metrics_at_what_is_no_address(url):
-    with pytest.raises(InvalidRequest, match=r"^metrics_url: expected"):
+    with pytest.raises(InvalidRequest, match=r"^metrics_url: expected") as caught:
         Settings(endpoints=(SERVER,), model_name="m", metrics_url=url)
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("headers", [["a"], [("a", "b")], "a: b", 7])

@@ -12,7 +12,7 @@ from deepseek_triton_client._blocking_runtime import run
 from deepseek_triton_client._core.client_settings import Connection
 from deepseek_triton_client._core.transport import Input
 from deepseek_triton_client._http import connection_pool
-from deepseek_triton_client._http.asyncio_socket import _within
+from deepseek_triton_client._http.asyncio_socket import AsyncioSocket, _within
 from deepseek_triton_client._http.connection_pool import Pool
 from support.drivers import DRIVERS
 
@@ -204,11 +204,11 @@ def test_many_tasks_share_a_transport(http_server):
 
 def test_a_second_event_loop_makes_connections_of_its_own(http_server):
     from deepseek_triton_client._core.client_settings import Endpoint, Settings
-    from deepseek_triton_client._http.http_transport import asyncio_transport
+    from deepseek_triton_client._http.http_transport import HttpTransport
 
     http_server.script(*[http_server.events(ANSWER)] * 2)
     endpoint = Endpoint.parse(http_server.url)
-    transport = asyncio_transport(endpoint, Settings(endpoints=(endpoint,), model_name="tensorrt_llm"))
+    transport = HttpTransport(endpoint, Settings(endpoints=(endpoint,), model_name="tensorrt_llm"), AsyncioSocket)
     loops = [asyncio.new_event_loop() for _ in range(2)]
     for loop in loops:
         assert loop.run_until_complete(ask(transport)) == [ANSWER]

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 
 from deepseek_triton_client._blocking_runtime import run
 from deepseek_triton_client._core.client_settings import Endpoint, Settings
-from deepseek_triton_client._http.http_transport import HttpTransport, asyncio_transport, blocking_transport
+from deepseek_triton_client._http.asyncio_socket import AsyncioSocket
+from deepseek_triton_client._http.blocking_socket import BlockingSocket
+from deepseek_triton_client._http.http_transport import HttpTransport
 
 T = TypeVar("T")
 
@@ -60,7 +62,7 @@ class BlockingDriver(Driver):
         self._threads.shutdown()
 
     def _make(self, endpoint: Endpoint, settings: Settings) -> HttpTransport:
-        return blocking_transport(endpoint, settings)
+        return HttpTransport(endpoint, settings, BlockingSocket)
 
 
 class AsyncioDriver(Driver):
@@ -84,7 +86,7 @@ class AsyncioDriver(Driver):
         self._loop.close()
 
     def _make(self, endpoint: Endpoint, settings: Settings) -> HttpTransport:
-        return asyncio_transport(endpoint, settings)
+        return HttpTransport(endpoint, settings, AsyncioSocket)
 
 
 DRIVERS = {"blocking": BlockingDriver, "asyncio": AsyncioDriver}

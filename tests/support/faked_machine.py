@@ -14,7 +14,7 @@ from deepseek_triton_tools.host.host_memory import HostMemory
 GIB = 2**30
 
 # The answers of one real H200 with driver 580.159.04, here for each of eight GPUs.
-BASIC = "{}, NVIDIA H200, GPU-548859f7-{}, 143771, {}, 9.0, 580.159.04, Enabled, Disabled"
+BASIC = "{}, NVIDIA H200, 143771, {}, 9.0, 580.159.04, Enabled, Disabled"
 HEALTH = "{}, 0, No, No, N/A, N/A"
 LDD = "\tlinux-vdso.so.1 (0x1)\n\tlibpython3.12.so.1.0 => /usr/lib/x86_64-linux-gnu/libpython3.12.so.1.0 (0x2)\n"
 MPIRUN = "mpirun (Open MPI) 4.1.6\n\nReport bugs to http://www.open-mpi.org/community/help/\n"
@@ -38,7 +38,7 @@ def nvidia_smi(
     """Start of a command line -> nvidia-smi's answer."""
     return {
         "nvidia-smi --query-gpu=index,name": Done(
-            code=0, out="\n".join(basic.format(n, n, used) for n in range(count)) + "\n"
+            code=0, out="\n".join(basic.format(n, used) for n in range(count)) + "\n"
         ),
         "nvidia-smi --query-gpu=index,ecc": Done(code=0, out="\n".join(health.format(n) for n in range(count)) + "\n"),
         "nvidia-smi --query-compute-apps": Done(code=0, out=apps),

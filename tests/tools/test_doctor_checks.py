@@ -131,7 +131,7 @@ SUPERVISOR = HostProcess(
 )
 RANK = HostProcess(pid=6, parent=5, name="python3", command=("python3", "/r/1/supervise.py", "rank"), launch="0123abcd")
 ORTED = HostProcess(pid=4, parent=1, name="orted", command=("orted", "-mca"))
-APPS = "439, python3, 21090, GPU-548859f7-0\n"
+APPS = "439, python3, 21090\n"
 ROWS = "".join(BASIC.format(n, n, 9) + "\n" for n in range(7))
 UNABLE = "Unable to determine the device handle for GPU7: 0000:DB:00.0: Unknown Error"
 CGROUP = CgroupMemory(path="/sys/fs/cgroup", version=2, limit=400 * GIB, usage=0, file_cache=0)
@@ -413,7 +413,7 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
         "error",
         "deepseek-triton launch stop 0123abcd",
     ),
-    ("gpu-memory", gpus(used=21099, apps="439, [N/A], [N/A], GPU-548859f7-0\n"), R1, "error", "439 ([N/A]) memory"),
+    ("gpu-memory", gpus(used=21099, apps="439, [N/A], [N/A]\n"), R1, "error", "439 ([N/A]) memory"),
     ("gpu-memory", gpus(used=21099), R1, "error", "no process is seen that holds it"),
     ("gpu-memory", machine(runs={}), R1, "skipped", "no GPU is seen"),
     ("gpu-health", machine(), R1, "ok", "no uncorrected error"),

@@ -112,7 +112,7 @@ def test_a_folder_for_trtllm_serve_needs_no_tritonserver(
     build = ["build", "deepseek-r1", "--gpu", "h200", "--gpus", "8", "--model", "/models/DeepSeek-R1"]
     assert main([*build, "--format", "trtllm-serve", "--output", str(tmp_path / "r1")]) == 0
     capsys.readouterr()
-    monkeypatch.setattr(verb, "RealMachine", lambda: FakedMachine(programs={}))
+    monkeypatch.setattr(verb, "Machine", lambda: FakedMachine(programs={}))
     _, said = document(capsys, str(tmp_path / "r1"))
 
     assert by_check(said)["tritonserver"]["level"] == "note"
@@ -144,7 +144,7 @@ def test_text_has_cause_and_fix_and_hides_what_is_in_order(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = FakedMachine(runs={"nvidia-smi": Done(code=6, out="No devices were found\n")})
-    monkeypatch.setattr(verb, "RealMachine", lambda: machine)
+    monkeypatch.setattr(verb, "Machine", lambda: machine)
     main(["doctor"])
     shown = capsys.readouterr().out
     main(["doctor", "-v"])
@@ -173,7 +173,7 @@ EXIT_CODES = [
 def test_exit_codes(
     machine: FakedMachine, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(verb, "RealMachine", lambda: machine)
+    monkeypatch.setattr(verb, "Machine", lambda: machine)
 
     assert main(["doctor"]) == code
 

@@ -17,12 +17,11 @@ from pathlib import Path
 import pytest
 
 from deepseek_triton_tools.doctor.hosts import bootstrap_command, examine_by_command
-from deepseek_triton_tools.doctor.machine import real_machine
+from deepseek_triton_tools.doctor.machine import machine as machine_module
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS
 from deepseek_triton_tools.doctor.machine.examine import examine, report_from_json, report_to_json
 from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer, expected_from_json, expected_to_json
-from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND
-from deepseek_triton_tools.doctor.machine.real_machine import RealMachine
+from deepseek_triton_tools.doctor.machine.machine import NOT_FOUND, Machine
 from deepseek_triton_tools.doctor.machine.remote import EXPECTED_FILE, REPORT_PREFIX
 from deepseek_triton_tools.doctor.packing import BOOTSTRAP, pack, sent_files
 from support.waiting import wait_for
@@ -43,7 +42,7 @@ def test_expected_travels_whole() -> None:
 
 
 def test_a_report_travels_whole() -> None:
-    report = examine(RealMachine(), Expected(), host="here")
+    report = examine(Machine(), Expected(), host="here")
 
     assert report_from_json(report_to_json(report)) == report
 
@@ -124,7 +123,7 @@ def test_another_python_is_looked_at() -> None:
 
 
 def test_a_program_runs_once_and_is_killed_with_its_children(tmp_path: Path) -> None:
-    machine = RealMachine()
+    machine = Machine()
     script = f"echo x >> {tmp_path}/ran; sleep 60 & echo $! > {tmp_path}/child; wait"
 
     first = machine.run("sh", "-c", script, timeout_s=0.3)
@@ -141,9 +140,9 @@ def test_a_program_runs_once_and_is_killed_with_its_children(tmp_path: Path) -> 
 def test_a_program_that_can_t_be_killed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi is such a program when its driver hangs."""
     monkeypatch.setattr(os, "killpg", lambda *_: None)
-    monkeypatch.setattr(real_machine, "_KILLED_WITHIN_S", 0.1)
+    monkeypatch.setattr(machine_module, "_KILLED_WITHIN_S", 0.1)
 
-    done = RealMachine().run("sh", "-c", f"echo $$ > {tmp_path}/pid; echo first; exec sleep 60", timeout_s=0.5)
+    done = Machine().run("sh", "-c", f"echo $$ > {tmp_path}/pid; echo first; exec sleep 60", timeout_s=0.5)
 
     monkeypatch.undo()
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
@@ -156,9 +155,9 @@ def test_large_files_and_pipes_in_a_repository_are_not_read_to_their_end(tmp_pat
     with (tmp_path / "model-00001.safetensors").open("wb") as file:
         file.truncate(2**40)
     script = (
-        "import sys; from deepseek_triton_tools.doctor.machine.real_machine import RealMachine\n"
+        "import sys; from deepseek_triton_tools.doctor.machine.machine import Machine\n"
         "from deepseek_triton_tools.doctor.machine.checks.storage import repository_digest\n"
-        "print(repository_digest(RealMachine(), sys.argv[1]))"
+        "print(repository_digest(Machine(), sys.argv[1]))"
     )
 
     def digest() -> str:
@@ -172,13 +171,13 @@ def test_large_files_and_pipes_in_a_repository_are_not_read_to_their_end(tmp_pat
 
 
 def test_a_program_that_is_not_there() -> None:
-    done = RealMachine().run("no-such-program")
+    done = Machine().run("no-such-program")
 
     assert (done.code, done.err) == (NOT_FOUND, "no-such-program: No such file or directory")
 
 
 def test_programs_see_what_is_set_besides() -> None:
-    done = RealMachine().run("sh", "-c", "echo $ONE; echo two >&2; exit 3", environ={"ONE": "1"})
+    done = Machine().run("sh", "-c", "echo $ONE; echo two >&2; exit 3", environ={"ONE": "1"})
 
     assert (done.code, done.out, done.err) == (3, "1\n", "two\n")
 
@@ -186,7 +185,7 @@ def test_programs_see_what_is_set_besides() -> None:
 def test_a_process_with_a_launch_tag_is_seen_and_this_one_is_not() -> None:
     with subprocess.Popen(["sleep", "60"], env={**os.environ, "DEEPSEEK_TRITON_LAUNCH": "0123abcd"}) as sleeper:
         try:
-            seen = {process.pid: process for process in RealMachine().processes()}
+            seen = {process.pid: process for process in Machine().processes()}
         finally:
             sleeper.kill()
 
@@ -197,7 +196,7 @@ def test_a_process_with_a_launch_tag_is_seen_and_this_one_is_not() -> None:
 
 
 def test_who_listens() -> None:
-    machine = RealMachine()
+    machine = Machine()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert f"process {os.getpid()} " in (machine.listener(port) or "")
@@ -205,8 +204,8 @@ def test_who_listens() -> None:
 
 
 def test_interfaces_and_names() -> None:
-    machine = RealMachine()
-    [loopback] = [each for each in machine.interfaces() if each.is_loopback]
+    machine = Machine()
+    [loopback] = [each for each in machine.interfaces() if each.name == "lo"]
 
     assert loopback.is_up
     assert "127.0.0.1" in loopback.addresses
@@ -216,7 +215,7 @@ def test_interfaces_and_names() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    machine = RealMachine()
+    machine = Machine()
     (tmp_path / "b").write_bytes(b"12345")
     (tmp_path / "a").mkdir()
 
@@ -236,8 +235,8 @@ def test_files(tmp_path: Path) -> None:
 def test_limits_are_numbers_or_none() -> None:
     script = (
         "import resource, json; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))\n"
-        "from deepseek_triton_tools.doctor.machine.real_machine import RealMachine\n"
-        "print(json.dumps(RealMachine().limit('nofile')))"
+        "from deepseek_triton_tools.doctor.machine.machine import Machine\n"
+        "print(json.dumps(Machine().limit('nofile')))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 

@@ -9,7 +9,7 @@ import pytest
 from bench.synthetic_checkpoint import make_checkpoint
 
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.launching import kernel_caches
+from deepseek_triton_tools.launching import containers
 from deepseek_triton_tools.launching.stop_times import StopTimes
 from support.recording import become_by, recording
 from support.supervising import free_ports, port_options
@@ -85,7 +85,7 @@ def test_the_container_has_all_that_the_server_needs(launched, repository, check
     assert mounts(args) == {
         str(repository): (str(repository), True),
         str(checkpoint): (str(checkpoint), True),
-        kernel_caches.MOUNTED_AT: (str(cache), False),
+        containers.KERNELS_MOUNT: (str(cache), False),
     }
     assert cache.is_dir()
     assert values(args, "--gpus") == ["all"]
@@ -96,7 +96,7 @@ def test_the_container_has_all_that_the_server_needs(launched, repository, check
     assert {"--rm", "--publish"} & set(args) == {"--rm"}
     variables = environment(args)
     assert (variables["HTTP_PORT"], variables["EXIT_TIMEOUT"]) == ("8000", "60")
-    assert set(kernel_caches.CACHES) < set(variables)
+    assert set(containers.KERNEL_CACHES) < set(variables)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_paths_with_special_characters_work(launched, tmp_path):
 
     assert args[-2:] == [f"{folder}/start.sh", "--log-info=a b"]
     assert mounts(args)[str(folder)] == (str(folder), True)
-    assert mounts(args)[kernel_caches.MOUNTED_AT] == (f"{kept}/mine-cpu", False)
+    assert mounts(args)[containers.KERNELS_MOUNT] == (f"{kept}/mine-cpu", False)
     assert mounts(args)[str(ready.parent)] == (str(ready.parent), False)
     assert environment(args)["ODD"] == AWKWARD
     assert "--gpus" not in args

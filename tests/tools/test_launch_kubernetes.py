@@ -23,10 +23,9 @@ from deepseek_triton_build.arithmetic import ENGINE_START_S
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import kubernetes
 from deepseek_triton_tools.launching.config_map import MAX_BYTES, data_lines, repository_files
-from deepseek_triton_tools.launching.kubernetes_manifest import PLACEHOLDER, object_name
-from deepseek_triton_tools.launching.kubernetes_settings import KubernetesOptions
+from deepseek_triton_tools.launching.kubernetes_pods import PLACEHOLDER, object_name
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-from deepseek_triton_tools.launching.stop_times import StopTimes
+from deepseek_triton_tools.launching.stop_times import PRE_STOP_S, StopTimes
 from deepseek_triton_tools.repository.launch_facts import facts_of
 from deepseek_triton_tools.tool_errors import RepositoryError, ToolError
 from support.hosts import HostsError, two_hosts
@@ -46,18 +45,16 @@ EVERYTHING = LaunchOptions(
     max_replicas=4,
     cache_dir=Path("/var/cache/kernels"),
     pull_secret="registry",
-    kubernetes=KubernetesOptions(
-        checkpoint_on_nodes=True,
-        host_network=True,
-        rdma=("rdma/hca", 8),
-        scrape=True,
-        node_selector=(("nvidia.com/gpu.product", "NVIDIA-H200"),),
-    ),
+    checkpoint_on_nodes=True,
+    host_network=True,
+    rdma=("rdma/hca", 8),
+    scrape=True,
+    node_selector=(("nvidia.com/gpu.product", "NVIDIA-H200"),),
 )
 OPTIONS = {
     "plain": LaunchOptions(),
     "everything": EVERYTHING,
-    "claims": LaunchOptions(kubernetes=KubernetesOptions(repository_claim="repository", cache_claim="kernels")),
+    "claims": LaunchOptions(repository_claim="repository", cache_claim="kernels"),
 }
 
 
@@ -296,9 +293,7 @@ def seconds(documents):
 )
 def test_the_deadlines_come_in_order(facts, size, rate, exit_timeout, name):
     serving = dataclasses.replace(facts[name].serving, size=size)
-    options = LaunchOptions(
-        rate=rate, exit_timeout=exit_timeout, kubernetes=KubernetesOptions(repository_claim="repository")
-    )
+    options = LaunchOptions(rate=rate, exit_timeout=exit_timeout, repository_claim="repository")
     at = seconds(load(kubernetes.render(dataclasses.replace(facts[name], serving=serving), options)))
 
     # Start: first a cold load and the engine, then the supervisor gives up and ends all, then the probe gives up.
@@ -320,7 +315,7 @@ def test_who_waits_for_whom(exit_timeout):
 
     order = [times.exit_timeout_s, times.supervisor_kill_s, times.mpirun_kill_s, times.docker_stop_timeout_s]
     assert order == sorted(set(order))
-    assert times.grace_period_s - times.pre_stop_s == times.docker_stop_timeout_s
+    assert times.grace_period_s - PRE_STOP_S == times.docker_stop_timeout_s
     assert times.worker_grace_period_s > times.grace_period_s
 
 
@@ -350,7 +345,7 @@ WARM = {
 def test_a_measured_rate_counts(tmp_path, facts):
     document = tmp_path / "warm.json"
     document.write_text(json.dumps(WARM))
-    text = kubernetes.render(facts["one"], LaunchOptions(kubernetes=KubernetesOptions(measured=document)))
+    text = kubernetes.render(facts["one"], LaunchOptions(measured=document))
 
     assert seconds(load(text))["ready_within"] == math.ceil((R1_BYTES / 10**9 + ENGINE_START_S) / 60) * 60
     assert "(measured, by" in " ".join(text.split())
@@ -374,7 +369,7 @@ def test_a_document_that_tells_no_rate_is_refused(tmp_path, facts, content, expe
         document.write_text(content)
 
     with pytest.raises(ToolError, match=expected) as error:
-        kubernetes.render(facts["one"], LaunchOptions(kubernetes=KubernetesOptions(measured=document)))
+        kubernetes.render(facts["one"], LaunchOptions(measured=document))
     assert error.value.exit_code == 2
     assert "\n" not in str(error.value)
 
@@ -505,16 +500,16 @@ def test_a_claim_holds_the_repository_instead(rendered):
         ("one", LaunchOptions(claim="c." * 127 + "c"), "--claim: expected a name"),
         (
             "one",
-            LaunchOptions(kubernetes=KubernetesOptions(node_selector=(("a b", "c"),))),
+            LaunchOptions(node_selector=(("a b", "c"),)),
             "--node-selector: expected",
         ),
-        ("one", LaunchOptions(kubernetes=KubernetesOptions(node_selector=(("a", "c" * 64),))), "--node-selector: expe"),
+        ("one", LaunchOptions(node_selector=(("a", "c" * 64),)), "--node-selector: expe"),
         ("one", LaunchOptions(max_restarts=2), "--max-restarts: expected 0"),
         ("one", LaunchOptions(environment=(("A", "1"), ("A", "2"))), "--env: A: given twice"),
         ("one", LaunchOptions(environment=(("HF_HUB_OFFLINE", "0"),)), "--env: HF_HUB_OFFLINE: given twice, or set"),
         (
             "one",
-            LaunchOptions(kubernetes=KubernetesOptions(repository_claim="")),
+            LaunchOptions(repository_claim=""),
             "--repository-claim: expected a name",
         ),
         ("one", LaunchOptions(ready_file=Path("ready")), "--ready-file: expected an absolute path"),
@@ -525,29 +520,29 @@ def test_a_claim_holds_the_repository_instead(rendered):
         ),
         ("one", LaunchOptions(replicas=2**31), "--replicas: expected 1 to 2147483647"),
         ("one", LaunchOptions(max_replicas=2**31), "--max-replicas: expected at most 2147483647"),
-        ("one", LaunchOptions(kubernetes=KubernetesOptions(target=4)), "without --max-replicas there is none"),
+        ("one", LaunchOptions(target=4), "without --max-replicas there is none"),
         (
             "one",
-            LaunchOptions(claim="c", kubernetes=KubernetesOptions(checkpoint_on_nodes=True)),
+            LaunchOptions(claim="c", checkpoint_on_nodes=True),
             "either on a claim or on the nodes",
         ),
         (
             "one",
-            LaunchOptions(kubernetes=KubernetesOptions(node_selector=(("a", "1"), ("a", "2")))),
+            LaunchOptions(node_selector=(("a", "1"), ("a", "2"))),
             "--node-selector: a is given twice",
         ),
         ("one", LaunchOptions(replicas=3, max_replicas=2), "--max-replicas: expected --replicas (3) or more, got 2"),
-        ("one", LaunchOptions(kubernetes=KubernetesOptions(rdma=("hca", 1))), "--rdma: expected"),
+        ("one", LaunchOptions(rdma=("hca", 1)), "--rdma: expected"),
         ("tiny", LaunchOptions(), "name with --image one that has tritonserver"),
         ("tiny", LaunchOptions(image="i", max_replicas=2), "no max_batch_size for the autoscaler to aim at"),
         (
             "one",
-            LaunchOptions(cache_dir=Path("/k"), kubernetes=KubernetesOptions(cache_claim="k")),
+            LaunchOptions(cache_dir=Path("/k"), cache_claim="k"),
             "on a claim or in a folder of the nodes",
         ),
         (
             "one",
-            LaunchOptions(rate=1, kubernetes=KubernetesOptions(measured=Path("m"))),
+            LaunchOptions(rate=1, measured=Path("m")),
             "either given or measured",
         ),
     ],

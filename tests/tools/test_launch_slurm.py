@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from deepseek_triton_tools.cli.main import main
-from deepseek_triton_tools.launching import kernel_caches, slurm
+from deepseek_triton_tools.launching import containers, slurm
 from deepseek_triton_tools.launching.stop_times import StopTimes
 from support.recording import recording
 from support.supervising import free_ports, port_options
@@ -122,10 +122,10 @@ def test_in_containers_what_is_needed_is_mounted(script, run, built, tmp_path):
     assert mounts == [
         f"{folder}:{folder}:ro",
         "/models/R1:/models/R1:ro",
-        f"{cache}:{kernel_caches.MOUNTED_AT}",
+        f"{cache}:{containers.KERNELS_MOUNT}",
         f"{ready.parent}:{ready.parent}",
     ]
-    assert supervisor["env"]["TRITON_CACHE_DIR"] == f"{kernel_caches.MOUNTED_AT}/triton"
+    assert supervisor["env"]["TRITON_CACHE_DIR"] == f"{containers.KERNELS_MOUNT}/triton"
     assert "--ready-file" in supervisor["args"]
 
 

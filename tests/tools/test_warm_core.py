@@ -31,11 +31,11 @@ from deepseek_triton_tools.warming import (
     warm,
 )
 from deepseek_triton_tools.warming.evicting import evict_all
-from deepseek_triton_tools.warming.pagecache.pace import Pace
 from deepseek_triton_tools.warming.pagecache.reading import BUFFER, STEP
-from deepseek_triton_tools.warming.pagecache.residency import evict, resident_bytes
-from deepseek_triton_tools.warming.transfer import SEGMENT, Transfer
+from deepseek_triton_tools.warming.pagecache.residency import evict
+from deepseek_triton_tools.warming.transfer import SEGMENT, Pace, Transfer
 from support.mounting import mounted
+from support.page_cache import resident_bytes
 
 SIZE = 3 * BUFFER + 4097
 """Bytes of a file: some buffers, and a part of a page."""

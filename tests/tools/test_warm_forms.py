@@ -90,7 +90,7 @@ def test_the_templates_are_in_the_wheel(tmp_path):
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    for file in forms._TEMPLATES.values():
+    for file, _ in forms._FORMS.values():
         assert f"deepseek_triton_tools/warming/templates/{file}" in names
 
 

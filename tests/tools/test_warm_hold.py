@@ -17,7 +17,8 @@ from deepseek_triton_tools.tool_errors import LockError
 from deepseek_triton_tools.warming import WarmOptions, take_survey, warm
 from deepseek_triton_tools.warming.hold import check_hold, hold
 from deepseek_triton_tools.warming.pagecache.locking import LockedFiles, allow_locking
-from deepseek_triton_tools.warming.pagecache.residency import evict, resident_bytes
+from deepseek_triton_tools.warming.pagecache.residency import evict
+from support.page_cache import resident_bytes
 
 PATIENCE_S = 60
 PERIOD_S = 0.02
@@ -79,7 +80,7 @@ def paths(survey):
 
 
 def may_lock(survey):
-    with contextlib.suppress(LockError), LockedFiles() as locked:
+    with contextlib.suppress(LockError), contextlib.closing(LockedFiles()) as locked:
         allow_locking(survey.size)
         locked.lock(paths(survey), threading.Event())
         return True
@@ -107,14 +108,14 @@ def test_locked_files_cannot_be_dropped_until_they_are_unlocked(survey):
 def test_locking_stops_when_told_to(survey):
     stop = threading.Event()
     stop.set()
-    with LockedFiles() as locked:
+    with contextlib.closing(LockedFiles()) as locked:
         locked.lock(paths(survey), stop)
         assert locked.size == 0
 
 
 def test_an_empty_file_is_no_trouble(tmp_path):
     (tmp_path / "empty").touch()
-    with LockedFiles() as locked:
+    with contextlib.closing(LockedFiles()) as locked:
         locked.lock([tmp_path / "empty"], threading.Event())
         assert locked.size == 0
 
@@ -267,7 +268,7 @@ def test_files_that_can_be_locked_need_no_known_residency(survey):
 
 
 def test_a_file_that_cannot_be_mapped_is_named(tmp_path):
-    with LockedFiles() as locked, pytest.raises(LockError, match="gone: can't be mapped"):
+    with contextlib.closing(LockedFiles()) as locked, pytest.raises(LockError, match="gone: can't be mapped"):
         locked.lock([tmp_path / "gone"], threading.Event())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 
 from deepseek_triton_tools.warming.pagecache import linux
 from deepseek_triton_tools.warming.pagecache.linux import PAGE_SIZE
-from deepseek_triton_tools.warming.pagecache.residency import WINDOW, ResidentFile, evict, resident_bytes
+from deepseek_triton_tools.warming.pagecache.residency import WINDOW, ResidentFile, evict
 from support.mounting import NOBODY, as_nobody, mounted, overlay
+from support.page_cache import resident_bytes
 
 SIZE = 20 * PAGE_SIZE + 100
 CLONE_NEWUSER = 0x10000000
@@ -75,7 +77,7 @@ def test_all_of_a_file_that_was_read_is_there(cold: Path) -> None:
 
 
 def test_the_method_follows_the_file_system(cold: Path) -> None:
-    with ResidentFile(cold) as file:
+    with contextlib.closing(ResidentFile(cold)) as file:
         if cold.parent.name == "overlay":
             assert file.method == "mincore"
         else:
@@ -88,7 +90,7 @@ def test_bytes_are_counted_though_the_kernel_counts_pages(cold: Path, pages: set
     evict(cold)
     read_pages(cold, pages)
 
-    with ResidentFile(cold) as file:
+    with contextlib.closing(ResidentFile(cold)) as file:
         assert file.resident() == expected(pages, 0, SIZE)
         assert file.resident(begin) == expected(pages, begin, SIZE)
         assert file.resident(begin, length) == expected(pages, begin, begin + length)
@@ -97,7 +99,7 @@ def test_bytes_are_counted_though_the_kernel_counts_pages(cold: Path, pages: set
 def test_a_part_of_two_pages_is_not_whole_when_only_one_is_there(cold: Path) -> None:
     read_pages(cold, {0})
 
-    with ResidentFile(cold) as file:
+    with contextlib.closing(ResidentFile(cold)) as file:
         assert file.resident(PAGE_SIZE // 2, PAGE_SIZE) == PAGE_SIZE // 2
 
 
@@ -109,7 +111,7 @@ def test_an_empty_file(folder: Path) -> None:
 
 def test_a_file_that_became_shorter(cold: Path) -> None:
     cold.read_bytes()
-    with ResidentFile(cold) as file:
+    with contextlib.closing(ResidentFile(cold)) as file:
         os.truncate(cold, PAGE_SIZE + 7)
 
         assert file.resident() == PAGE_SIZE + 7
@@ -139,7 +141,7 @@ def test_the_residency_of_another_users_file_is_unknown(cold: Path) -> None:
     cold.chmod(0o644)
 
     def ask() -> list[object]:
-        with ResidentFile(cold) as file:
+        with contextlib.closing(ResidentFile(cold)) as file:
             return [os.geteuid(), file.method, file.resident()]
 
     assert as_nobody(ask)[0] == NOBODY
@@ -167,7 +169,7 @@ def test_mincore_is_not_believed_about_another_users_file(cold: Path, monkeypatc
     def ask() -> list[object]:
         fd = os.open(cold, os.O_RDONLY)
         address = linux.map_file(fd, 0, PAGE_SIZE)
-        with ResidentFile(cold) as file:
+        with contextlib.closing(ResidentFile(cold)) as file:
             return [linux.count_core_pages(address, PAGE_SIZE), file.method, file.resident()]
 
     assert as_nobody(ask) == [1, None, None]  # 1: the kernel's lie
@@ -192,7 +194,7 @@ def test_root_of_a_user_namespace_does_not_own_the_files_of_the_host(cold: Path)
         Path("/proc/self/uid_map").write_text(f"0 {NOBODY} 1")
 
     def ask() -> list[object]:
-        with ResidentFile(cold) as file:
+        with contextlib.closing(ResidentFile(cold)) as file:
             return [os.geteuid(), file.method]
 
     if not Path("/proc/self/ns/user").exists() or not as_nobody(can_unshare):
@@ -220,7 +222,7 @@ def test_mincore_where_the_kernel_or_a_filter_refuses_cachestat(
     without_cachestat(monkeypatch, code)
     read_pages(cold, {3, 20})
 
-    with ResidentFile(cold) as file:
+    with contextlib.closing(ResidentFile(cold)) as file:
         assert file.method == "mincore"
         assert file.resident() == PAGE_SIZE + 100
 

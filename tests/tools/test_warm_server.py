@@ -792,7 +792,7 @@ def test_the_phase_does_not_depend_on_where_the_pieces_of_a_log_end(tmp_path):
             file.write(data[:size])
             data = data[size:]
             log.read()
-    assert log.lines == [line for line in (LOG * 3).replace("\r", "\n").splitlines() if line]
+    assert list(log.lines) == [line for line in (LOG * 3).replace("\r", "\n").splitlines() if line]
 
 
 def test_a_log_that_is_there_already_tells_the_phase_but_not_an_old_failure(tmp_path):

@@ -17,11 +17,7 @@ class _Template(string.Template):
 
 
 def filled(package: str, path: str, values: Mapping[str, str]) -> str:
-    """Return the template with its values.
-
-    :param package: the package whose folder `templates` holds the template.
-    :param path: the path within that folder.
-    """
+    """Return the template at `path` in the folder `templates` of `package`, with its values."""
     text = resources.files(package).joinpath("templates", *path.split("/")).read_text("utf-8")
     return _Template(text).substitute(values)
 

@@ -1,2 +1,1 @@
-"""The parts that both clients and both protocols share: requests, results, errors, settings and the calls
-themselves."""
+"""What both clients and both protocols share: requests, results, errors, settings and the calls themselves."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
-from typing import TypeVar
 
 from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.client_settings import Endpoint, Settings, Timeouts
@@ -23,8 +22,6 @@ from deepseek_triton_client._core.prometheus_text import Metrics
 from deepseek_triton_client._core.results import Completion, ModelMetadata, Readiness
 from deepseek_triton_client._core.runtime import Deadlines, Runtime, RuntimeEvent
 from deepseek_triton_client._core.transport import Transport
-
-T = TypeVar("T")
 
 _POLL_INTERVAL_S = 1.0
 
@@ -54,9 +51,7 @@ class ServerState:
 
     async def dialect(self, limit_s: Callable[[], float | None]) -> Dialect:
         """Return how to speak to the model. Its metadata is read once; others who ask meanwhile wait for the outcome.
-
-        `limit_s` is called before each step and returns how many seconds the step may take.
-        """
+        `limit_s` is called before each step and returns how many seconds the step may take."""
         # A local variable, because `failed` may reset the attribute at any time.
         while (dialect := self._dialect) is None:
             own = _MetadataRead(limit_s(), self._event())
@@ -162,7 +157,14 @@ class Calls:
         raise error
 
     async def metadata(self) -> ModelMetadata:
-        return await self._ask_in_order(lambda server: server.transport.metadata(self._settings.timeouts.connect))
+        for server in (servers := list(self._servers_in_order())):
+            try:
+                return await server.transport.metadata(self._settings.timeouts.connect)
+            except DeepseekTritonError as exc:
+                exc.url = server.url
+                if server is servers[-1] or not isinstance(exc, (ServerUnavailable, DeadlineExceeded)):
+                    raise
+        raise AssertionError("settings have at least one server")
 
     async def metrics(self) -> Metrics:
         """Return the metrics at `metrics_url`, or at port 8002 of the first server."""
@@ -277,16 +279,6 @@ class Calls:
         except (ServerUnavailable, DeadlineExceeded) as exc:
             return Readiness(server.url, "unreachable", waited_s, exc.message)
         return Readiness(server.url, "ready" if is_ready else "loading", waited_s)
-
-    async def _ask_in_order(self, ask: Callable[[ServerState], Awaitable[T]]) -> T:
-        for server in (servers := list(self._servers_in_order())):
-            try:
-                return await ask(server)
-            except DeepseekTritonError as exc:
-                exc.url = server.url
-                if server is servers[-1] or not isinstance(exc, (ServerUnavailable, DeadlineExceeded)):
-                    raise
-        raise AssertionError("settings have at least one server")
 
 
 def _deadlines(timeouts: Timeouts, started: float) -> Deadlines:

@@ -69,10 +69,7 @@ def chat_request(
 
 
 def parse_batch_item(item: Mapping[str, Any]) -> tuple[str, Any, str | None, dict[str, Any]]:
-    """Split a mapping into its kind ("prompt" or "messages"), content, request id and sampling fields.
-
-    Raises InvalidRequest.
-    """
+    """Split a mapping into "prompt" or "messages", its content, request id and fields. Raises InvalidRequest."""
     kinds = [kind for kind in ("prompt", "messages") if kind in item]
     if len(kinds) != 1:
         raise InvalidRequest(f'expected one of "prompt" and "messages", got {", ".join(map(str, item)) or "nothing"}')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -20,43 +20,42 @@ Balance = Literal["failover", "round_robin"]
 StreamMode = Literal["delta", "cumulative"]
 
 
-def _is_number(value: Any, above: float, at_most: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and above < value <= at_most
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LONGEST_S
 
 
-def _raise_all(problems: Iterator[str]) -> None:
-    found = list(problems)
-    if found:
-        raise InvalidRequest("; ".join(found))
+class _Checked:
+    """Settings that raise InvalidRequest, with every problem, where they are wrong."""
+
+    def __post_init__(self) -> None:
+        if found := list(self._problems()):
+            raise InvalidRequest("; ".join(found))
+
+    def _problems(self) -> Iterator[str]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeouts:
-    """Time limits in seconds; None is no limit. DeadlineExceeded is raised when one runs out, ServerUnavailable for
-    `connect`.
+class Timeouts(_Checked):
+    """Time limits in seconds; None is no limit. One that runs out raises DeadlineExceeded, `connect` ServerUnavailable.
 
     By default only connecting is limited: a cold server or a long queue can delay the first token for minutes, and a
     long answer takes its time.
     """
 
     connect: float | None = 10.0
-    """Time to reach the server; it also limits each step of calls that generate nothing: `ready()`, `metadata()`,
-    ..."""
+    """Time to reach the server, and for each step of calls that generate nothing: `ready()`, `metadata()`, ..."""
     first_token: float | None = None
     """Time from the call, retries included, to the first chunk. For streams only."""
     between_tokens: float | None = None
-    """Time of each wait for a later chunk; the time that the caller spends between chunks does not count. For streams
-    only."""
+    """Time of each wait for a later chunk, without what the caller spends between chunks. For streams only."""
     total: float | None = None
-    """Time from the call, retries included, to the end of the answer, with the time that the caller spends between
-    chunks."""
+    """Time from the call to the end of the answer, with retries and what the caller spends between chunks."""
 
-    def __post_init__(self) -> None:
-        _raise_all(
-            f"timeouts.{each.name}: expected 0 < seconds <= {_LONGEST_S}, got {getattr(self, each.name)!r}"
-            for each in fields(self)
-            if getattr(self, each.name) is not None and not _is_number(getattr(self, each.name), 0, _LONGEST_S)
-        )
+    def _problems(self) -> Iterator[str]:
+        for name, value in vars(self).items():
+            if value is not None and not _is_seconds(value):
+                yield f"timeouts.{name}: expected 0 < seconds <= {_LONGEST_S}, got {value!r}"
 
     def for_whole_answers(self) -> Timeouts:
         """Return a copy without the limits that only streams have."""
@@ -64,7 +63,7 @@ class Timeouts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retries:
+class Retries(_Checked):
     """How often and when a request is sent again that was refused before anything was generated.
 
     Such refusals are E_OVERLOADED, E_UNAVAILABLE, a model that is not loaded, and a connection that could not be made.
@@ -79,14 +78,11 @@ class Retries:
     max_s: float = 8.0
     """Longest sleep of all, in seconds."""
 
-    def __post_init__(self) -> None:
-        _raise_all(self._problems())
-
     def _problems(self) -> Iterator[str]:
         if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
             yield f"retries.attempts: expected an integer of at least 1, got {self.attempts!r}"
         for name in ("initial_s", "max_s"):
-            if not _is_number(getattr(self, name), 0, _LONGEST_S):
+            if not _is_seconds(getattr(self, name)):
                 yield f"retries.{name}: expected 0 < seconds <= {_LONGEST_S}, got {getattr(self, name)!r}"
 
     def delay_s(self, failures: int) -> float:
@@ -95,22 +91,17 @@ class Retries:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tls:
-    """Certificates, as PEM files. Servers with an ordinary certificate need none of this for https:// and grpcs://
-    URLs."""
+class Tls(_Checked):
+    """Certificates, as PEM files. Servers with an ordinary certificate need none for https:// and grpcs:// URLs."""
 
     ca: str | PathLike[str] | None = None
-    """Authorities that may have signed the server's certificate; None: those that the system trusts (for gRPC: those
-    that come with gRPC)."""
+    """Authorities that may have signed the server's certificate; None: the system's (for gRPC: its own)."""
     certificate: str | PathLike[str] | None = None
     """The client's own certificate with its chain, for servers that ask for one (mTLS)."""
     key: str | PathLike[str] | None = None
     """The private key of `certificate`; None: it is in the same file."""
     verify: bool = True
     """False accepts any certificate: no protection from anyone who can intercept the connection. Not with gRPC."""
-
-    def __post_init__(self) -> None:
-        _raise_all(self._problems())
 
     def _problems(self) -> Iterator[str]:
         for name in ("ca", "certificate", "key"):
@@ -124,25 +115,21 @@ class Tls:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connection:
+class Connection(_Checked):
     """How long connections last, and how large a response may be."""
 
     keepalive_s: float = 30.0
-    """HTTP: seconds that an idle connection is kept for the next request. Choose less than the idle limit of proxies
-    before the server."""
+    """HTTP: seconds that an idle connection is kept. Choose less than the idle limit of proxies in between."""
     ping_s: float | None = 310.0
     """gRPC: seconds between pings that find a peer which vanished without a word; None sends none. Triton by default
     ends the connection of clients that ping more often than every 300 s without data in between."""
     max_message_bytes: int | None = 256 * 2**20
     """Size of the largest response, and of the largest event of a stream, that is read; None is no limit."""
 
-    def __post_init__(self) -> None:
-        _raise_all(self._problems())
-
     def _problems(self) -> Iterator[str]:
         for name in ("keepalive_s", "ping_s"):
             value = getattr(self, name)
-            if value is not None and not _is_number(value, 0, _LONGEST_S):
+            if value is not None and not _is_seconds(value):
                 yield f"connection.{name}: expected 0 < seconds <= {_LONGEST_S}, got {value!r}"
         limit = self.max_message_bytes
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 2**31):
@@ -165,8 +152,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str) -> Endpoint:
-        """Parse "host" or "host:port" (both mean HTTP) or a URL; a missing port is Triton's own. Raises
-        InvalidRequest."""
+        """Parse "host", "host:port" (both are HTTP) or a URL; a missing port is Triton's. Raises InvalidRequest."""
         expected = "url: expected http://host:port or grpc://host:port (https:// and grpcs:// with TLS)"
         if not isinstance(url, str):
             raise InvalidRequest(f"{expected}, got {type(url).__name__}")
@@ -221,7 +207,7 @@ def _split(url: str, schemes: Iterable[str]) -> SplitResult | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(_Checked):
     """All settings of a client. Raises InvalidRequest, with every problem, for settings that are wrong."""
 
     endpoints: tuple[Endpoint, ...]
@@ -238,7 +224,7 @@ class Settings:
     metrics_url: str | None = None
 
     def __post_init__(self) -> None:
-        _raise_all(self._problems())
+        super().__post_init__()
         object.__setattr__(self, "headers", dict(self.headers))  # the caller may change its own mapping later
 
     def _problems(self) -> Iterator[str]:

@@ -47,11 +47,8 @@ class Dialect:
     """Which of the known Triton models one model is, and what its requests have to look like."""
 
     def __init__(self, metadata: ModelMetadata, stream_mode: StreamMode | None = None) -> None:
-        """Raises ProtocolError for a model without a text input and output.
-
-        `stream_mode` says how the model sends streams; None detects it (see `Unknown`). This project's
-        backend is told how, so it does not matter there.
-        """
+        """Raises ProtocolError for a model without a text input and output. `stream_mode` says how the model sends
+        streams; None detects it (see `Unknown`). This project's backend is told how, so it does not matter there."""
         self._model_name = metadata.name
         self._declared = {each.name: each for each in metadata.inputs}
         self._outputs = {each.name: each for each in metadata.outputs}
@@ -102,8 +99,7 @@ class Dialect:
         return sent
 
     def stop_inputs(self) -> Sequence[Input]:
-        """Return the inputs that end the active request with the id sent along. Raises InvalidRequest if the model
-        can't do that."""
+        """Return the inputs that end the request with the id sent along. Raises InvalidRequest if there are none."""
         stop = _input(self._targets(("stop",), "BOOL"), (True,))
         if stop is None:
             raise InvalidRequest(f"{self._model} has no input that ends a request by its id: close its stream instead")
@@ -113,8 +109,7 @@ class Dialect:
         return [Input("text_input", "BYTES", ("",), self._batched), stop]
 
     def is_stopped(self, error: DeepseekTritonError) -> bool:
-        """Tell whether an error in answer to `stop_inputs` means success: llmapi answers with an error, this project's
-        backend with an empty end."""
+        """Whether an error after `stop_inputs` means success: llmapi's does; this backend sends an empty end."""
         return self.kind == "llmapi" and "cancelled by client" in error.message
 
     def reader(self, request: Request) -> ResponseReader:
@@ -148,8 +143,7 @@ class Dialect:
                 yield tensor
 
     def _default_fields(self, request: Request, given: Mapping[str, Any], *, streaming: bool) -> Iterator[str]:
-        """Names of fields that the client sets to their value in `_DEFAULTS`, unless the caller gives another value or
-        the model lacks them."""
+        """Names of fields that get their value in `_DEFAULTS` unless the caller gives one or the model lacks them."""
         if self.kind == "deepseek":
             yield "n"  # the server's own default could be several
             if request.is_chat:
@@ -264,8 +258,7 @@ _VLLM_FIELDS: dict[str, str] = {
     },
     **dict.fromkeys(_VLLM_GUIDES, "structured_outputs"),
 }
-"""Field name -> key of vLLM's sampling parameters. vLLM takes more keys, but its backend does not return what they ask
-for."""
+"""Field name -> key of vLLM's sampling parameters: those whose results its backend returns."""
 
 
 def _vllm_json(fields: Mapping[str, Any]) -> str:

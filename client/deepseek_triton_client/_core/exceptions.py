@@ -44,8 +44,7 @@ class DeepseekTritonError(Exception):
         self.url = url
         """URL of the server that was asked; None if the error came before any server was asked."""
         self.unprocessed = unprocessed
-        """Whether surely nothing was generated for the request, so that sending it again, here or elsewhere, is
-        safe."""
+        """Whether surely nothing was generated for it, so that sending it again, here or elsewhere, is safe."""
 
     def __str__(self) -> str:
         return f"[{self.code}] {self.message}" if self.code else self.message
@@ -106,9 +105,8 @@ _REFUSALS = frozenset({"E_OVERLOADED", "E_UNAVAILABLE"})
 
 _CODED = re.compile(r"\[(E_[A-Z_]+)\]\s*(.*)", re.DOTALL)
 
-# Triton's own words for a missing model. On a gRPC stream they come without any status. Triton begins its messages
-# about a model that loads, unloads or could not be loaded with the same words; another server may be able to answer
-# then.
+# Triton's own words for a missing model. On a gRPC stream they come without any status. Its messages about a model
+# that loads, unloads or could not be loaded begin so too; another server may be able to answer then.
 _UNKNOWN_MODEL = "Request for unknown model"
 _NOT_LOADED = ("has no available versions", "is not at ready state")
 
@@ -116,8 +114,7 @@ _NOT_LOADED = ("has no available versions", "is not at ready state")
 def error_from_server(
     text: str, *, otherwise: type[DeepseekTritonError], unprocessed: bool = False
 ) -> DeepseekTritonError:
-    """Return the error for a message of the server. `otherwise` and `unprocessed` apply if the message itself does not
-    tell."""
+    """Return the error for a server's message. `otherwise` and `unprocessed` apply if the message does not tell."""
     coded = _CODED.match(text)
     if coded:
         code, message = coded.groups()

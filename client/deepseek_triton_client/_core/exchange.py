@@ -16,10 +16,8 @@ from deepseek_triton_client._core.transport import ResponseStream
 
 
 class Exchange:
-    """One request to one server, and its answer so far. Used by one thread or task at a time.
-
-    Call `begin`, then `next` until it returns None, then `completion`; call `close` in any case.
-    """
+    """One request to one server, and its answer so far. Used by one thread or task at a time. Call `begin`, then `next`
+    until it returns None, then `completion`; call `close` in any case."""
 
     def __init__(
         self,
@@ -32,8 +30,7 @@ class Exchange:
         started: float,
         on_lost: Callable[[], None],
     ) -> None:
-        """`started` is the moment of the call by time.monotonic(). `on_lost` is called if the server turns out to be
-        unavailable."""
+        """`started`: the moment of the call by time.monotonic(). `on_lost`: called if the server is unavailable."""
         self.request = request
         self.url = url
         self._responses = responses
@@ -140,8 +137,7 @@ class Exchange:
         self._pending.append(chunk)
 
     def _for_this_request(self, error: DeepseekTritonError) -> DeepseekTritonError:
-        """Complete the error with the id and URL of this request. After its first response a request counts as
-        processed."""
+        """Add this request's id and URL to the error. After its first response a request counts as processed."""
         error.request_id = self.request.request_id
         error.url = self.url
         error.unprocessed = error.unprocessed and not self._num_received

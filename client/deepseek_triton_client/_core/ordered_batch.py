@@ -13,8 +13,7 @@ from deepseek_triton_client._core.exceptions import DeepseekTritonError
 from deepseek_triton_client._core.results import Completion
 
 _MAX_KEPT_FACTOR = 8
-"""Answers that wait for an earlier one are kept, up to this many times the concurrency; beyond that no request is
-started."""
+"""Most answers kept for an earlier one, as a multiple of the concurrency; beyond it no request is started."""
 
 MakeRequest = Callable[[Any], Request]
 

@@ -37,10 +37,7 @@ class Metrics:
         return cls(tuple(_sample(number, line) for number, line in lines if line and not line.startswith("#")), text)
 
     def value(self, name: str, /, **labels: str) -> float:
-        """Return the sum of all samples that have this name and these labels; they may have other labels too.
-
-        Raises KeyError if there is none.
-        """
+        """Return the sum of all samples with this name, and these labels among theirs. Raises KeyError for none."""
         found = [
             sample.value for sample in self.samples if sample.name == name and labels.items() <= sample.labels.items()
         ]

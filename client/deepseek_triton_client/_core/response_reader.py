@@ -36,8 +36,7 @@ class ResponseReader:
         return self._read_all(outputs)
 
     def end(self) -> list[Chunk]:
-        """Return the text that was held back until the end of the stream. Raises ProtocolError if an answer is
-        incomplete."""
+        """Return the text held back until the end of the stream. Raises ProtocolError for an incomplete answer."""
         if self.finished:
             return []
         if self._says_end:
@@ -166,8 +165,7 @@ def _number_or_none(name: str, value: Any) -> float | None:
 
 
 def _logprobs(name: str, value: Any) -> tuple[TokenLogprobs | None, ...]:
-    """Read JSON: for each token an object of token id -> {logprob, rank, decoded_token}, or null; or null for all
-    tokens."""
+    """Read JSON: for each token an object of token id -> {logprob, rank, decoded_token}, or null; or null for all."""
     try:
         document = json.loads(_text(name, value))
         return tuple(None if token is None else _token(token) for token in document or ())

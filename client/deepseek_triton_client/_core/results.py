@@ -66,8 +66,7 @@ class Chunk:
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the new tokens, with `logprobs`."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-    """Log-probabilities of the prompt's tokens, with `prompt_logprobs`. On the first chunk; None for the prompt's first
-    token."""
+    """Those of the prompt's tokens, with `prompt_logprobs`. On the first chunk; None for the first token."""
     perf_metrics: PerfMetrics | None = None
     """Measurements of the engine, with `return_perf_metrics`. On the last chunk."""
 
@@ -111,8 +110,7 @@ class Completion:
     url: str
     """URL of the server that answered."""
     time_to_first_token_s: float | None
-    """Seconds from the call to the first token, connecting and retries included. None if the whole text came at
-    once."""
+    """Seconds from the call to the first token, with connecting and retries. None if all text came at once."""
     total_s: float
     """Seconds from the call to the last token."""
 
@@ -134,8 +132,7 @@ class Completion:
 
     @property
     def message(self) -> dict[str, str]:
-        """The answer as a message, to be appended to a conversation. Without reasoning, as DeepSeek's models expect
-        it."""
+        """The answer as a message for the conversation. Without reasoning, as DeepSeek's models expect it."""
         return {"role": "assistant", "content": self.text}
 
     def __str__(self) -> str:

@@ -1,5 +1,4 @@
-"""Interfaces to what blocking and asynchronous clients do differently: sleep, wait for events, keep time limits,
-connect."""
+"""Interfaces to what differs between the clients: sleeping, waiting for events, time limits, connecting."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ class Deadlines:
 
 
 class Watchdog(Protocol):
-    """Calls `interrupt` once when a limit runs out. Only the thread or task that reads the stream calls these
-    methods."""
+    """Calls `interrupt` once when a limit runs out. Only the thread or task that reads the stream calls it."""
 
     expired: str | None
     """Name of the field of `Timeouts` that ran out."""

@@ -66,11 +66,9 @@ class SamplingParams:
     exclude_input_from_output: bool | None = _field("BOOL", neutral=True)
     """False puts the prompt before the text."""
     n: int | None = _field("INT32", neutral=1)
-    """1 to 64: number of answers to the prompt; None is 1. More than one need sampling: greedy answers are all the
-    same."""
+    """1 to 64: number of answers; None is 1. Several need sampling, because greedy answers are all the same."""
     best_of: int | None = _field("INT32", neutral=1)
-    """1 to 64, at least n: generate this number of answers and return the n likeliest. Above n not possible in
-    streams."""
+    """1 to 64, at least n: generate as many answers, return the n likeliest. Above n not possible in streams."""
     bad: Sequence[str] | None = _field("BYTES", many=True)
     """Up to 64 strings that are not generated; a single string needs no list."""
     logprobs: int | None = _field("INT32")
@@ -128,8 +126,7 @@ class SamplingParams:
         return ((_FIELDS[name], value) for name, value in self._set().items())
 
     def merged(self, fields: Mapping[str, Any]) -> SamplingParams:
-        """Return a copy with `fields` in place of its own; None unsets a field. Raises InvalidRequest with every
-        problem."""
+        """Return a copy with `fields` set; None unsets a field. Raises InvalidRequest with every problem."""
         if not fields:
             return self
         values = {**self._set(), **_normalized(fields)}
@@ -222,11 +219,8 @@ LEFT_OUT: dict[str, str] = {
     "input_ids": "give the prompt as the first argument, as a list of ids",
     "messages": "use chat() or stream_chat()",
 }
-"""Inputs of the wire contract that the client sets itself -> what a caller does instead.
-
-Besides them there is `stop`, the flag that ends a request: `cancel()` sends it. The name `stop` means the stop strings
-here.
-"""
+"""Inputs of the wire contract that the client sets itself -> what a caller does instead. Besides them there is `stop`,
+the flag that ends a request: `cancel()` sends it. The name `stop` means the stop strings here."""
 
 _OTHER_NAMES: dict[str, str] = {
     "max_new_tokens": "max_tokens",

@@ -1,8 +1,6 @@
-"""Tensor contents as Triton's gRPC protocol carries them: little-endian; each BYTES element follows its length in 4
-bytes.
+"""Tensor contents as in Triton's gRPC protocol: little-endian; each BYTES element follows its length in 4 bytes.
 
-This uses `struct`, not numpy: the tensors of a text request hold a few elements, for which numpy would cost more than
-it saves.
+This uses `struct`, not numpy, which costs more than it saves for the few elements of a text request.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ class Increments(Protocol):
     """The texts of one answer, which are added in order."""
 
     def add(self, text: str, *, last: bool) -> str:
-        """Return the new text; `last` says that no more will come. Raises ProtocolError for a text that can't
-        follow."""
+        """Return the new text; `last`: no more will come. Raises ProtocolError for a text that can't follow."""
         ...
 
     def end(self) -> str:

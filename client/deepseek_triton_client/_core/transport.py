@@ -16,10 +16,7 @@ from deepseek_triton_client._core.results import ModelMetadata
 
 Outputs = Mapping[str, Any]
 """One response: output name -> value. A value is an int, float, bool or str; or a list of them, unless it has one
-element.
-
-This is the form of /generate's JSON; the tensors of gRPC are converted to it.
-"""
+element. This is the form of /generate's JSON; the tensors of gRPC are converted to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +28,7 @@ class Input:
     """Name of the datatype in Triton's protocol: BYTES, BOOL, INT32, UINT64 or FP32."""
     values: Sequence[Any]
     batched: bool = False
-    """Whether the model has a batch dimension; this request is a batch of one. The shape is [1, len(values)] then,
-    otherwise [len(values)]."""
+    """Whether the model has a batch dimension: the shape of this batch of one is [1, len(values)] then."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,23 +39,17 @@ class ResponseStream(Protocol):
     """The responses to one request. Only one thread or task reads and closes it."""
 
     async def receive(self) -> Outputs | None:
-        """Return the next response; None at the end of the stream. Raises the error that the server answered.
-
-        The first call connects and sends the request.
-        """
+        """Return the next response; None at the end. Raises the server's error. The first call sends the request."""
         ...
 
     def interrupt(self) -> None:
-        """Make a `receive` that waits fail or end soon. May be called from any thread, but not after `close`; never
-        raises."""
+        """Make a waiting `receive` fail or end soon. Called from any thread, but not after `close`; never raises."""
         ...
 
     async def close(self) -> None:
-        """End the use of the network. A request that has not ended is cancelled, and the server sees that. May be
-        called again.
+        """End the use of the network. An unfinished request is cancelled, and the server sees it. May be called again.
 
-        The connection can serve the next request only from here on, and not from the end of the stream: no `interrupt`
-        may follow.
+        Only from here on, and not from the stream's end, the connection can serve others: no `interrupt` may follow.
         """
         ...
 
@@ -68,12 +58,10 @@ class Transport(Protocol):
     """One model on one server. Threads may share a blocking transport, the tasks of one event loop the other kind."""
 
     always_streams: bool
-    """Whether to ask for increments even if the whole text is wanted, because the server notices only then that a
-    client left."""
+    """Whether to stream even whole answers, because only then the server notices that a client left."""
 
     def open(self, request_id: str, inputs: Sequence[Input], *, connect_s: float | None) -> ResponseStream:
-        """Prepare a request; nothing is sent before the first `receive`. `connect_s` limits the time to reach the
-        server."""
+        """Prepare a request; the first `receive` sends it. `connect_s` limits the time to reach the server."""
         ...
 
     # The following methods apply `timeout_s` to each of their steps; None is no limit.

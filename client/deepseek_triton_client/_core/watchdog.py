@@ -1,5 +1,4 @@
-"""Time limits of a request. One thread watches those of all blocking requests; an event loop has a timer for each
-request.
+"""Time limits of requests. One thread watches those of all blocking requests; an event loop has a timer for each.
 
 A blocked socket read and a gRPC stream do not accept a time limit that changes from token to token, but both can be
 interrupted. Requests without limits use `NO_WATCHDOG`, so that they need no thread and no timer.
@@ -163,8 +162,7 @@ _watchdog_thread = _WatchdogThread()
 
 
 def _after_fork() -> None:
-    """Start afresh in a forked child: it has no copy of the thread, and a lock may have been copied while it was
-    held."""
+    """Start afresh in a forked child: it has no copy of the thread, and may have a copy of a held lock."""
     global _watchdog_thread
     _watchdog_thread = _WatchdogThread()
 
@@ -173,8 +171,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class LoopWatchdog:
-    """Calls `interrupt` once, on the event loop's thread, when a limit runs out. All methods are called on that
-    thread."""
+    """Calls `interrupt` once when a limit runs out. Everything here happens on the event loop's thread."""
 
     def __init__(self, deadlines: Deadlines, interrupt: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
         self.expired: str | None = None

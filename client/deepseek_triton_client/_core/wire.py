@@ -1,5 +1,4 @@
-"""Encodes inputs and decodes outputs, for both protocols. It does no I/O, and does not know what names mean: `dialect`
-does."""
+"""Encodes inputs and decodes outputs, for both protocols. No I/O; what names mean is `dialect`'s matter."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ def encode_json(request_id: str, inputs: Sequence[Input]) -> bytes:
 
 
 def decode_json(data: bytes) -> Outputs:
-    """Return the outputs in an event of generate_stream. Raises the error in an `{"error": ...}` event, or
-    ProtocolError."""
+    """Return the outputs in an event of generate_stream. Raises its `{"error": ...}`, or ProtocolError."""
     outputs = json_object(data)
     if "error" in outputs:
         raise error_from_server(str(outputs["error"]), otherwise=ServerError)
@@ -30,10 +28,8 @@ def decode_json(data: bytes) -> Outputs:
 
 
 def decode_tensors(tensors: Iterable[tuple[str, str, bytes]]) -> Outputs:
-    """Return the outputs of a gRPC response, given as (name, datatype, contents).
-
-    Outputs of unknown datatypes are left out. Raises ProtocolError for contents that don't fit their datatype.
-    """
+    """Return the outputs of a gRPC response, given as (name, datatype, contents). Outputs of unknown datatypes are left
+    out. Raises ProtocolError for contents that don't fit their datatype."""
     outputs: dict[str, Any] = {}
     for name, datatype, data in tensors:
         values = decode(name, datatype, data)

@@ -63,8 +63,7 @@ class AsyncioCall:
         try:
             data = await self._responses.read()
         except asyncio.CancelledError as exc:
-            # grpc.aio raises the same for a call that was cancelled and for a task that was, and cancels the call in
-            # both cases.
+            # grpc.aio raises the same for a cancelled call and a cancelled task, and cancels the call in both cases.
             if self._cancelled and _cancellations() == before:
                 raise Cancelled("the request was cancelled") from exc
             raise

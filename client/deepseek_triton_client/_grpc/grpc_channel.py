@@ -23,8 +23,7 @@ class GrpcCall(Protocol):
     """One request and its responses. Only one thread or task reads."""
 
     async def read(self) -> bytes | None:
-        """Return the next response; None when the call has ended well. Raises grpc.RpcError, or Cancelled after
-        `cancel`."""
+        """Return the next response; None at a good end. Raises grpc.RpcError, or Cancelled after `cancel`."""
         ...
 
     async def end(self) -> None:
@@ -65,16 +64,13 @@ def options(settings: Settings) -> list[tuple[str, int]]:
         # server that comes back after an hour of loading should be seen at once.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        # Each client has connections of its own. By default all clients of a process share one for each target, and
-        # fail together.
+        # Connections of its own: by default all clients of a process share one for each target, and fail together.
         ("grpc.use_local_subchannel_pool", 1),
         # No proxy is used, as over HTTP: the client connects to the given address.
         ("grpc.enable_http_proxy", 0),
     ]
     if settings.connection.ping_s is not None:
-        # Pings find a peer that vanished without a word. They must not come more often than Triton allows: by default
-        # it ends the connection of a client that pings again within 5 minutes without data in between, and a long
-        # prefill has no data.
+        # Pings must not come more often than Triton allows (see `Connection.ping_s`): a long prefill has no data.
         found += [
             ("grpc.keepalive_time_ms", max(1, round(settings.connection.ping_s * 1000))),
             ("grpc.keepalive_timeout_ms", 20_000),

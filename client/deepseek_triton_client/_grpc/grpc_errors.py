@@ -51,8 +51,7 @@ _NOT_CONNECTED = re.compile(
 # An answer in plain HTTP of a proxy before the server: it is full, or has no server to pass the request on to.
 _REFUSED_BY_PROXY = re.compile(r"Received http2 header with status: (429|503)$")
 
-# Both sides of a connection use this message; the server, for which the request is too large, puts "SERVER: " before
-# it.
+# Both sides use this message; the server, for which the request is too large, puts "SERVER: " before it.
 _TOO_LARGE = re.compile(r"(SERVER: )?(?:Received|Decompressed) message larger than max")
 
 

@@ -101,12 +101,13 @@ class GrpcTransport:
     async def metrics(self, url: str, timeout_s: float | None) -> str:
         """See `Transport`. Triton serves metrics only over HTTP."""
         # Imported here because most gRPC clients never need it.
-        from deepseek_triton_client._http import http_transport
+        from deepseek_triton_client._http.asyncio_socket import AsyncioSocket
+        from deepseek_triton_client._http.blocking_socket import BlockingSocket
+        from deepseek_triton_client._http.http_transport import HttpTransport
 
         # The HTTP transport decides by this endpoint whether a host may get the token.
         endpoint = replace(self._endpoint, scheme="https" if self._endpoint.is_tls else "http")
-        make = http_transport.asyncio_transport if self._channel.is_asyncio else http_transport.blocking_transport
-        http = make(endpoint, self._settings)
+        http = HttpTransport(endpoint, self._settings, AsyncioSocket if self._channel.is_asyncio else BlockingSocket)
         try:
             return await http.metrics(url, timeout_s)
         finally:

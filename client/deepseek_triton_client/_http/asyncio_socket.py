@@ -46,8 +46,7 @@ class AsyncioSocket(asyncio.Protocol):
             raise
 
     async def write(self, data: bytes, timeout_s: float | None) -> None:
-        """Send the data. If the connection closes meanwhile, `read` will tell, because an answer may have arrived
-        before."""
+        """Send the data. `read` tells if the connection closes meanwhile: an answer may have come before."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
         while self._writing_paused and not self._ended:
@@ -134,10 +133,8 @@ class AsyncioSocket(asyncio.Protocol):
 
 
 async def _within(waiting: Any, timeout_s: float | None) -> Any:
-    """Wait at most `timeout_s` seconds. Raises TimeoutError. Without a limit no task and no timer are created.
-
-    This is not asyncio.wait_for, which loses a cancellation that comes together with the result before Python 3.12.
-    """
+    """Wait at most `timeout_s` seconds. Raises TimeoutError. Without a limit no task and no timer are created. This is
+    not asyncio.wait_for, which loses a cancellation that comes together with the result before Python 3.12."""
     if timeout_s is None:
         return await waiting
     task = asyncio.ensure_future(waiting)

@@ -57,9 +57,8 @@ class BlockingSocket:
     def interrupt(self) -> None:
         self._interrupted = True
         if self._socket is not None:
-            # Closing a socket does not wake a thread that reads from it, but shutting it down does. The method of plain
-            # sockets is used for TLS sockets too: after their own, the reading thread would take ciphertext for plain
-            # text.
+            # Closing a socket does not wake a thread that reads from it, but shutting it down does. TLS sockets use
+            # the method of plain ones: after their own, the reading thread would take ciphertext for plain text.
             with suppress(OSError):  # already disconnected: what waited has ended by itself
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 

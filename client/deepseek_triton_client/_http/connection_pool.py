@@ -12,8 +12,7 @@ from deepseek_triton_client._http.http_connection import HttpConnection
 class Pool:
     """Idle connections, the last one used first, so that the others can grow old. Threads may share the pool.
 
-    Their number is not limited: the server decides how many requests are too many, and says so; a pool that queues
-    would hide it.
+    Their number is not limited: the server says when requests are too many, and a pool that queues would hide it.
     """
 
     def __init__(self, keepalive_s: float) -> None:

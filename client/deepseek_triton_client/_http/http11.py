@@ -13,11 +13,8 @@ Head = tuple[int, Mapping[str, str]]
 
 
 class Http11Protocol:
-    """One request after the other on one connection.
-
-    Raises h11.LocalProtocolError for a request that is not HTTP, h11.RemoteProtocolError for a response that is not,
-    and ConnectionError for a response that breaks off.
-    """
+    """One request after the other on one connection. Raises h11.LocalProtocolError for a request that is not HTTP,
+    h11.RemoteProtocolError for a response that is not, and ConnectionError for a response that breaks off."""
 
     def __init__(self) -> None:
         self._http = h11.Connection(h11.CLIENT)

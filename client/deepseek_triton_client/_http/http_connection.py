@@ -15,8 +15,7 @@ class Socket(Protocol):
         ...
 
     async def write(self, data: bytes, timeout_s: float | None) -> None:
-        """Send the data. A server that has hung up is no error here: it may have answered before, which `read`
-        tells."""
+        """Send the data. A server that has hung up is no error here: `read` tells, after what came before."""
         ...
 
     async def read(self, timeout_s: float | None) -> bytes:
@@ -69,8 +68,7 @@ class HttpConnection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the last response was read to its end, and nothing has come since, not even the end of the
-        connection."""
+        """Whether the last response was read to its end, and nothing came since, not even the connection's end."""
         return self._protocol.is_idle and self._socket.is_quiet
 
     def interrupt(self) -> None:

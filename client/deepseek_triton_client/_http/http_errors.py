@@ -59,8 +59,7 @@ EXCHANGE_ERRORS = (OSError, h11.ProtocolError)
 
 
 def exchange_error(exc: Exception, what: str, timeout_s: float | None) -> DeepseekTritonError:
-    """Return the error for a broken request. `what` describes it, such as "POST http://host:port/path"; `timeout_s`
-    limited each of its steps."""
+    """Return the error for the broken request `what` ("POST http://host:port/path"); each step had `timeout_s`."""
     if isinstance(exc, h11.LocalProtocolError):
         # The text of the error may quote a header, and a header may be a secret.
         return InvalidRequest(f"{what}: the headers can't be sent as HTTP")
@@ -110,10 +109,8 @@ def _host(location: str) -> str | None:
 
 
 def _error_text(status: int, headers: Mapping[str, str], body: bytes) -> str:
-    """Return Triton's message, or the text that came instead, such as a proxy's page.
-
-    If a model's first response is an error, the status is that of an error and the body is one server-sent event.
-    """
+    """Return Triton's message, or the text that came instead, such as a proxy's page. If a model's first response is an
+    error, the status is that of an error and the body is one server-sent event."""
     is_event = headers.get("content-type", "").startswith(EVENT_STREAM)
     try:
         return str(json_object(b"".join(SseDecoder().feed(body)) if is_event else body)["error"])

@@ -3,8 +3,7 @@
 Whole answers are streamed too and put together again: Triton notices a client that has left while it writes a stream,
 but not while /generate waits for its one response.
 
-This uses h11 and the client's own sockets instead of httpx, whose pool takes longer with every request that is in
-flight.
+This uses h11 and the client's own sockets instead of httpx, whose pool takes longer with every active request.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ from deepseek_triton_client._core.results import ModelMetadata, TensorMetadata
 from deepseek_triton_client._core.tls import tls_context
 from deepseek_triton_client._core.transport import Input, Outputs
 from deepseek_triton_client._core.wire import decode_json, encode_json, json_object
-from deepseek_triton_client._http.asyncio_socket import AsyncioSocket
-from deepseek_triton_client._http.blocking_socket import BlockingSocket
 from deepseek_triton_client._http.connection_pool import Pool
 from deepseek_triton_client._http.http11 import Head, Headers
 from deepseek_triton_client._http.http_connection import HttpConnection, Socket
@@ -63,14 +60,6 @@ Answer = tuple[int, Mapping[str, str], bytes]
 NewSocket = Callable[[str, int, "ssl.SSLContext | None"], Socket]
 
 
-def blocking_transport(endpoint: Endpoint, settings: Settings) -> HttpTransport:
-    return HttpTransport(endpoint, settings, BlockingSocket)
-
-
-def asyncio_transport(endpoint: Endpoint, settings: Settings) -> HttpTransport:
-    return HttpTransport(endpoint, settings, AsyncioSocket)
-
-
 class HttpTransport:
     """See `Transport`. Raises InvalidRequest for settings that HTTP can't have."""
 
@@ -91,7 +80,8 @@ class HttpTransport:
             self._model_path += f"/versions/{quote(settings.model_version, safe='')}"
         self._health_path = f"{prefix}/v2/health/ready"
         self._generate_target = f"{self._model_path}/generate_stream".encode()
-        self._pool = Pool(settings.connection.keepalive_s)
+        self.max_message_bytes = settings.connection.max_message_bytes
+        self.pool = Pool(settings.connection.keepalive_s)
         self._streams: WeakSet[HttpResponseStream] = WeakSet()  # weak, so that a stream that is dropped ends
         self._streams_lock = threading.Lock()
 
@@ -114,11 +104,8 @@ class HttpTransport:
         return _metadata(json_object(body))
 
     async def metrics(self, url: str, timeout_s: float | None) -> str:
-        """See `Transport`. The metrics are read on a connection of their own.
-
-        The token and the user's headers are not sent to another host, nor without TLS if the server itself is reached
-        with TLS.
-        """
+        """See `Transport`. The metrics are read on a connection of their own. The token and the user's headers are not
+        sent to another host, nor without TLS if the server itself is reached with TLS."""
         endpoint, path = _parse(url)
         own = self._server.endpoint
         trusted = endpoint.host == own.host and (endpoint.is_tls or not own.is_tls)
@@ -127,7 +114,7 @@ class HttpTransport:
         request = _get_request(path, [*headers, (b"connection", b"close")])
         exchange = HttpExchange(self._connect_to(target), request, target, timeout_s)
         try:
-            status, found, body = await exchange.fetch(self._settings.connection.max_message_bytes)
+            status, found, body = await exchange.fetch(self.max_message_bytes)
         finally:
             await exchange.connection.close()
         if status != 200:
@@ -138,7 +125,7 @@ class HttpTransport:
             raise ProtocolError(f"GET {target.endpoint}: expected text, got {body[:200]!r}") from exc
 
     async def close(self) -> None:
-        await self._pool.close()
+        await self.pool.close()
         with self._streams_lock:
             streams = list(self._streams)
         for stream in streams:
@@ -156,15 +143,8 @@ class HttpTransport:
             (b"content-length", str(len(body)).encode()),
         ]
         request = _Request("POST", self._generate_target, headers, body)
-        connection = await self._pool.take() or self._connect_to(self._server)
+        connection = await self.pool.take() or self._connect_to(self._server)
         return HttpExchange(connection, request, self._server, None)
-
-    @property
-    def max_message_bytes(self) -> int | None:
-        return self._settings.connection.max_message_bytes
-
-    async def give_back(self, connection: HttpConnection) -> None:
-        await self._pool.give_back(connection)
 
     def headers(self, target: _Target) -> Headers:
         """The user's headers, which may replace host and user-agent, the client's own."""
@@ -183,7 +163,7 @@ class HttpTransport:
 
     async def _get(self, path: str, timeout_s: float | None) -> Answer:
         request = _get_request(path, self.headers(self._server))
-        idle = await self._pool.take()
+        idle = await self.pool.take()
         if idle is not None:
             with suppress(ServerUnavailable):  # the server may have closed it a moment ago; a new connection tells
                 return await self._get_on(idle, request, timeout_s)
@@ -196,7 +176,7 @@ class HttpTransport:
         except BaseException:
             await connection.close()
             raise
-        await self._pool.give_back(connection)
+        await self.pool.give_back(connection)
         return answer
 
     def _connect_to(self, target: _Target) -> HttpConnection:
@@ -258,7 +238,7 @@ class HttpResponseStream:
             return
         # The connection goes back only here: until now an interrupt is meant for this request. A connection whose
         # response was not read to its end is closed by that, which is how the server sees that its client has left.
-        await self._transport.give_back(exchange.connection)
+        await self._transport.pool.give_back(exchange.connection)
 
     async def _begin(self) -> HttpExchange:
         self._exchange = exchange = await self._transport.begin(self._body)
@@ -275,8 +255,7 @@ class HttpResponseStream:
 
 
 class HttpExchange:
-    """One request and its response on one connection. Errors of h11 and of sockets become this package's errors
-    here."""
+    """One request and its response on one connection. Turns errors of h11 and sockets into this package's."""
 
     def __init__(self, connection: HttpConnection, request: _Request, target: _Target, timeout_s: float | None) -> None:
         self.connection = connection
@@ -319,28 +298,22 @@ class HttpExchange:
         return bytes(body[:_ERROR_BODY_BYTES])
 
     async def fetch(self, limit: int | None) -> Answer:
-        """Send the request and read the fetch body, or the beginning of an error's body.
-
-        For requests that generate nothing, so that it is safe to send them again.
-        """
+        """Send the request and read the fetch body, or the beginning of an error's body. For requests that generate
+        nothing, so that it is safe to send them again."""
         try:
-            return await self._fetch(limit)
+            status, headers = await self.send(self._timeout_s)
+            if status != 200:
+                return status, headers, await self.read_error()
+            body = bytearray()
+            while data := await self.read():
+                body += data
+                if limit is not None and len(body) > limit:
+                    expected = f"expected at most connection.max_message_bytes, {limit}"
+                    raise ProtocolError(f"{self.what}: {expected}, got a larger response")
+            return status, headers, bytes(body)
         except DeepseekTritonError as exc:
             _repeatable(exc)
             raise
-
-    async def _fetch(self, limit: int | None) -> Answer:
-        status, headers = await self.send(self._timeout_s)
-        if status != 200:
-            return status, headers, await self.read_error()
-        body = bytearray()
-        while data := await self.read():
-            body += data
-            if limit is not None and len(body) > limit:
-                raise ProtocolError(
-                    f"{self.what}: expected at most connection.max_message_bytes, {limit}, got a larger response"
-                )
-        return status, headers, bytes(body)
 
 
 class _Target:
@@ -371,23 +344,16 @@ def _get_request(path: str, headers: Headers) -> _Request:
 
 
 def _parse(url: str) -> tuple[Endpoint, str]:
-    """Parse a web address, with the web's default ports."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as exc:
-        raise InvalidRequest(f"metrics_url: {exc}") from exc
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or parts.username is not None:
-        raise InvalidRequest("metrics_url: expected http://host:port/path or https://, without user and password")
+    """Parse a web address, which `Settings` has checked, with the web's default ports."""
+    parts = urlsplit(url)
     path = quote(parts.path, safe=_PATH_CHARACTERS) or "/"
     if parts.query:
         path += "?" + quote(parts.query, safe=_PATH_CHARACTERS + "?")
-    return Endpoint(parts.scheme, parts.hostname, port or _DEFAULT_PORTS[parts.scheme]), path
+    return Endpoint(parts.scheme, parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]), path
 
 
 def _repeatable(error: DeepseekTritonError) -> DeepseekTritonError:
-    """Mark the error of a request that generates nothing: sending it again is always safe, and worth trying if the
-    server was away."""
+    """Mark the error of a request that generates nothing: sending it again is safe, and may help."""
     error.unprocessed = isinstance(error, (ServerUnavailable, Overloaded))
     return error
 

@@ -17,10 +17,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class SseDecoder:
-    """Decodes one response. Keeps the line and the event that are not complete yet.
-
-    `max_bytes` is the largest size of one event; None is no limit.
-    """
+    """Decodes one response, and keeps what is not complete yet. `max_bytes` limits one event; None is no limit."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._max_bytes = math.inf if max_bytes is None else max_bytes
@@ -33,15 +30,11 @@ class SseDecoder:
 
     @property
     def pending(self) -> bool:
-        """Whether an event, or a line, has begun and not ended; at the end of a body this means that something is
-        missing."""
+        """Whether an event, or a line, has begun and not ended: at the end of a body something is missing."""
         return bool(self._partial_line or self._data)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the data of each event that `chunk` completes; the lines of an event are joined by LF.
-
-        Raises ProtocolError for an event that is too large.
-        """
+        """Return the data of each event completed now, lines joined by LF. Raises ProtocolError for one too large."""
         if not chunk:
             return []
         events = self._whole_events(chunk)
@@ -58,8 +51,7 @@ class SseDecoder:
         return events
 
     def _whole_events(self, chunk: bytes) -> list[bytes] | None:
-        """Return the data of a chunk that holds only whole events as Triton writes them, which nearly every chunk does;
-        otherwise None."""
+        """Return the data of a chunk of whole events as Triton writes them, which most are; otherwise None."""
         if not (chunk.startswith(b"data: ") and chunk.endswith(b"\n\n")) or b"\r" in chunk:
             return None
         if self.pending or len(chunk) > self._max_bytes:

@@ -48,10 +48,7 @@ def add_options(verb: VerbParser) -> None:
 
 
 def _chat(args: argparse.Namespace) -> int:
-    """Talk until the input ends. In a pipe, return 1 when a turn failed.
-
-    :raises ToolError: when the options are wrong.
-    """
+    """Talk until the input ends. Return 1 when a turn failed in a pipe. Raises ToolError for wrong options."""
     conversation = Conversation(SamplingParams()) if args.load is None else Conversation.loaded(args.load)
     conversation.params = _checked(conversation.params.merged(sampling_fields(args)))
     if args.system is not None:
@@ -109,10 +106,7 @@ class Chat:
         }
 
     def say(self, text: str) -> None:
-        """Do one turn, or one command.
-
-        :raises DeepseekTritonError, ToolError: when it failed. The conversation is then as before.
-        """
+        """Do one turn, or one command. When it raises, the conversation is as before."""
         if text.startswith("//"):
             self._ask(text[1:], len(self._conversation.messages))
         elif text.startswith("/"):
@@ -146,8 +140,7 @@ class Chat:
             print(dimmed(_status(completion), sys.stdout))
 
     def _show(self, stream: Stream, pieces: list[str]) -> None:
-        """Show the answer, and add its chunks to `pieces` before they are shown, so that Ctrl-C loses nothing that was
-        seen."""
+        """Show the answer. Its chunks are added to `pieces` first, so that Ctrl-C loses nothing that was seen."""
         printer = AnswerPrinter(sys.stdout, with_reasoning=self._with_reasoning)
         try:
             for chunk in stream:
@@ -215,7 +208,7 @@ class Chat:
 
 
 def _checked(params: SamplingParams) -> SamplingParams:
-    """:raises ToolError: when they ask for several answers."""
+    """Raises ToolError when they ask for several answers."""
     if (params.n or 1) > 1 or (params.best_of or 1) > 1:
         raise ToolError("a chat has one answer to each turn: leave out n and best_of")
     return params

@@ -47,10 +47,7 @@ def add_server_options(server: argparse._ArgumentGroup) -> None:
 
 
 def client_of(args: argparse.Namespace) -> Client:
-    """Make the client that the options ask for.
-
-    :raises ToolError: when the token can't be read.
-    """
+    """Make the client that the options ask for. Raises ToolError when the token can't be read."""
     from deepseek_triton_client import Client, Retries, Timeouts
 
     limits = {
@@ -68,10 +65,7 @@ def client_of(args: argparse.Namespace) -> Client:
 
 
 def client_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return arguments of Client and AsyncClient: the model, the certificates and the token.
-
-    :raises ToolError: when the token can't be read.
-    """
+    """Return a client's model, certificates and token. Raises ToolError for a token that can't be read."""
     from deepseek_triton_client import Tls
 
     return {
@@ -83,8 +77,7 @@ def client_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _token(path: Path | None) -> str | Callable[[], str] | None:
-    """The token, or a function that reads it. It is never the value of an option, because everybody on the machine can
-    read command lines."""
+    """The token, or a function that reads it. It is no option: everybody on the machine can read command lines."""
     if path is None:
         return os.environ.get(_TOKEN_VARIABLE) or None
 

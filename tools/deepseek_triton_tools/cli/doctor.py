@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 from collections import Counter
@@ -25,9 +24,9 @@ from deepseek_triton_tools.doctor.hosts import (
 )
 from deepseek_triton_tools.doctor.machine.capabilities import MPIRUN, SERVE, Capability, assess_capabilities
 from deepseek_triton_tools.doctor.machine.expected import Expected
+from deepseek_triton_tools.doctor.machine.machine import Machine
 from deepseek_triton_tools.doctor.machine.machine_finding import LEVELS, Level, Reported, error, note
-from deepseek_triton_tools.doctor.machine.real_machine import RealMachine
-from deepseek_triton_tools.terminal.output_streams import complain, to_reader
+from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -84,14 +83,11 @@ def _host_names(text: str) -> list[str]:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    """Look at everything, and print it.
-
-    :raises ToolError: when the command line asks for what can't be.
-    :raises deepseek_triton_build.BuildError: when the folder is not a repository.
-    """
+    """Look at everything, and print it. Raises ToolError for a command line that asks for what can't be, and BuildError
+    when the folder is not a repository."""
     http_port, grpc_port, metrics_port = _ports(args)
     hosts = _hosts(args)
-    machine = RealMachine()
+    machine = Machine()
     name = machine.hostname
     expected, checked = _expected(args, name)
     expected = replace(
@@ -111,17 +107,15 @@ def _doctor(args: argparse.Namespace) -> int:
     with to_reader():
         if args.json:
             facts = {report.host: dict(report.facts) for report in reports}
-            print(json.dumps(_document(findings, can, facts, code), indent=2, allow_nan=False))
+            print_json(_document(findings, can, facts, code))
         else:
             _show(findings, can, verbose=args.verbose, several=len(visits) > 1)
     return code
 
 
 def _ports(args: argparse.Namespace) -> tuple[int, int, int]:
-    """The ports of HTTP, gRPC and metrics that start.sh would take: doctor speaks of the ones that will be used.
-
-    :raises ToolError: when two are the same, or a variable of start.sh is no port.
-    """
+    """The ports of HTTP, gRPC and metrics that start.sh would take: doctor speaks of the ones that will be used. Raises
+    ToolError when two are the same, or a variable of start.sh is no port."""
     take_start_variables(args, [f"{name}_port" for name in _PORTS])
     http, grpc, metrics = (getattr(args, f"{name}_port") or default for name, default in _PORTS.items())
     if len({http, grpc, metrics}) < len(_PORTS):
@@ -162,7 +156,7 @@ def _expected(args: argparse.Namespace, host: str) -> tuple[Expected, Sequence[R
 
 
 def _visit(
-    args: argparse.Namespace, hosts: Sequence[str], machine: RealMachine, expected: Expected
+    args: argparse.Namespace, hosts: Sequence[str], machine: Machine, expected: Expected
 ) -> Sequence[HostResult]:
     try:
         ssh_args = tuple(shlex.split(args.ssh_args or ""))
@@ -191,7 +185,7 @@ def _findings(result: HostResult) -> Iterator[Reported]:
     yield from result.report.findings if result.report else ()
 
 
-def _host_findings(hosts: Sequence[str], machine: RealMachine, expected: Expected) -> Iterator[Reported]:
+def _host_findings(hosts: Sequence[str], machine: Machine, expected: Expected) -> Iterator[Reported]:
     """Check that there are as many hosts as the repository takes, and that this machine is the first."""
     name, needs = machine.hostname, (SERVE, MPIRUN)
     if hosts and expected.is_tensorrt_llm and len(hosts) != expected.num_nodes:

@@ -64,11 +64,8 @@ def _add_batch_options(verb: VerbParser) -> None:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    """Ask, and print the text: as it comes, at the end, or in one JSON object.
-
-    :raises ToolError: when there is nothing to ask.
-    :raises deepseek_triton_client.DeepseekTritonError: when it can't be answered.
-    """
+    """Ask, and print the text: as it comes, at the end, or in one JSON object. Raises ToolError when there is nothing
+    to ask, and DeepseekTritonError when it can't be answered."""
     is_batch = args.input is not None
     misplaced = [name for name in (_OF_ONE if is_batch else _OF_MANY) if getattr(args, name) not in (None, False)]
     if misplaced:
@@ -93,7 +90,7 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _batch(args: argparse.Namespace, params: SamplingParams) -> Batch:
-    """:raises ToolError: when the files can't be used together."""
+    """Raises ToolError when the files can't be used together."""
     from deepseek_triton_tools.generating.batch import Batch
 
     if args.output is None:
@@ -116,10 +113,7 @@ def _batch(args: argparse.Namespace, params: SamplingParams) -> Batch:
 
 
 def _request(args: argparse.Namespace) -> Request:
-    """The one request that the command line asks for.
-
-    :raises ToolError: when there is not exactly one, or it can't be read.
-    """
+    """Return the request of the command line. Raises ToolError unless there is exactly one that can be read."""
     sources = {"PROMPT": args.prompt, "--file": args.file, "--messages": args.messages}
     given = [name for name, value in sources.items() if value is not None]
     if len(given) > 1:
@@ -154,8 +148,7 @@ def _answer(client: Client, request: Request, params: SamplingParams, args: argp
 
 
 def _streamed(stream: Stream, printer: AnswerPrinter | None) -> Completion:
-    """Read a stream to its end. Without a printer it is read all the same, because only a stream has a time to the
-    first token."""
+    """Read a stream to its end, even without a printer: only a stream has a time to the first token."""
     with stream:
         if printer is not None:
             try:

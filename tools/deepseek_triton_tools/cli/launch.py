@@ -40,7 +40,6 @@ from deepseek_triton_tools.terminal.output_streams import complain, printable, t
 from deepseek_triton_tools.tool_errors import InstallationError, ToolError
 
 if TYPE_CHECKING:
-    from deepseek_triton_tools.launching.kubernetes_settings import KubernetesOptions
     from deepseek_triton_tools.launching.launch_forms import LaunchForm
     from deepseek_triton_tools.launching.launch_settings import LaunchOptions
     from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -340,10 +339,7 @@ def _resource(text: str) -> tuple[str, int]:
 
 
 def _start(args: argparse.Namespace) -> int:
-    """Call it in the main thread: what is run may take the place of this process.
-
-    :raises ToolError: for everything that is wrong, in one line.
-    """
+    """Call it in the main thread: what is run may replace this process. Raises ToolError for all that is wrong."""
     from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
 
     form = LAUNCH_FORMS[args.form]
@@ -363,10 +359,10 @@ def _start(args: argparse.Namespace) -> int:
 
 
 def _print_ssh_setup(args: argparse.Namespace) -> int:
-    from deepseek_triton_tools.launching import mpirun, ssh_setup
+    from deepseek_triton_tools.launching import docker, mpirun, ssh_setup
 
     facts, options = _read(args)
-    _refuse([*_same_ports(options), *mpirun.refusals(facts, options), *ssh_setup.refusals(facts, options)])
+    _refuse([*_same_ports(options), *mpirun.refusals(facts, options), *docker.invalid_options(facts, options)])
     text = ssh_setup.render_setup(facts, options)
     _check_encoding(text)
     for line in mpirun.warnings(facts, options):
@@ -376,18 +372,16 @@ def _print_ssh_setup(args: argparse.Namespace) -> int:
 
 def _print_recipe(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.launching import recipes
-    from deepseek_triton_tools.launching.launch_settings import LaunchOptions
     from deepseek_triton_tools.repository.launch_facts import facts_of
 
     facts = facts_of(args.folder)
-    _refuse(recipes.refusals(facts, LaunchOptions()))
+    _refuse(recipes.refusals(facts))
     return _print(recipes.render_recipe(args.kind, facts))
 
 
 def _read(args: argparse.Namespace) -> tuple[LaunchFacts, LaunchOptions]:
-    """:raises ToolError: when the repository, a host file or a variable of start.sh is wrong."""
+    """Raises ToolError when the repository, a host file or a variable of start.sh is wrong."""
     from deepseek_triton_tools.launching import mpirun
-    from deepseek_triton_tools.launching.kubernetes_settings import KubernetesOptions
     from deepseek_triton_tools.launching.launch_settings import LaunchOptions
     from deepseek_triton_tools.repository.launch_facts import facts_of
 
@@ -396,22 +390,18 @@ def _read(args: argparse.Namespace) -> tuple[LaunchFacts, LaunchOptions]:
         others = [(name, os.environ[name]) for name in ("GRPC_ADDRESS", "METRICS_ADDRESS") if os.environ.get(name)]
         args.environment = [*others, *args.environment]
     take_start_variables(args)
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()
+    }
     if "hosts" in given:
         from_file = args.host_file and mpirun.read_host_file(args.host_file, facts.ranks_per_node)
         given["hosts"] = from_file or mpirun.parse_hosts(args.hosts or "")
-    own = _of(KubernetesOptions, given)
-    return facts, LaunchOptions(**_of(LaunchOptions, given), kubernetes=KubernetesOptions(**own))
-
-
-def _of(settings: type[LaunchOptions] | type[KubernetesOptions], given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `settings` that were given."""
-    names = [field.name for field in dataclasses.fields(settings)]
-    return {name: given[name] for name in names if given.get(name) is not None}
+    names = [field.name for field in dataclasses.fields(LaunchOptions)]
+    return facts, LaunchOptions(**{name: given[name] for name in names if given.get(name) is not None})
 
 
 def _refuse(refusals: Iterable[str], error: type[ToolError] = ToolError) -> None:
-    """:raises ToolError: with all of them, if there are any."""
+    """Raises ToolError with all of them, if there are any."""
     if wrong := list(dict.fromkeys(refusals)):
         raise error("; ".join(wrong), exit_code=1 if error is InstallationError else 2)
 
@@ -430,7 +420,7 @@ def _missing(form: LaunchForm, facts: LaunchFacts, options: LaunchOptions) -> It
 
 
 def _check_encoding(text: str) -> None:
-    """:raises ToolError: when a path in it is not UTF-8: printed, it would be another path."""
+    """Raises ToolError when a path in it is not UTF-8: printed, it would be another path."""
     lines = (line.strip() for line in text.splitlines())
     if odd := [line for line in lines if any("\udc80" <= character <= "\udcff" for character in line)]:
         raise ToolError(f"expected paths and values in UTF-8, got {printable(odd[-1])}", exit_code=2)
@@ -443,7 +433,7 @@ def _print(text: str) -> int:
 
 
 def _become(command: list[str]) -> NoReturn:
-    """:raises ToolError: when it can't be run."""
+    """Raises ToolError when it can't be run."""
     sys.stdout.flush()
     try:
         os.execvp(command[0], command)
@@ -464,7 +454,7 @@ _ID = re.compile(r"[0-9a-f]{8}")
 
 
 def _stop(args: argparse.Namespace) -> NoReturn:
-    """:raises ToolError: when it isn't clear what to stop."""
+    """Raises ToolError when it isn't clear what to stop."""
     if bool(args.targets) == args.all:
         raise ToolError(
             "launch stop takes what to stop: the ID or folder of launches (launch list tells them), or --all",

@@ -51,11 +51,9 @@ class _Named:
 def plan_request(args: argparse.Namespace) -> PlanRequest:
     """Make the request from the options that `add_plan_options` adds.
 
-    A note goes to stderr when --model is a folder that isn't on this machine.
-
-    :raises OptionError: for a wrong value of an option, and for an unknown Hugging Face name.
-    :raises UnknownNameError: for an unknown container.
-    :raises RefusedPlanError: for a container whose release can't be used.
+    A note goes to stderr when --model is a folder that isn't on this machine. Raises OptionError for a wrong value of
+    an option or an unknown Hugging Face name, UnknownNameError for an unknown container, and RefusedPlanError for one
+    whose release can't be used.
     """
     named = _named(args.variant)
     _refuse_meaningless(args, named.variant)
@@ -99,10 +97,7 @@ _FOR_GPUS = (
 
 
 def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
-    """Refuse options that would change nothing.
-
-    :raises OptionError: when there are any.
-    """
+    """Raise OptionError when there are options that would change nothing."""
     if variant not in variants() or _needs_gpu(variant):
         return
     values = {option: getattr(args, option[2:].replace("-", "_")) for option in _FOR_GPUS}
@@ -112,10 +107,8 @@ def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
 
 
 def overrides(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of one --set; there are several when the value is a mapping. Values are hashable.
-
-    :raises OptionError: when it is not KEY=VALUE with a value in YAML.
-    """
+    """Yield the settings of one --set; there are several when the value is a mapping. Values are hashable. Raises
+    OptionError when it is not KEY=VALUE with a value in YAML."""
     key, equals, written = text.partition("=")
     key = key.strip()
     if not equals or not all(part.isidentifier() for part in key.split(".")):
@@ -166,10 +159,7 @@ _BRIEF = 200
 
 
 def _named(given: str) -> _Named:
-    """Find the variant by its own name, or by the Hugging Face name of a checkpoint.
-
-    :raises OptionError: for a path, and for an unknown Hugging Face name.
-    """
+    """Find the variant by its name or a checkpoint's. Raises OptionError for a path or an unknown Hugging Face name."""
     if given.lower() in variants():
         return _Named(variant=given.lower())
     if os.path.isdir(given) or is_path(given):
@@ -215,10 +205,7 @@ def _is_distilled(model: str) -> bool:
 
 
 def _precision(asked: str | None, named: _Named, model: str | None) -> str | None:
-    """Return the precision asked for, or that of the checkpoint: by its name, or by its files in a folder here.
-
-    :raises OptionError: when the two differ.
-    """
+    """Return the precision asked for, or the checkpoint's, by name or by files. Raises OptionError when they differ."""
     of_checkpoint = (_precision_of(model, named.variant) if model else None) or named.precision
     if asked is None:
         return of_checkpoint
@@ -232,10 +219,7 @@ def _precision(asked: str | None, named: _Named, model: str | None) -> str | Non
 
 
 def _precision_of(model: str, variant: str) -> str | None:
-    """Return the precision of --model's weights, where it can be known.
-
-    :raises OptionError: when --model is no checkpoint of this variant.
-    """
+    """Return the precision of --model's weights, if known. Raises OptionError for another variant's checkpoint."""
     served = variants().get(variant)
     if served is None or served.architecture is None:
         return None
@@ -252,10 +236,8 @@ def _precision_of(model: str, variant: str) -> str | None:
 
 
 def _precision_of_folder(model: str, served: Variant, architecture: Architecture) -> str | None:
-    """Read the precision from a checkpoint's folder.
-
-    :raises OptionError: when it holds no whole checkpoint of the architecture, or an unknown quantization.
-    """
+    """Read the precision from a checkpoint's folder. Raises OptionError when it holds no whole checkpoint of the
+    architecture, or an unknown quantization."""
     facts, findings = read_facts(Path(model), f"--model {model}")
     broken = [finding for finding in findings if finding.severity == "error"]
     if broken:
@@ -274,9 +256,7 @@ def _precision_of_folder(model: str, served: Variant, architecture: Architecture
 
 def _model(given: str | None, named: _Named) -> str | None:
     """Return --model as it is written into the files: the form tells a folder here (./NAME) from a Hugging Face name.
-
-    :raises OptionError: when it can be neither.
-    """
+    Raises OptionError when it can be neither."""
     if given is None:
         return named.model
     try:

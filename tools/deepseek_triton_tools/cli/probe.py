@@ -34,8 +34,7 @@ _GENERATED_TOKENS = "deepseek_triton_generated_tokens_total"
 _METRICS_LOOK_S = 0.5
 """Seconds between two looks at the metrics."""
 _SPARE_S = 0.5
-"""Seconds by which the client's own limit for connecting is later than the deadline: a server that is silent is told
-from one that can't be reached."""
+"""Seconds by which connecting may outlast the deadline: a silent server is told from one that can't be reached."""
 
 
 _EXIT_CODES = """\
@@ -79,10 +78,8 @@ class Verdict:
 
 
 def _probe(args: argparse.Namespace) -> int:
-    """Ask, print the answer, and return YES, NO, UNREACHABLE or TOO_LATE.
-
-    :raises ToolError: when the token or a certificate can't be read, or the URL is wrong: no server was asked then.
-    """
+    """Ask, print the answer, and return YES, NO, UNREACHABLE or TOO_LATE. Raises ToolError when the token or a
+    certificate can't be read, or the URL is wrong: no server was asked then."""
     deadline_s: float = args.deadline
     client = _client(args, deadline_s)
     _, ask = _QUESTIONS[args.question]
@@ -118,8 +115,7 @@ def _say(line: str, code: int) -> None:
 
 
 def _within(deadline_s: float, ask: Callable[[], Verdict]) -> Verdict:
-    """Return what `ask` says, if it says so in time. It runs in a thread, because some steps, such as looking up a
-    name, have no time limit of their own."""
+    """Return what `ask` says in time. It runs in a thread: some steps, such as looking up a name, have no limit."""
     verdicts: list[Verdict] = []
     errors: list[BaseException] = []
 
@@ -196,8 +192,7 @@ def _generate(client: Client, deadline_s: float) -> Verdict:
 
 
 def _busy(client: Client, refusal: Overloaded, end: float) -> Verdict:
-    """Judge a server that is full: it is healthy while it makes tokens for others, and restarting it would lose
-    them."""
+    """Judge a full server: it is healthy while it makes tokens for others, and a restart would lose them."""
     try:
         before = client.metrics().value(_GENERATED_TOKENS)
         while time.monotonic() < end - 2 * _METRICS_LOOK_S:

@@ -97,10 +97,8 @@ def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def assigned(text: str) -> tuple[str, Any]:
-    """Split `name=value` into the field and its value, which is None when nothing follows the `=`.
-
-    :raises ToolError: when the text has another form. SamplingParams checks that the field exists and takes the value.
-    """
+    """Split `name=value` into the field and its value, which is None when nothing follows the `=`. Raises ToolError
+    when the text has another form. SamplingParams checks that the field exists and takes the value."""
     name, separator, given = (part.strip() for part in text.partition("="))
     if not separator:
         raise ToolError(f"expected name=value, got {text!r}")

@@ -20,9 +20,6 @@ from deepseek_triton_tools.server.server_log import parse_log_line
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess, StartProgress
 from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 
-_PLAIN_PROGRESS_EVERY_S = 10.0
-"""Seconds between two lines of progress where stderr is no terminal."""
-
 
 def add_options(verb: VerbParser) -> None:
     verb.runs(
@@ -62,11 +59,9 @@ def _serve(args: argparse.Namespace) -> int:
 def serve(options: ServeOptions) -> int:
     """Serve until SIGINT, SIGTERM or SIGHUP, which are passed on to the server; a second signal kills it.
 
-    Call it in the main thread. The server's address goes to stdout, everything else to stderr.
-
-    :returns: the server's exit code as a shell has it: 128 + N for signal N.
-    :raises ToolError: when it can't be started, doesn't become ready, or ends with an error without a
-        stop.
+    Call it in the main thread. The server's address goes to stdout, everything else to stderr. Returns the server's
+    exit code as a shell has it: 128 + N for signal N. Raises ToolError when it can't be started, doesn't become ready,
+    or ends with an error without a stop.
     """
     view = _View(options.verbose)
     with ServerProcess(options, on_line=view.show) as server, _signals_forwarded(server):
@@ -88,8 +83,7 @@ class _View:
     def __init__(self, verbose: bool) -> None:
         self.verbose = verbose
         self.is_ready = False
-        """The server's warnings are shown from then on. Earlier ones are about the GPU that a laptop lacks, and a
-        failed start is reported with its cause."""
+        """Warnings are shown from then on. Earlier ones are about a missing GPU; a failed start names its cause."""
 
     def show(self, text: str) -> None:
         line = parse_log_line(text)
@@ -99,7 +93,7 @@ class _View:
     @contextlib.contextmanager
     def progress(self, models: list[str]) -> Iterator[Callable[[StartProgress], None]]:
         """Yield what shows the progress of the load: nothing does beside the whole log."""
-        line = StatusLine(_PLAIN_PROGRESS_EVERY_S)
+        line = StatusLine()
         names = ", ".join(models)
 
         def show(progress: StartProgress) -> None:
@@ -129,8 +123,7 @@ def _ready_text(server: ServerProcess) -> str:
 def _signals_forwarded(server: ServerProcess) -> Iterator[None]:
     def forward(signum: int, _: FrameType | None) -> None:
         if not server.stop_requested:
-            # os.write instead of print, because the handler may have interrupted a print. A terminal that hung up can't
-            # be written to.
+            # os.write, because the handler may have interrupted a print; a terminal that hung up can't be written to.
             with contextlib.suppress(OSError):
                 os.write(2, b"stopping; once more stops at once\n")
         # When the terminal hangs up, the server still ends in order.

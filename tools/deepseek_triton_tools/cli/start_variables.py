@@ -32,10 +32,8 @@ START_VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def take_start_variables(args: argparse.Namespace, options: Iterable[str] = START_VARIABLES) -> None:
-    """Set those of `options` that the verb has and the command line left out to the values of their variables.
-
-    :raises ToolError: when a variable has a wrong value; all of them are named.
-    """
+    """Set those of `options` that the verb has and the command line left out to the values of their variables. Raises
+    ToolError when a variable has a wrong value; all of them are named."""
     problems = []
     for option in options:
         variable, parsed = START_VARIABLES[option]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
 
@@ -11,7 +10,7 @@ from deepseek_triton_tools.host.readiness_notice import ReadyFile, notify
 from deepseek_triton_tools.host.stop_signals import Stop
 from deepseek_triton_tools.host.then_command import CommandBeside, find_command, run_instead
 from deepseek_triton_tools.host.units import sized
-from deepseek_triton_tools.terminal.output_streams import complain, to_reader
+from deepseek_triton_tools.terminal.output_streams import complain, print_json, to_reader
 from deepseek_triton_tools.terminal.tables import show
 from deepseek_triton_tools.tool_errors import LockError, ToolError
 from deepseek_triton_tools.warming import Share, Survey, WarmOptions, WarmResult, examine, take_survey, warm
@@ -26,16 +25,14 @@ _SWITCH_INTERVAL_S = 0.0005
 """Seconds for which the thread that reads headers may hold Python's lock, while threads that read weights wait for it.
 With Python's default of 5 ms, a checkpoint of 5 GB took 8% longer."""
 _MAY_GO_ON = (0, 3)
-"""Exit codes of a warm-up after which a command may run or a hold may begin: what fits is warm, and the engine reads
-the rest."""
+"""Exit codes after which a command or a hold may begin: what fits is warm, and the engine reads the rest."""
 
 
 def warm_files(args: argparse.Namespace) -> int:
     """Warm the files, hold them and run the command after them, as far as that is asked for.
 
-    Call it in the main thread, because it takes signals.
-
-    :raises ToolError: when there is nothing to warm, or the command line asks for what can't go together.
+    Call it in the main thread, because it takes signals. Raises ToolError when there is nothing to warm, or for options
+    that can't go together.
     """
     _check(args)
     ready = ReadyFile(args.ready_file)
@@ -52,7 +49,7 @@ def warm_files(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """:raises ToolError: when --then has no command, or something would come before the other shares have ended."""
+    """Raises ToolError when --then has no command, or something would come before the other shares have ended."""
     if args.then == []:
         raise ToolError("--then needs a command after it", exit_code=2)
     early = [f"--{name.replace('_', '-')}" for name in ("then", "ready_file") if getattr(args, name)]
@@ -65,7 +62,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace, **others: Any) -> WarmOptions:
-    """:raises ToolError: for a value that is out of range."""
+    """Raises ToolError for a value that is out of range."""
     try:
         return WarmOptions(share=Share(*args.share), jobs=args.jobs, budget=args.budget, **others)
     except ValueError as error:
@@ -85,7 +82,7 @@ def report_files(args: argparse.Namespace) -> int:
     code = 1 if survey.is_damaged else 0
     with to_reader():
         if args.json:
-            _print_json(survey_document(survey, action="report", exit_code=code, verbose=args.verbose))
+            print_json(survey_document(survey, action="report", exit_code=code, verbose=args.verbose))
         else:
             for table in report.tables(survey, verbose=args.verbose):
                 show(table)
@@ -103,7 +100,7 @@ def evict_files(args: argparse.Namespace) -> int:
     code = 1 if reasons else 0
     with to_reader():
         if args.json:
-            _print_json(evict_document(survey, evicted, exit_code=code, verbose=args.verbose))
+            print_json(evict_document(survey, evicted, exit_code=code, verbose=args.verbose))
         else:
             print(report.eviction(survey, evicted))
     for line in reasons:
@@ -134,10 +131,7 @@ def _warm(args: argparse.Namespace, survey: Survey, ready: ReadyFile) -> int:
 
 
 def _can_hold(args: argparse.Namespace, survey: Survey) -> bool:
-    """Whether the files can be held.
-
-    :raises LockError: when they can't, and warming without a hold would be of no use.
-    """
+    """Whether the files can be held. Raises LockError when warming without a hold would be of no use."""
     try:
         check_hold(survey, args.hold)
     except LockError as error:
@@ -147,10 +141,7 @@ def _can_hold(args: argparse.Namespace, survey: Survey) -> bool:
 
 
 def _go_on_without(args: argparse.Namespace, error: LockError) -> None:
-    """Go on without the hold for the sake of the command, where `--hold` left the choice.
-
-    :raises LockError: where it didn't, or there is no command.
-    """
+    """Go on without the hold where `--hold` left the choice and a command follows; otherwise raise LockError."""
     if args.hold != "auto" or not args.then:
         raise LockError(f"--hold: {error}") from error
     complain(f"--hold: {error}; {args.then[0]} is run without it")
@@ -173,7 +164,7 @@ def _read_with_progress(survey: Survey, stop: Stop) -> WarmResult:
 def _print_result(args: argparse.Namespace, result: WarmResult, code: int) -> None:
     with to_reader():
         if args.json:
-            _print_json(result_document(result, exit_code=code, verbose=args.verbose))
+            print_json(result_document(result, exit_code=code, verbose=args.verbose))
         else:
             if files := report.files_now(result, verbose=args.verbose):
                 show(report.files_table(files))
@@ -183,10 +174,8 @@ def _print_result(args: argparse.Namespace, result: WarmResult, code: int) -> No
 
 
 def _hold(args: argparse.Namespace, survey: Survey, ready: ReadyFile, stop: Stop, facts: dict[str, Any]) -> int | None:
-    """Hold the files until told to stop, or until the command ends, and return the exit code.
-
-    :returns: None when the files can't be held, and the command is to run without a hold.
-    """
+    """Hold the files until told to stop, or until the command ends, and return the exit code. Returns None when the
+    files can't be held, and the command is to run without a hold."""
     beside: list[CommandBeside] = []
     reported: set[str] = set()
 
@@ -215,7 +204,3 @@ def _hold(args: argparse.Namespace, survey: Survey, ready: ReadyFile, stop: Stop
     code = beside[0].exit_code() if beside else 0
     notify(STOPPING="1")
     return code
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(document, indent=2, allow_nan=False))

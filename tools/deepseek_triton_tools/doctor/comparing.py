@@ -34,9 +34,7 @@ SHARED_FACTS: Sequence[SharedFact] = (
     ),
     SharedFact(fact="container", cause="all ranks must run the same program"),
     SharedFact(
-        fact="Python",
-        cause="the ranks exchange pickled objects, which need the same minor version",
-        is_error=False,
+        fact="Python", cause="the ranks exchange pickled objects, which need the same minor version", is_error=False
     ),
     SharedFact(
         fact="MPI",
@@ -122,9 +120,7 @@ def clock(report: HostReport, asked: float, answered: float) -> Reported:
     if skew <= _MAX_CLOCK_SKEW_S:
         finding = ok("agrees with this machine's")
     else:
-        finding = warning(
-            f"at least {skew:.0f} s {'ahead of' if ahead > behind else 'behind'} this machine's",
-            "logs can't be compared, and Slurm and Kerberos may refuse tickets",
-            "let it follow a time server (chrony, systemd-timesyncd)",
-        )
+        result = f"at least {skew:.0f} s {'ahead of' if ahead > behind else 'behind'} this machine's"
+        cause = "logs can't be compared, and Slurm and Kerberos may refuse tickets"
+        finding = warning(result, cause, "let it follow a time server (chrony, systemd-timesyncd)")
     return Reported(check="clock", title="clock", host=report.host, finding=finding)

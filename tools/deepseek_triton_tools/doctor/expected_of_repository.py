@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from deepseek_triton_build.catalog import containers, gpus
-from deepseek_triton_build.check import MODEL_GONE, MODEL_NOT_HERE, CheckedModel, Report, Stamp, read_stamp, read_yaml
+from deepseek_triton_build.check import MODEL_GONE, MODEL_NOT_HERE, CheckedModel, Report, read_stamp, read_yaml
 from deepseek_triton_tools.doctor.machine.capabilities import NEED_REPOSITORY
 from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer
 from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, Reported
@@ -25,11 +25,12 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
     :param report: what `check` found in the repository.
     :param model: where the checkpoint is, if it is not where model.yaml says.
     """
-    checked = _main_model(report.models)
+    checked = next((model for model in report.models if model.engine == "tensorrt_llm"), report.models[0])
     stamp = read_stamp((repository / checked.file).parent.parent, "")[0]
     target = gpus().get(checked.gpu or "")
     world = _world_size(repository, checked)
-    driver = next((row.driver for row in known_containers() if row.tag == _tag(stamp)), None)
+    tag = (stamp.text("image") or "").rpartition(":")[2].partition("-")[0]  # such as 26.07
+    container = containers().get(tag)
     checkpoint = _checkpoint(repository, checked, model)
     return Expected(
         repository=os.path.abspath(repository if repository.is_dir() else repository.parent),
@@ -38,22 +39,13 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
         engine=checked.engine,
         release=checked.release if checked.engine == "tensorrt_llm" else None,
         image=stamp.text("image"),
-        driver=driver,
+        driver=container.driver if container else None,
         gpu=checked.gpu,
         gpus_per_node=min(world, target.gpus_per_node) if target and world else world,
         world_size=world,
         checkpoint=checkpoint,
         checkpoint_bytes=_checkpoint_bytes(str(model or repository)) if checkpoint else None,
     )
-
-
-def _main_model(models: Sequence[CheckedModel]) -> CheckedModel:
-    return next((model for model in models if model.engine == "tensorrt_llm"), models[0])
-
-
-def _tag(stamp: Stamp) -> str:
-    """Return the tag of the image's name, such as `26.07`."""
-    return (stamp.text("image") or "").rpartition(":")[2].partition("-")[0]
 
 
 def _world_size(repository: Path, checked: CheckedModel) -> int | None:
@@ -95,9 +87,6 @@ def check_findings(report: Report, host: str) -> Iterable[Reported]:
             continue
         where = found.file + (f":{found.line}" if found.line else "")
         finding = MachineFinding(
-            level=found.severity,
-            result=f"{where}: {found.message}",
-            fix=found.fix,
-            blocks=found.severity == "error",
+            level=found.severity, result=f"{where}: {found.message}", fix=found.fix, blocks=found.severity == "error"
         )
         yield Reported(check=f"check:{found.code}", title="check", host=host, finding=finding, needs=NEED_REPOSITORY)

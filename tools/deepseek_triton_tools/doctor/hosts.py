@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -102,7 +102,6 @@ def examine_by_command(
     *,
     host: str,
     needs: tuple[str, ...] = (SERVE, MPIRUN),
-    now: Callable[[], float] = time.time,
 ) -> HostResult:
     """Run a command that takes the zip on its standard input, and read its report.
 
@@ -114,7 +113,7 @@ def examine_by_command(
         reported = Reported(check="reached", title="reached", host=host, finding=found, needs=needs)
         return HostResult(host=host, report=None, findings=(reported,))
 
-    asked = now()
+    asked = time.time()
     try:
         done = subprocess.run(command, input=pack(expected), capture_output=True, timeout=_DEADLINE_S)
     except subprocess.TimeoutExpired:
@@ -122,7 +121,7 @@ def examine_by_command(
         return unreached(result, "a check or the connection hangs", f"run doctor on {host} itself")
     except OSError as problem:
         return unreached(f"{command[0]}: {problem.strerror}", "it can't be run", f"install {command[0]}")
-    answered = now()
+    answered = time.time()
     lines = done.stdout.decode(errors="replace").splitlines()
     line = next((line for line in lines if line.startswith(REPORT_PREFIX)), None)
     if line is None:

@@ -49,9 +49,8 @@ class Batch:
 def run_batch(batch: Batch, connect: Callable[[], Client]) -> int:
     """Answer every row of the input into the output. Returns 1 when some rows failed.
 
-    :param connect: makes the client, when there is something to send.
-    :raises ToolError: when a row is wrong or a file can't be used. Nothing was sent then.
-    :raises deepseek_triton_client.DeepseekTritonError: when the server can't be had at all.
+    `connect` makes the client when there is something to send. Raises ToolError when a row is wrong or a file can't be
+    used, before anything is sent; DeepseekTritonError when the server can't be had at all.
     """
     with open_input(batch.input) as file:
         rows = BatchRows(file, file_name(batch.input), batch.params, batch.chat, batch.system)

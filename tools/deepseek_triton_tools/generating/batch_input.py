@@ -44,7 +44,7 @@ class BatchRows:
     system: str | None = None
 
     def __iter__(self) -> Iterator[BatchRow]:
-        """:raises ToolError: for a line that is wrong."""
+        """Raises ToolError for a line that is wrong."""
         for number, line in self._lines():
             try:
                 yield self._row(number, line)
@@ -52,10 +52,7 @@ class BatchRows:
                 raise ToolError(f"{self.name} line {number}: {error}") from error
 
     def check(self) -> int:
-        """Count the rows, and name all that are wrong on stderr.
-
-        :raises ToolError: when one is wrong.
-        """
+        """Count the rows, and name all that are wrong on stderr. Raises ToolError when one is wrong."""
         num_rows = num_wrong = 0
         for number, line in self._lines():
             num_rows += 1
@@ -87,10 +84,7 @@ class BatchRows:
 
 def open_input(path: Path) -> IO[bytes]:
     """Open the input so that it can be read again and again: a pipe is copied to a temporary file. `-` is standard
-    input.
-
-    :raises ToolError: when it can't be read.
-    """
+    input. Raises ToolError when it can't be read."""
     try:
         source = sys.stdin.buffer if str(path) == "-" else path.open("rb")
         if stat.S_ISREG(path.stat().st_mode if str(path) != "-" else 0):
@@ -121,10 +115,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _check_request(request: Request, params: SamplingParams) -> None:
-    """Refuse what the client would refuse, before anything is sent.
-
-    :raises ToolError: in that case.
-    """
+    """Raise ToolError for what the client would refuse, before anything is sent."""
     kinds = [kind for kind in ("prompt", "messages") if kind in request]
     if len(kinds) != 1:
         raise ToolError(f'expected one of "prompt" and "messages", got {", ".join(map(repr, request)) or "nothing"}')

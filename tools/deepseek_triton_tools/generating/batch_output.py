@@ -1,5 +1,4 @@
-"""The output of a batch: JSON Lines, one line for each row of the input, in the same order, written as soon as
-known."""
+"""The output of a batch: JSON Lines, one for each row of the input, in the same order, written as soon as known."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from deepseek_triton_tools.tool_errors import ToolError
 
 
 class Output:
-    """A file that grows by whole rows. Nothing is buffered: a row that was written is in the file, and a write that
-    fails fails at its row."""
+    """A file that grows by whole rows. Nothing is buffered, so a write that fails fails at its row."""
 
     def __init__(self, descriptor: int, name: str, *, can_resume: bool) -> None:
         self._descriptor = descriptor
@@ -28,16 +26,13 @@ class Output:
         self.can_resume = can_resume
         """Whether it is a regular file, opened to append."""
         self._end: int | None = None
-        """Position in the file after the answers that are kept. The rest stays until there is a row to put in its
-        place."""
+        """End of the answers that are kept. The rest of the file stays until there is a row to put in its place."""
 
     def begin(self, rows: Iterable[BatchRow], *, resume: bool) -> int:
         """Return how many of `rows` are answered already: the batch goes on after them.
 
         Failed rows at the end of the file don't count as answered, because a server that had gone is the usual reason
-        to resume.
-
-        :raises ToolError: when the file holds answers to other rows.
+        to resume. Raises ToolError when the file holds answers to other rows.
         """
         if not self.can_resume:
             return 0
@@ -45,7 +40,7 @@ class Output:
         return num_answered
 
     def write(self, row: BatchRow, answer: Completion | DeepseekTritonError) -> None:
-        """:raises ToolError: when the disk takes no more."""
+        """Raises ToolError when the disk takes no more."""
         self.finish()
         record: dict[str, Any] = {"id": row.id, "input": row.digest}
         if isinstance(answer, DeepseekTritonError):
@@ -105,8 +100,7 @@ class Output:
 def open_output(path: Path, *, keep: bool) -> Iterator[Output]:
     """Open the output; `-` is standard output. The file's content stays until there is an answer to write.
 
-    :param keep: whether the file may exist already.
-    :raises ToolError: when it can't be written, another run writes it, or it exists and may not.
+    With `keep` the file may exist. Raises ToolError when it may not, can't be written, or another run writes it.
     """
     if str(path) == "-":
         yield Output(sys.stdout.fileno(), "standard output", can_resume=False)

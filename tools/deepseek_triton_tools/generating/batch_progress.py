@@ -7,21 +7,16 @@ import time
 from deepseek_triton_client import Completion, DeepseekTritonError
 from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 
-_PLAIN_S = 10.0
-"""Seconds between two lines where stderr is no terminal."""
-
 
 class BatchProgress:
     def __init__(self, total: int, done: int) -> None:
-        """
-        :param done: how many of the `total` rows an earlier run has answered.
-        """
+        """`done`: how many of the `total` rows an earlier run has answered."""
         self._total = total
         self._before = self.done = done
         self.failed = 0
         self._num_tokens = 0
         self._started = time.monotonic()
-        self._status = StatusLine(_PLAIN_S)
+        self._status = StatusLine()
         if self._status.is_terminal:
             self._status.show(self._line)
 

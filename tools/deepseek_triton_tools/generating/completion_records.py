@@ -14,8 +14,7 @@ _DETAILS = ("output_ids", "cumulative_logprob", "logprobs", "prompt_logprobs")
 
 
 def completion_record(completion: Completion) -> dict[str, Any]:
-    """All that is known about `completion`, as JSON. Its own text and details are those of the first answer; `answers`
-    has every one where there are several."""
+    """Return `completion` as JSON. Text and details are those of the first answer; `answers` has all, if several."""
     first, *others = completion.answers
     record = _answer_record(first) | {
         "num_input_tokens": completion.num_input_tokens,

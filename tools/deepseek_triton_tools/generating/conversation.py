@@ -72,10 +72,7 @@ class Conversation:
         self.unanswered = None
 
     def save(self, path: Path, *, model: str) -> None:
-        """Write {messages, params, model} as JSON. A failure leaves an older file as it was.
-
-        :raises ToolError: when it can't be written.
-        """
+        """Write {messages, params, model} as JSON. When it raises ToolError, an older file is as it was."""
         params = {field.name: value for field, value in self.params.given()}
         document = {"model": model, "params": params, "messages": self.messages}
         try:
@@ -92,10 +89,7 @@ class Conversation:
 
     @classmethod
     def loaded(cls, path: Path) -> Conversation:
-        """Read a conversation that `save` wrote.
-
-        :raises ToolError: when the file is none.
-        """
+        """Read a conversation that `save` wrote. Raises ToolError when the file is none."""
         try:
             document = json.loads(read_text(path))
         except ValueError as error:

@@ -43,10 +43,7 @@ class _Row:
 
 
 def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: Path | None) -> None:
-    """Make a checkpoint, build a repository, serve it, ask it, show the answers, stop.
-
-    :raises ToolError: when a step fails, with the cause.
-    """
+    """Make a checkpoint, build a repository, serve it, ask it, show the answers, stop. Raises ToolError."""
     console = Console(highlight=False)
     started = time.monotonic()
     console.print(f"[bold]deepseek-triton demo[/bold]: {_ABOUT[engine]}.\n", soft_wrap=True)
@@ -60,10 +57,7 @@ def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: 
 
 
 def _make_checkpoint(console: Console) -> str:
-    """Make the demo's checkpoint, or find it in the cache, and return its name.
-
-    It is made in a process of its own, so that torch is not imported here.
-    """
+    """Return the name of the demo's checkpoint, made or cached. Another process makes it: torch isn't imported here."""
     with console.status("making the checkpoint"):
         command = [sys.executable, "-m", "deepseek_backend.engines.transformers.tiny_checkpoint"]
         environment = os.environ | {"PYTHONPATH": str(version_dir()), "PYTHONDONTWRITEBYTECODE": "1"}

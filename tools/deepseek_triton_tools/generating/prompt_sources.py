@@ -17,10 +17,8 @@ Request = dict[str, Any]
 
 
 def as_asked(request: Mapping[str, Any], *, chat: bool, system: str | None) -> Request:
-    """Turn `request` into a conversation where that is wanted. A system message of its own stays.
-
-    :raises ToolError: when the prompt is token ids, which are no message.
-    """
+    """Turn `request` into a conversation where that is wanted. A system message of its own stays. Raises ToolError for
+    token ids, which are no message."""
     asked = dict(request)
     if "prompt" in asked and (chat or system is not None):
         content = asked.pop("prompt")
@@ -49,10 +47,7 @@ def problem_of_messages(messages: Any) -> str | None:
 
 
 def read_messages(path: Path) -> Any:
-    """Read a conversation from a JSON file.
-
-    :raises ToolError: when it can't be read, or holds no conversation.
-    """
+    """Read a conversation from a JSON file. Raises ToolError when it can't be read, or holds no conversation."""
     try:
         messages = json.loads(read_text(path))
     except ValueError as error:
@@ -64,10 +59,7 @@ def read_messages(path: Path) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """Read the whole of a file; `-` is standard input.
-
-    :raises ToolError: when it can't be read or is not UTF-8.
-    """
+    """Read the whole of a file; `-` is standard input. Raises ToolError when it can't be read or is not UTF-8."""
     try:
         content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
         return content.decode("utf-8")

@@ -86,19 +86,15 @@ def _claim(
 def _automatic(host: str, endpoint: str) -> socket.socket:
     """A listener on a random free port below those of outgoing connections. A port of those could be taken by a
     connection before the model has loaded."""
-    low = _first_of_outgoing()
+    try:
+        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        low = _FIRST_UNPRIVILEGED
     below = range(max(_FIRST_UNPRIVILEGED, low - _CHOICE), low)
     for port in random.sample(below, min(_TRIES, len(below))):
         with contextlib.suppress(OSError):
             return socket.create_server((host, port))
     return _listener(host, endpoint, 0)
-
-
-def _first_of_outgoing() -> int:
-    try:
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except OSError:
-        return _FIRST_UNPRIVILEGED
 
 
 def _listener(host: str, endpoint: str, port: int) -> socket.socket:

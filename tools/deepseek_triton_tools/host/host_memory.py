@@ -39,8 +39,7 @@ class CgroupMemory:
 
     @property
     def headroom(self) -> int:
-        """Bytes that the page cache may take in this cgroup. File pages count against the limit, but can be
-        replaced."""
+        """Bytes that page cache may take in this cgroup. File pages count against the limit, but can be replaced."""
         return max(0, self.limit - (self.usage - self.file_cache))
 
 

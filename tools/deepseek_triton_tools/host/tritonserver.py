@@ -54,7 +54,7 @@ def find_tritonserver(explicit: Path | None = None) -> Installation:
         return Installation(Path(on_path), "path")
     if CONTAINER_BINARY.is_file():
         return Installation(CONTAINER_BINARY, "container")
-    package = _wheel_package()
+    package = wheel_package()
     if package is not None:
         return _wheel_installation(package)
     raise InstallationError(
@@ -63,7 +63,7 @@ def find_tritonserver(explicit: Path | None = None) -> Installation:
     )
 
 
-def _wheel_package() -> Path | None:
+def wheel_package() -> Path | None:
     """The wheel's `pytriton` folder, without importing it; None where the wheel is not installed."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:

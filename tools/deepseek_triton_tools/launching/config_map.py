@@ -53,11 +53,7 @@ class RepositoryFile:
         if not text:
             return text
         is_plain = lines[-1] == "" and lines[-2].strip() != "" and not text[0].isspace()
-        return text if is_plain and all(_is_printable(line) for line in lines) else None
-
-
-def _is_printable(line: str) -> bool:
-    return line.replace("\t", "").isprintable()
+        return text if is_plain and all(line.replace("\t", "").isprintable() for line in lines) else None
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

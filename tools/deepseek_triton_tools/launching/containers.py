@@ -1,14 +1,37 @@
-"""Code for containers that docker, Slurm and ssh-setup share."""
+"""Code for containers that several forms share.
+
+Compiled kernels are kept when a container ends. Without that every start compiles them again, and the first requests of
+a new shape wait for seconds (sgl-project/sglang#29170, NVIDIA/TensorRT-LLM pull request 16178).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from deepseek_triton_tools.launching import kernel_caches
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
+
+KERNELS_MOUNT = "/var/cache/deepseek-triton"
+"""Path inside containers."""
+
+KERNEL_CACHES: Mapping[str, str] = {
+    # cpp/tensorrt_llm/deep_gemm/compiler.cuh; ~/.tensorrt_llm without it.
+    "TRTLLM_DG_CACHE_DIR": "tensorrt_llm",
+    # The deep_gemm package, which V3.2's indexer uses; ~/.deep_gemm without it.
+    "DG_JIT_CACHE_DIR": "deep_gemm",
+    # flashinfer/jit/env.py adds .cache/flashinfer to it; ~ without it.
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    # Triton the compiler; ~/.triton/cache without it.
+    "TRITON_CACHE_DIR": "triton",
+    # torch.compile; /tmp/torchinductor_USER without it.
+    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
+    # PTX that the driver has compiled; ~/.nv/ComputeCache without it.
+    "CUDA_CACHE_PATH": "cuda",
+}
+"""Variable -> folder below the one that is kept."""
 
 
 def image_of(facts: LaunchFacts, options: LaunchOptions) -> str:
@@ -22,9 +45,24 @@ def too_few_gpus(facts: LaunchFacts, num_gpus: int) -> Iterator[str]:
         yield f"--gpus: {facts.source} takes {facts.gpus_per_node} GPUs of each node, got {num_gpus}"
 
 
+def kernel_environment() -> dict[str, str]:
+    """Return the variables that let all compilers keep their kernels below KERNELS_MOUNT."""
+    return {variable: f"{KERNELS_MOUNT}/{name}" for variable, name in KERNEL_CACHES.items()}
+
+
+def cache_folder(image: str, gpu: str | None, root: Path | None = None) -> Path:
+    """Return the folder for one image and one GPU: kernels of one image's compilers must not be loaded in another.
+
+    :param root: the folder above it; ~/.cache/deepseek-triton/kernels unless given.
+    """
+    if root is None:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "deepseek-triton/kernels")
+    return Path(os.path.abspath(root), re.sub(r"[^\w.-]+", "_", f"{image}-{gpu or 'cpu'}"))
+
+
 def kernel_folder(facts: LaunchFacts, options: LaunchOptions) -> Path:
     """Return the folder on this machine in which compiled kernels are kept."""
-    return kernel_caches.cache_folder(image_of(facts, options), facts.gpu, options.cache_dir)
+    return cache_folder(image_of(facts, options), facts.gpu, options.cache_dir)
 
 
 def created_folders(facts: LaunchFacts, options: LaunchOptions) -> list[str]:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from deepseek_triton_build.text import comment_lines, for_comment, safe_name
 from deepseek_triton_tools.host.units import sized
-from deepseek_triton_tools.launching import kernel_caches, start_script
-from deepseek_triton_tools.launching.containers import created_folders, image_of, kernel_folder, too_few_gpus
+from deepseek_triton_tools.launching import containers, start_script
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
@@ -26,13 +25,12 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield the reasons why it can't be rendered."""
     if facts.nodes > 1:
         yield (
             f"{facts.source} takes {facts.nodes} nodes, and docker starts one container: use launch ssh-setup, which "
             "prints how to start one on each node, or launch slurm or kubernetes"
         )
-    if not image_of(facts, options):
+    if not containers.image_of(facts, options):
         yield (
             f"the {facts.engine} engine was planned for no container: name with --image one that has tritonserver and "
             "the engine's packages, or use launch local"
@@ -50,7 +48,7 @@ def invalid_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]
         yield f"--gpus: expected all, none, a number or devices such as 0,1, got {safe_name(options.gpus)}"
     elif options.gpus and options.gpus not in ("all", "none"):
         is_number = options.gpus.isdecimal()
-        yield from too_few_gpus(facts, int(options.gpus) if is_number else len(set(options.gpus.split(","))))
+        yield from containers.too_few_gpus(facts, int(options.gpus) if is_number else len(set(options.gpus.split(","))))
     if options.name and not _NAME.fullmatch(options.name):
         yield (
             "--name: docker takes letters, digits and _.- after a letter or digit, two of them at least, got "
@@ -61,14 +59,12 @@ def invalid_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]
 
 
 def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield what this machine lacks to run the script."""
     for source in facts.mounts.values():
         if not os.path.isdir(source):
             yield f"the checkpoint {safe_name(source)} is not on this machine: docker has nothing to mount"
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
-    """:raises ToolError: when start.sh refuses."""
     start_script.dry_run(facts.start_script, start_script.server_environment(options), options.server_args)
     lines = [
         *start_script.head(facts, "docker"),
@@ -79,7 +75,7 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
             "docker refuses to mount a folder that does not exist. Compiled kernels are kept here, for this image and "
             "this GPU only."
         ),
-        f"mkdir -p -- {shlex.join(created_folders(facts, options))}",
+        f"mkdir -p -- {shlex.join(containers.created_folders(facts, options))}",
         "",
         "command=(",
     ]
@@ -98,7 +94,7 @@ def command_parts(facts: LaunchFacts, options: LaunchOptions) -> list[CommandPar
         *_network(options),
         *_mounts(facts, options),
         *_environment(options),
-        ([image_of(facts, options)], _image_why(facts, options)),
+        ([containers.image_of(facts, options)], _image_why(facts, options)),
         (
             [str(facts.start_script), *options.server_args],
             "Process 1 is the supervisor: it receives the signals, and ends all processes that it started.",
@@ -186,9 +182,9 @@ def _mounts(facts: LaunchFacts, options: LaunchOptions) -> Iterator[CommandPart]
         if os.environ.get("HF_TOKEN"):
             yield ["--env", "HF_TOKEN"], "The token for the download; docker takes its value from the environment."
     yield (
-        ["--mount", bind(str(kernel_folder(facts, options)), kernel_caches.MOUNTED_AT, writable=True)],
+        ["--mount", bind(str(containers.kernel_folder(facts, options)), containers.KERNELS_MOUNT, writable=True)],
         "Kernels that are compiled while it runs are kept, so that the next start of "
-        f"{for_comment(image_of(facts, options))} does not compile them again.",
+        f"{for_comment(containers.image_of(facts, options))} does not compile them again.",
     )
     if options.ready_file:
         parent = os.path.dirname(os.path.abspath(options.ready_file))
@@ -196,7 +192,7 @@ def _mounts(facts: LaunchFacts, options: LaunchOptions) -> Iterator[CommandPart]
 
 
 def _environment(options: LaunchOptions) -> Iterator[CommandPart]:
-    caches = kernel_caches.environment()
+    caches = containers.kernel_environment()
     yield _env(caches), "Folders for the kernels of DeepGEMM (two of them), FlashInfer, Triton, PyTorch and the driver."
     # In a network of its own the server listens on all addresses, and docker publishes on the one of --address.
     inside = options if options.network == "host" else dataclasses.replace(options, address=None)

@@ -15,14 +15,8 @@ from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.launching import start_script
 from deepseek_triton_tools.launching.config_map import repository_files
 from deepseek_triton_tools.launching.containers import image_of
-from deepseek_triton_tools.launching.kubernetes_manifest import (
-    MAX_INT32,
-    MAX_NAME,
-    NAME,
-    Manifest,
-    object_name,
-    sequences_at_once,
-)
+from deepseek_triton_tools.launching.kubernetes_manifest import Manifest, sequences_at_once
+from deepseek_triton_tools.launching.kubernetes_pods import MAX_INT32, MAX_NAME, NAME, object_name
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.tool_errors import ToolError
@@ -46,7 +40,7 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     if wrong := list(refusals(facts, options)):
         raise ToolError("; ".join(wrong), exit_code=2)
     _ask_start_script(facts, options)
-    files = [] if options.kubernetes.repository_claim else repository_files(facts.folder)
+    files = [] if options.repository_claim else repository_files(facts.folder)
     manifest = Manifest(facts=facts, options=options, files=tuple(files))
     # `kubectl apply --server-side` refuses a list that has a variable twice.
     if repeated := [name for name, count in Counter(manifest.variables()).items() if count > 1]:
@@ -71,7 +65,6 @@ def _ask_start_script(facts: LaunchFacts, options: LaunchOptions) -> None:
 
 
 def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield the reasons why the manifest can't be applied yet."""
     if facts.nodes > 1 and not options.image:
         yield (
             "ranks reach the other nodes by ssh, and the stock image has no ssh server: name an image that has one "
@@ -80,8 +73,7 @@ def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[s
 
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield the reasons why it can't be rendered."""
-    kubernetes, name = options.kubernetes, object_name(facts, options)
+    name = object_name(facts, options)
     if not NAME.fullmatch(name) or len(name) > MAX_NAME:
         expected = f"up to {MAX_NAME} small letters, digits and dashes, a letter first"
         yield f"--name: expected {expected}, got {safe_name(name)}"
@@ -89,8 +81,8 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         yield f"--namespace: expected up to 63 small letters, digits and dashes, got {safe_name(options.namespace)}"
     for option, value in (
         ("--claim", options.claim),
-        ("--repository-claim", kubernetes.repository_claim),
-        ("--cache-claim", kubernetes.cache_claim),
+        ("--repository-claim", options.repository_claim),
+        ("--cache-claim", options.cache_claim),
         ("--pull-secret", options.pull_secret),
     ):
         if value is not None and (not re.fullmatch(_SUBDOMAIN, value) or len(value) > _MAX_SUBDOMAIN):
@@ -103,15 +95,15 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         yield f"--max-replicas: expected at most {MAX_INT32}, got {safe_name(str(options.max_replicas))}"
     if options.max_replicas is not None and options.max_replicas < options.replicas:
         yield f"--max-replicas: expected --replicas ({options.replicas}) or more, got {options.max_replicas}"
-    if options.max_replicas is not None and kubernetes.target is None and sequences_at_once(facts) is None:
+    if options.max_replicas is not None and options.target is None and sequences_at_once(facts) is None:
         yield (
             "--max-replicas: model.yaml has no max_batch_size for the autoscaler to aim at: say with --target how many "
             "sequences a replica should have in flight"
         )
-    if kubernetes.rdma and not _RESOURCE.fullmatch(kubernetes.rdma[0]):
-        yield f"--rdma: expected a device plugin's resource, such as rdma/hca=8, got {safe_name(kubernetes.rdma[0])}"
-    for label, value in kubernetes.node_selector:
-        if [other for other, _ in kubernetes.node_selector].count(label) > 1:
+    if options.rdma and not _RESOURCE.fullmatch(options.rdma[0]):
+        yield f"--rdma: expected a device plugin's resource, such as rdma/hca=8, got {safe_name(options.rdma[0])}"
+    for label, value in options.node_selector:
+        if [other for other, _ in options.node_selector].count(label) > 1:
             yield f"--node-selector: {safe_name(label)} is given twice, and a node has only one value of it"
         if not (_NODE_LABEL.fullmatch(label) and _NODE_VALUE.fullmatch(value)):
             yield f"--node-selector: expected a node's label, as kubectl shows it, got {safe_name(f'{label}={value}')}"
@@ -120,13 +112,13 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
             "--max-restarts: expected 0, because the kubelet restarts the server: the livenessProbe would end a load "
             f"within the container, got {options.max_restarts}"
         )
-    if kubernetes.cache_claim and options.cache_dir:
+    if options.cache_claim and options.cache_dir:
         yield "--cache-claim and --cache-dir: kernels are kept either on a claim or in a folder of the nodes, not both"
-    if options.claim and kubernetes.checkpoint_on_nodes:
+    if options.claim and options.checkpoint_on_nodes:
         yield "--claim and --checkpoint-on-nodes: the checkpoint is either on a claim or on the nodes, not both"
-    if kubernetes.target is not None and options.max_replicas is None:
+    if options.target is not None and options.max_replicas is None:
         yield "--target is for the autoscaler, and without --max-replicas there is none"
     if options.ready_file and not options.ready_file.is_absolute():
         yield f"--ready-file: expected an absolute path inside the container, got {safe_name(str(options.ready_file))}"
-    if kubernetes.measured and options.rate:
+    if options.measured and options.rate:
         yield "--rate and --measured: the rate of the storage is either given or measured, not both"

@@ -10,45 +10,23 @@ The scale subresource selects leaders, whose label worker-index is "0".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 
-from deepseek_triton_build.arithmetic import ASSUMED_RATE, ready_within_s
 from deepseek_triton_build.check import read_yaml
 from deepseek_triton_build.text import for_comment, yaml_flow
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.host.units import about, sized
-from deepseek_triton_tools.launching.config_map import RepositoryFile, content_hash, data_lines
+from deepseek_triton_tools.launching.config_map import data_lines
 from deepseek_triton_tools.launching.kubernetes_pods import Pods
 from deepseek_triton_tools.launching.kubernetes_text import block, filled, mapping
-from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-from deepseek_triton_tools.launching.start_times import StartTimes, measured_rate
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.text_templates import wrapped
-from deepseek_triton_tools.tool_errors import ToolError
 
-PLACEHOLDER = "YOUR-REGISTRY/"
-"""Part of an image's name that has to be replaced before the manifest can be applied."""
-MAX_NAME = 40
-"""Characters. A StatefulSet's pods get a label of its name and a hash, at most 63 characters, and a pod's name has two
-more numbers."""
-NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-"""RFC 1035, because the LeaderWorkerSet's name is also a Service's (pkg/webhooks/leaderworkerset_webhook.go)."""
-MAX_INT32 = 2**31 - 1
-"""Largest number of seconds or pods in any field."""
 _TARGET_SHARE = 0.8
 """Share of the sequences that run at once, at which the autoscaler aims, because a further replica comes only after a
 whole load. An assumption."""
 _MAX_WINDOW_S = 3600
 """Largest stabilizationWindowSeconds (autoscaling/v2)."""
-
-
-def object_name(facts: LaunchFacts, options: LaunchOptions) -> str:
-    """Return the name of all objects: --name, or the repository's folder as far as Kubernetes takes it."""
-    slug = re.sub(r"[^a-z0-9]+", "-", facts.folder.name.lower())[:MAX_NAME].strip("-")
-    return options.name or (slug if NAME.fullmatch(slug) else "deepseek-triton")
 
 
 def sequences_at_once(facts: LaunchFacts) -> int | None:
@@ -61,12 +39,8 @@ def sequences_at_once(facts: LaunchFacts) -> int | None:
     return batch * ranks if values.get("enable_attention_dp") is True and isinstance(ranks, int) else batch
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    facts: LaunchFacts
-    options: LaunchOptions
-    files: tuple[RepositoryFile, ...]
-    """Files of the repository; none when it is on a claim."""
+class Manifest(Pods):
+    """The pods, and all objects that belong to them."""
 
     def documents(self) -> Iterator[str]:
         """:raises ToolError: when the storage's rate can't be right."""
@@ -79,34 +53,6 @@ class Manifest:
         yield wrapped(filled("disruption-budget.yaml", self._values() | self._budget()))
         if self.options.max_replicas is not None:
             yield wrapped(filled("autoscaler.yaml", self._values() | self._autoscaling()))
-
-    def variables(self) -> Iterator[str]:
-        """Return the names of the server's environment variables, in order and with repeated ones."""
-        return self._pods.variables()
-
-    # --- names ---
-
-    @property
-    def name(self) -> str:
-        return object_name(self.facts, self.options)
-
-    @property
-    def is_group(self) -> bool:
-        return self.facts.nodes > 1
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {"app.kubernetes.io/name": "deepseek-triton", "app.kubernetes.io/instance": self.name}
-
-    @property
-    def config_map(self) -> str | None:
-        return f"{self.name}-repository-{content_hash(self.files)}" if self.files else None
-
-    @property
-    def image(self) -> str:
-        if self.options.image or not self.is_group:
-            return self.options.image or self.facts.image or ""
-        return f"{PLACEHOLDER}NAME"
 
     def _values(self) -> dict[str, str]:
         """Return the values that every template may use."""
@@ -130,8 +76,6 @@ class Manifest:
             "service_why": why,
         }
 
-    # --- documents ---
-
     def _header(self) -> str:
         facts, namespace = self.facts, self.options.namespace
         where = f"{facts.nodes} nodes: a LeaderWorkerSet" if self.is_group else "one node: a Deployment"
@@ -147,15 +91,12 @@ class Manifest:
 
     def _config_map(self) -> str:
         size = sum(len(file.content) for file in self.files)
-        head = filled(
-            "config-map.yaml",
-            self._values()
-            | {"num_files": str(len(self.files)), "size": sized(size), "config_map": self.config_map or ""},
-        )
+        values = {"num_files": str(len(self.files)), "size": sized(size), "config_map": self.config_map or ""}
+        head = filled("config-map.yaml", self._values() | values)
         return wrapped(head) + "\n".join(data_lines(self.files)) + "\n"
 
     def _workload(self) -> str:
-        pods, values = self._pods, self._values() | {"replicas": self._replicas()}
+        values = self._values() | {"replicas": self._replicas()}
         annotations = self._annotations()
         if self.is_group:
             facts = self.facts
@@ -166,11 +107,11 @@ class Manifest:
                     "nodes": str(facts.nodes),
                     "nodes_why": f"{facts.world_size} ranks, {facts.ranks_per_node} on each node. The leader counts.",
                     "leader_annotations": block(annotations, 8) + "\n" if annotations else "",
-                    "leader": block(pods.server(), 8),
-                    "worker": block(pods.worker(), 8),
+                    "leader": block(self.server(), 8),
+                    "worker": block(self.worker(), 8),
                 },
             )
-        start = self._start
+        start = self.start
         return filled(
             "deployment.yaml",
             values
@@ -182,7 +123,7 @@ class Manifest:
                 ),
                 "progress_s": str(start.progress_deadline_s),
                 "annotations": block(annotations, 6) + "\n" if annotations else "",
-                "pod": block(pods.server(), 6),
+                "pod": block(self.server(), 6),
             },
         )
 
@@ -192,56 +133,10 @@ class Manifest:
         return f"  # As requested.\n  replicas: {self.options.replicas}\n"
 
     def _annotations(self) -> str:
-        if not self.options.kubernetes.scrape:
+        if not self.options.scrape:
             return ""
         values = {"scrape": "true", "port": str(self.options.metrics_port), "path": "/metrics"}
         return f"annotations: {mapping({f'prometheus.io/{key}': value for key, value in values.items()})}"
-
-    @cached_property
-    def _pods(self) -> Pods:
-        return Pods(
-            facts=self.facts,
-            options=self.options,
-            start=self._start,
-            rate_from=self._rate[1],
-            image=self.image,
-            name=self.name,
-            config_map=self.config_map,
-            repository_items=tuple(file.item for file in self.files),
-        )
-
-    @cached_property
-    def _rate(self) -> tuple[int, str]:
-        """Bytes per second of the storage, and where the number comes from.
-
-        :raises ToolError: when the document of --measured has no rate.
-        """
-        measured = self.options.kubernetes.measured
-        if measured:
-            return measured_rate(measured), for_comment(f"measured, by {measured}")
-        if self.options.rate:
-            return self.options.rate, "given with --rate"
-        return ASSUMED_RATE, "assumed, because nothing was measured; give --rate"
-
-    @cached_property
-    def _start(self) -> StartTimes:
-        """:raises ToolError: when the load would take longer than a field of Kubernetes can say."""
-        size, (rate, _) = self.facts.serving.size if self.facts.serving else 0, self._rate
-        times = StartTimes(
-            size=size,
-            rate=rate,
-            ready_within_s=self.options.ready_within
-            or (ready_within_s(size, rate) if size else self.facts.ready_within_s),
-            num_nodes=self.facts.nodes,
-            stop=self.options.stop_times,
-        )
-        if times.progress_deadline_s > MAX_INT32:
-            raise ToolError(
-                f"--rate: expected a size such as 2GB, got {sized(rate)}/s, at which {sized(size)} take "
-                f"{times.load_s:,} s",
-                exit_code=2,
-            )
-        return times
 
     def _budget(self) -> dict[str, str]:
         if self.options.replicas > 1:
@@ -254,9 +149,9 @@ class Manifest:
         return {"allowed": "minAvailable: 1", "budget_why": f"{why}the pod, or until another one is ready."}
 
     def _autoscaling(self) -> dict[str, str]:
-        running, target = sequences_at_once(self.facts), self.options.kubernetes.target
+        running, target = sequences_at_once(self.facts), self.options.target
         kind = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet") if self.is_group else ("apps/v1", "Deployment")
-        within_s = self._start.ready_within_s
+        within_s = self.start.ready_within_s
         return {
             "scale_why": " It counts groups, by their leaders." if self.is_group else "",
             "target_api": kind[0],

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
 
-from deepseek_triton_build.arithmetic import ENGINE_START_S
+from deepseek_triton_build.arithmetic import ASSUMED_RATE, ENGINE_START_S, ready_within_s
 from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, sized
-from deepseek_triton_tools.launching import kernel_caches
+from deepseek_triton_tools.launching.config_map import RepositoryFile, content_hash
+from deepseek_triton_tools.launching.containers import KERNELS_MOUNT, cache_folder, kernel_environment
 from deepseek_triton_tools.launching.kubernetes_text import block, filled, items, literal, mapping
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
-from deepseek_triton_tools.launching.start_times import PERIOD_S, StartTimes
-from deepseek_triton_tools.launching.stop_times import GROUP_S, SPARE_S
+from deepseek_triton_tools.launching.start_times import PERIOD_S, StartTimes, measured_rate
+from deepseek_triton_tools.launching.stop_times import GROUP_S, PRE_STOP_S, SPARE_S
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
+from deepseek_triton_tools.tool_errors import ToolError
 
 REPOSITORY = "/model_repository"
 REPOSITORY_MOUNT = "/etc/deepseek-triton/repository"
@@ -30,34 +34,99 @@ RANK_BYTES = 8 * 2**30
 """Host memory of a rank besides weights and /dev/shm: for CUDA, torch and pinned buffers. An assumption."""
 CHECKPOINT_CLAIM = "deepseek-checkpoint"
 HUB_CLAIM = "huggingface-hub"
+PLACEHOLDER = "YOUR-REGISTRY/"
+"""Part of an image's name that has to be replaced before the manifest can be applied."""
+MAX_NAME = 40
+"""Characters. A StatefulSet's pods get a label of its name and a hash, at most 63 characters, and a pod's name has two
+more numbers."""
+NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+"""RFC 1035, because the LeaderWorkerSet's name is also a Service's (pkg/webhooks/leaderworkerset_webhook.go)."""
+MAX_INT32 = 2**31 - 1
+"""Largest number of seconds or pods in any field."""
 
 Entries = Iterator["Mapping[str, object] | str"]
 """Entries of a list; a text is a comment for the entry after it."""
 
 
+def object_name(facts: LaunchFacts, options: LaunchOptions) -> str:
+    """Return the name of all objects: --name, or the repository's folder as far as Kubernetes takes it."""
+    slug = re.sub(r"[^a-z0-9]+", "-", facts.folder.name.lower())[:MAX_NAME].strip("-")
+    return options.name or (slug if NAME.fullmatch(slug) else "deepseek-triton")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pods:
+    """The pods, and the names and times that all objects share."""
+
     facts: LaunchFacts
     options: LaunchOptions
-    start: StartTimes
-    rate_from: str
-    """Where the rate of the storage comes from, for a comment."""
-    image: str
-    name: str
-    config_map: str | None
-    """Name of the ConfigMap; None when the repository is on a claim."""
-    repository_items: tuple[Mapping[str, object], ...]
-    """Entries of the ConfigMap's volume."""
+    files: tuple[RepositoryFile, ...]
+    """Files of the repository; none when it is on a claim."""
+
+    @property
+    def name(self) -> str:
+        return object_name(self.facts, self.options)
+
+    @property
+    def is_group(self) -> bool:
+        return self.facts.nodes > 1
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {"app.kubernetes.io/name": "deepseek-triton", "app.kubernetes.io/instance": self.name}
+
+    @cached_property
+    def config_map(self) -> str | None:
+        return f"{self.name}-repository-{content_hash(self.files)}" if self.files else None
+
+    @property
+    def image(self) -> str:
+        if self.options.image or not self.is_group:
+            return self.options.image or self.facts.image or ""
+        return f"{PLACEHOLDER}NAME"
+
+    @cached_property
+    def _rate(self) -> tuple[int, str]:
+        """Bytes per second of the storage, and where the number comes from.
+
+        :raises ToolError: when the document of --measured has no rate.
+        """
+        measured = self.options.measured
+        if measured:
+            return measured_rate(measured), for_comment(f"measured, by {measured}")
+        if self.options.rate:
+            return self.options.rate, "given with --rate"
+        return ASSUMED_RATE, "assumed, because nothing was measured; give --rate"
+
+    @cached_property
+    def start(self) -> StartTimes:
+        """:raises ToolError: when the load would take longer than a field of Kubernetes can say."""
+        size, (rate, _) = self.facts.serving.size if self.facts.serving else 0, self._rate
+        times = StartTimes(
+            size=size,
+            rate=rate,
+            ready_within_s=self.options.ready_within
+            or (ready_within_s(size, rate) if size else self.facts.ready_within_s),
+            num_nodes=self.facts.nodes,
+            stop=self.options.stop_times,
+        )
+        if times.progress_deadline_s > MAX_INT32:
+            raise ToolError(
+                f"--rate: expected a size such as 2GB, got {sized(rate)}/s, at which {sized(size)} take "
+                f"{times.load_s:,} s",
+                exit_code=2,
+            )
+        return times
 
     def server(self) -> str:
         """Return the spec of the pod with tritonserver."""
-        stop, script = self.start.stop, "start-leader.sh" if self.facts.nodes > 1 else "start-server.sh"
+        stop, script = self.start.stop, "start-leader.sh" if self.is_group else "start-server.sh"
         return filled(
             "server-pod.yaml",
             self._common()
             | {
                 "grace_why": (
-                    f"preStop takes {stop.pre_stop_s} s. Counted from then, tritonserver gives open requests "
+                    f"preStop takes {PRE_STOP_S} s. Counted from then, tritonserver gives open requests "
                     f"{stop.exit_timeout_s} s (EXIT_TIMEOUT), the supervisor kills what is left after "
                     f"{stop.supervisor_kill_s} s, mpirun after {stop.mpirun_kill_s} s, and the kernel gets {SPARE_S} s "
                     "to end it all."
@@ -75,9 +144,9 @@ class Pods:
                 "ready_path": json.dumps(f"/v2/models/{quote(self.facts.model)}/ready"),
                 "pre_stop_why": (
                     "During this time the pod is taken out of its Services, so that new requests stop coming before "
-                    f"the server refuses them. {stop.pre_stop_s} s is an assumption."
+                    f"the server refuses them. {PRE_STOP_S} s is an assumption."
                 ),
-                "pre_stop_s": str(stop.pre_stop_s),
+                "pre_stop_s": str(PRE_STOP_S),
             },
         )
 
@@ -144,7 +213,7 @@ class Pods:
         if options.interface:
             yield "The network interface between the nodes."
             yield {"name": "INTERFACE", "value": literal(options.interface)}
-        if self.facts.nodes > 1:
+        if self.is_group:
             yield "Without these mpirun cuts a pod's address NAME.SUBDOMAIN down to NAME (Open MPI 4, then 5)."
             yield {"name": "OMPI_MCA_orte_keep_fqdn_hostnames", "value": "true"}
             yield {"name": "PRTE_MCA_prte_keep_fqdn_hostnames", "value": "true"}
@@ -164,7 +233,7 @@ class Pods:
 
     def _environment(self) -> Entries:
         """Yield the variables of every pod."""
-        if self.facts.nodes > 1:
+        if self.is_group:
             yield "Port of the pods' sshd. It must be free on the node too, whose own sshd has 22."
             yield {"name": "SSH_PORT", "value": str(self._ssh_port)}
         if self.facts.serving and self.facts.serving.names:
@@ -173,7 +242,7 @@ class Pods:
             yield {"name": "HF_HUB_OFFLINE", "value": "1"}
         if self._keeps_caches:
             yield "Compiled kernels outlive the pod. Otherwise the first requests of every shape wait for them again."
-            for variable, folder in kernel_caches.environment().items():
+            for variable, folder in kernel_environment().items():
                 yield {"name": variable, "value": folder}
         if self.options.environment:
             yield "As requested."
@@ -196,7 +265,7 @@ class Pods:
         )
         load = (
             f"{serving.size:,} bytes of weights (by {for_comment(serving.size_from)}) at {sized(start.rate)}/s "
-            f"({self.rate_from}) take {start.load_s} s, {about(start.load_s)}. The engine's kernels and CUDA graphs "
+            f"({self._rate[1]}) take {start.load_s} s, {about(start.load_s)}. The engine's kernels and CUDA graphs "
             f"take {about(ENGINE_START_S)} (an assumption). So "
             if serving
             else ""
@@ -222,13 +291,13 @@ class Pods:
         options = self.options
         yield "# Nothing here talks to Kubernetes. A Service named http would set HTTP_PORT, which start.sh reads.\n"
         yield "automountServiceAccountToken: false\nenableServiceLinks: false\n"
-        if options.kubernetes.host_network:
+        if options.host_network:
             yield "# The node's own network, for its fast interfaces. Names of the cluster are resolved nevertheless.\n"
             yield "hostNetwork: true\ndnsPolicy: ClusterFirstWithHostNet\n"
         if options.pull_secret:
             yield f"imagePullSecrets: [{mapping({'name': options.pull_secret})}]\n"
-        if options.kubernetes.node_selector:
-            yield f"nodeSelector: {mapping(dict(options.kubernetes.node_selector))}\n"
+        if options.node_selector:
+            yield f"nodeSelector: {mapping(dict(options.node_selector))}\n"
         if self.facts.gpus_per_node:
             yield "# Nodes with GPUs often have a taint that keeps other pods away.\ntolerations:\n"
             yield items([{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}], 2)
@@ -238,7 +307,7 @@ class Pods:
         return self.options.shm_size or self.facts.shm_bytes
 
     def _resources(self) -> str:
-        facts, rdma = self.facts, self.options.kubernetes.rdma
+        facts, rdma = self.facts, self.options.rdma
         size = facts.serving.size if facts.serving else 0
         memory = _gib(size / BUDGET_SHARE + facts.ranks_per_node * RANK_BYTES + self._shm_bytes)
         limits: dict[str, object] = {"memory": memory}
@@ -291,35 +360,36 @@ class Pods:
             yield {"name": name, "mountPath": path, "readOnly": True}
         yield {"name": "shm", "mountPath": "/dev/shm"}
         if self._keeps_caches:
-            yield {"name": "kernels", "mountPath": kernel_caches.MOUNTED_AT} | (
-                {"subPath": self._cache_folder.name} if self.options.kubernetes.cache_claim else {}
+            yield {"name": "kernels", "mountPath": KERNELS_MOUNT} | (
+                {"subPath": self._cache_folder.name} if self.options.cache_claim else {}
             )
-        if self.facts.nodes > 1:
+        if self.is_group:
             yield {"name": "ssh", "mountPath": KEYS_MOUNT, "readOnly": True}
 
     def _config_map_volume(self) -> str:
         if not self.config_map:
             return ""
         head = f"  - name: repository-source\n    configMap:\n      name: {self.config_map}\n"
-        return f"{head}      # A key has no slash, a path may.\n      items:\n{items(self.repository_items, 8)}"
+        entries = items((file.item for file in self.files), 8)
+        return f"{head}      # A key has no slash, a path may.\n      items:\n{entries}"
 
     def _volumes(self) -> Entries:
-        kubernetes = self.options.kubernetes
+        options = self.options
         if self.config_map:
             yield {"name": "repository", "emptyDir": {}}
         else:
-            yield {"name": "repository", "persistentVolumeClaim": _claim(kubernetes.repository_claim or "")}
+            yield {"name": "repository", "persistentVolumeClaim": _claim(options.repository_claim or "")}
         for name, _, what, source in self._checkpoints():
             yield what
             yield {"name": name} | source
         yield self._shm_why()
         yield {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _gib(self._shm_bytes)}}
-        if kubernetes.cache_claim:
-            yield {"name": "kernels", "persistentVolumeClaim": {"claimName": kubernetes.cache_claim}}
+        if options.cache_claim:
+            yield {"name": "kernels", "persistentVolumeClaim": {"claimName": options.cache_claim}}
         elif self._keeps_caches:
             yield "The folder is for one image and GPU: kernels of another image's compilers must not be loaded."
             yield {"name": "kernels", "hostPath": {"path": str(self._cache_folder), "type": "DirectoryOrCreate"}}
-        if self.facts.nodes > 1:
+        if self.is_group:
             yield "The key pair of the group."
             yield {"name": "ssh", "secret": {"secretName": f"{self.name}-ssh"}}
 
@@ -344,17 +414,17 @@ class Pods:
             yield "hub", HUB_MOUNT, what, self._source(serving.hub_cache, claim or HUB_CLAIM)
 
     def _source(self, here: str, claim: str) -> dict[str, object]:
-        if self.options.kubernetes.checkpoint_on_nodes:
+        if self.options.checkpoint_on_nodes:
             return {"hostPath": {"path": here, "type": "Directory"}}
         return {"persistentVolumeClaim": _claim(claim)}
 
     @property
     def _keeps_caches(self) -> bool:
-        return bool(self.options.kubernetes.cache_claim or self.options.cache_dir)
+        return bool(self.options.cache_claim or self.options.cache_dir)
 
     @property
     def _cache_folder(self) -> Path:
-        return kernel_caches.cache_folder(self.image, self.facts.gpu, self.options.cache_dir)
+        return cache_folder(self.image, self.facts.gpu, self.options.cache_dir)
 
 
 def _claim(name: str) -> dict[str, object]:

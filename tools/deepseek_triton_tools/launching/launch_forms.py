@@ -20,7 +20,7 @@ def _none(facts: LaunchFacts, options: LaunchOptions) -> Iterable[str]:
 @dataclass(frozen=True, kw_only=True)
 class LaunchForm:
     render: Callable[[LaunchFacts, LaunchOptions], str]
-    """The text that starts the repository, and runs as it is."""
+    """The text that starts the repository, and runs as it is. A ToolError is raised when start.sh refuses."""
     refusals: Problems
     """Reasons why the text can't be rendered."""
     unmet_requirements: Problems = _none
@@ -30,8 +30,7 @@ class LaunchForm:
     program: str | None = None
     """The program that has to be on PATH to run the text."""
     command: tuple[str, ...] = ()
-    """The command that reads the text from its standard input. Empty: the text is a script that takes the place of this
-    process."""
+    """The command that reads the text from standard input. Empty: the text is a script that replaces this process."""
 
 
 LAUNCH_FORMS: Mapping[str, LaunchForm] = {

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from deepseek_triton_build import EXIT_TIMEOUT_S
-from deepseek_triton_tools.launching.kubernetes_settings import KubernetesOptions
 from deepseek_triton_tools.launching.stop_times import StopTimes
 
 
@@ -80,8 +79,23 @@ class LaunchOptions:
     claim: str | None = None
     """PersistentVolumeClaim that holds the checkpoint."""
     pull_secret: str | None = None
-    kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
-    """Options that no other form has."""
+    repository_claim: str | None = None
+    """PersistentVolumeClaim that holds the model repository, instead of a ConfigMap."""
+    cache_claim: str | None = None
+    """PersistentVolumeClaim for compiled kernels; `cache_dir` names a folder of the nodes instead."""
+    checkpoint_on_nodes: bool = False
+    """Whether every node has the checkpoint at this machine's path, instead of on `claim`."""
+    measured: Path | None = None
+    """Document of `warm files --json`, whose rate is used; `rate` gives one by hand."""
+    host_network: bool = False
+    rdma: tuple[str, int] | None = None
+    """Resource of a device plugin, and how many of it a pod gets: ("rdma/hca", 8)."""
+    scrape: bool = False
+    """Whether pods get annotations for Prometheus."""
+    target: int | None = None
+    """Sequences in flight for each replica that the autoscaler aims at."""
+    node_selector: tuple[tuple[str, str], ...] = ()
+    """Labels that the nodes must have."""
 
     @property
     def stop_times(self) -> StopTimes:

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from deepseek_triton_tools.host.tritonserver import Installation, find_tritonserver
+from deepseek_triton_tools.host.tritonserver import find_tritonserver
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_script import missing_programs, run_script, server_environment
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -15,19 +15,16 @@ from deepseek_triton_tools.tool_errors import InstallationError
 
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield the reasons why it can't be rendered."""
     if facts.nodes > 1:
         yield f"{facts.source} takes {facts.nodes} nodes: use launch mpirun, slurm or kubernetes"
 
 
 def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield what this machine lacks to run the script."""
     if missing := missing_programs(facts):
         yield (f"not on PATH: {', '.join(missing)}; run it in {facts.image}, as launch docker, slurm and kubernetes do")
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
-    """:raises ToolError: when start.sh refuses."""
     environment, server_args = _server(facts, options)
     options = dataclasses.replace(options, server_args=(*server_args, *options.server_args))
     return run_script(facts, options, "local", environment)
@@ -42,10 +39,7 @@ def _server(facts: LaunchFacts, options: LaunchOptions) -> tuple[dict[str, str],
         server = find_tritonserver()
     except InstallationError:
         return environment, ()  # start.sh reports that there is none
-    return _on_path(server) | environment, server.extra_args
-
-
-def _on_path(server: Installation) -> dict[str, str]:
-    """Return the server's variables with its folder on PATH, where start.sh looks for it."""
+    # start.sh looks for the server on PATH.
     path = server.environment.get("PATH") or os.environ.get("PATH", os.defpath)
-    return {**server.environment, "PATH": os.pathsep.join([str(server.binary.parent), path])}
+    on_path = {**server.environment, "PATH": os.pathsep.join([str(server.binary.parent), path])}
+    return on_path | environment, server.extra_args

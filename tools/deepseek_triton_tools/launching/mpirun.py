@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from deepseek_triton_build.text import safe_name
+from deepseek_triton_tools.doctor.hosts import is_here
+from deepseek_triton_tools.doctor.machine.machine import Machine
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_script import missing_programs, run_script, server_environment
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -23,7 +23,6 @@ _FORWARDED = ("NCCL_", "UCX_", "GLOO_", "HF_TOKEN", "HF_HOME")
 
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield the reasons why it can't be rendered."""
     if facts.nodes == 1:
         yield f"{facts.source} takes one node: use launch local or docker"
         return
@@ -42,7 +41,6 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
 
 
 def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield what this machine lacks to run the script."""
     if missing := missing_programs(facts):
         yield (
             f"not on PATH: {', '.join(missing)}; run it in {facts.image} on the first node (launch ssh-setup starts "
@@ -51,12 +49,9 @@ def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[s
 
 
 def warnings(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield what may go wrong when the script is run on this machine."""
-    if not is_here(options.hosts[0]):
-        yield (
-            f"{options.hosts[0]} is not this machine: run it there, because mpirun and tritonserver run on the first "
-            "host"
-        )
+    if not is_here(options.hosts[0], Machine()):
+        here = "run it there, because mpirun and tritonserver run on the first host"
+        yield f"{options.hosts[0]} is not this machine: {here}"
     kept = [name for name, _ in options.environment if not name.startswith(_FORWARDED) and name not in _LEADER_ONLY]
     if kept:
         yield (
@@ -66,16 +61,11 @@ def warnings(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
 
 
 def environment(options: LaunchOptions) -> dict[str, str]:
-    given = {
-        "HOSTS": ",".join(options.hosts),
-        "SSH_PORT": options.ssh_port,
-        "SSH_ARGS": options.ssh_args,
-    }
+    given = {"HOSTS": ",".join(options.hosts), "SSH_PORT": options.ssh_port, "SSH_ARGS": options.ssh_args}
     return {name: str(value) for name, value in given.items() if value} | server_environment(options)
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
-    """:raises ToolError: when start.sh refuses."""
     return run_script(facts, options, "mpirun", environment(options))
 
 
@@ -107,19 +97,6 @@ def read_host_file(path: Path, ranks_per_node: int) -> tuple[str, ...]:
     if wrong:
         raise ToolError("; ".join(wrong), exit_code=2)
     return tuple(hosts)
-
-
-def is_here(host: str) -> bool:
-    """Return whether `host` is an address of this machine: a socket can be bound to it then."""
-    try:
-        addresses = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_DGRAM)
-    except OSError:
-        return False
-    for *_, address in addresses:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-            probe.bind(address)
-            return True
-    return False
 
 
 def _is_host(text: str) -> bool:

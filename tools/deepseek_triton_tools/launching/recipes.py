@@ -11,21 +11,17 @@ from collections.abc import Iterator
 
 from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_script import filled
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
 
-def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield the reasons why it can't be rendered."""
+def refusals(facts: LaunchFacts) -> Iterator[str]:
     if facts.release is None or facts.image is None:
         yield f"{facts.source} is for the {facts.engine} engine: a recipe is for TensorRT-LLM"
 
 
 def render_recipe(kind: str, facts: LaunchFacts) -> str:
-    """
-    :param kind: `image` or `wheel`.
-    """
+    """:param kind: `image` or `wheel`."""
     values = {
         "version": __version__,
         "source": for_comment(facts.source),

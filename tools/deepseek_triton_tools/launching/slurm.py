@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from deepseek_triton_build.text import comment_lines, for_comment, safe_name
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.launching import kernel_caches
-from deepseek_triton_tools.launching.containers import created_folders, image_of, kernel_folder, too_few_gpus
+from deepseek_triton_tools.launching import containers
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_script import dry_run, filled, server_environment
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
@@ -26,7 +25,6 @@ _MOUNTABLE = re.compile(r"[^\s,:]+")
 
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield the reasons why it can't be rendered."""
     directives = {
         "--partition": options.partition,
         "--account": options.account,
@@ -44,7 +42,7 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if options.gpus and options.gpus != "none" and not options.gpus.isdecimal():
         yield f"--gpus: expected a number for each node, or none, got {safe_name(options.gpus)}"
     elif options.gpus and options.gpus != "none":
-        yield from too_few_gpus(facts, int(options.gpus))
+        yield from containers.too_few_gpus(facts, int(options.gpus))
     if options.container:
         yield from _container_refusals(facts, options)
     elif options.image or options.cache_dir:
@@ -52,19 +50,18 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
 
 
 def _container_refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    if not image_of(facts, options):
+    if not containers.image_of(facts, options):
         yield (
             f"the {facts.engine} engine was planned for no container: name with --image one that has tritonserver and "
             "the engine's packages, or use --no-container"
         )
     paths = [str(facts.folder), *facts.mounts.values(), *facts.mounts]
-    for path in dict.fromkeys([*paths, *created_folders(facts, options)]):
+    for path in dict.fromkeys([*paths, *containers.created_folders(facts, options)]):
         if not _MOUNTABLE.fullmatch(path):
             yield f"{safe_name(path)}: pyxis mounts no path with a blank, a comma or a colon (NVIDIA/pyxis#133)"
 
 
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
-    """:raises ToolError: when start.sh refuses."""
     environment = server_environment(options)
     in_step = environment | {"SLURM_STEP_NUM_TASKS": str(facts.world_size)}
     dry_run(facts.start_script, in_step, options.server_args)
@@ -86,12 +83,9 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     return filled("slurm.sh", values)
 
 
-def job_name(facts: LaunchFacts, options: LaunchOptions) -> str:
-    return options.name or re.sub(r"[^\w.-]+", "-", facts.folder.name, flags=re.ASCII).strip("-") or "deepseek-triton"
-
-
 def _directives(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    name = job_name(facts, options)
+    slug = re.sub(r"[^\w.-]+", "-", facts.folder.name, flags=re.ASCII).strip("-")
+    name = options.name or slug or "deepseek-triton"
     yield f"--job-name={name}"
     yield f"--nodes={facts.nodes}"
     yield f"--ntasks-per-node={facts.ranks_per_node}"
@@ -125,7 +119,7 @@ def _container_variables(facts: LaunchFacts, options: LaunchOptions) -> dict[str
     if not options.container:
         return {}
     hub = {"HF_HUB_CACHE": facts.serving.hub_cache} if facts.serving and facts.serving.names else {}
-    return kernel_caches.environment() | hub
+    return containers.kernel_environment() | hub
 
 
 def _prepare(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
@@ -135,7 +129,7 @@ def _prepare(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
             "Mounted folders must exist. Compiled kernels are kept there, for this image and this GPU only."
         )
         command = ["srun", f"--nodes={facts.nodes}", "--ntasks-per-node=1", f"--ntasks={facts.nodes}"]
-        yield shlex.join([*command, "mkdir", "-p", "--", *created_folders(facts, options)])
+        yield shlex.join([*command, "mkdir", "-p", "--", *containers.created_folders(facts, options)])
         yield ""
 
 
@@ -182,7 +176,7 @@ def _srun_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[list[s
     yield ["--label", "--kill-on-bad-exit=1", f"--mpi={options.slurm_mpi}", "--export=ALL"]
     yield [f"--nodes={facts.nodes}", f"--ntasks={facts.world_size}", "--cpu-bind=none"]
     if options.container:
-        yield [f"--container-image={enroot_image(image_of(facts, options))}", "--no-container-mount-home"]
+        yield [f"--container-image={enroot_image(containers.image_of(facts, options))}", "--no-container-mount-home"]
         yield [f"--container-mounts={','.join(_mounts(facts, options))}"]
         if options.environment:  # without this pyxis prefers the image's value of a variable that the image sets too
             yield [f"--container-env={','.join(dict(options.environment))}"]
@@ -194,7 +188,7 @@ def _mounts(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
         yield f"{source}:{place}:ro"
     if facts.serving and facts.serving.names:
         yield f"{facts.serving.hub_cache}:{facts.serving.hub_cache}"
-    yield f"{kernel_folder(facts, options)}:{kernel_caches.MOUNTED_AT}"
+    yield f"{containers.kernel_folder(facts, options)}:{containers.KERNELS_MOUNT}"
     if options.ready_file:
         parent = server_environment(options)["READY_FILE"].rpartition("/")[0]
         yield f"{parent}:{parent}"

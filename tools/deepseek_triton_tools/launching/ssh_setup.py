@@ -30,11 +30,6 @@ if MPI.COMM_WORLD.rank == 0:
 """
 
 
-def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield the reasons why it can't be rendered."""
-    return docker.invalid_options(facts, options)
-
-
 def render_setup(facts: LaunchFacts, options: LaunchOptions) -> str:
     """:raises ToolError: when start.sh refuses."""
     container = docker.container_name(facts, options)

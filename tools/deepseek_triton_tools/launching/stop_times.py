@@ -12,14 +12,12 @@ from deepseek_triton_build import EXIT_TIMEOUT_S, MPIRUN_SPARE_S
 
 SUPERVISOR_AFTER_S = 15
 """Seconds that tritonserver may take to end after its timeout, in which its stubs and the engine's workers end."""
-MPIRUN_AFTER_S = MPIRUN_SPARE_S
-"""5 s more than the supervisor, which should kill first because it knows what it started."""
 SPARE_S = 10
 """Seconds for the kernel to end what mpirun has killed, and to free its GPU memory. An assumption."""
 PRE_STOP_S = 10
-"""Seconds until no load balancer sends new requests to a pod that ends. A pod is told to end and is removed from the
-endpoints at the same time (kubernetes.io, Pod Lifecycle, Pod termination); how long the removal takes is an assumption.
-"""
+"""Seconds that preStop sleeps before SIGTERM is sent, until no load balancer sends new requests to the pod. A pod is
+told to end and is removed from the endpoints at the same time (kubernetes.io, Pod Lifecycle, Pod termination); how long
+the removal takes is an assumption."""
 GROUP_S = 30
 """Seconds until the LeaderWorkerSet's controller ends the leader of a worker that was told to end. An assumption."""
 
@@ -38,8 +36,9 @@ class StopTimes:
 
     @property
     def mpirun_kill_s(self) -> int:
-        """Open MPI's odls_base_sigkill_timeout: the time between its SIGTERM to the ranks and its SIGKILL."""
-        return self.exit_timeout_s + MPIRUN_AFTER_S
+        """Open MPI's odls_base_sigkill_timeout: the time between its SIGTERM to the ranks and its SIGKILL. It is 5 s
+        more than the supervisor's, which should kill first because it knows what it started."""
+        return self.exit_timeout_s + MPIRUN_SPARE_S
 
     @property
     def docker_stop_timeout_s(self) -> int:
@@ -47,14 +46,9 @@ class StopTimes:
         return self.mpirun_kill_s + SPARE_S
 
     @property
-    def pre_stop_s(self) -> int:
-        """Time that preStop sleeps before SIGTERM is sent."""
-        return PRE_STOP_S
-
-    @property
     def grace_period_s(self) -> int:
         """terminationGracePeriodSeconds of the pod with tritonserver, counted from the beginning of preStop."""
-        return self.pre_stop_s + self.docker_stop_timeout_s
+        return PRE_STOP_S + self.docker_stop_timeout_s
 
     @property
     def worker_grace_period_s(self) -> int:

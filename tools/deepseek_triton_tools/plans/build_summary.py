@@ -30,9 +30,9 @@ def build(
 ) -> None:
     """Write the plan for `request` as the folder `output`, in `format`, and print a summary.
 
-    :param quant_config: write or change the checkpoint's hf_quant_config.json, so that it says what the plan does.
-    :raises deepseek_triton_build.BuildError: when it can't be planned or written. Nothing is left behind.
-    :raises ToolError: when hf_quant_config.json is wanted and the checkpoint is not on this machine.
+    `quant_config` writes or changes the checkpoint's hf_quant_config.json, so that it says what the plan does. Raises
+    BuildError when it can't be planned or written, and nothing is left behind; ToolError when the checkpoint is wanted
+    and not on this machine.
     """
     plan = make_plan(request)
     files = format_files(format, plan, version=__version__)
@@ -99,10 +99,7 @@ def _run_line(plan: Plan, script: str) -> str:
 
 
 def _quant_config(plan: Plan) -> QuantConfigChange:
-    """Plan the change of hf_quant_config.json in the checkpoint's folder.
-
-    :raises ToolError: when the folder is not on this machine.
-    """
+    """Plan the change of hf_quant_config.json. Raises ToolError when the checkpoint's folder is not on this machine."""
     folder = Path(plan.request.model or "")
     if plan.checkpoint is None or not plan.request.model or not folder.is_dir():
         found = f"found {plan.request.model}" if plan.request.model else "found none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from deepseek_triton_build.catalog import find_gpu, load_release
 from deepseek_triton_build.check import CheckedModel, CheckOptions, Finding, Report, check_repository
-from deepseek_triton_tools.terminal.output_streams import printable, to_reader
+from deepseek_triton_tools.terminal.output_streams import print_json, printable, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -20,11 +19,8 @@ _STYLES = {"error": "31", "warning": "33", "note": "2"}
 
 
 def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
-    """Print the findings of `repository`. Returns 1 when there are errors among them.
-
-    :raises ToolError: when --model is no folder.
-    :raises deepseek_triton_build.BuildError: when there is nothing to check, or a name is unknown.
-    """
+    """Print the findings of `repository`, and return 1 when there are errors among them. Raises ToolError when --model
+    is no folder, and BuildError when there is nothing to check or a name is unknown."""
     if options.gpu:
         find_gpu(options.gpu)  # an unknown name is refused even if no rule needs it
     if options.release:
@@ -37,7 +33,7 @@ def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
     code = 1 if report.has_errors else 0
     with to_reader():
         if as_json:
-            print(json.dumps(_document(report), indent=2, allow_nan=False))
+            print_json(_document(report))
         else:
             _show(report)
     return code

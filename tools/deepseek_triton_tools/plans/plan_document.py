@@ -41,8 +41,7 @@ class PlannedLaunch:
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return `plan` for json.dumps. Sizes are in bytes. Fields that a plan for another engine lacks are null or
-    empty."""
+    """Return `plan` for json.dumps. Sizes are in bytes. Fields that another engine's plan lacks are null or empty."""
     release, recipe = plan.release, plan.recipe
     return {
         "schema": SCHEMA,

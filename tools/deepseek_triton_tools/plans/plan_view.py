@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_build.text import yaml_flow
 from deepseek_triton_tools.plans.plan_document import concurrency, launch, plan_document
 from deepseek_triton_tools.terminal import tables
-from deepseek_triton_tools.terminal.output_streams import to_reader
+from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show, styled
 
 _WIDE = 120
@@ -21,7 +20,7 @@ _WIDE = 120
 def show_plan(plan: Plan, *, as_json: bool) -> None:
     with to_reader():
         if as_json:
-            print(json.dumps(plan_document(plan), indent=2, allow_nan=False))
+            print_json(plan_document(plan))
         else:
             _show(plan)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
@@ -23,7 +22,7 @@ from deepseek_triton_build.catalog import (
     variants,
 )
 from deepseek_triton_tools.terminal import tables
-from deepseek_triton_tools.terminal.output_streams import to_reader
+from deepseek_triton_tools.terminal.output_streams import print_json, to_reader
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 
 SCHEMA = "deepseek-triton/variants/1"
@@ -56,17 +55,12 @@ class Cell:
 
 
 def show_variants(gpu: str | None, *, as_json: bool) -> None:
-    """Print the support tables of one GPU, or of all.
-
-    :raises UnknownNameError: for an unknown GPU.
-    """
+    """Print the support tables of one GPU, or of all. Raises UnknownNameError for an unknown GPU."""
     chosen = [find_gpu(gpu)] if gpu else list(gpus().values())
-    if as_json:
-        text = json.dumps(_document(chosen), indent=2, allow_nan=False)
-        with to_reader():
-            print(text)
-    else:
-        with to_reader():
+    with to_reader():
+        if as_json:
+            print_json(_document(chosen))
+        else:
             _show(chosen)
 
 

@@ -136,8 +136,8 @@ def _location(served: ServedModel) -> _Location:
 
 
 def _in_cache(name: HubName, model_folder: Path | None = None) -> _Location:
-    snapshot = find_snapshot(name, model_folder)
-    return _Location(snapshot.folder, f"in the Hugging Face cache, revision {snapshot.revision}", name.download)
+    folder, commit = find_snapshot(name, model_folder)
+    return _Location(folder, f"in the Hugging Face cache, revision {commit}", name.download)
 
 
 def _checkpoint(source: str, location: _Location, *, only_indexed: bool) -> CheckpointFiles:
@@ -183,7 +183,10 @@ def find_damage(checkpoint: CheckpointFiles, on_file: Callable[[Path], None] = l
     """
     folder = checkpoint.folder
     for finding in check_weights(folder, str(folder), only_indexed=checkpoint.only_indexed, on_file=on_file):
-        yield _explained(finding, _unfinished(folder), checkpoint.download)
+        if finding.code == MISSING_SHARD.code:  # what is known about the download explains it
+            fix = f"finish the download: {checkpoint.download}" if checkpoint.download else finding.fix
+            finding = replace(finding, message=finding.message + _unfinished(folder), fix=fix)
+        yield finding
 
 
 def _unfinished(folder: Path) -> str:
@@ -191,14 +194,6 @@ def _unfinished(folder: Path) -> str:
     if not paths:
         return ""
     return f"; its download is not finished: {len(paths)} *.incomplete in {paths[0].parent}"
-
-
-def _explained(finding: Finding, unfinished: str, download: str | None) -> Finding:
-    """The finding with what is known about the download, where a file is missing."""
-    if finding.code != MISSING_SHARD.code:
-        return finding
-    fix = f"finish the download: {download}" if download else finding.fix
-    return replace(finding, message=finding.message + unfinished, fix=fix)
 
 
 def _exists(path: Path) -> bool:

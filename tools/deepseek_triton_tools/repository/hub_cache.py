@@ -19,7 +19,6 @@ from deepseek_triton_build.text import first_names, safe_name
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 _NAME = re.compile(r"(?P<model>[\w.-]+/[\w.-]+)(?:@(?P<revision>\S+))?")
-_DEFAULT = "~/.cache"
 _MAIN = "main"
 _MOST_REF_BYTES = 1000
 
@@ -40,13 +39,6 @@ class HubName:
         return f"hf download {self.model}" + ("" if self.revision == _MAIN else f" --revision {self.revision}")
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    folder: Path
-    revision: str
-    """The commit of the snapshot."""
-
-
 def parse_hub_name(text: str) -> HubName | None:
     """The name in `text`; None where it can only be a path."""
     match = None if text.startswith((".", "/", "~")) else _NAME.fullmatch(text)
@@ -63,11 +55,11 @@ def hub_cache() -> tuple[Path, str]:
     ):
         if value := os.environ.get(variable):
             return Path(os.path.expandvars(os.path.expanduser(value)), below), f"by {variable}"
-    return Path(os.path.expanduser(_DEFAULT), "huggingface/hub"), "by default"
+    return Path(os.path.expanduser("~/.cache/huggingface/hub")), "by default"
 
 
-def find_snapshot(name: HubName, model_folder: Path | None = None) -> Snapshot:
-    """The snapshot of one revision of a model.
+def find_snapshot(name: HubName, model_folder: Path | None = None) -> tuple[Path, str]:
+    """The folder and the commit of the snapshot of one revision of a model.
 
     :param model_folder: the model's folder in a cache. None: its folder in the cache that the environment names.
     :raises CheckpointError: when the model or the revision isn't there.
@@ -89,7 +81,7 @@ def find_snapshot(name: HubName, model_folder: Path | None = None) -> Snapshot:
             f"{name}: {model_folder} has no {safe_name(name.revision)}: looked at refs/{safe_name(name.revision)} and "
             f"snapshots/{safe_name(revision)}; {others}; {fix}: {name.download}"
         )
-    return Snapshot(folder, revision)
+    return folder, revision
 
 
 def unfinished_downloads(folder: Path) -> list[Path]:

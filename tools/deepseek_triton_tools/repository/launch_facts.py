@@ -99,7 +99,11 @@ def facts_of(source: str) -> LaunchFacts:
         raise RepositoryError(problem)
     [version_dir, *_] = _version_dirs(folder)
     stamp, _ = read_stamp(version_dir.parent, "")
-    serving = _serving(source)
+    serving: Serving | None
+    try:
+        serving = serving_of(source)
+    except NothingToReadError:
+        serving = None
     world_size = _world_size(source, stamp, serving)
     gpu = gpus().get(stamp.text("gpu") or "")
     if gpu is None and stamp.text("release"):
@@ -145,7 +149,7 @@ def _problem(source: str, folder: Path) -> str | None:
             f"{safe_name(source)} was written before there was a launch: write it anew, with the options in the first "
             f"line of its {START_SCRIPT}"
         )
-    if not _is_stamped(folder):
+    if read_stamp(_version_dirs(folder)[0].parent, "")[0].text("engine") is None:
         return (
             f"{safe_name(source)} has no {MANIFEST} that can be read, which says what the folder was made for: "
             "copy the whole folder, or write it anew"
@@ -163,26 +167,13 @@ def _version_dirs(folder: Path) -> list[Path]:
 
 
 def _is_current(folder: Path) -> bool:
-    """Whether the supervisor is there and start.sh knows DRY_RUN. An older one would ignore that and start the
-    server."""
+    """Whether the supervisor is there and start.sh knows DRY_RUN. An older one would ignore it and start the server."""
     has_supervisor = all((version_dir / SUPERVISOR).is_file() for version_dir in _version_dirs(folder))
     return has_supervisor and "DRY_RUN" in _text_of_script(folder)
 
 
 def _text_of_script(folder: Path) -> str:
     return (folder / START_SCRIPT).read_text("utf-8", errors="replace")
-
-
-def _is_stamped(folder: Path) -> bool:
-    stamp, _ = read_stamp(_version_dirs(folder)[0].parent, "")
-    return stamp.text("engine") is not None
-
-
-def _serving(source: str) -> Serving | None:
-    try:
-        return serving_of(source)
-    except NothingToReadError:
-        return None
 
 
 def _world_size(source: str, stamp: Stamp, serving: Serving | None) -> int:

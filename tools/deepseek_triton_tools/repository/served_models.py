@@ -60,13 +60,16 @@ def model_yamls(path: Path) -> list[Path]:
     return [found for folder in folders for found in _newest(folder)]
 
 
-def _newest(model_folder: Path) -> Iterator[Path]:
+def list_folder(folder: Path) -> list[str]:
+    """:raises CheckpointError: when the folder can't be listed."""
     try:
-        names = os.listdir(model_folder)
+        return sorted(os.listdir(folder))
     except OSError as error:
-        raise CheckpointError(
-            f"{model_folder}: can't be listed: {error.strerror}; allow this user to read it"
-        ) from error
+        raise CheckpointError(f"{folder}: can't be listed: {error.strerror}; allow this user to read it") from error
+
+
+def _newest(model_folder: Path) -> Iterator[Path]:
+    names = list_folder(model_folder)
     versions = [name for name in names if name.isdecimal() and os.path.lexists(model_folder / name / MODEL_YAML)]
     if versions:
         yield model_folder / max(versions, key=int) / MODEL_YAML

@@ -13,8 +13,7 @@ from deepseek_triton_client import AsyncClient, DeepseekTritonError, ModelNotFou
 _ANSWER_S = 10.0
 """Seconds for the server's answer."""
 _UNKNOWN = "is not found"
-"""The end of Triton's message on a model or version that it neither has nor loads (seen with 2.51.0). A proxy's 404 has
-other words."""
+"""The end of Triton 2.51.0's message on a model that it neither has nor loads. A proxy's 404 has other words."""
 
 
 async def missing_model(client: AsyncClient) -> str:
@@ -44,10 +43,7 @@ async def missing_model(client: AsyncClient) -> str:
 
 
 def _index(url: str) -> list[dict[str, Any]]:
-    """Read Triton's index of its model repository; empty where it can't be read. Blocks.
-
-    The client has no call for it, so this is urllib.
-    """
+    """Read Triton's index of its models by urllib: the client has no call for it. Empty if it can't be read. Blocks."""
     if not url.startswith(("http://", "https://")):
         return []
     request = urllib.request.Request(f"{url.rstrip('/')}/v2/repository/index", data=b"", method="POST")

@@ -73,10 +73,8 @@ _SERVER_CAUSES = (
 
 
 def failure_cause(lines: Iterable[str]) -> str:
-    """Say in one line why the server ended, by its own log.
-
-    Where no line is a known cause, it is the last error that a model logged, or else the last line.
-    """
+    """Say in one line why the server ended, by its own log. Where no line is a known cause, it is the last error that a
+    model logged, or else the last line."""
     parsed = [parse_log_line(line) for line in lines]
     causes = _model_causes(parsed)
     if causes:
@@ -131,10 +129,8 @@ _EXCEPTION = re.compile(r"(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Exit)): (?P
 
 
 def _plain(cause: str) -> str:
-    """Return an exception's message on one line, without the traceback, and without a name that says little.
-
-    KeyError and ModuleNotFoundError say something; ValueError, RuntimeError and names of a library hardly do.
-    """
+    """Return an exception's message on one line, without the traceback, and without a name that says little. KeyError
+    and ModuleNotFoundError say something; ValueError, RuntimeError and names of a library hardly do."""
     text = cause.partition("\n\nAt:\n")[0].strip()
     match = _EXCEPTION.match(text)
     if match and (match["name"] in ("ValueError", "RuntimeError") or not hasattr(builtins, match["name"])):

@@ -31,16 +31,14 @@ _LOG_TAIL_LINES = 2000
 _ANSWER_S = 5.0
 """Seconds for one answer of a server that loads."""
 _GRACE_S = 10
-"""Seconds after the exit timeout before the server is killed. It begins to unload its models only when that timeout has
-run out."""
+"""Seconds to unload its models, which the server begins after the exit timeout, before it is killed."""
 _CLIENTS_LEAVE_S = 0.5
 """Seconds before a stop, for clients that just had their answers to disconnect. A SIGTERM in the moment in which a
 client disconnects can crash Triton 2.51; 0.2 s between the two were enough in every try (docs/tritonserver.md)."""
 _STUBS_LEAVE_S = 5
 """Seconds for the stubs to end by themselves: each looks every 0.3 s whether its server still lives."""
 _LAUNCHES = 3
-"""Most starts of one server. It is started again, on new ports, when another program took an `auto` port while the
-models loaded."""
+"""Most starts of one server: it is started again when another program took an `auto` port during the load."""
 
 _GUARDED_EXEC = """\
 import ctypes, os, signal, sys
@@ -82,8 +80,7 @@ class ServeOptions:
     """The address to listen on. tritonserver has no authentication, and its API can load models and map shared memory,
     so other machines reach it only when that was asked for."""
     exit_timeout_secs: int = 30
-    """Seconds for active requests to finish after a stop. The server also waits that long for an idle connection that a
-    client keeps open."""
+    """Seconds for active requests to finish after a stop; also for idle connections that clients keep open."""
     log_file: Path | None = None
     """The server's whole log is appended here."""
     verbose: bool = False
@@ -112,13 +109,8 @@ class ServerProcess:
     metrics_port: int
 
     def __init__(self, options: ServeOptions, *, on_line: Callable[[str], None] | None = None) -> None:
-        """Check the options; nothing is started yet.
-
-        :param on_line: gets every line of the server's output, in the reader's thread. After an OSError from it, it
-            gets
-            no more.
-        :raises ToolError: when the folder or the arguments are wrong.
-        """
+        """Check the options; nothing is started yet. Raises ToolError when the folder or the arguments are wrong.
+        `on_line` gets every line of the server's output, in the reader's thread, until it raises OSError."""
         _check_server_args(options.server_args)
         self.options = options
         self.models = model_names(options.repository)
@@ -145,10 +137,7 @@ class ServerProcess:
         on_progress: Callable[[StartProgress], None] | None = None,
     ) -> ServerProcess:
         """Start a server of `repository` on free ports of the loopback address, and wait until it is ready. Use it in a
-        `with` block.
-
-        :raises ToolError: when it can't be started or doesn't become ready. Nothing is left running.
-        """
+        `with` block. Raises ToolError when it can't be started or doesn't become ready. Nothing is left running."""
         options = ServeOptions(
             repository=repository,
             tritonserver=tritonserver,
@@ -193,8 +182,7 @@ class ServerProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, or minus the number of the signal that ended it. None while it runs, or if it never
-        started."""
+        """The exit code, or minus the signal that ended it. None while it runs, or if it never started."""
         return self._process.returncode if self._process is not None else None
 
     @property
@@ -203,11 +191,8 @@ class ServerProcess:
         return list(self._lines.copy())
 
     def start(self) -> None:
-        """Start the server, and return before it is ready.
-
-        :raises ToolError: when there is no tritonserver, a port is taken or the log can't be written. Nothing runs
-            then.
-        """
+        """Start the server, and return before it is ready. When it raises ToolError, nothing runs: there is no
+        tritonserver, a port is taken, or the log can't be written."""
         installation = find_tritonserver(self.options.tritonserver)
         self._release_ports()
         options = self.options
@@ -249,8 +234,7 @@ class ServerProcess:
             *(f"--{endpoint}-address={self.options.host}" for endpoint in ENDPOINTS),
             *(f"--{endpoint}-port={port}" for endpoint, port in ports),
             f"--exit-timeout-secs={self.options.exit_timeout_secs}",
-            # Each server has a prefix of its own: two never share a region, and what a killed one leaves can be
-            # removed.
+            # A prefix for each server: two never share a region, and what a killed one leaves can be removed.
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
         ]
 
@@ -279,8 +263,7 @@ class ServerProcess:
         """Wait until every model of the folder can be called. Returns False when a stop was requested before that.
 
         There is no time limit, because a cold load can take an hour. `on_progress` is called a few times a second.
-
-        :raises ServerFailedError: when the server ended or can't become ready. Nothing is left running.
+        Raises ServerFailedError when the server ended or can't become ready. Nothing is left running.
         """
         began = time.monotonic()
         launches = 1
@@ -364,10 +347,8 @@ class ServerProcess:
         return f" (the server's log: {path})"
 
     def request_stop(self, signum: int = signal.SIGTERM) -> None:
-        """Ask the server to end, and return at once. It is killed when its time has run out, or by a second call.
-
-        This is the only method for signal handlers. `wait` and `wait_until_ready` do the killing.
-        """
+        """Ask the server to end, and return at once. It is killed when its time has run out, or by a second call. This
+        is the only method for signal handlers. `wait` and `wait_until_ready` do the killing."""
         is_repeated, self.stop_requested = self.stop_requested, True
         patience_s = 0 if is_repeated else self.options.exit_timeout_secs + _GRACE_S
         self._kill_at = time.monotonic() + patience_s
@@ -375,10 +356,7 @@ class ServerProcess:
             self._process.send_signal(signum)
 
     def wait(self) -> int:
-        """Block until the server has ended and nothing of it is left.
-
-        :returns: its exit code as a shell has it: 128 + N for signal N.
-        """
+        """Block until the server has ended and nothing of it is left. Returns its exit code; 128 + N for signal N."""
         assert self._process is not None, "it was never started"
         while not self._ended.wait(_TICK_S):
             self._kill_if_due()
@@ -387,8 +365,7 @@ class ServerProcess:
         return 128 - code if code < 0 else code
 
     def stop(self) -> None:
-        """End the server: in order, with the exit timeout for open requests, then by force. Does nothing if none
-        runs."""
+        """End the server, if one runs: in order, with the exit timeout for open requests, then by force."""
         if self._process is None:
             return
         if not self.stop_requested:
@@ -425,10 +402,7 @@ class ServerProcess:
 
 
 def model_names(repository: Path) -> list[str]:
-    """Return the names of the models in the folder, sorted.
-
-    :raises RepositoryError: when there is none.
-    """
+    """Return the names of the models in the folder, sorted. Raises RepositoryError when there is none."""
     if not repository.is_dir():
         raise RepositoryError(f"there is no folder {repository}: `deepseek-triton build` writes a model repository")
     if (repository / "config.pbtxt").is_file():

@@ -52,7 +52,7 @@ class LogFollower:
         self._inode: int | None = None
         self._offset = 0
         self._rest = b""
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
         """The lines that came since the follower was made."""
         self.phase = ""
         """The phase of the load; empty where no line has told it."""
@@ -61,14 +61,10 @@ class LogFollower:
         for line in self._new_lines(tail_only=True):
             self._note(line)
 
-    @property
-    def lines(self) -> list[str]:
-        return list(self._lines)
-
     def read(self) -> None:
         """Take the lines that have come. A file that can't be read counts as missing."""
         for line in self._new_lines():
-            self._lines.append(line)
+            self.lines.append(line)
             self._note(line)
 
     def _new_lines(self, *, tail_only: bool = False) -> list[str]:
@@ -99,15 +95,15 @@ class LogFollower:
     def failure(self, model_name: str) -> str:
         """Say why the server can't become ready, in its own words; empty where the log doesn't say."""
         failed = f"failed to load '{model_name}'", f"failed to load model '{model_name}'", HOPELESS
-        if any(each in line for line in self._lines for each in failed):
-            return failure_cause(self._lines)
-        return dead_engine(self._lines)
+        if any(each in line for line in self.lines for each in failed):
+            return failure_cause(self.lines)
+        return dead_engine(self.lines)
 
     async def last_error(self, model_name: str) -> str:
         """Say why a server failed that had been ready; empty where the log doesn't say so within a second."""
         for _ in range(_LOOKS):
             self.read()
-            errors = [match[1] for line in self._lines if (match := _BACKEND_ERROR.search(line))]
+            errors = [match[1] for line in self.lines if (match := _BACKEND_ERROR.search(line))]
             if words := self.failure(model_name) or (errors[-1] if errors else ""):
                 return words
             await asyncio.sleep(1 / _LOOKS)
@@ -129,10 +125,7 @@ class Waiting:
     _since: float = field(default_factory=time.monotonic)
 
     def see(self, readiness: Readiness) -> None:
-        """Take a report.
-
-        :raises ServerFailedError: when the log says that the server won't become ready.
-        """
+        """Take a report. Raises ServerFailedError when the log says that the server won't become ready."""
         self.is_loading = readiness.state == "loading"
         if self.log is not None:
             self.log.read()
@@ -165,13 +158,8 @@ class Waiting:
 
 
 async def wait_for_server(client: AsyncClient, waiting: Waiting, wait_s: float | None) -> None:
-    """Return when the server is ready.
-
-    :raises ServerFailedError: when it isn't ready within `wait_s`, when its log says that it won't be, or when it has
-        no
-        such model.
-    :raises deepseek_triton_client.ProtocolError: when it is no Triton.
-    """
+    """Return when the server is ready. Raises ServerFailedError when it isn't within `wait_s`, when its log says that
+    it won't be, or when it has no such model; ProtocolError when it is no Triton."""
     ready = asyncio.ensure_future(client.wait_until_ready(wait_s, waiting.see))
     missing = asyncio.ensure_future(_refuse_missing(client, waiting))
     try:
@@ -187,10 +175,7 @@ async def wait_for_server(client: AsyncClient, waiting: Waiting, wait_s: float |
 
 
 async def _refuse_missing(client: AsyncClient, waiting: Waiting) -> None:
-    """Look for the model for ever.
-
-    :raises ServerFailedError: when the server will never have it.
-    """
+    """Look for the model for ever. Raises ServerFailedError when the server will never have it."""
     while True:
         if waiting.is_loading and (why := await missing_model(client)):
             raise ServerFailedError(why)

@@ -16,13 +16,10 @@ def visible(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def has_style(out: TextIO) -> bool:
-    """Whether `out` shows styles: it is a terminal that can, and NO_COLOR (no-color.org) is not set."""
-    return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
 def dimmed(text: str, out: TextIO) -> str:
-    return f"\x1b[2m{text}\x1b[0m" if text and has_style(out) else text
+    """Return `text` dimmed if `out` is a terminal that can do it, and NO_COLOR (no-color.org) is not set."""
+    has_style = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[2m{text}\x1b[0m" if text and has_style else text
 
 
 class AnswerPrinter:

@@ -1,13 +1,13 @@
-"""The program's standard output and error, whose reader may leave, whose disk may be full, or which may be a
-terminal."""
+"""Standard output and error, whose reader may leave, whose disk may be full, or which may be a terminal."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -27,9 +27,8 @@ def to_reader() -> Iterator[None]:
     """A block that prints. Its reader (`head`, say) may leave at any line, which is no failure: the block ends, and the
     program goes on behind it.
 
-    Only print inside it: any OSError is taken for one of stdout.
-
-    :raises ToolError: when stdout can't be written for another reason.
+    Only print inside it: any OSError is taken for one of stdout. Raises ToolError when stdout can't be written for
+    another reason.
     """
     try:
         try:
@@ -41,6 +40,10 @@ def to_reader() -> Iterator[None]:
     except OSError as error:
         _discard(sys.stdout)
         raise ToolError(f"the output can't be written: {error.strerror}") from error
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))
 
 
 def complain(text: str) -> None:

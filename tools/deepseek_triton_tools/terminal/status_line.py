@@ -13,10 +13,8 @@ _REDRAW_S = 0.1
 
 
 class StatusLine:
-    def __init__(self, plain_s: float) -> None:
-        """
-        :param plain_s: where stderr is no terminal, seconds before the first line and between two lines.
-        """
+    def __init__(self, plain_s: float = 10.0) -> None:
+        """`plain_s`: where stderr is no terminal, seconds before the first line and between two lines."""
         self.is_terminal = sys.stderr.isatty()
         self._period_s = _REDRAW_S if self.is_terminal else plain_s
         # On a terminal the line is drawn at once.

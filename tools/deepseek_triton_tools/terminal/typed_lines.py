@@ -41,10 +41,7 @@ def turns(read: ReadLine) -> Iterator[str]:
 
 
 def piped(_: str) -> str:
-    """Read a line from a pipe.
-
-    :raises ToolError: when it is not UTF-8.
-    """
+    """Read a line from a pipe. Raises ToolError when it is not UTF-8."""
     line = sys.stdin.buffer.readline()
     if not line:
         raise EOFError

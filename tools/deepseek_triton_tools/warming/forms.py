@@ -10,7 +10,6 @@ import math
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from deepseek_triton_build.arithmetic import ASSUMED_RATE, ENGINE_START_S, load_s
@@ -30,33 +29,27 @@ WARM_IMAGE = f"YOUR-REGISTRY/deepseek-triton-warm:{__version__}"
 _GIB = 2**30
 _MOUNTED_CACHE = "/models/hub"
 
-_TEMPLATES: Mapping[str, str] = {
-    "init-container": "init-container.yaml",
-    "systemd": "systemd.service",
-    "slurm-prolog": "slurm-prolog.sh",
-}
-
 
 def render(form: str, serving: Serving, *, rate: int | None = None) -> str:
     """Render one of the forms.
 
-    :param form: a key of _TEMPLATES.
+    :param form: a key of _FORMS.
     :param rate: bytes a second that the storage delivers. None: a rate is assumed.
     """
-    values = _common(serving, rate) | _VALUES[form](serving, rate)
-    return text_templates.wrapped(text_templates.filled(__package__, _TEMPLATES[form], values))
+    template, values_of = _FORMS[form]
+    values = _common(serving, rate) | values_of(serving, rate)
+    return text_templates.wrapped(text_templates.filled(__package__, template, values))
 
 
 def _common(serving: Serving, rate: int | None) -> dict[str, str]:
     timeout_s = 2 * load_s(serving.size, rate)
-    why = f"{_load_why(serving, rate)}; twice that is {timeout_s} s."
     return {
         "version": __version__,
         "source": for_comment(serving.source),
         "checkpoints": for_comment(" and ".join(serving.checkpoints)),
         "size": sized(serving.size),
         "timeout_s": str(timeout_s),
-        "timeout_why": why,
+        "timeout_why": f"{_load_why(serving, rate)}; twice that is {timeout_s} s.",
     }
 
 
@@ -84,7 +77,7 @@ def _init_container(serving: Serving, rate: int | None) -> dict[str, str]:
         "base": for_comment(serving.image or PYTHON_IMAGE),
         "base_why": _base_why(serving),
         "args": json.dumps([*args, "--then", "true"]),
-        "environment": _yaml_environment(serving),
+        "environment": f"    env:\n      - {{name: HF_HUB_CACHE, value: {_MOUNTED_CACHE}}}\n" if serving.names else "",
         "mounts": "".join(
             f"      - {{name: {name}, mountPath: {json.dumps(path)}, readOnly: true}}\n"
             for name, path in mounts.items()
@@ -144,12 +137,6 @@ def _nodes_why(serving: Serving) -> str:
     )
 
 
-def _yaml_environment(serving: Serving) -> str:
-    if not serving.names:
-        return ""
-    return f"    env:\n      - {{name: HF_HUB_CACHE, value: {_MOUNTED_CACHE}}}\n"
-
-
 def _volume(name: str, path: str, source: str | None) -> str:
     """:param source: the folder's path on this machine; None for the Hugging Face cache."""
     content, claim = "the hub folder of a Hugging Face cache", "huggingface-hub"
@@ -181,8 +168,7 @@ def _systemd(serving: Serving, rate: int | None) -> dict[str, str]:
 
 
 def _unit_word(text: str) -> str:
-    """The text as one word of a unit's setting: quoted and escaped as in C, percent signs doubled
-    (systemd.syntax(7))."""
+    """The text as a word of a unit's setting: quoted and escaped as in C, percent signs doubled (systemd.syntax(7))."""
     text = text.replace("%", "%%")
     if all(character.isalnum() or character in "/._-=:@+%$," for character in text):
         return text
@@ -210,4 +196,9 @@ def _slurm_prolog(serving: Serving, rate: int | None) -> dict[str, str]:
     }
 
 
-_VALUES = {"init-container": _init_container, "systemd": _systemd, "slurm-prolog": _slurm_prolog}
+_FORMS = {
+    "init-container": ("init-container.yaml", _init_container),
+    "systemd": ("systemd.service", _systemd),
+    "slurm-prolog": ("slurm-prolog.sh", _slurm_prolog),
+}
+"""Form -> its template, and the function that gives the template's values."""

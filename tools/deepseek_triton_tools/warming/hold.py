@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -79,12 +80,7 @@ def _check_watchable(resident: Sequence[int | None], not_locked: LockError | Non
 
 
 def hold(
-    survey: Survey,
-    *,
-    mode: HoldMode,
-    stop: threading.Event,
-    observe: Observe | None = None,
-    period_s: float = 15.0,
+    survey: Survey, *, mode: HoldMode, stop: threading.Event, observe: Observe | None = None, period_s: float = 15.0
 ) -> None:
     """Hold the chosen files until `stop` is set. "auto" locks them, and watches them where locking is not allowed.
 
@@ -107,7 +103,7 @@ def hold(
 
 def _lock(survey: Survey, stop: threading.Event, observe: Observe) -> None:
     allow_locking(survey.chosen_size)
-    with LockedFiles() as locked:
+    with closing(LockedFiles()) as locked:
         locked.lock((each.file.path for each in survey.chosen), stop)
         if not stop.is_set():
             observe(Held(mode="lock", resident=locked.size, rewarmed=0))
@@ -140,8 +136,7 @@ class _Watch:
             self._notify(evicted)
 
     def _evicted(self) -> dict[SurveyedFile, int]:
-        """File -> bytes of it that are not resident. Files that are fully resident, or whose residency is unknown, are
-        left out."""
+        """File -> its bytes that are not resident. Fully resident files and those of unknown residency are left out."""
         asked = {each: each.ask_resident() for each in self._survey.chosen}
         _check_watchable(list(asked.values()), self._not_locked)
         missing = {each: each.file.size - resident for each, resident in asked.items() if resident is not None}

@@ -42,9 +42,3 @@ def ask_residency(files: Sequence[SurveyedFile], *, stop: threading.Event, limit
         if limits and time.monotonic() - started > min(limits):
             return dict.fromkeys(each.file.path for each in files)
     return query.answer
-
-
-def total_resident(residency: Residency) -> int | None:
-    """The sum over all files; None when one of them is unknown."""
-    known = [part for part in residency.values() if part is not None]
-    return sum(known) if len(known) == len(residency) else None

@@ -20,7 +20,6 @@ from pathlib import Path
 from deepseek_triton_tools.tool_errors import ToolError
 from deepseek_triton_tools.warming.checkpoint.checksums import Checksum
 from deepseek_triton_tools.warming.checkpoint.survey import SurveyedFile
-from deepseek_triton_tools.warming.pagecache.pace import Pace
 from deepseek_triton_tools.warming.pagecache.reading import STEP, FileReader, Sink
 from deepseek_triton_tools.warming.pagecache.residency import ResidentFile
 
@@ -92,6 +91,25 @@ class Place:
 
     def move(self, file: FileProgress | None, offset: int) -> None:
         self.file, self.offset, self.since_s = file, offset, time.monotonic()
+
+
+class Pace:
+    """Makes threads wait so that together they read no more than `rate` bytes a second. None: no limit."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._lock = threading.Lock()
+        self._next_s = 0.0
+
+    def wait(self, num_bytes: int, stop: threading.Event) -> None:
+        """Wait until `num_bytes` may be read, or `stop` is set."""
+        if self._rate is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            begin = max(now, self._next_s)
+            self._next_s = begin + num_bytes / self._rate
+        stop.wait(begin - now)
 
 
 class _ChangedError(Exception):
@@ -191,7 +209,7 @@ class Transfer:
         file = segment.file
         try:
             reader = FileReader(file.path, file.surveyed.file_system, sink)
-            with closing(reader) as source, ResidentFile(file.path) as pages:
+            with closing(reader) as source, closing(ResidentFile(file.path)) as pages:
                 with self._lock:
                     file.status = file.status or source.status
                 if source.status.st_size > file.surveyed.file.size:
@@ -220,8 +238,7 @@ class Transfer:
             self._count_found(segment.file, resident)
 
     def _windows(self, segment: Segment, pages: ResidentFile) -> Iterator[tuple[int, int, int]]:
-        """(begin, end, resident bytes or 0) of each window. A window that is partly resident is divided into small
-        ones."""
+        """(begin, end, resident bytes or 0) of each window. A partly resident window is divided into small ones."""
         length = segment.file.surveyed.file_system.reading.window
         for begin, end in _divided(segment.begin, segment.end, length):
             resident = pages.resident(begin, end - begin) or 0

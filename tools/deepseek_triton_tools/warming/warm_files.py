@@ -10,7 +10,8 @@ from pathlib import Path
 from deepseek_triton_tools.warming.checkpoint.checksums import Checksum, expected_checksums
 from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
 from deepseek_triton_tools.warming.damage_check import DamageCheck
-from deepseek_triton_tools.warming.residency_query import Residency, ask_residency, total_resident
+from deepseek_triton_tools.warming.pagecache.residency import known_sum
+from deepseek_triton_tools.warming.residency_query import Residency, ask_residency
 from deepseek_triton_tools.warming.transfer import Transfer
 from deepseek_triton_tools.warming.warm_progress import STAYED_SHARE, ProgressWatch, WarmProgress
 
@@ -61,10 +62,7 @@ class WarmResult:
 
 
 def warm(
-    survey: Survey,
-    *,
-    observe: Callable[[WarmProgress], None] | None = None,
-    stop: threading.Event | None = None,
+    survey: Survey, *, observe: Callable[[WarmProgress], None] | None = None, stop: threading.Event | None = None
 ) -> WarmResult:
     """Bring the chosen files of `survey` into the page cache, and check meanwhile whether they are whole.
 
@@ -90,7 +88,7 @@ def warm(
         residency = _residency_now(survey, watch, stop)
     watch.raise_errors()
     examined = check.examined()
-    resident = total_resident({each.file.path: residency.get(each.file.path) for each in examined.chosen})
+    resident = known_sum(residency.get(each.file.path) for each in examined.chosen)
     progress = replace(watch.progress(), resident=resident)
     if observe:
         observe(progress)

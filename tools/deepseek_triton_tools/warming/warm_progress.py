@@ -9,7 +9,8 @@ from pathlib import Path
 
 from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
 from deepseek_triton_tools.warming.damage_check import DamageCheck
-from deepseek_triton_tools.warming.residency_query import Residency, ResidencyQuery, total_resident
+from deepseek_triton_tools.warming.pagecache.residency import known_sum
+from deepseek_triton_tools.warming.residency_query import Residency, ResidencyQuery
 from deepseek_triton_tools.warming.transfer import Problem, Transfer
 
 STAYED_SHARE = 0.999
@@ -104,6 +105,7 @@ class ProgressWatch:
         done, found = sum(file.done for file in files), sum(file.found for file in files)
         again = sum(file.done - file.found for each in self.passes[1:] for file in each.files)
         rate = self._rate(now, done - found + again)
+        to_come = sum(file.surveyed.file.size - file.done for file in self.passes[-1].files if not file.problem)
         return WarmProgress(
             total=sum(file.surveyed.file.size for file in files),
             done=done,
@@ -114,7 +116,7 @@ class ProgressWatch:
             num_files_done=sum(not file.segments_left for file in files),
             elapsed_s=now - self._started_s,
             rate=rate,
-            eta_s=_bytes_to_come(self.passes[-1]) / rate if rate else None,
+            eta_s=to_come / rate if rate else None,
             stalls=tuple(self._stalls(now)),
             problems=self._known_problems(),
         )
@@ -153,7 +155,7 @@ class ProgressWatch:
     def _latest_resident(self, now: float) -> int | None:
         """The kernel's latest answer. A new query begins every five seconds where asking is cheap."""
         if self._query and self._query.ended.is_set():
-            self._resident, self._query = total_resident(self._query.answer), None
+            self._resident, self._query = known_sum(self._query.answer.values()), None
         if self._is_asking_cheap and not self._query and now - self._query_began_s > _RESIDENCY_PERIOD_S:
             self._query_began_s, self._query = now, ResidencyQuery(self._chosen)
         return self._resident
@@ -170,10 +172,6 @@ class ProgressWatch:
             for path, offset, thread, since_s in self._waiting_threads()
             if now - since_s > self._options.stall_s
         ]
-
-
-def _bytes_to_come(transfer: Transfer) -> int:
-    return sum(file.surveyed.file.size - file.done for file in transfer.files if not file.problem)
 
 
 def _mounts(survey: Survey) -> dict[Path, str]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from deepseek_triton_tools.doctor.machine import nvidia_smi
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS
 from deepseek_triton_tools.doctor.machine.checks import gpu, mpi_setup, software, storage
 from deepseek_triton_tools.doctor.machine.expected import Expected
@@ -17,7 +18,6 @@ from deepseek_triton_tools.doctor.machine.machine_finding import (
     skipped,
     warning,
 )
-from deepseek_triton_tools.doctor.machine.nvidia_smi import NoGpusError
 
 MACHINE = "machine"
 """The fact that tells machines apart. A host name can't: containers of one kernel have names of their own."""
@@ -45,21 +45,18 @@ def examine(
     """
     host = host or machine.hostname
     began = machine.time()
-    reported = [
-        Reported(
-            check=check.id, title=check.title, host=host, finding=_run(check, machine, expected), needs=check.needs
-        )
-        for check in checks
-    ]
-    return HostReport(
-        host=host, findings=tuple(reported), facts=_facts(machine, expected), began=began, ended=machine.time()
-    )
+    reported = []
+    for check in checks:
+        finding = _run(check, machine, expected)
+        reported.append(Reported(check=check.id, title=check.title, host=host, finding=finding, needs=check.needs))
+    facts = _facts(machine, expected)
+    return HostReport(host=host, findings=tuple(reported), facts=facts, began=began, ended=machine.time())
 
 
 def _run(check: MachineCheck, machine: Machine, expected: Expected) -> MachineFinding:
     try:
         return check.run(machine, expected)
-    except NoGpusError:  # check_gpus says why
+    except nvidia_smi.NoGpusError:  # check_gpus says why
         return skipped("no GPU is seen")
     except OSError as problem:
         what = f"{problem.filename}: " if problem.filename else ""
@@ -78,7 +75,7 @@ def _facts(machine: Machine, expected: Expected) -> Mapping[str, str]:
         "container": lambda: software.container_tag(machine),
         "mpi4py": lambda: packages.get("mpi4py"),
         "MPI": lambda: " ".join(mpi_setup.mpi_version(machine) or ()),
-        "GPUs": lambda: gpu.gpu_models(machine),
+        "GPUs": lambda: gpu.gpu_models(nvidia_smi.gpus(machine)),
         "GPU driver": lambda: gpu.driver_version(machine),
         "repository": lambda: (
             storage.repository_digest(machine, expected.repository)
@@ -91,7 +88,7 @@ def _facts(machine: Machine, expected: Expected) -> Mapping[str, str]:
     for name, source in sources.items():
         try:
             facts[name] = source() or ""
-        except (OSError, NoGpusError):  # a check has reported it
+        except (OSError, nvidia_smi.NoGpusError):  # a check has reported it
             facts[name] = ""
     return {name: value for name, value in facts.items() if value}
 

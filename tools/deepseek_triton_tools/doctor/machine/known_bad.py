@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deepseek_triton_tools.doctor.machine.versions import is_within
+from deepseek_triton_tools.doctor.machine.versions import is_before, version_numbers
 
 CONTAINER = "container"
 """Key of the Triton container's tag, among the names of distributions."""
@@ -19,7 +19,10 @@ class Versions:
     before: str | None = None
 
     def contains(self, version: str) -> bool:
-        return is_within(version, since=self.since, before=self.before)
+        """Return False also for a version without a number."""
+        if not version_numbers(version) or (self.since and is_before(version, self.since)):
+            return False
+        return self.before is None or is_before(version, self.before)
 
 
 @dataclass(frozen=True, kw_only=True)

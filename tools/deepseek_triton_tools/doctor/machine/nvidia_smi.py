@@ -12,7 +12,6 @@ _FORMAT = "--format=csv,noheader,nounits"
 _BASIC = (
     "index",
     "name",
-    "uuid",
     "memory.total",
     "memory.used",
     "compute_cap",
@@ -51,7 +50,6 @@ class InstalledGpu:
     index: int
     name: str
     """Such as `NVIDIA H200`."""
-    uuid: str
     memory_mib: int
     used_mib: int
     compute_capability: str
@@ -71,8 +69,6 @@ class GpuProcess:
     pid: int
     name: str
     used_mib: int | None
-    gpu: str
-    """The GPU's uuid."""
 
 
 def gpus(machine: Machine) -> Sequence[InstalledGpu]:
@@ -103,11 +99,11 @@ def health(machine: Machine) -> Sequence[Mapping[str, str]]:
 
 
 def gpu_processes(machine: Machine) -> Sequence[GpuProcess]:
-    done = machine.run("nvidia-smi", "--query-compute-apps=pid,process_name,used_memory,gpu_uuid", _FORMAT)
+    done = machine.run("nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", _FORMAT)
     rows = [[cell.strip() for cell in line.split(",")] for line in done.out.splitlines()] if done.code == 0 else []
     return [
-        GpuProcess(pid=int(pid), name=", ".join(name), used_mib=int(used) if used.isdecimal() else None, gpu=gpu)
-        for pid, *name, used, gpu in (row for row in rows if len(row) >= 4)
+        GpuProcess(pid=int(pid), name=", ".join(name), used_mib=int(used) if used.isdecimal() else None)
+        for pid, *name, used in (row for row in rows if len(row) >= 3)
         if pid.isdecimal()
     ]
 
@@ -157,7 +153,6 @@ def _gpu(row: Mapping[str, str]) -> InstalledGpu:
     return InstalledGpu(
         index=_number(row["index"]),
         name=row["name"],
-        uuid=row["uuid"],
         memory_mib=_number(row["memory.total"]),
         used_mib=_number(row["memory.used"]),
         compute_capability=row["compute_cap"],

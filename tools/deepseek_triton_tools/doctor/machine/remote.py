@@ -10,7 +10,7 @@ import zipfile
 
 from deepseek_triton_tools.doctor.machine.examine import examine, report_to_json
 from deepseek_triton_tools.doctor.machine.expected import expected_from_json
-from deepseek_triton_tools.doctor.machine.real_machine import RealMachine
+from deepseek_triton_tools.doctor.machine.machine import Machine
 
 EXPECTED_FILE = "expected.json"
 REPORT_PREFIX = "deepseek-triton diagnosis "
@@ -21,4 +21,4 @@ def main() -> None:
     # packing.BOOTSTRAP has put the zip first.
     with zipfile.ZipFile(sys.path[0]) as packed:
         expected = expected_from_json(packed.read(EXPECTED_FILE).decode())
-    print(f"\n{REPORT_PREFIX}{report_to_json(examine(RealMachine(), expected))}", flush=True)
+    print(f"\n{REPORT_PREFIX}{report_to_json(examine(Machine(), expected))}", flush=True)

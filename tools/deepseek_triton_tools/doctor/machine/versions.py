@@ -31,10 +31,3 @@ def is_before(version: str, other: str) -> bool:
     if padded == bound and (candidate := _candidate(other)):
         return (_candidate(version) or candidate) < candidate
     return padded < bound
-
-
-def is_within(version: str, *, since: str | None = None, before: str | None = None) -> bool:
-    """Return whether since <= version < before; a version without a number is in no range."""
-    if not version_numbers(version):
-        return False
-    return not (since and is_before(version, since)) and (before is None or is_before(version, before))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from deepseek_triton_build.check import read_bytes
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile
+from deepseek_triton_tools.repository.served_models import list_folder
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def expected_checksums(checkpoint: CheckpointFiles) -> Mapping[Path, Checksum]:
     """
     found: dict[Path, Checksum] = {}
     conflicts = []
-    listed = list(_listed_checksums(checkpoint.folder))
+    folder = checkpoint.folder
+    sums_files = [folder / name for name in list_folder(folder) if _SUMS_FILE.fullmatch(name)]
+    listed = [each for sums_file in sums_files for each in _checksums_in(sums_file)]
     for file in checkpoint.files:
         of_file = [checksum for path, checksum in listed if path == file.path]
         for checksum in [*_hub_checksums(file), *of_file]:
@@ -91,18 +94,8 @@ def _hub_checksum(digest: str, size: int, source: str) -> Checksum | None:
     return None
 
 
-def _listed_checksums(folder: Path) -> Iterator[tuple[Path, Checksum]]:
-    """(file, checksum) of each line in the files of checksums in `folder`."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError as error:
-        raise CheckpointError(f"{folder}: can't be listed: {error.strerror}; allow this user to read it") from error
-    for name in names:
-        if _SUMS_FILE.fullmatch(name):
-            yield from _checksums_in(folder / name)
-
-
 def _checksums_in(path: Path) -> Iterator[tuple[Path, Checksum]]:
+    """(file, checksum) of each line in a file of checksums."""
     num_found = 0
     for number, line in enumerate(_lines(path), 1):
         match = _LINE.fullmatch(line) or _TAGGED_LINE.fullmatch(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,7 +14,7 @@ from deepseek_triton_tools.host.mounts import read_mounts
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles, WeightFile, find_checkpoints
 from deepseek_triton_tools.warming.checkpoint.warm_options import Share, WarmOptions
 from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem, file_system_of
-from deepseek_triton_tools.warming.pagecache.residency import ResidentFile
+from deepseek_triton_tools.warming.pagecache.residency import ResidentFile, known_sum
 
 Selection = Literal["chosen", "too much", "other share", "damaged"]
 """This process warms the file; it does not fit the budget; another process warms it; or it is damaged."""
@@ -28,10 +29,6 @@ class SurveyedFile:
     residency_method: str | None
     """The source of `resident`: "cachestat", "mincore", or "memory" (the file system is in memory). None: unknown."""
     selection: Selection
-
-    @property
-    def is_chosen(self) -> bool:
-        return self.selection == "chosen"
 
     def ask_resident(self) -> int | None:
         """Bytes of it in the page cache now. None: unknown, or the file can't be opened."""
@@ -59,8 +56,7 @@ class Survey:
     @property
     def resident(self) -> int | None:
         """Bytes of all files in the page cache; None when it is unknown for one of them."""
-        parts = [each.resident for each in self.files]
-        return None if None in parts else sum(part for part in parts if part is not None)
+        return known_sum(each.resident for each in self.files)
 
     @property
     def lacking(self) -> int:
@@ -82,7 +78,7 @@ class Survey:
 
     @property
     def chosen(self) -> tuple[SurveyedFile, ...]:
-        return tuple(each for each in self.files if each.is_chosen)
+        return tuple(each for each in self.files if each.selection == "chosen")
 
     @property
     def left_out(self) -> tuple[SurveyedFile, ...]:
@@ -110,19 +106,20 @@ def take_survey(sources: str | Sequence[str], options: WarmOptions = _DEFAULTS) 
     """
     sources = [sources] if isinstance(sources, str) else sources
     checkpoints = tuple(checkpoint for source in sources for checkpoint in find_checkpoints(source))
-    files = _distinct(checkpoints)
+    # Each file once: two repositories may serve one checkpoint.
+    files = list({file.path.resolve(): file for checkpoint in checkpoints for file in checkpoint.files}.values())
     systems = _file_systems(files)
     memory = read_host_memory()
     budget = options.budget if options.budget is not None else int(memory.headroom * BUDGET_SHARE)
     jobs = options.jobs or min((system.reading.jobs for system in systems.values() if system.reading.jobs), default=1)
-    num_working = min(options.share.count, jobs)
+    share = options.share
     survey = Survey(
         checkpoints=checkpoints,
         files=tuple(_surveyed(file, systems[file.path]) for file in files),
         memory=memory,
         budget=budget,
-        jobs=_jobs_of_share(jobs, options.share),
-        num_working_shares=num_working,
+        jobs=jobs // share.count + (share.index <= jobs % share.count),
+        num_working_shares=min(share.count, jobs),
         options=options,
     )
     return _with_selections(survey)
@@ -138,12 +135,6 @@ def with_findings(survey: Survey, findings: Mapping[Path, Sequence[Finding]]) ->
     damaged = {Path(finding.file) for finding in errors}
     files = tuple(replace(each, selection="damaged") if each.file.path in damaged else each for each in survey.files)
     return replace(survey, checkpoints=checkpoints, files=files)
-
-
-def _distinct(checkpoints: Sequence[CheckpointFiles]) -> list[WeightFile]:
-    """The files of all checkpoints, each once: two repositories may serve one checkpoint."""
-    by_path = {file.path.resolve(): file for checkpoint in checkpoints for file in checkpoint.files}
-    return list(by_path.values())
 
 
 def _file_systems(files: Sequence[WeightFile]) -> dict[Path, FileSystem]:
@@ -197,10 +188,6 @@ def files_of_share(files: Sequence[WeightFile], share: Share) -> tuple[WeightFil
     return tuple(file for file in files if file.path in chosen)
 
 
-def _jobs_of_share(jobs: int, share: Share) -> int:
-    return jobs // share.count + (share.index <= jobs % share.count)
-
-
 def _surveyed(file: WeightFile, system: FileSystem) -> SurveyedFile:
     """The file as another share's, until `_with_selections` gives it to this one."""
     resident, method = _residency(file, system)
@@ -217,7 +204,7 @@ def _residency(file: WeightFile, system: FileSystem) -> tuple[int | None, str | 
     if not system.reading.is_cached:
         return None, None
     try:
-        with ResidentFile(file.path) as pages:
+        with closing(ResidentFile(file.path)) as pages:
             return pages.resident(), pages.method
     except OSError:
         return None, None

@@ -71,12 +71,6 @@ class LockedFiles:
             linux.unmap(address, size)
         self._mappings.clear()
 
-    def __enter__(self) -> LockedFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def allow_locking(size: int) -> None:
     """Raise the soft limit on locked memory to the hard one.

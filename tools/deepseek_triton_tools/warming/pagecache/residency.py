@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -56,12 +56,6 @@ class ResidentFile:
     def close(self) -> None:
         os.close(self.fd)
 
-    def __enter__(self) -> ResidentFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _resident_bytes(self, begin: int, end: int) -> int:
         """Count the pages that the range touches, and subtract the parts of the first and last page outside of it."""
         first, past = begin // PAGE_SIZE * PAGE_SIZE, -(-end // PAGE_SIZE) * PAGE_SIZE
@@ -79,13 +73,10 @@ class ResidentFile:
         return sum(_num_core_pages(self.fd, offset, length) for offset, length in windows)
 
 
-def resident_bytes(path: Path) -> int | None:
-    """Bytes of the whole file that are in the page cache; None: unknown.
-
-    :raises OSError: when the file can't be opened.
-    """
-    with ResidentFile(path) as file:
-        return file.resident()
+def known_sum(parts: Iterable[int | None]) -> int | None:
+    """The sum of the bytes of several files; None when they are unknown for one of them."""
+    known = list(parts)
+    return None if None in known else sum(filter(None, known))
 
 
 def evict(path: Path) -> int | None:
@@ -97,7 +88,7 @@ def evict(path: Path) -> int | None:
 
     :raises OSError: when the file can't be opened or written.
     """
-    with ResidentFile(path) as file:
+    with contextlib.closing(ResidentFile(path)) as file:
         _write_back(file.fd)
         os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return file.resident()

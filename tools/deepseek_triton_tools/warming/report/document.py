@@ -9,7 +9,7 @@ from typing import Any
 from deepseek_triton_tools.repository.checkpoint_files import CheckpointFiles
 from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
 from deepseek_triton_tools.warming.evicting import Evicted
-from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem
+from deepseek_triton_tools.warming.pagecache.residency import known_sum
 from deepseek_triton_tools.warming.report.report import (
     engine_prefetches,
     file_systems,
@@ -32,7 +32,10 @@ def survey_document(survey: Survey, *, action: str, exit_code: int, verbose: boo
         "ok": exit_code == 0,
         "exit_code": exit_code,
         "checkpoints": [_checkpoint_json(checkpoint, survey) for checkpoint in survey.checkpoints],
-        "file_systems": [_system_json(system) for system in file_systems(survey)],
+        "file_systems": [
+            {**asdict(system.mount), "read_ahead_kb": system.read_ahead_kb, "reading": asdict(system.reading)}
+            for system in file_systems(survey)
+        ],
         "memory": _memory_json(survey),
         "size_bytes": survey.size,
         "num_files": len(survey.files),
@@ -85,10 +88,9 @@ def evict_document(
     survey: Survey, evicted: Sequence[Evicted], *, exit_code: int, verbose: bool = False
 ) -> dict[str, Any]:
     """The document of `warm evict`."""
-    left = [each.left for each in evicted]
     return survey_document(survey, action="evict", exit_code=exit_code, verbose=verbose) | {
         "result": {
-            "resident_bytes": None if None in left else sum(filter(None, left)),
+            "resident_bytes": known_sum(each.left for each in evicted),
             "stayed": [
                 {"path": str(each.path), "resident_bytes": each.left, "reason": each.reason}
                 for each in evicted
@@ -108,10 +110,6 @@ def _checkpoint_json(checkpoint: CheckpointFiles, survey: Survey) -> dict[str, A
         "engine_prefetches": engine_prefetches(checkpoint, survey),
         "findings": [asdict(finding) for finding in checkpoint.findings],
     }
-
-
-def _system_json(system: FileSystem) -> dict[str, Any]:
-    return {**asdict(system.mount), "read_ahead_kb": system.read_ahead_kb, "reading": asdict(system.reading)}
 
 
 def _memory_json(survey: Survey) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from deepseek_triton_tools.terminal.tables import Row, Table
 from deepseek_triton_tools.warming.checkpoint.survey import Survey, SurveyedFile
 from deepseek_triton_tools.warming.evicting import Evicted
 from deepseek_triton_tools.warming.pagecache.filesystem import FileSystem
+from deepseek_triton_tools.warming.pagecache.residency import known_sum
 from deepseek_triton_tools.warming.warm_files import WarmResult
 
 GIB = 2**30
@@ -188,16 +189,15 @@ def files_now(result: WarmResult, *, verbose: bool) -> list[SurveyedFile]:
     files = result.survey.files
     if not result.gave_up:  # asking about a storage that stalled would never return
         files = tuple(replace(each, resident=each.ask_resident()) for each in files)
-    return [each for each in files if verbose or (each.is_chosen and each.resident != each.file.size)]
+    return [each for each in files if verbose or (each.selection == "chosen" and each.resident != each.file.size)]
 
 
 def eviction(survey: Survey, evicted: Sequence[Evicted]) -> str:
     """One line of what `warm evict` did."""
-    left = [each.left for each in evicted]
+    stayed = known_sum(each.left for each in evicted)
     files = f"{len(evicted)} shards, {sized(survey.size)}"
-    if None in left:
+    if stayed is None:
         return f"dropped as far as the kernel allows: {files}; it does not say what is resident"
-    stayed = sum(filter(None, left))
     before = "" if survey.resident is None else f"; resident before {sized(survey.resident)}, now {sized(stayed)}"
     return f"{'not all dropped' if stayed else 'dropped'}: {files}{before}"
 

@@ -36,8 +36,7 @@ _UNNOTICED_S = 0.02
 """A difference in waiting that no user notices, though it may be a large share of a very short wait."""
 _UNNOTICED_STEP_S = 0.001
 MOST_OVER_HTTP = 256
-"""Requests at once over HTTP. Triton 2.51's front end tears streams when some 600 end at once
-(docs/tritonserver.md)."""
+"""Requests at once over HTTP. Triton 2.51's frontend tears streams when some 600 end at once (docs/tritonserver.md)."""
 _FULL_ROUNDS = 4
 """Rounds of a shape that the server may refuse entirely as too many requests, before the shape is left out."""
 _FIRST_PAUSE_S = 0.5

@@ -77,13 +77,12 @@ def document(result: ServerWarmResult) -> dict[str, Any]:
 
 
 def _shape_document(result: ShapeResult) -> dict[str, Any]:
-    rounds = [asdict(each) for each in result.rounds]
     return {
         **asdict(result.shape),
         "status": result.status,
         "reason": result.reason,
         "spared_s": result.spared_s,
-        "rounds": rounds,
+        "rounds": [asdict(each) for each in result.rounds],
     }
 
 
@@ -94,21 +93,13 @@ def show_result(result: ServerWarmResult) -> None:
     if result.load_s:
         print(paragraph(f"its load, as measured by the server: {_phases(result.load_s)}"))
     print()
-    show(_table(result))
+    headings = ("at once", "prompt", "rounds", "first TTFT", "TTFT", "first step", "step", "spared", "now")
+    rows = [_row(each) for each in result.results]
+    show(Table(title=f"Shapes, from {result.shapes_from}", headings=headings, rows=rows, is_grid=True))
     for each in result.results:
         if each.reason:
             print(paragraph(f"{each.shape}: {each.status}: {each.reason}", ""))
     print(paragraph(summary(result), ""))
-
-
-def _table(result: ServerWarmResult) -> Table:
-    headings = ("at once", "prompt", "rounds", "first TTFT", "TTFT", "first step", "step", "spared", "now")
-    return Table(
-        title=f"Shapes, from {result.shapes_from}",
-        headings=headings,
-        rows=[_row(each) for each in result.results],
-        is_grid=True,
-    )
 
 
 def _row(result: ShapeResult) -> tuple[str, ...]:

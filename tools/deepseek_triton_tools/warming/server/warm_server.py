@@ -57,8 +57,7 @@ class ServerWarmOptions:
     """The server to warm, the shapes, and the limits."""
 
     client: Callable[..., AsyncClient]
-    """Makes the server's client, in the event loop. Called with `metrics_url=` and `retries=`: refusals are handled
-    here."""
+    """Makes the client, in the event loop. Called with `metrics_url=` and `retries=`: refusals are handled here."""
     repository: Path | None = None
     """The server's model repository, whose model.yaml gives the shapes."""
     batch_sizes: tuple[int, ...] | None = None
@@ -74,8 +73,7 @@ class ServerWarmOptions:
     max_rounds: int = 10
     """The most rounds of one shape."""
     log: Path | None = None
-    """The server's log, as `serve --log-file` writes it: for the progress of the load, and for the cause of a
-    failure."""
+    """The server's log, as `serve --log-file` writes it: for the progress of the load, and the cause of a failure."""
     metrics_url: str | None = None
     """None: port 8002 of a server on its usual ports."""
     ready_file: Path | None = None

@@ -76,7 +76,7 @@ def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
     except nvidia_smi.NoGpusError as problem:
         result = "no nvidia-smi" if problem.is_missing else f"nvidia-smi: {problem}"
         return error_or_note(expected, result, *_why_none(machine, problem))
-    seen = _models(found)
+    seen = gpu_models(found)
     if lost := [gpu for gpu in found if gpu.lost]:
         return error_or_note(expected, f"{_listed([gpu.index for gpu in lost])}: {lost[0].lost}", *_LOST)
     wanted = expected.gpus_per_node
@@ -99,18 +99,10 @@ def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
 
 def catalogue_names(gpu: nvidia_smi.InstalledGpu) -> tuple[str, ...]:
     """Return the names that the catalogue may have for it."""
-    known = (
-        names for pattern, fits, names in _CATALOGUE_NAMES if re.search(pattern, gpu.name) and fits(gpu.memory_mib)
-    )
-    return next(known, ())
-
-
-def gpu_models(machine: Machine) -> str:
-    """Return such as `8 x NVIDIA H200, 143771 MiB`.
-
-    :raises nvidia_smi.NoGpusError: when none is seen.
-    """
-    return _models(nvidia_smi.gpus(machine))
+    for pattern, fits, names in _CATALOGUE_NAMES:
+        if re.search(pattern, gpu.name) and fits(gpu.memory_mib):
+            return names
+    return ()
 
 
 def driver_version(machine: Machine) -> str:
@@ -118,7 +110,8 @@ def driver_version(machine: Machine) -> str:
     return nvidia_smi.gpus(machine)[0].driver
 
 
-def _models(found: Sequence[nvidia_smi.InstalledGpu]) -> str:
+def gpu_models(found: Sequence[nvidia_smi.InstalledGpu]) -> str:
+    """Return such as `8 x NVIDIA H200, 143771 MiB`."""
     models = Counter((gpu.name, gpu.memory_mib) for gpu in found)
     return "; ".join(f"{count} x {name}, {mib} MiB" for (name, mib), count in models.items())
 
@@ -214,7 +207,8 @@ def check_health(machine: Machine, expected: Expected) -> MachineFinding:
         for fault in _faults(row):
             unhealthy.setdefault(fault, []).append(row["index"])
     if not unhealthy:
-        return ok("no uncorrected error, no row to remap" + _fabric(rows))
+        fabric = ", fabric ready" if all(row.get("fabric.state") == "Completed" for row in rows) else ""
+        return ok(f"no uncorrected error, no row to remap{fabric}")
     result = "; ".join(f"{_listed(indices)}: {fault}" for (fault, _), indices in unhealthy.items())
     cause = "CUDA fails at its first call, or while the model serves"
     return error_or_note(expected, result, cause, "; ".join(dict.fromkeys(fix for _, fix in unhealthy)))
@@ -239,10 +233,6 @@ def _faults(row: Mapping[str, str]) -> Sequence[tuple[str, str]]:
     return found
 
 
-def _fabric(rows: Sequence[Mapping[str, str]]) -> str:
-    return ", fabric ready" if all(row.get("fabric.state") == "Completed" for row in rows) else ""
-
-
 def check_mig(machine: Machine, expected: Expected) -> MachineFinding:
     split = [gpu.index for gpu in nvidia_smi.gpus(machine) if gpu.is_mig]
     if not split:
@@ -261,9 +251,8 @@ def check_links(machine: Machine, expected: Expected) -> MachineFinding:
     result = ", ".join(f"{count} pair{'s' if count > 1 else ''} {link}" for link, count in sorted(links.items()))
     if all(link.startswith("NV") for link in links):
         return ok(result)
-    cause = (
-        "some GPUs are not joined by NVLink: the all-reduce of each step goes over PCIe, which is several times slower"
-    )
+    slower = "the all-reduce of each step goes over PCIe, which is several times slower"
+    cause = f"some GPUs are not joined by NVLink: {slower}"
     fix = "use GPUs of one NVLink domain, or put a pipeline boundary (build --pp) where NVLink is missing"
     return warning_or_note(expected, result, cause, fix)
 

@@ -171,9 +171,7 @@ def check_spawn(machine: Machine, expected: Expected) -> MachineFinding:
     if done.code == 0 and "spawned" in done.out:
         return ok("one process spawned")
     failure = _explain(done)
-    cause = "; ".join(
-        filter(None, [failure.cause, "plain tritonserver and trtllm-serve start their workers in this way"])
-    )
+    cause = f"{failure.cause}; plain tritonserver and trtllm-serve start their workers in this way"
     if expected.is_tensorrt_llm and not expected.is_ours:
         return error(_failed("COMM_SELF.Spawn", done), cause, failure.fix)
     return note(_failed("COMM_SELF.Spawn", done), f"{cause}; start.sh does not", failure.fix)

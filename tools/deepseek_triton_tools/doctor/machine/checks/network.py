@@ -29,14 +29,15 @@ def check_interface(machine: Machine, expected: Expected) -> MachineFinding:
     found = machine.interfaces()
     if expected.interface:
         return _named_interfaces(found, expected.interface)
-    chosen = _default_interface(machine, found)
-    if chosen is None:
+    usable = [each for each in found if _is_usable(each) and not _VIRTUAL.match(each.name)]
+    if not usable:
         result = "none but loopback is up with an address"
         if expected.num_nodes > 1 or expected.hosts:
             fix = "bring an interface up, or join the container to the network"
             return error(result, "no other machine can be reached", fix)
         return note(result, "this is enough for one machine; no other machine can be reached")
-    usable = [each for each in found if _is_usable(each) and not _VIRTUAL.match(each.name)]
+    route = _default_route(machine)
+    chosen = next((each for each in usable if each.name == route), usable[0])
     if expected.has_several_hosts and len(usable) > 1:
         names = ", ".join(each.name for each in usable)
         cause = f"MPI and NCCL may choose any of {names}, and a different one on each host, and then wait for ever"
@@ -45,9 +46,7 @@ def check_interface(machine: Machine, expected: Expected) -> MachineFinding:
 
 
 def _named_interfaces(found: Sequence[Interface], names: str) -> MachineFinding:
-    """
-    :param names: separated by commas, as NCCL_SOCKET_IFNAME takes them.
-    """
+    """:param names: separated by commas, as NCCL_SOCKET_IFNAME takes them."""
     cause = "MPI and NCCL are told to use it"
     here = ", ".join(each.name for each in found)
     for name in names.split(","):
@@ -62,18 +61,11 @@ def _named_interfaces(found: Sequence[Interface], names: str) -> MachineFinding:
 
 
 def _is_usable(interface: Interface) -> bool:
-    return interface.is_up and bool(interface.addresses) and not interface.is_loopback
-
-
-def _default_interface(machine: Machine, found: Sequence[Interface]) -> Interface | None:
-    """Return the interface of the default route, else the first that can be used."""
-    usable = [each for each in found if _is_usable(each) and not _VIRTUAL.match(each.name)]
-    route = _default_route(machine)
-    return next((each for each in usable if each.name == route), usable[0] if usable else None)
+    return interface.is_up and bool(interface.addresses) and interface.name != "lo"
 
 
 def _default_route(machine: Machine) -> str | None:
-    """Return the interface's name from /proc/net/route: its columns are name, destination (hexadecimal) and so on."""
+    """Return the default route's interface by /proc/net/route, whose columns are name, destination in hex and so on."""
     try:
         rows = [line.split() for line in machine.read("/proc/net/route").splitlines()[1:]]
     except OSError:

@@ -20,6 +20,8 @@ from deepseek_triton_tools.host.units import part_of, sized
 
 GIB, MIB = 2**30, 2**20
 SHM = "/dev/shm"
+_REGION_PREFIXES = ("triton_python_backend_shm_region", "deepseek_triton_")
+"""Begin the names of a tritonserver's shared memory: Triton's own prefix, and start.sh's."""
 _SHM_WANTED = GIB
 """Bytes that NVIDIA asks for in a container that uses NCCL: --shm-size=1g (NCCL's user guide, troubleshooting)."""
 _SHM_LEAST = 64 * MIB
@@ -49,30 +51,18 @@ def check_shm(machine: Machine, expected: Expected) -> MachineFinding:
         return error(result, "tritonserver's Python backend ends with SIGBUS when it is full", fix)
     if disk.free < _SHM_WANTED:
         cause = f"NCCL asks for {sized(_SHM_WANTED)}, and the Python backend takes more as batches grow"
-        return error(result, cause, fix) if _is_docker_default(disk.total, expected) else warning(result, cause, fix)
+        # Several ranks can't start in the 64 MiB that docker gives.
+        has_several_ranks = expected.is_tensorrt_llm and (expected.gpus_per_node or 1) > 1
+        return (error if disk.total <= _SHM_LEAST and has_several_ranks else warning)(result, cause, fix)
     return ok(result)
-
-
-def _is_docker_default(total: int, expected: Expected) -> bool:
-    """Return whether several ranks are to start in the 64 MiB that docker gives; they can't."""
-    return total <= _SHM_LEAST and expected.is_tensorrt_llm and (expected.gpus_per_node or 1) > 1
 
 
 def _left_behind(machine: Machine) -> str:
     try:
-        regions = [name for name in machine.list_folder(SHM) if _is_region(name)]
+        number = sum(name.startswith(_REGION_PREFIXES) for name in machine.list_folder(SHM))
     except OSError:
         return ""
-    return (
-        f"; it holds {len(regions)} regions of tritonservers: remove those of servers that have ended"
-        if regions
-        else ""
-    )
-
-
-def _is_region(name: str) -> bool:
-    """Return whether it is shared memory of a tritonserver: with Triton's own prefix, or with start.sh's."""
-    return name.startswith(("triton_python_backend_shm_region", "deepseek_triton_"))
+    return f"; it holds {number} regions of tritonservers: remove those of servers that have ended" if number else ""
 
 
 def check_memlock(machine: Machine, expected: Expected) -> MachineFinding:
@@ -149,11 +139,8 @@ def check_seccomp(machine: Machine, expected: Expected) -> MachineFinding:
         return ok("no system call filter")
     if _has(status, _CAP_SYS_NICE):
         return ok("a filter, with SYS_NICE")
-    return note(
-        "system calls are filtered, without SYS_NICE",
-        "set_mempolicy and get_mempolicy fail, and NCCL can't place its buffers by NUMA node (NCCL's user guide)",
-        "docker --cap-add SYS_NICE",
-    )
+    cause = "set_mempolicy and get_mempolicy fail, and NCCL can't place its buffers by NUMA node (NCCL's user guide)"
+    return note("system calls are filtered, without SYS_NICE", cause, "docker --cap-add SYS_NICE")
 
 
 def _status(machine: Machine) -> Mapping[str, str]:
@@ -166,8 +153,7 @@ def _has(status: Mapping[str, str], capability: int) -> bool:
 
 
 def _may_lock_all(machine: Machine) -> bool:
-    """Return whether CAP_IPC_LOCK lifts the limit (mlock(2)): only outside of a user namespace, as rootless containers
-    have them."""
+    """Return whether CAP_IPC_LOCK lifts the limit (mlock(2)): not in a user namespace, as in rootless containers."""
     try:
         owners = machine.read("/proc/self/uid_map").split()
         return owners == _ALL_USERS and _has(_status(machine), _CAP_IPC_LOCK)

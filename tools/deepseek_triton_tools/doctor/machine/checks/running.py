@@ -26,7 +26,7 @@ def check_leftovers(machine: Machine, expected: Expected) -> MachineFinding:
             launches.setdefault(process.launch, []).append(process)
     by_pid = {process.pid: process for process in processes}
     orphaned = {name: members for name, members in launches.items() if not any(_supervises(m, by_pid) for m in members)}
-    stubs = _orphaned_stubs(processes)
+    stubs = _orphaned_stubs(by_pid)
     regions = _unused_regions(machine, launches)
     problems = [f"launch {name}: {_counted(members)}, no supervisor" for name, members in orphaned.items()]
     fixes = [f"deepseek-triton launch stop {' '.join(orphaned)}"] if orphaned else []
@@ -66,10 +66,9 @@ def _supervises(process: HostProcess, by_pid: Mapping[int, HostProcess]) -> bool
     return False
 
 
-def _orphaned_stubs(processes: Sequence[HostProcess]) -> Sequence[int]:
+def _orphaned_stubs(by_pid: Mapping[int, HostProcess]) -> Sequence[int]:
     """Return the pids of stubs, and of their forks, that no longer have a tritonserver above them."""
-    by_pid = {process.pid: process for process in processes}
-    stubs = [process for process in processes if process.command and process.command[0].endswith(STUB)]
+    stubs = [process for process in by_pid.values() if process.command and process.command[0].endswith(STUB)]
     return [stub.pid for stub in stubs if not any(each.name == "tritonserver" for each in _ancestors(stub, by_pid))]
 
 
@@ -122,10 +121,8 @@ def check_kubectl(machine: Machine, expected: Expected) -> MachineFinding:
         return note("no kubectl on PATH", "launch kubernetes --submit needs it", fix, blocks=True)
     done = machine.run("kubectl", "config", "current-context")
     if done.code != 0:
-        fix = "kubectl config use-context NAME"
-        return note(
-            f"kubectl knows no cluster{_last_line(done)}", "launch kubernetes --submit needs it", fix, blocks=True
-        )
+        result, fix = f"kubectl knows no cluster{_last_line(done)}", "kubectl config use-context NAME"
+        return note(result, "launch kubernetes --submit needs it", fix, blocks=True)
     return ok(f"context {done.out.strip()}")
 
 

@@ -20,8 +20,7 @@ from deepseek_triton_tools.host.tritonserver import CONTAINER_BINARY
 
 ENTRY_POINT = "trtllm-llmapi-launch"
 _PYTHONS = ("python3", "/opt/venv-tritonserver/bin/python3", "/usr/bin/python3")
-"""Interpreters that may have TensorRT-LLM instead. The second is container 26.04's (triton-inference-server/server
-issue 8824)."""
+"""Pythons that may have TensorRT-LLM. The second is container 26.04's (triton-inference-server/server issue 8824)."""
 _INSTALL_DEMO = "pip install 'deepseek-triton[demo]'"
 STUB = "triton_python_backend_stub"
 
@@ -47,11 +46,8 @@ def check_python(machine: Machine, expected: Expected) -> MachineFinding:
     if is_before(version, oldest):
         return error(f"{version} ({where})", f"the backend needs Python {oldest} or newer", "use a newer Python")
     if wheel_server(machine) and version_numbers(version)[:2] > NEWEST_PYTHON:
-        return error(
-            f"{version} ({where})",
-            f"the nvidia-pytriton wheel's server needs numpy 1.26, which is built for Python {newest} at most",
-            f"make the environment with Python {oldest} to {newest}",
-        )
+        cause = f"the nvidia-pytriton wheel's server needs numpy 1.26, which is built for Python {newest} at most"
+        return error(f"{version} ({where})", cause, f"make the environment with Python {oldest} to {newest}")
     return ok(f"{version} ({where})")
 
 
@@ -61,11 +57,8 @@ def check_libpython(machine: Machine, expected: Expected) -> MachineFinding:
     if not wheel_server(machine):
         return skipped("only the nvidia-pytriton wheel's server needs this Python's libpython")
     minor = machine.python.minor
-    return error(
-        f"libpython{minor}.so.1.0 is missing",
-        "tritonserver's Python backend is linked with it",
-        f"apt install libpython{minor}, or use a Python built with --enable-shared",
-    )
+    fix = f"apt install libpython{minor}, or use a Python built with --enable-shared"
+    return error(f"libpython{minor}.so.1.0 is missing", "tritonserver's Python backend is linked with it", fix)
 
 
 def check_glibc(machine: Machine, expected: Expected) -> MachineFinding:
@@ -80,17 +73,14 @@ def check_glibc(machine: Machine, expected: Expected) -> MachineFinding:
 
 
 def check_numpy(machine: Machine, expected: Expected) -> MachineFinding:
-    version = machine.python.packages.get("numpy")
+    version, fix = machine.python.packages.get("numpy"), "pip install 'numpy>=1.26,<2'"
     if version is None:
-        fix = "pip install 'numpy>=1.26,<2'"
         if server_binary(machine) is None:
             return note("not installed", "tritonserver's Python backend needs it", fix, blocks=True)
         return error("not installed", "tritonserver's Python backend needs it in this environment", fix)
     if wheel_server(machine) and version_numbers(version) >= (2,):
         return error(
-            version,
-            "with numpy 2 the wheel's Python backend silently hands over other values than were sent",
-            "pip install 'numpy>=1.26,<2'",
+            version, "with numpy 2 the wheel's Python backend silently hands over other values than were sent", fix
         )
     return ok(version)
 
@@ -102,13 +92,8 @@ def check_tools(machine: Machine, expected: Expected) -> MachineFinding:
     missing = [name for name in ("pyyaml", "rich") if name not in packages]
     if not missing:
         return ok("installed")
-    fix = "pip install 'deepseek-triton[tools]'"
-    return note(
-        f"{', '.join(missing)} missing",
-        "all commands except serve, probe, generate, chat and doctor need them",
-        fix,
-        blocks=True,
-    )
+    cause = "all commands except serve, probe, generate, chat and doctor need them"
+    return note(f"{', '.join(missing)} missing", cause, "pip install 'deepseek-triton[tools]'", blocks=True)
 
 
 def check_client(machine: Machine, expected: Expected) -> MachineFinding:
@@ -149,11 +134,8 @@ def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
     known = ", ".join(filter(None, [f"version {version}" if version else "", f"container {tag}" if tag else ""]))
     wanted = (expected.image or "").rpartition(":")[2].partition("-")[0]
     if expected.is_tensorrt_llm and tag and wanted and tag != wanted:
-        return warning(
-            f"{binary} ({known})",
-            f"the repository was made for container {wanted}",
-            f"run in {expected.image}, or build with --image {tag}",
-        )
+        fix = f"run in {expected.image}, or build with --image {tag}"
+        return warning(f"{binary} ({known})", f"the repository was made for container {wanted}", fix)
     return ok(f"{binary} ({known})" if known else binary)
 
 
@@ -177,20 +159,16 @@ def check_python_backend(machine: Machine, expected: Expected) -> MachineFinding
         if machine.exists(f"{stubs}/{minor}/{STUB}"):
             return ok(f"the wheel's, for Python {minor}")
         known = ", ".join(sorted(machine.list_folder(stubs), key=version_numbers))
-        return error(
-            f"none for Python {minor}", f"the wheel has it for {known}", "make the environment with one of those"
-        )
+        fix = "make the environment with one of those"
+        return error(f"none for Python {minor}", f"the wheel has it for {known}", fix)
     root = binary.removesuffix("/bin/tritonserver") if binary.endswith("/bin/tritonserver") else "/opt/tritonserver"
     return _check_stub(machine, f"{root}/backends/python/{STUB}")
 
 
 def _check_stub(machine: Machine, stub: str) -> MachineFinding:
     if not machine.exists(stub):
-        return warning(
-            f"{stub} is not there",
-            "without the Python backend no model of this project loads",
-            "use an image that has it (…-py3, …-trtllm-python-py3), or give its folder with --backend-directory",
-        )
+        fix = "use an image that has it (…-py3, …-trtllm-python-py3), or give its folder with --backend-directory"
+        return warning(f"{stub} is not there", "without the Python backend no model of this project loads", fix)
     libraries = machine.run("ldd", stub)
     missing = [line.split()[0] for line in libraries.out.splitlines() if "not found" in line]
     if missing:
@@ -199,11 +177,9 @@ def _check_stub(machine: Machine, stub: str) -> MachineFinding:
     linked = [line.split()[0] for line in libraries.out.splitlines() if "libpython" in line]
     version = linked[0].removeprefix("libpython").partition(".so")[0] if linked else None
     if version and version != machine.python.minor:
-        return note(
-            f"for Python {version}, this one is {machine.python.minor}",
-            "the checks look at the packages of the Python that runs them, and the backend uses another Python",
-            f"let the backend's Python run the checks: doctor --python python{version}",
-        )
+        cause = "the checks look at the packages of the Python that runs them, and the backend uses another Python"
+        fix = f"let the backend's Python run the checks: doctor --python python{version}"
+        return note(f"for Python {version}, this one is {machine.python.minor}", cause, fix)
     return ok(f"for Python {version}" if version else stub)
 
 
@@ -212,19 +188,16 @@ def check_tensorrt_llm(machine: Machine, expected: Expected) -> MachineFinding:
     if version is None:
         return error_or_note(expected, "not installed", *_no_tensorrt_llm(machine, expected))
     if wheel_server(machine):
+        result = f"{version}, without a tritonserver for it"
         cause = "start.sh takes tritonserver from PATH, and the nvidia-pytriton wheel's is not there"
-        return error_or_note(
-            expected, f"{version}, without a tritonserver for it", cause, f"run in the container{_image(expected)}"
-        )
+        return error_or_note(expected, result, cause, f"run in the container{_image(expected)}")
     if machine.which(ENTRY_POINT) is None:
         fix = f"put its folder on PATH; it was installed beside {machine.python.executable}"
         return error(f"{version}, without {ENTRY_POINT} on PATH", "start.sh starts the ranks with it", fix)
     if expected.release and version_numbers(version) != version_numbers(expected.release):
         fix = f"run in {expected.image or 'a container with it'}, or build again with --trtllm {version}"
-        cause = (
-            f"the repository is for {expected.release}: keys and samplers differ, and model.py refuses other releases"
-        )
-        return error(version, cause, fix)
+        why = "keys and samplers differ, and model.py refuses other releases"
+        return error(version, f"the repository is for {expected.release}: {why}", fix)
     return ok(version)
 
 

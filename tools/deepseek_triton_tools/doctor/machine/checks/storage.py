@@ -63,10 +63,8 @@ def check_repository(machine: Machine, expected: Expected) -> MachineFinding:
         return skipped("no repository was named")
     if machine.is_folder(expected.repository):
         return ok(f"{expected.repository}, {repository_digest(machine, expected.repository)}")
-    cause = "every host needs the repository at the same path"
-    return error(
-        f"{expected.repository} is not there", cause, "copy it there (rsync -a), or put it on a shared file system"
-    )
+    fix = "copy it there (rsync -a), or put it on a shared file system"
+    return error(f"{expected.repository} is not there", "every host needs the repository at the same path", fix)
 
 
 def checkpoint_folder(machine: Machine, expected: Expected) -> str | None:
@@ -114,11 +112,8 @@ def check_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
     try:
         problems, num_bytes, num_files = _inspect(machine, folder)
     except OSError as problem:
-        return error(
-            f"{problem.filename or folder}: {problem.strerror}",
-            "the engine can't read it either",
-            "give this user read access",
-        )
+        result = f"{problem.filename or folder}: {problem.strerror}"
+        return error(result, "the engine can't read it either", "give this user read access")
     if not problems:
         return ok(f"{folder}: {num_files} files, {sized(num_bytes)}")
     more = f" and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
@@ -132,11 +127,9 @@ def _missing_checkpoint(expected: Expected) -> MachineFinding:
     if os.path.isabs(expected.checkpoint):
         fix = "mount or copy it there, say with --model where it is, or build again with another --model"
         return error(f"{expected.checkpoint} is not there", "model.yaml names it", fix)
-    return warning(
-        f"{expected.checkpoint} is not in the Hugging Face cache",
-        f"the first load downloads{size or ' it'}, on each host",
-        f"hf download {expected.checkpoint.partition('@')[0]} beforehand",
-    )
+    cause = f"the first load downloads{size or ' it'}, on each host"
+    fix = f"hf download {expected.checkpoint.partition('@')[0]} beforehand"
+    return warning(f"{expected.checkpoint} is not in the Hugging Face cache", cause, fix)
 
 
 def _inspect(machine: Machine, folder: str) -> tuple[Sequence[str], int, int]:
@@ -195,10 +188,8 @@ def check_host_memory(machine: Machine, expected: Expected) -> MachineFinding:
     fix = "raise the container's memory limit" if cgroup else "free memory, or use a machine with more"
     fix += "; deepseek-triton warm report says what fits"
     if largest and memory.headroom < largest * ranks:
-        cause = (
-            f"{ranks} ranks that each hold one file of {sized(largest)} run out of memory and are killed (an estimate)"
-        )
-        return error(result, cause, fix)
+        loaded = f"{ranks} ranks that each hold one file of {sized(largest)}"
+        return error(result, f"{loaded} run out of memory and are killed (an estimate)", fix)
     cause = "not all of the checkpoint stays in the page cache, so it is read more than once"
     if cgroup:
         cause += "; TensorRT-LLM looks at /proc/meminfo only, so a rank may be killed (its pull request 17430)"
@@ -209,9 +200,8 @@ def _largest_file(machine: Machine, expected: Expected) -> int:
     folder = checkpoint_folder(machine, expected)
     if folder is None:
         return 0
-    return max(
-        (machine.size(f"{folder}/{n}") for n in machine.list_folder(folder) if n.endswith(".safetensors")), default=0
-    )
+    names = [name for name in machine.list_folder(folder) if name.endswith(".safetensors")]
+    return max((machine.size(f"{folder}/{name}") for name in names), default=0)
 
 
 def check_disk(machine: Machine, expected: Expected) -> MachineFinding:
