@@ -79,10 +79,7 @@ class OutputError(BuildError):
 
 
 class EditedError(OutputError):
-    """The folder was changed by hand since it was generated.
-
-    :param diff: unified diff from what is there to what would be written.
-    """
+    """The folder was changed by hand. `diff`: a unified diff from what is there to what would be written."""
 
     def __init__(self, message: str, *, diff: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What is known: models and their checkpoints, GPUs, profiles, TensorRT-LLM releases and Triton containers.
+"""Known models and their checkpoints, GPUs, profiles, TensorRT-LLM releases and Triton containers.
 
 The figures lie as YAML in `data/`, each with its source.
 """

@@ -96,10 +96,7 @@ def for_comment(text: str) -> str:
 def comment_lines(text: str, indent: str = "") -> list[str]:
     """Return `text` wrapped as lines of a comment, which YAML, protobuf text and shell write alike."""
     wrapped = textwrap.wrap(
-        for_comment(" ".join(text.split())),
-        LINE_WIDTH - len(indent),
-        break_long_words=False,
-        break_on_hyphens=False,
+        for_comment(" ".join(text.split())), LINE_WIDTH - len(indent), break_long_words=False, break_on_hyphens=False
     )
     return [f"{indent}# {line}" for line in wrapped]
 
@@ -126,7 +123,3 @@ def nearest_name(name: Any, known: Iterable[str]) -> str | None:
     by_lower = {entry.lower(): entry for entry in known}
     found = difflib.get_close_matches(str(name).lower()[:100], by_lower, n=1)
     return by_lower[found[0]] if found else None
-
-
-# Old names, until the tools have the new ones.
-shown, one_line, plain, listed = short_repr, printable_line, safe_name, first_names

@@ -8,11 +8,11 @@ the shapes are a short series over both sizes, up to the server's limits. This m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
-from deepseek_triton_build.data.releases.spelling import MIXED, canonical
+from deepseek_triton_build.data.releases.spelling import MIXED, canonical, flattened
 from deepseek_triton_build.data.setting_types import MOST_WARMUP_TOKENS
 
 SHORT_PROMPT = 64
@@ -34,46 +34,45 @@ DEFAULT_GRAPH_MAX_BATCH_SIZE = 128
 """The default of CudaGraphConfig without sizes (TensorRT-LLM 1.0 to 1.2.1, llm_args.py)."""
 
 
-def warmup_shapes(
-    *,
-    max_batch_size: int,
-    max_num_tokens: int,
-    max_input_len: int,
-    graph_batch_sizes: Sequence[int] | None = None,
-    attention_dp_size: int = 1,
-) -> tuple[tuple[int, int], ...]:
+@dataclass(frozen=True, kw_only=True)
+class WarmupLimits:
+    """The limits of a server that its warm-up keeps to, each of them of one rank."""
+
+    max_batch_size: int
+    max_num_tokens: int
+    max_input_len: int
+    """The longest prompt. It exceeds `max_num_tokens` only with chunked prefill."""
+    graph_batch_sizes: tuple[int, ...] | None = None
+    """Batch sizes of the CUDA graphs. None: those that TensorRT-LLM captures for `max_batch_size`."""
+    attention_dp_size: int = 1
+    """Number of ranks with batches of their own. A shape has that many times the requests, as the engine distributes
+    them evenly. The first shape is a single request all the same."""
+
+
+def warmup_shapes(limits: WarmupLimits) -> tuple[tuple[int, int], ...]:
     """Return the shapes (concurrent requests, prompt tokens of each), smallest first.
 
-    Requests times prompt tokens stay within `max_num_tokens`, so that a shape is one iteration. The only exception,
-    where chunked prefill takes longer prompts, is the last shape: one prompt of two chunks. Over all ranks a shape has
-    at most MAX_REQUESTS requests, or one for each rank where that is more.
+    Requests times prompt tokens stay within max_num_tokens, so that a shape is one iteration. The only exception, where
+    chunked prefill takes longer prompts, is the last shape: one prompt of two chunks. Over all ranks a shape has at
+    most MAX_REQUESTS requests, or one for each rank where that is more.
 
-    :param max_batch_size: of one rank, like all limits.
-    :param max_input_len: the longest prompt. It exceeds `max_num_tokens` only with chunked prefill.
-    :param graph_batch_sizes: batch sizes of the CUDA graphs. None: those that TensorRT-LLM captures for
-        `max_batch_size`.
-    :param attention_dp_size: number of ranks with batches of their own. A shape has that many times the requests, as
-        the engine distributes them evenly. The first shape is a single request all the same.
     :raises ValueError: when a limit is below 1.
     """
-    if min(max_batch_size, max_num_tokens, max_input_len, attention_dp_size) < 1:
-        raise ValueError(
-            "limits of a warm-up: expected numbers from 1, got "
-            f"{max_batch_size=}, {max_num_tokens=}, {max_input_len=}, {attention_dp_size=}"
-        )
-    most = min(max_batch_size, max_num_tokens, max(1, MAX_REQUESTS // attention_dp_size))
-    if graph_batch_sizes is None:
-        graph_batch_sizes = cuda_graph_batch_sizes(most)
+    max_num_tokens, max_input_len, ranks = limits.max_num_tokens, limits.max_input_len, limits.attention_dp_size
+    if min(limits.max_batch_size, max_num_tokens, max_input_len, ranks) < 1:
+        raise ValueError(f"limits of a warm-up: expected numbers from 1, got {limits}")
+    most = min(limits.max_batch_size, max_num_tokens, max(1, MAX_REQUESTS // ranks))
+    graph_sizes = cuda_graph_batch_sizes(most) if limits.graph_batch_sizes is None else limits.graph_batch_sizes
     batches = _series(1, most)
     lengths = _series(min(SHORT_PROMPT, max_input_len, max_num_tokens), min(max_input_len, max_num_tokens))
     shapes = {(batch, length) for batch in batches for length in lengths if batch * length <= max_num_tokens}
     # Decoding depends on the batch size alone, so each size is tried once, with a prompt as short as possible.
-    for batch in {*batches, *_graph_batches(graph_batch_sizes, most)}:
+    for batch in {*batches, *_graph_batches(graph_sizes, most)}:
         shapes.add((batch, min(lengths[0], max_num_tokens // batch)))
     if max_input_len > max_num_tokens:
         shapes.add((1, min(2 * max_num_tokens, max_input_len)))
     # The backend refuses a shape of more tokens, which all ranks together can reach with very long prompts.
-    whole = {(min(batch * attention_dp_size, max(1, MOST_WARMUP_TOKENS // length)), length) for batch, length in shapes}
+    whole = {(min(batch * ranks, max(1, MOST_WARMUP_TOKENS // length)), length) for batch, length in shapes}
     whole.add((1, lengths[0]))
     return tuple(sorted(whole, key=lambda shape: (shape[0] * shape[1], shape)))
 
@@ -98,28 +97,17 @@ def _graph_batches(graph_sizes: Sequence[int], most: int) -> Iterator[int]:
         yield from (reached[index * last // (MAX_GRAPH_SIZES - 1)] for index in range(MAX_GRAPH_SIZES))
 
 
-@dataclass(frozen=True, kw_only=True)
-class WarmupLimits:
-    """The limits of a server that its warm-up keeps to: the arguments of `warmup_shapes`."""
-
-    max_batch_size: int
-    max_num_tokens: int
-    max_input_len: int
-    graph_batch_sizes: tuple[int, ...]
-    attention_dp_size: int
-
-
 def shapes_for_llm_args(llm_args: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     """Return the shapes for a server with these LLM arguments: model.yaml without triton_config, nested or dotted.
 
     Keys of every release are understood. A missing or unusable value counts as TensorRT-LLM's default.
     """
-    return warmup_shapes(**asdict(warmup_limits(llm_args)))
+    return warmup_shapes(warmup_limits(llm_args))
 
 
 def warmup_limits(llm_args: Mapping[str, Any]) -> WarmupLimits:
     """Return the limits that LLM arguments set, in any form that `shapes_for_llm_args` takes."""
-    settings = canonical(dict(_flat(llm_args)), MIXED)
+    settings = canonical(flattened(llm_args), MIXED)
     max_num_tokens = _count(settings, "max_num_tokens") or DEFAULT_MAX_NUM_TOKENS
     max_seq_len = _count(settings, "max_seq_len")
     # Without max_seq_len the checkpoint's own counts, 163,840 for DeepSeek: more than any prompt here.
@@ -145,15 +133,6 @@ def _graph_sizes(settings: Mapping[str, Any]) -> tuple[int, ...]:
     return cuda_graph_batch_sizes(_count(settings, "cuda_graph_config.max_batch_size") or DEFAULT_GRAPH_MAX_BATCH_SIZE)
 
 
-def _flat(section: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted path and value; an empty section counts as a value."""
-    for name, value in section.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def _count(settings: Mapping[str, Any], key: str) -> int | None:
     value = settings.get(key)
     return value if _is_count(value) else None
@@ -161,6 +140,3 @@ def _count(settings: Mapping[str, Any], key: str) -> int | None:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-shapes_of = shapes_for_llm_args  # the old name, until the tools have the new one

@@ -1,4 +1,4 @@
-"""What the files of a checkpoint say about it: which model it is, and how it is quantized."""
+"""Facts from the files of a checkpoint: which model it is, and how it is quantized."""
 
 from __future__ import annotations
 
@@ -31,11 +31,8 @@ the values of DeepSeek's checkpoints and of those made from them."""
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """What the files of a checkpoint say about it."""
-
     folder: Path
     label: str
-    """The name by which findings call the folder."""
     class_name: str | None
     architecture: Architecture | None
     quantization: str | None

@@ -34,7 +34,6 @@ class Document:
     """A YAML file that is a mapping."""
 
     file: str
-    """The name by which findings call the file."""
     values: Mapping[Any, Any]
     lines: Mapping[str, int]
     """Dotted path of a key -> its line, from 1."""
@@ -52,10 +51,7 @@ class Document:
 
 
 def read_text(path: Path, file: str) -> str | Finding:
-    """Return the file's text, or the finding that says why it can't be read.
-
-    :param file: the name by which findings call the file.
-    """
+    """Return the file's text, or the finding that says why it can't be read."""
     try:
         content = read_bytes(path, MAX_TEXT_BYTES)
         if content is None:

@@ -1,4 +1,7 @@
-"""Findings of `check`, the codes they carry, and the report that holds them."""
+"""Findings of `check`, the codes they carry, and the report that holds them.
+
+Everywhere in this package `file` and `label` are the names by which findings call a file and a folder.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +39,16 @@ def make_finding(
     return Finding(code=code, severity=severity, message=message, fix=fix, file=file, line=line, key=key)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CheckCode:
     """One kind of finding that is not about a rule."""
 
-    code: str
     severity: Severity
+    code: str
     title: str
     """A sentence that is true when nothing is wrong."""
     why: str
-    """What happens when it is not true."""
+    """The consequence when it is not true."""
     source: str
     releases: str = "all"
 

@@ -1,4 +1,4 @@
-"""What a repository says about its origin: deepseek-triton.json, 1/release.yaml and the variables in start.sh."""
+"""The origin of a repository: deepseek-triton.json, 1/release.yaml and the variables in start.sh."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class Stamp:
 
     values: Mapping[str, Any]
     file: str
-    """The name by which findings call the stamp's file."""
 
     def text(self, key: str) -> str | None:
         value = self.values.get(key)
@@ -46,10 +45,7 @@ class Stamp:
 
 
 def read_stamp(folder: Path, label: str) -> tuple[Stamp, list[Finding]]:
-    """Return the stamp in `folder`, an empty one when it has none, and what is wrong with its file.
-
-    :param label: the name by which findings call the folder.
-    """
+    """Return the stamp in `folder`, an empty one when it has none, and what is wrong with its file."""
     file = f"{label}{MANIFEST}"
     if not os.path.exists(folder / MANIFEST):
         return Stamp(values={}, file=file), []

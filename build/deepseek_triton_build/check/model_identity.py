@@ -1,4 +1,4 @@
-"""What is known about a model from the user, the repository and the checkpoint: release, variant, weights, GPU."""
+"""Everything known about a model from the user, the repository and the checkpoint: release, variant, weights, GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """What the user says. It counts more than what the files say."""
+    """The user's own statements, which count more than what the files say."""
 
     release: str | None = None
     gpu: str | None = None
@@ -56,7 +56,7 @@ class CheckOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a model is and where it runs, as far as it is known."""
+    """A model and where it runs, as far as it is known."""
 
     variant: Variant | None
     architecture: Architecture | None

@@ -97,7 +97,7 @@ class _Model:
     version_dir: Path
     root: Path
     label: str
-    """What file names in findings begin with: the model's folder, or nothing when the model itself is `root`."""
+    """The beginning of file names in findings: the model's folder, or nothing when the model itself is `root`."""
     options: CheckOptions
     findings: list[Finding] = field(default_factory=list)
 

@@ -40,7 +40,6 @@ class ModelConfig:
     """A config.pbtxt that could be read."""
 
     file: str
-    """The name by which findings call the file."""
     text: str
     message: Any
     """The protobuf message inference.ModelConfig."""

@@ -29,7 +29,7 @@ def make_deployment(
         architecture=known.architecture,
         checkpoint=known.checkpoint,
         gpu=known.gpu,
-        triton=_flat(triton),
+        triton=spelling.flattened(triton),
         environment=environment,
     )
 
@@ -51,11 +51,3 @@ def check_deployment(
         line = document.line(key) if key else None
         message, fix = violation.message, violation.fix
         yield make_finding(rule.code, rule.severity, message, fix, file=document.file, line=line, key=key)
-
-
-def _flat(section: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a section by their dotted paths."""
-    flat: dict[str, Any] = {}
-    for key, value in section.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return flat

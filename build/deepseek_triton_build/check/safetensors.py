@@ -36,7 +36,7 @@ _BITS: Mapping[str, int] = {
 
 @dataclass(frozen=True)
 class Header:
-    """What the header of a file says, and how long the file is."""
+    """The content of a file's header, and the length of the file."""
 
     tensors: Mapping[str, tuple[int, int]]
     """Tensor -> the bytes of the file where it begins and ends, in the order of the file."""

@@ -59,7 +59,6 @@ def check_weights(
 ) -> Iterator[Finding]:
     """Find weight files that are missing, damaged or unlike the index. Only the index and the headers are read.
 
-    :param label: the name by which findings call the folder.
     :param only_indexed: see `files_read`.
     :param on_file: called with each file before it is opened, because storage may not answer.
     """
@@ -72,8 +71,6 @@ _MOST_SHARDS = 10_000
 
 @dataclass(frozen=True)
 class _FolderCheck:
-    """The check of one folder."""
-
     folder: Path
     label: str
     on_file: Callable[[Path], None]

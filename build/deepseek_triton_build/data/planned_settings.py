@@ -1,4 +1,4 @@
-"""What a plan writes: lines of model.yaml and environment variables, each with its reason."""
+"""The lines of model.yaml and the environment variables that a plan writes, each with its reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class _Explained:
-    """What a plan chooses has a reason and its source."""
+    """A choice of a plan, which has a reason and its source."""
 
     reason: str
     source: str
@@ -38,7 +38,6 @@ class EnvironmentVariable(_Explained):
     value: str
     reason: str
     source: str = ""
-    """The document that the reason rests on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from deepseek_triton_build.text import parse_yaml as parse_yaml
+from deepseek_triton_build.text import parse_yaml
 
 
 def load_yaml(package: str, file: str) -> Any:

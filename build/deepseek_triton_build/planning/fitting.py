@@ -18,10 +18,7 @@ from deepseek_triton_build.planning.batch_sizes import (
     tokens_per_request,
     wanted_sizes,
 )
-from deepseek_triton_build.planning.layout import (
-    WIDE_EP,
-    wants_attention_dp,
-)
+from deepseek_triton_build.planning.layout import WIDE_EP, wants_attention_dp
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.rules.size_limits import OOM_NUM_TOKENS
 

@@ -32,7 +32,7 @@ from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.choices import choose_settings
 from deepseek_triton_build.planning.embedded import embedded_settings
 from deepseek_triton_build.planning.fitting import choose_sizes
-from deepseek_triton_build.planning.plan_request import ENGINES, PlanRequest
+from deepseek_triton_build.planning.plan_request import ENGINES, OPTIONS, PlanRequest
 from deepseek_triton_build.planning.release_settings import for_release, with_overrides
 from deepseek_triton_build.planning.server_environment import choose_environment
 from deepseek_triton_build.planning.suggestion import nearest_that_works
@@ -50,8 +50,6 @@ class PlanWarning:
     rule: Rule
     violation: Violation
 
-
-Warned = PlanWarning  # the old name, until the tools have the new one
 
 _ONE_GPU = Layout(tensor_parallel_size=1, expert_parallel_size=1)
 
@@ -131,37 +129,24 @@ def _works(request: PlanRequest) -> bool:
     return True
 
 
-_OPTIONS = {
-    "num_gpus": "--gpus",
-    "precision": "--precision",
-    "profile": "--profile",
-    "release": "--trtllm",
-    "gpu": "--gpu",
-    "mtp": "--mtp",
-    "kv_dtype": "--kv-cache-dtype",
-    "pipeline_parallel_size": "--pp",
-}
-"""Field of PlanRequest -> its option, for values that a suggestion can give."""
-
 _DROPPED_OPTIONS = {
+    **OPTIONS,
     "overrides": "--set",
     "relaxed_acceptance": "--relaxed-acceptance",
     "workload": "--isl, --osl or --concurrency",
-    "model": "--model",
-    **_OPTIONS,
 }
 """Field of PlanRequest -> its option or options, for values that a suggestion leaves out."""
 
 
 def _can_be_typed(name: str, value: Any) -> bool:
-    return name in _OPTIONS and value is not None
+    return name in OPTIONS and value is not None
 
 
 def _as_options(suggestion: Mapping[str, Any]) -> str:
     """Return the suggestion as command line options; empty where only --set is wrong, which the message says."""
     if suggestion.keys() <= {"overrides"}:
         return ""
-    typed = [f"{_OPTIONS[name]} {value}" for name, value in suggestion.items() if _can_be_typed(name, value)]
+    typed = [f"{OPTIONS[name]} {value}" for name, value in suggestion.items() if _can_be_typed(name, value)]
     dropped = [f"no {_DROPPED_OPTIONS[name]}" for name, value in suggestion.items() if not _can_be_typed(name, value)]
     return f"; what works: {', '.join([' '.join(typed), *dropped] if typed else dropped)}"
 
@@ -248,10 +233,7 @@ def _budget_with_overrides(target: Target, sizes: Sizes, budget: Budget) -> Budg
 
 
 def _deployment(
-    target: Target,
-    llm: Iterable[Setting],
-    triton: Iterable[Setting],
-    environment: Iterable[EnvironmentVariable],
+    target: Target, llm: Iterable[Setting], triton: Iterable[Setting], environment: Iterable[EnvironmentVariable]
 ) -> Deployment:
     """Return the settings as the rules look at them."""
     return Deployment(

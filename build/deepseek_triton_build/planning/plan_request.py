@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Workload
-from deepseek_triton_build.data.releases import DEFAULT_RELEASE as DEFAULT_RELEASE
+from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 
 ENGINES = ("tensorrt_llm", "transformers", "simulated")
 
@@ -42,3 +42,20 @@ class PlanRequest:
     """Whether to plan what fits by arithmetic though it is not published."""
     overrides: tuple[tuple[str, Any], ...] = ()
     """The user's own settings, applied last: LLM arguments under the release's keys, or triton_config.*."""
+
+
+OPTIONS = {
+    "gpu": "--gpu",
+    "num_gpus": "--gpus",
+    "precision": "--precision",
+    "profile": "--profile",
+    "engine": "--engine",
+    "preset": "--preset",
+    "model": "--model",
+    "mtp": "--mtp",
+    "kv_dtype": "--kv-cache-dtype",
+    "pipeline_parallel_size": "--pp",
+    "release": "--trtllm",
+    "container": "--image",
+}
+"""Field of PlanRequest -> the option of `build` that takes its value, in the order in which a stamp has them."""

@@ -87,12 +87,7 @@ def resolve_target(request: PlanRequest) -> Target:
     precision = find_precision(request.precision) if request.precision else _default_precision(variant, gpu)
     checkpoint = _checkpoint(variant, precision, request.model)
     deployment = Deployment(
-        settings={},
-        release=release,
-        variant=variant,
-        architecture=variant.architecture,
-        checkpoint=checkpoint,
-        gpu=gpu,
+        settings={}, release=release, variant=variant, architecture=variant.architecture, checkpoint=checkpoint, gpu=gpu
     )
     refuse(target_violations(deployment))
     architecture = variant.architecture

@@ -46,10 +46,6 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
     return FORMATS[name].files(plan, version)
 
 
-def _repository(plan: Plan, version: str) -> list[File]:
-    return repository_files(plan, version=version)
-
-
 def _quickstart(plan: Plan, version: str) -> list[File]:
     text = quickstart_sh(plan, stamp=stamp_line(plan, version, format="quickstart"))
     script = File(PurePosixPath("quickstart.sh"), text.encode(), executable=True)
@@ -77,7 +73,7 @@ def _program(program: str, script: str, render: Callable[..., str], title: str) 
 
 _QUICKSTART = "TensorRT-LLM's quickstart_advanced.py, a few prompts once"
 FORMATS: Mapping[str, Format] = {
-    "triton": Format(title="a Triton model repository", start="start.sh", files=_repository),
+    "triton": Format(title="a Triton model repository", start="start.sh", files=repository_files),
     "trtllm-serve": _program("trtllm-serve", "serve.sh", trtllm.serve_sh, "TensorRT-LLM's OpenAI-compatible server"),
     "trtllm-bench": _program("trtllm-bench", "bench.sh", trtllm.bench_sh, "TensorRT-LLM's throughput benchmark"),
     "trtllm-eval": _program("trtllm-eval", "eval.sh", trtllm.eval_sh, "TensorRT-LLM's accuracy evaluation"),

@@ -1,4 +1,4 @@
-"""What the owner of a generated folder changed in it, to be shown before the folder is replaced."""
+"""The owner's changes in a generated folder, to be shown before the folder is replaced."""
 
 from __future__ import annotations
 

@@ -28,11 +28,8 @@ class File:
     executable: bool = False
 
 
-def repository_files(plan: Plan, *, version: str) -> list[File]:
-    """Return every file of the repository, sorted by path; the same plan and version give the same bytes.
-
-    :param version: this program's version, for the stamp.
-    """
+def repository_files(plan: Plan, version: str) -> list[File]:
+    """Return every file of the repository, sorted by path; the same plan and version give the same bytes."""
     stamp = stamp_line(plan, version)
     files = [
         File(PurePosixPath("start.sh"), start_sh(plan, stamp=stamp).encode(), executable=True),
@@ -54,8 +51,6 @@ def stamped(plan: Plan, files: Iterable[File], *, version: str, format: str, fol
 
 _MODULES = ("model.py", "supervise.py")
 _PACKAGES = ("deepseek_backend/", "deepseek_launcher/")
-
-
 _ENGINES = "deepseek_backend/engines/"
 
 

@@ -72,18 +72,12 @@ def quoted(value: Any) -> str:
 
 
 def refusing(name: str) -> list[str]:
-    """Define the shell function `refuse`, which prints what is wrong and sets the variable `refused`.
-
-    :param name: the script's name, for its messages.
-    """
+    """Define the shell function `refuse` of the script `name`: it prints what is wrong, and sets `refused`."""
     return ["refused=", "refuse() {", f'  echo "{name}: $1" >&2', "  refused=1", "}"]
 
 
 def on_every_node(plan: Plan, name: str) -> list[str]:
-    """Set the array `ranks` to the words that start one rank for each GPU of all nodes. One node needs no lines.
-
-    :param name: the script's name, for its error message.
-    """
+    """Have the script `name` set the array `ranks` to the words that start a rank on each GPU. One node needs none."""
     if plan.num_nodes == 1:
         return []
     return [

@@ -11,7 +11,7 @@ from typing import Any
 from deepseek_triton_build.data.catalog.profiles import Workload
 from deepseek_triton_build.data.releases import RELEASES, load_release
 from deepseek_triton_build.planning.plan import Plan
-from deepseek_triton_build.planning.plan_request import PlanRequest
+from deepseek_triton_build.planning.plan_request import OPTIONS, PlanRequest
 from deepseek_triton_build.render.model_yaml import llm_arguments
 from deepseek_triton_build.text import for_comment
 
@@ -20,10 +20,7 @@ MANIFEST = "deepseek-triton.json"
 
 
 def stamp_line(plan: Plan, version: str, *, format: str = "triton") -> str:
-    """Return the first line of every generated text file: the program, the options to type again, and the release.
-
-    :param version: this program's version.
-    """
+    """Return the first line of every generated text file: the program, the options to type again, and the release."""
     options = [plan.request.variant]
     if plan.gpu is not None:
         options += [f"--gpu {plan.gpu.name}", f"--gpus {plan.world_size}"]
@@ -81,28 +78,14 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-_OPTIONS = {
-    "precision": "--precision",
-    "profile": "--profile",
-    "engine": "--engine",
-    "preset": "--preset",
-    "model": "--model",
-    "mtp": "--mtp",
-    "kv_dtype": "--kv-cache-dtype",
-    "pipeline_parallel_size": "--pp",
-    "release": "--trtllm",
-    "container": "--image",
-}
-"""Field of PlanRequest -> the option of `build` that sets it."""
-
-
 def _given_options(request: PlanRequest) -> list[str]:
     """Return what was asked for besides variant and GPUs, as it is typed on the command line."""
     defaults = {field.name: field.default for field in dataclasses.fields(PlanRequest)}
-    given = {name: getattr(request, name) for name in _OPTIONS if getattr(request, name) != defaults[name]}
+    names = [name for name in OPTIONS if name not in ("gpu", "num_gpus")]
+    given = {name: getattr(request, name) for name in names if getattr(request, name) != defaults[name]}
     if "container" in given:
         given.pop("release", None)  # the container fixes the release; the two options are never typed together
-    options = [f"{_OPTIONS[name]} {value}" for name, value in given.items()]
+    options = [f"{OPTIONS[name]} {value}" for name, value in given.items()]
     workload = {field.name: getattr(request.workload, field.name) for field in dataclasses.fields(Workload)}
     options += [f"--{name} {value}" for name, value in workload.items() if value is not None]
     options += ["--relaxed-acceptance"] if request.relaxed_acceptance else []

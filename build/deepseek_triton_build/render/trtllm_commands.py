@@ -11,8 +11,7 @@ from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments
 from deepseek_triton_build.render.yaml_text import yaml_lines
-from deepseek_triton_build.text import comment_lines, for_comment
-from deepseek_triton_build.text import is_path as is_path
+from deepseek_triton_build.text import comment_lines, for_comment, is_path
 
 YAML_NAME = "extra-llm-api-config.yml"
 

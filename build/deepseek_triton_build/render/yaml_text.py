@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from deepseek_triton_build.data.planned_settings import Setting
-from deepseek_triton_build.text import LINE_WIDTH, comment_lines, for_comment, yaml_flow
+from deepseek_triton_build.text import LINE_WIDTH, comment_lines, yaml_flow
 
 
 def yaml_lines(settings: Iterable[Setting]) -> list[str]:
@@ -69,7 +69,3 @@ def _wrapped(items: Iterable[Any], indent: str) -> Iterator[str]:
         else:
             line += f", {item}" if number else item
     yield f"{line}]"
-
-
-# Old names, until the tools have the new ones.
-WIDTH, comment, one_line, flow = LINE_WIDTH, comment_lines, for_comment, yaml_flow

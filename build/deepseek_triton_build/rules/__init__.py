@@ -22,8 +22,8 @@ from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 from deepseek_triton_build.rules.well_typed import well_typed
 
 _MODULES = (attention, speculative, environment, hardware, kv_cache, size_limits, moe, parallelism, sparse)
-RULES: tuple[Rule, ...] = tuple(rule for module in _MODULES for rule in module.RULES)
-"""Every rule, sorted by code within a module."""
+RULES = tuple(sorted((rule for module in _MODULES for rule in module.RULES), key=lambda rule: rule.code))
+"""Every rule, sorted by code."""
 _TARGET_RULES = tuple(rule for rule in RULES if rule.target_only)
 
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.sources import GUIDE, PY_EXECUTOR_CREATOR
-from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 LOW_CONCURRENCY = 128
 """Concurrent requests up to which tensor-parallel attention with CUDA graphs is faster than attention DP
 (TensorRT-LLM 0.19, examples/deepseek_v3/README.md)."""
 
 
+@RULES.error(
+    "A001",
+    title="With chunked prefill, max_num_tokens is a multiple of the KV block size",
+    why="A chunk has to end where a block ends. On Hopper a block has 64 tokens, because FlashMLA sets that size.",
+    source=f"{GUIDE}, Chunked Prefill; {PY_EXECUTOR_CREATOR}",
+)
 def _chunk_size(d: Deployment) -> Iterator[Violation]:
     tokens, block = d.get("max_num_tokens"), d.tokens_per_block
     if d.get("enable_chunked_prefill") and tokens and block > 0 and tokens % block:
@@ -20,6 +27,12 @@ def _chunk_size(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, f"use {whole}")
 
 
+@RULES.error(
+    "A002",
+    title="Without chunked prefill, prompts fit max_num_tokens",
+    why="A prompt is then processed in one iteration or not at all: a longer one is refused when it arrives.",
+    source="NVIDIA/TensorRT-LLM#9277; TensorRT-LLM blog: How to get best performance on DeepSeek-R1",
+)
 def _longest_input(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
     if d.isl is not None and tokens and not d.get("enable_chunked_prefill") and tokens < d.isl:
@@ -28,6 +41,12 @@ def _longest_input(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, fix)
 
 
+@RULES.note(
+    "A003",
+    title="Without chunked prefill, max_num_tokens is at least max_seq_len",
+    why="Otherwise max_seq_len promises longer prompts than are taken.",
+    source="NVIDIA/TensorRT-LLM#9277; TensorRT-LLM blog: How to get best performance on DeepSeek-R1",
+)
 def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
     tokens, longest = d.get("max_num_tokens"), d.get("max_seq_len")
     if d.isl is None and tokens and longest and not d.get("enable_chunked_prefill") and tokens < longest:
@@ -36,6 +55,13 @@ def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, fix)
 
 
+@RULES.error(
+    "A004",
+    title="Chunked prefill is on only where MLA has it",
+    why="Elsewhere the engine turns it off with one line in its log, and long prompts are refused.",
+    source=f"{PY_EXECUTOR_CREATOR}; NVIDIA/TensorRT-LLM PR 4651 (SM100), PR 6655 (SM90)",
+    releases="Hopper: before 1.1",
+)
 def _unsupported_chunks(d: Deployment) -> Iterator[Violation]:
     if not d.get("enable_chunked_prefill") or d.gpu is None or d.is_sparse:  # V3.2: V004
         return
@@ -55,16 +81,36 @@ def _chunks_with_attention_dp(d: Deployment) -> Iterator[Violation]:
         yield Violation("enable_chunked_prefill", message, fix)
 
 
+@RULES.error(
+    "A005",
+    title="On Hopper, attention DP and chunked prefill are not on together in releases that hang",
+    why="After the first long prompt no request is answered any more, and there is no error; only a restart helps.",
+    source="NVIDIA/TensorRT-LLM#5267 (0.21.0rc1, H20)",
+    releases="before 1.1",
+)
 def _hang_on_hopper(d: Deployment) -> Iterator[Violation]:
     if d.gpu_architecture == "hopper":
         yield from _chunks_with_attention_dp(d)
 
 
+@RULES.warning(
+    "A006",
+    title="Attention DP and chunked prefill are not on together in old releases",
+    why="The hang was seen on Hopper; whether it occurs on other GPUs in these releases is not established.",
+    source="NVIDIA/TensorRT-LLM#5267",
+    releases="before 1.1",
+)
 def _hang_elsewhere(d: Deployment) -> Iterator[Violation]:
     if d.gpu_architecture != "hopper":
         yield from _chunks_with_attention_dp(d)
 
 
+@RULES.note(
+    "A007",
+    title="At low concurrency, attention is tensor-parallel and CUDA graphs are on",
+    why=f"Up to {LOW_CONCURRENCY} concurrent requests that is faster.",
+    source=f"{GUIDE} (0.19), Create Configuration Files",
+)
 def _low_concurrency(d: Deployment) -> Iterator[Violation]:
     batch, layout = d.get("max_batch_size"), d.layout
     if not batch or batch * layout.attention_dp_size > LOW_CONCURRENCY:
@@ -81,66 +127,3 @@ def _low_concurrency(d: Deployment) -> Iterator[Violation]:
     if not d.has_cuda_graphs:
         message = f"{requests}: without CUDA graphs each decode step waits until its kernels are launched"
         yield Violation("cuda_graph_config", message, "remove cuda_graph_config: null")
-
-
-RULES = (
-    Rule(
-        code="A001",
-        severity="error",
-        title="With chunked prefill, max_num_tokens is a multiple of the KV block size",
-        why="A chunk has to end where a block ends. On Hopper a block has 64 tokens, because FlashMLA sets that size.",
-        source=f"{GUIDE}, Chunked Prefill; {PY_EXECUTOR_CREATOR}",
-        find_violations=_chunk_size,
-    ),
-    Rule(
-        code="A002",
-        severity="error",
-        title="Without chunked prefill, prompts fit max_num_tokens",
-        why="A prompt is then processed in one iteration or not at all: a longer one is refused when it arrives.",
-        source="NVIDIA/TensorRT-LLM#9277; TensorRT-LLM blog: How to get best performance on DeepSeek-R1",
-        find_violations=_longest_input,
-    ),
-    Rule(
-        code="A003",
-        severity="note",
-        title="Without chunked prefill, max_num_tokens is at least max_seq_len",
-        why="Otherwise max_seq_len promises longer prompts than are taken.",
-        source="NVIDIA/TensorRT-LLM#9277; TensorRT-LLM blog: How to get best performance on DeepSeek-R1",
-        find_violations=_longest_possible_input,
-    ),
-    Rule(
-        code="A004",
-        severity="error",
-        title="Chunked prefill is on only where MLA has it",
-        why="Elsewhere the engine turns it off with one line in its log, and long prompts are refused.",
-        source=f"{PY_EXECUTOR_CREATOR}; NVIDIA/TensorRT-LLM PR 4651 (SM100), PR 6655 (SM90)",
-        releases="Hopper: before 1.1",
-        find_violations=_unsupported_chunks,
-    ),
-    Rule(
-        code="A005",
-        severity="error",
-        title="On Hopper, attention DP and chunked prefill are not on together in releases that hang",
-        why="After the first long prompt no request is answered any more, and there is no error; only a restart helps.",
-        source="NVIDIA/TensorRT-LLM#5267 (0.21.0rc1, H20)",
-        releases="before 1.1",
-        find_violations=_hang_on_hopper,
-    ),
-    Rule(
-        code="A006",
-        severity="warning",
-        title="Attention DP and chunked prefill are not on together in old releases",
-        why="The hang was seen on Hopper; whether it occurs on other GPUs in these releases is not established.",
-        source="NVIDIA/TensorRT-LLM#5267",
-        releases="before 1.1",
-        find_violations=_hang_elsewhere,
-    ),
-    Rule(
-        code="A007",
-        severity="note",
-        title="At low concurrency, attention is tensor-parallel and CUDA graphs are on",
-        why=f"Up to {LOW_CONCURRENCY} concurrent requests that is faster.",
-        source=f"{GUIDE} (0.19), Create Configuration Files",
-        find_violations=_low_concurrency,
-    ),
-)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
-from deepseek_triton_build.rules.rule import FLASH_MLA_TOKENS_PER_BLOCK, Deployment, Rule, Violation
+from deepseek_triton_build.rules.rule import FLASH_MLA_TOKENS_PER_BLOCK, Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 _DTYPE = "kv_cache_config.dtype"
 _FRACTION = "kv_cache_config.free_gpu_memory_fraction"
 _REUSE_SMS = (90, 100, 103, 120)
@@ -16,6 +17,12 @@ _HIGHEST_WITH_DRAFTS = 0.5
 _LARGE_BATCH = 128
 
 
+@RULES.error(
+    "K001",
+    title="For an FP8 KV cache, the GPU has the kernels",
+    why="MLA's FP8 kernels are FlashMLA on Hopper and trtllm-gen on Blackwell; other GPUs have none.",
+    source=f"{GUIDE}, FP8 KV Cache and MLA",
+)
 def _fp8(d: Deployment) -> Iterator[Violation]:
     if d.gpu is None or d.is_sparse or not d.has_fp8_kv:  # V3.2: V001
         return
@@ -25,6 +32,12 @@ def _fp8(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DTYPE, message, f"set {_DTYPE}: auto, with weights that leave it in 16 bits")
 
 
+@RULES.error(
+    "K002",
+    title="With W4AFP8 weights, the KV cache has 16 bits",
+    why="An FP8 cache ends with an illegal memory access in the context attention; no fix is known.",
+    source="NVIDIA/TensorRT-LLM#8125 (open)",
+)
 def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
     if d.precision == "w4a8" and d.has_fp8_kv:
         message = (
@@ -33,6 +46,13 @@ def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DTYPE, message, f"set {_DTYPE}: auto")
 
 
+@RULES.warning(
+    "K003",
+    title="The KV cache's dtype is auto or fp8",
+    why="The engine ignores any other value with one line in its log, and uses the checkpoint's own dtype.",
+    source=f"{LLM_ARGS}, KvCacheConfig",
+    releases="0.21 to 1.2",
+)
 def _dtype(d: Deployment) -> Iterator[Violation]:
     dtype = d.get(_DTYPE)
     if dtype not in (None, "auto", "fp8"):
@@ -40,6 +60,12 @@ def _dtype(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DTYPE, message, "use auto (the checkpoint's own) or fp8")
 
 
+@RULES.error(
+    "K004",
+    title="Block reuse is on only where MLA has it",
+    why="Elsewhere the engine turns it off with one line in its log.",
+    source=f"{GUIDE}, KV Cache Reuse; {PY_EXECUTOR_CREATOR}",
+)
 def _reuse(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.get("kv_cache_config.enable_block_reuse") and d.gpu.sm not in _REUSE_SMS:
         message = f"KV blocks of MLA can't be reused on {d.gpu.title} (SM{d.gpu.sm})"
@@ -47,6 +73,12 @@ def _reuse(d: Deployment) -> Iterator[Violation]:
         yield Violation("kv_cache_config.enable_block_reuse", message, fix)
 
 
+@RULES.error(
+    "K005",
+    title="The KV cache's share of free memory is above 0 and at most 1",
+    why="It is a share of the memory that weights, CUDA graphs and one iteration leave free.",
+    source=f"{DEPLOYMENT}, kv_cache_free_gpu_memory_fraction",
+)
 def _fraction(d: Deployment) -> Iterator[Violation]:
     fraction = d.get(_FRACTION)
     if fraction is not None and not 0 < fraction <= 1:
@@ -54,6 +86,12 @@ def _fraction(d: Deployment) -> Iterator[Violation]:
         yield Violation(_FRACTION, message, "use 0.8 to 0.9, or less if memory runs out")
 
 
+@RULES.warning(
+    "K006",
+    title=f"The KV cache's share of free memory is at most {_HIGHEST_FRACTION}",
+    why="Memory use fluctuates; the guides name 0.7 to 0.95 and advise a smaller share when memory runs out.",
+    source=f"{GUIDE}; {DEPLOYMENT}; NVIDIA/TensorRT-LLM PR 7358",
+)
 def _high_fraction(d: Deployment) -> Iterator[Violation]:
     fraction = d.get(_FRACTION)
     if fraction is not None and _HIGHEST_FRACTION < fraction <= 1:
@@ -61,6 +99,12 @@ def _high_fraction(d: Deployment) -> Iterator[Violation]:
         yield Violation(_FRACTION, message, "use 0.9 or less")
 
 
+@RULES.warning(
+    "K007",
+    title="With DEEPGEMM, the KV cache leaves room for its workspace",
+    why="The FP8 examples for Blackwell use 0.8; with MTP and large batches memory ran out even at 0.6.",
+    source=f"{GUIDE}, Serving (FP8); NVIDIA/TensorRT-LLM PR 13357, PR 14232",
+)
 def _deepgemm_fraction(d: Deployment) -> Iterator[Violation]:
     fraction = d.get(_FRACTION)
     if fraction is None or d.get("moe_config.backend") != "DEEPGEMM" or fraction > 1:
@@ -73,6 +117,12 @@ def _deepgemm_fraction(d: Deployment) -> Iterator[Violation]:
         yield Violation(_FRACTION, message, f"use {_HIGHEST_DEEPGEMM_FRACTION} or less")
 
 
+@RULES.note(
+    "K008",
+    title="On Hopper, the block size is left to FlashMLA",
+    why="FlashMLA replaces the configured size, with one line in the log.",
+    source=PY_EXECUTOR_CREATOR,
+)
 def _block_size(d: Deployment) -> Iterator[Violation]:
     key = "kv_cache_config.tokens_per_block"
     given = d.settings.get(key)
@@ -81,85 +131,14 @@ def _block_size(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, "leave it out")
 
 
+@RULES.note(
+    "K009",
+    title="The KV cache has one limit",
+    why="Of two limits the smaller one counts, and it is easy to look at the other one.",
+    source="the engine's own warning, as quoted in NVIDIA/TensorRT-LLM#5766",
+)
 def _two_limits(d: Deployment) -> Iterator[Violation]:
     key = "kv_cache_config.max_tokens"
     if d.settings.get(key) is not None and d.settings.get(_FRACTION) is not None:
         message = f"{key} and free_gpu_memory_fraction are both set: the smaller cache results"
         yield Violation(key, message, "leave one of them out")
-
-
-RULES = (
-    Rule(
-        code="K001",
-        severity="error",
-        title="For an FP8 KV cache, the GPU has the kernels",
-        why="MLA's FP8 kernels are FlashMLA on Hopper and trtllm-gen on Blackwell; other GPUs have none.",
-        source=f"{GUIDE}, FP8 KV Cache and MLA",
-        find_violations=_fp8,
-    ),
-    Rule(
-        code="K002",
-        severity="error",
-        title="With W4AFP8 weights, the KV cache has 16 bits",
-        why="An FP8 cache ends with an illegal memory access in the context attention; no fix is known.",
-        source="NVIDIA/TensorRT-LLM#8125 (open)",
-        find_violations=_fp8_with_w4a8,
-    ),
-    Rule(
-        code="K003",
-        severity="warning",
-        title="The KV cache's dtype is auto or fp8",
-        why="The engine ignores any other value with one line in its log, and uses the checkpoint's own dtype.",
-        source=f"{LLM_ARGS}, KvCacheConfig",
-        releases="0.21 to 1.2",
-        find_violations=_dtype,
-    ),
-    Rule(
-        code="K004",
-        severity="error",
-        title="Block reuse is on only where MLA has it",
-        why="Elsewhere the engine turns it off with one line in its log.",
-        source=f"{GUIDE}, KV Cache Reuse; {PY_EXECUTOR_CREATOR}",
-        find_violations=_reuse,
-    ),
-    Rule(
-        code="K005",
-        severity="error",
-        title="The KV cache's share of free memory is above 0 and at most 1",
-        why="It is a share of the memory that weights, CUDA graphs and one iteration leave free.",
-        source=f"{DEPLOYMENT}, kv_cache_free_gpu_memory_fraction",
-        find_violations=_fraction,
-    ),
-    Rule(
-        code="K006",
-        severity="warning",
-        title=f"The KV cache's share of free memory is at most {_HIGHEST_FRACTION}",
-        why="Memory use fluctuates; the guides name 0.7 to 0.95 and advise a smaller share when memory runs out.",
-        source=f"{GUIDE}; {DEPLOYMENT}; NVIDIA/TensorRT-LLM PR 7358",
-        find_violations=_high_fraction,
-    ),
-    Rule(
-        code="K007",
-        severity="warning",
-        title="With DEEPGEMM, the KV cache leaves room for its workspace",
-        why="The FP8 examples for Blackwell use 0.8; with MTP and large batches memory ran out even at 0.6.",
-        source=f"{GUIDE}, Serving (FP8); NVIDIA/TensorRT-LLM PR 13357, PR 14232",
-        find_violations=_deepgemm_fraction,
-    ),
-    Rule(
-        code="K008",
-        severity="note",
-        title="On Hopper, the block size is left to FlashMLA",
-        why="FlashMLA replaces the configured size, with one line in the log.",
-        source=PY_EXECUTOR_CREATOR,
-        find_violations=_block_size,
-    ),
-    Rule(
-        code="K009",
-        severity="note",
-        title="The KV cache has one limit",
-        why="Of two limits the smaller one counts, and it is easy to look at the other one.",
-        source="the engine's own warning, as quoted in NVIDIA/TensorRT-LLM#5766",
-        find_violations=_two_limits,
-    ),
-)

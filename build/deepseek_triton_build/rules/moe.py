@@ -9,13 +9,20 @@ from deepseek_triton_build.arithmetic.gpu_memory import GIB, weights
 from deepseek_triton_build.data.catalog import Architecture, KnownCheckpoint, find_moe_backends, moe_backend_rows
 from deepseek_triton_build.data.sources import DEPLOYMENT, LLM_ARGS
 from deepseek_triton_build.data.type_strings import choices
-from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 _MATRIX = f"{DEPLOYMENT}, MoE Backend Support Matrix"
 _BACKEND = "moe_config.backend"
 _BALANCER = "moe_config.load_balancer"
 
 
+@RULES.error(
+    "M001",
+    title="The MoE back end is one of the release's",
+    why="moe_config.backend takes a fixed set of names; the engine does not load with any other.",
+    source=f"{LLM_ARGS}, MoeConfig",
+)
 def _known_backend(d: Deployment) -> Iterator[Violation]:
     backend = d.settings.get(_BACKEND)
     found = None if d.release is None or backend is None else d.release.find_key(_BACKEND)
@@ -25,6 +32,15 @@ def _known_backend(d: Deployment) -> Iterator[Violation]:
         yield Violation(_BACKEND, message, f"use one of {', '.join(known)}")
 
 
+@RULES.error(
+    "M002",
+    title="The MoE back end supports these weights on this GPU",
+    why=(
+        "CUTLASS, the default, has no FP8 block-scale kernels for Blackwell; DEEPGEMM starts on Hopper but ends in "
+        "its warm-up; WIDEEP is for more than 8 ranks of one NVL72."
+    ),
+    source=f"{_MATRIX}; NVIDIA/TensorRT-LLM#5064, PR 13327, PR 17119",
+)
 def _supported_backend(d: Deployment) -> Iterator[Violation]:
     backend, ep = d.get(_BACKEND), d.layout.expert_parallel_size
     if d.gpu is None or d.precision is None or any(_known_backend(d)):
@@ -39,6 +55,12 @@ def _supported_backend(d: Deployment) -> Iterator[Violation]:
     yield Violation(_BACKEND, message, f"set {_BACKEND}: {' or '.join(row.backends)}")
 
 
+@RULES.error(
+    "M003",
+    title="A MoE back end is published for this expert parallelism",
+    why="For more than 8 ranks on Blackwell, the matrix lists one NVL72 domain only.",
+    source=_MATRIX,
+)
 def _wide_row(d: Deployment) -> Iterator[Violation]:
     ep = d.layout.expert_parallel_size
     if d.gpu is None or d.precision is None or find_moe_backends(d.gpu, d.precision, ep) is not None:
@@ -49,6 +71,13 @@ def _wide_row(d: Deployment) -> Iterator[Violation]:
         yield Violation("moe_expert_parallel_size", message, fix)
 
 
+@RULES.error(
+    "M004",
+    title="FP8 on more than 8 expert ranks runs without load balancer, from release 1.2",
+    why="The guide of 1.0 says N/A, the guide of 1.2 says WIDEEP without EPLB; nothing was found for 1.1.",
+    source=f"{_MATRIX} (1.0.0 and 1.2.0)",
+    releases="before 1.2; all with a load balancer",
+)
 def _wide_fp8(d: Deployment) -> Iterator[Violation]:
     if d.gpu_architecture != "blackwell" or d.precision != "fp8" or d.layout.expert_parallel_size <= 8:
         return
@@ -61,12 +90,24 @@ def _wide_fp8(d: Deployment) -> Iterator[Violation]:
         yield Violation(_BALANCER, message, "remove moe_config.load_balancer, or use fp4 weights")
 
 
+@RULES.error(
+    "M007",
+    title="WIDEEP runs with attention DP",
+    why="An assertion stops the load.",
+    source="TensorRT-LLM tensorrt_llm/_torch/modules/fused_moe/fused_moe_wide_ep.py",
+)
 def _wide_ep(d: Deployment) -> Iterator[Violation]:
     if d.get(_BACKEND) == "WIDEEP" and not d.layout.attention_dp:
         message = "WIDEEP does not load without attention DP"
         yield Violation("enable_attention_dp", message, "set enable_attention_dp: true")
 
 
+@RULES.error(
+    "M005",
+    title="The load balancer's slots hold all experts and divide among the ranks",
+    why="The configuration is refused: num_slots must be divisible by the expert-parallel size.",
+    source="TensorRT-LLM examples/wide_ep/README.md; tensorrt_llm/llmapi/llm_args.py",
+)
 def _slots(d: Deployment) -> Iterator[Violation]:
     key = f"{_BALANCER}.num_slots"
     slots, ep = d.get(key), d.layout.expert_parallel_size
@@ -81,6 +122,12 @@ def _slots(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, f"use {experts} or more; {experts} + {ep} gives each rank one spare slot")
 
 
+@RULES.error(
+    "M006",
+    title="The MoE back end works with the load balancer",
+    why="Other back ends route tokens to experts, not to the balancer's slots.",
+    source=f"{DEPLOYMENT}, Wide Expert Parallelism; release notes 1.2",
+)
 def _balanced_backend(d: Deployment) -> Iterator[Violation]:
     backend = d.get(_BACKEND)
     able = ("WIDEEP",) if d.release is None or d.is_before("1.2.0") else ("WIDEEP", "CUTLASS", "TRTLLM")
@@ -89,6 +136,12 @@ def _balanced_backend(d: Deployment) -> Iterator[Violation]:
         yield Violation(_BALANCER, message, f"set {_BACKEND}: {' or '.join(able)}, or remove the balancer")
 
 
+@RULES.note(
+    "M008",
+    title="The online load balancer has enough shared memory",
+    why="Experts move between ranks through a copy of all experts in /dev/shm; a container's default is 64 MiB.",
+    source="TensorRT-LLM examples/wide_ep/README.md",
+)
 def _host_copy(d: Deployment) -> Iterator[Violation]:
     updates = d.get(f"{_BALANCER}.layer_updates_per_iter")
     if _has_balancer(d) and updates and d.architecture is not None and d.checkpoint is not None:
@@ -98,6 +151,13 @@ def _host_copy(d: Deployment) -> Iterator[Violation]:
         yield Violation(f"{_BALANCER}.layer_updates_per_iter", message, fix)
 
 
+@RULES.error(
+    "M009",
+    title="Low-precision combine is for NVFP4",
+    why="The key's own description limits it to NVFP4 quantization.",
+    source=f"{LLM_ARGS}, MoeConfig",
+    releases="1.2",
+)
 def _low_precision_combine(d: Deployment) -> Iterator[Violation]:
     key = "moe_config.use_low_precision_moe_combine"
     if d.get(key) and d.precision not in (None, "fp4"):
@@ -105,6 +165,12 @@ def _low_precision_combine(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, "leave it out")
 
 
+@RULES.error(
+    "M010",
+    title="moe_config.max_num_tokens is at least 1",
+    why="The tokens of an iteration are split into passes of that many tokens.",
+    source="TensorRT-LLM tensorrt_llm/_torch/modules/fused_moe/fused_moe_cutlass.py",
+)
 def _moe_num_tokens(d: Deployment) -> Iterator[Violation]:
     key = "moe_config.max_num_tokens"
     tokens = d.get(key)
@@ -113,6 +179,12 @@ def _moe_num_tokens(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, "remove it, or use the tokens of one pass, for example 8192")
 
 
+@RULES.note(
+    "M011",
+    title="DEEPGEMM with attention DP has moe_config.max_num_tokens set",
+    why="Its workspace grows with the tokens of one pass: 3.47 GiB were missing at a KV fraction of 0.6.",
+    source=f"{DEPLOYMENT} (3200 for FP8); NVIDIA/TensorRT-LLM PR 13357",
+)
 def _unbounded_pass(d: Deployment) -> Iterator[Violation]:
     key, tokens = "moe_config.max_num_tokens", d.get("max_num_tokens")
     if d.get(_BACKEND) == "DEEPGEMM" and d.layout.attention_dp and d.get(key) is None and tokens:
@@ -129,100 +201,3 @@ def _has_balancer(d: Deployment) -> bool:
 @cache
 def _expert_bytes(architecture: Architecture, checkpoint: KnownCheckpoint) -> float:
     return weights(architecture, checkpoint).routed_experts
-
-
-RULES = (
-    Rule(
-        code="M001",
-        severity="error",
-        title="The MoE back end is one of the release's",
-        why="moe_config.backend takes a fixed set of names; the engine does not load with any other.",
-        source=f"{LLM_ARGS}, MoeConfig",
-        find_violations=_known_backend,
-    ),
-    Rule(
-        code="M002",
-        severity="error",
-        title="The MoE back end supports these weights on this GPU",
-        why=(
-            "CUTLASS, the default, has no FP8 block-scale kernels for Blackwell; DEEPGEMM starts on Hopper but ends in "
-            "its warm-up; WIDEEP is for more than 8 ranks of one NVL72."
-        ),
-        source=f"{_MATRIX}; NVIDIA/TensorRT-LLM#5064, PR 13327, PR 17119",
-        find_violations=_supported_backend,
-    ),
-    Rule(
-        code="M003",
-        severity="error",
-        title="A MoE back end is published for this expert parallelism",
-        why="For more than 8 ranks on Blackwell, the matrix lists one NVL72 domain only.",
-        source=_MATRIX,
-        find_violations=_wide_row,
-    ),
-    Rule(
-        code="M004",
-        severity="error",
-        title="FP8 on more than 8 expert ranks runs without load balancer, from release 1.2",
-        why="The guide of 1.0 says N/A, the guide of 1.2 says WIDEEP without EPLB; nothing was found for 1.1.",
-        source=f"{_MATRIX} (1.0.0 and 1.2.0)",
-        releases="before 1.2; all with a load balancer",
-        find_violations=_wide_fp8,
-    ),
-    Rule(
-        code="M005",
-        severity="error",
-        title="The load balancer's slots hold all experts and divide among the ranks",
-        why="The configuration is refused: num_slots must be divisible by the expert-parallel size.",
-        source="TensorRT-LLM examples/wide_ep/README.md; tensorrt_llm/llmapi/llm_args.py",
-        find_violations=_slots,
-    ),
-    Rule(
-        code="M006",
-        severity="error",
-        title="The MoE back end works with the load balancer",
-        why="Other back ends route tokens to experts, not to the balancer's slots.",
-        source=f"{DEPLOYMENT}, Wide Expert Parallelism; release notes 1.2",
-        find_violations=_balanced_backend,
-    ),
-    Rule(
-        code="M007",
-        severity="error",
-        title="WIDEEP runs with attention DP",
-        why="An assertion stops the load.",
-        source="TensorRT-LLM tensorrt_llm/_torch/modules/fused_moe/fused_moe_wide_ep.py",
-        find_violations=_wide_ep,
-    ),
-    Rule(
-        code="M008",
-        severity="note",
-        title="The online load balancer has enough shared memory",
-        why="Experts move between ranks through a copy of all experts in /dev/shm; a container's default is 64 MiB.",
-        source="TensorRT-LLM examples/wide_ep/README.md",
-        find_violations=_host_copy,
-    ),
-    Rule(
-        code="M009",
-        severity="error",
-        title="Low-precision combine is for NVFP4",
-        why="The key's own description limits it to NVFP4 quantization.",
-        source=f"{LLM_ARGS}, MoeConfig",
-        releases="1.2",
-        find_violations=_low_precision_combine,
-    ),
-    Rule(
-        code="M010",
-        severity="error",
-        title="moe_config.max_num_tokens is at least 1",
-        why="The tokens of an iteration are split into passes of that many tokens.",
-        source="TensorRT-LLM tensorrt_llm/_torch/modules/fused_moe/fused_moe_cutlass.py",
-        find_violations=_moe_num_tokens,
-    ),
-    Rule(
-        code="M011",
-        severity="note",
-        title="DEEPGEMM with attention DP has moe_config.max_num_tokens set",
-        why="Its workspace grows with the tokens of one pass: 3.47 GiB were missing at a KV fraction of 0.6.",
-        source=f"{DEPLOYMENT} (3200 for FP8); NVIDIA/TensorRT-LLM PR 13357",
-        find_violations=_unbounded_pass,
-    ),
-)

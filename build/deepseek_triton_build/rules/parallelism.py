@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.sources import GUIDE
-from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 _RULES_OF_AICONFIGURATOR = "ai-dynamo/aiconfigurator, trtllm.rule"
 
 
+@RULES.error(
+    "P001",
+    title="Tensor parallelism divides the attention heads",
+    why="Each rank takes an equal share of the 128 heads, unless attention DP gives every rank all of them.",
+    source="config.json of deepseek-ai/DeepSeek-V3 (num_attention_heads); " + _RULES_OF_AICONFIGURATOR,
+)
 def _heads(d: Deployment) -> Iterator[Violation]:
     tp = d.layout.tensor_parallel_size
     if d.architecture is not None and not d.layout.attention_dp and d.architecture.num_heads % tp:
@@ -18,6 +25,12 @@ def _heads(d: Deployment) -> Iterator[Violation]:
         yield Violation("tensor_parallel_size", message, fix)
 
 
+@RULES.error(
+    "P002",
+    title="Expert parallelism divides the experts",
+    why="Without a load balancer the engine asserts that each rank holds an equal number of the 256 experts.",
+    source="TensorRT-LLM fused_moe_wide_ep.py; config.json of deepseek-ai/DeepSeek-V3 (n_routed_experts)",
+)
 def _experts(d: Deployment) -> Iterator[Violation]:
     ep = d.layout.expert_parallel_size
     # With a load balancer the slots are divided instead (M005).
@@ -27,6 +40,12 @@ def _experts(d: Deployment) -> Iterator[Violation]:
         yield Violation("moe_expert_parallel_size", message, "use a power of two")
 
 
+@RULES.error(
+    "P003",
+    title="Expert parallelism divides tensor parallelism",
+    why="The experts are on the tensor-parallel ranks: a group of ranks holds whole experts, each rank a part.",
+    source=_RULES_OF_AICONFIGURATOR,
+)
 def _expert_ranks(d: Deployment) -> Iterator[Violation]:
     tp, ep = d.layout.tensor_parallel_size, d.get("moe_expert_parallel_size") or 0
     if ep > 0 and tp % ep:
@@ -35,6 +54,12 @@ def _expert_ranks(d: Deployment) -> Iterator[Violation]:
         yield Violation("moe_expert_parallel_size", message, fix)
 
 
+@RULES.error(
+    "P004",
+    title="The experts' tensor and expert parallelism multiply to the tensor-parallel ranks",
+    why="The engine refuses another mapping of ranks at start.",
+    source=_RULES_OF_AICONFIGURATOR,
+)
 def _expert_grid(d: Deployment) -> Iterator[Violation]:
     keys = ("moe_tensor_parallel_size", "moe_expert_parallel_size", "moe_cluster_parallel_size")
     moe_tp, moe_ep, moe_cluster = (d.get(key) or 0 for key in keys)
@@ -46,6 +71,12 @@ def _expert_grid(d: Deployment) -> Iterator[Violation]:
         yield Violation(keys[0], message, "remove moe_tensor_parallel_size: it follows from the other")
 
 
+@RULES.warning(
+    "P005",
+    title="W4AFP8's groups of 128 are not cut",
+    why="128 INT4 values share a scale. The rule is arithmetic; the kernels' own limit is not established.",
+    source=f"{GUIDE}, W4AFP8 (groups of 1 x 128)",
+)
 def _int4_groups(d: Deployment) -> Iterator[Violation]:
     a, layout = d.architecture, d.layout
     moe_tp = layout.tensor_parallel_size // layout.expert_parallel_size
@@ -57,6 +88,12 @@ def _int4_groups(d: Deployment) -> Iterator[Violation]:
         yield Violation("moe_expert_parallel_size", message, fix)
 
 
+@RULES.warning(
+    "P006",
+    title="MTP runs without pipeline parallelism",
+    why="The matrix of feature combinations says No for one-model speculation with pipeline parallelism.",
+    source="TensorRT-LLM docs, features/feature-combination-matrix (main; not established for 1.2)",
+)
 def _mtp_pipeline(d: Deployment) -> Iterator[Violation]:
     if d.num_draft_tokens and d.layout.pipeline_parallel_size > 1:
         message = "MTP with pipeline parallelism is not among the supported combinations"
@@ -64,68 +101,14 @@ def _mtp_pipeline(d: Deployment) -> Iterator[Violation]:
         yield Violation("pipeline_parallel_size", message, fix)
 
 
+@RULES.error(
+    "P007",
+    title="An instance that spans nodes takes whole nodes",
+    why="Ranks are distributed node by node, so an incomplete node can't hold its share.",
+    source=f"{GUIDE}, Multi-node",
+)
 def _instances(d: Deployment) -> Iterator[Violation]:
     per_node, layout = d.get("gpus_per_node"), d.layout
     if per_node and per_node > 0 and layout.num_gpus > per_node and layout.num_gpus % per_node:
         message = f"{layout.num_gpus} GPUs (tensor x pipeline parallelism) are not whole nodes of {per_node}"
         yield Violation("gpus_per_node", message, "make tensor x pipeline a multiple of gpus_per_node")
-
-
-RULES = (
-    Rule(
-        code="P001",
-        severity="error",
-        title="Tensor parallelism divides the attention heads",
-        why="Each rank takes an equal share of the 128 heads, unless attention DP gives every rank all of them.",
-        source="config.json of deepseek-ai/DeepSeek-V3 (num_attention_heads); " + _RULES_OF_AICONFIGURATOR,
-        find_violations=_heads,
-    ),
-    Rule(
-        code="P002",
-        severity="error",
-        title="Expert parallelism divides the experts",
-        why="Without a load balancer the engine asserts that each rank holds an equal number of the 256 experts.",
-        source="TensorRT-LLM fused_moe_wide_ep.py; config.json of deepseek-ai/DeepSeek-V3 (n_routed_experts)",
-        find_violations=_experts,
-    ),
-    Rule(
-        code="P003",
-        severity="error",
-        title="Expert parallelism divides tensor parallelism",
-        why="The experts are on the tensor-parallel ranks: a group of ranks holds whole experts, each rank a part.",
-        source=_RULES_OF_AICONFIGURATOR,
-        find_violations=_expert_ranks,
-    ),
-    Rule(
-        code="P004",
-        severity="error",
-        title="The experts' tensor and expert parallelism multiply to the tensor-parallel ranks",
-        why="The engine refuses another mapping of ranks at start.",
-        source=_RULES_OF_AICONFIGURATOR,
-        find_violations=_expert_grid,
-    ),
-    Rule(
-        code="P005",
-        severity="warning",
-        title="W4AFP8's groups of 128 are not cut",
-        why="128 INT4 values share a scale. The rule is arithmetic; the kernels' own limit is not established.",
-        source=f"{GUIDE}, W4AFP8 (groups of 1 x 128)",
-        find_violations=_int4_groups,
-    ),
-    Rule(
-        code="P006",
-        severity="warning",
-        title="MTP runs without pipeline parallelism",
-        why="The matrix of feature combinations says No for one-model speculation with pipeline parallelism.",
-        source="TensorRT-LLM docs, features/feature-combination-matrix (main; not established for 1.2)",
-        find_violations=_mtp_pipeline,
-    ),
-    Rule(
-        code="P007",
-        severity="error",
-        title="An instance that spans nodes takes whole nodes",
-        why="Ranks are distributed node by node, so an incomplete node can't hold its share.",
-        source=f"{GUIDE}, Multi-node",
-        find_violations=_instances,
-    ),
-)

@@ -116,6 +116,9 @@ class Violation:
     fix: str
 
 
+_FindViolations = Callable[[Deployment], Iterable[Violation]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     code: str
@@ -123,13 +126,36 @@ class Rule:
     title: str
     """The rule as a sentence that is true when nothing is wrong."""
     why: str
-    """What happens when the rule is broken."""
+    """The consequence when the rule is broken."""
     source: str
-    find_violations: Callable[[Deployment], Iterable[Violation]]
+    find_violations: _FindViolations
     target_only: bool = False
     """Whether the rule looks only at model, GPU and release, so that it needs no settings."""
     releases: str = "all"
     """The releases that the rule holds for, in words."""
+
+
+class RuleTable(list[Rule]):
+    """The rules of a module. `error`, `warning` and `note` decorate the functions that find a rule's violations.
+
+    They take the code, then the other fields of Rule.
+    """
+
+    def error(self, code: str, **fields: Any) -> Callable[[_FindViolations], _FindViolations]:
+        return self._adder(severity="error", code=code, **fields)
+
+    def warning(self, code: str, **fields: Any) -> Callable[[_FindViolations], _FindViolations]:
+        return self._adder(severity="warning", code=code, **fields)
+
+    def note(self, code: str, **fields: Any) -> Callable[[_FindViolations], _FindViolations]:
+        return self._adder(severity="note", code=code, **fields)
+
+    def _adder(self, **fields: Any) -> Callable[[_FindViolations], _FindViolations]:
+        def add(find_violations: _FindViolations) -> _FindViolations:
+            self.append(Rule(find_violations=find_violations, **fields))
+            return find_violations  # unchanged, so that a plan, which holds rules, can be pickled
+
+        return add
 
 
 @cache

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.sources import GUIDE
-from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 _REUSE = "kv_cache_config.enable_block_reuse"
 _CHUNKED = "enable_chunked_prefill"
 _TOKENS_PER_BLOCK = 64
@@ -14,12 +15,24 @@ SAFE_NUM_TOKENS = 8192
 """The largest max_num_tokens that V3.2 has not been seen to crash with (NVIDIA/TensorRT-LLM#9932)."""
 
 
+@RULES.error(
+    "V001",
+    title="V3.2 has an FP8 KV cache on Blackwell only",
+    why="The guide limits it to Blackwell; on Hopper, FlashMLA's sparse MLA kernel has a 16-bit cache.",
+    source=f"{GUIDE}, FP8 KV Cache and MLA",
+)
 def _fp8_kv(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.has_fp8_kv and d.gpu is not None and d.gpu.architecture != "blackwell":
         message = f"V3.2 has an FP8 KV cache on Blackwell only, not on {d.gpu.title}"
         yield Violation("kv_cache_config.dtype", message, "set kv_cache_config.dtype: auto")
 
 
+@RULES.error(
+    "V002",
+    title="V3.2 has KV blocks of 64 tokens",
+    why="The indexer's paged kernel (deep_gemm.fp8_paged_mqa_logits) needs that block size.",
+    source=f"{GUIDE}, Quick Start; NVIDIA/TensorRT-LLM PR 9141",
+)
 def _block_size(d: Deployment) -> Iterator[Violation]:
     key = "kv_cache_config.tokens_per_block"
     if d.is_sparse and d.get(key) != _TOKENS_PER_BLOCK:
@@ -27,30 +40,64 @@ def _block_size(d: Deployment) -> Iterator[Violation]:
         yield Violation(key, message, f"set {key}: {_TOKENS_PER_BLOCK}")
 
 
+@RULES.error(
+    "V003",
+    title="V3.2 reuses no KV blocks in releases that can't",
+    why="An assertion stops the load. Reuse is on by default, so it has to be turned off.",
+    source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 8405",
+    releases="before 1.2",
+)
 def _no_reuse(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_REUSE) and d.release is not None and d.supports("v32_block_reuse") is False:
         message = f"with block reuse V3.2 does not load in TensorRT-LLM {d.release.version}"
         yield Violation(_REUSE, message, f"set {_REUSE}: false")
 
 
+@RULES.error(
+    "V004",
+    title="V3.2 has no chunked prefill in releases without it",
+    why="The engine got it shortly before 1.2.",
+    source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
+    releases="before 1.2",
+)
 def _no_chunks(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_CHUNKED) and d.release is not None and d.supports("v32_chunked_prefill") is False:
         message = f"V3.2 has no chunked prefill in TensorRT-LLM {d.release.version}"
         yield Violation(_CHUNKED, message, f"set {_CHUNKED}: false")
 
 
+@RULES.warning(
+    "V005",
+    title="V3.2 reuses KV blocks only after a comparison of answers",
+    why="It came shortly before 1.2 and is on by default, but the guide's configuration turns it off.",
+    source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9383",
+    releases="1.2",
+)
 def _young_reuse(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_REUSE) and d.supports("v32_block_reuse") is not False:
         message = "block reuse for V3.2 is new, and the guide still turns it off"
         yield Violation(_REUSE, message, f"compare answers with {_REUSE}: false before relying on it")
 
 
+@RULES.warning(
+    "V006",
+    title="V3.2 has chunked prefill only after a comparison of answers",
+    why="It came shortly before 1.2, and the guide's configuration turns it off.",
+    source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
+    releases="1.2",
+)
 def _young_chunks(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.get(_CHUNKED) and d.supports("v32_chunked_prefill") is not False:
         message = "chunked prefill for V3.2 is new, and the guide still turns it off"
         yield Violation(_CHUNKED, message, f"compare answers with {_CHUNKED}: false before relying on it")
 
 
+@RULES.warning(
+    "V007",
+    title="V3.2 runs at most 8,192 tokens in an iteration",
+    why="A crash above that number was reported, and the issue was closed without a known fix.",
+    source="NVIDIA/TensorRT-LLM#9932",
+)
 def _num_tokens(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
     if d.is_sparse and tokens and tokens > SAFE_NUM_TOKENS:
@@ -61,81 +108,15 @@ def _num_tokens(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, fix)
 
 
+@RULES.error(
+    "V008",
+    title="V3.2 has several MTP layers only where the release can do it",
+    why="The release notes of 1.2 name it as new.",
+    source="TensorRT-LLM release notes 1.2",
+    releases="before 1.2",
+)
 def _mtp_layers(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.num_draft_tokens > 1 and d.release is not None and d.supports("v32_mtp_above_1") is False:
         key = "speculative_config.num_nextn_predict_layers"
         message = f"V3.2 drafts at most one token in TensorRT-LLM {d.release.version}, not {d.num_draft_tokens}"
         yield Violation(key, message, f"set {key}: 1, or use TensorRT-LLM 1.2.0 or newer")
-
-
-RULES = (
-    Rule(
-        code="V001",
-        severity="error",
-        title="V3.2 has an FP8 KV cache on Blackwell only",
-        why="The guide limits it to Blackwell; on Hopper, FlashMLA's sparse MLA kernel has a 16-bit cache.",
-        source=f"{GUIDE}, FP8 KV Cache and MLA",
-        find_violations=_fp8_kv,
-    ),
-    Rule(
-        code="V002",
-        severity="error",
-        title="V3.2 has KV blocks of 64 tokens",
-        why="The indexer's paged kernel (deep_gemm.fp8_paged_mqa_logits) needs that block size.",
-        source=f"{GUIDE}, Quick Start; NVIDIA/TensorRT-LLM PR 9141",
-        find_violations=_block_size,
-    ),
-    Rule(
-        code="V003",
-        severity="error",
-        title="V3.2 reuses no KV blocks in releases that can't",
-        why="An assertion stops the load. Reuse is on by default, so it has to be turned off.",
-        source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 8405",
-        releases="before 1.2",
-        find_violations=_no_reuse,
-    ),
-    Rule(
-        code="V004",
-        severity="error",
-        title="V3.2 has no chunked prefill in releases without it",
-        why="The engine got it shortly before 1.2.",
-        source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
-        releases="before 1.2",
-        find_violations=_no_chunks,
-    ),
-    Rule(
-        code="V005",
-        severity="warning",
-        title="V3.2 reuses KV blocks only after a comparison of answers",
-        why="It came shortly before 1.2 and is on by default, but the guide's configuration turns it off.",
-        source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9383",
-        releases="1.2",
-        find_violations=_young_reuse,
-    ),
-    Rule(
-        code="V006",
-        severity="warning",
-        title="V3.2 has chunked prefill only after a comparison of answers",
-        why="It came shortly before 1.2, and the guide's configuration turns it off.",
-        source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
-        releases="1.2",
-        find_violations=_young_chunks,
-    ),
-    Rule(
-        code="V007",
-        severity="warning",
-        title="V3.2 runs at most 8,192 tokens in an iteration",
-        why="A crash above that number was reported, and the issue was closed without a known fix.",
-        source="NVIDIA/TensorRT-LLM#9932",
-        find_violations=_num_tokens,
-    ),
-    Rule(
-        code="V008",
-        severity="error",
-        title="V3.2 has several MTP layers only where the release can do it",
-        why="The release notes of 1.2 name it as new.",
-        source="TensorRT-LLM release notes 1.2",
-        releases="before 1.2",
-        find_violations=_mtp_layers,
-    ),
-)

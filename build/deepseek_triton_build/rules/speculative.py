@@ -11,8 +11,9 @@ from deepseek_triton_build.data.releases import Release, load_release
 from deepseek_triton_build.data.releases.sampler_support import sampler_of
 from deepseek_triton_build.data.releases.spelling import spell
 from deepseek_triton_build.data.sources import GUIDE, LLM_ARGS
-from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
+RULES = RuleTable()
 _MATRIX = "TensorRT-LLM docs, features/feature-combination-matrix"
 _LAYERS = "speculative_config.num_nextn_predict_layers"
 _DRAFT_LEN = "speculative_config.max_draft_len"
@@ -30,18 +31,37 @@ def _is_mtp(d: Deployment) -> bool:
     return bool(d.get("speculative_config.decoding_type") == "MTP")
 
 
+@RULES.error(
+    "D001",
+    title="Relaxed acceptance is for R1",
+    why="It works in R1's reasoning, from <think> to </think>; for other models answers would change.",
+    source=f"{GUIDE}, Relaxed acceptance",
+)
 def _relaxed_model(d: Deployment) -> Iterator[Violation]:
     if d.get(_RELAXED) and d.variant is not None and not d.variant.relaxed_acceptance:
         message = f"relaxed acceptance is for DeepSeek-R1 only, not for {d.variant.name}"
         yield Violation(_RELAXED, message, "remove it")
 
 
+@RULES.warning(
+    "D002",
+    title="Relaxed acceptance is on where its settings are given",
+    why="Without use_relaxed_acceptance_for_thinking, acceptance stays strict.",
+    source=f"{GUIDE}, Relaxed acceptance",
+)
 def _relaxed_knobs(d: Deployment) -> Iterator[Violation]:
     for key in ("speculative_config.relaxed_topk", "speculative_config.relaxed_delta"):
         if d.settings.get(key) is not None and not d.get(_RELAXED):
             yield Violation(key, f"{key} has no effect without relaxed acceptance", f"set {_RELAXED}: true")
 
 
+@RULES.error(
+    "D003",
+    title="MTP's draft length is given by num_nextn_predict_layers",
+    why="num_nextn_predict_layers, which is 1 by default, overwrites max_draft_len.",
+    source=f"{LLM_ARGS}, MTPDecodingConfig.from_dict",
+    releases="to 1.2",
+)
 def _draft_len_alone(d: Deployment) -> Iterator[Violation]:
     wanted = d.settings.get(_DRAFT_LEN)
     if _is_mtp(d) and _LAYERS not in d.settings and wanted is not None and wanted != 1:
@@ -49,6 +69,13 @@ def _draft_len_alone(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DRAFT_LEN, message, f"set {_LAYERS}: {wanted} instead")
 
 
+@RULES.warning(
+    "D004",
+    title="MTP has one draft length",
+    why="Of the two keys only num_nextn_predict_layers counts.",
+    source=f"{LLM_ARGS}, MTPDecodingConfig.from_dict",
+    releases="to 1.2",
+)
 def _draft_len_besides(d: Deployment) -> Iterator[Violation]:
     wanted, layers = d.settings.get(_DRAFT_LEN), d.settings.get(_LAYERS)
     if _is_mtp(d) and wanted is not None and layers is not None and wanted != layers:
@@ -56,6 +83,13 @@ def _draft_len_besides(d: Deployment) -> Iterator[Violation]:
         yield Violation(_DRAFT_LEN, message, "remove max_draft_len")
 
 
+@RULES.warning(
+    "D005",
+    title="In old releases, MTP is not used with very long iterations",
+    why="R1-0528 on B200 with 65,536 tokens and three MTP layers crashed while serving; no fix is known.",
+    source="NVIDIA/TensorRT-LLM#5242 (0.20.0rc3)",
+    releases="before 1.0",
+)
 def _long_iterations(d: Deployment) -> Iterator[Violation]:
     tokens = d.get("max_num_tokens")
     if d.num_draft_tokens and d.gpu_architecture == "blackwell" and tokens and tokens >= 65536 and d.is_before("1.0.0"):
@@ -63,12 +97,26 @@ def _long_iterations(d: Deployment) -> Iterator[Violation]:
         yield Violation("max_num_tokens", message, "use a smaller max_num_tokens, or TensorRT-LLM 1.0 or newer")
 
 
+@RULES.warning(
+    "D006",
+    title="In old releases, MTP is not used with NVFP4 weights",
+    why="R1-FP4 on B200 crashed in the experts' kernel while CUDA graphs were being captured; no fix is known.",
+    source="NVIDIA/TensorRT-LLM#4708 (of the time of 0.20)",
+    releases="before 1.0",
+)
 def _nvfp4_graphs(d: Deployment) -> Iterator[Violation]:
     if d.num_draft_tokens and d.precision == "fp4" and d.has_cuda_graphs and d.is_before("1.0.0"):
         message = "MTP with NVFP4 weights is known to crash when CUDA graphs are captured"
         yield Violation("speculative_config", message, "use TensorRT-LLM 1.0 or newer, or turn MTP off")
 
 
+@RULES.error(
+    "D007",
+    title="Guided decoding and MTP are not on together in releases that can't combine them",
+    why="The executor stops at start for a kind of speculation without a guided decoder.",
+    source=f"{_MATRIX} of 1.0.0; NVIDIA/TensorRT-LLM#6948 (1.2)",
+    releases="before 1.2",
+)
 def _guided_decoding(d: Deployment) -> Iterator[Violation]:
     if d.release is None or not d.release.has_samplers or d.settings.get("guided_decoding_backend") is None:
         return
@@ -78,6 +126,13 @@ def _guided_decoding(d: Deployment) -> Iterator[Violation]:
         yield Violation("guided_decoding_backend", message, "turn one of the two off, or use 1.2 or newer")
 
 
+@RULES.error(
+    "D008",
+    title="Guided decoding has the scheduler it needs",
+    why="The model does not load.",
+    source="TensorRT-LLM tensorrt_llm/_torch/pyexecutor/_util.py; release notes 1.0",
+    releases="before 1.0",
+)
 def _guided_overlap(d: Deployment) -> Iterator[Violation]:
     if d.settings.get("guided_decoding_backend") is None or d.get("disable_overlap_scheduler"):
         return
@@ -86,6 +141,16 @@ def _guided_overlap(d: Deployment) -> Iterator[Violation]:
         yield Violation("guided_decoding_backend", message, "set disable_overlap_scheduler: true")
 
 
+@RULES.error(
+    "D009",
+    title="The sampler honours the default sampling fields",
+    why=(
+        "The samplers of these releases accept every field and ignore many: MTP decodes greedily unless "
+        "allow_advanced_sampling is set. The backend refuses to load with a default that would be ignored."
+    ),
+    source="TensorRT-LLM _torch/pyexecutor/sampler.py and _torch/speculative/mtp.py; NVIDIA/TensorRT-LLM#5627",
+    releases="0.21 to 1.2",
+)
 def _default_sampling(d: Deployment) -> Iterator[Violation]:
     defaults = {key.partition(".")[2]: value for key, value in d.triton.items() if key.startswith("default_sampling.")}
     if d.release is None or not d.release.has_samplers or not defaults:
@@ -102,12 +167,25 @@ def _default_sampling(d: Deployment) -> Iterator[Violation]:
             yield Violation(f"triton_config.default_sampling.{name}", message, fix)
 
 
+@RULES.warning(
+    "D010",
+    title="MTP brings its own sampler",
+    why="The C++ sampler is not supported with MTP; the engine ignores the choice.",
+    source=f"{_MATRIX} of 1.1.0",
+)
 def _sampler_choice(d: Deployment) -> Iterator[Violation]:
     if _is_mtp(d) and d.get("sampler_type") == "TRTLLMSampler":
         message = "sampler_type TRTLLMSampler is not used: MTP has a sampler of its own"
         yield Violation("sampler_type", message, "remove sampler_type")
 
 
+@RULES.warning(
+    "D011",
+    title="Relaxed acceptance and advanced sampling are not on together",
+    why="Relaxed acceptance compares with the likeliest tokens; a request's temperature and top_p have no effect.",
+    source="TensorRT-LLM tensorrt_llm/_torch/speculative/mtp.py",
+    releases="1.2",
+)
 def _relaxed_sampling(d: Deployment) -> Iterator[Violation]:
     if _is_mtp(d) and d.get(_RELAXED) and d.get(_ADVANCED):
         message = "relaxed acceptance takes the likeliest tokens and ignores temperature and top_p"
@@ -140,6 +218,12 @@ def _refusals(version: str, sampler: str) -> Mapping[str, str]:
     return {field: entry["why"] for entry in entries for field in entry["fields"]}
 
 
+@RULES.warning(
+    "D012",
+    title="No more draft tokens a step than were published",
+    why="The checkpoint's one MTP layer drafts one token after the other; a refused draft is wasted work.",
+    source="TensorRT-LLM blog: How to get best performance on DeepSeek-R1 (3 layers at batch 1)",
+)
 def _many_drafts(d: Deployment) -> Iterator[Violation]:
     if d.num_draft_tokens > _MOST_PUBLISHED_DRAFTS:
         message = (
@@ -147,114 +231,3 @@ def _many_drafts(d: Deployment) -> Iterator[Violation]:
         )
         fix = f"nobody has published more than {_MOST_PUBLISHED_DRAFTS}; measure the acceptance rate"
         yield Violation(_LAYERS, message, fix)
-
-
-RULES = (
-    Rule(
-        code="D001",
-        severity="error",
-        title="Relaxed acceptance is for R1",
-        why="It works in R1's reasoning, from <think> to </think>; for other models answers would change.",
-        source=f"{GUIDE}, Relaxed acceptance",
-        find_violations=_relaxed_model,
-    ),
-    Rule(
-        code="D002",
-        severity="warning",
-        title="Relaxed acceptance is on where its settings are given",
-        why="Without use_relaxed_acceptance_for_thinking, acceptance stays strict.",
-        source=f"{GUIDE}, Relaxed acceptance",
-        find_violations=_relaxed_knobs,
-    ),
-    Rule(
-        code="D003",
-        severity="error",
-        title="MTP's draft length is given by num_nextn_predict_layers",
-        why="num_nextn_predict_layers, which is 1 by default, overwrites max_draft_len.",
-        source=f"{LLM_ARGS}, MTPDecodingConfig.from_dict",
-        releases="to 1.2",
-        find_violations=_draft_len_alone,
-    ),
-    Rule(
-        code="D004",
-        severity="warning",
-        title="MTP has one draft length",
-        why="Of the two keys only num_nextn_predict_layers counts.",
-        source=f"{LLM_ARGS}, MTPDecodingConfig.from_dict",
-        releases="to 1.2",
-        find_violations=_draft_len_besides,
-    ),
-    Rule(
-        code="D005",
-        severity="warning",
-        title="In old releases, MTP is not used with very long iterations",
-        why="R1-0528 on B200 with 65,536 tokens and three MTP layers crashed while serving; no fix is known.",
-        source="NVIDIA/TensorRT-LLM#5242 (0.20.0rc3)",
-        releases="before 1.0",
-        find_violations=_long_iterations,
-    ),
-    Rule(
-        code="D006",
-        severity="warning",
-        title="In old releases, MTP is not used with NVFP4 weights",
-        why="R1-FP4 on B200 crashed in the experts' kernel while CUDA graphs were being captured; no fix is known.",
-        source="NVIDIA/TensorRT-LLM#4708 (of the time of 0.20)",
-        releases="before 1.0",
-        find_violations=_nvfp4_graphs,
-    ),
-    Rule(
-        code="D007",
-        severity="error",
-        title="Guided decoding and MTP are not on together in releases that can't combine them",
-        why="The executor stops at start for a kind of speculation without a guided decoder.",
-        source=f"{_MATRIX} of 1.0.0; NVIDIA/TensorRT-LLM#6948 (1.2)",
-        releases="before 1.2",
-        find_violations=_guided_decoding,
-    ),
-    Rule(
-        code="D008",
-        severity="error",
-        title="Guided decoding has the scheduler it needs",
-        why="The model does not load.",
-        source="TensorRT-LLM tensorrt_llm/_torch/pyexecutor/_util.py; release notes 1.0",
-        releases="before 1.0",
-        find_violations=_guided_overlap,
-    ),
-    Rule(
-        code="D009",
-        severity="error",
-        title="The sampler honours the default sampling fields",
-        why=(
-            "The samplers of these releases accept every field and ignore many: MTP decodes greedily unless "
-            "allow_advanced_sampling is set. The backend refuses to load with a default that would be ignored."
-        ),
-        source="TensorRT-LLM _torch/pyexecutor/sampler.py and _torch/speculative/mtp.py; NVIDIA/TensorRT-LLM#5627",
-        releases="0.21 to 1.2",
-        find_violations=_default_sampling,
-    ),
-    Rule(
-        code="D010",
-        severity="warning",
-        title="MTP brings its own sampler",
-        why="The C++ sampler is not supported with MTP; the engine ignores the choice.",
-        source=f"{_MATRIX} of 1.1.0",
-        find_violations=_sampler_choice,
-    ),
-    Rule(
-        code="D011",
-        severity="warning",
-        title="Relaxed acceptance and advanced sampling are not on together",
-        why="Relaxed acceptance compares with the likeliest tokens; a request's temperature and top_p have no effect.",
-        source="TensorRT-LLM tensorrt_llm/_torch/speculative/mtp.py",
-        releases="1.2",
-        find_violations=_relaxed_sampling,
-    ),
-    Rule(
-        code="D012",
-        severity="warning",
-        title="No more draft tokens a step than were published",
-        why="The checkpoint's one MTP layer drafts one token after the other; a refused draft is wasted work.",
-        source="TensorRT-LLM blog: How to get best performance on DeepSeek-R1 (3 layers at batch 1)",
-        find_violations=_many_drafts,
-    ),
-)

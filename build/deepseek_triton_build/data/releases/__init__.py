@@ -1,4 +1,4 @@
-"""What is known of each TensorRT-LLM release: one YAML record a release, and the class that answers from it.
+"""Facts about each TensorRT-LLM release: one YAML record a release, and the class that answers from it.
 
 The backend and the tests read the same records: the generator writes the target's own record beside model.py.
 """

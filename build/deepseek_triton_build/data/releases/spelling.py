@@ -76,6 +76,15 @@ def flag_name(program: str, canonical_key: str) -> str | None:
     return flags[0] if flags else None
 
 
+def flattened(section: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the values of nested sections by their dotted paths; an empty section counts as a value."""
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        below = flattened(value) if isinstance(value, Mapping) else {}
+        flat |= {f"{key}.{path}": entry for path, entry in below.items()} or {f"{key}": value}
+    return flat
+
+
 @cache
 def _table() -> Mapping[str, Any]:
     table: Mapping[str, Any] = load_yaml("deepseek_triton_build.data.releases", "spelling.yaml")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.planned_settings import Setting
@@ -62,38 +61,28 @@ def _advanced_sampling(target: Target) -> Iterable[Setting]:
 
 
 def output_settings(target: Target, sizes: Sizes, recipe: dict[str, Setting]) -> Iterable[Setting]:
-    defaults: list[tuple[str, Any, str, str]] = [
-        ("disable_overlap_scheduler", False, "the next iteration is scheduled while this one runs", ""),
-        (
+    defaults = [
+        Setting("disable_overlap_scheduler", False, "the next iteration is scheduled while this one runs"),
+        Setting(
             "stream_interval",
             1,
             "every token leaves the engine at once; the backend sends tokens that wait in one response",
-            "",
         ),
-        ("print_iter_log", False, "a log line per iteration is for debugging only", ""),
-        (
+        Setting("print_iter_log", False, "a log line per iteration is for debugging only"),
+        Setting(
             "enable_iter_perf_stats",
             True,
             "without it the engine reports nothing about KV cache and draft tokens; its cost was not measured",
-            "",
         ),
-        (
-            "guided_decoding_backend",
-            "xgrammar",
-            "without it guided_* fields are refused; its cost was not measured",
-            "",
+        Setting(
+            "guided_decoding_backend", "xgrammar", "without it guided_* fields are refused; its cost was not measured"
         ),
     ]
     if not sizes.num_draft_tokens:
-        defaults.append(
-            (
-                "sampler_type",
-                "TRTLLMSampler",
-                "the C++ sampler honours seed, min_p, min_tokens and the penalties, which the default Torch sampler "
-                "accepts and ignores",
-                "NVIDIA/TensorRT-LLM#16485, #16590, #17172",
-            )
+        reason = (
+            "the C++ sampler honours seed, min_p, min_tokens and the penalties, which the default Torch sampler "
+            "accepts and ignores"
         )
-    for key, value, reason, source in defaults:
-        if key not in recipe:
-            yield Setting(key, value, reason, source=source)
+        source = "NVIDIA/TensorRT-LLM#16485, #16590, #17172"
+        defaults.append(Setting("sampler_type", "TRTLLMSampler", reason, source=source))
+    return (setting for setting in defaults if setting.key not in recipe)

@@ -50,13 +50,13 @@ class BackendConfig:
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling fields for requests that don't give them, from generation_config or the model card. They are checked."""
     unknown_parameters: str = "error"
-    """What to do with an unknown request parameter: error, warn or ignore."""
+    """Treatment of an unknown request parameter: error, warn or ignore."""
     ignored_parameters: tuple[str, ...] = ()
     """Shell-style patterns of request parameters that are ignored, for headers that a proxy forwards."""
     cancellation_check_period_ms: int = 100
     """How often each open request is asked whether its client has gone; less often beyond 200 open requests."""
     stream_mode: str = "delta"
-    """What a stream's chunks carry where the request does not say: delta or cumulative."""
+    """Content of a stream's chunks where the request does not say: delta or cumulative."""
     stream_interval: int | None = None
     """Number of tokens for which a stream's text may wait, to leave together, where the request does not say. None: no
     such number. TensorRT-LLM's own stream_interval is something else: an argument of the engine, at the top level."""
@@ -75,7 +75,7 @@ class BackendConfig:
     hang_s: int = 300
     """Seconds without a token, while requests are open, after which the model is not ready."""
     on_fatal: str = "exit"
-    """What to do when the engine is dead. exit: end tritonserver, with a code other than 0, after fatal_grace_s.
+    """Action when the engine is dead. exit: end tritonserver, with a code other than 0, after fatal_grace_s.
     unready: go on and refuse everything."""
     fatal_grace_s: int = 2
     """Seconds in which the error responses can leave before tritonserver is ended."""

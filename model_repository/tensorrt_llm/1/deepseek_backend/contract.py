@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 
 class Dtype(str, Enum):
@@ -90,19 +91,19 @@ ERROR_MEANINGS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TensorSpec:
     """One input or output of the model."""
 
     name: str
+    meaning: str
     dtype: Dtype
     dims: tuple[int, ...]
     """Shape; -1 stands for any length. There is no batch dimension: max_batch_size is 0 and the engine batches."""
-    meaning: str
     optional: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SamplingFieldSpec:
     """One field that shapes generation. A request gives it as the input `sampling_param_<name>`, as a key of
     `sampling_parameters`, or by its plain name.
@@ -111,8 +112,8 @@ class SamplingFieldSpec:
     """
 
     name: str
-    dtype: Dtype
     meaning: str
+    dtype: Dtype
     guided: bool = False
     """The field constrains the text to a form. A request may have only one such field."""
     low: float | None = None
@@ -135,7 +136,7 @@ class SamplingFieldSpec:
     @property
     def tensor(self) -> TensorSpec:
         dims = (-1,) if self.many else (1,)
-        return TensorSpec(name=f"sampling_param_{self.name}", dtype=self.dtype, dims=dims, meaning=self.meaning)
+        return TensorSpec(f"sampling_param_{self.name}", self.meaning, self.dtype, dims)
 
     def range_text(self) -> str:
         """The allowed range in words, for error messages and the reference; empty where there is none."""
@@ -162,301 +163,201 @@ MAX_LOGPROBS = 20
 _GUIDE_LENGTH = 1 << 16
 """Most characters of a schema, regular expression or grammar."""
 
+# Kinds of fields and inputs. Each is called with a name and a meaning, then with what the kind leaves open.
+_integer = partial(SamplingFieldSpec, dtype=Dtype.INT32, high=INT32_MAX)
+_number = partial(SamplingFieldSpec, dtype=Dtype.FP32)
+_switch = partial(SamplingFieldSpec, dtype=Dtype.BOOL, neutral=False)
+_text = partial(SamplingFieldSpec, dtype=Dtype.STRING)
+_guide = partial(_text, guided=True, max_length=_GUIDE_LENGTH)
+_flag = partial(TensorSpec, dtype=Dtype.BOOL, dims=(1,))
+
 SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
-    SamplingFieldSpec(
-        name="max_tokens",
-        dtype=Dtype.INT32,
+    _integer(
+        "max_tokens",
+        "Most tokens to generate, limited by the room left in the context. Default: default_max_tokens of model.yaml.",
         low=1,
-        high=INT32_MAX,
-        meaning="Most tokens to generate, limited by the room left in the context. Default: default_max_tokens of "
-        "model.yaml.",
     ),
-    SamplingFieldSpec(
-        name="temperature", dtype=Dtype.FP32, low=0, high=100, meaning="Divides the logits; 0 means greedy decoding."
-    ),
-    SamplingFieldSpec(
-        name="top_k",
-        dtype=Dtype.INT32,
-        low=0,
-        high=INT32_MAX,
-        neutral=0,
-        meaning="Sample among the k likeliest tokens; 0 means all tokens.",
-    ),
-    SamplingFieldSpec(
-        name="top_p",
-        dtype=Dtype.FP32,
+    _number("temperature", "Divides the logits; 0 means greedy decoding.", low=0, high=100),
+    _integer("top_k", "Sample among the k likeliest tokens; 0 means all tokens.", low=0, neutral=0),
+    _number(
+        "top_p",
+        "Sample among the likeliest tokens whose probabilities add up to p; 0 means the likeliest token only.",
         low=0,
         high=1,
-        meaning="Sample among the likeliest tokens whose probabilities add up to p; 0 means the likeliest token only.",
     ),
-    SamplingFieldSpec(
-        name="min_p",
-        dtype=Dtype.FP32,
+    _number(
+        "min_p",
+        "Leave out tokens whose probability is less than this share of the likeliest token's.",
         low=0,
         high=1,
         neutral=0,
-        meaning="Leave out tokens whose probability is less than this share of the likeliest token's.",
     ),
     SamplingFieldSpec(
-        name="seed",
+        "seed",
+        "Makes sampling repeatable; a negative seed counts down from 2^64. Default: a new seed for each request.",
         dtype=Dtype.UINT64,
         low=-(2**63),
         high=2**64 - 1,
-        meaning="Makes sampling repeatable; a negative seed counts down from 2^64. Default: a new seed for each "
-        "request.",
     ),
-    SamplingFieldSpec(
-        name="repetition_penalty",
-        dtype=Dtype.FP32,
+    _number(
+        "repetition_penalty",
+        "Divides positive logits, and multiplies negative ones, of tokens seen in prompt or output; 1 means no "
+        "penalty.",
         low=0.01,
         high=10,
         neutral=1,
-        meaning="Divides positive logits, and multiplies negative ones, of tokens seen in prompt or output; 1 means no "
-        "penalty.",
     ),
-    SamplingFieldSpec(
-        name="presence_penalty",
-        dtype=Dtype.FP32,
+    _number(
+        "presence_penalty",
+        "Subtracted from the logit of each token that has already been generated.",
         low=-2,
         high=2,
         neutral=0,
-        meaning="Subtracted from the logit of each token that has already been generated.",
     ),
-    SamplingFieldSpec(
-        name="frequency_penalty",
-        dtype=Dtype.FP32,
+    _number(
+        "frequency_penalty",
+        "Subtracted from the logit of a token once for each time it has been generated.",
         low=-2,
         high=2,
         neutral=0,
-        meaning="Subtracted from the logit of a token once for each time it has been generated.",
     ),
-    SamplingFieldSpec(
-        name="min_tokens",
-        dtype=Dtype.INT32,
+    _integer(
+        "min_tokens",
+        "The end token and stop_token_ids are not sampled before this many tokens have been generated.",
         low=0,
-        high=INT32_MAX,
         neutral=0,
-        meaning="The end token and stop_token_ids are not sampled before this many tokens have been generated.",
     ),
-    SamplingFieldSpec(
-        name="ignore_eos", dtype=Dtype.BOOL, neutral=False, meaning="Go on after the end token, up to max_tokens."
-    ),
-    SamplingFieldSpec(
-        name="stop",
-        dtype=Dtype.STRING,
+    _switch("ignore_eos", "Go on after the end token, up to max_tokens."),
+    _text(
+        "stop",
+        "Strings that end the text. They are not part of it unless include_stop_str_in_output is true.",
         many=True,
         plain_name=False,
-        meaning="Strings that end the text. They are not part of it unless include_stop_str_in_output is true.",
     ),
-    SamplingFieldSpec(
-        name="stop_token_ids", dtype=Dtype.INT32, many=True, low=0, high=INT32_MAX, meaning="Tokens that end the text."
-    ),
-    SamplingFieldSpec(
-        name="include_stop_str_in_output",
-        dtype=Dtype.BOOL,
-        neutral=False,
-        meaning="Keep the stop string, or the stop token's text, at the end of the text.",
-    ),
-    SamplingFieldSpec(
-        name="skip_special_tokens",
-        dtype=Dtype.BOOL,
+    _integer("stop_token_ids", "Tokens that end the text.", many=True, low=0),
+    _switch("include_stop_str_in_output", "Keep the stop string, or the stop token's text, at the end of the text."),
+    _switch("skip_special_tokens", "Leave special tokens out of the text. Default: true.", neutral=True),
+    _switch(
+        "add_special_tokens",
+        "Let the tokenizer put its begin-of-sentence token before the prompt. Default: true.",
         neutral=True,
-        meaning="Leave special tokens out of the text. Default: true.",
     ),
-    SamplingFieldSpec(
-        name="add_special_tokens",
-        dtype=Dtype.BOOL,
-        neutral=True,
-        meaning="Let the tokenizer put its begin-of-sentence token before the prompt. Default: true.",
-    ),
-    SamplingFieldSpec(
-        name="exclude_input_from_output",
-        dtype=Dtype.BOOL,
-        neutral=True,
-        meaning="False puts the prompt before the text. Default: true.",
-    ),
-    SamplingFieldSpec(
-        name="n",
-        dtype=Dtype.INT32,
+    _switch("exclude_input_from_output", "False puts the prompt before the text. Default: true.", neutral=True),
+    _integer(
+        "n",
+        "Number of answers to each prompt. It needs sampling: greedy decoding gives the same answer every time.",
         low=1,
         high=MAX_SEQUENCES,
         neutral=1,
-        meaning="Number of answers to each prompt. It needs sampling: greedy decoding gives the same answer every "
-        "time.",
     ),
-    SamplingFieldSpec(
-        name="best_of",
-        dtype=Dtype.INT32,
-        low=1,
-        high=MAX_SEQUENCES,
-        neutral=1,
-        meaning="Generate this many answers to each prompt and return the n with the highest cumulative_logprob. Not "
+    _integer(
+        "best_of",
+        "Generate this many answers to each prompt and return the n with the highest cumulative_logprob. Not "
         "for streams: the best answers are known only at the end.",
-    ),
-    SamplingFieldSpec(
-        name="bad",
-        dtype=Dtype.STRING,
-        many=True,
-        meaning="Strings that must not be generated.",
-    ),
-    SamplingFieldSpec(
-        name="logprobs",
-        dtype=Dtype.INT32,
-        low=0,
-        high=MAX_LOGPROBS,
-        meaning="Put the log-probability of each generated token, and of this many of the likeliest tokens at its "
-        "place, into the output logprobs; 0 means the generated token only.",
-    ),
-    SamplingFieldSpec(
-        name="prompt_logprobs",
-        dtype=Dtype.INT32,
-        low=0,
-        high=MAX_LOGPROBS,
-        meaning="The same for the tokens of the prompt, in the output prompt_logprobs.",
-    ),
-    SamplingFieldSpec(
-        name="truncate_prompt_tokens",
-        dtype=Dtype.INT32,
         low=1,
-        high=INT32_MAX,
-        meaning="Keep only this many tokens of the prompt, the last ones.",
+        high=MAX_SEQUENCES,
+        neutral=1,
     ),
-    SamplingFieldSpec(
-        name="guided_json",
-        dtype=Dtype.STRING,
-        guided=True,
-        json=True,
-        max_length=_GUIDE_LENGTH,
-        meaning="A JSON schema that the text must follow.",
+    _text("bad", "Strings that must not be generated.", many=True),
+    _integer(
+        "logprobs",
+        "Put the log-probability of each generated token, and of this many of the likeliest tokens at its "
+        "place, into the output logprobs; 0 means the generated token only.",
+        low=0,
+        high=MAX_LOGPROBS,
     ),
-    SamplingFieldSpec(
-        name="guided_json_object",
-        dtype=Dtype.BOOL,
-        guided=True,
-        neutral=False,
-        meaning="The text must be a JSON object.",
+    _integer(
+        "prompt_logprobs",
+        "The same for the tokens of the prompt, in the output prompt_logprobs.",
+        low=0,
+        high=MAX_LOGPROBS,
     ),
-    SamplingFieldSpec(
-        name="guided_regex",
-        dtype=Dtype.STRING,
-        guided=True,
-        max_length=_GUIDE_LENGTH,
-        meaning="A regular expression that the text must match.",
+    _integer("truncate_prompt_tokens", "Keep only this many tokens of the prompt, the last ones.", low=1),
+    _guide("guided_json", "A JSON schema that the text must follow.", json=True),
+    _switch("guided_json_object", "The text must be a JSON object.", guided=True),
+    _guide("guided_regex", "A regular expression that the text must match."),
+    _guide("guided_grammar", "A grammar in EBNF that the text must follow."),
+    _guide(
+        "guided_structural_tag", "Constrains only the text inside given tags; TensorRT-LLM's structural_tag.", json=True
     ),
-    SamplingFieldSpec(
-        name="guided_grammar",
-        dtype=Dtype.STRING,
-        guided=True,
-        max_length=_GUIDE_LENGTH,
-        meaning="A grammar in EBNF that the text must follow.",
-    ),
-    SamplingFieldSpec(
-        name="guided_structural_tag",
-        dtype=Dtype.STRING,
-        guided=True,
-        json=True,
-        max_length=_GUIDE_LENGTH,
-        meaning="Constrains only the text inside given tags; TensorRT-LLM's structural_tag.",
-    ),
-    SamplingFieldSpec(
-        name="return_perf_metrics",
-        dtype=Dtype.BOOL,
-        neutral=False,
-        meaning="Put the performance metrics on the final response, unless a timeout, a stop request or the server "
+    _switch(
+        "return_perf_metrics",
+        "Put the performance metrics on the final response, unless a timeout, a stop request or the server "
         "ended the request early.",
     ),
 )
 
 SAMPLING_BY_NAME = {field.name: field for field in SAMPLING_FIELDS}
 
-
 REQUEST_FIELDS: tuple[SamplingFieldSpec, ...] = (
-    SamplingFieldSpec(
-        name="stream_mode",
-        dtype=Dtype.STRING,
-        choices=("delta", "cumulative"),
-        meaning='"delta": each chunk carries new text. "cumulative": each chunk carries the whole text so far; all '
+    _text(
+        "stream_mode",
+        '"delta": each chunk carries new text. "cumulative": each chunk carries the whole text so far; all '
         "other outputs carry what is new. Default: stream_mode of model.yaml.",
+        choices=("delta", "cumulative"),
     ),
-    SamplingFieldSpec(
-        name="stream_interval",
-        dtype=Dtype.INT32,
-        low=1,
-        high=INT32_MAX,
-        meaning="Number of tokens for which a stream's text may wait, to leave together. The first text does not "
+    _integer(
+        "stream_interval",
+        "Number of tokens for which a stream's text may wait, to leave together. The first text does not "
         "wait; 1 means no waiting.",
+        low=1,
     ),
-    SamplingFieldSpec(
-        name="stream_interval_ms",
-        dtype=Dtype.INT32,
+    _integer(
+        "stream_interval_ms",
+        "Milliseconds for which a stream's text may wait for more. With stream_interval as well, the text "
+        "leaves as soon as either is reached; with neither, model.yaml decides.",
         low=1,
         high=MAX_STREAM_INTERVAL_MS,
-        meaning="Milliseconds for which a stream's text may wait for more. With stream_interval as well, the text "
-        "leaves as soon as either is reached; with neither, model.yaml decides.",
     ),
-    SamplingFieldSpec(
-        name="timeout_ms",
-        dtype=Dtype.INT32,
-        low=1,
-        high=INT32_MAX,
-        meaning="Most milliseconds from arrival to the last token. After that the text so far is the answer, with "
+    _integer(
+        "timeout_ms",
+        "Most milliseconds from arrival to the last token. After that the text so far is the answer, with "
         'finish_reason "timeout".',
+        low=1,
     ),
-    SamplingFieldSpec(
-        name="priority",
-        dtype=Dtype.INT32,
+    _integer(
+        "priority",
+        "Requests with a higher priority go first, on engines that support it; 0 means no priority.",
         low=-INT32_MAX,
-        high=INT32_MAX,
         neutral=0,
-        meaning="Requests with a higher priority go first, on engines that support it; 0 means no priority.",
     ),
 )
 """Fields of the request as a whole. Each has one value."""
 
-
-def _flag(name: str, meaning: str) -> TensorSpec:
-    return TensorSpec(name=name, dtype=Dtype.BOOL, dims=(1,), meaning=meaning)
-
-
 # Optional on the wire, so that the backend, and not Triton, answers a request without it, with the contract's code.
 TEXT_INPUT = TensorSpec(
-    name="text_input",
-    dtype=Dtype.STRING,
-    dims=(-1,),
-    meaning="The prompt. Each of several prompts gets its own answer.",
+    "text_input", "The prompt. Each of several prompts gets its own answer.", dtype=Dtype.STRING, dims=(-1,)
 )
 
 REQUEST_INPUTS: tuple[TensorSpec, ...] = (
     TEXT_INPUT,
+    TensorSpec("input_ids", "The prompt in token ids, instead of text_input.", dtype=Dtype.INT32, dims=(-1,)),
     TensorSpec(
-        name="input_ids", dtype=Dtype.INT32, dims=(-1,), meaning="The prompt in token ids, instead of text_input."
-    ),
-    TensorSpec(
-        name="messages",
+        "messages",
+        "A conversation, instead of text_input: a JSON array of {role, content}, rendered with the "
+        "checkpoint's own chat template. Each of several conversations gets its own answer.",
         dtype=Dtype.STRING,
         dims=(-1,),
-        meaning="A conversation, instead of text_input: a JSON array of {role, content}, rendered with the "
-        "checkpoint's own chat template. Each of several conversations gets its own answer.",
     ),
     TensorSpec(
-        name="chat_template_kwargs",
+        "chat_template_kwargs",
+        'A JSON object of further arguments for the chat template, such as {"thinking": true}.',
         dtype=Dtype.STRING,
         dims=(1,),
-        meaning='A JSON object of further arguments for the chat template, such as {"thinking": true}.',
     ),
     _flag("streaming", "Send increments as they are made; otherwise there is one response at the end."),
     _flag("stream", "The same as streaming, under the name that Triton's vLLM backend uses."),
     _flag("stop", "End the running request that has this request's id. Nothing is generated."),
     TensorSpec(
-        name="sampling_parameters",
+        "sampling_parameters",
+        "One JSON object with any of the sampling fields, under their plain names.",
         dtype=Dtype.STRING,
         dims=(1,),
-        meaning="One JSON object with any of the sampling fields, under their plain names.",
     ),
     _flag("exclude_input_in_output", "False puts the prompt before the text (the vLLM backend's name)."),
     _flag("return_finish_reason", 'Put finish_reason on every chunk; it is "None" on all but the last.'),
     _flag("return_stop_reason", 'Put stop_reason on every chunk; it is "None" where there is none.'),
-    *(TensorSpec(name=field.name, dtype=field.dtype, dims=(1,), meaning=field.meaning) for field in REQUEST_FIELDS),
+    *(TensorSpec(field.name, field.meaning, field.dtype, (1,)) for field in REQUEST_FIELDS),
     _flag("separate_reasoning", "Put the model's reasoning into reasoning_output instead of text_output."),
     _flag("return_cumulative_logprob", "Put cumulative_logprob, the sum so far, on every chunk."),
     _flag(
@@ -472,7 +373,7 @@ INPUTS: tuple[TensorSpec, ...] = REQUEST_INPUTS + tuple(field.tensor for field i
 
 
 def _output(name: str, dtype: Dtype, meaning: str) -> TensorSpec:
-    return TensorSpec(name=name, dtype=dtype, dims=(-1,), meaning=meaning)
+    return TensorSpec(name, meaning, dtype, dims=(-1,))
 
 
 PERF_OUTPUTS: tuple[TensorSpec, ...] = (
@@ -493,13 +394,7 @@ PERF_OUTPUTS: tuple[TensorSpec, ...] = (
 declares, though it sends others."""
 
 OUTPUTS: tuple[TensorSpec, ...] = (
-    TensorSpec(
-        name="text_output",
-        dtype=Dtype.STRING,
-        dims=(-1,),
-        meaning="The text; in a stream, the new text.",
-        optional=False,
-    ),
+    TensorSpec("text_output", "The text; in a stream, the new text.", dtype=Dtype.STRING, dims=(-1,), optional=False),
     _output(
         "finish_reason",
         Dtype.STRING,
@@ -534,12 +429,10 @@ OUTPUTS: tuple[TensorSpec, ...] = (
 EXEMPT_PARAMETERS = frozenset({"id", "priority", "triton_enable_empty_final_response"})
 """Request parameters that belong to Triton or its clients and are never taken for misspelt fields."""
 
-TIMEOUT_US = SamplingFieldSpec(
-    name="timeout",
-    dtype=Dtype.INT32,
+TIMEOUT_US = _integer(
+    "timeout",
+    "Triton's own request timeout, in microseconds; 0 means none. The one of gRPC reaches the model another way.",
     low=0,
     high=2**63 - 1,
-    meaning="Triton's own request timeout, in microseconds; 0 means none. The one of gRPC reaches the model another "
-    "way.",
 )
 """It comes as a request parameter only; there is no input of this name."""

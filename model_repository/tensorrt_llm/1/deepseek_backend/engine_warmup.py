@@ -139,9 +139,8 @@ class _Warmup:
         self._sampling = {name: default_sampling[name] for name in _USERS_SAMPLING if name in default_sampling}
         self._sampling |= {"ignore_eos": True, "min_tokens": config.max_tokens}
         self._sampling = {name: value for name, value in self._sampling.items() if name in fields}
-        if (
-            "ignore_eos" in self._sampling
-        ):  # it is enough by itself, and min_tokens may use other kernels than users' requests
+        # ignore_eos is enough by itself, and min_tokens may use other kernels than users' requests.
+        if "ignore_eos" in self._sampling:
             self._sampling.pop("min_tokens", None)
 
     def run(self) -> str:
@@ -231,11 +230,7 @@ class _Warmup:
         return seconds, next(iter(ends.errors), None)
 
     def _requests(self, shape: Shape, until_s: float) -> list[GenerateRequest]:
-        """Make all requests before any is submitted: making them in between would spread them over several batches.
-
-        :raises _Ended: as `_check`.
-        :raises EngineError: as `_check`.
-        """
+        """Make all requests before any is submitted: making them in between would spread them over several batches."""
         requests = []
         for number in range(shape[0]):
             if number % CHECK_EVERY == 0:

@@ -20,7 +20,7 @@ FILE_NAME = "release.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class LogprobSupport:
-    """What a sampler that has log-probabilities returns for each generated token."""
+    """The log-probabilities that a sampler returns for each generated token."""
 
     of: Literal["sampled", "likeliest"]
     """sampled: the token itself, without its rank. likeliest: the k likeliest tokens; the sampled token is there only
@@ -39,7 +39,7 @@ class Conflict:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerSupport:
-    """What the sampler that a configuration selects does with the fields of the wire contract."""
+    """The effect of the fields of the wire contract with the sampler that a configuration selects."""
 
     sampler: str
     """Name of the sampler in the record."""
@@ -61,10 +61,6 @@ class EngineRelease:
     @property
     def version(self) -> str:
         return str(self.record["release"])
-
-    @property
-    def quirks(self) -> list[Mapping[str, Any]]:
-        return list(self.record["quirks"])
 
     def matches(self, installed: str) -> bool:
         """Whether the installed package is this release. A local build (+...) and a post-release of it count."""
@@ -90,6 +86,7 @@ class EngineRelease:
         name = next(rule["sampler"] for rule in section["choose"] if _holds(rule["when"], llm_args))
         sampler = section["samplers"][name]
         reasons = self._refusals(sampler, llm_args)
+        gives = sampler.get("logprobs", {})
         honoured = {*section["always"], *sampler["honours"]["fields"]} - reasons.keys()
         unknown = f"not established for the {name} of TensorRT-LLM {self.version}"
         return SamplerSupport(
@@ -104,7 +101,7 @@ class EngineRelease:
                 Conflict(fields=tuple(entry["fields"]), why=f"TensorRT-LLM {self.version}: {entry['why']}")
                 for entry in section["conflicts"]
             ),
-            logprobs=_logprob_support(sampler) if "logprobs" in honoured else None,
+            logprobs=LogprobSupport(of=gives["of"], most=gives["most"]) if "logprobs" in honoured else None,
         )
 
     def _refusals(self, sampler: Mapping[str, Any], llm_args: Mapping[str, Any]) -> dict[str, str]:
@@ -123,10 +120,6 @@ def _is_met(need: Mapping[str, Any], llm_args: Mapping[str, Any]) -> bool:
     """Whether the argument has the value that is needed, or any value where none is named."""
     given = llm_args.get(need["llm_arg"])
     return bool(given == need["value"]) if "value" in need else given is not None
-
-
-def _logprob_support(sampler: Mapping[str, Any]) -> LogprobSupport:
-    return LogprobSupport(of=sampler["logprobs"]["of"], most=sampler["logprobs"]["most"])
 
 
 def read_release(version_dir: Path) -> EngineRelease:

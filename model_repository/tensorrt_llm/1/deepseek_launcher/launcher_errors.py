@@ -1,7 +1,7 @@
 """Every error of the launcher. Its text is one line and says how to fix it.
 
 LauncherError          `exit_code` is what the command line returns
-├── UsageError         the command line is wrong, or a port is taken: exit code 2
+├── UsageError         the command line is wrong, or something that it names is missing or taken: exit code 2
 └── StillRunningError  processes that can't be killed
 """
 
@@ -9,14 +9,10 @@ from __future__ import annotations
 
 
 class LauncherError(Exception):
-    """Base of every error that a command reports."""
-
     exit_code = 1
 
 
 class UsageError(LauncherError):
-    """The command line is wrong, or something that it names is missing or taken."""
-
     exit_code = 2
 
 

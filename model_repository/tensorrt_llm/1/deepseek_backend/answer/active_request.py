@@ -35,7 +35,7 @@ _NOT_PARSED = ParsedRequest()
 
 
 class StepEffect(Enum):
-    """What the caller of `ActiveRequest.add` has to do."""
+    """The work that `ActiveRequest.add` leaves to its caller."""
 
     NOTHING = auto()
     SEND = auto()

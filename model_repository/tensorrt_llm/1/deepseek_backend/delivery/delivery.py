@@ -40,7 +40,7 @@ over before another thread is awake."""
 
 
 class DeliveryOwner(Protocol):
-    """What delivery reports, from its own threads or from within a call of `Delivery`."""
+    """Delivery's reports, from its own threads or from within a call of `Delivery`."""
 
     def abort(self, requests: Sequence[GenerateRequest], *, cause: str) -> None:
         """These sequences have ended here and not in the engine."""

@@ -1,4 +1,4 @@
-"""What delivery knows of one active request: where it is queued, how soon it has to be served, which steps wait."""
+"""Delivery's knowledge of one active request: where it is queued, how soon it has to be served, which steps wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Urgency(Enum):
     NONE = auto()
     """There is nothing to send."""
     HELD = auto()
-    """What waits may wait for more, until `QueueEntry.due_s`: the request asks for few chunks."""
+    """The waiting text may wait for more, until `QueueEntry.due_s`: the request asks for few chunks."""
     RUNNING = auto()
     """There is something to send of a stream that has begun."""
     URGENT = auto()

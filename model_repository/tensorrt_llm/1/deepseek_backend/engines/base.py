@@ -31,6 +31,13 @@ TEXT_LAYER_FIELDS = frozenset({"stop", "include_stop_str_in_output", "exclude_in
 
 It applies best_of too, where the engine has logprobs to choose by.
 """
+EMBEDDED_FIELDS = TEXT_LAYER_FIELDS | {
+    *("max_tokens", "min_tokens", "ignore_eos", "stop_token_ids", "truncate_prompt_tokens"),
+    *("temperature", "top_k", "top_p", "min_p", "seed"),
+    *("skip_special_tokens", "add_special_tokens"),
+    *("logprobs", "prompt_logprobs", "return_perf_metrics"),
+}
+"""Sampling fields that both embedded engines support."""
 
 
 class Logprob(NamedTuple):
@@ -128,7 +135,7 @@ def group_by_sink(
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What an engine can do. A request that asks for more is refused, with the name of the field."""
+    """The abilities of an engine. A request that asks for more is refused, with the name of the field."""
 
     sampling_fields: frozenset[str]
     """Names of the `contract.SAMPLING_FIELDS` that the engine applies."""

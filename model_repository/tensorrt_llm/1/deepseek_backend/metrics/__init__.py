@@ -1,1 +1,1 @@
-"""What the backend counts, and how the numbers get to /metrics."""
+"""The backend's counts, and how the numbers get to /metrics."""

@@ -1,4 +1,4 @@
-"""What the backend counts: the table of metric families, and `BackendMetrics`, which counts in this process.
+"""The backend's counts: the table of metric families, and `BackendMetrics`, which counts in this process.
 
 `publishing` writes the numbers to Triton's /metrics. Names follow the rules of Prometheus: base units, and _total for
 counters.

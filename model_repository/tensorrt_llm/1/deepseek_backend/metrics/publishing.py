@@ -103,12 +103,7 @@ class Publisher:
     """
 
     def __init__(
-        self,
-        metrics: BackendMetrics,
-        factory: MetricFactory,
-        *,
-        observe_state: Callable[[], None],
-        period_s: float,
+        self, metrics: BackendMetrics, factory: MetricFactory, *, observe_state: Callable[[], None], period_s: float
     ) -> None:
         """`observe_state` brings the gauges up to date."""
         self._metrics = metrics

@@ -38,7 +38,7 @@ class ServerAbove:
 
 
 class Watched(Protocol):
-    """What the watcher needs of the service."""
+    """The part of the service that the watcher needs."""
 
     config: BackendConfig
 

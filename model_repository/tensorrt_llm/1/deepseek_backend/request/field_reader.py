@@ -216,10 +216,6 @@ class FieldReader:
     def _field_parameter(self, field: SamplingFieldSpec, value: object) -> None:
         self._set(field, _number(field, value) if isinstance(value, str) else value)
 
-    def _setting_parameter(self, field: SamplingFieldSpec, value: object) -> None:
-        """Unlike a sampling field, it never comes as a string: no other server has it, so no client writes it so."""
-        self._set(field, value)
-
     def _set(self, field: SamplingFieldSpec, value: object) -> None:
         into = self.settings if field.name in _SETTINGS else self.sampling
         try:
@@ -330,11 +326,8 @@ _TENSORS: _Table = {
 _PARAMETERS: _Table = {
     **{field.name: (FieldReader._field_parameter, field) for field in SAMPLING_FIELDS if field.plain_name},
     **{field.tensor.name: (FieldReader._field_parameter, field) for field in SAMPLING_FIELDS},
-    **{
-        name: (FieldReader._setting_parameter, field)
-        for name, field in _SETTINGS.items()
-        if name not in EXEMPT_PARAMETERS
-    },
+    # Unlike a sampling field, a setting never comes as a string: no other server has it, so no client writes it so.
+    **{name: (FieldReader._set, field) for name, field in _SETTINGS.items() if name not in EXEMPT_PARAMETERS},
     **{name: (FieldReader._flag_parameter, name) for name in _FLAGS},
     **{alias: (FieldReader._flag_parameter, name) for alias, name in _FLAG_ALIASES.items()},
 }

@@ -20,8 +20,6 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
-    """One Triton request, read and checked: what to generate and how to answer."""
-
     prompts: tuple[Prompt, ...] = ()
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     streaming: bool = False

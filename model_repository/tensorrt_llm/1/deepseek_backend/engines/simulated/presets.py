@@ -8,6 +8,7 @@ is the checkpoint's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from deepseek_backend.engines.simulated.deployment_model import B200, H200, DeploymentModel
 
@@ -27,55 +28,29 @@ class Preset:
     tokens_per_step: float = 1.0
 
 
+_b200_fp4 = partial(DeploymentModel, gpu=B200, expert_precision="nvfp4", attention_precision="bf16")
+_h200_fp8 = partial(DeploymentModel, gpu=H200, expert_precision="fp8", attention_precision="fp8", kv_precision="bf16")
+
 PRESETS = {
     "b200x8-r1-fp4-min-latency": Preset(
-        deployment=DeploymentModel(
-            gpu=B200, expert_precision="nvfp4", attention_precision="bf16", kv_precision="bf16", num_draft_tokens=3
-        ),
+        deployment=_b200_fp4(kv_precision="bf16", num_draft_tokens=3),
         max_batch_size=1,
         tokens_per_step=MTP_3_TOKENS_PER_STEP,
     ),
     "b200x8-r1-0528-fp4-fp8kv-max-throughput": Preset(
-        deployment=DeploymentModel(
-            gpu=B200,
-            expert_precision="nvfp4",
-            attention_precision="bf16",
-            kv_precision="fp8",
-            attention_dp=True,
-            kv_memory_fraction=0.93,
-        ),
+        deployment=_b200_fp4(kv_precision="fp8", attention_dp=True, kv_memory_fraction=0.93),
         max_batch_size=896,
         max_num_tokens=2048,
     ),
     "b200x8-r1-fp4-max-throughput": Preset(
-        deployment=DeploymentModel(
-            gpu=B200,
-            expert_precision="nvfp4",
-            attention_precision="bf16",
-            kv_precision="bf16",
-            attention_dp=True,
-            kv_memory_fraction=0.85,
-        ),
+        deployment=_b200_fp4(kv_precision="bf16", attention_dp=True, kv_memory_fraction=0.85),
         max_batch_size=384,
         max_num_tokens=1536,
     ),
     "h200x8-r1-fp8-min-latency": Preset(
-        deployment=DeploymentModel(
-            gpu=H200, expert_precision="fp8", attention_precision="fp8", kv_precision="bf16", num_draft_tokens=3
-        ),
-        max_batch_size=1,
-        tokens_per_step=MTP_3_TOKENS_PER_STEP,
+        deployment=_h200_fp8(num_draft_tokens=3), max_batch_size=1, tokens_per_step=MTP_3_TOKENS_PER_STEP
     ),
     "h200x8-r1-fp8-max-throughput": Preset(
-        deployment=DeploymentModel(
-            gpu=H200,
-            expert_precision="fp8",
-            attention_precision="fp8",
-            kv_precision="bf16",
-            attention_dp=True,
-            kv_memory_fraction=0.8,
-        ),
-        max_batch_size=128,
-        max_num_tokens=1151,
+        deployment=_h200_fp8(attention_dp=True, kv_memory_fraction=0.8), max_batch_size=128, max_num_tokens=1151
     ),
 }

@@ -18,7 +18,7 @@ from typing import Any, cast
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_backend.engines.base import (
-    TEXT_LAYER_FIELDS,
+    EMBEDDED_FIELDS,
     Capabilities,
     EngineHealth,
     EngineStats,
@@ -43,25 +43,6 @@ NEUTRAL_STEP_S = 0.010
 _MAX_LAG_S = 1.0
 """Longest stall of this process that a burst of tokens makes up for."""
 
-_SAMPLING_FIELDS = frozenset(
-    {
-        "max_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "seed",
-        "min_tokens",
-        "ignore_eos",
-        "stop_token_ids",
-        "skip_special_tokens",
-        "add_special_tokens",
-        "logprobs",
-        "prompt_logprobs",
-        "truncate_prompt_tokens",
-        "return_perf_metrics",
-    }
-)
 _NO_LOGITS = "the simulated engine has no logits to apply it to"
 _UNSUPPORTED = {
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty", "bad"), _NO_LOGITS),
@@ -122,7 +103,7 @@ class SimulatedEngine:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            sampling_fields=_SAMPLING_FIELDS | TEXT_LAYER_FIELDS,
+            sampling_fields=EMBEDDED_FIELDS,
             max_seq_len=self._options.max_seq_len,
             bos_token=BOS,
             priority=True,

@@ -64,12 +64,8 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _is_count_or_null(value: Any) -> bool:
-    return value is None or _is_count(value)
-
-
 _COUNT = (_is_count, "a whole number above 0")
-_COUNT_OR_NULL = (_is_count_or_null, "a whole number above 0, or null")
+_COUNT_OR_NULL = (lambda value: value is None or _is_count(value), "a whole number above 0, or null")
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "preset": (

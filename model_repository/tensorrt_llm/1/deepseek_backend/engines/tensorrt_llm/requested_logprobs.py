@@ -45,10 +45,7 @@ def num_logprobs(sampling: SamplingParams, support: LogprobSupport | None) -> in
 
 
 def token_logprobs(
-    token_ids: Sequence[int],
-    entries: Sequence[Mapping[int, Any]],
-    sampling: SamplingParams,
-    text: Callable[[int], str],
+    token_ids: Sequence[int], entries: Sequence[Mapping[int, Any]], sampling: SamplingParams, text: Callable[[int], str]
 ) -> list[TokenLogprobs]:
     """Return `entries`, one for each of `token_ids`, in the form of the engine protocol.
 

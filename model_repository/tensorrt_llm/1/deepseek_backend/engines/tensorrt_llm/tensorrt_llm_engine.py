@@ -63,11 +63,7 @@ from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrem
 from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm.ranks import forget_launcher, lead_or_work, world_size
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import num_logprobs
-from deepseek_backend.engines.tensorrt_llm.translation import (
-    guide,
-    refuse_conflicts,
-    sampling_params,
-)
+from deepseek_backend.engines.tensorrt_llm.translation import guide, refuse_conflicts, sampling_params
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, RequestError, UnavailableError, describe
 from deepseek_backend.release import SamplerSupport, read_release
 from deepseek_backend.workarounds import apply_quirks

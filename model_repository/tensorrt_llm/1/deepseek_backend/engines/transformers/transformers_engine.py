@@ -17,7 +17,7 @@ import torch
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_FIELDS
 from deepseek_backend.engines.base import (
-    TEXT_LAYER_FIELDS,
+    EMBEDDED_FIELDS,
     Capabilities,
     EngineHealth,
     EngineStats,
@@ -40,30 +40,7 @@ logger = logging.getLogger(__name__)
 _DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_MAX_SEQ_LEN = 4096
 
-_SAMPLING_FIELDS = frozenset(
-    {
-        "max_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "seed",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "min_tokens",
-        "ignore_eos",
-        "stop_token_ids",
-        "skip_special_tokens",
-        "add_special_tokens",
-        "bad",
-        "logprobs",
-        "prompt_logprobs",
-        "truncate_prompt_tokens",
-        "return_perf_metrics",
-    }
-)
-
+_SAMPLING_FIELDS = EMBEDDED_FIELDS | {"repetition_penalty", "presence_penalty", "frequency_penalty", "bad"}
 _NO_GUIDE = "the transformers engine has no guided decoding; TensorRT-LLM has, with guided_decoding_backend"
 
 
@@ -151,7 +128,7 @@ class TransformersEngine:
         )
         max_seq_len = _max_seq_len(options.max_seq_len, checkpoint.max_position_embeddings)
         self._capabilities = Capabilities(
-            sampling_fields=_SAMPLING_FIELDS | TEXT_LAYER_FIELDS,
+            sampling_fields=_SAMPLING_FIELDS,
             max_seq_len=max_seq_len,
             max_prompt_bytes=max_seq_len * checkpoint.longest_token_bytes,
             bos_token=checkpoint.bos_token,
