@@ -41,7 +41,7 @@ DUPLICATE_KEY = _error(
     "S004",
     "No key is given twice",
     "PyYAML takes the last one without a warning, so the value further up has no effect.",
-    "PyYAML's safe loader, as it behaves",
+    "the behaviour of PyYAML's safe loader",
 )
 CHANGED = _note(
     "S005",
@@ -149,15 +149,15 @@ POLICY_DIFFERS = _error(
 POLICY_ONLY_COMPLETED = _warning(
     "C007",
     "config.pbtxt itself says what model.yaml asks for",
-    "Upstream's model.py adds it only while Triton completes the configuration, and --disable-auto-complete-config "
-    "turns that off.",
+    "TensorRT-LLM's own model.py adds it to the configuration only while Triton completes the configuration "
+    "(auto-complete), and --disable-auto-complete-config turns that off.",
     f"{_MODEL_CONFIGURATION}, Auto-Generated Model Configuration; NVIDIA/TensorRT-LLM llmapi config.pbtxt",
 )
 MISSING_TENSOR = _error(
     "C008",
     "config.pbtxt declares every tensor of the wire contract once, with its type, shape and optional",
-    "Requests that send a missing or different tensor are refused, and responses that hold one fail. An input that "
-    "is not optional has to be in every request.",
+    "A request with a tensor that config.pbtxt does not declare, or declares differently, is refused. A "
+    "response with such a tensor fails. An input that is not optional has to be in every request.",
     "docs/contract.md",
 )
 EXTRA_TENSOR = _warning(

@@ -44,7 +44,7 @@ def _longest_input(d: Deployment) -> Iterator[Violation]:
 @RULES.note(
     "A003",
     title="Without chunked prefill, max_num_tokens is at least max_seq_len",
-    why="Otherwise max_seq_len promises longer prompts than are taken.",
+    why="Otherwise max_seq_len promises longer prompts than the engine accepts.",
     source="NVIDIA/TensorRT-LLM#9277; TensorRT-LLM blog: How to get best performance on DeepSeek-R1",
 )
 def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
@@ -58,7 +58,8 @@ def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
 @RULES.error(
     "A004",
     title="Chunked prefill is on only where MLA has it",
-    why="Elsewhere the engine turns it off with one line in its log, and long prompts are refused.",
+    why="On other GPUs and releases the engine turns chunked prefill off with one line in its log, and long prompts "
+    "are refused.",
     source=f"{PY_EXECUTOR_CREATOR}; NVIDIA/TensorRT-LLM PR 4651 (SM100), PR 6655 (SM90)",
     releases="Hopper: before 1.1",
 )

@@ -15,7 +15,8 @@ _LONG_INPUT = 8192
 @RULES.note(
     "E001",
     title="With long prompts on H200, the allocator is kept from fragmenting memory",
-    why="Running out of memory at 8K/1K on H200 is a known issue of PyTorch's caching allocator.",
+    why="Running out of memory with prompts of 8K tokens and answers of 1K tokens on H200 is a known issue of "
+    "PyTorch's caching allocator.",
     source=f"{DEPLOYMENT}, Troubleshooting Tips",
 )
 def _allocator(d: Deployment) -> Iterator[Violation]:
@@ -30,7 +31,8 @@ def _allocator(d: Deployment) -> Iterator[Violation]:
 @RULES.warning(
     "E002",
     title="All layers of the model are loaded",
-    why="The variable is for tests: it leaves layers out, and turns prefetching of weights off.",
+    why="The environment variable TLLM_OVERRIDE_LAYER_NUM is for tests: it leaves layers out, and turns off the "
+    "prefetching of weights.",
     source="TensorRT-LLM tensorrt_llm/_torch/models/checkpoints/hf/weight_loader.py",
 )
 def _layers(d: Deployment) -> Iterator[Violation]:
@@ -55,7 +57,7 @@ def _deepgemm(d: Deployment) -> Iterator[Violation]:
 @RULES.error(
     "E004",
     title="The PyTorch backend is selected",
-    why="Before 1.0 the default is the TensorRT engine, which is not what these settings are for.",
+    why="Before 1.0 the default is the TensorRT engine, and these settings are not for that engine.",
     source="TensorRT-LLM release notes 1.0; examples/models/core/deepseek_v3/README.md, Serving",
     releases="before 1.0",
 )

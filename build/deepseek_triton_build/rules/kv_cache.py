@@ -35,7 +35,8 @@ def _fp8(d: Deployment) -> Iterator[Violation]:
 @RULES.error(
     "K002",
     title="With W4AFP8 weights, the KV cache has 16 bits",
-    why="An FP8 cache ends with an illegal memory access in the context attention; no fix is known.",
+    why="With an FP8 cache, the attention of the prompt (context phase) ends with an illegal memory access; no fix "
+    "is known.",
     source="NVIDIA/TensorRT-LLM#8125 (open)",
 )
 def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
@@ -134,7 +135,7 @@ def _block_size(d: Deployment) -> Iterator[Violation]:
 @RULES.note(
     "K009",
     title="The KV cache has one limit",
-    why="Of two limits the smaller one counts, and it is easy to look at the other one.",
+    why="If two limits are set, the smaller one applies, and it is easy to look at the wrong one.",
     source="the engine's own warning, as quoted in NVIDIA/TensorRT-LLM#5766",
 )
 def _two_limits(d: Deployment) -> Iterator[Violation]:

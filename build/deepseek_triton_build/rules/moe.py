@@ -36,8 +36,8 @@ def _known_backend(d: Deployment) -> Iterator[Violation]:
     "M002",
     title="The MoE back end supports these weights on this GPU",
     why=(
-        "CUTLASS, the default, has no FP8 block-scale kernels for Blackwell; DEEPGEMM starts on Hopper but ends in "
-        "its warm-up; WIDEEP is for more than 8 ranks of one NVL72."
+        "CUTLASS, the default, has no FP8 block-scale kernels for Blackwell; DEEPGEMM starts on Hopper but "
+        "crashes in its warm-up; WIDEEP is for more than 8 ranks of one NVL72."
     ),
     source=f"{_MATRIX}; NVIDIA/TensorRT-LLM#5064, PR 13327, PR 17119",
 )
@@ -74,7 +74,8 @@ def _wide_row(d: Deployment) -> Iterator[Violation]:
 @RULES.error(
     "M004",
     title="FP8 on more than 8 expert ranks runs without load balancer, from release 1.2",
-    why="The guide of 1.0 says N/A, the guide of 1.2 says WIDEEP without EPLB; nothing was found for 1.1.",
+    why="The guide of 1.0 says N/A. The guide of 1.2 says WIDEEP without EPLB (the load balancer). Nothing was "
+    "found for 1.1.",
     source=f"{_MATRIX} (1.0.0 and 1.2.0)",
     releases="before 1.2; all with a load balancer",
 )
@@ -182,7 +183,8 @@ def _moe_num_tokens(d: Deployment) -> Iterator[Violation]:
 @RULES.note(
     "M011",
     title="DEEPGEMM with attention DP has moe_config.max_num_tokens set",
-    why="Its workspace grows with the tokens of one pass: 3.47 GiB were missing at a KV fraction of 0.6.",
+    why="Its workspace grows with the tokens of one pass: in one report, 3.47 GiB were missing with "
+    "free_gpu_memory_fraction 0.6.",
     source=f"{DEPLOYMENT} (3200 for FP8); NVIDIA/TensorRT-LLM PR 13357",
 )
 def _unbounded_pass(d: Deployment) -> Iterator[Violation]:

@@ -43,7 +43,8 @@ def _experts(d: Deployment) -> Iterator[Violation]:
 @RULES.error(
     "P003",
     title="Expert parallelism divides tensor parallelism",
-    why="The experts are on the tensor-parallel ranks: a group of ranks holds whole experts, each rank a part.",
+    why="The experts are divided over groups of the tensor-parallel ranks. A group holds whole experts, and each "
+    "rank of the group holds a part of each of them.",
     source=_RULES_OF_AICONFIGURATOR,
 )
 def _expert_ranks(d: Deployment) -> Iterator[Violation]:

@@ -35,7 +35,8 @@ def _graphs(d: Deployment) -> Iterator[Violation]:
 @RULES.error(
     "L002",
     title="CUDA graphs have one list of sizes",
-    why="The engine does not load with both keys, unless the list is the one that max_batch_size stands for.",
+    why="The engine does not load with both keys, unless the list is the same as the one that the engine makes from "
+    "max_batch_size.",
     source=f"{LLM_ARGS}, validate_cuda_graph_config",
     releases="to 1.2",
 )
@@ -58,7 +59,7 @@ def _unpadded_sizes(largest: int) -> tuple[int, ...]:
 @RULES.error(
     "L003",
     title="max_seq_len is within the model's context",
-    why="The model was not made for texts longer than max_position_embeddings.",
+    why="The model was not trained for texts longer than max_position_embeddings.",
     source="config.json of deepseek-ai/DeepSeek-V3 (max_position_embeddings 163840)",
 )
 def _context(d: Deployment) -> Iterator[Violation]:
@@ -72,7 +73,8 @@ def _context(d: Deployment) -> Iterator[Violation]:
 @RULES.warning(
     "L004",
     title="max_num_tokens covers a full batch's decode step",
-    why="Each running request takes one token of an iteration, and one for each draft token; the rest waits.",
+    why="Each running request takes one token of an iteration, and one for each draft token. Requests that do not "
+    "fit wait for the next iteration.",
     source="TensorRT-LLM blog: How to get best performance on DeepSeek-R1, max_batch_size and max_num_tokens",
 )
 def _full_batch(d: Deployment) -> Iterator[Violation]:
@@ -112,7 +114,8 @@ def _input_fits(d: Deployment) -> Iterator[Violation]:
 @RULES.note(
     "L007",
     title="A chunk of a prompt is smaller than the whole context",
-    why="Such a server was seen to stop answering under load, and activations take memory for the whole chunk.",
+    why="A server with such a chunk was seen to stop answering under load. Also, activations take memory for the "
+    "whole chunk.",
     source="NVIDIA/TensorRT-LLM#5391 (open, 0.20.0)",
 )
 def _whole_context_in_one(d: Deployment) -> Iterator[Violation]:
@@ -125,7 +128,8 @@ def _whole_context_in_one(d: Deployment) -> Iterator[Violation]:
 @RULES.note(
     "L008",
     title="On Blackwell, throughput settings leave memory for an iteration",
-    why="Under attention DP the experts see every rank's tokens; the guide advises 3072 when memory runs out.",
+    why="With attention DP, the experts process the tokens of every rank. The guide advises max_num_tokens 3072 "
+    "when memory runs out.",
     source=f"{GUIDE}, Serving; NVIDIA/TensorRT-LLM PR 7358",
 )
 def _throughput_memory(d: Deployment) -> Iterator[Violation]:

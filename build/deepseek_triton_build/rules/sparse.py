@@ -56,7 +56,7 @@ def _no_reuse(d: Deployment) -> Iterator[Violation]:
 @RULES.error(
     "V004",
     title="V3.2 has no chunked prefill in releases without it",
-    why="The engine got it shortly before 1.2.",
+    why="Chunked prefill for V3.2 was added shortly before 1.2.",
     source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
     releases="before 1.2",
 )
@@ -95,7 +95,7 @@ def _young_chunks(d: Deployment) -> Iterator[Violation]:
 @RULES.warning(
     "V007",
     title="V3.2 runs at most 8,192 tokens in an iteration",
-    why="A crash above that number was reported, and the issue was closed without a known fix.",
+    why="A crash with more than 8,192 tokens was reported, and the issue was closed without a known fix.",
     source="NVIDIA/TensorRT-LLM#9932",
 )
 def _num_tokens(d: Deployment) -> Iterator[Violation]:

@@ -101,7 +101,7 @@ def _long_iterations(d: Deployment) -> Iterator[Violation]:
     "D006",
     title="In old releases, MTP is not used with NVFP4 weights",
     why="R1-FP4 on B200 crashed in the experts' kernel while CUDA graphs were being captured; no fix is known.",
-    source="NVIDIA/TensorRT-LLM#4708 (of the time of 0.20)",
+    source="NVIDIA/TensorRT-LLM#4708 (reported at the time of 0.20)",
     releases="before 1.0",
 )
 def _nvfp4_graphs(d: Deployment) -> Iterator[Violation]:
@@ -113,7 +113,7 @@ def _nvfp4_graphs(d: Deployment) -> Iterator[Violation]:
 @RULES.error(
     "D007",
     title="Guided decoding and MTP are not on together in releases that can't combine them",
-    why="The executor stops at start for a kind of speculation without a guided decoder.",
+    why="The executor stops at start if the kind of speculative decoding has no guided decoder.",
     source=f"{_MATRIX} of 1.0.0; NVIDIA/TensorRT-LLM#6948 (1.2)",
     releases="before 1.2",
 )

@@ -174,7 +174,8 @@ _flag = partial(TensorSpec, dtype=Dtype.BOOL, dims=(1,))
 SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
     _integer(
         "max_tokens",
-        "Most tokens to generate, limited by the room left in the context. Default: default_max_tokens of model.yaml.",
+        "The largest number of tokens to generate. The space that is left in the context is a limit too. "
+        "Default: default_max_tokens of model.yaml.",
         low=1,
     ),
     _number("temperature", "Divides the logits; 0 means greedy decoding.", low=0, high=100),
@@ -194,7 +195,7 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
     ),
     SamplingFieldSpec(
         "seed",
-        "Makes sampling repeatable; a negative seed counts down from 2^64. Default: a new seed for each request.",
+        "Makes sampling repeatable; a negative seed s means 2^64 + s. Default: a new seed for each request.",
         dtype=Dtype.UINT64,
         low=-(2**63),
         high=2**64 - 1,
@@ -261,18 +262,18 @@ SAMPLING_FIELDS: tuple[SamplingFieldSpec, ...] = (
     _text("bad", "Strings that must not be generated.", many=True),
     _integer(
         "logprobs",
-        "Put the log-probability of each generated token, and of this many of the likeliest tokens at its "
-        "place, into the output logprobs; 0 means the generated token only.",
+        "For each generated token, put into the output logprobs its log-probability and those of this many of "
+        "the likeliest tokens at that position. 0 means the generated token only.",
         low=0,
         high=MAX_LOGPROBS,
     ),
     _integer(
         "prompt_logprobs",
-        "The same for the tokens of the prompt, in the output prompt_logprobs.",
+        "Like logprobs, but for the tokens of the prompt, in the output prompt_logprobs.",
         low=0,
         high=MAX_LOGPROBS,
     ),
-    _integer("truncate_prompt_tokens", "Keep only this many tokens of the prompt, the last ones.", low=1),
+    _integer("truncate_prompt_tokens", "Keep only the last tokens of the prompt, this many.", low=1),
     _guide("guided_json", "A JSON schema that the text must follow.", json=True),
     _switch("guided_json_object", "The text must be a JSON object.", guided=True),
     _guide("guided_regex", "A regular expression that the text must match."),
@@ -298,21 +299,21 @@ REQUEST_FIELDS: tuple[SamplingFieldSpec, ...] = (
     ),
     _integer(
         "stream_interval",
-        "Number of tokens for which a stream's text may wait, to leave together. The first text does not "
+        "The text of a stream may wait until this many tokens can be sent together. The first text does not "
         "wait; 1 means no waiting.",
         low=1,
     ),
     _integer(
         "stream_interval_ms",
-        "Milliseconds for which a stream's text may wait for more. With stream_interval as well, the text "
-        "leaves as soon as either is reached; with neither, model.yaml decides.",
+        "Milliseconds for which the text of a stream may wait for more text. With stream_interval too, the text "
+        "is sent as soon as one of the two is reached; with neither of them, model.yaml decides.",
         low=1,
         high=MAX_STREAM_INTERVAL_MS,
     ),
     _integer(
         "timeout_ms",
-        "Most milliseconds from arrival to the last token. After that the text so far is the answer, with "
-        'finish_reason "timeout".',
+        "The largest number of milliseconds from the request's arrival to the last token. After that the text "
+        'so far is the answer, with finish_reason "timeout".',
         low=1,
     ),
     _integer(
@@ -354,15 +355,21 @@ REQUEST_INPUTS: tuple[TensorSpec, ...] = (
         dtype=Dtype.STRING,
         dims=(1,),
     ),
-    _flag("exclude_input_in_output", "False puts the prompt before the text (the vLLM backend's name)."),
+    _flag(
+        "exclude_input_in_output",
+        "False puts the prompt before the text. This is the vLLM backend's name for `exclude_input_from_output`.",
+    ),
     _flag("return_finish_reason", 'Put finish_reason on every chunk; it is "None" on all but the last.'),
     _flag("return_stop_reason", 'Put stop_reason on every chunk; it is "None" where there is none.'),
     *(TensorSpec(field.name, field.meaning, field.dtype, (1,)) for field in REQUEST_FIELDS),
     _flag("separate_reasoning", "Put the model's reasoning into reasoning_output instead of text_output."),
-    _flag("return_cumulative_logprob", "Put cumulative_logprob, the sum so far, on every chunk."),
+    _flag(
+        "return_cumulative_logprob", "Put cumulative_logprob, the sum of the log-probabilities so far, on every chunk."
+    ),
     _flag(
         "return_logprobs",
-        "Put logprobs on every chunk. Without the field logprobs, these are the generated tokens' own.",
+        "Put logprobs on every chunk. If the field logprobs is not set, only the log-probabilities of the "
+        "generated tokens are given.",
     ),
     _flag("return_output_ids", "Put output_ids on every chunk."),
     _flag("return_num_input_tokens", "Put num_input_tokens on every chunk, not only on the last."),
@@ -382,7 +389,11 @@ PERF_OUTPUTS: tuple[TensorSpec, ...] = (
     _output("kv_cache_alloc_new_blocks", Dtype.INT32, "KV blocks newly allocated."),
     _output("kv_cache_alloc_total_blocks", Dtype.INT32, "KV blocks allocated in total."),
     _output("kv_cache_hit_rate", Dtype.FP32, "reused / (reused + missed)."),
-    _output("arrival_time_ns", Dtype.INT64, "Time at which the engine got the request, by its own clock."),
+    _output(
+        "arrival_time_ns",
+        Dtype.INT64,
+        "Time at which the engine got the request, in nanoseconds of the engine's clock.",
+    ),
     _output("first_scheduled_time_ns", Dtype.INT64, "Time at which the request was first scheduled."),
     _output("first_token_time_ns", Dtype.INT64, "Time of its first token."),
     _output("last_token_time_ns", Dtype.INT64, "Time of its last token."),
@@ -404,13 +415,20 @@ OUTPUTS: tuple[TensorSpec, ...] = (
     _output(
         "stop_reason",
         Dtype.STRING,
-        "Beside finish_reason: the stop string that ended the text, or the id of the stop token, in decimal.",
+        "Sent together with finish_reason: the stop string that ended the text, or the id of the stop token, in "
+        "decimal.",
     ),
-    _output("num_input_tokens", Dtype.INT32, "Prompt length in tokens; 0 if the request ended before it was known."),
+    _output(
+        "num_input_tokens", Dtype.INT32, "Prompt length in tokens; 0 if the request ended before the length was known."
+    ),
     _output("num_output_tokens", Dtype.INT32, "Tokens generated since the previous response that had this output."),
     _output("num_cached_tokens", Dtype.INT32, "On the final response: prompt tokens found in the KV cache."),
     _output("sequence_index", Dtype.INT32, "Numbers of the sequences in the response, where a request has several."),
-    _output("reasoning_output", Dtype.STRING, "The reasoning; in a stream, the new part. With separate_reasoning."),
+    _output(
+        "reasoning_output",
+        Dtype.STRING,
+        "The reasoning, if separate_reasoning is true; in a stream, only the new part.",
+    ),
     _output("output_ids", Dtype.INT32, "Ids of the generated tokens; in a stream, the new ones."),
     _output("cumulative_logprob", Dtype.FP32, "Sum of the log-probabilities of the tokens so far."),
     _output(
@@ -421,7 +439,8 @@ OUTPUTS: tuple[TensorSpec, ...] = (
     _output(
         "prompt_logprobs",
         Dtype.STRING,
-        "The same for the prompt, with the first chunk; null for the prompt's first token.",
+        "Like logprobs, but for the tokens of the prompt. It comes with the first chunk; the prompt's first "
+        "token has null.",
     ),
     *PERF_OUTPUTS,
 )
