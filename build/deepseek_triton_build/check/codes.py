@@ -30,7 +30,7 @@ UNREADABLE = _error(
 )
 BROKEN = _error(
     "S002",
-    "YAML files are YAML, and JSON files JSON",
+    "YAML files contain valid YAML, and JSON files contain valid JSON",
     "The load stops where the file can't be parsed.",
     "PyYAML's safe loader, which both upstream's model.py and this project's backend use",
 )
@@ -105,11 +105,11 @@ NOT_LOOKED_INTO = _note(
     "are not checked.",
     _LLM_ARGS,
 )
-MODEL_MISSING = _error("S020", "model.yaml names the model", "There is nothing to load.", _LLM_ARGS)
+MODEL_MISSING = _error("S020", "model.yaml names the model", "Without a model, there is nothing to load.", _LLM_ARGS)
 IGNORED_KEY = _warning(
     "S021",
     "Every key of a section does something",
-    "The sections of these releases ignore keys that they don't know, so the setting has no effect.",
+    "In this release, sections ignore keys that they don't know, so the setting has no effect.",
     _LLM_ARGS,
     releases="0.21",
 )
@@ -123,7 +123,7 @@ WRONG_SETTING_VALUE = _error(
 
 NO_PROTOBUF = _note(
     "C001",
-    "Triton's protobuf messages are installed here",
+    "Triton's protobuf messages are installed on this machine",
     "config.pbtxt is read with them. Without them it is not checked.",
     "tritonclient",
 )
@@ -155,7 +155,7 @@ POLICY_ONLY_COMPLETED = _warning(
 )
 MISSING_TENSOR = _error(
     "C008",
-    "config.pbtxt declares every tensor of the wire contract once, with its type, shape and optional",
+    "config.pbtxt declares every tensor of the wire contract once, with its type, its shape and whether it is optional",
     "A request with a tensor that config.pbtxt does not declare, or declares differently, is refused. A "
     "response with such a tensor fails. An input that is not optional has to be in every request.",
     "docs/contract.md",
@@ -208,7 +208,7 @@ MODEL_NOT_HERE = _warning(
     "It may be at that path inside the container. Here its files are not checked.",
     _LLM_MODEL,
 )
-MODEL_GONE = _error("W002", "The checkpoint's folder is here, as a strict check asks", "The load fails.", _LLM_MODEL)
+MODEL_GONE = _error("W002", "With --strict, the checkpoint's folder is on this machine", "The load fails.", _LLM_MODEL)
 MODEL_ON_HUB = _note(
     "W003",
     "The checkpoint is a folder",

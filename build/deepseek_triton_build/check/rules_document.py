@@ -12,17 +12,20 @@ from deepseek_triton_build.rules.rule import Rule
 _INTRODUCTION = """\
 # Rules
 
-What `deepseek-triton build` refuses or warns of, and what `deepseek-triton check` finds. Written from
-`build/deepseek_triton_build/rules/` and `build/deepseek_triton_build/check/` by `make generated`; edit those.
+This page lists what `deepseek-triton build` refuses or warns about, and what `deepseek-triton check` finds. `make
+generated` writes it from `build/deepseek_triton_build/rules/` and `build/deepseek_triton_build/check/`. To change it,
+edit those files.
 
-An **error** is something that can't work, or is known to crash, to hang or to be refused by the engine: nothing is
-built, and `check` ends with exit code 1. A **warning** is something that is known to go wrong in some circumstances, or
-that has no effect. A **note** is worth knowing. A rule is skipped when it needs a fact that is not known (the GPU, the
-release, the checkpoint). A key that the release is known not to have is an error, or a warning where the release
-ignores it. A key that is merely not recorded here is a warning.
+An **error** is something that can't work, or that is known to crash, to hang or to be refused by the engine. If there
+is an error, nothing is built, and `check` ends with exit code 1. A **warning** is something that is known to go wrong
+in some circumstances, or that has no effect. A **note** is worth knowing. A rule is skipped when it needs a fact that
+is not known (the GPU, the release, the checkpoint). A key that the release is known not to have is an error, or a
+warning where the release ignores it. A key that this project has no record of is a warning.
 
-Issues and pull requests are of [NVIDIA/TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM). A release range is what
-the sources support: "before 1.1" says that 1.1 has the fix or the feature, not that every older release was tried.
+Each title says what must be true. Issues and pull requests are those of
+[NVIDIA/TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM). "Releases" names the TensorRT-LLM releases that the
+rule applies to, as far as the sources say: "before 1.1" says that 1.1 has the fix or the feature, not that every
+older release was tried.
 """
 
 _TOPICS = {

@@ -10,17 +10,19 @@ from deepseek_triton_build.data.model_source import contract
 _INTRODUCTION = """\
 # The wire contract
 
-Written from `model_repository/tensorrt_llm/1/deepseek_backend/contract.py` by `make generated`; edit that file.
+`make generated` writes this page from `model_repository/tensorrt_llm/1/deepseek_backend/contract.py`. To change the
+page, edit that file.
 
-There are four ways to set a sampling field: the model's `default_sampling`, `sampling_parameters` (one JSON object),
-the field's plain name as a request parameter (any key of a `/generate` body that is not an input, scalars only), and
-the input tensor `sampling_param_<name>`. When two of them set the same field, the one named later here wins. Unknown
-names and values out of range are refused with the name, the value and the limit.
+A sampling field can be set in four places: 1. `default_sampling` of the model, 2. `sampling_parameters` (one JSON
+object), 3. the field's plain name as a request parameter (any key of a `/generate` body that is not an input; scalars
+only), and 4. the input tensor `sampling_param_<name>`. If two of them set the same field, the one with the higher
+number is used. Unknown names and values out of range are refused; the error gives the name, the value and the limit.
 
 `stop` as a plain name is the cancel flag: with the id of a running request (`"id"` in a `/generate` body) it ends that
 request. Stop strings are `sampling_param_stop`.
 
-`/generate` returns one response, so it takes requests without `streaming`; `/generate_stream` and gRPC take both.
+`/generate` returns one response, so it takes only requests without `streaming`. `/generate_stream` and gRPC take
+requests with and without `streaming`.
 """
 
 
@@ -34,7 +36,8 @@ def contract_page() -> str:
         _section("Sampling fields", map(_field_row, tables.SAMPLING_FIELDS), "field | type | range | meaning"),
         _section("Outputs", _tensor_rows(tables.OUTPUTS), "output | type | shape | meaning"),
         _section("Error codes", _error_rows(tables), "code | Triton status | meaning"),
-        "Every error message begins with its code in brackets, because gRPC streams and SSE events lose the status.\n",
+        "Every error message begins with its code in brackets, because gRPC streams and server-sent events "
+        "(SSE) do not carry the status.\n",
     ]
     return "\n".join(parts)
 

@@ -57,7 +57,7 @@ def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
 
 @RULES.error(
     "A004",
-    title="Chunked prefill is on only where MLA has it",
+    title="Chunked prefill is on only where MLA (DeepSeek's attention) supports it",
     why="On other GPUs and releases the engine turns chunked prefill off with one line in its log, and long prompts "
     "are refused.",
     source=f"{PY_EXECUTOR_CREATOR}; NVIDIA/TensorRT-LLM PR 4651 (SM100), PR 6655 (SM90)",
@@ -84,7 +84,7 @@ def _chunks_with_attention_dp(d: Deployment) -> Iterator[Violation]:
 
 @RULES.error(
     "A005",
-    title="On Hopper, attention DP and chunked prefill are not on together in releases that hang",
+    title="On Hopper, attention DP and chunked prefill are not both on in releases that hang with them",
     why="After the first long prompt no request is answered any more, and there is no error; only a restart helps.",
     source="NVIDIA/TensorRT-LLM#5267 (0.21.0rc1, H20)",
     releases="before 1.1",

@@ -79,7 +79,8 @@ def _fp8_blackwell(d: Deployment) -> Iterator[Violation]:
 @RULES.error(
     "H006",
     title="The release supports the model",
-    why="The engine refuses an unknown architecture at load, after the container was pulled.",
+    why="The engine refuses an unknown architecture when the model loads, which is only after the container was "
+    "pulled.",
     source="TensorRT-LLM release notes; NVIDIA/TensorRT-LLM PR 8405 (V3.2)",
     releases="before the model's own; V3.2: before 1.2",
     target_only=True,

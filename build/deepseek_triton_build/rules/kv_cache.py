@@ -63,8 +63,8 @@ def _dtype(d: Deployment) -> Iterator[Violation]:
 
 @RULES.error(
     "K004",
-    title="Block reuse is on only where MLA has it",
-    why="Elsewhere the engine turns it off with one line in its log.",
+    title="Block reuse is on only where MLA supports it",
+    why="On other GPUs and in other releases, the engine turns block reuse off with one line in its log.",
     source=f"{GUIDE}, KV Cache Reuse; {PY_EXECUTOR_CREATOR}",
 )
 def _reuse(d: Deployment) -> Iterator[Violation]:

@@ -19,7 +19,7 @@ _BALANCER = "moe_config.load_balancer"
 
 @RULES.error(
     "M001",
-    title="The MoE back end is one of the release's",
+    title="The release has the chosen MoE back end (MoE: mixture of experts)",
     why="moe_config.backend takes a fixed set of names; the engine does not load with any other.",
     source=f"{LLM_ARGS}, MoeConfig",
 )
@@ -57,7 +57,7 @@ def _supported_backend(d: Deployment) -> Iterator[Violation]:
 
 @RULES.error(
     "M003",
-    title="A MoE back end is published for this expert parallelism",
+    title="NVIDIA's support matrix has a MoE back end for this degree of expert parallelism",
     why="For more than 8 ranks on Blackwell, the matrix lists one NVL72 domain only.",
     source=_MATRIX,
 )
@@ -73,7 +73,7 @@ def _wide_row(d: Deployment) -> Iterator[Violation]:
 
 @RULES.error(
     "M004",
-    title="FP8 on more than 8 expert ranks runs without load balancer, from release 1.2",
+    title="FP8 on more than 8 expert ranks needs release 1.2 or newer, and no load balancer",
     why="The guide of 1.0 says N/A. The guide of 1.2 says WIDEEP without EPLB (the load balancer). Nothing was "
     "found for 1.1.",
     source=f"{_MATRIX} (1.0.0 and 1.2.0)",
@@ -106,7 +106,8 @@ def _wide_ep(d: Deployment) -> Iterator[Violation]:
 @RULES.error(
     "M005",
     title="The load balancer's slots hold all experts and divide among the ranks",
-    why="The configuration is refused: num_slots must be divisible by the expert-parallel size.",
+    why="The engine refuses a configuration where num_slots is smaller than the number of experts or can't be "
+    "divided by the expert-parallel size.",
     source="TensorRT-LLM examples/wide_ep/README.md; tensorrt_llm/llmapi/llm_args.py",
 )
 def _slots(d: Deployment) -> Iterator[Violation]:
@@ -182,7 +183,7 @@ def _moe_num_tokens(d: Deployment) -> Iterator[Violation]:
 
 @RULES.note(
     "M011",
-    title="DEEPGEMM with attention DP has moe_config.max_num_tokens set",
+    title="DEEPGEMM with attention DP needs moe_config.max_num_tokens set",
     why="Its workspace grows with the tokens of one pass: in one report, 3.47 GiB were missing with "
     "free_gpu_memory_fraction 0.6.",
     source=f"{DEPLOYMENT} (3200 for FP8); NVIDIA/TensorRT-LLM PR 13357",

@@ -57,7 +57,7 @@ def _expert_ranks(d: Deployment) -> Iterator[Violation]:
 
 @RULES.error(
     "P004",
-    title="The experts' tensor and expert parallelism multiply to the tensor-parallel ranks",
+    title="The experts' tensor parallelism times expert parallelism is the number of tensor-parallel ranks",
     why="The engine refuses another mapping of ranks at start.",
     source=_RULES_OF_AICONFIGURATOR,
 )
@@ -74,7 +74,7 @@ def _expert_grid(d: Deployment) -> Iterator[Violation]:
 
 @RULES.warning(
     "P005",
-    title="W4AFP8's groups of 128 are not cut",
+    title="Tensor parallelism does not divide a W4AFP8 group of 128 values",
     why="128 INT4 values share a scale. The rule is arithmetic; the kernels' own limit is not established.",
     source=f"{GUIDE}, W4AFP8 (groups of 1 x 128)",
 )
@@ -91,7 +91,7 @@ def _int4_groups(d: Deployment) -> Iterator[Violation]:
 
 @RULES.warning(
     "P006",
-    title="MTP runs without pipeline parallelism",
+    title="MTP (multi-token prediction, DeepSeek's speculative decoding) runs without pipeline parallelism",
     why="The matrix of feature combinations says No for one-model speculation with pipeline parallelism.",
     source="TensorRT-LLM docs, features/feature-combination-matrix (main; not established for 1.2)",
 )

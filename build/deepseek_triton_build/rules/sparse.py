@@ -68,8 +68,9 @@ def _no_chunks(d: Deployment) -> Iterator[Violation]:
 
 @RULES.warning(
     "V005",
-    title="V3.2 reuses KV blocks only after a comparison of answers",
-    why="It came shortly before 1.2 and is on by default, but the guide's configuration turns it off.",
+    title="V3.2 reuses KV blocks only if you have compared its answers with and without reuse",
+    why="Block reuse for V3.2 was added shortly before 1.2 and is on by default, but the guide's configuration "
+    "turns it off.",
     source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9383",
     releases="1.2",
 )
@@ -81,7 +82,7 @@ def _young_reuse(d: Deployment) -> Iterator[Violation]:
 
 @RULES.warning(
     "V006",
-    title="V3.2 has chunked prefill only after a comparison of answers",
+    title="V3.2 uses chunked prefill only if you have compared its answers with and without it",
     why="It came shortly before 1.2, and the guide's configuration turns it off.",
     source=f"{GUIDE}, Known Issues; NVIDIA/TensorRT-LLM PR 9376",
     releases="1.2",

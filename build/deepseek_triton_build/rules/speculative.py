@@ -45,7 +45,7 @@ def _relaxed_model(d: Deployment) -> Iterator[Violation]:
 
 @RULES.warning(
     "D002",
-    title="Relaxed acceptance is on where its settings are given",
+    title="If settings of relaxed acceptance are given, relaxed acceptance is on",
     why="Without use_relaxed_acceptance_for_thinking, acceptance stays strict.",
     source=f"{GUIDE}, Relaxed acceptance",
 )
@@ -169,7 +169,7 @@ def _default_sampling(d: Deployment) -> Iterator[Violation]:
 
 @RULES.warning(
     "D010",
-    title="MTP brings its own sampler",
+    title="With MTP, no other sampler is chosen, because MTP has its own",
     why="The C++ sampler is not supported with MTP; the engine ignores the choice.",
     source=f"{_MATRIX} of 1.1.0",
 )
@@ -220,7 +220,7 @@ def _refusals(version: str, sampler: str) -> Mapping[str, str]:
 
 @RULES.warning(
     "D012",
-    title="No more draft tokens a step than were published",
+    title="The number of draft tokens in a step is at most the largest published one",
     why="The checkpoint's one MTP layer drafts one token after the other; a refused draft is wasted work.",
     source="TensorRT-LLM blog: How to get best performance on DeepSeek-R1 (3 layers at batch 1)",
 )

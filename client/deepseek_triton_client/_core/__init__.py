@@ -1,1 +1,1 @@
-"""What both clients and both protocols share: requests, results, errors, settings and the calls themselves."""
+"""Both clients and both protocols share this: requests, results, errors, settings and the calls themselves."""

@@ -5,31 +5,33 @@ these tables. This file needs the standard library only, so that the generator c
 
 Usage
 -----
-`num_input_tokens` is the prompt's length in tokens. It is the same number whenever it is sent, and 0 for a request that
-ended before the engine had counted the prompt. `num_output_tokens` counts the tokens since the previous response that
-carried it, so the sum over the responses of a request is its total, streamed or not. The token that ended the text is
-counted too, except for a stop token on TensorRT-LLM. Both are on every final response; `return_num_input_tokens` and
-`return_num_output_tokens` put them on each chunk as well.
+`num_input_tokens` is the prompt's length in tokens. Every response that has it has the same number. It is 0 for a
+request that ended before the engine had counted the prompt. `num_output_tokens` counts the tokens since the previous
+response that had this output. So the sum over all responses of a request is the request's total, with and without
+streaming. The token that ended the text is counted too, except for a stop token on TensorRT-LLM. Every final response
+has both numbers. `return_num_input_tokens` and `return_num_output_tokens` put them on every chunk too.
 
 Streams
 -------
-Chunks are increments: joined, they are byte for byte the text of the same request not streamed. `finish_reason` comes
-with the last chunk. A request that fails after its first chunk ends with an error instead. /generate has room for one
-response only, so use /generate_stream for a stream. With `stream_mode` "cumulative" each chunk carries the whole text
-so far instead, as with upstream's llmapi model. Only text is cumulative then: ids, logprobs and `num_output_tokens`
-stay increments.
+Each chunk carries only new text (an increment). All chunks joined are byte for byte the text that the same request
+gives without streaming. `finish_reason` comes with the last chunk. A request that fails after its first chunk ends
+with an error instead. /generate has room for one response only, so use /generate_stream for a stream. With
+`stream_mode` "cumulative" each chunk carries the whole text so far instead, as TensorRT-LLM's llmapi model does. In
+this mode only the text is cumulative; ids, logprobs and `num_output_tokens` still carry only what is new.
 
-The number of chunks depends on the load. Text that has not left when more text is made leaves together with it, so an
-idle server sends each token by itself and a busy one sends larger chunks. `stream_interval` and `stream_interval_ms`
-ask for fewer chunks; the first text and the end never wait.
+The number of chunks depends on the load. When new text is made before older text of the stream was sent, both are
+sent in one chunk. So an idle server sends each token in its own chunk, and a busy server sends larger chunks.
+`stream_interval` and `stream_interval_ms` ask for fewer chunks. The first text and the end of the stream are always
+sent at once.
 
 Several sequences
 -----------------
-N prompts with `n` answers each are N * n sequences, in the order of the prompts. Every output then has one value for
-each sequence in the response, and `sequence_index` says which sequences these are; without streaming the one response
-has all of them, in order. In the JSON of /generate an output with one value is that bare value, and an output with
-several values is an array. `output_ids` holds the ids of one sequence after those of another: `num_output_tokens` says
-how many belong to each. When one sequence fails, the whole request fails.
+A request with P prompts and `n` answers to each has P * n sequences, in the order of the prompts. Each output then
+has one value for each sequence in the response, and `sequence_index` gives the numbers of these sequences. Without
+streaming there is one response with all sequences, in order. In the JSON of /generate, an output with one value is
+written as the value itself, and an output with several values as an array. `output_ids` holds the ids of the first
+sequence, then those of the second, and so on; `num_output_tokens` says how many belong to each sequence. When one
+sequence fails, the whole request fails.
 """
 
 from __future__ import annotations
