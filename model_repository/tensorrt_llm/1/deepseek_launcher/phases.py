@@ -71,10 +71,8 @@ PHASES = (
         f"{_TRTLLM}/_torch/pyexecutor/_util.py",
     ),
     _phase("serving the leader", r"deepseek_backend INFO: rank \d+ works for rank 0", "model.py of this repository"),
-    _phase(
-        "engine is loaded", r"deepseek_backend INFO: TensorRT-LLM \S+ has loaded ", "engines/tensorrt_llm/engine.py"
-    ),
-    _phase("warm-up", r"deepseek_backend (?:INFO|WARNING): warm-up", "warmup.py of this repository"),
+    _phase("engine is loaded", r"deepseek_backend INFO: TensorRT-LLM \S+ has loaded ", "tensorrt_llm_engine.py here"),
+    _phase("warm-up", r"deepseek_backend (?:INFO|WARNING): warm-up", "engine_warmup.py of this repository"),
     _phase("model is ready", r"deepseek_backend INFO: .+ is ready after ", "model.py of this repository"),
     _phase("opening ports", r"Started (?:GRPCInferenceService|HTTPService|Metrics Service) at", "triton server"),
 )
