@@ -35,6 +35,7 @@ def output_tokens_per_second(preset, concurrency, waves):
     return num_requests * 2048 * deployment.num_ranks / seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "concurrency", "published"),
     [

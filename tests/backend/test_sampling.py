@@ -62,6 +62,7 @@ def reference(
     return p / p.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [

@@ -479,6 +479,7 @@ def test_a_dead_engine_fails_what_is_open_and_then_is_fatal(engine, on_fatal, ca
         assert fatal.wait(10 if called else 0.05) is called
 
 
+@pytest.mark.slow
 def test_requests_that_all_time_out_without_a_token_are_one_long_wait(engine):
     with serving(engine, {"hang_s": 1}) as service:
         begun = time.monotonic()
@@ -491,6 +492,7 @@ def test_requests_that_all_time_out_without_a_token_are_one_long_wait(engine):
         assert service.is_ready()
 
 
+@pytest.mark.slow
 def test_an_idle_server_does_not_wait_for_tokens(engine):
     with serving(engine, {"hang_s": 1}) as service:
         send(service)
@@ -603,6 +605,7 @@ MOVES = [name for name, move in vars(Story).items() if callable(move) and not na
 MOVES.remove("finish_everything")
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.booleans(), st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 15)), max_size=40))
 def test_on_every_interleaving_each_request_gets_one_final_response_and_none_is_left(streaming, moves):

@@ -564,6 +564,7 @@ def test_perf_metrics_of_a_cancelled_request_are_those_so_far(start):
     assert running.first_token_time_ns < running.last_token_time_ns
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     st.lists(

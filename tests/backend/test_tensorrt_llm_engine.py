@@ -137,12 +137,14 @@ def test_stop_tokens_end_the_answer_and_are_the_reason(make_engine: MakeEngine) 
     assert token not in [t for step in steps for t in step.token_ids]
 
 
+@pytest.mark.slow
 def test_stop_strings_are_accepted_and_left_to_the_text_layer(make_engine: MakeEngine) -> None:
     harness = make_engine()
     assert "stop" in harness.engine.capabilities.sampling_fields
     assert harness.text(stop=("a",)) == harness.text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "llm_args"),
     [
@@ -204,6 +206,7 @@ VALUES: dict[str, Any] = {
 """The fields that depend on the sampler."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("release", "llm_args"), CONFIGURATIONS)
 def test_every_claimed_field_is_applied_by_the_sampler(
     make_engine: MakeEngine, release: str, llm_args: dict[str, Any]
@@ -257,6 +260,7 @@ def test_an_aborted_request_ends_as_cancelled_with_what_it_had(
     assert harness.engine.stats().num_running == 0
 
 
+@pytest.mark.slow
 def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engine(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def threads() -> list[str]:
 # Aborts
 
 
+@pytest.mark.slow
 def test_a_request_aborted_in_the_engines_queue_has_its_end(slow_engine: MakeEngine) -> None:
     """TensorRT-LLM removes the request from its queue and sends no response."""
     harness = slow_engine(max_batch_size=1)
@@ -65,6 +66,7 @@ def test_a_request_aborted_in_the_engines_queue_has_its_end(slow_engine: MakeEng
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_an_abort_that_is_answered_ends_once(slow_engine: MakeEngine) -> None:
     harness = slow_engine()
     (request,) = running(harness)
@@ -302,6 +304,7 @@ def test_a_start_that_fails_after_the_load_leaves_no_engine(tmp_path: Path, monk
     assert not threads()
 
 
+@pytest.mark.slow
 def test_every_request_has_one_end_when_submits_race_the_stop(make_engine: MakeEngine) -> None:
     for _ in range(5):
         harness = make_engine()
@@ -343,6 +346,7 @@ def ended(step: Step) -> bool:
     return step.error is not None or step.finish_reason is not None
 
 
+@pytest.mark.slow
 def test_two_can_stop_at_once(slow_engine: MakeEngine) -> None:
     for delay_s in (0.0, 0.002, 0.01, 0.05):
         harness = slow_engine()

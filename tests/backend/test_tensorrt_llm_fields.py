@@ -55,6 +55,7 @@ def test_a_token_id_outside_the_vocabulary_never_reaches_the_gpu(make_engine: Ma
     assert harness.engine.health().alive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["text", "ids"])
 def test_a_truncated_prompt_keeps_its_last_tokens(make_engine: MakeEngine, form: str) -> None:
     harness = make_engine(max_seq_len=100)
@@ -95,6 +96,7 @@ def test_a_prompt_that_opens_the_reasoning_is_answered_with_some(make_engine: Ma
     assert "</think>" not in harness.text("Why?")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "add_generation_prompt", "conversation"])
 def test_a_client_can_not_set_the_renderers_own_arguments(make_engine: MakeEngine, name: str) -> None:
     with pytest.raises(RequestError, match=f"chat_template_kwargs: {name}"):
@@ -132,6 +134,7 @@ def test_the_torch_sampler_has_logprobs_of_greedy_requests(make_engine: MakeEngi
         assert all(token[0].rank == 1 and token[0].logprob <= 0 for token in step.logprobs)
 
 
+@pytest.mark.slow
 def test_the_likeliest_tokens_follow_the_sampled_one_and_do_not_repeat_it(make_engine: MakeEngine) -> None:
     harness = make_engine("1.2.1")
     steps = harness.run(max_tokens=20, logprobs=2, top_k=3, temperature=1.0)
@@ -172,6 +175,7 @@ def test_from_1_2_on_the_cpp_samplers_logprobs_are_not_established(make_engine: 
     assert "best_of" not in make_engine("1.2.1").engine.capabilities.unsupported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_with_mtp_logprobs_never_reach_the_engine(make_engine: MakeEngine, release: str) -> None:
     """One such request would end every other one."""
@@ -197,6 +201,7 @@ def test_the_standin_shows_what_mtp_would_do_with_logprobs(
     assert harness.engine.health().alive, "the engine goes on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_no_release_has_the_prompts_logprobs(make_engine: MakeEngine, release: str) -> None:
     assert "prompt_logprobs" in make_engine(release).engine.capabilities.unsupported
@@ -210,6 +215,7 @@ def test_a_stop_tokens_logprob_is_left_out_with_the_token(make_engine: MakeEngin
     assert sum(len(step.logprobs) for step in steps) == sum(len(step.token_ids) for step in steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_an_aborted_request_with_logprobs_is_cancelled(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, release: str
@@ -267,6 +273,7 @@ def test_stop_tokens_are_never_ignored(make_engine: MakeEngine) -> None:
     assert error.code is ErrorCode.UNSUPPORTED
 
 
+@pytest.mark.slow
 def test_bad_strings_are_not_generated(make_engine: MakeEngine) -> None:
     harness = make_engine(sampler_type="TRTLLMSampler")
     assert "naïve" in harness.text()
@@ -282,6 +289,7 @@ GUIDES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("guide", GUIDES)
 def test_a_guide_reaches_the_engine_under_its_name(make_engine: MakeEngine, release: str, guide: str) -> None:
@@ -301,6 +309,7 @@ def test_before_1_0_guides_and_the_overlap_scheduler_exclude_each_other(make_eng
         make_engine("0.21.0", guided_decoding_backend="xgrammar")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "works"), [("0.21.0", False), ("1.0.0", False), ("1.1.0", False), ("1.2.0", True), ("1.2.1", True)]
 )
@@ -309,6 +318,7 @@ def test_guides_and_mtp_go_together_from_1_2_on(make_engine: MakeEngine, release
     assert ("guided_json" in capabilities.sampling_fields) is works
 
 
+@pytest.mark.slow
 def test_no_release_has_a_priority(make_engine: MakeEngine) -> None:
     capabilities = make_engine().engine.capabilities
     assert not capabilities.priority
@@ -358,12 +368,14 @@ def test_every_metric_is_read_from_its_own_field() -> None:
     assert isinstance(metrics.arrival_time_ns, int)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_cached_tokens_are_reported_where_the_release_counts_them(make_engine: MakeEngine, release: str) -> None:
     expected = 96 if release.startswith("1.2.") else 0
     assert make_engine(release).run("x" * 99, max_tokens=5)[-1].num_cached_tokens == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", RELEASES)
 def test_blocks_and_draft_tokens_are_counted_on_demand(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, release: str
@@ -388,6 +400,7 @@ def test_without_iteration_statistics_there_are_zeros(make_engine: MakeEngine) -
     assert harness.engine.stats().kv_blocks_total == 0
 
 
+@pytest.mark.slow
 def test_requests_go_on_when_the_statistics_fail(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     harness = make_engine(enable_iter_perf_stats=True)
     monkeypatch.setattr(IterationStats, "add", lambda self, row: 1 / 0)

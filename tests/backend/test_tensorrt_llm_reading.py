@@ -62,6 +62,7 @@ def test_waiting_responses_become_one_step(reference: list[int], slow: Harness) 
     assert tokens(steps) == reference[: len(tokens(steps))]
 
 
+@pytest.mark.slow
 def test_the_last_step_contains_the_responses_before_it(reference: list[int], slow: Harness) -> None:
     request = begun(slow, max_tokens=100)
     with slow.held_loop():
@@ -94,6 +95,7 @@ def test_an_abort_loses_no_waiting_response(reference: list[int], slow: Harness)
     assert [step.finish_reason for step in steps if step.finish_reason or step.error] == ["cancelled"]
 
 
+@pytest.mark.slow
 def test_responses_before_a_fault_are_delivered_before_it(reference: list[int], slow: Harness) -> None:
     request = begun(slow)
     with slow.held_loop():

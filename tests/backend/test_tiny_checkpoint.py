@@ -23,6 +23,8 @@ from deepseek_backend.engines.transformers.tiny_checkpoint import (
 )
 from support.demo_decoding import DEMO_MAX_TOKENS, DEMO_PROMPTS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

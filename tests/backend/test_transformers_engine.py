@@ -31,6 +31,8 @@ from deepseek_backend.engines.transformers.tiny_checkpoint import (
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from support.demo_decoding import DEMO_MAX_TOKENS, DEMO_PROMPTS
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 120
 PROMPT = DEMO_PROMPTS[0]
 

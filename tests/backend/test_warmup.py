@@ -414,6 +414,7 @@ def loaded(config, engine=None, **kwargs):
         service.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "options", "model"),
     [("simulated", {}, "m"), ("transformers", {"num_threads": 1, "device": "cpu"}, "tiny")],
@@ -472,6 +473,7 @@ def test_an_engine_that_does_not_survive_it_fails_the_load_and_is_stopped(option
     assert not engine.health().alive
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_in_it_fails_the_load(monkeypatch):
     monkeypatch.setattr(engine_warmup, "ABORT_S", 0.05)
     config = dataclasses.replace(configured(options={"hang_after": 3}, max_s=1), hang_s=1)

@@ -508,6 +508,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(config=JSON, quant=JSON, index=JSON, header=JSON)
 def test_no_json_ends_in_an_exception(

@@ -161,6 +161,7 @@ def nested(settings: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     values=st.dictionaries(st.sampled_from(KEYS), SCALARS, max_size=12),
@@ -181,6 +182,7 @@ def test_no_value_at_any_key_ends_in_an_exception(
     assert all("\n" not in finding.message + finding.fix for finding in report.findings)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(model_yaml=st.binary(max_size=200) | st.text(max_size=200).map(str.encode), config=st.binary(max_size=100))
 def test_no_bytes_end_in_an_exception(

@@ -355,6 +355,7 @@ def test_the_quickstarts_path_can_be_set(run):
 # The environment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["1", "max_split_size_mb:8192", "a b", "$HOME", "`id`", '"', "}", "\\", "a'b"])
 def test_a_variable_has_its_value_unless_the_user_set_it(run, value):
     variable = EnvironmentVariable(name="SOME_NAME", value=value, reason="because", source="a document")

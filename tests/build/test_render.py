@@ -123,6 +123,7 @@ def test_a_long_list_is_a_block():
     assert max(map(len, text.splitlines())) < 120
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.text() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans(),

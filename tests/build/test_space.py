@@ -15,6 +15,8 @@ from deepseek_triton_build import Plan, PlanRequest, RefusedPlanError, Workload
 from deepseek_triton_build.data.releases.sampler_support import honoured_fields
 from support import space
 
+pytestmark = pytest.mark.slow
+
 NUM_PROCESSES = 2
 
 

@@ -160,6 +160,7 @@ def settings_of(draw: st.DrawFn, release: str) -> dict[str, Any]:
     return settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", READABLE_RELEASES)
 @given(data=st.data())
 def test_translating_there_and_back_gives_the_same_settings(release: str, data: st.DataObject) -> None:

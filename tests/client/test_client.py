@@ -240,6 +240,7 @@ def test_a_token_is_asked_for_each_time(client_kind: ClientKind, nowhere: str) -
             assert SECRET not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_waiting_asks_again_until_it_is_ready(client_kind: ClientKind, nowhere: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(calls_module, "_POLL_INTERVAL_S", 0.01)
     told: list[Readiness] = []

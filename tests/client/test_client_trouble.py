@@ -338,6 +338,7 @@ def test_failover_between_servers_that_misbehave(client_kind: ClientKind, script
         other.close()
 
 
+@pytest.mark.slow
 def test_trouble_leaves_nothing_behind(client_kind: ClientKind, scripted: Any) -> None:
     """No thread is left, and over HTTP no descriptor; gRPC keeps some descriptors for all channels."""
     threads, descriptors = _threads(), _descriptors()

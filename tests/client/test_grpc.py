@@ -342,6 +342,7 @@ def test_responses_of_megabytes_are_within_the_default(grpc_server, driver):
     assert len(outputs["text_output"]) == 5_000_000
 
 
+@pytest.mark.slow
 def test_a_request_over_the_servers_limit(grpc_server, driver):
     async def body(transport):
         stream = transport.open("r1", [Input("text_input", "BYTES", ["a" * 9_000_000])], connect_s=10.0)
@@ -430,6 +431,7 @@ def test_connecting_is_limited_where_something_listens(driver):
     assert (str(error), error.unprocessed) == ("no connection within 0.2 s", True)
 
 
+@pytest.mark.slow
 def test_gRPC_gives_up_by_itself_where_the_request_has_no_limit(driver, blackhole):
     error = failing(
         driver,
@@ -574,6 +576,7 @@ def until_gone(grpc_server, *responses):
     return left
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_forgotten_is_cancelled(grpc_server, driver):
     left = until_gone(grpc_server, grpc_server.response(text_output="a"))
 
@@ -598,6 +601,7 @@ def test_a_stream_that_is_forgotten_after_its_loop(grpc_server):
     assert left.result(WAIT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_on", [True, False])
 def test_an_end_that_is_announced_and_does_not_come(grpc_server, driver, read_on):
     left = until_gone(grpc_server, grpc_server.response(text_output="a", final=True))
@@ -613,12 +617,14 @@ def test_an_end_that_is_announced_and_does_not_come(grpc_server, driver, read_on
     assert left.result(WAIT_S)
 
 
+@pytest.mark.slow
 def test_an_end_that_is_announced_and_does_not_come_after_an_error(grpc_server, driver):
     left = until_gone(grpc_server, grpc_server.error("what"))
     assert type(failing(driver, grpc_server.url)) is ServerError
     assert left.result(WAIT_S)
 
 
+@pytest.mark.slow
 def test_responses_after_the_final_one_are_left_out(grpc_server, driver):
     final = grpc_server.response(text_output="a", final=True)
     left = until_gone(grpc_server, final, grpc_server.response(text_output="b"))

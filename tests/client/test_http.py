@@ -365,6 +365,7 @@ def test_connecting_takes_too_long(driver, full_queue):
     assert caught.value.unprocessed
 
 
+@pytest.mark.slow
 def test_interrupted_while_connecting(driver, full_queue):
     stream = driver.transport(full_queue).open("r1", INPUTS, connect_s=0.5)
     reading = driver.start(read_all(stream))
@@ -420,6 +421,7 @@ def test_closing_the_transport_ends_what_is_under_way(http_server, driver, trans
     assert http_server.gone.wait(30)
 
 
+@pytest.mark.slow
 def test_a_stream_that_was_dropped_is_left(http_server, driver, transport):
     http_server.script(http_server.endless({"text_output": "a"}))
     stream = opened(transport)

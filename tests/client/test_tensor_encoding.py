@@ -51,6 +51,7 @@ def test_texts_are_decoded_as_tritonclient_does(texts):
     assert decode("text_output", "BYTES", data) == [each.decode() for each in deserialize_bytes_tensor(data)] == texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("datatype", sorted(NUMPY))
 @given(data=st.data())
 def test_numbers_are_those_of_numpy(datatype, data):

@@ -167,6 +167,7 @@ def test_a_connection_can_break_off(server, client, before):
     assert not server.client_left.is_set()
 
 
+@pytest.mark.slow
 def test_a_pause_makes_a_time_limit_run_out(server, client):
     server.script([Pause(), "late"], ["early", Pause(60)])
     with pytest.raises(DeadlineExceeded, match=r"timeouts\.total"):

@@ -106,6 +106,7 @@ def test_a_limit_that_comes_nearer_is_noticed(driver):
     driver.run(body)
 
 
+@pytest.mark.slow
 def test_a_limit_that_moved_on_is_still_held_to(driver):
     """The watchdog wakes at the old limit, finds a later one, and sleeps until that."""
 

@@ -50,6 +50,7 @@ def test_the_shape_of_an_input(batched, shape):
     assert Input("input_ids", "INT32", (1, 2, 3), batched).shape == shape
 
 
+@pytest.mark.slow
 @given(outputs)
 def test_both_wires_give_the_same_outputs(given_outputs):
     """The outputs are equal but for numbers that JSON can't tell apart, such as 1 and 1.0."""

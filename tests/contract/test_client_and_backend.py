@@ -144,6 +144,7 @@ def test_fields_arrive_as_they_were_given(wire, given_fields):
     assert got.returned == {name for name in ("logprobs", "prompt_logprobs") if name in given_fields}
 
 
+@pytest.mark.slow
 @WIRES
 @pytest.mark.parametrize("name", AT_ODDS)
 @given(data=st.data())
@@ -270,6 +271,7 @@ def as_chunk(said: SequenceChunk) -> Chunk:
     )
 
 
+@pytest.mark.slow
 @RESPONSES
 @given(said=sequence_chunks(everything=True))
 def test_everything_a_response_says_is_read(wire, said):

@@ -20,6 +20,8 @@ from deepseek_triton_build.catalog import RELEASES
 from standin.loading import standin
 from support.fakes import ListReply
 
+pytestmark = pytest.mark.slow
+
 CASES = [
     pytest.param(release, changes, id=f"{release}-{name}")
     for release in RELEASES

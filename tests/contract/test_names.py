@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "build/deepseek_triton_build",
@@ -31,6 +33,7 @@ def repeated(places: dict[str, list[Path]]) -> dict[str, list[str]]:
     return {name: list(map(str, paths)) for name, paths in places.items() if len(paths) > 1}
 
 
+@pytest.mark.slow
 def test_a_class_name_occurs_once() -> None:
     places: dict[str, list[Path]] = defaultdict(list)
     for path, tree in sources().items():
@@ -57,6 +60,7 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield value.lineno, value.value
 
 
+@pytest.mark.slow
 def test_a_docstring_begins_with_its_subject() -> None:
     without_subject = {"Of", "So", "And", "As", "Or", "What"}
     found = [

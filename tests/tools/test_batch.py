@@ -15,6 +15,8 @@ from deepseek_triton_tools.terminal.status_line import StatusLine
 from support.model_server import WAIT, echo
 from support.terminal_session import CTRL_C, Terminal
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):

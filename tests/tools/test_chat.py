@@ -12,6 +12,8 @@ from deepseek_triton_tools.tool_errors import ToolError
 from support.model_server import END, WAIT, echo
 from support.terminal_session import CTRL_C, CTRL_D, Terminal
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "> "
 
 

@@ -132,6 +132,7 @@ def test_what_cant_be_checked_is_one_line(argv, code, expected, capsys):
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_exit_code_of_the_process(repository):
     command = [sys.executable, "-m", "deepseek_triton_tools.cli.main", "check", str(repository)]
     assert subprocess.run(command, capture_output=True).returncode == 0

@@ -157,6 +157,7 @@ def test_every_verb_has_examples_that_parse(verb, capsys):
         assert unknown == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_imports_only_the_verb_and_nothing_that_an_extra_brings(verb):
     program = (
@@ -197,6 +198,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [

@@ -5,6 +5,8 @@ import pytest
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.generating.demo import PROMPTS
 
+pytestmark = pytest.mark.slow
+
 SIMULATED = ["--engine", "simulated", "--preset", "b200x8-r1-fp4-min-latency"]
 
 

@@ -60,6 +60,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
 
 
+@pytest.mark.slow
 def test_this_machine(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a GPU the tests' own machine serves all but TensorRT-LLM."""
     code, said = document(capsys)
@@ -197,6 +198,7 @@ def test_a_command_that_leads_nowhere(capsys: pytest.CaptureFixture[str]) -> Non
     assert not any(each["works"] for each in said["capabilities"])
 
 
+@pytest.mark.slow
 def test_hosts_of_which_one_is_here_and_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

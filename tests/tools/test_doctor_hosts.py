@@ -229,6 +229,7 @@ def _wait_for(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
     pytest.fail("sshd took no connection within 10 s")
 
 
+@pytest.mark.slow
 def test_a_host_by_ssh(sshd: Sshd) -> None:
     host = f"{getpass.getuser()}@127.0.0.1"
 
@@ -251,6 +252,7 @@ def test_a_key_that_is_refused(sshd: Sshd, tmp_path: Path) -> None:
     assert "launch ssh-setup" in result.findings[0].finding.fix
 
 
+@pytest.mark.slow
 def test_several_hosts_at_once(sshd: Sshd) -> None:
     """This machine is examined without ssh. Its loopback address would be taken for this machine too, so the machine is
     a made-up one, for which 127.0.0.1 is elsewhere."""

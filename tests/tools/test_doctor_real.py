@@ -26,6 +26,8 @@ from deepseek_triton_tools.doctor.machine.remote import EXPECTED_FILE, REPORT_PR
 from deepseek_triton_tools.doctor.packing import BOOTSTRAP, pack, sent_files
 from support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 TOOLS = Path(__file__).parents[2] / "tools"
 BARE = [sys.executable, "-I", "-S", "-c", BOOTSTRAP]
 """A Python without site-packages: no package is installed for it, not even this project."""

@@ -45,6 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / ".cache/site"
 
 
+@pytest.mark.slow
 def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
     loaded = re.compile(
         r"""<(?:script|img|iframe)[^>]*\ssrc=["']?(https?:[^"' >]+)|<link[^>]*\shref=["']?(https?:[^"' >]+)"""

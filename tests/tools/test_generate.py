@@ -164,6 +164,7 @@ def test_a_refusal_is_retried_as_often_as_asked(run, model_server, retries, aske
     assert len(model_server.bodies) == asked
 
 
+@pytest.mark.slow
 def test_each_time_limit_reaches_the_client(run, model_server):
     def stalls(_):
         yield {"text_output": "a"}

@@ -189,6 +189,7 @@ def in_a_deployment(template):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", ["one", "two"])
@@ -284,6 +285,7 @@ def seconds(documents):
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     size=st.integers(1, 4 * 10**12),
@@ -319,6 +321,7 @@ def test_who_waits_for_whom(exit_timeout):
     assert times.worker_grace_period_s > times.grace_period_s
 
 
+@pytest.mark.slow
 def test_without_a_rate_the_deadline_is_start_sh_s_own(facts, rendered):
     for name in ("one", "two", "tiny"):
         at = seconds(rendered(name, LaunchOptions(image="i")))
@@ -882,6 +885,7 @@ def nodes(tmp_path):
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 def test_mpirun_of_the_leader_reaches_a_worker_and_finds_its_environment(pod, nodes, rendered, tmp_path):
     keys = pod.folder / "etc/deepseek-triton/ssh"
     for key in keys.iterdir():

@@ -209,6 +209,7 @@ def test_ssh_finds_the_hosts_key(setup, tmp_path, port, name):
     assert found.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/usr/sbin/sshd"), reason="sshd is not installed")
 @pytest.mark.skipif(os.geteuid() != 0, reason="a login without PAM, to an account of any state, needs root")
 def test_ssh_reaches_the_sshd_that_the_script_starts(setup, tmp_path):

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 R1 = ["deepseek-r1", "--gpu", "h200", "--gpus", "8"]
 FINITE = {"variants": ["variants"], "plan": ["plan", *R1], "json": ["plan", *R1, "--json"], "help": ["plan", "--help"]}
 BUFFERING = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])

@@ -12,6 +12,8 @@ from packaging.requirements import Requirement
 
 from deepseek_triton_build import model_repository
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -30,6 +30,7 @@ def checkpoint(folder, *, class_name="DeepseekV3ForCausalLM", quant=None):
     return str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "code", "expected"),
     [

@@ -28,6 +28,8 @@ from deepseek_triton_tools.server.server_process import ServeOptions, ServerProc
 from deepseek_triton_tools.tool_errors import PortError, RepositoryError, ServerFailedError, ToolError
 from support.waiting import clients_leave
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """\
 backend: "python"
 input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]

@@ -19,6 +19,8 @@ from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.warming import take_survey
 from support.waiting import PATIENCE_S, wait_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path):

@@ -37,6 +37,8 @@ from deepseek_triton_tools.warming.transfer import SEGMENT, Pace, Transfer
 from support.mounting import mounted
 from support.page_cache import resident_bytes
 
+pytestmark = pytest.mark.slow
+
 SIZE = 3 * BUFFER + 4097
 """Bytes of a file: some buffers, and a part of a page."""
 HEADERS = 2**17

@@ -374,6 +374,7 @@ def test_only_one_rank_of_a_node_warms(prolog, checkpoint):
     assert (done.returncode, done.stdout, log) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_warm_up_in_the_background_outlives_its_prolog(prolog, checkpoint, tmp_path):
     evict_all(checkpoint)
 
@@ -410,6 +411,7 @@ def test_waiting_for_the_lock_shortens_the_time_to_read(prolog, checkpoint, tmp_
     assert "warming" not in log
 
 
+@pytest.mark.slow
 def test_a_lock_that_never_comes_free_ends_the_prolog(prolog, checkpoint, tmp_path):
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -41,6 +41,8 @@ from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, 
 from support.contract_metadata import METADATA
 from support.model_server import END, WAIT
 
+pytestmark = pytest.mark.slow
+
 FAILED = """\
 E1121 12:42:09.142789 49 model_lifecycle.cc:642] "failed to load 'tensorrt_llm' version 1: Internal: no GPU"
 """
