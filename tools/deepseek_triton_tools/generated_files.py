@@ -58,7 +58,7 @@ def _first_sentence(docstring: str) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m deepseek_triton_tools.generated_files",
-        description="Write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md and ARCHITECTURE.md's index again.",
+        description="Write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md, ARCHITECTURE.md's index again.",
         allow_abbrev=False,
     )
     parser.parse_args(argv)
