@@ -28,6 +28,7 @@ import re
 import select
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -168,7 +169,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         self.send_chunk(b"data: " + json.dumps(document).encode() + b"\n\n")
 
 
-class LoopbackServer:
+class LoopbackServer(ABC):
     """An HTTP server on a free port of 127.0.0.1. A subclass says what it answers."""
 
     server_class = QuietServer
@@ -182,9 +183,9 @@ class LoopbackServer:
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
 
+    @abstractmethod
     def respond(self, handler: Any, body: bytes) -> None:
         """Answer one request, on the thread of its connection."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """End the server. Connections that clients still hold get no more answers."""

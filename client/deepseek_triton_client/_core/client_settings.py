@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -24,15 +25,15 @@ def _is_seconds(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LONGEST_S
 
 
-class _Checked:
+class _Checked(ABC):
     """Settings that raise InvalidRequest, with every problem, where they are wrong."""
 
     def __post_init__(self) -> None:
         if found := list(self._problems()):
             raise InvalidRequest("; ".join(found))
 
-    def _problems(self) -> Iterator[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _problems(self) -> Iterator[str]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
