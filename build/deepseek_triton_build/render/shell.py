@@ -1,4 +1,4 @@
-"""Pieces that the shell scripts share: comments, exports, commands, and where their ranks run."""
+"""Pieces that the shell scripts share: comments, exports, and mpirun with the variables that other nodes get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launch slurm`: a batch script that becomes the supervisor, on the first node, with srun below it.
+"""`launch slurm`: templates/slurm.sh filled in, a batch script that becomes the supervisor, with srun below it.
 
 The manual pages of Slurm 22.05 say: srun passes the signals it gets to its tasks (srun(1), SIGNALS AND ESCAPE
 SEQUENCES). --signal=B: signals only the batch script (sbatch(1)), whose process is the supervisor by then. scancel
