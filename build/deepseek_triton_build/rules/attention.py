@@ -109,7 +109,7 @@ def _hang_elsewhere(d: Deployment) -> Iterator[Violation]:
 @RULES.note(
     "A007",
     title="At low concurrency, attention is tensor-parallel and CUDA graphs are on",
-    why=f"Up to {LOW_CONCURRENCY} concurrent requests that is faster.",
+    why=f"Up to {LOW_CONCURRENCY} concurrent requests, these settings are faster.",
     source=f"{GUIDE} (0.19), Create Configuration Files",
 )
 def _low_concurrency(d: Deployment) -> Iterator[Violation]:
