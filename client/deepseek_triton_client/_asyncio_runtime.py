@@ -1,4 +1,4 @@
-"""The runtime of the asynchronous client: sleep, events, time limits and transports on asyncio."""
+"""The runtime of the asynchronous client: sleep and events on asyncio, and the choice of watchdog and transport."""
 
 from __future__ import annotations
 

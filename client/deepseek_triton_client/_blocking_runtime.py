@@ -1,4 +1,4 @@
-"""The runtime of the blocking client: sleep, events, time limits and transports that block."""
+"""The runtime of the blocking client: sleep and events that block, and the choice of watchdog and transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time limits of requests. One thread watches those of all blocking requests; an event loop has a timer for each.
+"""Time limits of requests: one thread watches those of all blocking requests; an event loop has a timer for each.
 
 A blocked socket read and a gRPC stream do not accept a time limit that changes from token to token, but both can be
 interrupted. Requests without limits use `NO_WATCHDOG`, so that they need no thread and no timer.

@@ -1,4 +1,4 @@
-"""Questions to nvidia-smi, and its answers parsed."""
+"""Questions to nvidia-smi, and its answers parsed: GPUs, their processes, and the links between them (NVLink)."""
 
 from __future__ import annotations
 
