@@ -168,6 +168,15 @@ def test_a_server_answers_and_leaves_nothing_behind(repository, tmp_path):
     assert any("finalizing" in line for line in server.log_tail)
 
 
+def test_a_repository_whose_path_has_a_blank_is_served(repository, tmp_path):
+    """Triton's Python backend alone would let such a model's process die, and wait for it for ever."""
+    moved = repository.rename(tmp_path / "a folder with blanks")
+    with ServerProcess.serving(moved) as server:
+        answer = httpx.post(f"{server.http_url}/v2/models/echo/generate", json={"text_input": "hello"})
+    assert answer.json()["text_output"] == "hello"
+    assert processes(tmp_path) == []
+
+
 RAISES = "class TritonPythonModel:\n    def initialize(self, args):\n        "
 
 

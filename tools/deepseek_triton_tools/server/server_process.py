@@ -126,6 +126,7 @@ class ServerProcess:
         self._cleared = False
         self._claim: Claim | None = None
         self._shm_prefix = f"deepseek_triton_{secrets.token_hex(4)}_"
+        self._link_folder: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
     def serving(
@@ -230,13 +231,24 @@ class ServerProcess:
     def _arguments(self) -> list[str]:
         ports = zip(ENDPOINTS, (self.http_port, self.grpc_port, self.metrics_port), strict=True)
         return [
-            f"--model-repository={self.options.repository.absolute()}",
+            f"--model-repository={self._path_without_blanks()}",
             *(f"--{endpoint}-address={self.options.host}" for endpoint in ENDPOINTS),
             *(f"--{endpoint}-port={port}" for endpoint, port in ports),
             f"--exit-timeout-secs={self.options.exit_timeout_secs}",
             # A prefix for each server: two never share a region, and what a killed one leaves can be removed.
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
         ]
+
+    def _path_without_blanks(self) -> Path:
+        """Return the repository, or a link to it. Triton hands its path to the Python stub through a shell, without
+        quotes: a stub whose path has a blank ends at its first look at it, and the server waits for ever (2.51)."""
+        repository = self.options.repository.absolute()
+        if not re.search(r"\s", str(repository)):
+            return repository
+        self._link_folder = tempfile.TemporaryDirectory(prefix="deepseek-triton-")
+        link = Path(self._link_folder.name, "repository")
+        link.symlink_to(repository)
+        return link
 
     def _read(self, process: subprocess.Popen[str], log: FileIO | None) -> None:
         """Run the reader thread, until the server and all its stubs have closed their end of the pipe."""
@@ -397,6 +409,8 @@ class ServerProcess:
         self._reader.join(_STUBS_LEAVE_S)
         for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
             region.unlink(missing_ok=True)
+        if self._link_folder is not None:
+            self._link_folder.cleanup()
         self._release_ports()
         self._cleared = True
 
