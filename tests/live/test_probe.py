@@ -114,7 +114,7 @@ def test_a_server_that_hangs(small_repository):
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["alive", "http://localhost"], "invalid choice: 'alive'"),
+        (["alive", "http://localhost"], "expected live, ready or generate, got 'alive'"),
         (["live"], "required: URL"),
         (["live", "ftp://localhost"], "ftp://"),
         (["live", "http://localhost", "--deadline", "0"], "expected a number of seconds above 0"),

@@ -14,7 +14,9 @@ import pytest
 from deepseek_triton_tools.cli.main import main
 
 _PROGRAM = """\
-#!{python} -IS
+#!/bin/sh
+'''exec' '{python}' -IS "$0" "$@" # sh runs this line, Python takes it for a string: #! takes no path with a blank
+' '''
 import json, os, sys
 with open({record!r}, "a") as record:
     stdin = sys.stdin.read() if {reads} else ""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from functools import partial
@@ -217,7 +218,7 @@ def test_standard_input_and_output_can_be_used(model_server):
 
 def test_a_reader_that_leaves_ends_it(model_server, folder):
     write([f'"{number}"' for number in range(2000)])
-    command = " ".join(start(model_server, "--output", "-", "--concurrency", "1"))
+    command = shlex.join(start(model_server, "--output", "-", "--concurrency", "1"))
     done = subprocess.run(["sh", "-c", f"{command} | head -1"], capture_output=True, text=True)
 
     assert json.loads(done.stdout)["text"] == "0"
