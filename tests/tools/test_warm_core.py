@@ -130,7 +130,7 @@ def test_a_file_longer_than_a_segment_is_shared_by_threads_and_whole(tmp_path: P
         file.truncate(length)
     result = warmed(tmp_path, jobs=3)
     assert (result.exit_code, result.progress.done) == (0, length)
-    assert 0.99 * length < result.resident <= length  # the kernel may drop a few pages of half a GiB meanwhile
+    assert length - 2**20 < result.resident <= length  # the kernel may drop some pages; a lost window would be more
 
 
 def test_an_empty_checkpoint_folder_is_refused(tmp_path: Path) -> None:
