@@ -9,6 +9,7 @@ from deepseek_triton_build.arithmetic.load_time import (
     load_s,
     ready_within_s,
 )
+from deepseek_triton_build.data.rank_variables import is_engine_variable
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.text import comment_lines
@@ -41,6 +42,7 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
         shell.exports(plan.environment),
         _launch_tag(plan),
         shell.interface() if plan.release is not None else [],
+        shell.engine_variables() if plan.release is not None else [],
         _endpoints(),
         _exit_timeout(),
         _supervisor_options(plan),
@@ -294,9 +296,9 @@ def _mpirun_options(plan: Plan) -> list[str]:
 
 
 def _dry_run(plan: Plan) -> list[str]:
-    engine = [] if plan.release is None else ["PYTHONPATH", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"]
-    engine += ["OMPI_MCA_btl_tcp_if_include"] if _is_for_slurm(plan) else []
-    names = list(dict.fromkeys([_TAG, *engine, *(variable.name for variable in plan.environment)]))
+    own = [variable.name for variable in plan.environment if not is_engine_variable(variable.name)]
+    names = [_TAG, *own] if plan.release is None else [_TAG, "PYTHONPATH", *own, '"${engine[@]}"']
+    names += ["OMPI_MCA_btl_tcp_if_include"] if _is_for_slurm(plan) else []
     programs = ["python3", "mpirun", *([shell.entry_point(plan)] if plan.release is not None else []), "tritonserver"]
     return [
         *comment_lines(
