@@ -66,11 +66,12 @@ def test_what_is_of_one_node_stays_there(name: str) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_scripts_hand_them_to_the_other_nodes(tmp_path: Path, format: str) -> None:
-    (tmp_path / "data").touch()
+    file = tmp_path / "data"
+    file.touch()
     values = {name: "1" for name in [*READ_BY_THE_ENGINE, *ALSO_PASSED_ON, *STAY] if name != "PATH"} | ODD_VALUES
     arguments = ["mmlu"] if format == "trtllm-eval" else []
     run = script_runner(tmp_path)
-    ran = run(make_plan(TWO_NODES), format, *arguments, **values, HOSTS="a,b", DATASET=str(tmp_path / "data"))
+    ran = run(make_plan(TWO_NODES), format, *arguments, **values, HOSTS="a,b", DATASET=str(file), QUICKSTART=str(file))
 
     forwarded = forwarded_by(ran.argv)
     own = {"DEEPSEEK_TRITON_LAUNCH"} if format == "triton" else set()

@@ -247,6 +247,20 @@ def model_title(plan: Plan) -> str:
     return plan.variant.title.partition(",")[0]
 
 
-def in_container(plan: Plan) -> str:
-    """Return where a script for TensorRT-LLM's own programs runs, as the end of a clause."""
-    return f"in a container with TensorRT-LLM {release_of(plan).version}"
+EXAMPLES = ("/app/tensorrt_llm", "/app")
+"""Folders above TensorRT-LLM's examples: in its own container (NVIDIA/TensorRT-LLM docker/Dockerfile.multi@00f74add),
+and in Triton's (triton-inference-server/tensorrtllm_backend dockerfile/Dockerfile.triton.trt_llm_backend@0046c234)."""
+
+
+def first_file(name: str, paths: Iterable[str], *, given: str = "") -> list[str]:
+    """Set the variable `name` to `given`, or else to the first path that is a file; empty when none is.
+
+    :param given: shell text, such as "$OWN".
+    """
+    return [
+        *array("places", paths),
+        f'{name}="{given}"',
+        'for place in "${places[@]}"; do',
+        f'  if [[ -z "${name}" && -f "$place" ]]; then {name}="$place"; fi',
+        "done",
+    ]

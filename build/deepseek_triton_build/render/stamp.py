@@ -48,7 +48,7 @@ def manifest(plan: Plan, version: str, files: Mapping[str, bytes], *, format: st
         "recipe": plan.recipe.id if plan.recipe else None,
         "release": plan.release.version if plan.release else None,
         "releases": readable_by(plan),
-        "image": plan.image,
+        "image": plan.image_for(format),
         "plan": plan_hash(plan),
         "files": {path: sha256(files[path]) for path in sorted(files)},
     }

@@ -71,7 +71,7 @@ def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[s
         f"{budget.free / GIB:.1f} left free",
         f"  {runs:,} request{'' if runs == 1 else 's'} at once of {plan.workload.isl:,} tokens in and "
         f"{plan.workload.osl:,} out",
-        f"  TensorRT-LLM {plan.release.version}: {plan.image}",
+        f"  TensorRT-LLM {plan.release.version}: {plan.image_for(format)}",
         _checkpoint_line(plan),
         *_omission_lines(plan),
         _run_line(plan, script),
