@@ -37,8 +37,7 @@ def script_runner(tmp_path: Path, folder: str = "with a space") -> Callable[...,
         path.chmod(0o755)
 
     def run(plan: Plan, format: str, *arguments: str, **variables: str) -> Run:
-        # start.sh refuses spaces, because trtllm-llmapi-launch splits words.
-        place = tmp_path / (folder if format != "triton" else folder.replace(" ", "-")) / format
+        place = tmp_path / folder / format
         write_repository(format_files(format, plan, version="1.0"), place, force=True)
         environment = {"PATH": f"{commands}:{os.environ['PATH']}", "RECORD": str(record), **variables}
         record.unlink(missing_ok=True)

@@ -224,12 +224,13 @@ def _refused_words(plan: Plan) -> list[str]:
     return [
         *comment_lines(
             f"{launch} splits its command at spaces, because it uses the variable $task_with_command without quotes "
-            "(NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6; later versions use an array)."
+            "(NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6; later versions use an array). For "
+            "the repository's own path, the guard of rank 0 makes a link without spaces."
         ),
         'for word in "${server[@]}"; do',
-        '  if [[ -z "$word" || "$word" =~ [[:space:]] ]]; then',
+        '  if [[ -z "$word" || "$word" =~ [[:space:]] && "$word" != "$repository" ]]; then',
         "    printf -v word '%q' \"$word\"",
-        f'    refuse "expected a path or value without spaces and not empty, because {launch} splits words; got $word"',
+        f'    refuse "expected a value without spaces and not empty, because {launch} splits words; got $word"',
         "  fi",
         "done",
     ]
