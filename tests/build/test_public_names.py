@@ -88,6 +88,8 @@ CATALOG = [
     "find_precision",
     "find_variant",
     "gpus",
+    "is_engine_variable",
+    "is_for_every_rank",
     "load_release",
     "profiles",
     "release_for_container",

@@ -66,7 +66,7 @@ def refusal(built, monkeypatch, capsys):
         (["docker", "r1", "--env", "X=\udcff", "--dry-run"], "expected paths and values in UTF-8, got"),
         (["docker", "r1", "--env", "DEEPSEEK_TRITON_LAUNCH=x", "--dry-run"], "expected eight hexadecimal"),
         (["kubernetes", "r1", "--", "--http-port=9"], "start.sh: expected HTTP_PORT to be set"),
-        (["kubernetes", "r1x2", "--", "a b"], "start.sh: expected a path or value without spaces"),
+        (["kubernetes", "r1x2", "--", "a b"], "start.sh: expected a value without spaces"),
     ],
 )
 def test_a_launch_that_can_not_work_is_refused(refusal, argv, expected):

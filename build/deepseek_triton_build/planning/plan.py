@@ -26,7 +26,7 @@ from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameErro
 from deepseek_triton_build.data.catalog import Gpu, KnownCheckpoint, Variant, find_variant
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Profile, Recipe, Workload
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting
-from deepseek_triton_build.data.releases import Release, image_name
+from deepseek_triton_build.data.releases import Release, image_name, release_image_name
 from deepseek_triton_build.data.releases.spelling import canonical
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.choices import choose_settings
@@ -98,6 +98,12 @@ class Plan:
             return None
         asked, known = self.request.container, self.release.containers
         return image_name(asked if asked in known else known[0])
+
+    def image_for(self, format: str) -> str | None:
+        """The container to run a format's script in. TensorRT-LLM's own has its examples and benchmarks, too."""
+        if format == "triton" or self.release is None or self.request.container is not None:
+            return self.image
+        return release_image_name(self.release.version)
 
     @property
     def gpus_per_node(self) -> int:

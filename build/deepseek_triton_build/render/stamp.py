@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +49,7 @@ def manifest(plan: Plan, version: str, files: Mapping[str, bytes], *, format: st
         "recipe": plan.recipe.id if plan.recipe else None,
         "release": plan.release.version if plan.release else None,
         "releases": readable_by(plan),
-        "image": plan.image,
+        "image": plan.image_for(format),
         "plan": plan_hash(plan),
         "files": {path: sha256(files[path]) for path in sorted(files)},
     }
@@ -85,9 +86,10 @@ def _given_options(request: PlanRequest) -> list[str]:
     given = {name: getattr(request, name) for name in names if getattr(request, name) != defaults[name]}
     if "container" in given:
         given.pop("release", None)  # the container fixes the release; the two options are never typed together
-    options = [f"{OPTIONS[name]} {value}" for name, value in given.items()]
+    options = [f"{OPTIONS[name]} {shlex.quote(str(value))}" for name, value in given.items()]
     workload = {field.name: getattr(request.workload, field.name) for field in dataclasses.fields(Workload)}
     options += [f"--{name} {value}" for name, value in workload.items() if value is not None]
     options += ["--relaxed-acceptance"] if request.relaxed_acceptance else []
     options += ["--allow-unpublished"] if request.allow_unpublished else []
-    return options + [f"--set {key}={json.dumps(value, allow_nan=False)}" for key, value in request.overrides]
+    settings = [f"{key}={json.dumps(value, allow_nan=False)}" for key, value in request.overrides]
+    return options + [f"--set {shlex.quote(setting)}" for setting in settings]

@@ -245,7 +245,7 @@ class Pods:
             for variable, folder in kernel_environment().items():
                 yield {"name": variable, "value": folder}
         if self.options.environment:
-            yield "As requested."
+            yield "As requested, or as set where this was made."
             for variable, value in self.options.environment:
                 yield {"name": variable, "value": literal(value)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from deepseek_triton_build import (
@@ -55,10 +56,10 @@ def build(
 
 def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[str]:
     """Return what a person wants to know after a build, one thing a line."""
-    script = f"{output}/{FORMATS[format].start}"
+    script = shlex.quote(f"{output}/{FORMATS[format].start}")
     lines = [f"wrote {output}: {plan.variant.title}, as {FORMATS[format].title}"]
     if plan.gpu is None or plan.release is None or plan.budget is None or plan.profile is None:
-        return [*lines, f"  {plan.engine} engine", f"run it here: deepseek-triton serve {output}"]
+        return [*lines, f"  {plan.engine} engine", f"run it here: deepseek-triton serve {shlex.quote(str(output))}"]
     budget = plan.budget
     recipe = f", recipe {plan.recipe.id}" if plan.recipe else ""
     runs = min(plan.max_concurrency, budget.concurrent_requests(plan.workload.isl or 0, plan.workload.osl or 0))
@@ -71,7 +72,7 @@ def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[s
         f"{budget.free / GIB:.1f} left free",
         f"  {runs:,} request{'' if runs == 1 else 's'} at once of {plan.workload.isl:,} tokens in and "
         f"{plan.workload.osl:,} out",
-        f"  TensorRT-LLM {plan.release.version}: {plan.image}",
+        f"  TensorRT-LLM {plan.release.version}: {plan.image_for(format)}",
         _checkpoint_line(plan),
         *_omission_lines(plan),
         _run_line(plan, script),
