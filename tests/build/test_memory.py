@@ -19,9 +19,10 @@ R1 = find_variant("deepseek-r1")
 V32 = find_variant("deepseek-v3.2-exp")
 TP8 = Layout(tensor_parallel_size=8, expert_parallel_size=8)
 ALL_CHECKPOINTS = [
-    pytest.param(variant, checkpoint, id=checkpoint.model)
+    pytest.param(variant, checkpoint, id=name)
     for variant in variants().values()
-    for checkpoint in variant.checkpoints.values()
+    for weights_of in (*variant.checkpoints.values(), *variant.own_checkpoints.values())
+    for name, checkpoint in weights_of.under_each_name().items()
 ]
 
 

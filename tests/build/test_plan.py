@@ -496,3 +496,30 @@ def test_what_cannot_work_is_refused_in_one_line(changes, error, expected):
 
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "variant", "precision", "gigabytes"),
+    [
+        pytest.param("nvidia/DeepSeek-R1-FP4", "deepseek-r1", "fp4", 424, id="the published one"),
+        pytest.param("nvidia/DeepSeek-R1-FP4-v2", "deepseek-r1", "fp4", 413, id="its second version"),
+        pytest.param("/models/DeepSeek-R1-0528-FP4-v2", "deepseek-r1-0528", "fp4", 413, id="a folder called like it"),
+        pytest.param("/models/mine", "deepseek-r1", "fp4", 424, id="a folder called otherwise"),
+        pytest.param("nvidia/DeepSeek-V3.2-NVFP4", "deepseek-v3.2-exp", "fp4", 415, id="of a sister model"),
+        pytest.param("/models/mine", "deepseek-v3", "fp4", 424, id="weights that nobody publishes"),
+    ],
+)
+def test_the_checkpoint_that_is_named_has_its_own_size(model, variant, precision, gigabytes):
+    plan = make_plan(PlanRequest(variant=variant, gpu="b200", precision=precision, model=model))
+
+    assert round(plan.checkpoint.weight_bytes / 1e9) == gigabytes
+    assert plan.settings[0].value == model
+
+
+def test_a_checkpoint_of_a_sister_model_says_whose_it_is():
+    plan = make_plan(
+        PlanRequest(variant="deepseek-v3.2-exp", gpu="b200", precision="fp4", model="nvidia/DeepSeek-V3.2-NVFP4")
+    )
+
+    assert plan.settings[0].reason.startswith("DeepSeek-V3.2, planned as deepseek-v3.2-exp")
+    assert plan.checkpoint.kv_cache_quant_algo == "FP8"
