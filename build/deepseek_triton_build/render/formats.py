@@ -13,6 +13,7 @@ from deepseek_triton_build.render import trtllm_commands as trtllm
 from deepseek_triton_build.render.quickstart import quickstart_sh
 from deepseek_triton_build.render.repository_files import File, repository_files, stamped
 from deepseek_triton_build.render.stamp import stamp_line
+from deepseek_triton_build.render.yaml_text import settings_file_text
 
 DEFAULT_FORMAT = "triton"
 
@@ -64,6 +65,7 @@ def _program(program: str, script: str, render: Callable[..., str], title: str) 
         config = trtllm.extra_llm_api_config(args, stamp=stamp, program=program, script=script)
         written = [
             File(PurePosixPath(trtllm.YAML_NAME), config.encode()),
+            *(File(PurePosixPath(file.name), settings_file_text(file, stamp=stamp).encode()) for file in plan.files),
             File(PurePosixPath(script), render(plan, args, stamp=stamp).encode(), executable=True),
         ]
         return stamped(plan, written, version=version, format=program)
