@@ -93,6 +93,10 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({"enable_attention_dp": True, "max_batch_size": 16}),
         deployed({"enable_attention_dp": True, "max_batch_size": 17}),
     ),
+    "A009": (
+        deployed({"max_num_tokens": 1151, "max_seq_len": 3328}, assumed_isl=1024),
+        deployed(CHUNKED, {"max_num_tokens": 1152, "max_seq_len": 3328}, assumed_isl=1024),
+    ),
     "D001": (deployed(MTP, {RELAXED: True}, variant="deepseek-v3"), deployed(MTP, {RELAXED: True})),
     "D002": (
         deployed(MTP, {"speculative_config.relaxed_topk": 10}),
@@ -258,6 +262,15 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
     "V008": (deployed(MTP, {DRAFTS: 3}, release="1.1.0", **V32), deployed(MTP, {DRAFTS: 3}, **V32)),
 }
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
+
+
+PAIR = {"cache_transceiver_config.backend": "UCX"}
+
+
+@pytest.mark.parametrize("code", ["A003", "A007"])
+def test_a_disaggregated_server_is_not_advised_as_a_whole_one(code: str) -> None:
+    broken, _ = CASES[code]
+    assert code not in codes_of(replace(broken, settings={**broken.settings, **PAIR}))
 
 
 def codes_of(deployment: Deployment) -> list[str]:

@@ -190,6 +190,7 @@ def _tensorrt_llm_plan(target: Target) -> Plan:
     triton, unsampled = triton_settings(target, sizes, budget, chosen, own)
     deployment = dataclasses.replace(
         _deployment(target, chosen, triton, environment, files),
+        assumed_isl=_assumed_isl(target, sizes),
         concurrency=target.request.workload.concurrency,
         held_requests=budget.concurrent_requests(sizes.workload.isl or 0, sizes.workload.osl or 0),
     )
@@ -217,6 +218,12 @@ def _tensorrt_llm_plan(target: Target) -> Plan:
         warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
         omissions=(*omitted, *unsampled),
     )
+
+
+def _assumed_isl(target: Target, sizes: Sizes) -> int | None:
+    """Return the input length that is planned for though none was asked for; a generation server gets no prompts."""
+    asked = target.request.workload.isl is not None or target.profile.name == "gen"
+    return None if asked else sizes.workload.isl
 
 
 def _budget_with_overrides(target: Target, sizes: Sizes, budget: Budget) -> Budget:

@@ -34,6 +34,8 @@ class Deployment:
     environment: Mapping[str, str] = field(default_factory=dict)
     isl: int | None = None
     """Input length in tokens that the deployment is made for."""
+    assumed_isl: int | None = None
+    """Input length in tokens that it is planned for because none was given."""
     concurrency: int | None = None
     """Concurrent requests that the deployment is made for."""
     held_requests: int | None = None
@@ -60,6 +62,11 @@ class Deployment:
         if self.get("speculative_config.decoding_type") != "MTP":
             return 0
         return int(self.get("speculative_config.num_nextn_predict_layers") or 0)
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether it is a context or a generation server, which hand over the KV cache."""
+        return any(key.startswith("cache_transceiver_config") and value for key, value in self.settings.items())
 
     def supports(self, feature: str) -> bool | None:
         """Tell whether the release has `feature`; None when that or the release is not known."""

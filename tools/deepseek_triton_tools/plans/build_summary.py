@@ -13,6 +13,7 @@ from deepseek_triton_build import (
     PlanRequest,
     QuantConfigChange,
     format_files,
+    format_request,
     make_plan,
     quant_config_change,
     write_quant_config,
@@ -34,7 +35,7 @@ def build(
     BuildError when it can't be planned or written, and nothing is left behind; ToolError when the checkpoint is wanted
     and not on this machine.
     """
-    plan = make_plan(request)
+    plan = make_plan(format_request(format, request))
     files = format_files(format, plan, version=__version__)
     changes: list[str] = []
     change = _quant_config(plan) if quant_config else None
