@@ -170,6 +170,10 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({FRACTION: 0.8, "kv_cache_config.max_tokens": 4096}),
         deployed({"kv_cache_config.max_tokens": 4096}),
     ),
+    "K010": (
+        deployed({FRACTION: 0.97, "max_batch_size": 128, "max_num_tokens": 1152}),
+        deployed({FRACTION: 0.9, "max_batch_size": 128, "max_num_tokens": 1152}),
+    ),
     "L001": (
         deployed({"max_batch_size": 256, "cuda_graph_config.batch_sizes": [1, 128]}),
         deployed({"max_batch_size": 256, "cuda_graph_config.max_batch_size": 256}),
@@ -194,7 +198,7 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
     ),
     "L008": (
         deployed({"enable_attention_dp": True, "max_batch_size": 1024, "max_num_tokens": 8192}, **B200),
-        deployed({"enable_attention_dp": True, "max_batch_size": 1024, "max_num_tokens": 3072}, **B200),
+        deployed({"enable_attention_dp": True, "max_batch_size": 1024, "max_num_tokens": 8191}, **B200),
     ),
     "L009": (
         deployed({"max_num_tokens": 5127, FRACTION: 0.7}, release="0.21.0"),

@@ -40,6 +40,7 @@ from deepseek_triton_build.planning.target import Target, refuse, resolve_target
 from deepseek_triton_build.planning.triton_settings import triton_settings
 from deepseek_triton_build.rules import violations
 from deepseek_triton_build.rules.memory_budget import deployment_budget
+from deepseek_triton_build.rules.moe import shared_expert_bytes
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 
@@ -80,7 +81,9 @@ class Plan:
     max_concurrency: int = 0
     """Requests that decode together, in the whole instance."""
     host_memory: int = 0
-    """Bytes of memory that a node should have available, so that the engine prefetches the checkpoint."""
+    """Bytes of memory that a node should have available: for prefetching the checkpoint, and `shared_memory`."""
+    shared_memory: int = 0
+    """Bytes of the experts' copy in each node's /dev/shm, which the online load balancer makes."""
     warnings: tuple[PlanWarning, ...] = ()
     omissions: tuple[Omission, ...] = ()
 
@@ -214,7 +217,8 @@ def _tensorrt_llm_plan(target: Target) -> Plan:
         budget=budget,
         workload=sizes.workload,
         max_concurrency=deployment.get("max_batch_size") * deployment.layout.attention_dp_size,
-        host_memory=host_memory_to_prefetch(target.checkpoint),
+        host_memory=host_memory_to_prefetch(target.checkpoint) + shared_expert_bytes(deployment),
+        shared_memory=shared_expert_bytes(deployment),
         warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
         omissions=(*omitted, *unsampled),
     )
