@@ -27,7 +27,7 @@ from deepseek_triton_build.planning.plan_request import PlanRequest
 from deepseek_triton_build.planning.target import resolve_target
 from deepseek_triton_build.render.contract_page import contract_page
 from deepseek_triton_build.render.folder_writer import write_repository
-from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
+from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files, format_request
 from deepseek_triton_build.render.hf_quant_config import (
     KvAlgo,
     QuantConfigChange,
@@ -61,6 +61,7 @@ __all__ = [
     "Workload",
     "contract_page",
     "format_files",
+    "format_request",
     "make_plan",
     "model_repository",
     "quant_config_change",

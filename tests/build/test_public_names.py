@@ -35,6 +35,7 @@ ROOT = [
     "Workload",
     "contract_page",
     "format_files",
+    "format_request",
     "make_plan",
     "model_repository",
     "quant_config_change",

@@ -272,6 +272,18 @@ def test_the_templates_are_in_the_wheel(tmp_path):
         assert f"deepseek_triton_tools/launching/templates/{file}" in names
 
 
+def test_shared_memory_holds_the_copy_of_all_experts_that_the_load_balancer_keeps(tmp_path, capsys):
+    wide = ["deepseek-r1", "--gpu", "gb200-nvl72", "--profile", "wide-ep"]
+    for name, release in (("new", "1.2.1"), ("old", "1.0.0")):
+        assert main(["build", *wide, "--trtllm", release, "--output", str(tmp_path / name)]) == 0
+        facts = facts_of(str(tmp_path / name))
+
+        assert round(facts.expert_copy / 2**30) == 343
+        assert facts.shm_bytes == facts.expert_copy + 5 * 2**30  # four ranks of a tray, and tritonserver
+        assert main(["launch", "kubernetes", str(tmp_path / name)]) == 0
+        assert "343 GiB of it are the copy of all experts" in " ".join(capsys.readouterr().out.replace("#", "").split())
+
+
 def test_facts_of_what_was_built(built):
     one, two, tiny = (facts_of(str(built / name)) for name in BUILDS)
 

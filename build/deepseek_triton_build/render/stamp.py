@@ -50,6 +50,7 @@ def manifest(plan: Plan, version: str, files: Mapping[str, bytes], *, format: st
         "release": plan.release.version if plan.release else None,
         "releases": readable_by(plan),
         "image": plan.image_for(format),
+        **({"shared_memory": plan.shared_memory} if plan.shared_memory else {}),
         "plan": plan_hash(plan),
         "files": {path: sha256(files[path]) for path in sorted(files)},
     }
@@ -71,6 +72,8 @@ def plan_hash(plan: Plan) -> str:
         "environment": {variable.name: variable.value for variable in plan.environment},
         "layout": dataclasses.asdict(plan.layout),
     }
+    if plan.files:
+        content["files"] = {setting.key: setting.value for file in plan.files for setting in file.settings}
     return sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
 
 

@@ -76,7 +76,24 @@ def extra_llm_api_config(args: TrtllmArguments, *, stamp: str, program: str, scr
     return "\n".join([f"# {stamp}", *comment_lines(about), *(yaml_lines(args.yaml) or ["{}"])]) + "\n"
 
 
-_OPTIONS = ["--extra_llm_api_options", f'"$here/{YAML_NAME}"']
+_OPTIONS = ["--extra_llm_api_options", '"$config"']
+
+
+def _options_file(plan: Plan) -> list[str]:
+    """Return the lines that set `config`: the YAML beside the script, or a copy in which paths are whole."""
+    named = f'config="$here/{YAML_NAME}"'
+    if not plan.files:
+        return [named]
+    text = "Programs look for the files that the YAML names from the folder where they were started."
+    filled = [f"text=\"${{text//': {file.name}'/\": '$here/{file.name}'\"}}\"" for file in plan.files]
+    return [
+        *comment_lines(text),
+        named,
+        'text="$(<"$config")"',
+        *filled,
+        'config="$(mktemp)"',
+        'printf "%s\\n" "$text" > "$config"',
+    ]
 
 
 def serve_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
@@ -229,7 +246,7 @@ def _script(
     return shell.script(
         stamp,
         [about],
-        [f"here={shell.HERE}", *shell.exports(plan.environment)],
+        [f"here={shell.HERE}", *_options_file(plan), *shell.exports(plan.environment)],
         setup,
         shell.on_every_node(plan, name),
         [*shell.flag_comments(args.flags), *command],

@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
-from deepseek_triton_build.data.planned_settings import Setting
+from deepseek_triton_build.data.planned_settings import Setting, SettingsFile
 from deepseek_triton_build.text import LINE_WIDTH, comment_lines, yaml_flow
 
 
 def yaml_lines(settings: Iterable[Setting]) -> list[str]:
     """Return `settings` as nested sections. A reason stands above the first of the lines that it is for."""
     return list(_section([(setting.key.split("."), setting) for setting in settings], indent=""))
+
+
+def settings_file_text(file: SettingsFile, *, stamp: str) -> str:
+    """Return the text of `file`."""
+    settings = [replace(setting, key=setting.key.removeprefix(f"{file.section}.")) for setting in file.settings]
+    return "\n".join([f"# {stamp}", *comment_lines(f"{file.section}, by its path"), *yaml_lines(settings)]) + "\n"
 
 
 _Row = tuple[Sequence[str], Setting]

@@ -14,6 +14,7 @@ from deepseek_triton_build import (
     PlanRequest,
     QuantConfigChange,
     format_files,
+    format_request,
     make_plan,
     quant_config_change,
     write_quant_config,
@@ -35,7 +36,7 @@ def build(
     BuildError when it can't be planned or written, and nothing is left behind; ToolError when the checkpoint is wanted
     and not on this machine.
     """
-    plan = make_plan(request)
+    plan = make_plan(format_request(format, request))
     files = format_files(format, plan, version=__version__)
     changes: list[str] = []
     change = _quant_config(plan) if quant_config else None
@@ -68,7 +69,7 @@ def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[s
         f"  {plan.precision}, profile {plan.profile.name}{recipe}",
         f"  {plan.world_size} x {plan.gpu.title}: of {budget.memory / GIB:.0f} GiB each, "
         f"{budget.weights / GIB:.1f} weights, {budget.kv_cache / GIB:.1f} KV cache ({budget.kv_tokens:,} tokens), "
-        f"{budget.cuda_graphs / GIB:.1f} CUDA graphs, {(budget.context + budget.activations) / GIB:.1f} workspace, "
+        f"{budget.cuda_graphs / GIB:.1f} CUDA graphs, {(budget.workspace - budget.cuda_graphs) / GIB:.1f} workspace, "
         f"{budget.free / GIB:.1f} left free",
         f"  {runs:,} request{'' if runs == 1 else 's'} at once of {plan.workload.isl:,} tokens in and "
         f"{plan.workload.osl:,} out",

@@ -133,6 +133,7 @@ def _memory(budget: Budget) -> dict[str, int]:
         "cuda_graphs": budget.cuda_graphs,
         "cuda_context": budget.context,
         "activations": budget.activations,
+        "sampler": budget.sampler,
         "free": budget.free,
         "kv_bytes_per_token": budget.kv_bytes_per_token,
         "kv_tokens": budget.kv_tokens,
