@@ -12,10 +12,10 @@ from __future__ import annotations
 from deepseek_triton_build.arithmetic import Budget
 from deepseek_triton_build.build_errors import (
     BuildError,
-    EditedError,
     NothingToCheckError,
     OutputError,
     RefusedPlanError,
+    ReplacementError,
     UnknownNameError,
     UnusableCheckpointError,
 )
@@ -44,7 +44,6 @@ __all__ = [
     "MPIRUN_SPARE_S",
     "Budget",
     "BuildError",
-    "EditedError",
     "EnvironmentVariable",
     "File",
     "KvAlgo",
@@ -55,6 +54,7 @@ __all__ = [
     "PlanWarning",
     "QuantConfigChange",
     "RefusedPlanError",
+    "ReplacementError",
     "Setting",
     "UnknownNameError",
     "UnusableCheckpointError",

@@ -36,7 +36,7 @@ def manifest_of(plan):
             replace(R1, release="1.1.0", container="26.01"),
             "build deepseek-r1 --gpu h200 --gpus 8 --image 26.01, for TensorRT-LLM 1.1.0",
         ),
-        (PlanRequest(variant="tiny", model="/a\nb\u2028c"), "build tiny --model /a?b?c"),
+        (PlanRequest(variant="tiny", model="/a\nb\u2028c"), "build tiny --model '/a?b?c'"),
     ],
     ids=["tiny", "engine", "r1", "options", "override", "image", "newline"],
 )

@@ -2,12 +2,14 @@ import itertools
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from deepseek_triton_build import FORMATS, make_plan
 from deepseek_triton_build.catalog import PRECISIONS, RELEASES, gpus, load_release, profiles, variants
+from deepseek_triton_build.render.stamp import build_options
 from deepseek_triton_tools.cli.main import VERBS, main, program_parser
 from deepseek_triton_tools.cli.parsing import forms_of
 from deepseek_triton_tools.cli.plan_request import plan_request
@@ -242,6 +244,18 @@ def test_every_command_in_the_docs_is_one(page):
         assert unknown == [], argv
         if argv[0] in ("plan", "build") and args.variant != "tiny":
             assert make_plan(plan_request(args)).release is not None
+
+
+def test_a_folder_has_one_deployment_in_all_the_docs():
+    """Whoever types the commands of several pages would be asked for --force otherwise."""
+    deployments = defaultdict(set)
+    for argv in (argv for page in ("README.md", *Path("docs").glob("*.md")) for argv in commands_in(page)):
+        if argv[0] == "build" and argv[1] in variants():
+            args = PARSER.parse_args(argv)
+            deployments[args.output].add(build_options(make_plan(plan_request(args)), format=args.format))
+
+    assert len(deployments) > 3
+    assert {folder: options for folder, options in deployments.items() if len(options) > 1} == {}
 
 
 def test_the_generators_page_names_everything_there_is():

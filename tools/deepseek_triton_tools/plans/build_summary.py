@@ -7,11 +7,11 @@ from pathlib import Path
 from deepseek_triton_build import (
     DEFAULT_FORMAT,
     FORMATS,
-    EditedError,
     KvAlgo,
     Plan,
     PlanRequest,
     QuantConfigChange,
+    ReplacementError,
     format_files,
     make_plan,
     quant_config_change,
@@ -43,7 +43,7 @@ def build(
         write_repository(
             files, output, force=force, before=None if change is None else lambda: changes.append(_apply(change))
         )
-    except EditedError as error:
+    except ReplacementError as error:
         for line in error.diff.splitlines():
             complain(line)
         raise
