@@ -43,6 +43,42 @@ def test_help_names_every_verb_and_imports_nothing_heavy():
     assert printed.splitlines()[-1] == "[]"
 
 
+READ_AND_IMPORTED = """
+import sys
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+from deepseek_triton_tools.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+print(*sys.modules, *[path.rpartition("/")[2] for path in opened if path.endswith(".yaml")])
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "unneeded"),
+    [
+        (["build", "--help"], ["deepseek_triton_build.planning", "deepseek_triton_build.rules", "1.2.1.yaml"]),
+        (["plan", "deepseek-r1", "--gpu", "h200"], ["deepseek_triton_build.check"]),
+        (["build", "deepseek-r1", "--gpu", "h200", "--output", "r1"], ["deepseek_triton_build.check", "1.1.0.yaml"]),
+        (["check", "r1"], ["1.1.0.yaml", "grpc"]),
+    ],
+    ids=lambda value: " ".join(value[:2]),
+)
+def test_a_verb_reads_and_imports_what_it_needs(argv, unneeded, tmp_path):
+    """Each of these is a hundredth of a second or more."""
+    if argv[0] == "check":
+        main(["build", "deepseek-r1", "--gpu", "h200", "--output", str(tmp_path / "r1")])
+    done = subprocess.run(
+        [sys.executable, "-c", READ_AND_IMPORTED, *argv], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    used = done.stdout.splitlines()[-1].split()
+
+    assert "gpus.yaml" in used
+    assert {"rich", "numpy", "importlib.resources", *unneeded} & set(used) == set()
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "expected"),
     [

@@ -74,13 +74,16 @@ def _write_and_swap(files: list[File], output: Path, before: Callable[[], None] 
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name[:_LONGEST_PREFIX]}."))
+        fresh = scratch / "fresh"
+        for folder in {file.path.parent for file in files}:
+            (fresh / folder).mkdir(parents=True, exist_ok=True)
         for file in files:
-            _write(scratch / "fresh" / file.path, file)
+            _write(fresh / file.path, file)
         if output.exists():
-            (scratch / "fresh").chmod(stat.S_IMODE(output.stat().st_mode))
+            fresh.chmod(stat.S_IMODE(output.stat().st_mode))
         if before is not None:
             before()
-        _swap(scratch / "fresh", output, scratch / "replaced")
+        _swap(fresh, output, scratch / "replaced")
     except BaseException as error:
         if scratch is not None:
             _discard(scratch, output, error)
@@ -92,7 +95,6 @@ def _write_and_swap(files: list[File], output: Path, before: Callable[[], None] 
 
 
 def _write(path: Path, file: File) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(file.content)
     if file.executable:
         path.chmod(0o755)

@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from deepseek_triton_build.data.catalog.profiles import Workload
-from deepseek_triton_build.data.releases import RELEASES, load_release
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.planning.plan_request import OPTIONS, PlanRequest
-from deepseek_triton_build.render.model_yaml import llm_arguments
 from deepseek_triton_build.text import for_comment
 
 MANIFEST = "deepseek-triton.json"
@@ -54,20 +52,11 @@ def manifest(plan: Plan, version: str, files: Mapping[str, bytes], *, format: st
         "profile": plan.profile.name if plan.profile else None,
         "recipe": plan.recipe.id if plan.recipe else None,
         "release": plan.release.version if plan.release else None,
-        "releases": readable_by(plan),
         "image": plan.image,
         "plan": plan_hash(plan),
         "files": {path: sha256(files[path]) for path in sorted(files)},
     }
     return (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
-
-
-def readable_by(plan: Plan) -> list[str]:
-    """Return the releases, newest first, that are known to have every LLM argument of `plan`."""
-    if plan.release is None:
-        return []
-    keys = [setting.key for setting in llm_arguments(plan)]
-    return [version for version in RELEASES if all(map(load_release(version).find_key, keys))]
 
 
 def plan_hash(plan: Plan) -> str:
