@@ -62,7 +62,7 @@ print(*sys.modules, *[path.rpartition("/")[2] for path in opened if path.endswit
         (["build", "--help"], ["deepseek_triton_build.planning", "deepseek_triton_build.rules", "1.2.1.yaml"]),
         (["plan", "deepseek-r1", "--gpu", "h200"], ["deepseek_triton_build.check"]),
         (["build", "deepseek-r1", "--gpu", "h200", "--output", "r1"], ["deepseek_triton_build.check", "1.1.0.yaml"]),
-        (["check", "r1"], ["1.1.0.yaml", "grpc"]),
+        (["check", "r1"], ["deepseek_triton_build.planning.plan", "1.1.0.yaml", "grpc"]),
     ],
     ids=lambda value: " ".join(value[:2]),
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable
 from deepseek_triton_build.data.releases import Release
-from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.text import comment_lines
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.planning.plan import Plan
 
 HERE = '"$(CDPATH="" cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"'
 """The folder of the script. It is right too when the script is called by a link or when CDPATH is set."""

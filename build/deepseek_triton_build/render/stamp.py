@@ -7,12 +7,14 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_build.data.catalog.profiles import Workload
-from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.planning.plan_request import OPTIONS, PlanRequest
 from deepseek_triton_build.text import for_comment
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.planning.plan import Plan
 
 MANIFEST = "deepseek-triton.json"
 """Name of the file that holds the stamp."""
