@@ -6,7 +6,7 @@ BuildError
 ├── UnusableCheckpointError   a checkpoint's folder can't be used
 ├── NothingToCheckError       there is no model where one should be
 └── OutputError               the output folder can't be written, or holds what the generator didn't write
-    └── EditedError           the folder was changed by hand since it was generated; carries the difference
+    └── ReplacementError      the folder holds another deployment, or was changed by hand; carries the difference
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ class OutputError(BuildError):
     """The output folder can't be written, or holds something that the generator didn't write."""
 
 
-class EditedError(OutputError):
-    """The folder was changed by hand. `diff`: a unified diff from what is there to what would be written."""
+class ReplacementError(OutputError):
+    """The folder holds another deployment, or was changed by hand. `diff`: a unified diff from what is there to what
+    would be written."""
 
     def __init__(self, message: str, *, diff: str) -> None:
         super().__init__(message)

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from deepseek_triton_build import PlanRequest, Setting, Workload, make_plan, repository_files
-from deepseek_triton_build.catalog import RELEASES, load_release
 from deepseek_triton_build.check import MANIFEST
-from deepseek_triton_build.render.stamp import plan_hash, readable_by, stamp_line
+from deepseek_triton_build.render.stamp import plan_hash, stamp_line
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
 
@@ -79,18 +78,6 @@ def test_a_model_without_gpus_has_none_in_its_manifest():
     assert [manifest[name] for name in ("gpu", "gpus", "precision", "profile", "recipe", "release", "image")] == [
         None
     ] * 7
-    assert manifest["releases"] == []
-
-
-def test_the_manifests_releases_are_those_that_have_every_key():
-    plan = make_plan(R1)
-    keys = [setting.key for setting in plan.settings if not setting.key.startswith("triton_config.")]
-
-    assert "1.2.1" in readable_by(plan)
-    assert "0.21.0" not in readable_by(plan)  # moe_config is not a section there
-    for version in RELEASES:
-        missing = [key for key in keys if load_release(version).find_key(key) is None]
-        assert (version in readable_by(plan)) == (not missing)
 
 
 def test_the_hash_covers_settings_and_environment_but_not_reasons():

@@ -1,4 +1,5 @@
 import json
+import shlex
 
 import pytest
 
@@ -116,6 +117,56 @@ def test_hand_edits_are_shown_and_kept_until_forced(tmp_path, capsys):
 
     assert main([*R1, "--output", str(output), "--force"]) == 0
     assert "max_num_tokens: 8192" in path.read_text()
+
+
+def test_another_deployment_is_shown_and_kept_until_forced(tmp_path, capsys):
+    output = tmp_path / "r1"
+    assert main([*R1, "--model", "/models/DeepSeek R1", "--output", str(output)]) == 0
+    before = contents(output)
+    capsys.readouterr()
+
+    wanted = ["build", "deepseek-r1", "--gpu", "h100", "--gpus", "16", "--output", str(output)]
+    assert main(wanted) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    *diff, line = captured.err.splitlines()
+    assert "-options: deepseek-r1 --gpu h200 --gpus 8 --model '/models/DeepSeek R1'" in diff
+    assert "+options: deepseek-r1 --gpu h100 --gpus 16" in diff
+    assert "holds another deployment; --force replaces all of it" in line
+    assert contents(output) == before
+
+    assert main([*wanted, "--force"]) == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["deepseek-r1", "--gpu", "h200"],
+        ["deepseek-r1-0528", "--gpu", "b200", "--precision", "fp4", "--profile", "latency", "--mtp", "1"],
+        ["nvidia/DeepSeek-R1-FP4", "--gpu", "b200", "--image", "26.02", "--format", "trtllm-bench"],
+        ["deepseek-r1", "--gpu", "h200", "--model", "/a folder/it's", "--isl", "1024", "--osl", "64"],
+        [
+            "deepseek-r1",
+            "--gpu",
+            "h200",
+            "--set",
+            "kv_cache_config={enable_block_reuse: false}",
+            "--set",
+            "stream_interval=4",
+        ],
+        ["deepseek-r1", "--gpu", "b200", "--gpus", "4", "--precision", "fp8", "--allow-unpublished"],
+        ["deepseek-r1", "--gpu", "h200", "--mtp", "1", "--relaxed-acceptance", "--kv-cache-dtype", "auto"],
+        ["tiny", "--engine", "simulated"],
+    ],
+    ids=["default", "latency", "checkpoint", "path", "set", "unpublished", "relaxed", "tiny"],
+)
+def test_the_stamps_options_typed_again_write_the_same_bytes(options, tmp_path, capsys):
+    assert main(["build", *options, "--output", str(tmp_path / "a")]) == 0
+    [stamp] = (tmp_path / "a").rglob("deepseek-triton.json")
+    again = shlex.split(json.loads(stamp.read_text())["options"])
+    assert main(["build", *again, "--output", str(tmp_path / "b")]) == 0
+
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_write_quant_config(tmp_path, capsys):

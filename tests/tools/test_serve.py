@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from deepseek_triton_tools.cli import serve as serve_module
+from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.cli.serve import serve
 from deepseek_triton_tools.host import free_ports
 from deepseek_triton_tools.host.free_ports import claim_ports
@@ -166,6 +167,17 @@ def test_a_server_answers_and_leaves_nothing_behind(repository, tmp_path):
     assert processes(tmp_path) == []
     assert not list(Path("/dev/shm").glob(f"{server._shm_prefix}*"))
     assert any("finalizing" in line for line in server.log_tail)
+
+
+def test_a_repository_is_not_replaced_while_it_is_served(tmp_path, capsys):
+    repository = write_model(tmp_path / "repository", "tensorrt_llm")
+    (repository / "tensorrt_llm/deepseek-triton.json").write_text('{"files": {}}')
+    build = ["build", "tiny", "--output", str(repository), "--force"]
+    with ServerProcess.serving(repository):
+        assert main(build) == 1
+        assert "a server runs from this folder" in capsys.readouterr().err
+
+    assert main(build) == 0
 
 
 def test_a_repository_whose_path_has_a_blank_is_served(repository, tmp_path):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from deepseek_triton_build.data.planned_settings import Setting
-from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render.yaml_text import yaml_lines
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.planning.plan import Plan
 
 _OURS = "triton_config."
 

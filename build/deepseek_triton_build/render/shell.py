@@ -6,7 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable
 from deepseek_triton_build.data.rank_variables import (
@@ -18,8 +18,10 @@ from deepseek_triton_build.data.rank_variables import (
     is_for_every_rank,
 )
 from deepseek_triton_build.data.releases import Release
-from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.text import LINE_WIDTH, comment_lines
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.planning.plan import Plan
 
 HERE = '"$(CDPATH="" cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"'
 """The folder of the script. It is right too when the script is called by a link or when CDPATH is set."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.data.releases.spelling import canonical, flag_name
-from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments
 from deepseek_triton_build.render.yaml_text import yaml_lines
 from deepseek_triton_build.text import comment_lines, is_path
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.planning.plan import Plan
 
 YAML_NAME = "extra-llm-api-config.yml"
 

@@ -20,7 +20,7 @@ def add_options(verb: VerbParser) -> None:
     writing.add_argument("--output", type=path, required=True, metavar="DIR", help="the folder to write to")
     formats = "triton (default), trtllm-serve, trtllm-bench, trtllm-eval or quickstart"
     writing.add_argument("--format", default="triton", metavar="NAME", help=formats)
-    writing.add_argument("--force", action="store_true", help="replace a generated folder even if it was edited")
+    writing.add_argument("--force", action="store_true", help="replace an edited folder or another deployment")
     writing.add_argument(
         "--write-quant-config",
         action="store_true",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,6 +111,8 @@ def about_option(given: str, parser: argparse.ArgumentParser, program: argparse.
         return f"; {name} is an option of {', '.join(verbs)}"
     if not name.startswith("-"):
         return "; text with blanks needs quotes, a server's address --url" if "--url" in _options(parser) else ""
+    import difflib
+
     nearest = difflib.get_close_matches(name, _options(parser), n=1, cutoff=_ALIKE)
     meant = f"; did you mean {nearest[0]}?" if nearest else ""
     return meant + ("; tritonserver's own arguments come after --" if getattr(parser, "rest", None) else "")

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deepseek_triton_build import (
     DEFAULT_FORMAT,
     FORMATS,
-    EditedError,
-    KvAlgo,
     Plan,
     PlanRequest,
-    QuantConfigChange,
+    ReplacementError,
     format_files,
     format_request,
     make_plan,
-    quant_config_change,
-    write_quant_config,
     write_repository,
 )
 from deepseek_triton_build.arithmetic import GIB
@@ -25,6 +22,9 @@ from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.plans.plan_view import show_warnings
 from deepseek_triton_tools.terminal.output_streams import complain, printable, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
+
+if TYPE_CHECKING:
+    from deepseek_triton_build import KvAlgo, QuantConfigChange
 
 
 def build(
@@ -45,7 +45,7 @@ def build(
         write_repository(
             files, output, force=force, before=None if change is None else lambda: changes.append(_apply(change))
         )
-    except EditedError as error:
+    except ReplacementError as error:
         for line in error.diff.splitlines():
             complain(line)
         raise
@@ -102,6 +102,8 @@ def _run_line(plan: Plan, script: str) -> str:
 
 def _quant_config(plan: Plan) -> QuantConfigChange:
     """Plan the change of hf_quant_config.json. Raises ToolError when the checkpoint's folder is not on this machine."""
+    from deepseek_triton_build import quant_config_change
+
     folder = Path(plan.request.model or "")
     if plan.checkpoint is None or not plan.request.model or not folder.is_dir():
         found = f"found {plan.request.model}" if plan.request.model else "found none"
@@ -115,6 +117,8 @@ def _quant_config(plan: Plan) -> QuantConfigChange:
 
 
 def _apply(change: QuantConfigChange) -> str:
-    """QuantConfigChange the checkpoint, and say so in a line."""
+    """Change the checkpoint, and say so in a line."""
+    from deepseek_triton_build import write_quant_config
+
     backup = write_quant_config(change)
     return change.summary + (f"; as it was: {backup}" if backup else "")

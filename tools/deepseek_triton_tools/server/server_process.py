@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
@@ -125,6 +126,7 @@ class ServerProcess:
         self._kill_at: float | None = None
         self._cleared = False
         self._claim: Claim | None = None
+        self._locks: list[int] = []
         self._shm_prefix = f"deepseek_triton_{secrets.token_hex(4)}_"
         self._link_folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -195,15 +197,16 @@ class ServerProcess:
         """Start the server, and return before it is ready. When it raises ToolError, nothing runs: there is no
         tritonserver, a port is taken, or the log can't be written."""
         installation = find_tritonserver(self.options.tritonserver)
-        self._release_ports()
+        self._release()
         options = self.options
         claim = claim_ports(options.host, options.http_port, options.grpc_port, options.metrics_port)
         self._claim = claim
+        self._mark_as_used()
         self.http_port, self.grpc_port, self.metrics_port = claim.http, claim.grpc, claim.metrics
         try:
             log = _open_log(self.options.log_file)
         except ToolError:
-            self._release_ports()
+            self._release()
             raise
         command = [
             *(sys.executable, "-I", "-S", "-c", _GUARDED_EXEC, str(os.getpid()), str(installation.binary)),
@@ -224,9 +227,19 @@ class ServerProcess:
             # The stop was requested before there was a process to signal.
             self._process.terminate()
 
-    def _release_ports(self) -> None:
+    def _mark_as_used(self) -> None:
+        """Lock the stamp of a generated repository, so that `build` doesn't replace what is being served."""
+        for stamp in self.options.repository.glob("*/deepseek-triton.json"):
+            with contextlib.suppress(OSError):  # a file system without locks
+                self._locks.append(os.open(stamp, os.O_RDONLY))
+                fcntl.flock(self._locks[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def _release(self) -> None:
+        """Give back the ports and the repository."""
         if self._claim is not None:
             self._claim.close()
+        while self._locks:
+            os.close(self._locks.pop())
 
     def _arguments(self) -> list[str]:
         ports = zip(ENDPOINTS, (self.http_port, self.grpc_port, self.metrics_port), strict=True)
@@ -411,7 +424,7 @@ class ServerProcess:
             region.unlink(missing_ok=True)
         if self._link_folder is not None:
             self._link_folder.cleanup()
-        self._release_ports()
+        self._release()
         self._cleared = True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -43,6 +42,8 @@ def to_reader() -> Iterator[None]:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
+    import json
+
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
