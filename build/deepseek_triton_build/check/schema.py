@@ -33,6 +33,7 @@ from deepseek_triton_build.data.releases import (
 from deepseek_triton_build.data.setting_types import bounded_type
 from deepseek_triton_build.text import edit_instruction, first_names, nearest_name, short_repr
 
+MODEL_YAML = "model.yaml"
 UPSTREAM_KEYS = ("logits_post_processors",)
 """Top-level keys that upstream's model.py takes for itself (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
 TRITON_SECTION = "triton_config"

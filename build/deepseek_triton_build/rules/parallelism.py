@@ -113,3 +113,21 @@ def _instances(d: Deployment) -> Iterator[Violation]:
     if per_node and per_node > 0 and layout.num_gpus > per_node and layout.num_gpus % per_node:
         message = f"{layout.num_gpus} GPUs (tensor x pipeline parallelism) are not whole nodes of {per_node}"
         yield Violation("gpus_per_node", message, "make tensor x pipeline a multiple of gpus_per_node")
+
+
+@RULES.warning(
+    "P008",
+    title="gpus_per_node is the number of GPUs in a node",
+    why="Rank r takes GPU r modulo gpus_per_node: with a smaller number ranks share a GPU, and with a larger one some "
+    "have none. Machines with fewer GPUs than usual exist.",
+    source="TensorRT-LLM tensorrt_llm/mapping.py",
+)
+def _gpus_per_node(d: Deployment) -> Iterator[Violation]:
+    given, world = d.get("gpus_per_node"), d.layout.num_gpus
+    if not given or d.gpu is None:
+        return
+    node = min(world, d.gpu.gpus_per_node)
+    if given < node or (given > d.gpu.gpus_per_node and world > d.gpu.gpus_per_node):
+        message = f"gpus_per_node {given}: a node with {d.gpu.name} usually has {d.gpu.gpus_per_node}"
+        fix = f"set gpus_per_node: {d.gpu.gpus_per_node}, or remove it, unless the nodes really have {given}"
+        yield Violation("gpus_per_node", message, fix)

@@ -18,12 +18,18 @@ FLASH_MLA_TOKENS_PER_BLOCK = 64
 """FlashMLA, Hopper's kernel for MLA, sets this block size over any configured one (py_executor_creator.py)."""
 
 
+class UnknownFactError(Exception):
+    """A rule asked for a setting that may have been given in a place that nobody has read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     """A set of LLM arguments and where it will run. A rule that needs an unknown fact finds nothing."""
 
     settings: Mapping[str, Any]
     """The LLM arguments that are given, as dotted paths under CANONICAL_RELEASE's keys."""
+    unknown: frozenset[str] = frozenset()
+    """Keys that may be given elsewhere, as by a program's flags, so that their defaults don't count."""
     release: Release | None = None
     variant: Variant | None = None
     architecture: Architecture | None = None
@@ -40,9 +46,14 @@ class Deployment:
     """Requests of the planned lengths that the instance's KV caches hold."""
 
     def get(self, key: str) -> Any:
-        """Return the value of `key`, or the engine's default when it is not given."""
+        """Return the value of `key`, or the engine's default when it is not given.
+
+        :raises UnknownFactError: when it may be given elsewhere.
+        """
         if key in self.settings:
             return self.settings[key]
+        if key in self.unknown:
+            raise UnknownFactError(key)
         return _default(key)
 
     @cached_property
