@@ -181,6 +181,7 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({FRACTION: 0.8, "kv_cache_config.max_tokens": 4096}),
         deployed({"kv_cache_config.max_tokens": 4096}),
     ),
+    "K010": (deployed({"dtype": "fp8"}), deployed({"dtype": "bfloat16"})),
     "L001": (
         deployed({"max_batch_size": 256, "cuda_graph_config.batch_sizes": [1, 128]}),
         deployed({"max_batch_size": 256, "cuda_graph_config.max_batch_size": 256}),
@@ -289,6 +290,7 @@ MORE_CASES = [
     pytest.param("E004", {"backend": "pytorch"}, False, id="the back end"),
     pytest.param("E007", {"custom_tokenizer": "deepseek"}, True, id="a tokenizer that is no class"),
     pytest.param("E007", {"custom_tokenizer": "package.module.Tokenizer"}, False, id="a tokenizer's class"),
+    pytest.param("E007", {"custom_tokenizer": "deepseek_v3.2"}, True, id="a tokenizer with a point in its name"),
     pytest.param("E008", {"tokenizer": "meta-llama/Llama-3.1-8B"}, True, id="a tokenizer of another family"),
     pytest.param("E008", {"tokenizer": "/models/DeepSeek-R1"}, False, id="a tokenizer's folder"),
     pytest.param("E009", {"reasoning_parser": "qwen3"}, True, id="another model's parser"),

@@ -351,6 +351,12 @@ WRONG_QUANT_CONFIG = _error(
     "A key with another name is ignored, so the weights are taken for something else; an unknown value stops the load.",
     "TensorRT-LLM tensorrt_llm/_torch/model_config.py, load_modelopt_quant_config; tensorrt_llm/quantization/mode.py",
 )
+OTHER_FOLDER = _warning(
+    "W019",
+    "A folder with the name of a published checkpoint holds what was planned",
+    "Another model's chat template and sampling don't fit, and other weights need other memory.",
+    "the names of the published checkpoints, as variants.yaml here has them",
+)
 
 CHECKS = tuple(sorted((value for value in globals().values() if isinstance(value, CheckCode)), key=lambda c: c.code))
 """All codes of this file, sorted."""

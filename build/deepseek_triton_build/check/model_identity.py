@@ -16,6 +16,7 @@ from deepseek_triton_build.check.codes import (
     MODEL_GONE,
     MODEL_NOT_HERE,
     MODEL_ON_HUB,
+    OTHER_FOLDER,
     RELEASE_ASSUMED,
     UNKNOWN_ARCHITECTURE,
     WRONG_ARCHITECTURE,
@@ -26,6 +27,7 @@ from deepseek_triton_build.check.documents import Document
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.generated_origin import Stamp
 from deepseek_triton_build.data.catalog import (
+    PRECISIONS,
     Architecture,
     Gpu,
     KnownCheckpoint,
@@ -38,7 +40,7 @@ from deepseek_triton_build.data.catalog import (
     variants,
 )
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE, READABLE_RELEASES, Release, load_release
-from deepseek_triton_build.text import safe_name, short_repr
+from deepseek_triton_build.text import is_path, safe_name, short_repr
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -153,15 +155,17 @@ def absent_checkpoint(document: Document, name: str, key: str, *, strict: bool) 
 
 
 def identify(
-    options: CheckOptions, stamp: Stamp, model: str, facts: CheckpointFacts | None
+    options: CheckOptions, stamp: Stamp, model: str, facts: CheckpointFacts | None, file: str, line: int | None
 ) -> tuple[Identity, list[Finding]]:
     """Return what the model is, and findings about names that are unknown or that contradict the checkpoint.
 
     :param model: the checkpoint's folder or name, as model.yaml gives it.
     :param facts: what the checkpoint's files say, when they are on this machine.
+    :param file: the file that names the model, in its `line`.
     :raises UnknownNameError: when the user names an unknown variant, precision or GPU.
     """
     findings = list(_unknown_names(stamp))
+    findings += [] if facts is not None else _other_model(options, stamp, model, file, line)
     variant, checkpoint = _by_name(options, stamp, model)
     architecture = variant.architecture if variant else None
     if facts is not None:
@@ -202,6 +206,24 @@ def _by_name(options: CheckOptions, stamp: Stamp, model: str) -> tuple[Variant |
     if found is None:
         return None, None
     return found[0], found[0].checkpoints.get(precision or "", found[1])
+
+
+def _other_model(options: CheckOptions, stamp: Stamp, model: str, file: str, line: int | None) -> Iterator[Finding]:
+    """Find a model whose name says that it is not the one that the repository is meant for."""
+    by_folder = _by_folder_name(model) if is_path(model) else None
+    named = variant_of_model(model) or by_folder
+    variant, precision = options.variant or stamp.text("variant"), options.precision or stamp.text("precision")
+    if named is None or variant not in variants():
+        return
+    found, checkpoint = named
+    if found.name != variant:
+        message = f"model: expected a checkpoint of {variant}, found {safe_name(model)}, which is {found.name}"
+        fix = f"name a checkpoint of {variant}, or build again for {found.name}"
+        yield (OTHER_FOLDER if by_folder else WRONG_ARCHITECTURE).finding(message, fix, file=file, line=line)
+    elif precision in PRECISIONS and checkpoint.precision != precision:
+        message = f"model: expected {precision} weights, found {safe_name(model)}, which has {checkpoint.precision}"
+        fix = f"name a checkpoint with {precision} weights, or build again with --precision {checkpoint.precision}"
+        yield (OTHER_FOLDER if by_folder else WRONG_PRECISION).finding(message, fix, file=file, line=line)
 
 
 def _architecture(facts: CheckpointFacts, variant: Variant | None) -> Architecture | None:

@@ -176,7 +176,7 @@ class _Model:
         sections = (TRITON_SECTION,) if self.is_ours else (TRITON_SECTION, *UPSTREAM_KEYS)
         arguments = check_schema(document, release, other_sections=sections)
         self.findings += arguments.findings
-        self.findings += check_triton_config(document, is_ours=self.is_ours)
+        self.findings += check_triton_config(document, release, is_ours=self.is_ours)
         if not document.values.get("model"):
             fix, line = "write model: with the checkpoint's folder or name", document.line("model") or 1
             found = MODEL_MISSING.finding("no model is named", fix, file=self.file, line=line, key="model")
@@ -193,7 +193,9 @@ class _Model:
     ) -> Identity:
         """Check the checkpoint, the rules and the memory, and return what the model is."""
         facts = self.checkpoint(document) if _model_of(document) else None
-        known: Identity = self.keep(identify(self.options, self.stamp, _model_of(document), facts))
+        known: Identity = self.keep(
+            identify(self.options, self.stamp, _model_of(document), facts, self.file, document.line("model"))
+        )
         settings, place = canonical_settings(arguments, release), place_in(document, arguments, release)
         variables = {} if script is None else script.known_values
         deployment = make_deployment(settings, release, known, triton, variables)

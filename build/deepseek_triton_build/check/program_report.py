@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ class _ProgramCheck:
 
     def check(self) -> Checked:
         stamp = self.keep(read_stamp(self.folder, ""))
-        if self.script_name:
+        if not stamp.is_of_triton:
             self.findings += changed_files(stamp, self.folder, self.folder, "")
         script = self.script
         program = None if script is None else script.program
@@ -173,12 +173,13 @@ class _ProgramCheck:
             if flags.unread:
                 self.unchecked.append(f"flags that are not recorded here: {first_names(flags.unread)}")
         elif not is_model_yaml and document is not None:
-            ranks = {"tensor_parallel_size": self.options.num_gpus} if self.options.num_gpus else {}
-            settings = {"backend": "pytorch"} | ranks | settings
+            settings = {"backend": "pytorch"} | _divided(self.options.num_gpus, settings) | settings
             unknown = flag_keys() - settings.keys() - _replaced_flags(document)
             self.unchecked.append("the rules about what flags may give, because no script is beside the file")
         facts = self.checkpoint(model)
-        known: Identity = self.keep(identify(self.options, stamp, model, facts))
+        line = None if document is None else document.line("model")
+        file = script.file if script is not None else self.yaml.name
+        known: Identity = self.keep(identify(self.options, stamp, model, facts, file, line))
         triton = triton_settings(document) if document is not None and is_model_yaml else {}
         variables = {} if script is None else script.known_values
         deployment = make_deployment(settings, release, known, triton, variables, unknown)
@@ -217,6 +218,14 @@ def _passed_yaml(script: Script) -> str | None:
     return None if named is None else named.rpartition("/")[2]
 
 
+def _divided(num_gpus: int | None, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes that follow from the number of GPUs: tensor parallelism alone, unless the file says more."""
+    ranks = settings.get("tensor_parallel_size", num_gpus)
+    if num_gpus is None or not isinstance(ranks, int) or num_gpus % ranks:
+        return {}
+    return {"tensor_parallel_size": ranks, "pipeline_parallel_size": num_gpus // ranks}
+
+
 def _text(document: Document | None, key: str) -> str | None:
     value = None if document is None else document.values.get(key)
     return value if isinstance(value, str) else None
@@ -244,11 +253,12 @@ def _place(document: Document | None, arguments: CheckedArguments, flags: GivenF
 
 def _count_problems(deployment: Deployment, known: Identity, place: Any) -> Iterator[Finding]:
     """Compare the ranks with the GPUs, where both are known."""
-    keys = ("tensor_parallel_size", "pipeline_parallel_size")
-    if known.num_gpus is None or deployment.unknown.intersection(keys):
+    ranks = deployment.settings.get("tensor_parallel_size", 1)
+    if known.num_gpus is None or "tensor_parallel_size" in deployment.unknown:
         return
-    file, line, name = place(keys[0])
-    problem = count_problem(deployment.layout.num_gpus, known.num_gpus, "the instance")
-    if problem is not None:
+    stages = deployment.settings.get("pipeline_parallel_size", 1)
+    file, line, name = place("tensor_parallel_size")
+    problem = count_problem(ranks * stages, known.num_gpus, "the instance")
+    if problem is not None and (ranks > known.num_gpus or "pipeline_parallel_size" not in deployment.unknown):
         code, message, fix = problem
         yield code.finding(message, fix, file=file, line=line, key=name)

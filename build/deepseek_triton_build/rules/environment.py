@@ -113,7 +113,7 @@ def _custom_tokenizer(d: Deployment) -> Iterator[Violation]:
         if d.architecture is not None and not d.is_sparse:
             message = f"custom_tokenizer {custom} is for V3.2 only"
             yield Violation("custom_tokenizer", message, "remove custom_tokenizer")
-    elif "." not in custom:
+    elif "." not in custom or not all(part.isidentifier() for part in custom.split(".")):
         message = f"custom_tokenizer {custom} is neither {_V32_TOKENIZER} nor the path of a class, such as module.Class"
         yield Violation("custom_tokenizer", message, "remove custom_tokenizer, or name the class with its module")
 

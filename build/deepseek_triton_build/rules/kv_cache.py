@@ -143,3 +143,16 @@ def _two_limits(d: Deployment) -> Iterator[Violation]:
     if d.settings.get(key) is not None and d.settings.get(_FRACTION) is not None:
         message = f"{key} and free_gpu_memory_fraction are both set: the smaller cache results"
         yield Violation(key, message, "leave one of them out")
+
+
+@RULES.error(
+    "K010",
+    title="dtype at the top level is a type of 16 or 32 bits",
+    why="It is the type of the activations. The KV cache's type is kv_cache_config.dtype, one indent further right.",
+    source=f"{LLM_ARGS}, BaseLlmArgs",
+)
+def _top_level_dtype(d: Deployment) -> Iterator[Violation]:
+    dtype = d.get("dtype")
+    if dtype not in (None, "auto", "bfloat16", "float16", "float32"):
+        fix = f"if the KV cache is meant, write it under kv_cache_config: dtype: {dtype}; else remove it"
+        yield Violation("dtype", f"dtype {dtype} is not a type of the model's activations", fix)

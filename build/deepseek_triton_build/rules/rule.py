@@ -58,12 +58,21 @@ class Deployment:
 
     @cached_property
     def layout(self) -> Layout:
+        """How the model is divided. Pipeline parallelism counts as 1 where it is not known: see `num_gpus`."""
         return Layout(
             tensor_parallel_size=self.get("tensor_parallel_size") or 1,
             expert_parallel_size=self.get("moe_expert_parallel_size") or 1,
-            pipeline_parallel_size=self.get("pipeline_parallel_size") or 1,
+            pipeline_parallel_size=self.settings.get("pipeline_parallel_size") or 1,
             attention_dp=bool(self.get("enable_attention_dp")),
         )
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        return self.get("pipeline_parallel_size") or 1
+
+    @property
+    def num_gpus(self) -> int:
+        return self.layout.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def num_draft_tokens(self) -> int:
