@@ -321,7 +321,7 @@ def test_findings_hold_no_characters_that_a_terminal_obeys(tmp_path: Path) -> No
 
     findings = check_repository(tmp_path, OPTIONS).findings
 
-    assert {"S005", "S011", "C009"} <= {finding.code for finding in findings}
+    assert {"S008", "S011", "C009"} <= {finding.code for finding in findings}
     assert all((finding.message + finding.fix).isprintable() for finding in findings)
 
 

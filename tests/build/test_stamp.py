@@ -38,8 +38,8 @@ def manifest_of(plan):
         (PlanRequest(variant="tiny", model="/a\nb\u2028c"), "build tiny --model '/a?b?c'"),
         (PlanRequest(variant="tiny", model="/my models/it's"), """build tiny --model '/my models/it'"'"'s'"""),
         (
-            replace(R1, overrides=(("tokenizer", "a b"),)),
-            """build deepseek-r1 --gpu h200 --gpus 8 --set 'tokenizer="a b"', for TensorRT-LLM 1.2.1""",
+            replace(R1, overrides=(("tokenizer", "/a b/DeepSeek-R1"),)),
+            """build deepseek-r1 --gpu h200 --gpus 8 --set 'tokenizer="/a b/DeepSeek-R1"', for TensorRT-LLM 1.2.1""",
         ),
     ],
     ids=["tiny", "engine", "r1", "options", "override", "image", "newline", "blank", "quotes"],

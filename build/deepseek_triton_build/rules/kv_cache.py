@@ -167,3 +167,16 @@ def _little_free(d: Deployment) -> Iterator[Violation]:
     share = math.floor((left - _LEAST_FREE) / left * 100) / 100
     fix = f"set {_FRACTION}: {share}" if share > 0 else "use more GPUs"
     yield Violation(_FRACTION, message, fix)
+
+
+@RULES.error(
+    "K011",
+    title="dtype at the top level is a type of 16 or 32 bits",
+    why="It is the type of the activations. The KV cache's type is kv_cache_config.dtype, one indent further right.",
+    source=f"{LLM_ARGS}, BaseLlmArgs",
+)
+def _top_level_dtype(d: Deployment) -> Iterator[Violation]:
+    dtype = d.get("dtype")
+    if dtype not in (None, "auto", "bfloat16", "float16", "float32"):
+        fix = f"if the KV cache is meant, write it under kv_cache_config: dtype: {dtype}; else remove it"
+        yield Violation("dtype", f"dtype {dtype} is not a type of the model's activations", fix)

@@ -121,3 +121,17 @@ def _mtp_layers(d: Deployment) -> Iterator[Violation]:
         key = "speculative_config.num_nextn_predict_layers"
         message = f"V3.2 drafts at most one token in TensorRT-LLM {d.release.version}, not {d.num_draft_tokens}"
         yield Violation(key, message, f"set {key}: 1, or use TensorRT-LLM 1.2.0 or newer")
+
+
+@RULES.error(
+    "V009",
+    title="Sparse attention is for V3.2",
+    why="Only V3.2's checkpoint has the indexer that chooses the tokens; with another model the load fails.",
+    source="config.json of deepseek-ai/DeepSeek-V3.2 (index_topk), which deepseek-ai/DeepSeek-V3 lacks",
+)
+def _sparse_only(d: Deployment) -> Iterator[Violation]:
+    section = "sparse_attention_config"
+    given = [key for key, value in d.settings.items() if key.startswith(section) and value is not None]
+    if given and d.architecture is not None and not d.is_sparse:
+        name = d.variant.name if d.variant is not None else d.architecture.name
+        yield Violation(given[0], f"{name} has no sparse attention", f"remove {section}")
