@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import socket
@@ -397,13 +398,26 @@ def test_a_stop_that_was_requested_before_the_start_holds(repository, tmp_path):
     assert processes(tmp_path) == []
 
 
-def test_a_full_disk_does_not_stop_the_server(repository):
+def test_a_full_disk_does_not_stop_the_server(repository, capfd):
     with ServerProcess(automatic(repository, log_file=Path("/dev/full"))) as server:
         server.start()
         assert server.wait_until_ready()
 
     assert server.returncode == 0
     assert any("No space left on device" in line for line in server.log_tail)
+    assert capfd.readouterr().err == "deepseek-triton serve: the log in /dev/full ends: No space left on device\n"
+
+
+def test_a_log_that_a_full_disk_has_cut_off_is_not_the_place_to_read_more(tmp_path):
+    repository = write_model(tmp_path / "repository", model=None)
+    with ServerProcess(automatic(repository, log_file=Path("/dev/full"))) as server:
+        server.start()
+        with pytest.raises(ServerFailedError) as caught:
+            server.wait_until_ready()
+
+    kept = re.search(r"the server's log: (.+)\)$", str(caught.value))
+    assert kept
+    assert Path(kept[1]).read_text()
 
 
 def test_a_log_that_cannot_be_written_is_refused_before_anything_starts(repository, tmp_path):
