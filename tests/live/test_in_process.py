@@ -72,6 +72,7 @@ def test_a_program_that_is_told_to_exit_lets_open_requests_end(tmp_path):
         assert (answer["final"], answer["finish_reason"]) == (True, "cancelled")
         assert server.wait() == 0
         assert "the server is exiting: open requests have 1 s" in server.log()
+        assert "deepseek_backend WARNING: not ready" not in server.log()
 
 
 def test_a_program_at_work_is_not_taken_for_one_that_exits(tmp_path):
