@@ -33,10 +33,17 @@ from deepseek_triton_build.check.model_identity import (
 from deepseek_triton_build.check.pbtxt import NAME as CONFIG
 from deepseek_triton_build.check.pbtxt import check_config, read_config
 from deepseek_triton_build.check.rule_findings import check_deployment, make_deployment
-from deepseek_triton_build.check.schema import TRITON_SECTION, UPSTREAM_KEYS, CheckedArguments, check_schema
+from deepseek_triton_build.check.schema import (
+    TRITON_SECTION,
+    UPSTREAM_KEYS,
+    CheckedArguments,
+    check_schema,
+    ignored_arguments,
+)
 from deepseek_triton_build.check.triton_config import check_triton_config, triton_settings
 from deepseek_triton_build.check.weights import check_weights
 from deepseek_triton_build.data.releases import Release
+from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES
 from deepseek_triton_build.rules.rule import Deployment, Violation
 
 MODEL_YAML = "model.yaml"
@@ -124,7 +131,7 @@ class _Model:
         )
         triton = {} if document is None else triton_settings(document)
         engine = str(triton.get("engine", _TENSORRT_LLM)) if self.is_ours else _TENSORRT_LLM
-        arguments = CheckedArguments() if document is None else self.check_arguments(document, release)
+        arguments = CheckedArguments() if document is None else self.check_arguments(document, release, engine)
         known = _UNKNOWN
         if engine == _TENSORRT_LLM and document is not None:
             self.findings += unsure
@@ -147,10 +154,13 @@ class _Model:
         self.findings += found
         return value
 
-    def check_arguments(self, document: Document, release: Release) -> CheckedArguments:
+    def check_arguments(self, document: Document, release: Release, engine: str) -> CheckedArguments:
         """Return the LLM arguments, and add findings about the wrong ones."""
         sections = (TRITON_SECTION,) if self.is_ours else (TRITON_SECTION, *UPSTREAM_KEYS)
-        arguments = check_schema(document, release, other_sections=sections)
+        if engine in EMBEDDED_ENGINES:
+            arguments = ignored_arguments(document, engine)
+        else:
+            arguments = check_schema(document, release, other_sections=sections)
         self.findings += arguments.findings
         self.findings += check_triton_config(document, is_ours=self.is_ours)
         if not document.values.get("model"):

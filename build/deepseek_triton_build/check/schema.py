@@ -30,7 +30,7 @@ from deepseek_triton_build.data.releases import (
     load_release,
     spelling,
 )
-from deepseek_triton_build.data.setting_types import bounded_type
+from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS, bounded_type
 from deepseek_triton_build.text import edit_instruction, first_names, nearest_name, short_repr
 
 UPSTREAM_KEYS = ("logits_post_processors",)
@@ -62,6 +62,19 @@ def check_schema(document: Document, release: Release, *, other_sections: tuple[
     walk = _SchemaWalk(document, release, other_sections)
     walk.check_section(document.values, [release.classes["TorchLlmArgs"]], "")
     return walk.found
+
+
+def ignored_arguments(document: Document, engine: str) -> CheckedArguments:
+    """Check the keys of `document` for an embedded engine, which takes the model's name and nothing else of them."""
+    found = []
+    for name in map(key_name, document.values):
+        if name in ("model", TRITON_SECTION):
+            continue
+        message = f"{name} has no effect: of the LLM arguments, the {engine} engine takes only model"
+        is_ours = name in BACKEND_SETTINGS
+        fix = f"indent it, so that it stands under {TRITON_SECTION}" if is_ours else "remove it"
+        found.append(document.finding(IGNORED_KEY, name, message, fix))
+    return CheckedArguments(findings=found)
 
 
 @dataclass
