@@ -521,6 +521,21 @@ def test_readiness_is_the_engines(service, engine):
     assert not service.is_ready()
 
 
+def test_a_change_of_the_readiness_is_a_warning_and_that_of_a_stop_is_not(engine, caplog):
+    def said(alive):
+        caplog.clear()
+        engine.alive = alive
+        service.publish_state()
+        return [(record.levelname, record.message.partition(":")[0]) for record in caplog.records]
+
+    caplog.set_level("INFO")
+    with serving(engine) as service:
+        assert said(alive=True) == []
+        assert said(alive=False) == [("WARNING", "not ready")]
+        assert said(alive=True) == [("WARNING", "ready again")]
+    assert said(alive=True) == [("INFO", "not ready")]
+
+
 class Story:
     """A service driven by hand, without threads: every interleaving is a list of calls."""
 

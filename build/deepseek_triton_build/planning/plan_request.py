@@ -8,7 +8,8 @@ from typing import Any, Literal
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 
-ENGINES = ("tensorrt_llm", "transformers", "simulated")
+EMBEDDED_ENGINES = ("transformers", "simulated")
+ENGINES = ("tensorrt_llm", *EMBEDDED_ENGINES)
 
 
 @dataclass(frozen=True, kw_only=True)

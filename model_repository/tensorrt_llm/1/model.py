@@ -120,9 +120,14 @@ class TritonPythonModel:
             self._exit_watch = None
 
     def _watched_server(self) -> ServerAbove:
-        """Return the tritonserver above this process, for the watcher, and start the guard."""
+        """Return the Triton server above this process, for the watcher, and start the guard."""
         pid = parent_server()
         if pid is None:
+            logger.warning(
+                "process %d above this one is no Triton server (it maps no libtritonserver): when the engine or this "
+                "process dies nobody ends it, and open requests get no time when it exits",
+                os.getppid(),
+            )
             return ServerAbove()
         try:
             self._guard = ProcessGuard(pid, own_regions())

@@ -117,7 +117,11 @@ class ServerProcess:
         _check_server_args(options.server_args)
         self.options = options
         self.models = model_names(options.repository)
+        self.loaded_models: list[str] = []
+        """Those that could be called when the server became ready: all, unless the server was told to load fewer."""
         self.stop_requested = False
+        self.killed_after_s = 0
+        """Seconds after a stop at which the server was killed because it had not ended; 0 where that was not needed."""
         self._on_line = on_line
         self._process: subprocess.Popen[str] | None = None
         self._ended = threading.Event()
@@ -127,6 +131,7 @@ class ServerProcess:
         self._log_is_whole = True
         self._hopeless = False
         self._kill_at: float | None = None
+        self._patience_s = 0
         self._cleared = False
         self._claim: Claim | None = None
         self._locks: list[int] = []
@@ -322,8 +327,10 @@ class ServerProcess:
         """Whether the server, every model and the metrics answer. The metrics are the last to come up."""
         expected = {"ready", "loading"} if self._was_given("--model-control-mode") else {"ready"}
         try:
-            if not all(self._state(model) in expected for model in self.models):
+            states = {model: self._state(model) for model in self.models}
+            if not expected.issuperset(states.values()):
                 return False
+            self.loaded_models = [model for model, state in states.items() if state == "ready"]
             if not self._was_given("--allow-metrics"):
                 with self._client(self.models[0]) as client:
                     client.metrics()
@@ -389,8 +396,8 @@ class ServerProcess:
         """Ask the server to end, and return at once. It is killed when its time has run out, or by a second call. This
         is the only method for signal handlers. `wait` and `wait_until_ready` do the killing."""
         is_repeated, self.stop_requested = self.stop_requested, True
-        patience_s = 0 if is_repeated else self.options.exit_timeout_secs + _GRACE_S
-        self._kill_at = time.monotonic() + patience_s
+        self._patience_s = 0 if is_repeated else self.options.exit_timeout_secs + _GRACE_S
+        self._kill_at = time.monotonic() + self._patience_s
         if self._process is not None and not is_repeated:
             self._process.send_signal(signum)
 
@@ -415,6 +422,7 @@ class ServerProcess:
 
     def _kill_if_due(self) -> None:
         if self._process is not None and self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self.killed_after_s = self._patience_s
             kill_all(self._members)
 
     def _members(self) -> list[int]:

@@ -289,7 +289,8 @@ class Service:
         readiness = self.readiness()
         if readiness.alive != self._was_ready:
             self._was_ready = readiness.alive
-            logger.warning("ready again" if readiness.alive else f"not ready: {readiness.reason}")
+            level = logging.INFO if self.draining else logging.WARNING  # an ordinary stop is no reason to look
+            logger.log(level, "ready again" if readiness.alive else f"not ready: {readiness.reason}")
         self._metrics.observe_state(
             inflight=inflight,
             inflight_tokens=inflight_tokens,
