@@ -464,6 +464,16 @@ def test_priority_is_refused_where_the_engine_has_none():
     assert parse(none, supported=supported).priority == 0
 
 
+@pytest.mark.parametrize("name", ["streaming", "stream", "Streaming"])
+def test_a_model_that_is_not_decoupled_refuses_streams_and_says_the_way_out(name):
+    error = refusal(parameters={name: True}, decoupled=False)
+
+    assert error.code is contract.ErrorCode.UNSUPPORTED
+    assert all(words in str(error) for words in ("streaming: ", "not decoupled", "Ask without", "--no-decoupled"))
+    assert parse(parameters={name: False}, decoupled=False).prompts
+    assert parse(parameters={name: True}).streaming
+
+
 def test_stop_needs_no_prompt():
     assert parse({"text_input": None, "stop": np.array([True])}).stop
 

@@ -16,7 +16,6 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.http as triton_http
 
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.servers import url
@@ -32,11 +31,11 @@ from support.wire import (
     answered,
     events,
     exchange,
-    filled,
     first,
     flag,
     generated,
     grpc_inputs,
+    infer,
     joined,
     post,
     strings,
@@ -190,17 +189,12 @@ def test_llmapi_request_id_header_is_no_request_id(tiny_server: ServerProcess) -
     assert "id" not in answer.json()
 
 
-def test_unary_requests_are_refused_by_triton(tiny_server: ServerProcess) -> None:
-    """As by upstream's model with `decoupled: True`, which its streaming needs as well."""
-    tensors = llmapi_tensors()
-    grpc = triton.InferenceServerClient(f"127.0.0.1:{tiny_server.grpc_port}")
-    http = triton_http.InferenceServerClient(f"127.0.0.1:{tiny_server.http_port}")
-    http_tensors = [filled(triton_http.InferInput, name, array) for name, array in tensors.items()]
-
-    with grpc, pytest.raises(triton.InferenceServerException, match="decoupled transaction policy"):
-        grpc.infer(MODEL, grpc_inputs(tensors), request_id="1")
-    with http, pytest.raises(triton.InferenceServerException, match="decoupled transaction policy"):
-        http.infer(MODEL, http_tensors, request_id="1")
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_unary_requests_are_refused_by_triton(tiny_server: ServerProcess, scheme: str) -> None:
+    """As by upstream's model with `decoupled: True`, which its streaming needs as well. `build --no-decoupled` makes a
+    model that takes them (test_not_decoupled)."""
+    with pytest.raises(triton.InferenceServerException, match="decoupled transaction policy"):
+        infer(tiny_server, scheme, llmapi_tensors(), request_id="1")
 
 
 # --- Clients of Triton's vLLM backend: stream, sampling_parameters as JSON, exclude_input_in_output, return_* ---

@@ -90,4 +90,5 @@ def _given_options(request: PlanRequest) -> list[str]:
     options += [f"--{name} {value}" for name, value in workload.items() if value is not None]
     options += ["--relaxed-acceptance"] if request.relaxed_acceptance else []
     options += ["--allow-unpublished"] if request.allow_unpublished else []
+    options += [] if request.decoupled else ["--no-decoupled"]
     return options + [f"--set {key}={json.dumps(value, allow_nan=False)}" for key, value in request.overrides]

@@ -32,6 +32,13 @@ streaming there is one response with all sequences, in order. In the JSON of /ge
 written as the value itself, and an output with several values as an array. `output_ids` holds the ids of the first
 sequence, then those of the second, and so on; `num_output_tokens` says how many belong to each sequence. When one
 sequence fails, the whole request fails.
+
+One response to each request
+----------------------------
+`build --no-decoupled` makes a model that is not decoupled, which is the default of TensorRT-LLM's llmapi model. gRPC's
+unary ModelInfer and HTTP's /infer, which Triton refuses for decoupled models, work with it as /generate does. A request
+with `streaming` or `stream` true is refused with E_UNSUPPORTED, and config.pbtxt has none of the inputs `stream_mode`,
+`stream_interval` and `stream_interval_ms`.
 """
 
 from __future__ import annotations
@@ -84,7 +91,8 @@ error. The code in the message is the same everywhere.
 
 ERROR_MEANINGS = {
     ErrorCode.INVALID_ARGUMENT: "a value, a type or a name is wrong; the message says which one and what is allowed",
-    ErrorCode.UNSUPPORTED: "the field is known, but this engine, or this release's sampler, does not support it",
+    ErrorCode.UNSUPPORTED: "the field is known, but this engine, this release's sampler or a model that is not "
+    "decoupled does not support it",
     ErrorCode.PROMPT_TOO_LONG: "the prompt does not fit max_seq_len; the message has both numbers",
     ErrorCode.OVERLOADED: "too many requests or tokens are in flight; send the request again later",
     ErrorCode.UNAVAILABLE: "the engine is dead or the model is being stopped; send the request to another server",
@@ -379,6 +387,14 @@ REQUEST_INPUTS: tuple[TensorSpec, ...] = (
 )
 
 INPUTS: tuple[TensorSpec, ...] = REQUEST_INPUTS + tuple(field.tensor for field in SAMPLING_FIELDS)
+
+_STREAM_SHAPE = frozenset({"stream_mode", "stream_interval", "stream_interval_ms"})
+
+
+def declared_inputs(*, decoupled: bool) -> tuple[TensorSpec, ...]:
+    """The inputs in config.pbtxt. A model that is not decoupled has no streams, so it lacks those that shape them; by
+    that clients know it. It keeps `streaming` and `stream`, which existing clients send as false."""
+    return INPUTS if decoupled else tuple(tensor for tensor in INPUTS if tensor.name not in _STREAM_SHAPE)
 
 
 def _output(name: str, dtype: Dtype, meaning: str) -> TensorSpec:
