@@ -301,8 +301,8 @@ def test_an_input_takes_a_field_whose_type_and_shape_fit(datatype, shape, fits):
 
 
 def test_a_running_request_is_ended_by_the_flag():
-    (flag,) = dialect(DEEPSEEK).stop_inputs()
-    assert (flag.name, flag.datatype, tuple(flag.values)) == ("stop", "BOOL", (True,))
+    flags = [(each.name, each.datatype, tuple(each.values)) for each in dialect(DEEPSEEK).stop_inputs()]
+    assert flags == [("stop", "BOOL", (True,)), ("return_finish_reason", "BOOL", (True,))]
     assert {each.name: each.shape for each in dialect(LLMAPI).stop_inputs()} == {"text_input": (1,), "stop": (1,)}
     assert {each.name: each.shape for each in dialect(ENSEMBLE).stop_inputs()} == {"text_input": (1, 1), "stop": (1, 1)}
     with pytest.raises(InvalidRequest, match=r"model 'x' \(vllm\) has no input that ends a request"):

@@ -106,12 +106,14 @@ class Dialect:
         if stop is None:
             raise InvalidRequest(f"{self._model} has no input that ends a request by its id: close its stream instead")
         if self.kind == "deepseek":
-            return [stop]
+            # Otherwise the answer is an error, whether or not there was such a request.
+            told = _input(self._targets(("return_finish_reason",), "BOOL"), (True,))
+            return [stop] if told is None else [stop, told]
         # Triton requires inputs that are not optional.
         return [Input("text_input", "BYTES", ("",), self._batched), stop]
 
     def is_stopped(self, error: DeepseekTritonError) -> bool:
-        """Whether an error after `stop_inputs` means success: llmapi's does; this backend sends an empty end."""
+        """Whether an error after `stop_inputs` means success: llmapi's does; this backend is asked for an empty end."""
         return self.kind == "llmapi" and "cancelled by client" in error.message
 
     def reader(self, request: Request) -> ResponseReader:

@@ -96,7 +96,7 @@ ERROR_MEANINGS = {
     ErrorCode.PROMPT_TOO_LONG: "the prompt does not fit max_seq_len; the message has both numbers",
     ErrorCode.OVERLOADED: "too many requests or tokens are in flight; send the request again later",
     ErrorCode.UNAVAILABLE: "the engine is dead or the model is being stopped; send the request to another server",
-    ErrorCode.CANCELLED: "the request was ended because its client had gone",
+    ErrorCode.CANCELLED: "the request was ended because its client had gone; also the answer to a stop request",
     ErrorCode.INTERNAL: "the engine failed; nothing is wrong with the request",
 }
 
@@ -358,7 +358,12 @@ REQUEST_INPUTS: tuple[TensorSpec, ...] = (
     ),
     _flag("streaming", "Send increments as they are made; otherwise there is one response at the end."),
     _flag("stream", "The same as streaming, under the name that Triton's vLLM backend uses."),
-    _flag("stop", "End the running request that has this request's id. Nothing is generated."),
+    _flag(
+        "stop",
+        "End the running requests that have this request's id; they are answered with their text so far. Nothing is "
+        "generated. The answer is the error E_CANCELLED, whether or not there was such a request. With "
+        'return_finish_reason it is a response with finish_reason "stop", or an error if nobody has the id.',
+    ),
     TensorSpec(
         "sampling_parameters",
         "One JSON object with any of the sampling fields, under their plain names.",

@@ -44,7 +44,7 @@ def parse_request(
     reader.read(inputs, parameters)
     if reader.flags.get("stop"):
         _raise_problems(reader)
-        return ParsedRequest(stop=True)
+        return ParsedRequest(stop=True, returned=_returned(reader.flags, {}))
     prompts = reader.read_prompts(inputs)
     template_kwargs = _template_kwargs(reader, inputs, prompts)
     streaming = reader.agreed("streaming", "stream", default=False)
