@@ -23,12 +23,15 @@ from support.wire import (
     LONG_ANSWER,
     MODEL,
     PROMPT,
+    WAYS,
     Array,
     Fields,
     Outcome,
     Sent,
     Tensors,
+    Way,
     answered,
+    ask,
     events,
     exchange,
     first,
@@ -116,6 +119,28 @@ def test_llmapi_flags_put_the_reasons_on_every_response(llmapi_server: ServerPro
 
     reasons = [(first(result, "finish_reason"), first(result, "stop_reason")) for result in results]
     assert reasons == [("None", "None")] * (len(results) - 1) + [("length", "None")]
+
+
+def test_a_client_that_fills_in_what_the_config_requires_sends_the_prompt(llmapi_server: ServerProcess) -> None:
+    """triton_cli: for each input of the configuration that is not optional it makes a tensor, and for no other one."""
+    config = httpx.get(f"{url(llmapi_server, 'http')}/v2/models/{MODEL}/config", timeout=20).json()
+    required = [tensor["name"] for tensor in config["input"] if not tensor.get("optional")]
+    assert required == ["text_input"]
+
+    results = exchange(llmapi_server, Sent(tensors={"text_input": strings(PROMPT)}), empty_final=True).all()
+
+    assert first(results[0], "text_output")
+
+
+@pytest.mark.parametrize("prompt", [{"messages": '[{"role": "user", "content": "hi"}]'}, {"input_ids": [5, 6]}])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_an_empty_text_input_may_stand_beside_another_prompt(
+    tiny_server: ServerProcess, way: Way, prompt: Fields
+) -> None:
+    """For clients that send all required inputs; without it the answer is the same."""
+    body = {**prompt, "max_tokens": 8, "temperature": 0}
+
+    assert ask(tiny_server, way, {**body, "text_input": ""}).answer() == ask(tiny_server, way, body).answer()
 
 
 def test_llmapi_every_sampling_tensor(tiny_server: ServerProcess) -> None:

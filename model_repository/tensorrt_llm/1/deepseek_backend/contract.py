@@ -335,9 +335,14 @@ REQUEST_FIELDS: tuple[SamplingFieldSpec, ...] = (
 )
 """Fields of the request as a whole. Each has one value."""
 
-# Optional on the wire, so that the backend, and not Triton, answers a request without it, with the contract's code.
+# Clients that fill in a model's inputs from its config.pbtxt, such as triton_cli, leave out the optional ones. Triton
+# only counts the inputs of a request, so another one in its place is enough (infer_request.cc of Triton's core).
 TEXT_INPUT = TensorSpec(
-    "text_input", "The prompt. Each of several prompts gets its own answer.", dtype=Dtype.STRING, dims=(-1,)
+    "text_input",
+    "The prompt. Each of several prompts gets its own answer. It may be empty beside messages or input_ids.",
+    dtype=Dtype.STRING,
+    dims=(-1,),
+    optional=False,
 )
 
 REQUEST_INPUTS: tuple[TensorSpec, ...] = (
