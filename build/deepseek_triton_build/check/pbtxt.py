@@ -136,7 +136,8 @@ def check_config(
         if _dtype(tensor) is None:
             yield config.unknown_number("data_type", tensor.data_type, at=f'"{tensor.name}"')
     if is_ours:
-        yield from _check_tensors(config, "input", message.input, contract().INPUTS)
+        inputs = contract().declared_inputs(decoupled=message.model_transaction_policy.decoupled)
+        yield from _check_tensors(config, "input", message.input, inputs)
         yield from _check_tensors(config, "output", message.output, contract().OUTPUTS)
 
 
