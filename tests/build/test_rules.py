@@ -293,6 +293,21 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
 
 
+@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("of_checkpoint", [None, "FP8"])
+@pytest.mark.parametrize("code", ["K002", "V001"])
+def test_advice_on_the_kv_cache_is_not_what_is_set_already(code: str, dtype: str, of_checkpoint: str | None) -> None:
+    where = {"precision": "w4a8"} if code == "K002" else {"variant": "deepseek-v3.2-exp"}
+    base = deployed({"kv_cache_config.dtype": dtype}, **where)
+    assert base.checkpoint is not None
+    checked = replace(base, checkpoint=replace(base.checkpoint, kv_cache_quant_algo=of_checkpoint))
+    fixes = [violation.fix for rule, violation in violations(checked) if rule.code == code]
+
+    assert len(fixes) == (dtype == "fp8" or of_checkpoint == "FP8")
+    assert [fix for fix in fixes if (dtype == "auto") == ("dtype: auto" in fix)] == []
+    assert [fix for fix in fixes if (of_checkpoint == "FP8") != ("hf_quant_config.json" in fix)] == []
+
+
 PAIR = {"cache_transceiver_config.backend": "UCX"}
 
 

@@ -29,6 +29,8 @@ from deepseek_triton_build.check.documents import read_text
 from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.check.regular_files import is_inside
 from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
+from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.render.config_pbtxt import declaration
 from deepseek_triton_build.text import nearest_name, printable_line, safe_name, short_repr
 
@@ -172,7 +174,10 @@ def _check_policy(
     if is_left_out and not is_ours:
         yield config.finding(POLICY_ONLY_COMPLETED, text, f"write {wanted}", at=key)
     else:
-        yield config.finding(POLICY_DIFFERS, text, f"write {wanted}, or change {model_yaml}", at=key)
+        fix = f"write {wanted}, or change {model_yaml}"
+        if is_ours and not fits(there, BACKEND_SETTINGS[key]):  # T002 says what the backend takes
+            fix = f"change {model_yaml}: the backend does not take {short_repr(there)}"
+        yield config.finding(POLICY_DIFFERS, text, fix, at=key)
 
 
 def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], wanted: Iterable[Any]) -> Iterator[Finding]:

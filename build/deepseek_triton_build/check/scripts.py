@@ -108,7 +108,9 @@ class Script:
             for position, word in enumerate(command):
                 name = word.text.rpartition("/")[2]
                 if name in _PROGRAMS or name in (QUICKSTART, "$quickstart"):
-                    words = [Word(self._assigned.get(word.text, word.text), word.line) for word in command[position + 1 :]]
+                    words = [
+                        Word(self._assigned.get(word.text, word.text), word.line) for word in command[position + 1 :]
+                    ]
                     return Program(name=name if name in _PROGRAMS else QUICKSTART, words=words)
         return None
 

@@ -33,7 +33,7 @@ def _fp8(d: Deployment) -> Iterator[Violation]:
     if d.supports(f"fp8_kv_mla_{d.gpu.architecture}") is False or d.gpu.sm < 90:
         release = "" if d.release is None else f" in TensorRT-LLM {d.release.version}"
         message = f"an FP8 KV cache for MLA is not supported on {d.gpu.architecture.title()}{release}"
-        yield Violation(_DTYPE, message, f"set {_DTYPE}: auto, with weights that leave it in 16 bits")
+        yield Violation(_DTYPE, message, sixteen_bits(d))
 
 
 @RULES.error(
@@ -48,7 +48,16 @@ def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
         message = (
             "an FP8 KV cache with W4AFP8 weights is known to crash (illegal memory access in the prompt's attention)"
         )
-        yield Violation(_DTYPE, message, f"set {_DTYPE}: auto")
+        yield Violation(_DTYPE, message, sixteen_bits(d))
+
+
+def sixteen_bits(d: Deployment) -> str:
+    """Return how to get a KV cache of 16 bits: by the setting, by the checkpoint, or by both."""
+    by_checkpoint = d.checkpoint is not None and d.checkpoint.kv_cache_quant_algo == "FP8"
+    weights = "weights whose hf_quant_config.json names no kv_cache_quant_algo" if by_checkpoint else ""
+    if d.get(_DTYPE) == "auto":
+        return f"use {weights}"
+    return f"set {_DTYPE}: auto{', and use ' if weights else ''}{weights}"
 
 
 @RULES.warning(
