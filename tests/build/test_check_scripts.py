@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.check.flags import flag_keys
-from deepseek_triton_build.check.scripts import Script, read_script
+from deepseek_triton_build.check.scripts import ShellScript, read_script
 from deepseek_triton_build.data.releases import load_release, spelling
 from deepseek_triton_build.render import quickstart
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
@@ -38,11 +38,11 @@ VARIABLES = [
 
 @pytest.mark.parametrize(("text", "expected"), VARIABLES)
 def test_the_variables_that_a_script_exports(text: str, expected: dict[str, str]) -> None:
-    assert Script(file="start.sh", text=text).known_values == expected
+    assert ShellScript(file="start.sh", text=text).known_values == expected
 
 
 def test_a_variable_has_its_line() -> None:
-    script = Script(file="start.sh", text='#!/bin/bash\nexport A="\n"\nexport B=2\n')
+    script = ShellScript(file="start.sh", text='#!/bin/bash\nexport A="\n"\nexport B=2\n')
 
     assert {name: variable.line for name, variable in script.variables.items()} == {"A": 2, "B": 4}
 
@@ -50,7 +50,7 @@ def test_a_variable_has_its_line() -> None:
 def test_a_program_has_its_flags_with_their_lines() -> None:
     text = 'exec mpirun -n 8 trtllm-serve r1 \\\n  --tp_size 8 \\\n  --max_batch_size=16 --sizes 1 2 "$@"\n'
 
-    program = Script(file="serve.sh", text=text).program
+    program = ShellScript(file="serve.sh", text=text).program
 
     assert program is not None
     assert (program.name, program.model) == ("trtllm-serve", "r1")
@@ -72,7 +72,7 @@ MODELS = [
 
 @pytest.mark.parametrize(("text", "model"), MODELS)
 def test_a_program_has_its_model(text: str, model: str | None) -> None:
-    program = Script(file="serve.sh", text=text).program
+    program = ShellScript(file="serve.sh", text=text).program
 
     assert program is not None
     assert program.model == model
@@ -80,7 +80,7 @@ def test_a_program_has_its_model(text: str, model: str | None) -> None:
 
 @given(text=st.text(alphabet="ab$\"'\\\n;|&(){}#= ", max_size=40))
 def test_any_text_is_read(text: str) -> None:
-    script = Script(file="start.sh", text=text)
+    script = ShellScript(file="start.sh", text=text)
 
     assert script.program is None
     assert all(1 <= variable.line <= text.count("\n") + 1 for variable in script.variables.values())
