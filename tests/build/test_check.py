@@ -87,6 +87,61 @@ def test_an_unknown_release_or_gpu_in_the_options_is_an_error(tmp_path: Path, wr
         check_repository(tmp_path, CheckOptions(**wrong))  # type: ignore[arg-type]
 
 
+def test_text_input_may_be_required_and_may_be_optional(tmp_path: Path) -> None:
+    line = next(line for line in CONFIG.splitlines() if '"text_input"' in line)
+    bare = line.replace(", optional: true", "")
+    spellings = [bare, bare.replace(" } ]", ", optional: true } ]")]
+
+    for number, spelled in enumerate(spellings):
+        write(tmp_path / str(number), config=edited(CONFIG, line, spelled))
+        assert serious(check_repository(tmp_path / str(number), OPTIONS)) == []
+
+
+@pytest.mark.parametrize("place", ["", "tensorrt_llm"], ids=["beside the model", "in the model's folder"])
+def test_a_python_based_backend_may_have_another_name(tmp_path: Path, place: str) -> None:
+    write(tmp_path, config=edited(CONFIG, 'backend: "python"', 'backend: "vllm"'))
+    assert "backends/vllm" in only(check_repository(tmp_path, OPTIONS), "C005").fix
+    folder = tmp_path / place / "backends" / "vllm"
+    folder.mkdir(parents=True)
+    (tmp_path / "tensorrt_llm/1/model.py").rename(folder / "model.py")
+
+    assert serious(check_repository(tmp_path, OPTIONS)) == []
+    assert serious(check_repository(tmp_path / "tensorrt_llm", OPTIONS)) == []
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../b", "", "x"])
+def test_a_backend_whose_folder_is_not_there_is_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path, config=edited(CONFIG, 'backend: "python"', f'backend: "{name}"'))
+
+    assert only(check_repository(tmp_path, OPTIONS), "C005").severity == "error"
+
+
+def test_a_model_needs_its_model_py(tmp_path: Path) -> None:
+    (write(tmp_path, ours=False) / "tensorrt_llm/1/model.py").unlink()
+
+    assert only(check_repository(tmp_path, OPTIONS), "S008").file == "tensorrt_llm/1/model.py"
+
+
+def test_a_model_py_of_another_name_is_the_one_that_is_needed(tmp_path: Path) -> None:
+    write(tmp_path, config=CONFIG + 'default_model_filename: "other.py"\n')
+
+    assert only(check_repository(tmp_path, OPTIONS), "S008").file == "tensorrt_llm/1/other.py"
+
+
+def test_what_could_not_be_checked_is_said_with_the_option_that_helps(tmp_path: Path) -> None:
+    write(tmp_path, model_yaml=edited(MODEL_YAML, "deepseek-ai/DeepSeek-R1", "/models/mine"))
+
+    assert [clause[clause.rindex("(") :] for clause in check_repository(tmp_path).unchecked] == [
+        "(--variant, --precision)",
+        "(--gpu, --gpus)",
+        "(--model)",
+    ]
+    known = CheckOptions(release="1.2.1", variant="deepseek-v3.1", precision="nvfp4", gpu="b200")
+    report = check_repository(tmp_path, known)
+    assert [clause[clause.rindex("(") :] for clause in report.unchecked] == ["(--model)"]
+    assert (report.models[0].variant, report.models[0].precision) == ("deepseek-v3.1", "fp4")
+
+
 # Upstream's form
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -39,6 +40,8 @@ def checkpoint(folder, *, missing_bytes=0):
     name = "model-00001-of-00001.safetensors"
     shard(folder / name, missing_bytes=missing_bytes)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"t": name}}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text("{}")
     return folder
 
 
@@ -113,15 +116,79 @@ def test_release_and_gpu_can_be_said(tmp_path, capsys):
     assert "cuda_graph_config" in capsys.readouterr().out
 
 
+def test_the_model_of_a_file_that_names_none_can_be_said(tmp_path, capsys):
+    path = tmp_path / "extra.yaml"
+    path.write_text("moe_config:\n  backend: CUTLASS\n")
+    argv = ["check", str(path), "--trtllm", "1.2.1", "--gpu", "b200", "--gpus", "8"]
+
+    assert main(argv) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "not checked: the rules about the model and its memory" in printed
+    assert "(--variant, --precision)" in printed
+    assert printed.endswith("ok: nothing found in what was checked")
+    assert main([*argv, "--variant", "deepseek-r1", "--precision", "fp8"]) == 1
+    assert "M002" in capsys.readouterr().out
+
+
+def test_json_says_what_was_not_checked(repository, capsys):
+    assert main(["check", str(repository), "--json"]) == 0
+
+    [model] = json.loads(capsys.readouterr().out)["models"]
+    assert model["unchecked"] == ["the checkpoint's files, because they are not on this machine (--model)"]
+
+
+AS_NOBODY = """
+import os, sys
+from contextlib import redirect_stdout
+from deepseek_triton_tools.cli.main import main
+with open(os.devnull, "w") as null, redirect_stdout(null):
+    main(["check", sys.argv[1]])  # imports everything while root, who may read this Python
+os.chmod(sys.argv[2], 0)
+os.setuid(65534)
+sys.exit(main(["check", sys.argv[1]]))
+"""
+UNREADABLE = (
+    "",
+    "start.sh",
+    "tensorrt_llm",
+    "tensorrt_llm/1",
+    "tensorrt_llm/1/deepseek_backend",
+    "tensorrt_llm/1/model.py",
+    "tensorrt_llm/1/release.yaml",
+    "tensorrt_llm/config.pbtxt",
+    "tensorrt_llm/deepseek-triton.json",
+    MODEL_YAML,
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("path", UNREADABLE)
+def test_another_user_is_told_what_may_not_be_read(repository, path):
+    for folder in repository.parents:
+        if "pytest" in folder.name:
+            folder.chmod(0o755)
+    repository.parent.chmod(0o755)
+
+    command = [sys.executable, "-c", AS_NOBODY, str(repository), str(repository / path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert done.returncode == 1, done
+    assert "Permission denied" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ok: nothing found" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "expected"),
     [
         (["nowhere"], 1, "nowhere"),
         (["model_repository", "--trtllm", "1.3"], 2, "unknown TensorRT-LLM release"),
         (["model_repository", "--gpu", "h300"], 2, "unknown GPU"),
+        (["model_repository", "--variant", "deepseek-r9"], 2, "unknown variant"),
+        (["model_repository", "--precision", "fp9"], 2, "unknown precision"),
         (["model_repository", "--model", "/nowhere"], 2, "expected the checkpoint's folder"),
     ],
-    ids=["no folder", "release", "gpu", "model"],
+    ids=["no folder", "release", "gpu", "variant", "precision", "model"],
 )
 def test_what_cant_be_checked_is_one_line(argv, code, expected, capsys):
     assert main(["check", *argv]) == code

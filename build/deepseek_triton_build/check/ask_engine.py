@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib import import_module
 from typing import Any
+
+import yaml
 
 
 def main() -> None:
@@ -27,20 +30,18 @@ def _ask(text: str, model: str, other_keys: list[str]) -> dict[str, Any]:
     :param other_keys: top-level keys that are not the engine's.
     """
     try:
-        import tensorrt_llm
-        import yaml
-        from tensorrt_llm.llmapi.llm_args import TorchLlmArgs
-        from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
+        version = import_module("tensorrt_llm").__version__
+        llm_args, llm_utils = (import_module(f"tensorrt_llm.llmapi.{name}") for name in ("llm_args", "llm_utils"))
     except Exception as error:  # a library that is not there, or no driver
         return {"failed": f"{type(error).__name__}: {error}"}
     arguments = {key: value for key, value in yaml.safe_load(text).items() if key not in other_keys}
     try:
-        TorchLlmArgs(**update_llm_args_with_extra_dict({"model": model}, arguments))
+        llm_args.TorchLlmArgs(**llm_utils.update_llm_args_with_extra_dict({"model": model}, arguments))
     except Exception as error:  # pydantic's ValidationError, or what from_dict raises
         listed: list[Any] = getattr(error, "errors", list)()
         problems = [[".".join(map(str, entry["loc"])), str(entry["msg"])] for entry in listed]
-        return {"version": tensorrt_llm.__version__, "problems": problems or [["", str(error)]]}
-    return {"version": tensorrt_llm.__version__, "problems": []}
+        return {"version": version, "problems": problems or [["", str(error)]]}
+    return {"version": version, "problems": []}
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ class CheckedModel:
     num_gpus: int | None
     """GPUs of one instance."""
     unchecked: tuple[str, ...] = ()
-    """What could not be checked, and how it can be, a clause each."""
+    """Clauses about what could not be checked, and how it can be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class Report:
 
     @property
     def unchecked(self) -> tuple[str, ...]:
-        """What could not be checked of any model."""
+        """The clauses of all models, each once."""
         return tuple(dict.fromkeys(clause for model in self.models for clause in model.unchecked))
 
     @property

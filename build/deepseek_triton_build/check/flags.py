@@ -9,7 +9,7 @@ from typing import Any
 
 from deepseek_triton_build.check.codes import OUT_OF_RANGE, UNUSED_FLAG, WRONG_CHOICE, WRONG_FLAG, WRONG_TYPE
 from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_build.check.scripts import Flag, Program, Script, typed
+from deepseek_triton_build.check.scripts import CommandFlag, Program, ShellScript, typed
 from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.releases import load_release, spelling
 from deepseek_triton_build.data.setting_types import bounded_type
@@ -31,7 +31,7 @@ _NEAR = 0.8
 
 @dataclass(kw_only=True)
 class GivenFlags:
-    """What the flags of a program set."""
+    """The settings that the flags of a program give."""
 
     program: str
     file: str
@@ -46,7 +46,7 @@ class GivenFlags:
     findings: list[Finding] = field(default_factory=list)
 
 
-def read_flags(script: Script, program: Program) -> GivenFlags:
+def read_flags(script: ShellScript, program: Program) -> GivenFlags:
     """Return what the flags of `program`, which `script` starts, set."""
     given = GivenFlags(program=program.name, file=script.file)
     for flag in program.flags:
@@ -85,7 +85,7 @@ def unused_flags(given: GivenFlags, document_keys: Mapping[Any, Any], settings: 
         given.findings.append(UNUSED_FLAG.finding(message, fix, file=given.file, line=line, key=key))
 
 
-def _add(given: GivenFlags, flag: Flag, key: str, stands_for: Any) -> None:
+def _add(given: GivenFlags, flag: CommandFlag, key: str, stands_for: Any) -> None:
     found = load_release(CANONICAL_RELEASE).find_key(key)
     assert found is not None  # a test compares the flags' keys with the record
     value = stands_for if stands_for is not None else typed(flag.values, found.type)

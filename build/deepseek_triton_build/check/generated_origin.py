@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.codes import CHANGED, CHANGED_PROGRAM, MISSING_FILE
+from deepseek_triton_build.check.codes import CHANGED, CHANGED_PROGRAM, MISSING_FILE, UNREADABLE
 from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, read_json, read_yaml
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.regular_files import is_inside, read_bytes
@@ -74,7 +74,7 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
     :param model: the folder of the stamp: a model's, or the one with a script for a program of TensorRT-LLM.
     :param root: what is checked. Files beside a model's folder are looked at only when the repository is checked.
     """
-    gone: dict[str, str] = {}
+    problems: dict[str, dict[str, str]] = {"gone": {}}
     for name, expected in stamp.files.items():
         _, slash, within = name.partition("/")
         if within == MANIFEST:
@@ -85,20 +85,38 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
             continue
         else:
             path, file = root / name, name
-        found = _checksum(path)
-        if found is None and not os.path.lexists(path):
-            gone |= {} if within in _ASKED_FOR else {name: file}
-        elif found != expected and found is not None:
-            yield _changed(name, file, within)
-    if gone:
-        first = next(iter(gone))
-        message = f"{first_names(gone)} {'is' if len(gone) == 1 else 'are'} gone since the folder was generated"
-        fix = "put the files back, or write the folder again: deepseek-triton build --force"
-        yield MISSING_FILE.finding(message, fix, file=gone[first])
+        try:
+            content = read_bytes(path, MAX_TEXT_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            if within not in _ASKED_FOR:
+                problems["gone"][name] = file
+        except OSError as error:
+            if within and within not in (*_ASKED_FOR, f"1/{RELEASE_RECORD}"):
+                problems.setdefault(error.strerror or "unreadable", {})[name] = file
+        else:
+            if content is None or sha256(content) != expected:
+                yield _changed(name, file, within)
+    for problem, files in problems.items():
+        if files:
+            yield _missing(problem, files)
 
 
 _ASKED_FOR = ("config.pbtxt", "1/model.yaml")
-"""Files whose absence is another finding."""
+"""Files whose absence is another finding. The record, and scripts, which lie beside the model, are read elsewhere."""
+
+
+def _missing(problem: str, files: Mapping[str, str]) -> Finding:
+    """Return the finding about files that are gone, or that can't be read.
+
+    :param files: their names in the stamp, with the names that findings use.
+    """
+    first = files[next(iter(files))]
+    if problem == "gone":
+        message = f"{first_names(files)} {'is' if len(files) == 1 else 'are'} gone since the folder was generated"
+        fix = "put the files back, or write the folder again: deepseek-triton build --force"
+        return MISSING_FILE.finding(message, fix, file=first)
+    message = f"{first_names(files)} can't be read: {problem}"
+    return UNREADABLE.finding(message, "make them readable, for tritonserver too", file=first)
 
 
 def _changed(name: str, file: str, within: str) -> Finding:
@@ -133,12 +151,3 @@ def _unchanged_record(path: Path) -> str | None:
     found = _RELEASE.search(content)
     version = found[1].decode() if found else ""
     return version if version in READABLE_RELEASES and load_release(version).text.encode() == content else None
-
-
-def _checksum(path: Path) -> str | None:
-    """Return the file's checksum; None when it can't be read; an empty string when it is too large to be generated."""
-    try:
-        content = read_bytes(path, MAX_TEXT_BYTES)
-    except (OSError, ValueError):  # ValueError: a null byte in the path
-        return None
-    return "" if content is None else sha256(content)

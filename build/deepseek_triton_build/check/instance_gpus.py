@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from deepseek_triton_build.check.codes import GPUS_SHARED, IDLE_GPUS, NO_GPUS, TOO_FEW_GPUS, WRONG_KIND
 from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.check.pbtxt import ModelConfig
-from deepseek_triton_build.check.scripts import Script
+from deepseek_triton_build.check.scripts import ShellScript
 from deepseek_triton_build.data.catalog import Gpu
 from deepseek_triton_build.text import short_repr
 
@@ -47,7 +47,7 @@ def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | No
             yield from _check_count(config, num_ranks, len(gpus), f"instance {index}", at=PARAMETER)
 
 
-def hidden_gpus(script: Script, num_ranks: int, gpu: Gpu | None) -> Iterator[Finding]:
+def hidden_gpus(script: ShellScript, num_ranks: int, gpu: Gpu | None) -> Iterator[Finding]:
     """Find a CUDA_VISIBLE_DEVICES that shows the ranks of a node fewer GPUs than they need."""
     variable = script.variables.get(_VISIBLE)
     if variable is None or variable.value is None:

@@ -45,7 +45,7 @@ from deepseek_triton_build.check.schema import (
     check_schema,
     ignored_arguments,
 )
-from deepseek_triton_build.check.scripts import START_SCRIPT, Script, read_script
+from deepseek_triton_build.check.scripts import START_SCRIPT, ShellScript, read_script
 from deepseek_triton_build.check.triton_config import check_triton_config, triton_settings
 from deepseek_triton_build.check.variables import variable_problems
 from deepseek_triton_build.data.releases import Release
@@ -148,7 +148,7 @@ class _Model:
         self.findings += found
         return value
 
-    def start_script(self) -> Script | None:
+    def start_script(self) -> ShellScript | None:
         """Return start.sh; None without one. What is wrong with it is said when the whole repository is checked."""
         path = self.folder.parent / START_SCRIPT
         if not os.path.lexists(path):
@@ -194,7 +194,7 @@ class _Model:
         arguments: CheckedArguments,
         release: Release,
         triton: Mapping[str, Any],
-        script: Script | None,
+        script: ShellScript | None,
     ) -> Identity:
         """Check the checkpoint, the rules and the memory, and return what the model is."""
         facts = self.checkpoint(document) if _model_of(document) else None

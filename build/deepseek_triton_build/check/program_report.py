@@ -47,7 +47,7 @@ from deepseek_triton_build.check.schema import (
     CheckedArguments,
     check_schema,
 )
-from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, QUICKSTART, Program, Script, read_script
+from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, QUICKSTART, Program, ShellScript, read_script
 from deepseek_triton_build.check.triton_config import triton_settings
 from deepseek_triton_build.check.variables import variable_problems
 from deepseek_triton_build.data.releases import Release
@@ -85,7 +85,7 @@ class _ProgramCheck:
     folder: Path
     yaml: Path
     script_name: str = ""
-    script: Script | None = None
+    script: ShellScript | None = None
     options: CheckOptions
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
@@ -132,7 +132,7 @@ class _ProgramCheck:
         self.findings += found
         return value
 
-    def document(self, script: Script | None, program: Program | None) -> Document | None:
+    def document(self, script: ShellScript | None, program: Program | None) -> Document | None:
         """Return the content of the YAML file, where one is used."""
         passed = None if script is None else _passed_yaml(script)
         if script is None or passed is not None:
@@ -148,7 +148,7 @@ class _ProgramCheck:
     def check_arguments(
         self,
         document: Document | None,
-        script: Script | None,
+        script: ShellScript | None,
         program: Program | None,
         release: Release,
         stamp: Stamp,
@@ -211,7 +211,7 @@ class _ProgramCheck:
         return facts
 
 
-def _passed_yaml(script: Script) -> str | None:
+def _passed_yaml(script: ShellScript) -> str | None:
     """Return the name of the YAML file that the script passes to its program; None when it passes none."""
     flags = script.program.flags if script.program is not None else ()
     named = next((flag.values[0].text for flag in flags if flag.name in YAML_FLAGS and flag.values), None)

@@ -62,7 +62,7 @@ class Variable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flag:
+class CommandFlag:
     """A flag of a command, as the script has it."""
 
     name: str
@@ -71,7 +71,7 @@ class Flag:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Script:
+class ShellScript:
     file: str
     text: str
 
@@ -133,15 +133,15 @@ class Program:
     """The words after the program."""
 
     @cached_property
-    def flags(self) -> Sequence[Flag]:
-        found: list[Flag] = []
+    def flags(self) -> Sequence[CommandFlag]:
+        found: list[CommandFlag] = []
         for word in self.words:
             if word.text.startswith("--"):
                 name, equals, value = word.text.partition("=")
-                found.append(Flag(name=name, values=(Word(value, word.line),) if equals else (), line=word.line))
+                found.append(CommandFlag(name=name, values=(Word(value, word.line),) if equals else (), line=word.line))
             elif found and not word.text.startswith("-") and word.text != "$@" and "[@]" not in word.text:
                 last = found[-1]
-                found[-1] = Flag(name=last.name, values=(*last.values, word), line=last.line)
+                found[-1] = CommandFlag(name=last.name, values=(*last.values, word), line=last.line)
         return found
 
     @cached_property
@@ -162,12 +162,12 @@ class Program:
         return named
 
 
-def read_script(path: Path, file: str) -> tuple[Script | None, list[Finding]]:
+def read_script(path: Path, file: str) -> tuple[ShellScript | None, list[Finding]]:
     """Return the script, and what is wrong with its file or its syntax."""
     text = read_text(path, file)
     if isinstance(text, Finding):
         return None, [text]
-    return Script(file=file, text=text), _syntax_problems(text, file)
+    return ShellScript(file=file, text=text), _syntax_problems(text, file)
 
 
 def typed(words: Sequence[Word], spelled: str) -> Any:

@@ -9,7 +9,7 @@ from functools import cache
 
 from deepseek_triton_build.check.codes import MISSPELLED_VARIABLE, WRONG_VARIABLE
 from deepseek_triton_build.check.finding import Finding
-from deepseek_triton_build.check.scripts import Script
+from deepseek_triton_build.check.scripts import ShellScript
 from deepseek_triton_build.data.yaml_files import load_yaml
 from deepseek_triton_build.text import short_repr
 
@@ -24,7 +24,7 @@ _KINDS = {
 """List in environment_variables.yaml -> an expression that its values fit, and the same in words."""
 
 
-def variable_problems(script: Script) -> Iterator[Finding]:
+def variable_problems(script: ShellScript) -> Iterator[Finding]:
     """Find the exported variables that are misspelled, and those with a value that the engine does not understand."""
     known = _known()
     for name, variable in script.variables.items():

@@ -11,6 +11,17 @@ from tensorrt_llm._record import RECORD, fields_of
 _SCALARS: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
 
 
+class ValidationError(ValueError):
+    """Lists what is wrong, as pydantic's does."""
+
+    def __init__(self, class_name: str, key: str, message: str) -> None:
+        super().__init__(f"1 validation error for {class_name}\n{key}\n  {message}")
+        self._entry = {"loc": tuple(key.split(".")), "msg": message}
+
+    def errors(self) -> list[dict[str, Any]]:
+        return [self._entry]
+
+
 class Section(dict[str, Any]):
     """A section made by `from_dict`: it has been checked against the class that its discriminator names."""
 
@@ -35,7 +46,7 @@ def check(values: Mapping[str, Any], class_name: str, path: str = "") -> None:
     for key, value in values.items():
         full = f"{path}.{key}" if path else key
         if key not in known:
-            raise ValueError(f"1 validation error for {class_name}\n{full}\n  Extra inputs are not permitted")
+            raise ValidationError(class_name, full, "Extra inputs are not permitted")
         _check_value(full, known[key], value)
 
 
@@ -74,11 +85,18 @@ def checked_llm_args(arguments: Mapping[str, Any]) -> dict[str, Any]:
     arguments = {"mpi_session" if name == alias else name: value for name, value in arguments.items()}
     check(arguments, "TorchLlmArgs")
     if not arguments.get("model"):
-        raise ValueError("1 validation error for TorchLlmArgs\nmodel\n  Field required")
+        raise ValidationError("TorchLlmArgs", "model", "Field required")
     if arguments.get("stream_interval", 1) <= 0:
         raise ValueError(f"stream_interval must be positive, got {arguments['stream_interval']}")
     defaults = {name: row["default"] for name, row in fields_of("TorchLlmArgs").items()}
     return {**defaults, **arguments}
+
+
+class TorchLlmArgs:
+    """The arguments of the PyTorch backend, checked."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.arguments = checked_llm_args(arguments)
 
 
 def mtp_layers(llm_args: Mapping[str, Any]) -> int:

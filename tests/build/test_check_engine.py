@@ -1,0 +1,107 @@
+"""Where TensorRT-LLM is installed, `check` asks its own classes too; the stand-in stands for it here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deepseek_triton_build import PlanRequest, format_files, make_plan, write_repository
+from deepseek_triton_build.check import CheckOptions, Report, check_repository
+from standin.loading import PACKAGE_PARENT
+from support.checked import edited, only
+
+MODEL_YAML = "tensorrt_llm/1/model.yaml"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """R1 with MTP for 8 x H200, as generated for 1.2.1."""
+    plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", profile="latency"))
+    write_repository(format_files("triton", plan, version="0"), tmp_path / "r1")
+    return tmp_path / "r1"
+
+
+@pytest.fixture
+def installed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in of 1.2.1, where `check` and its processes find packages. It is never imported here."""
+    monkeypatch.syspath_prepend(PACKAGE_PARENT)
+    monkeypatch.setenv("STANDIN_RELEASE", str(repository / "tensorrt_llm/1/release.yaml"))
+
+
+def spoil(repository: Path, old: str, new: str) -> Report:
+    path = repository / MODEL_YAML
+    path.write_text(edited(path.read_text(), old, new))
+    return check_repository(repository)
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_is_generated_is_taken(repository: Path) -> None:
+    report = check_repository(repository)
+
+    assert [finding for finding in report.findings if finding.code == "S027"] == []
+    assert not any("TorchLlmArgs" in clause for clause in report.unchecked)
+
+
+REFUSALS = [
+    pytest.param("\nmax_seq_len:", "\nmax_seq_length:", "max_seq_length", "Extra inputs", "S011", id="a key"),
+    pytest.param(
+        "  free_gpu_memory_fraction: ", "  fraction: ", "kv_cache_config.fraction", "Extra", "S011", id="below"
+    ),
+    pytest.param("decoding_type: MTP", "decoding_type: mtp", None, "Invalid decoding_type: mtp", "S015", id="a kind"),
+    pytest.param("\nmax_seq_len: 65536", "\nmax_seq_len: long", None, "expected int | None", "S014", id="a value"),
+]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(("old", "new", "key", "words", "ours"), REFUSALS)
+def test_its_errors_stand_beside_ours(
+    repository: Path, old: str, new: str, key: str | None, words: str, ours: str
+) -> None:
+    report = spoil(repository, old, new)
+
+    finding = only(report, "S027")
+    assert words in finding.message
+    assert "TensorRT-LLM 1.2.1 refuses it" in finding.message
+    assert (finding.file, finding.key) == (MODEL_YAML, key)
+    assert only(report, ours).severity == "error"
+    assert key is None or finding.line == only(report, ours).line
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_file_by_itself_is_asked_about_too(tmp_path: Path) -> None:
+    path = tmp_path / "extra.yaml"
+    path.write_text("moe_config: {backend: CUTLASS, load_balancers: 1}\n")
+
+    report = check_repository(path, CheckOptions(release="1.2.1"))
+
+    assert only(report, "S027").key == "moe_config.load_balancers"
+
+
+@pytest.mark.usefixtures("installed")
+def test_another_release_is_not_asked(repository: Path) -> None:
+    report = check_repository(repository, CheckOptions(release="1.2.0"))
+
+    assert any("1.2.1 is installed and 1.2.0 is checked against" in clause for clause in report.unchecked)
+
+
+def test_one_that_cant_be_imported_is_said(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorrt_llm.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    unchecked = check_repository(repository).unchecked
+
+    assert any("TorchLlmArgs" in clause and "libcuda.so.1" in clause for clause in unchecked)
+
+
+def test_one_that_ends_the_process_is_said(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorrt_llm.py").write_text("import os\nprint('MPI_Init failed')\nos._exit(7)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    unchecked = check_repository(repository).unchecked
+
+    assert any("its process ended with 7" in clause and "MPI_Init failed" in clause for clause in unchecked)
+
+
+def test_where_it_is_not_installed_nothing_is_said(repository: Path) -> None:
+    assert not any("TorchLlmArgs" in clause for clause in check_repository(repository).unchecked)
