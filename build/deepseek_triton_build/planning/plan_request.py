@@ -10,6 +10,8 @@ from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 
 EMBEDDED_ENGINES = ("transformers", "simulated")
 ENGINES = ("tensorrt_llm", *EMBEDDED_ENGINES)
+PYTHON_BACKEND = "python"
+BACKEND_NAMES = (PYTHON_BACKEND, "vllm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,8 @@ class PlanRequest:
     """Engine to run on. None: the variant's default."""
     preset: str | None = None
     """The deployment whose pace the simulated engine keeps."""
+    backend_name: str = PYTHON_BACKEND
+    """The backend that config.pbtxt names, one of BACKEND_NAMES. Triton's OpenAI front end chooses by it how to ask."""
     model: str | None = None
     """A checkpoint's folder or Hugging Face name, which replaces the variant's own name."""
     allow_unpublished: bool = False
@@ -52,6 +56,7 @@ OPTIONS = {
     "profile": "--profile",
     "engine": "--engine",
     "preset": "--preset",
+    "backend_name": "--backend-name",
     "model": "--model",
     "mtp": "--mtp",
     "kv_dtype": "--kv-cache-dtype",
