@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
-from deepseek_triton_build import PlanRequest, Setting, make_plan
+from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, format_files, make_plan, repository_files
 from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.planning.plan_request import BACKEND_NAMES
 from deepseek_triton_build.render.config_pbtxt import config_pbtxt
 from deepseek_triton_build.render.model_yaml import model_yaml
 from deepseek_triton_build.render.start_sh import start_sh
@@ -44,6 +45,26 @@ def test_a_model_that_is_not_decoupled_lacks_the_inputs_that_shape_streams():
 
     assert set(names[0]) - set(names[1]) == {"stream_mode", "stream_interval", "stream_interval_ms"}
     assert [name for name in names[0] if name in names[1]] == names[1]
+
+
+@pytest.mark.parametrize("backend_name", BACKEND_NAMES)
+def test_a_backend_with_a_name_of_its_own_lies_in_the_models_folder(backend_name):
+    files = {
+        str(file.path): file for file in repository_files(make_plan(replace(TINY, backend_name=backend_name)), "0")
+    }
+    config = text_format.Parse(files["tensorrt_llm/config.pbtxt"].content.decode(), model_config_pb2.ModelConfig())
+
+    assert config.backend == backend_name
+    own = backend_name != "python"
+    assert [path for path in files if "backends/" in path] == own * [f"tensorrt_llm/backends/{backend_name}/model.py"]
+    assert (b"--backend-name vllm" in files["start.sh"].content.splitlines()[1]) == own
+
+
+def test_a_backends_name_is_for_triton_only():
+    with pytest.raises(
+        RefusedPlanError, match=r"--backend-name is for Triton, and trtllm-serve \(.*\) has no use for it"
+    ):
+        format_files("trtllm-serve", make_plan(replace(R1, backend_name="vllm")), version="0")
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,19 @@ def test_a_dry_run_needs_neither_mpirun_nor_python(tmp_path):
     assert commands_of(done.stdout)[1][0] == "python3"
 
 
+def test_the_backend_that_the_model_names_is_found(run, tmp_path):
+    """Triton has one backend directory. The link that stands for its own is broken here: there is no Triton."""
+    variables = {"DEEPSEEK_TRITON_LAUNCH": LAUNCH, "TMPDIR": str(tmp_path)}
+    for _ in range(2):  # as ranks of one launch do
+        result = run(replace(TINY, backend_name="vllm"), **variables)
+
+    folder = Path(result.argv[result.argv.index("--backend-directory") + 1])
+    assert folder == tmp_path / f"deepseek_triton_{LAUNCH}_backends"
+    model = Path(result.argv[result.argv.index("--model-repository") + 1]) / "tensorrt_llm"
+    assert (folder / "vllm/model.py").samefile(model / "backends/vllm/model.py")
+    assert "--backend-directory" not in run(TINY).argv
+
+
 # TensorRT-LLM on one node
 
 

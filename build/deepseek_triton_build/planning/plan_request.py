@@ -10,6 +10,8 @@ from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 
 EMBEDDED_ENGINES = ("transformers", "simulated")
 ENGINES = ("tensorrt_llm", *EMBEDDED_ENGINES)
+PYTHON_BACKEND = "python"
+BACKEND_NAMES = (PYTHON_BACKEND, "vllm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class PlanRequest:
     """The deployment whose pace the simulated engine keeps."""
     decoupled: bool = True
     """Whether a request may get several responses. False: no streams, but ModelInfer and /infer work."""
+    backend_name: str = PYTHON_BACKEND
+    """The backend that config.pbtxt names, one of BACKEND_NAMES. Triton's OpenAI front end chooses by it how to ask."""
     model: str | None = None
     """A checkpoint's folder or Hugging Face name, which replaces the variant's own name."""
     allow_unpublished: bool = False
@@ -54,6 +58,7 @@ OPTIONS = {
     "profile": "--profile",
     "engine": "--engine",
     "preset": "--preset",
+    "backend_name": "--backend-name",
     "model": "--model",
     "mtp": "--mtp",
     "kv_dtype": "--kv-cache-dtype",

@@ -8,13 +8,13 @@ from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.text import comment_lines
 
 
-def config_pbtxt(*, stamp: str, decoupled: bool) -> str:
+def config_pbtxt(*, stamp: str, decoupled: bool, backend_name: str = "python") -> str:
     """Return the text of config.pbtxt, written from the wire contract."""
     tables = contract()
     lines = [
         f"# {stamp}",
         'name: "tensorrt_llm"',
-        'backend: "python"',
+        f'backend: "{backend_name}"',
         "# The engine makes the batches, so Triton passes on each request at once.",
         "max_batch_size: 0",
         *comment_lines(_DECOUPLED if decoupled else _NOT_DECOUPLED),

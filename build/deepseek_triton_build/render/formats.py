@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Workload, profiles
 from deepseek_triton_build.planning.plan import Plan, make_plan
-from deepseek_triton_build.planning.plan_request import PlanRequest
+from deepseek_triton_build.planning.plan_request import PYTHON_BACKEND, PlanRequest
 from deepseek_triton_build.render import trtllm_commands as trtllm
 from deepseek_triton_build.render.quickstart import quickstart_sh
 from deepseek_triton_build.render.repository_files import File, repository_files, stamped
@@ -47,6 +47,8 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
         raise RefusedPlanError(f"{what} can't be written as {name} ({FORMATS[name].title}); use {named}")
     if name != DEFAULT_FORMAT and not plan.request.decoupled:
         raise RefusedPlanError(f"--no-decoupled is for Triton, and {name} ({FORMATS[name].title}) has no use for it")
+    if name != DEFAULT_FORMAT and plan.request.backend_name != PYTHON_BACKEND:
+        raise RefusedPlanError(f"--backend-name is for Triton, and {name} ({FORMATS[name].title}) has no use for it")
     return FORMATS[name].files(plan, version)
 
 

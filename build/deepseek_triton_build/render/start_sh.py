@@ -11,6 +11,7 @@ from deepseek_triton_build.arithmetic.load_time import (
 )
 from deepseek_triton_build.data.rank_variables import is_engine_variable
 from deepseek_triton_build.planning.plan import Plan
+from deepseek_triton_build.planning.plan_request import PYTHON_BACKEND
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.text import comment_lines
 
@@ -46,7 +47,8 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
         _endpoints(),
         _exit_timeout(),
         _supervisor_options(plan),
-        _server(),
+        _backend_directory(plan),
+        _server(plan),
         _refused_arguments(),
         _refused_words(plan),
         _start(plan),
@@ -176,7 +178,25 @@ def _ready_within(plan: Plan) -> tuple[int, str]:
     )
 
 
-def _server() -> list[str]:
+def _backend_directory(plan: Plan) -> list[str]:
+    """Make a backend directory that has the repository's own backend too, where there is one."""
+    name = plan.request.backend_name
+    if name == PYTHON_BACKEND:
+        return []
+    return [
+        *comment_lines(
+            f'config.pbtxt names the backend "{name}", which lies in this repository. Triton looks for it in its '
+            "backend directory, beside the Python backend that it needs."
+        ),
+        f'backends="${{TMPDIR:-/tmp}}/deepseek_triton_${{{_TAG}}}_backends"',
+        'mkdir -p "$backends"',
+        'ln -sfn /opt/tritonserver/backends/* "$backends"',
+        f'ln -sfn "$repository/tensorrt_llm/backends/{name}" "$backends/{name}"',
+    ]
+
+
+def _server(plan: Plan) -> list[str]:
+    has_own = plan.request.backend_name != PYTHON_BACKEND
     return [
         *comment_lines(
             "The Python backend's shared memory is named after the launch tag, so that what a killed server leaves in "
@@ -189,6 +209,7 @@ def _server() -> list[str]:
                 *(f'--{name}-address "${name}_address" --{name}-port "${name}_port"' for name, _ in _ENDPOINTS),
                 '--exit-timeout-secs "$exit_timeout"',
                 f'"--backend-config=python,shm-region-prefix-name=deepseek_triton_${{{_TAG}}}_"',
+                *(['--backend-directory "$backends"'] if has_own else []),
                 '"$@"',
             ],
         ),

@@ -33,6 +33,12 @@ def add_plan_options(verb: VerbParser) -> None:
         action="store_false",
         help="one response to each request, for ModelInfer and /infer; no streams",
     )
+    engine.add_argument(
+        "--backend-name",
+        choices=("python", "vllm"),
+        default="python",
+        help="in config.pbtxt; vllm for log-probabilities in Triton's OpenAI front end (default: python)",
+    )
     engine.add_argument("--preset", metavar="NAME", help="for --engine simulated: its speed; a wrong name lists all")
 
 

@@ -79,6 +79,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         engine=args.engine,
         preset=args.preset,
         decoupled=args.decoupled,
+        backend_name=args.backend_name,
         model=model,
         allow_unpublished=args.allow_unpublished,
         overrides=tuple(row for text in args.set for row in overrides(text)),

@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,8 @@ from deepseek_triton_tools.tool_errors import InstallationError
 
 CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
 
-_BACKEND_FILES = ("libtriton_python.so", "triton_python_backend_utils.py")
+_LIBRARY = "libtriton_python.so"
+_BACKEND_FILES = (_LIBRARY, "triton_python_backend_utils.py")
 _STUB = "triton_python_backend_stub"
 
 
@@ -38,6 +39,24 @@ class Installation:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables to set, each with its whole value."""
     extra_args: tuple[str, ...] = ()
+    backends: Path = Path("/opt/tritonserver/backends")
+    """The server's backend directory; this is its own default, wherever the binary lies."""
+
+    def backend_directory(self, folder: Path, added: Iterable[Path]) -> Path:
+        """Make `folder` a backend directory with the server's backends and the folders `added`, and return it."""
+        backends = {backend.name: backend.absolute() for backend in (*self.backends.iterdir(), *added)}
+        shutil.copytree(backends.pop("python"), folder / "python", copy_function=_copy_library_link_rest)
+        for name, backend in backends.items():
+            (folder / name).symlink_to(backend)
+        return folder
+
+
+def _copy_library_link_rest(source: str, target: str) -> None:
+    """Triton refuses a link to the Python backend's library where a backend with a model.py needs it (2.51)."""
+    if Path(source).name == _LIBRARY:
+        shutil.copy(source, target)
+    else:
+        Path(target).symlink_to(source)
 
 
 def find_tritonserver(explicit: Path | None = None) -> Installation:
@@ -79,6 +98,7 @@ def _wheel_installation(package: Path) -> Installation:
     libpython = find_libpython()
     assert libpython is not None  # libpython_problem() has checked this
     libraries = [str(package.parent / "nvidia_pytriton.libs"), str(libpython.parent)]
+    backends = _backend_directory(package)
     return Installation(
         package / "tritonserver/bin/tritonserver",
         "wheel",
@@ -86,7 +106,8 @@ def _wheel_installation(package: Path) -> Installation:
             "LD_LIBRARY_PATH": _prepended(libraries, "LD_LIBRARY_PATH"),
             "PATH": _prepended([str(Path(sys.prefix, "bin"))], "PATH"),
         },
-        (f"--backend-directory={_backend_directory(package)}",),
+        (f"--backend-directory={backends}",),
+        backends,
     )
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from deepseek_triton_client import Client, DeepseekTritonError, Timeouts
 from deepseek_triton_tools.host.free_ports import ENDPOINTS, Claim, Port, claim_ports
 from deepseek_triton_tools.host.process_sessions import kill_all, session_members
-from deepseek_triton_tools.host.tritonserver import find_tritonserver
+from deepseek_triton_tools.host.tritonserver import Installation, find_tritonserver
 from deepseek_triton_tools.server.server_log import HOPELESS, dead_engine, failure_cause, parse_log_line
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError
@@ -136,7 +136,7 @@ class ServerProcess:
         self._claim: Claim | None = None
         self._locks: list[int] = []
         self._shm_prefix = f"deepseek_triton_{secrets.token_hex(4)}_"
-        self._link_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._links: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
     def serving(
@@ -219,6 +219,7 @@ class ServerProcess:
         command = [
             *(sys.executable, "-I", "-S", "-c", _GUARDED_EXEC, str(os.getpid()), str(installation.binary)),
             *installation.extra_args,
+            *self._own_backends(installation),
             *self._arguments(),
             *self.options.server_args,
         ]
@@ -266,10 +267,22 @@ class ServerProcess:
         repository = self.options.repository.absolute()
         if not re.search(r"\s", str(repository)):
             return repository
-        self._link_folder = tempfile.TemporaryDirectory(prefix="deepseek-triton-")
-        link = Path(self._link_folder.name, "repository")
+        link = self._link_folder() / "repository"
         link.symlink_to(repository)
         return link
+
+    def _own_backends(self, installation: Installation) -> list[str]:
+        """Return the argument for the backends that lie in the models' folders (`build --backend-name`), if any do."""
+        own = [path.parent for path in self.options.repository.glob("*/backends/*/model.py")]
+        if not own:
+            return []
+        return [f"--backend-directory={installation.backend_directory(self._link_folder() / 'backends', own)}"]
+
+    def _link_folder(self) -> Path:
+        """Return a folder of this launch's own."""
+        if self._links is None:
+            self._links = tempfile.TemporaryDirectory(prefix="deepseek-triton-")
+        return Path(self._links.name)
 
     def _read(self, process: subprocess.Popen[str], log: FileIO | None) -> None:
         """Run the reader thread, until the server and all its stubs have closed their end of the pipe."""
@@ -444,8 +457,9 @@ class ServerProcess:
         self._reader.join(_STUBS_LEAVE_S)
         for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
             region.unlink(missing_ok=True)
-        if self._link_folder is not None:
-            self._link_folder.cleanup()
+        if self._links is not None:
+            self._links.cleanup()
+            self._links = None
         self._release()
         self._cleared = True
 
