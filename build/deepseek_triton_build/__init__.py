@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from deepseek_triton_build.planning.target import resolve_target
     from deepseek_triton_build.render.contract_page import contract_page
     from deepseek_triton_build.render.folder_writer import write_repository
-    from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
+    from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files, format_request
     from deepseek_triton_build.render.hf_quant_config import (
         KvAlgo,
         QuantConfigChange,
@@ -65,6 +65,7 @@ __all__ = [
     "Workload",
     "contract_page",
     "format_files",
+    "format_request",
     "make_plan",
     "model_repository",
     "quant_config_change",
@@ -94,7 +95,7 @@ _HOMES = {
     "planning.target": ("resolve_target",),
     "render.contract_page": ("contract_page",),
     "render.folder_writer": ("write_repository",),
-    "render.formats": ("DEFAULT_FORMAT", "FORMATS", "format_files"),
+    "render.formats": ("DEFAULT_FORMAT", "FORMATS", "format_files", "format_request"),
     "render.hf_quant_config": ("KvAlgo", "QuantConfigChange", "quant_config_change", "write_quant_config"),
     "render.repository_files": ("File", "repository_files"),
     "render.start_sh": ("EXIT_TIMEOUT_S", "MPIRUN_SPARE_S"),

@@ -6,7 +6,14 @@ import json
 
 import pytest
 
-from deepseek_triton_build import PlanRequest, RefusedPlanError, UnknownNameError, Workload, make_plan
+from deepseek_triton_build import (
+    PlanRequest,
+    RefusedPlanError,
+    UnknownNameError,
+    Workload,
+    format_request,
+    make_plan,
+)
 from deepseek_triton_build.catalog import RELEASES
 
 GIB = 2**30
@@ -496,3 +503,85 @@ def test_what_cannot_work_is_refused_in_one_line(changes, error, expected):
 
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "variant", "precision", "gigabytes"),
+    [
+        pytest.param("nvidia/DeepSeek-R1-FP4", "deepseek-r1", "fp4", 424, id="the published one"),
+        pytest.param("nvidia/DeepSeek-R1-FP4-v2", "deepseek-r1", "fp4", 413, id="its second version"),
+        pytest.param("/models/DeepSeek-R1-0528-FP4-v2", "deepseek-r1-0528", "fp4", 413, id="a folder called like it"),
+        pytest.param("/models/mine", "deepseek-r1", "fp4", 424, id="a folder called otherwise"),
+        pytest.param("nvidia/DeepSeek-V3.2-NVFP4", "deepseek-v3.2-exp", "fp4", 415, id="of a sister model"),
+        pytest.param("/models/mine", "deepseek-v3", "fp4", 424, id="weights that nobody publishes"),
+    ],
+)
+def test_the_checkpoint_that_is_named_has_its_own_size(model, variant, precision, gigabytes):
+    plan = make_plan(PlanRequest(variant=variant, gpu="b200", precision=precision, model=model))
+
+    assert round(plan.checkpoint.weight_bytes / 1e9) == gigabytes
+    assert plan.settings[0].value == model
+
+
+def test_a_checkpoint_of_a_sister_model_says_whose_it_is():
+    plan = make_plan(
+        PlanRequest(variant="deepseek-v3.2-exp", gpu="b200", precision="fp4", model="nvidia/DeepSeek-V3.2-NVFP4")
+    )
+
+    assert plan.settings[0].reason.startswith("DeepSeek-V3.2, planned as deepseek-v3.2-exp")
+    assert plan.checkpoint.kv_cache_quant_algo == "FP8"
+
+
+THROUGHPUT = {"gpu": "h200", "profile": "throughput"}
+
+
+def warnings_of(plan):
+    return {warned.rule.code: (warned.rule.severity, warned.violation.message) for warned in plan.warnings}
+
+
+def test_a_benchmarks_limits_are_a_warning_where_no_workload_was_given():
+    plan = planned(**THROUGHPUT)
+    severity, message = warnings_of(plan)["A009"]
+
+    assert severity == "warning"
+    assert "prompts of 1,024 tokens; those of more than 1,151 are refused" in message
+    assert "A003" not in warnings_of(plan)
+
+
+def test_a_benchmarks_limits_match_each_other():
+    """1,151 tokens of prompt, and the answers of 2,048 that the blog's run had."""
+    chosen = values(planned(**THROUGHPUT))
+
+    assert chosen["max_num_tokens"] + 2048 <= chosen["max_seq_len"] == 3328
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "max_seq_len"),
+    [
+        pytest.param(THROUGHPUT | {"workload": Workload(isl=1024, osl=2048)}, 3072, id="a workload was given"),
+        pytest.param({"gpu": "h200"}, 65536, id="prompts in chunks"),
+        pytest.param({"gpu": "b200", "profile": "throughput"}, 65536, id="a serving configuration, for no lengths"),
+        pytest.param({"gpu": "h200", "profile": "latency"}, 65536, id="the engine's own max_num_tokens"),
+        pytest.param({"gpu": "h200", "profile": "gen"}, 65536, id="a generation server"),
+        pytest.param({"gpu": "h200", "profile": "quickstart"}, 2048, id="the recipe's own"),
+    ],
+)
+def test_other_plans_keep_their_max_seq_len(request_fields, max_seq_len):
+    assert values(planned(**request_fields))["max_seq_len"] == max_seq_len
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200", "h20-96", "h20-141", "b200"])
+@pytest.mark.parametrize("profile", ["balanced", "throughput", "wide-ep"])
+def test_an_evaluation_is_planned_for_its_own_prompts(gpu, profile):
+    request = PlanRequest(variant="deepseek-r1", gpu=gpu, profile=profile)
+    chosen = make_plan(format_request("trtllm-eval", request)).canonical
+
+    assert chosen["enable_chunked_prefill"] or chosen["max_num_tokens"] >= 8192 or chosen["max_seq_len"] <= 8192
+    assert chosen["max_seq_len"] >= 8192 + 32768 or profile == "wide-ep"
+    assert format_request("trtllm-bench", request) is request
+
+
+def test_an_evaluations_workload_can_be_given():
+    request = PlanRequest(variant="deepseek-r1", **THROUGHPUT, workload=Workload(isl=1024, osl=256))
+
+    assert format_request("trtllm-eval", request) is request

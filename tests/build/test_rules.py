@@ -93,6 +93,10 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({"enable_attention_dp": True, "max_batch_size": 16}),
         deployed({"enable_attention_dp": True, "max_batch_size": 17}),
     ),
+    "A009": (
+        deployed({"max_num_tokens": 1151, "max_seq_len": 3328}, assumed_isl=1024),
+        deployed(CHUNKED, {"max_num_tokens": 1152, "max_seq_len": 3328}, assumed_isl=1024),
+    ),
     "D001": (deployed(MTP, {RELAXED: True}, variant="deepseek-v3"), deployed(MTP, {RELAXED: True})),
     "D002": (
         deployed(MTP, {"speculative_config.relaxed_topk": 10}),
@@ -166,6 +170,10 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({FRACTION: 0.8, "kv_cache_config.max_tokens": 4096}),
         deployed({"kv_cache_config.max_tokens": 4096}),
     ),
+    "K010": (
+        deployed({FRACTION: 0.97, "max_batch_size": 128, "max_num_tokens": 1152}),
+        deployed({FRACTION: 0.9, "max_batch_size": 128, "max_num_tokens": 1152}),
+    ),
     "L001": (
         deployed({"max_batch_size": 256, "cuda_graph_config.batch_sizes": [1, 128]}),
         deployed({"max_batch_size": 256, "cuda_graph_config.max_batch_size": 256}),
@@ -190,7 +198,7 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
     ),
     "L008": (
         deployed({"enable_attention_dp": True, "max_batch_size": 1024, "max_num_tokens": 8192}, **B200),
-        deployed({"enable_attention_dp": True, "max_batch_size": 1024, "max_num_tokens": 3072}, **B200),
+        deployed({"enable_attention_dp": True, "max_batch_size": 1024, "max_num_tokens": 8191}, **B200),
     ),
     "L009": (
         deployed({"max_num_tokens": 5127, FRACTION: 0.7}, release="0.21.0"),
@@ -258,6 +266,15 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
     "V008": (deployed(MTP, {DRAFTS: 3}, release="1.1.0", **V32), deployed(MTP, {DRAFTS: 3}, **V32)),
 }
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
+
+
+PAIR = {"cache_transceiver_config.backend": "UCX"}
+
+
+@pytest.mark.parametrize("code", ["A003", "A007"])
+def test_a_disaggregated_server_is_not_advised_as_a_whole_one(code: str) -> None:
+    broken, _ = CASES[code]
+    assert code not in codes_of(replace(broken, settings={**broken.settings, **PAIR}))
 
 
 def codes_of(deployment: Deployment) -> list[str]:

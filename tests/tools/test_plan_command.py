@@ -178,7 +178,7 @@ def test_json_holds_the_whole_plan(capsys):
     assert (got["variant"], got["precision"], got["gpu"], got["gpus"]) == ("deepseek-r1", "fp8", "h200", 8)
     assert got["model"] == "deepseek-ai/DeepSeek-R1"
     memory = got["memory"]
-    parts = ("weights", "kv_cache", "cuda_graphs", "cuda_context", "activations", "free")
+    parts = ("weights", "kv_cache", "cuda_graphs", "cuda_context", "activations", "sampler", "free")
     assert sum(memory[part] for part in parts) == memory["total"]
     assert memory["kv_tokens"] == memory["kv_cache"] // memory["kv_bytes_per_token"]
     assert got["host_memory_bytes"] > 688_574_839_360

@@ -31,6 +31,7 @@ from deepseek_triton_build.data.catalog import (
     find_gpu,
     find_variant,
     gpus,
+    variant_of_folder,
     variant_of_model,
     variants,
 )
@@ -166,22 +167,16 @@ def _unknown_names(stamp: Stamp) -> Iterator[Finding]:
 
 def _by_name(stamp: Stamp, model: str) -> tuple[Variant | None, KnownCheckpoint | None]:
     """Find the variant by the stamp, else by the model's name: a Hugging Face name, or a folder with such a name."""
-    found = variant_of_model(model) or _by_folder_name(model)
+    found = variant_of_model(model) or variant_of_folder(model)
     name = stamp.text("variant")
     if name in variants():
         variant = find_variant(name)
-        planned = variant.checkpoints.get(stamp.text("precision") or "")
-        return variant, planned or (found[1] if found and found[0] == variant else None)
+        named = found[1] if found and found[0] == variant else None
+        precision = stamp.text("precision") or ""
+        if named is not None and named.precision == precision:
+            return variant, named
+        return variant, variant.checkpoints.get(precision) or named
     return found or (None, None)
-
-
-def _by_folder_name(model: str) -> tuple[Variant, KnownCheckpoint] | None:
-    name = Path(model).name.lower()
-    for variant in variants().values():
-        for checkpoint in variant.checkpoints.values():
-            if name in (known.rpartition("/")[2].lower() for known in (checkpoint.model, *checkpoint.alternatives)):
-                return variant, checkpoint
-    return None
 
 
 def _contradictions(

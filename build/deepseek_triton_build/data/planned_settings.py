@@ -56,6 +56,17 @@ class EnvironmentVariable(_Explained):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SettingsFile:
+    """A YAML file that a setting names by its path, for a section that the release reads from a file."""
+
+    name: str
+    section: str
+    """The section, under its canonical key."""
+    settings: tuple[Setting, ...]
+    """The section's settings, under canonical keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Omission:
     """A recipe's setting, or a default, that the plan leaves out, and why."""
 

@@ -20,6 +20,7 @@ from deepseek_triton_build.planning.batch_sizes import (
 )
 from deepseek_triton_build.planning.layout import WIDE_EP, wants_attention_dp
 from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.rules.rule import MTP_KV_LAYERS
 from deepseek_triton_build.rules.size_limits import OOM_NUM_TOKENS
 
 
@@ -169,6 +170,12 @@ def make_plan_budget(target: Target, sizes: Sizes) -> Budget:
         moe_max_num_tokens=sizes.moe_max_num_tokens,
         kv_dtype=sizes.kv_dtype,
         kv_fraction=sizes.kv_fraction,
-        mtp=sizes.num_draft_tokens > 0,
+        mtp_layers=_mtp_layers(target, sizes),
         expert_slots=sizes.expert_slots,
+        sampler_batch=0 if sizes.num_draft_tokens else sizes.max_batch_size,  # as choices/decoding.py chooses it
     )
+
+
+def _mtp_layers(target: Target, sizes: Sizes) -> int:
+    per_draft = target.release.supports(MTP_KV_LAYERS) is not False
+    return sizes.num_draft_tokens if per_draft else min(1, sizes.num_draft_tokens)

@@ -27,6 +27,8 @@ from deepseek_triton_build.data.catalog import (
     find_gpu,
     find_precision,
     find_variant,
+    variant_of_folder,
+    variant_of_model,
 )
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Profile, Recipe, Workload, find_profile
 from deepseek_triton_build.data.releases import RELEASES, Release, load_release
@@ -142,19 +144,29 @@ def _default_precision(variant: Variant, gpu: Gpu) -> Precision:
 def _checkpoint(variant: Variant, precision: Precision, model: str | None) -> KnownCheckpoint:
     """Return the published checkpoint, or the user's own with sizes from the model's shapes.
 
-    When `model` is a folder on this machine, its hf_quant_config.json gives the KV cache's dtype.
+    `model` says which of several published ones it is, by its Hugging Face name or a folder called like it. When it is
+    a folder on this machine, its hf_quant_config.json gives the KV cache's dtype.
     """
+    named = (variant_of_model(model) or variant_of_folder(model)) if model else None
+    if named is not None and named[0] is variant and named[1].precision == precision:
+        return dataclasses.replace(named[1], **_quantization_here(model))
     if precision in variant.checkpoints:
-        published = variant.checkpoints[precision]
-        return dataclasses.replace(published, **_quantization_here(model))
+        return dataclasses.replace(variant.checkpoints[precision], **_quantization_here(model))
     if model is None or variant.architecture is None:
         known = ", ".join(f"{name} ({entry.model})" for name, entry in variant.checkpoints.items())
         raise RefusedPlanError(
             f"no {precision} checkpoint of {variant.name} is known; known are: {known}; give your own by --model"
         )
-    own = KnownCheckpoint(
+    own = dataclasses.replace(variant.own_checkpoints.get(precision) or _own(precision), model=model)
+    size = int(weights(variant.architecture, own).total)
+    return dataclasses.replace(own, weight_bytes=size, **_quantization_here(model))
+
+
+def _own(precision: Precision) -> KnownCheckpoint:
+    """Return weights of which nothing is known but their precision."""
+    return KnownCheckpoint(
         precision=precision,
-        model=model,
+        model="",
         weight_bytes=0,
         bytes_status="computed",
         num_shards=None,
@@ -163,8 +175,6 @@ def _checkpoint(variant: Variant, precision: Precision, model: str | None) -> Kn
         wo_quantized=False,
         source="the shapes of the architecture",
     )
-    size = int(weights(variant.architecture, own).total)
-    return dataclasses.replace(own, weight_bytes=size, **_quantization_here(model))
 
 
 def _quantization_here(model: str | None) -> Mapping[str, Any]:

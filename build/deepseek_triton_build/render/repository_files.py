@@ -13,6 +13,7 @@ from deepseek_triton_build.render.config_pbtxt import config_pbtxt
 from deepseek_triton_build.render.model_yaml import model_yaml
 from deepseek_triton_build.render.stamp import MANIFEST, manifest, stamp_line
 from deepseek_triton_build.render.start_sh import start_sh
+from deepseek_triton_build.render.yaml_text import settings_file_text
 
 MODEL = "tensorrt_llm"
 """The model's name: what upstream calls it and what clients put into their URLs."""
@@ -35,6 +36,10 @@ def repository_files(plan: Plan, version: str) -> list[File]:
         File(PurePosixPath("start.sh"), start_sh(plan, stamp=stamp).encode(), executable=True),
         File(PurePosixPath(MODEL, "config.pbtxt"), config_pbtxt(stamp=stamp).encode()),
         File(PurePosixPath(MODEL, "1", "model.yaml"), model_yaml(plan, stamp=stamp).encode()),
+        *(
+            File(PurePosixPath(MODEL, "1", file.name), settings_file_text(file, stamp=stamp).encode())
+            for file in plan.files
+        ),
         *_backend_files(plan),
     ]
     if plan.release is not None:

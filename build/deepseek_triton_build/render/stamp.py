@@ -54,7 +54,8 @@ def manifest(plan: Plan, version: str, files: Mapping[str, bytes], *, format: st
         "profile": plan.profile.name if plan.profile else None,
         "recipe": plan.recipe.id if plan.recipe else None,
         "release": plan.release.version if plan.release else None,
-        "image": plan.image,
+        "image": plan.image_for(format),
+        **({"shared_memory": plan.shared_memory} if plan.shared_memory else {}),
         "plan": plan_hash(plan),
         "files": {path: sha256(files[path]) for path in sorted(files)},
     }
@@ -68,6 +69,8 @@ def plan_hash(plan: Plan) -> str:
         "environment": {variable.name: variable.value for variable in plan.environment},
         "layout": dataclasses.asdict(plan.layout),
     }
+    if plan.files:
+        content["files"] = {setting.key: setting.value for file in plan.files for setting in file.settings}
     return sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
 
 

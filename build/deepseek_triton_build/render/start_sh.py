@@ -9,6 +9,7 @@ from deepseek_triton_build.arithmetic.load_time import (
     load_s,
     ready_within_s,
 )
+from deepseek_triton_build.data.rank_variables import is_engine_variable
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.text import comment_lines
@@ -41,6 +42,7 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
         shell.exports(plan.environment),
         _launch_tag(plan),
         shell.interface() if plan.release is not None else [],
+        shell.engine_variables() if plan.release is not None else [],
         _endpoints(),
         _exit_timeout(),
         _supervisor_options(plan),
@@ -222,12 +224,13 @@ def _refused_words(plan: Plan) -> list[str]:
     return [
         *comment_lines(
             f"{launch} splits its command at spaces, because it uses the variable $task_with_command without quotes "
-            "(NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6; later versions use an array)."
+            "(NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6; later versions use an array). For "
+            "the repository's own path, the guard of rank 0 makes a link without spaces."
         ),
         'for word in "${server[@]}"; do',
-        '  if [[ -z "$word" || "$word" =~ [[:space:]] ]]; then',
+        '  if [[ -z "$word" || "$word" =~ [[:space:]] && "$word" != "$repository" ]]; then',
         "    printf -v word '%q' \"$word\"",
-        f'    refuse "expected a path or value without spaces and not empty, because {launch} splits words; got $word"',
+        f'    refuse "expected a value without spaces and not empty, because {launch} splits words; got $word"',
         "  fi",
         "done",
     ]
@@ -294,9 +297,9 @@ def _mpirun_options(plan: Plan) -> list[str]:
 
 
 def _dry_run(plan: Plan) -> list[str]:
-    engine = [] if plan.release is None else ["PYTHONPATH", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"]
-    engine += ["OMPI_MCA_btl_tcp_if_include"] if _is_for_slurm(plan) else []
-    names = list(dict.fromkeys([_TAG, *engine, *(variable.name for variable in plan.environment)]))
+    own = [variable.name for variable in plan.environment if not is_engine_variable(variable.name)]
+    names = [_TAG, *own] if plan.release is None else [_TAG, "PYTHONPATH", *own, '"${engine[@]}"']
+    names += ["OMPI_MCA_btl_tcp_if_include"] if _is_for_slurm(plan) else []
     programs = ["python3", "mpirun", *([shell.entry_point(plan)] if plan.release is not None else []), "tritonserver"]
     return [
         *comment_lines(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
-from deepseek_triton_build.data.planned_settings import Setting, footnotes
+from deepseek_triton_build.data.planned_settings import Setting, SettingsFile, footnotes
 from deepseek_triton_build.text import LINE_WIDTH, comment_lines, yaml_flow
 
 
@@ -19,6 +20,12 @@ def yaml_lines(settings: Sequence[Setting]) -> list[str]:
     notes = footnotes(settings)
     sources = (line for source, number in notes.items() for line in comment_lines(f"[{number}] {source}"))
     return [*sources, *_section([(setting.key.split("."), setting) for setting in settings], notes, indent="")]
+
+
+def settings_file_text(file: SettingsFile, *, stamp: str) -> str:
+    """Return the text of `file`."""
+    settings = [replace(setting, key=setting.key.removeprefix(f"{file.section}.")) for setting in file.settings]
+    return "\n".join([f"# {stamp}", *comment_lines(f"{file.section}, by its path"), *yaml_lines(settings)]) + "\n"
 
 
 _Row = tuple[Sequence[str], Setting]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+from deepseek_triton_build.arithmetic.gpu_memory import GIB
 from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
+from deepseek_triton_build.rules.memory_budget import deployment_budget
 from deepseek_triton_build.rules.rule import FLASH_MLA_TOKENS_PER_BLOCK, Deployment, RuleTable, Violation
 
 RULES = RuleTable()
@@ -15,6 +18,7 @@ _HIGHEST_FRACTION = 0.95
 _HIGHEST_DEEPGEMM_FRACTION = 0.8
 _HIGHEST_WITH_DRAFTS = 0.5
 _LARGE_BATCH = 128
+_LEAST_FREE = 2 * GIB
 
 
 @RULES.error(
@@ -143,3 +147,23 @@ def _two_limits(d: Deployment) -> Iterator[Violation]:
     if d.settings.get(key) is not None and d.settings.get(_FRACTION) is not None:
         message = f"{key} and free_gpu_memory_fraction are both set: the smaller cache results"
         yield Violation(key, message, "leave one of them out")
+
+
+@RULES.warning(
+    "K010",
+    title=f"At least {_LEAST_FREE // GIB} GiB of a GPU stay free",
+    why="cuBLAS, NCCL and the kernels of the first long prompts take memory after the KV cache; the margin is this "
+    "project's own, by the advice to take a smaller share when memory runs out.",
+    source=f"{GUIDE}; {DEPLOYMENT}; the plan's own arithmetic",
+)
+def _little_free(d: Deployment) -> Iterator[Violation]:
+    budget = deployment_budget(d)
+    if budget is None or budget.kv_cache <= 0 or budget.free >= _LEAST_FREE:
+        return
+    left = budget.free + budget.kv_cache
+    message = (
+        f"{budget.free / GIB:.1f} GiB of {budget.memory / GIB:.0f} stay free beside weights, workspace and KV cache"
+    )
+    share = math.floor((left - _LEAST_FREE) / left * 100) / 100
+    fix = f"set {_FRACTION}: {share}" if share > 0 else "use more GPUs"
+    yield Violation(_FRACTION, message, fix)

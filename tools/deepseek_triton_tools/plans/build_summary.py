@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from deepseek_triton_build import (
     PlanRequest,
     ReplacementError,
     format_files,
+    format_request,
     make_plan,
     write_repository,
 )
@@ -34,7 +36,7 @@ def build(
     BuildError when it can't be planned or written, and nothing is left behind; ToolError when the checkpoint is wanted
     and not on this machine.
     """
-    plan = make_plan(request)
+    plan = make_plan(format_request(format, request))
     files = format_files(format, plan, version=__version__)
     changes: list[str] = []
     change = _quant_config(plan) if quant_config else None
@@ -55,10 +57,10 @@ def build(
 
 def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[str]:
     """Return what a person wants to know after a build, one thing a line."""
-    script = f"{output}/{FORMATS[format].start}"
+    script = shlex.quote(f"{output}/{FORMATS[format].start}")
     lines = [f"wrote {output}: {plan.variant.title}, as {FORMATS[format].title}"]
     if plan.gpu is None or plan.release is None or plan.budget is None or plan.profile is None:
-        return [*lines, f"  {plan.engine} engine", f"run it here: deepseek-triton serve {output}"]
+        return [*lines, f"  {plan.engine} engine", f"run it here: deepseek-triton serve {shlex.quote(str(output))}"]
     budget = plan.budget
     recipe = f", recipe {plan.recipe.id}" if plan.recipe else ""
     runs = min(plan.max_concurrency, budget.concurrent_requests(plan.workload.isl or 0, plan.workload.osl or 0))
@@ -67,11 +69,11 @@ def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[s
         f"  {plan.precision}, profile {plan.profile.name}{recipe}",
         f"  {plan.world_size} x {plan.gpu.title}: of {budget.memory / GIB:.0f} GiB each, "
         f"{budget.weights / GIB:.1f} weights, {budget.kv_cache / GIB:.1f} KV cache ({budget.kv_tokens:,} tokens), "
-        f"{budget.cuda_graphs / GIB:.1f} CUDA graphs, {(budget.context + budget.activations) / GIB:.1f} workspace, "
+        f"{budget.cuda_graphs / GIB:.1f} CUDA graphs, {(budget.workspace - budget.cuda_graphs) / GIB:.1f} workspace, "
         f"{budget.free / GIB:.1f} left free",
         f"  {runs:,} request{'' if runs == 1 else 's'} at once of {plan.workload.isl:,} tokens in and "
         f"{plan.workload.osl:,} out",
-        f"  TensorRT-LLM {plan.release.version}: {plan.image}",
+        f"  TensorRT-LLM {plan.release.version}: {plan.image_for(format)}",
         _checkpoint_line(plan),
         *_omission_lines(plan),
         _run_line(plan, script),

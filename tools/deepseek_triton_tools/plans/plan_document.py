@@ -104,7 +104,7 @@ def launch(plan: Plan) -> PlannedLaunch:
         )
     formats = plan.profile.formats if plan.profile else ("triton",)
     script = FORMATS[formats[0]].start
-    in_container = f"in {plan.image}"
+    in_container = f"in {plan.image_for(formats[0])}"
     if plan.num_nodes > 1:
         hosts = ",".join(f"node{number}" for number in range(1, plan.num_nodes + 1))
         command = f"HOSTS={hosts} {script}"
@@ -133,6 +133,7 @@ def _memory(budget: Budget) -> dict[str, int]:
         "cuda_graphs": budget.cuda_graphs,
         "cuda_context": budget.context,
         "activations": budget.activations,
+        "sampler": budget.sampler,
         "free": budget.free,
         "kv_bytes_per_token": budget.kv_bytes_per_token,
         "kv_tokens": budget.kv_tokens,

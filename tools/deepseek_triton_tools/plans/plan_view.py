@@ -174,7 +174,11 @@ def memory_rows(budget: Budget) -> list[tuple[str, str, str]]:
         ("weights", budget.weights, ""),
         ("KV cache", budget.kv_cache, tokens),
         ("CUDA graphs", budget.cuda_graphs, "an estimate"),
-        ("workspace", budget.context + budget.activations, "CUDA context, buffers and activations; an estimate"),
+        (
+            "workspace",
+            budget.workspace - budget.cuda_graphs,
+            "CUDA context, buffers, activations, sampler; an estimate",
+        ),
         ("free", budget.free, "for what varies while it runs"),
         ("in all", budget.memory, ""),
     )

@@ -200,6 +200,11 @@ def image_name(tag: str) -> str:
     return f"nvcr.io/nvidia/tritonserver:{tag}{_TRTLLM}"
 
 
+def release_image_name(version: str) -> str:
+    """Return the full name of TensorRT-LLM's own container (deployment guide for DeepSeek-R1, Run Docker Container)."""
+    return f"nvcr.io/nvidia/tensorrt-llm/release:{version}"
+
+
 def container_tag(tag: str) -> str:
     """Return the year and month, `26.07`, of a container.
 
