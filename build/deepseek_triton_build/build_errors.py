@@ -59,10 +59,16 @@ _DATE = 4
 
 
 class RefusedPlanError(BuildError):
-    """A plan that can't work. `suggestion`: changes to PlanRequest's fields that make the nearest plan that works."""
+    """A plan that can't work.
 
-    def __init__(self, message: str, *, suggestion: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
+    :param cause: why it can't, without any advice.
+    :param fix: what to do, said where no other request is known to work, so that there is one piece of advice.
+    :param suggestion: changes to PlanRequest's fields that make the nearest plan that works.
+    """
+
+    def __init__(self, cause: str, *, fix: str = "", suggestion: Mapping[str, Any] | None = None) -> None:
+        super().__init__(f"{cause}; {fix}" if fix else cause)
+        self.cause = cause
         self.suggestion: Mapping[str, Any] = suggestion or {}
 
 

@@ -464,6 +464,24 @@ def test_priority_is_refused_where_the_engine_has_none():
     assert parse(none, supported=supported).priority == 0
 
 
+@pytest.mark.parametrize("empty", [text(""), text("", ""), np.zeros([1], np.bytes_), np.array([], np.object_)])
+def test_an_empty_text_input_beside_another_prompt_is_none(empty):
+    assert parse({"text_input": empty, "input_ids": np.array([0], np.int32)}).prompts[0].token_ids == (0,)
+    chat = text('[{"role": "user", "content": "hi"}]')
+    assert parse({"text_input": empty, "messages": chat}).prompts[0].messages
+    assert "got text_input and messages" in str(refusal({"text_input": text("", "x"), "messages": chat}))
+
+
+@pytest.mark.parametrize("name", ["streaming", "stream", "Streaming"])
+def test_a_model_that_is_not_decoupled_refuses_streams_and_says_the_way_out(name):
+    error = refusal(parameters={name: True}, decoupled=False)
+
+    assert error.code is contract.ErrorCode.UNSUPPORTED
+    assert all(words in str(error) for words in ("streaming: ", "not decoupled", "Ask without", "--no-decoupled"))
+    assert parse(parameters={name: False}, decoupled=False).prompts
+    assert parse(parameters={name: True}).streaming
+
+
 def test_stop_needs_no_prompt():
     assert parse({"text_input": None, "stop": np.array([True])}).stop
 

@@ -27,6 +27,10 @@ SHARDS = {
 FIRST, SECOND, THIRD = SHARDS
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 CONFIG_JSON = {"architectures": ["DeepseekV3ForCausalLM"], "quantization_config": FP8}
+TOKENIZER = {
+    "tokenizer.json": {"added_tokens": [{"id": 0, "content": "<bos>"}], "model": {"vocab": {"a": 1}}},
+    "tokenizer_config.json": {"bos_token": {"content": "<bos>"}, "eos_token": None},
+}
 STAMP = {"variant": "deepseek-r1", "gpu": "h200", "gpus": 8, "precision": "fp8", "release": "1.2.1"}
 
 
@@ -48,6 +52,8 @@ def write_checkpoint(folder: Path) -> Path:
     weight_map = {tensor: shard for shard, tensors in SHARDS.items() for tensor in tensors}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (folder / "config.json").write_text(json.dumps(CONFIG_JSON))
+    for name, content in TOKENIZER.items():
+        (folder / name).write_text(json.dumps(content))
     return folder
 
 

@@ -489,7 +489,10 @@ def test_an_unknown_preset_is_refused_before_anything_is_written():
         pytest.param({"gpu": "b200", "precision": "w4a8"}, RefusedPlanError, "W4AFP8", id="W4A8 on Blackwell"),
         pytest.param({"gpu": "a100"}, RefusedPlanError, "Ampere", id="Ampere"),
         pytest.param(V32 | {"release": "1.1.0"}, RefusedPlanError, "what works: --trtllm 1.2.1", id="V3.2 on 1.1"),
-        pytest.param(V32 | {"precision": "w4a8"}, RefusedPlanError, "give your own by --model", id="V3.2 in W4A8"),
+        pytest.param(
+            {"variant": "deepseek-v3", "precision": "w4a8"}, RefusedPlanError, "--model has to", id="your own"
+        ),
+        pytest.param(V32 | {"precision": "w4a8"}, RefusedPlanError, "W4AFP8 is for V3 and R1", id="V3.2 in W4A8"),
         pytest.param({"engine": "vllm"}, UnknownNameError, "unknown engine 'vllm'", id="engine"),
         pytest.param({"engine": "transformers"}, RefusedPlanError, "runs on: tensorrt_llm", id="wrong engine"),
         pytest.param({"preset": "x"}, RefusedPlanError, "simulated engine", id="preset without the simulated engine"),
@@ -585,3 +588,55 @@ def test_an_evaluations_workload_can_be_given():
     request = PlanRequest(variant="deepseek-r1", **THROUGHPUT, workload=Workload(isl=1024, osl=256))
 
     assert format_request("trtllm-eval", request) is request
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "ways"),
+    [
+        pytest.param(
+            {"gpu": "h100", "num_gpus": 8}, "--gpus 16, or --precision w4a8, or --gpu h200", id="FP8 on eight H100"
+        ),
+        pytest.param({"num_gpus": 4}, "--gpus 8, or --precision w4a8, or --gpu b200", id="FP8 on four H200"),
+        pytest.param(
+            {"gpu": "b200", "precision": "fp8", "num_gpus": 4},
+            "--gpus 8, or --precision fp4, or --allow-unpublished",
+            id="fits, but is not published",
+        ),
+        pytest.param(
+            {"relaxed_acceptance": True}, "--mtp 3, or without --relaxed-acceptance", id="no drafts to accept"
+        ),
+        pytest.param(
+            {"variant": "deepseek-v3.2-exp", "relaxed_acceptance": True},
+            "without --relaxed-acceptance",
+            id="no drafts, and not for the model",
+        ),
+        pytest.param(
+            {"variant": "deepseek-v3.2-exp", "kv_dtype": "fp8"}, "without --kv-cache-dtype, or --gpu b200", id="V001"
+        ),
+        pytest.param({"precision": "fp4"}, "--precision fp8, or --gpu b200", id="H002"),
+    ],
+)
+def test_a_refusal_gives_one_piece_of_advice_which_holds_every_way_that_works(request_fields, ways):
+    with pytest.raises(RefusedPlanError) as caught:
+        planned(**request_fields)
+
+    cause, _, advice = str(caught.value).partition("; what works: ")
+    assert advice == ways
+    assert "; use " not in cause
+    assert "; set " not in cause
+    assert "; add " not in cause
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "fix"),
+    [
+        pytest.param({"overrides": (("max_num_tokens", 8200),)}, "; use 8192", id="a setting"),
+        pytest.param({"workload": Workload(isl=200_000)}, "; use a smaller --isl or --osl", id="a workload"),
+    ],
+)
+def test_where_only_a_value_is_wrong_the_advice_is_about_the_value(request_fields, fix):
+    with pytest.raises(RefusedPlanError) as caught:
+        planned(**request_fields)
+
+    assert str(caught.value).endswith(fix)
+    assert "what works" not in str(caught.value)

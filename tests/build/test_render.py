@@ -23,19 +23,28 @@ def tiny_with(*settings: Setting):
     return replace(make_plan(TINY), settings=settings)
 
 
-def test_tritons_own_parser_reads_the_contract_in_config_pbtxt():
-    config = text_format.Parse(config_pbtxt(stamp=STAMP), model_config_pb2.ModelConfig())
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_tritons_own_parser_reads_the_contract_in_config_pbtxt(decoupled):
+    text = config_pbtxt(stamp=STAMP, decoupled=decoupled)
+    config = text_format.Parse(text, model_config_pb2.ModelConfig())
     tables = contract()
 
     assert config.backend == "python"
     assert config.max_batch_size == 0
-    assert config.model_transaction_policy.decoupled
+    assert config.model_transaction_policy.decoupled is decoupled
     assert [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims), t.optional) for t in config.input] == [
-        (t.name, t.dtype.value, t.dims, t.optional) for t in tables.INPUTS
+        (t.name, t.dtype.value, t.dims, t.optional) for t in tables.declared_inputs(decoupled=decoupled)
     ]
     assert [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in config.output] == [
         (t.name, t.dtype.value, t.dims) for t in tables.OUTPUTS
     ]
+
+
+def test_a_model_that_is_not_decoupled_lacks_the_inputs_that_shape_streams():
+    names = [[t.name for t in contract().declared_inputs(decoupled=decoupled)] for decoupled in (True, False)]
+
+    assert set(names[0]) - set(names[1]) == {"stream_mode", "stream_interval", "stream_interval_ms"}
+    assert [name for name in names[0] if name in names[1]] == names[1]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,10 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({"max_num_tokens": 1151, "max_seq_len": 3328}, assumed_isl=1024),
         deployed(CHUNKED, {"max_num_tokens": 1152, "max_seq_len": 3328}, assumed_isl=1024),
     ),
+    "A008": (
+        deployed({"attention_dp_config.enable_balance": True}),
+        deployed({"attention_dp_config.enable_balance": True, "enable_attention_dp": True}),
+    ),
     "D001": (deployed(MTP, {RELAXED: True}, variant="deepseek-v3"), deployed(MTP, {RELAXED: True})),
     "D002": (
         deployed(MTP, {"speculative_config.relaxed_topk": 10}),
@@ -148,6 +152,17 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed(environment={"TRTLLM_DG_ENABLED": "0"}, precision="w4a8"),
     ),
     "E004": (deployed(release="0.21.0"), deployed({"backend": "pytorch"}, release="0.21.0")),
+    "E005": (deployed({"load_format": "dummy"}), deployed({"load_format": "auto"})),
+    "E006": (deployed({"skip_tokenizer_init": True}), deployed({"skip_tokenizer_init": False})),
+    "E007": (
+        deployed({"custom_tokenizer": "deepseek_v32"}),
+        deployed({"custom_tokenizer": "deepseek_v32"}, **V32),
+    ),
+    "E008": (
+        deployed({"tokenizer": "deepseek-ai/DeepSeek-V3"}),
+        deployed({"tokenizer": "deepseek-ai/DeepSeek-R1"}),
+    ),
+    "E009": (deployed({"reasoning_parser": "deepseek_r1"}), deployed({"reasoning_parser": "deepseek-r1"})),
     "D012": (deployed(MTP, {DRAFTS: 4}), deployed(MTP, {DRAFTS: 3})),
     "H001": (deployed(gpu="a100"), deployed(gpu="h100")),
     "H002": (deployed(precision="fp4"), deployed(precision="fp4", **B200)),
@@ -174,6 +189,7 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({FRACTION: 0.97, "max_batch_size": 128, "max_num_tokens": 1152}),
         deployed({FRACTION: 0.9, "max_batch_size": 128, "max_num_tokens": 1152}),
     ),
+    "K011": (deployed({"dtype": "fp8"}), deployed({"dtype": "bfloat16"})),
     "L001": (
         deployed({"max_batch_size": 256, "cuda_graph_config.batch_sizes": [1, 128]}),
         deployed({"max_batch_size": 256, "cuda_graph_config.max_batch_size": 256}),
@@ -205,6 +221,10 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({"max_num_tokens": 5127, FRACTION: 0.7}, release="1.0.0"),
     ),
     "L010": (deployed(concurrency=512, held_requests=376), deployed(concurrency=376, held_requests=376)),
+    "L011": (
+        deployed({"max_seq_len": 4096}, triton={"default_max_tokens": 4096}),
+        deployed({"max_seq_len": 4096}, triton={"default_max_tokens": 4095}),
+    ),
     "M001": (
         deployed({"moe_config.backend": "TRITON"}, release="1.0.0"),
         deployed({"moe_config.backend": "TRITON"}, release="1.1.0"),
@@ -256,6 +276,7 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({"tensor_parallel_size": 16, "gpus_per_node": 6}),
         deployed({"tensor_parallel_size": 16, "gpus_per_node": 8}),
     ),
+    "P008": (deployed({"gpus_per_node": 4}), deployed({"gpus_per_node": 8})),
     "V001": (deployed(FP8_KV, **V32), deployed(FP8_KV, **V32, **B200)),
     "V002": (deployed(**V32), deployed(BLOCKS_64, **V32)),
     "V003": (deployed(release="1.1.0", **V32), deployed(BLOCKS_64, release="1.1.0", **V32)),
@@ -264,8 +285,27 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
     "V006": (deployed(CHUNKED, **V32), deployed(**V32)),
     "V007": (deployed({"max_num_tokens": 8193}, **V32), deployed({"max_num_tokens": 8192}, **V32)),
     "V008": (deployed(MTP, {DRAFTS: 3}, release="1.1.0", **V32), deployed(MTP, {DRAFTS: 3}, **V32)),
+    "V009": (
+        deployed({"sparse_attention_config.algorithm": "dsa"}),
+        deployed({"sparse_attention_config.algorithm": "dsa"}, **V32),
+    ),
 }
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("of_checkpoint", [None, "FP8"])
+@pytest.mark.parametrize("code", ["K002", "V001"])
+def test_advice_on_the_kv_cache_is_not_what_is_set_already(code: str, dtype: str, of_checkpoint: str | None) -> None:
+    where = {"precision": "w4a8"} if code == "K002" else {"variant": "deepseek-v3.2-exp"}
+    base = deployed({"kv_cache_config.dtype": dtype}, **where)
+    assert base.checkpoint is not None
+    checked = replace(base, checkpoint=replace(base.checkpoint, kv_cache_quant_algo=of_checkpoint))
+    fixes = [violation.fix for rule, violation in violations(checked) if rule.code == code]
+
+    assert len(fixes) == (dtype == "fp8" or of_checkpoint == "FP8")
+    assert [fix for fix in fixes if (dtype == "auto") == ("dtype: auto" in fix)] == []
+    assert [fix for fix in fixes if (of_checkpoint == "FP8") != ("hf_quant_config.json" in fix)] == []
 
 
 PAIR = {"cache_transceiver_config.backend": "UCX"}
@@ -275,6 +315,39 @@ PAIR = {"cache_transceiver_config.backend": "UCX"}
 def test_a_disaggregated_server_is_not_advised_as_a_whole_one(code: str) -> None:
     broken, _ = CASES[code]
     assert code not in codes_of(replace(broken, settings={**broken.settings, **PAIR}))
+
+
+MORE_CASES = [
+    pytest.param("E004", {"backend": "tensorrt"}, True, id="another back end of 1.x"),
+    pytest.param("E004", {"backend": "pytorch"}, False, id="the back end"),
+    pytest.param("E007", {"custom_tokenizer": "deepseek"}, True, id="a tokenizer that is no class"),
+    pytest.param("E007", {"custom_tokenizer": "package.module.Tokenizer"}, False, id="a tokenizer's class"),
+    pytest.param("E007", {"custom_tokenizer": "deepseek_v3.2"}, True, id="a tokenizer with a point in its name"),
+    pytest.param("E008", {"tokenizer": "meta-llama/Llama-3.1-8B"}, True, id="a tokenizer of another family"),
+    pytest.param("E008", {"tokenizer": "/models/DeepSeek-R1"}, False, id="a tokenizer's folder"),
+    pytest.param("E009", {"reasoning_parser": "qwen3"}, True, id="another model's parser"),
+    pytest.param("P008", {"tensor_parallel_size": 16, "gpus_per_node": 16}, True, id="more GPUs than a node has"),
+]
+
+
+@pytest.mark.parametrize(("code", "settings", "is_broken"), MORE_CASES)
+def test_other_ways_to_break_a_rule(code: str, settings: dict[str, Any], is_broken: bool) -> None:
+    assert (code in codes_of(deployed(settings))) is is_broken
+
+
+def test_a_rule_that_needs_an_unknown_setting_finds_nothing() -> None:
+    known, unknown = deployed(WIDE, **NVL72), {"tensor_parallel_size", "moe_expert_parallel_size"}
+    settings = {key: value for key, value in known.settings.items() if key not in unknown}
+
+    assert "M002" in codes_of(replace(known, settings=settings))
+    assert "M002" not in codes_of(replace(known, settings=settings, unknown=frozenset(unknown)))
+
+
+def test_a_back_end_that_no_degree_of_expert_parallelism_supports_is_found_without_it() -> None:
+    unknown = frozenset({"moe_expert_parallel_size"})
+    wrong = replace(deployed(gpu="b200"), settings={"moe_config.backend": "CUTLASS"}, unknown=unknown)
+
+    assert "M002" in codes_of(wrong)
 
 
 def codes_of(deployment: Deployment) -> list[str]:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,8 +11,6 @@ from deepseek_triton_build.data.releases.sampler_support import honoured_fields
 from support import space
 
 pytestmark = pytest.mark.slow
-
-NUM_PROCESSES = 2
 
 
 @pytest.fixture(scope="module")
@@ -83,18 +76,12 @@ def test_every_format_of_a_plan_can_be_rendered(plans):
     assert all(space.render_every_format(plan) > 0 for plan in space.distinct_plans(plans)[::10])
 
 
-def test_what_is_built_is_what_check_finds_nothing_wrong_with(plans, tmp_path):
-    """Every distinct plan, written to a folder and read back, config.pbtxt through Triton's own protobuf."""
-    script, saved = Path(space.__file__), tmp_path / "plans"
-    space.save_plans(plans, saved)
-    processes = [
-        subprocess.Popen([sys.executable, script, "build", f"{number}/{NUM_PROCESSES}", saved], stdout=subprocess.PIPE)
-        for number in range(NUM_PROCESSES)
-    ]
-    results = [json.loads(process.communicate()[0]) for process in processes]
+def test_check_finds_no_error_in_what_is_built(plans, tmp_path):
+    """A pairwise sample in every format; `python tests/support/space.py check` does the same with every plan."""
+    sample = space.pairwise(space.distinct_plans(plans))
 
-    assert [line for result in results for line in result["wrong"]] == []
-    assert sum(result["plans"] for result in results) > 3000
+    assert [line for plan in sample for line in space.build_and_check(plan, tmp_path / plan.profile.name)] == []
+    assert len(sample) > 100
 
 
 WORKLOADS = st.builds(

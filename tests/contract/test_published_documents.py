@@ -128,10 +128,10 @@ def _command(answer: Answer, script: str) -> Mapping[str, Any]:
 
 
 def _data_set(answer: Answer, _: str) -> Mapping[str, Any]:
-    """Return flag -> value of the command that makes the data set, a comment of bench.sh."""
-    lines = (answer.folder / "out" / "bench.sh").read_text().splitlines()
-    line = next(line for line in lines if "prepare_dataset.py" in line)
-    return _flags(shlex.split(line.lstrip("# ")))
+    """Return flag -> value of the command that makes the data set, which bench.sh prints when there is none."""
+    text = (answer.folder / "out" / "bench.sh").read_text()
+    command = text[text.index("make=(") + len("make=(") :]
+    return _flags(shlex.split(command[: command.index("\n    )")]))
 
 
 def _flags(words: list[str]) -> Mapping[str, Any]:

@@ -1,11 +1,13 @@
 """`deepseek-triton probe` against real servers, over HTTP and gRPC: whole processes, as Kubernetes runs them."""
 
+import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import httpx
 import pytest
@@ -107,6 +109,37 @@ def test_nobody_there(scheme):
         assert line.count("\n") == 1
         assert line.startswith(f"{address}: nobody answers: ")
         assert line.count(address) == 1
+
+
+@pytest.mark.parametrize(
+    ("scheme", "port", "code", "cause"),
+    [
+        ("http", "grpc_port", 1, "it is HTTP/2, so this is a gRPC port: grpc:// instead of http://"),
+        ("http", "metrics_port", 1, "an empty answer, as Triton's metrics port gives (8002 by default)"),
+        ("grpc", "http_port", 3, "it hangs up on gRPC: does this port speak HTTP (http://)?"),
+        ("grpc", "metrics_port", 3, "it hangs up on gRPC: does this port speak HTTP (http://)?"),
+        ("https", "http_port", 3, "a port without TLS has http:// or grpc://"),
+    ],
+)
+def test_another_port_of_the_server(tiny_server, scheme, port, code, cause):
+    address = f"{scheme}://127.0.0.1:{getattr(tiny_server, port)}"
+    for question in ("live", "ready", "generate"):
+        found, line = probe(question, address)
+        assert (found, cause in line) == (code, True), line
+        assert line.count("\n") == 1
+        assert line.startswith(f"{address}: ")
+
+
+def test_another_web_server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as pages:
+        threading.Thread(target=pages.serve_forever, daemon=True).start()
+        answers = [
+            probe(question, f"http://127.0.0.1:{pages.server_port}") for question in ("live", "ready", "generate")
+        ]
+        pages.shutdown()
+    assert all(code == 1 and "this is not Triton's HTTP port (8000 by default)" in line for code, line in answers), (
+        answers
+    )
 
 
 def test_a_server_that_is_full_is_healthy_while_others_get_tokens(small_server, scheme):

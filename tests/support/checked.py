@@ -33,6 +33,7 @@ def write(root: Path, *, model_yaml: str | bytes = MODEL_YAML, config: str | byt
     (model / "1").mkdir(parents=True)
     if ours:
         (model / "1" / "deepseek_backend").mkdir()
+    (model / "1" / "model.py").touch()
     for path, content in ((model / "1" / "model.yaml", model_yaml), (model / "config.pbtxt", config)):
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     return root

@@ -1,6 +1,7 @@
 """The whole space of requests to the generator: tests/build/test_space.py walks it, tests/bench times it.
 
-python tests/support/space.py build 0/2         # builds and checks every second distinct plan; problems as JSON
+python tests/support/space.py check 2           # builds and checks every distinct plan in every format, in 2 processes
+python tests/support/space.py build 0/2         # the same for every second plan; the problems as JSON
 python tests/support/space.py build 0/2 FILE    # the same for the plans that `save_plans` wrote to FILE
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +25,6 @@ from deepseek_triton_build import (
     RefusedPlanError,
     format_files,
     make_plan,
-    repository_files,
     write_repository,
 )
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS
@@ -63,17 +64,46 @@ def distinct_plans(plans: Iterable[Plan]) -> list[Plan]:
     return list(found.values())
 
 
+def pairwise(plans: Iterable[Plan]) -> list[Plan]:
+    """Return a sample in which each pair of values that occurs in `plans`, of any two axes, occurs at least once."""
+    seen: set[tuple[tuple[int, Any], ...]] = set()
+    sample = []
+    for plan in plans:
+        pairs = set(itertools.combinations(enumerate(_axes(plan)), 2))
+        if not pairs <= seen:
+            sample.append(plan)
+            seen |= pairs
+    return sample
+
+
+def _axes(plan: Plan) -> tuple[Any, ...]:
+    assert plan.gpu is not None
+    assert plan.profile is not None
+    assert plan.release is not None
+    return (
+        plan.variant.name,
+        plan.gpu.name,
+        plan.world_size,
+        plan.precision,
+        plan.profile.name,
+        plan.release.version,
+        plan.layout.attention_dp,
+        plan.layout.expert_parallel_size,
+    )
+
+
 def build_and_check(plan: Plan, output: Path) -> list[str]:
-    """Write `plan` into the folder `output`, check it, and return the problems in words."""
-    if plan.profile is None or "triton" in plan.profile.formats:
-        write_repository(repository_files(plan, version="0"), output)
-        report = check_repository(output, CheckOptions())
-    else:
-        # Of the profiles that Triton can't serve, the YAML for trtllm-serve is what check reads.
-        write_repository(format_files("trtllm-serve", plan, version="0"), output)
-        report = check_repository(output, CheckOptions())
-    errors = [finding for finding in report.findings if finding.severity == "error"]
-    return [f"{plan.request}: {finding.code} {finding.message}" for finding in errors]
+    """Write `plan` into folders below `output`, in every format, check them, and return the problems in words."""
+    assert plan.profile is not None
+    problems = []
+    for name in plan.profile.formats:
+        write_repository(format_files(name, plan, version="0"), output / name)
+        report = check_repository(output / name, CheckOptions())
+        wrong = [finding for finding in report.findings if finding.severity == "error"]
+        problems += [f"{name}: {plan.request}: {finding.code} {finding.message}" for finding in wrong]
+        if [model.variant for model in report.models] != [plan.variant.name]:
+            problems.append(f"{name}: {plan.request}: not checked as {plan.variant.name}")
+    return problems
 
 
 def render_every_format(plan: Plan) -> int:
@@ -94,14 +124,35 @@ def _plans(saved: Sequence[str]) -> list[Plan]:
     return distinct_plans(plan for plan in map(plan_or_refusal, all_requests()) if isinstance(plan, Plan))
 
 
+def check_all(processes: int, saved: Sequence[str]) -> None:
+    """Build and check every distinct plan in every format, in several processes, and print what is wrong."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(saved[0]) if saved else Path(scratch, "plans")
+        if not saved:
+            save_plans((plan for plan in map(plan_or_refusal, all_requests()) if isinstance(plan, Plan)), file)
+        shares = [
+            subprocess.Popen([sys.executable, __file__, "build", f"{n}/{processes}", file], stdout=subprocess.PIPE)
+            for n in range(processes)
+        ]
+        results = [json.loads(share.communicate()[0]) for share in shares]
+    wrong = [line for result in results for line in result["wrong"]]
+    print("\n".join(wrong[:50]))
+    plans, folders = (sum(result[what] for result in results) for what in ("plans", "folders"))
+    print(f"{plans} plans, {folders} folders, {len(wrong)} errors")
+    sys.exit(bool(wrong))
+
+
 def main() -> None:
+    if sys.argv[1] == "check":
+        check_all(int(sys.argv[2]) if len(sys.argv) > 2 else 2, sys.argv[3:])
     number, _, of = sys.argv[2].partition("/")
     memory = Path("/dev/shm")  # some 150,000 small files are written; a disk is no part of the question
     mine = _plans(sys.argv[3:])[int(number) :: int(of)]
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
         folders = {profile: Path(scratch, profile) for profile in profiles()}
         wrong = [line for plan in mine if plan.profile for line in build_and_check(plan, folders[plan.profile.name])]
-    print(json.dumps({"plans": len(mine), "wrong": wrong}))
+    count = sum(len(plan.profile.formats) for plan in mine if plan.profile)
+    print(json.dumps({"plans": len(mine), "folders": count, "wrong": wrong}))
 
 
 if __name__ == "__main__":

@@ -64,8 +64,28 @@ def test_every_format(name, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (R1, "true"),
+        ([*R1, "--no-decoupled"], "false"),
+        ([*R1, "--set", "triton_config.decoupled=false"], "false"),
+        (["build", "tiny", "--no-decoupled"], "false"),
+        (["build", "tiny", "--engine", "simulated", "--no-decoupled"], "false"),
+    ],
+)
+def test_both_files_say_whether_the_model_is_decoupled(argv, expected, tmp_path, capsys):
+    assert main([*argv, "--output", str(tmp_path / "out")]) == 0
+    folder = tmp_path / "out" / "tensorrt_llm"
+
+    assert f"model_transaction_policy {{ decoupled: {expected} }}" in (folder / "config.pbtxt").read_text()
+    assert f"  decoupled: {expected}\n" in (folder / "1/model.yaml").read_text()
+    assert main(["check", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize(
     ("argv", "code", "expected"),
     [
+        pytest.param(["--no-decoupled", "--format", "trtllm-serve"], 1, "is for Triton", id="one response elsewhere"),
         pytest.param(["--profile", "ctx"], 1, "--format trtllm-serve", id="ctx for triton"),
         pytest.param(["--format", "vllm"], 2, "unknown format 'vllm'", id="format"),
         pytest.param(["--format", "ctx"], 2, "ctx is a profile: --profile ctx", id="profile as format"),

@@ -1,4 +1,4 @@
-"""Facts from the files of a checkpoint: which model it is, and how it is quantized."""
+"""Facts from the files of a checkpoint: which model it is, its figures, and how it is quantized."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _TOOLS = ("modelopt", "compressed-tensors")
 _PRECISIONS: Mapping[str, Precision] = {
     "FP8_BLOCK_SCALES": "fp8",
     "fp8": "fp8",
+    "fp8_pb_wo": "fp8",
     "NVFP4": "fp4",
     "W4A8_AWQ": "w4a8",
     "MIXED_PRECISION": "w4a8",
@@ -29,10 +30,38 @@ _PRECISIONS: Mapping[str, Precision] = {
 the values of DeepSeek's checkpoints and of those made from them."""
 
 
+_FIGURES: Mapping[str, str] = {
+    "num_hidden_layers": "num_layers",
+    "first_k_dense_replace": "num_dense_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "moe_intermediate_size": "moe_intermediate_size",
+    "n_routed_experts": "num_routed_experts",
+    "n_shared_experts": "num_shared_experts",
+    "num_experts_per_tok": "num_experts_per_token",
+    "num_attention_heads": "num_heads",
+    "q_lora_rank": "q_lora_rank",
+    "kv_lora_rank": "kv_lora_rank",
+    "qk_nope_head_dim": "qk_nope_head_dim",
+    "qk_rope_head_dim": "qk_rope_head_dim",
+    "v_head_dim": "v_head_dim",
+    "vocab_size": "vocab_size",
+    "index_n_heads": "index_num_heads",
+    "index_head_dim": "index_head_dim",
+    "index_topk": "index_topk",
+    "model_type": "model_type",
+}
+"""Key of config.json -> attribute of Architecture. max_position_embeddings may be lowered by hand."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
     folder: Path
     label: str
+    config: Mapping[str, Any]
+    """The content of config.json; empty when it can't be read."""
+    hf_quant_config: Mapping[str, Any] | None
+    """The content of hf_quant_config.json; None without one."""
     class_name: str | None
     architecture: Architecture | None
     quantization: str | None
@@ -46,6 +75,14 @@ class CheckpointFacts:
     def is_quantization_known(self) -> bool:
         """Whether it is known how the weights are quantized: in one of our precisions, in another, or not at all."""
         return self.is_whole and self.architecture is not None and self.quantization not in _TOOLS
+
+    @property
+    def other_figures(self) -> Mapping[str, tuple[Any, Any]]:
+        """Key of config.json -> its value and the architecture's, where the two differ."""
+        if self.architecture is None:
+            return {}
+        wanted = {key: getattr(self.architecture, name) for key, name in _FIGURES.items() if key in self.config}
+        return {key: (self.config[key], value) for key, value in wanted.items() if self.config[key] != value}
 
     @property
     def precision(self) -> Precision | None:
@@ -72,6 +109,8 @@ def read_facts(folder: Path, label: str) -> tuple[CheckpointFacts, list[Finding]
     facts = CheckpointFacts(
         folder=folder,
         label=label,
+        config=config or {},
+        hf_quant_config=quant,
         class_name=class_name,
         architecture=architecture,
         quantization=algo if isinstance(algo, str) else None,

@@ -49,6 +49,21 @@ CHANGED = _note(
     "An edit by hand is fine. `build` replaces an edited file only with --force.",
     "deepseek-triton.json, the stamp of the generated repository",
 )
+MISSING_FILE = _error(
+    "S008",
+    "Every file of the model is there",
+    "Without model.py or a module that it imports, the model does not load; without its script, nothing starts it.",
+    "deepseek-triton.json, the stamp of the generated repository; Triton's Python backend, which runs model.py",
+)
+CHANGED_PROGRAM = _warning(
+    "S009",
+    "The backend's own program is as it was generated",
+    "A change by hand may break the backend, and `build` replaces it without a word about what it did.",
+    "deepseek-triton.json, the stamp of the generated repository",
+)
+BROKEN_SCRIPT = _error(
+    "S010", "bash can read the scripts", "A script with an error in its syntax stops there.", "bash -n"
+)
 BAD_RECORD = _warning(
     "S006",
     "The release, the variant and the GPU that the repository names are known here",
@@ -108,10 +123,47 @@ NOT_LOOKED_INTO = _note(
 MODEL_MISSING = _error("S020", "model.yaml names the model", "Without a model, there is nothing to load.", _LLM_ARGS)
 IGNORED_KEY = _warning(
     "S021",
-    "Every key of a section does something",
-    "In this release, sections ignore keys that they don't know, so the setting has no effect.",
+    "Every key does something",
+    "The sections of release 0.21 ignore keys that they don't know. The engines transformers and simulated take only "
+    "`model`, whatever the release.",
     _LLM_ARGS,
-    releases="0.21",
+)
+
+WRONG_FLAG = _error(
+    "S022",
+    "Every flag in a script is one that its program has",
+    "The program refuses a flag that it doesn't know.",
+    "the flags of TensorRT-LLM's programs, as releases/spelling.yaml here has them",
+)
+UNUSED_FLAG = _warning(
+    "S023",
+    "No flag says something else than the YAML file",
+    "A key of the YAML file wins over a flag, and a section wins over all flags about it, so the flag has no effect.",
+    "TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, update_llm_args_with_extra_dict",
+)
+UNUSED_ARGUMENTS = _error(
+    "S024",
+    "The script passes the YAML file to its program",
+    "Otherwise nothing in the file has an effect.",
+    "trtllm-serve, trtllm-bench and trtllm-eval, --extra_llm_api_options",
+)
+MISSPELLED_VARIABLE = _warning(
+    "S025",
+    "Every exported variable is spelled as the engine reads it",
+    "A variable with another name has no effect, and nothing says so.",
+    "the variables of TensorRT-LLM, PyTorch and NCCL, as environment_variables.yaml here has them",
+)
+WRONG_VARIABLE = _warning(
+    "S026",
+    "Every exported variable has a value that the engine understands",
+    "The engine takes any other value for the default, and nothing says so.",
+    "the variables of TensorRT-LLM, PyTorch and NCCL, as environment_variables.yaml here has them",
+)
+REFUSED_BY_ENGINE = _error(
+    "S027",
+    "TensorRT-LLM's own TorchLlmArgs takes the arguments",
+    "The engine does not load. This is asked only where tensorrt_llm can be imported, as in its container.",
+    "TorchLlmArgs and update_llm_args_with_extra_dict of the installed release",
 )
 
 WRONG_SETTING = _error(
@@ -267,6 +319,43 @@ UNLISTED_TENSORS = _warning(
     "The shard and the index belong to different checkpoints. When two shards hold a tensor, the one that is read "
     "last counts.",
     "TensorRT-LLM, weight_loader.py",
+)
+
+NO_TOKENIZER = _error(
+    "W014",
+    "The tokenizer's files are there",
+    "Without tokenizer.json and tokenizer_config.json, the engine can read no text.",
+    "the files of deepseek-ai/DeepSeek-V3",
+)
+WRONG_TOKENIZER = _error(
+    "W015",
+    "The tokenizer is the model's own",
+    "Another tokenizer's ids stand for other words, or for none: the answers are noise.",
+    "tokenizer.json and config.json of deepseek-ai/DeepSeek-V3",
+)
+WRONG_SHAPE = _error(
+    "W016",
+    "config.json has the figures of the model",
+    "The weights don't fit other figures: the load fails or, with layers left out, the answers are noise.",
+    _DEEPSEEK,
+)
+NO_MTP_LAYER = _error(
+    "W017",
+    "With MTP, config.json names the MTP layer",
+    "The engine reads num_nextn_predict_layers to find the draft layer, and does not load without it.",
+    "config.json of deepseek-ai/DeepSeek-V3; TensorRT-LLM tensorrt_llm/_torch/models/modeling_deepseekv3.py",
+)
+WRONG_QUANT_CONFIG = _error(
+    "W018",
+    "hf_quant_config.json has the keys and values that TensorRT-LLM reads",
+    "A key with another name is ignored, so the weights are taken for something else; an unknown value stops the load.",
+    "TensorRT-LLM tensorrt_llm/_torch/model_config.py, load_modelopt_quant_config; tensorrt_llm/quantization/mode.py",
+)
+OTHER_FOLDER = _warning(
+    "W019",
+    "A folder with the name of a published checkpoint holds what was planned",
+    "Another model's chat template and sampling don't fit, and other weights need other memory.",
+    "the names of the published checkpoints, as variants.yaml here has them",
 )
 
 CHECKS = tuple(sorted((value for value in globals().values() if isinstance(value, CheckCode)), key=lambda c: c.code))

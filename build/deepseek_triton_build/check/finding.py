@@ -75,6 +75,8 @@ class CheckedModel:
     gpu: str | None
     num_gpus: int | None
     """GPUs of one instance."""
+    unchecked: tuple[str, ...] = ()
+    """What could not be checked, and how it can be, a clause each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,11 @@ class Report:
     findings: tuple[Finding, ...]
     """All findings, sorted by file, line and code."""
     models: tuple[CheckedModel, ...]
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """What could not be checked of any model."""
+        return tuple(dict.fromkeys(clause for model in self.models for clause in model.unchecked))
 
     @property
     def has_errors(self) -> bool:

@@ -1,4 +1,4 @@
-"""The origin of a repository: deepseek-triton.json, 1/release.yaml and the variables in start.sh."""
+"""The origin of a repository: deepseek-triton.json, with the checksums of its files, and 1/release.yaml."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.codes import CHANGED
-from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, read_json, read_text, read_yaml
+from deepseek_triton_build.check.codes import CHANGED, CHANGED_PROGRAM, MISSING_FILE
+from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, read_json, read_yaml
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.regular_files import is_inside, read_bytes
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
 from deepseek_triton_build.render.stamp import MANIFEST, sha256
-from deepseek_triton_build.text import safe_name
+from deepseek_triton_build.text import first_names, safe_name
 
 RELEASE_RECORD = "release.yaml"
-START_SCRIPT = "start.sh"
 _MOST_GPUS = 1_000_000
 """A stamp with more GPUs is not believed."""
 _RELEASE = re.compile(rb'^release: "([0-9.]+)"', re.MULTILINE)
-_EXPORT = re.compile(r'^\s*export (\w+)="?(?:\$\{\1:-)?([^"}]*)', re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,22 @@ class Stamp:
     def text(self, key: str) -> str | None:
         value = self.values.get(key)
         return value if isinstance(value, str) else None
+
+    @cached_property
+    def files(self) -> Mapping[str, str]:
+        """Path -> checksum, as they were generated. A path that no file of the folder can have is left out."""
+        files = self.values.get("files")
+        rows = files.items() if isinstance(files, dict) else ()
+        return {name: sum for name, sum in rows if isinstance(sum, str) and is_inside(name) and "\0" not in name}
+
+    @property
+    def is_of_triton(self) -> bool:
+        """Whether it is the stamp of a model repository, which lies in the model's folder."""
+        return self.text("format") in (None, "triton")
+
+    def has_below(self, folder: str) -> bool:
+        """Whether a file was generated in `folder` of the model."""
+        return any(name.partition("/")[2].startswith(f"{folder}/") for name in self.files)
 
     @property
     def num_gpus(self) -> int | None:
@@ -56,20 +71,43 @@ def read_stamp(folder: Path, label: str) -> tuple[Stamp, list[Finding]]:
 def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator[Finding]:
     """Find the files that were changed or removed since they were generated.
 
-    :param model: the model's folder.
-    :param root: what is checked. Files beside the model's folder are looked at only when the repository is checked.
+    :param model: the folder of the stamp: a model's, or the one with a script for a program of TensorRT-LLM.
+    :param root: what is checked. Files beside a model's folder are looked at only when the repository is checked.
     """
-    files = stamp.values.get("files")
-    for name, expected in files.items() if isinstance(files, dict) else ():
-        within = name.partition("/")[2]
-        if not is_inside(name) or name.endswith(f"/{MANIFEST}") or (not within and root == model):
+    gone: dict[str, str] = {}
+    for name, expected in stamp.files.items():
+        _, slash, within = name.partition("/")
+        if within == MANIFEST:
             continue
-        path, file = (model / within, f"{label}{within}") if within else (root / name, name)
+        if slash:
+            path, file = model / within, f"{label}{within}"
+        elif root == model and stamp.is_of_triton:
+            continue
+        else:
+            path, file = root / name, name
         found = _checksum(path)
-        if found != expected:
-            what = "is gone" if found is None else "was changed"
-            fix = "nothing, if that was meant; deepseek-triton build --force writes the original again"
-            yield CHANGED.finding(f"{safe_name(name)} {what} since it was generated", fix, file=file)
+        if found is None and not os.path.lexists(path):
+            gone |= {} if within in _ASKED_FOR else {name: file}
+        elif found != expected and found is not None:
+            yield _changed(name, file, within)
+    if gone:
+        first = next(iter(gone))
+        message = f"{first_names(gone)} {'is' if len(gone) == 1 else 'are'} gone since the folder was generated"
+        fix = "put the files back, or write the folder again: deepseek-triton build --force"
+        yield MISSING_FILE.finding(message, fix, file=gone[first])
+
+
+_ASKED_FOR = ("config.pbtxt", "1/model.yaml")
+"""Files whose absence is another finding."""
+
+
+def _changed(name: str, file: str, within: str) -> Finding:
+    message = f"{safe_name(name)} was changed since it was generated"
+    if within.startswith("1/") and within != "1/model.yaml":
+        fix = "write the original again: deepseek-triton build --force; or report what it lacks"
+        return CHANGED_PROGRAM.finding(message, fix, file=file)
+    fix = "nothing, if that was meant; deepseek-triton build --force writes the original again"
+    return CHANGED.finding(message, fix, file=file)
 
 
 def read_release_version(version_dir: Path, label: str) -> tuple[str | None, list[Finding]]:
@@ -95,14 +133,6 @@ def _unchanged_record(path: Path) -> str | None:
     found = _RELEASE.search(content)
     version = found[1].decode() if found else ""
     return version if version in READABLE_RELEASES and load_release(version).text.encode() == content else None
-
-
-def read_environment(folder: Path) -> dict[str, str]:
-    """Return the variables that start.sh exports with plain values."""
-    if not os.path.isfile(folder / START_SCRIPT):
-        return {}
-    text = read_text(folder / START_SCRIPT, START_SCRIPT)
-    return {} if isinstance(text, Finding) else dict(_EXPORT.findall(text))
 
 
 def _checksum(path: Path) -> str | None:

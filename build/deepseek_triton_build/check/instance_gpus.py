@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 
 from deepseek_triton_build.check.codes import GPUS_SHARED, IDLE_GPUS, NO_GPUS, TOO_FEW_GPUS, WRONG_KIND
-from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.check.pbtxt import ModelConfig
+from deepseek_triton_build.check.scripts import Script
+from deepseek_triton_build.data.catalog import Gpu
 from deepseek_triton_build.text import short_repr
 
 PARAMETER = "gpu_device_ids"
 _KIND_CPU = "KIND_CPU"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | None) -> Iterator[Finding]:
@@ -44,6 +47,19 @@ def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | No
             yield from _check_count(config, num_ranks, len(gpus), f"instance {index}", at=PARAMETER)
 
 
+def hidden_gpus(script: Script, num_ranks: int, gpu: Gpu | None) -> Iterator[Finding]:
+    """Find a CUDA_VISIBLE_DEVICES that shows the ranks of a node fewer GPUs than they need."""
+    variable = script.variables.get(_VISIBLE)
+    if variable is None or variable.value is None:
+        return
+    shown = len([name for name in variable.value.split(",") if name.strip()])
+    needed = min(num_ranks, gpu.gpus_per_node) if gpu is not None else num_ranks
+    if shown < needed:
+        message = f"{_VISIBLE}={variable.value} shows {shown} GPUs to {needed} ranks (tensor x pipeline parallelism)"
+        fix = f"name {needed} GPUs, or remove the variable"
+        yield TOO_FEW_GPUS.finding(message, fix, file=script.file, line=variable.line, key=_VISIBLE)
+
+
 def _check_kinds(config: ModelConfig) -> Iterator[Finding]:
     groups = config.message.instance_group
     if not groups:
@@ -65,13 +81,21 @@ def _gpu(name: str) -> str:
 
 
 def _check_count(config: ModelConfig, num_ranks: int, num_gpus: int, what: str, *, at: str) -> Iterator[Finding]:
+    problem = count_problem(num_ranks, num_gpus, what)
+    if problem is not None:
+        code, message, fix = problem
+        yield config.finding(code, message, fix, at=at)
+
+
+def count_problem(num_ranks: int, num_gpus: int, what: str) -> tuple[CheckCode, str, str] | None:
+    """Return code, message and fix when `what` has more or fewer GPUs than ranks."""
     message = f"{what} has {num_gpus} GPUs for {num_ranks} ranks (tensor x pipeline parallelism)"
     if num_gpus < num_ranks:
         fix = f"give it {num_ranks} GPUs, or make tensor_parallel_size x pipeline_parallel_size {num_gpus}"
-        yield config.finding(TOO_FEW_GPUS, message, fix, at=at)
-    elif num_gpus > num_ranks:
-        fix = f"raise tensor_parallel_size, or name {num_ranks} GPUs"
-        yield config.finding(IDLE_GPUS, message, fix, at=at)
+        return TOO_FEW_GPUS, message, fix
+    if num_gpus > num_ranks:
+        return IDLE_GPUS, message, f"raise tensor_parallel_size, or name {num_ranks} GPUs"
+    return None
 
 
 def _example(count: int, num_ranks: int | None) -> str:

@@ -9,13 +9,20 @@ from deepseek_triton_build.check.codes import NO_ROOM_FOR_CACHE, WEIGHTS_TOO_LAR
 from deepseek_triton_build.check.finding import CheckCode
 from deepseek_triton_build.data.catalog import Gpu
 from deepseek_triton_build.rules.memory_budget import deployment_budget
-from deepseek_triton_build.rules.rule import Deployment, Violation
+from deepseek_triton_build.rules.rule import Deployment, UnknownFactError, Violation
 from deepseek_triton_build.rules.well_typed import well_typed
 
 
 def memory_problems(deployment: Deployment) -> Iterator[tuple[CheckCode, Violation]]:
-    """Find weights or a KV cache that don't fit; nothing when the GPU, the model or its weights are unknown."""
+    """Find weights or a KV cache that don't fit; nothing when a fact that they depend on is unknown."""
     deployment = well_typed(deployment)
+    try:
+        yield from _misfits(deployment)
+    except UnknownFactError:
+        return
+
+
+def _misfits(deployment: Deployment) -> Iterator[tuple[CheckCode, Violation]]:
     gpu, architecture, checkpoint = deployment.gpu, deployment.architecture, deployment.checkpoint
     budget = deployment_budget(deployment)
     if budget is None or gpu is None or architecture is None or checkpoint is None:

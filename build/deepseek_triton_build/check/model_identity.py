@@ -16,19 +16,24 @@ from deepseek_triton_build.check.codes import (
     MODEL_GONE,
     MODEL_NOT_HERE,
     MODEL_ON_HUB,
+    OTHER_FOLDER,
     RELEASE_ASSUMED,
+    UNKNOWN_ARCHITECTURE,
     WRONG_ARCHITECTURE,
     WRONG_PRECISION,
+    WRONG_SHAPE,
 )
 from deepseek_triton_build.check.documents import Document
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.generated_origin import Stamp
 from deepseek_triton_build.data.catalog import (
+    PRECISIONS,
     Architecture,
     Gpu,
     KnownCheckpoint,
     Variant,
     find_gpu,
+    find_precision,
     find_variant,
     gpus,
     variant_of_folder,
@@ -36,7 +41,7 @@ from deepseek_triton_build.data.catalog import (
     variants,
 )
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE, READABLE_RELEASES, Release, load_release
-from deepseek_triton_build.text import safe_name, short_repr
+from deepseek_triton_build.text import is_path, safe_name, short_repr
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -53,6 +58,8 @@ class CheckOptions:
     """The checkpoint's folder on this machine, or a folder above it. The folder has to exist."""
     strict: bool = False
     """Whether it is an error that the checkpoint's folder is not on this machine."""
+    variant: str | None = None
+    precision: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +71,9 @@ class Identity:
     checkpoint: KnownCheckpoint | None
     gpu: Gpu | None
     num_gpus: int | None
+
+
+UNKNOWN = Identity(variant=None, architecture=None, checkpoint=None, gpu=None, num_gpus=None)
 
 
 def find_release(
@@ -119,38 +129,56 @@ def require_model_root(options: CheckOptions) -> None:
         )
 
 
-def absent_checkpoint(document: Document, model: str, *, strict: bool) -> Finding:
-    """Return the finding about a checkpoint that is not on this machine."""
-    if not model.startswith((".", "/", "~")) and _HUB_NAME.fullmatch(model):
-        message = f"{model} is a Hugging Face name and not a folder on this machine, so its files are not checked"
+def unchecked_facts(known: Identity, *, has_checkpoint: bool) -> Iterator[str]:
+    """Say what can't be checked because a fact about the model is not known, and which option gives it."""
+    if known.architecture is None:
+        yield "the rules about the model and its memory, because no file names a known one (--variant, --precision)"
+    elif known.checkpoint is None:
+        yield "the rules about the weights and their memory, because no file says their precision (--precision)"
+    if known.gpu is None:
+        yield "the rules about the GPU and its memory, because no file names it (--gpu, --gpus)"
+    if not has_checkpoint:
+        yield "the checkpoint's files, because they are not on this machine (--model)"
+
+
+def absent_checkpoint(document: Document, name: str, key: str, *, strict: bool) -> Finding:
+    """Return the finding about a checkpoint or tokenizer, given under `key`, that is not on this machine."""
+    if not name.startswith((".", "/", "~")) and _HUB_NAME.fullmatch(name):
+        message = f"{name} is a Hugging Face name and not a folder on this machine, so its files are not checked"
         fix = "nothing; to have its files checked, name the folder it was downloaded to with --model"
-        return document.finding(MODEL_ON_HUB, "model", message, fix)
+        return document.finding(MODEL_ON_HUB, key, message, fix)
     if strict:
-        message = f"expected a checkpoint at {short_repr(model)}, found no folder"
-        return document.finding(MODEL_GONE, "model", message, "correct the path, or name the folder with --model")
-    message = f"{short_repr(model)} is not on this machine; the container may have it"
+        message = f"expected a checkpoint at {short_repr(name)}, found no folder"
+        return document.finding(MODEL_GONE, key, message, "correct the path, or name the folder with --model")
+    message = f"{short_repr(name)} is not on this machine; the container may have it"
     fix = "to have its files checked, name its folder on this machine with --model"
-    return document.finding(MODEL_NOT_HERE, "model", message, fix)
+    return document.finding(MODEL_NOT_HERE, key, message, fix)
 
 
 def identify(
-    options: CheckOptions, stamp: Stamp, model: str, facts: CheckpointFacts | None
+    options: CheckOptions, stamp: Stamp, model: str, facts: CheckpointFacts | None, file: str, line: int | None
 ) -> tuple[Identity, list[Finding]]:
     """Return what the model is, and findings about names that are unknown or that contradict the checkpoint.
 
     :param model: the checkpoint's folder or name, as model.yaml gives it.
     :param facts: what the checkpoint's files say, when they are on this machine.
-    :raises UnknownNameError: when the user names an unknown GPU.
+    :param file: the file that names the model, in its `line`.
+    :raises UnknownNameError: when the user names an unknown variant, precision or GPU.
     """
     findings = list(_unknown_names(stamp))
-    variant, checkpoint = _by_name(stamp, model)
+    findings += [] if facts is not None else _other_model(options, stamp, model, file, line)
+    variant, checkpoint = _by_name(options, stamp, model)
     architecture = variant.architecture if variant else None
     if facts is not None:
-        findings += _contradictions(facts, variant, checkpoint, from_stamp=stamp.text("variant") is not None)
-        architecture = facts.architecture or architecture
+        is_planned = options.variant is not None or stamp.text("variant") is not None
+        findings += _contradictions(facts, variant, checkpoint, is_planned=is_planned)
+        architecture = _architecture(facts, variant) or architecture
         if variant is not None and variant.architecture != architecture:
             variant = None
         checkpoint = _checkpoint_found(facts, architecture, variant, checkpoint)
+        longest = facts.config.get("max_position_embeddings")
+        if architecture is not None and isinstance(longest, int):
+            architecture = replace(architecture, max_position_embeddings=longest)
     gpu = find_gpu(options.gpu) if options.gpu else gpus().get(stamp.text("gpu") or "")
     num_gpus = options.num_gpus or stamp.num_gpus
     known = Identity(variant=variant, architecture=architecture, checkpoint=checkpoint, gpu=gpu, num_gpus=num_gpus)
@@ -165,31 +193,65 @@ def _unknown_names(stamp: Stamp) -> Iterator[Finding]:
             yield BAD_RECORD.finding(message, f"build it again for one of {', '.join(known)}", file=stamp.file)
 
 
-def _by_name(stamp: Stamp, model: str) -> tuple[Variant | None, KnownCheckpoint | None]:
-    """Find the variant by the stamp, else by the model's name: a Hugging Face name, or a folder with such a name."""
+def _by_name(options: CheckOptions, stamp: Stamp, model: str) -> tuple[Variant | None, KnownCheckpoint | None]:
+    """Find the variant by the user's word, else by the stamp, else by the model's name: a Hugging Face name, or that of
+    a folder."""
     found = variant_of_model(model) or variant_of_folder(model)
-    name = stamp.text("variant")
-    if name in variants():
-        variant = find_variant(name)
+    name, precision = options.variant or stamp.text("variant"), options.precision or stamp.text("precision")
+    if options.precision:
+        precision = find_precision(options.precision)
+    if options.variant or name in variants():
+        variant = find_variant(name or "")
         named = found[1] if found and found[0] == variant else None
-        precision = stamp.text("precision") or ""
         if named is not None and named.precision == precision:
             return variant, named
-        return variant, variant.checkpoints.get(precision) or named
-    return found or (None, None)
+        return variant, variant.checkpoints.get(precision or "") or named
+    if found is None:
+        return None, None
+    return found[0], found[0].checkpoints.get(precision or "", found[1])
+
+
+def _other_model(options: CheckOptions, stamp: Stamp, model: str, file: str, line: int | None) -> Iterator[Finding]:
+    """Find a model whose name says that it is not the one that the repository is meant for."""
+    by_folder = variant_of_folder(model) if is_path(model) else None
+    named = variant_of_model(model) or by_folder
+    variant, precision = options.variant or stamp.text("variant"), options.precision or stamp.text("precision")
+    if named is None or variant not in variants():
+        return
+    found, checkpoint = named
+    if found.name != variant:
+        message = f"model: expected a checkpoint of {variant}, found {safe_name(model)}, which is {found.name}"
+        fix = f"name a checkpoint of {variant}, or build again for {found.name}"
+        yield (OTHER_FOLDER if by_folder else WRONG_ARCHITECTURE).finding(message, fix, file=file, line=line)
+    elif precision in PRECISIONS and checkpoint.precision != precision:
+        message = f"model: expected {precision} weights, found {safe_name(model)}, which has {checkpoint.precision}"
+        fix = f"name a checkpoint with {precision} weights, or build again with --precision {checkpoint.precision}"
+        yield (OTHER_FOLDER if by_folder else WRONG_PRECISION).finding(message, fix, file=file, line=line)
+
+
+def _architecture(facts: CheckpointFacts, variant: Variant | None) -> Architecture | None:
+    """Return the architecture of the checkpoint; None when only its class is one of ours, as that of Kimi-K2 is."""
+    return None if facts.other_figures and variant is None else facts.architecture
 
 
 def _contradictions(
-    facts: CheckpointFacts, variant: Variant | None, planned: KnownCheckpoint | None, *, from_stamp: bool
+    facts: CheckpointFacts, variant: Variant | None, planned: KnownCheckpoint | None, *, is_planned: bool
 ) -> Iterator[Finding]:
     expected = variant.architecture if variant else None
     if variant and expected and facts.class_name and facts.class_name != expected.class_name:
-        why = "generated for" if from_stamp else "named like"
+        why = "meant for" if is_planned else "named like"
         message = (
             f"expected {expected.class_name}, because it is {why} {variant.name}; found {safe_name(facts.class_name)}"
         )
         fix = f"point model at a checkpoint of {variant.name}, or build again for this one"
         yield WRONG_ARCHITECTURE.finding(message, fix, file=f"{facts.label}/config.json")
+    elif facts.other_figures:
+        differing = [f"{key} {short_repr(found)}, not {known}" for key, (found, known) in facts.other_figures.items()]
+        name = variant.name if variant else facts.architecture.name if facts.architecture else ""
+        message = f"expected the figures of {name}, found {'; '.join(differing[:4])}"
+        fix = "download config.json again; for another model the rules are not checked"
+        code = WRONG_SHAPE if variant else UNKNOWN_ARCHITECTURE
+        yield code.finding(message, fix, file=f"{facts.label}/config.json")
     if planned and facts.is_quantization_known and facts.precision != planned.precision:
         found = "no quantization" if facts.quantization is None else safe_name(facts.quantization)
         message = f"expected {planned.precision} weights ({planned.quant_algo}), found {found}"

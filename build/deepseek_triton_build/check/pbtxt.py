@@ -27,11 +27,17 @@ from deepseek_triton_build.check.codes import (
 )
 from deepseek_triton_build.check.documents import read_text
 from deepseek_triton_build.check.finding import CheckCode, Finding
+from deepseek_triton_build.check.regular_files import is_inside
 from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
+from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.render.config_pbtxt import declaration
-from deepseek_triton_build.text import nearest_name, printable_line, short_repr
+from deepseek_triton_build.text import nearest_name, printable_line, safe_name, short_repr
 
 NAME = "config.pbtxt"
+_PYTHON = "python"
+_MAY_BE_REQUIRED = ("text_input",)
+"""Inputs that a configuration may declare as required, for clients that send no optional input."""
 _TOKEN = re.compile(r"""(?P<skip>\#[^\n]*)|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<word>\w+)|[{}<>]""")
 
 
@@ -106,19 +112,23 @@ def read_config(path: Path, file: str) -> tuple[ModelConfig | None, list[Finding
 
 
 def check_config(
-    config: ModelConfig, *, folder_name: str, triton: Mapping[str, Any] | None, model_yaml: str, is_ours: bool
+    config: ModelConfig, *, folder: Path, triton: Mapping[str, Any] | None, model_yaml: str, is_ours: bool
 ) -> Iterator[Finding]:
     """Check the configuration against its folder, the triton_config of `model_yaml` and the wire contract.
 
+    :param folder: the model's folder.
     :param triton: the content of triton_config; None when model.yaml can't be read.
     """
-    message = config.message
+    message, folder_name = config.message, folder.resolve().name
     if message.name not in ("", folder_name):
         text = f"the model is named {message.name!r}, its folder {folder_name!r}"
         yield config.finding(WRONG_NAME, text, f'write name: "{folder_name}", or rename the folder', at="name")
-    if message.backend != "python":
-        text = f"expected backend python, found {short_repr(message.backend or message.platform or None)}"
-        yield config.finding(WRONG_BACKEND, text, 'write backend: "python"', at="backend")
+    if message.backend != _PYTHON and backend_folder(config, folder) is None:
+        text = f"expected backend {_PYTHON}, found {short_repr(message.backend or message.platform or None)}"
+        fix = f'write backend: "{_PYTHON}"'
+        if is_inside(message.backend) and message.backend:
+            fix += f", or put {message.backend}'s model.py into backends/{safe_name(message.backend)}"
+        yield config.finding(WRONG_BACKEND, text, fix, at="backend")
     policies = (("decoupled", message.model_transaction_policy.decoupled), ("max_batch_size", message.max_batch_size))
     for key, here in policies if triton is not None else ():
         yield from _check_policy(
@@ -128,8 +138,22 @@ def check_config(
         if _dtype(tensor) is None:
             yield config.unknown_number("data_type", tensor.data_type, at=f'"{tensor.name}"')
     if is_ours:
-        yield from _check_tensors(config, "input", message.input, contract().INPUTS)
+        inputs = contract().declared_inputs(decoupled=message.model_transaction_policy.decoupled)
+        yield from _check_tensors(config, "input", message.input, inputs)
         yield from _check_tensors(config, "output", message.output, contract().OUTPUTS)
+
+
+def backend_folder(config: ModelConfig, folder: Path) -> Path | None:
+    """Return the folder of the Python-based backend that the model in `folder` names; None when it names none.
+
+    Such a backend is a folder with a model.py (triton-inference-server/python_backend, Python Based Backends). `build
+    --backend-name` writes it into backends/ of the repository.
+    """
+    name = config.message.backend
+    if name in ("", _PYTHON) or not is_inside(name):
+        return None
+    places = (above / "backends" / name for above in (folder.parent, folder.parent.parent, folder))
+    return next((place for place in places if os.path.isfile(place / "model.py")), None)
 
 
 def _default(key: str, is_ours: bool) -> Any:
@@ -150,7 +174,10 @@ def _check_policy(
     if is_left_out and not is_ours:
         yield config.finding(POLICY_ONLY_COMPLETED, text, f"write {wanted}", at=key)
     else:
-        yield config.finding(POLICY_DIFFERS, text, f"write {wanted}, or change {model_yaml}", at=key)
+        fix = f"write {wanted}, or change {model_yaml}"
+        if is_ours and not fits(there, BACKEND_SETTINGS[key]):  # T002 says what the backend takes
+            fix = f"change {model_yaml}: the backend does not take {short_repr(there)}"
+        yield config.finding(POLICY_DIFFERS, text, fix, at=key)
 
 
 def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], wanted: Iterable[Any]) -> Iterator[Finding]:
@@ -167,7 +194,8 @@ def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], want
             yield config.finding(MISSING_TENSOR, text, f"add {declaration(kind, tensor)}", at=f'"{name}"')
             continue
         found = _shape(_dtype(here[name]) or str(here[name].data_type), here[name], kind)
-        if found != (expected := _shape(tensor.dtype.value, tensor, kind)):
+        expected = _shape(tensor.dtype.value, tensor, kind)
+        if found != expected and not (name in _MAY_BE_REQUIRED and _same_but_optional(found, expected)):
             text = f"{kind} {name}: expected {expected}, found {found}"
             yield config.finding(MISSING_TENSOR, text, f"write {declaration(kind, tensor)}", at=f'"{name}"')
     for name in here.keys() - by_name.keys():
@@ -182,6 +210,10 @@ def _shape(dtype: str, tensor: Any, kind: str) -> str:
     """Return type and shape of a tensor for people. Outputs have no `optional`."""
     optional = ", optional" if kind == "input" and tensor.optional else ""
     return f"{dtype} {list(tensor.dims)}{optional}"
+
+
+def _same_but_optional(found: str, expected: str) -> bool:
+    return found.removesuffix(", optional") == expected.removesuffix(", optional")
 
 
 def _dtype(tensor: Any) -> str | None:

@@ -6,55 +6,91 @@ import os
 from pathlib import Path
 
 from deepseek_triton_build.build_errors import NothingToCheckError
-from deepseek_triton_build.check.finding import Report, in_order
+from deepseek_triton_build.check.codes import UNREADABLE
+from deepseek_triton_build.check.finding import Finding, Report, in_order
 from deepseek_triton_build.check.model_identity import CheckOptions, require_model_root
-from deepseek_triton_build.check.model_report import MODEL_YAML, check_file, check_model
-from deepseek_triton_build.render.trtllm_commands import YAML_NAME
+from deepseek_triton_build.check.model_report import MODEL_PY, OUR_PACKAGE, check_model
+from deepseek_triton_build.check.program_report import check_programs, is_program_folder
+from deepseek_triton_build.check.schema import MODEL_YAML
+from deepseek_triton_build.render.stamp import MANIFEST
 
 
 def check_repository(directory: Path, options: CheckOptions | None = None) -> Report:
-    """Check what `directory` is: a model repository, a model's folder, or the LLM arguments of TensorRT-LLM's programs.
+    """Check what `directory` is: a model repository, a model's folder, or what starts a program of TensorRT-LLM.
 
-    Those arguments are a YAML file, named by itself or by its folder.
+    The last is a YAML file of LLM arguments, or a folder with such a file, a script or both.
 
     :raises NothingToCheckError: when it is none of these.
-    :raises BuildError: when the options name an unknown release or GPU, or a model_root that is no folder.
+    :raises BuildError: when the options name an unknown release, variant or GPU, or a model_root that is no folder.
     """
     options = options or CheckOptions()
     require_model_root(options)
-    exported = directory / YAML_NAME
-    if os.path.isfile(directory) or os.path.isfile(exported):
-        checked = [check_file(directory if os.path.isfile(directory) else exported, options)]
+    _require_path(directory)
+    unreadable: list[Finding] = []
+    if os.path.isfile(directory) or is_program_folder(directory):
+        checked = check_programs(directory, options)
     else:
-        models = _models(directory)
+        models, unreadable = _models(directory)
         checked = [check_model(folder, version, directory, options) for folder, version in models]
-    findings = in_order(finding for _, found in checked for finding in found)
+    findings = in_order([*unreadable, *(finding for _, found in checked for finding in found)])
     return Report(findings=findings, models=tuple(model for model, _ in checked))
 
 
-def _models(directory: Path) -> list[tuple[Path, str]]:
-    """Return each model's folder, with the name of a version folder that has a model.yaml.
+def _require_path(directory: Path) -> None:
+    """:raises NothingToCheckError: when there is no such file or folder, or it can't be looked at."""
+    try:
+        os.stat(directory)
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        raise NothingToCheckError(
+            f"{directory}: expected a model repository, found nothing; name a folder that exists"
+        ) from error
+    except OSError as error:
+        raise NothingToCheckError(f"{directory}: can't be read: {error.strerror}; make it readable") from error
+
+
+def _models(directory: Path) -> tuple[list[tuple[Path, str]], list[Finding]]:
+    """Return each model's folder with the name of its version folder, and findings about folders that can't be read.
 
     :raises NothingToCheckError: when there is no such folder.
     """
-    if not os.path.isdir(directory):
-        raise NothingToCheckError(f"{directory}: expected a model repository, found nothing; name a folder that exists")
     try:
-        folders = [directory, *(directory / name for name in sorted(os.listdir(directory)))]
+        names = sorted(os.listdir(directory))
     except OSError as error:
         raise NothingToCheckError(f"{directory}: can't be read: {error.strerror}; make it readable") from error
-    found = [(folder, version) for folder in folders for version in _versions(folder)]
+    found: list[tuple[Path, str]] = []
+    unreadable: list[Finding] = []
+    for folder in (directory, *(directory / name for name in names)):
+        try:
+            found += [(folder, version) for version in _versions(folder)]
+        except NotADirectoryError:
+            continue
+        except OSError as error:
+            message, fix = f"{folder.name} can't be looked into: {error.strerror}", "make it readable and searchable"
+            unreadable.append(UNREADABLE.finding(message, fix, file=folder.name))
+    if not found and unreadable:
+        raise NothingToCheckError(f"{directory}: {unreadable[0].message}; {unreadable[0].fix}")
     if not found:
         raise NothingToCheckError(
             f"{directory}: expected a model (a folder with <version>/{MODEL_YAML}), found none; name a model "
             "repository, a model's folder or a YAML file of LLM arguments"
         )
-    return found
+    return found, unreadable
 
 
 def _versions(folder: Path) -> list[str]:
-    try:
-        names = os.listdir(folder)
-    except OSError:  # a file, or a folder that we may not read
-        return []
-    return sorted(name for name in names if name.isdecimal() and os.path.lexists(folder / name / MODEL_YAML))
+    """Return the version folders of a model that is ours or upstream's.
+
+    :raises OSError: when the folder can't be listed.
+    """
+    return sorted(name for name in os.listdir(folder) if name.isdecimal() and _is_version(folder, name))
+
+
+def _is_version(folder: Path, name: str) -> bool:
+    """Whether the version folder has a model.yaml, or has lost one: it is ours, or may not be looked into."""
+    version_dir = folder / name
+    if os.path.lexists(version_dir / MODEL_YAML):
+        return True
+    if os.path.isdir(version_dir) and not os.access(version_dir, os.X_OK):
+        return True
+    is_ours = os.path.exists(folder / MANIFEST) or os.path.isdir(version_dir / OUR_PACKAGE)
+    return is_ours and os.path.exists(version_dir / MODEL_PY)

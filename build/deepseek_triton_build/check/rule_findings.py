@@ -1,8 +1,8 @@
-"""Apply the rules to the deployment that a file's LLM arguments describe."""
+"""Apply the rules to the deployment that LLM arguments describe, wherever they are given."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from deepseek_triton_build.check.documents import Document
@@ -13,17 +13,31 @@ from deepseek_triton_build.data.releases import Release, spelling
 from deepseek_triton_build.rules import violations
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
+Place = tuple[str, int | None, str]
+"""File, line and name of a setting."""
+
+
+def canonical_settings(arguments: CheckedArguments, release: Release) -> dict[str, Any]:
+    """Return the arguments under canonical keys. A key in a wrong place counts as if it were in the right one."""
+    return arguments.meant | spelling.canonical(arguments.settings, release.version)
+
 
 def make_deployment(
-    arguments: CheckedArguments,
+    settings: Mapping[str, Any],
     release: Release,
     known: Identity,
     triton: Mapping[str, Any],
     environment: Mapping[str, str],
+    unknown: frozenset[str] = frozenset(),
 ) -> Deployment:
-    """Return the deployment that the rules look at. A key in a wrong place counts as if it were in the right one."""
+    """Return the deployment that the rules look at.
+
+    :param settings: the LLM arguments under canonical keys.
+    :param unknown: canonical keys that may be given elsewhere.
+    """
     return Deployment(
-        settings=arguments.meant | spelling.canonical(arguments.settings, release.version),
+        settings=settings,
+        unknown=unknown,
         release=release,
         variant=known.variant,
         architecture=known.architecture,
@@ -35,19 +49,29 @@ def make_deployment(
 
 
 def check_deployment(
-    document: Document,
     deployment: Deployment,
-    arguments: CheckedArguments,
     others: Sequence[tuple[CheckCode, Violation]],
+    place: Callable[[str | None], Place],
 ) -> Iterator[Finding]:
-    """Report the rules that `deployment` breaks, and `others`, on the lines of `document` that they are about."""
-    assert deployment.release is not None  # make_deployment always sets it
-    version, settings = deployment.release.version, arguments.settings
-    spelled = {ours: key for key in settings for ours in spelling.canonical({key: settings[key]}, version)}
-    spelled = arguments.places | spelled
+    """Report the rules that `deployment` breaks, and `others`, where the settings that they are about stand.
+
+    :param place: returns where a canonical key stands, or would stand; for None the file that findings go to.
+    """
     broken: list[tuple[Rule | CheckCode, Violation]] = [*violations(deployment), *others]
     for rule, violation in broken:
-        key = spelled.get(violation.key or "", violation.key)
-        line = document.line(key) if key else None
-        message, fix = violation.message, violation.fix
-        yield make_finding(rule.code, rule.severity, message, fix, file=document.file, line=line, key=key)
+        file, line, name = place(violation.key)
+        key = name if violation.key else None
+        yield make_finding(rule.code, rule.severity, violation.message, violation.fix, file=file, line=line, key=key)
+
+
+def place_in(document: Document, arguments: CheckedArguments, release: Release) -> Callable[[str | None], Place]:
+    """Return the function that finds the place of a canonical key in `document`."""
+    settings, version = arguments.settings, release.version
+    spelled = {ours: key for key in settings for ours in spelling.canonical({key: settings[key]}, version)}
+    spelled = arguments.places | spelled
+
+    def place(key: str | None) -> Place:
+        name = spelled.get(key or "", key or "")
+        return document.file, document.line(name) if name else None, name
+
+    return place

@@ -30,9 +30,10 @@ from deepseek_triton_build.data.releases import (
     load_release,
     spelling,
 )
-from deepseek_triton_build.data.setting_types import bounded_type
+from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS, bounded_type
 from deepseek_triton_build.text import edit_instruction, first_names, nearest_name, short_repr
 
+MODEL_YAML = "model.yaml"
 UPSTREAM_KEYS = ("logits_post_processors",)
 """Top-level keys that upstream's model.py takes for itself (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
 TRITON_SECTION = "triton_config"
@@ -62,6 +63,19 @@ def check_schema(document: Document, release: Release, *, other_sections: tuple[
     walk = _SchemaWalk(document, release, other_sections)
     walk.check_section(document.values, [release.classes["TorchLlmArgs"]], "")
     return walk.found
+
+
+def ignored_arguments(document: Document, engine: str) -> CheckedArguments:
+    """Check the keys of `document` for an embedded engine, which takes the model's name and nothing else of them."""
+    found = []
+    for name in map(key_name, document.values):
+        if name in ("model", TRITON_SECTION):
+            continue
+        message = f"{name} has no effect: of the LLM arguments, the {engine} engine takes only model"
+        is_ours = name in BACKEND_SETTINGS
+        fix = f"indent it, so that it stands under {TRITON_SECTION}" if is_ours else "remove it"
+        found.append(document.finding(IGNORED_KEY, name, message, fix))
+    return CheckedArguments(findings=found)
 
 
 @dataclass
@@ -109,8 +123,11 @@ class _SchemaWalk:
             return
         self.found.settings[chooser] = chosen
         if chosen not in kinds:
-            near = nearest_name(chosen, kinds)
-            fix = f"did you mean {near}?" if near else f"nothing, if it is meant; recorded kinds: {', '.join(kinds)}"
+            if near := nearest_name(chosen, kinds):
+                message = f"expected {', '.join(kinds)} or another kind, found {short_repr(chosen)}"
+                self.add(WRONG_CHOICE, chooser, message, f"did you mean {near}?")
+                return
+            fix = f"nothing, if it is meant; recorded kinds: {', '.join(kinds)}"
             message = f"{short_repr(chosen)} is not recorded here, so its keys are not checked"
             self.add(NOT_LOOKED_INTO, chooser, message, fix)
             return
@@ -142,7 +159,10 @@ class _SchemaWalk:
             self.add(WRONG_KEY, key, message, edit_instruction({key: value}))
             return
         is_settled = all(cls.complete for cls in classes)
-        fix = _found_elsewhere(key, is_settled) or _near_miss(name, prefix, classes)
+        if not prefix and TRITON_SECTION in self.other_sections and name in BACKEND_SETTINGS:
+            fix: str | None = f"indent it, so that it stands under {TRITON_SECTION}"
+        else:
+            fix = _found_elsewhere(key, is_settled) or _near_miss(name, prefix, classes)
         if not is_settled:
             message = f"{name} is not known to be a key of {where} {self.release.version}"
             self.add(UNKNOWN_KEY, key, message, fix or "look it up in the release's documentation")

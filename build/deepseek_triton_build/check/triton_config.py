@@ -11,6 +11,7 @@ from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.schema import TRITON_SECTION
 from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS, WARMUP_SETTINGS, sampling_problem, warmup_problem
 from deepseek_triton_build.text import nearest_name, short_repr
 
@@ -22,7 +23,7 @@ _UPSTREAM_SETTINGS: Mapping[str, str] = {
 """Settings of upstream's model.py -> their types. It takes other keys too (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
 
 
-def check_triton_config(document: Document, *, is_ours: bool) -> Iterator[Finding]:
+def check_triton_config(document: Document, release: Release, *, is_ours: bool) -> Iterator[Finding]:
     """Find unknown keys and wrong values in triton_config.
 
     :param is_ours: whether model.py is this project's; upstream's takes other keys.
@@ -39,6 +40,10 @@ def check_triton_config(document: Document, *, is_ours: bool) -> Iterator[Findin
                 expected = type_strings.in_words(settings[key])
                 message = f"expected {expected}, found {short_repr(value)}"
                 yield document.finding(WRONG_SETTING_VALUE, f"{TRITON_SECTION}.{key}", message, f"write {expected}")
+        elif is_ours and release.find_key(key_name(key)) is not None:
+            dotted = f"{TRITON_SECTION}.{key_name(key)}"
+            message = f"{dotted} is not a key of the backend, but an LLM argument"
+            yield document.finding(WRONG_SETTING, dotted, message, "move it to the top level, without an indent")
         elif is_ours:
             yield _unknown(document, f"{TRITON_SECTION}.{key_name(key)}", "the backend", nearest_name(key, settings))
     if is_ours:

@@ -192,7 +192,8 @@ def _seq_len(target: Target, workload: Workload, *, longest_prompt: int | None) 
     if chosen > longest:
         raise RefusedPlanError(
             f"{isl_of(workload):,} input and {osl_of(workload):,} output tokens are more than the {longest:,} that "
-            f"{target.variant.name} reads (max_position_embeddings); use a smaller --isl or --osl"
+            f"{target.variant.name} reads (max_position_embeddings)",
+            fix="use a smaller --isl or --osl",
         )
     return int(chosen)
 

@@ -43,7 +43,7 @@ def choose_sizes(target: Target) -> tuple[Sizes, Budget]:
         budget = make_plan_budget(target, sizes)
         if budget.kv_tokens >= sizes.max_seq_len:
             return sizes, budget
-    raise RefusedPlanError(_no_room(target, wanted))
+    raise RefusedPlanError(_no_room(target, wanted), fix="use more GPUs or shorter requests")
 
 
 def _with_the_best_iteration(target: Target, wanted: Sizes) -> Sizes:
@@ -153,8 +153,7 @@ def _no_room(target: Target, wanted: Sizes) -> str:
     return (
         f"{target.variant.name} ({target.precision}) on {target.num_gpus} x {target.gpu.name}: of "
         f"{budget.memory / GIB:.0f} GiB a GPU, weights take {budget.weights / GIB:.1f} and workspace "
-        f"{budget.workspace / GIB:.1f}, which leaves no room for a request of {tokens_per_request(wanted):,} tokens; "
-        "use more GPUs or shorter requests"
+        f"{budget.workspace / GIB:.1f}, which leaves no room for a request of {tokens_per_request(wanted):,} tokens"
     )
 
 

@@ -22,7 +22,7 @@ def choose_layout(target: Target, *, attention_dp: bool) -> Layout:
     if stages < 1 or target.num_gpus % stages:
         number = target.num_gpus
         raise RefusedPlanError(
-            f"{number} GPUs can't be divided into {stages} equal pipeline stages; use a divisor of {number}"
+            f"{number} GPUs can't be divided into {stages} equal pipeline stages", fix=f"use a divisor of {number}"
         )
     tensor = target.num_gpus // stages
     published = target.recipe.value("moe_expert_parallel_size")

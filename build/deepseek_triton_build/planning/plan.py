@@ -35,7 +35,7 @@ from deepseek_triton_build.planning.fitting import choose_sizes
 from deepseek_triton_build.planning.plan_request import ENGINES, OPTIONS, PlanRequest
 from deepseek_triton_build.planning.release_settings import for_release, settings_files, with_overrides
 from deepseek_triton_build.planning.server_environment import choose_environment
-from deepseek_triton_build.planning.suggestion import nearest_that_works
+from deepseek_triton_build.planning.suggestion import ways_that_work
 from deepseek_triton_build.planning.target import Target, refuse, resolve_target
 from deepseek_triton_build.planning.triton_settings import triton_settings
 from deepseek_triton_build.rules import violations
@@ -127,8 +127,10 @@ def make_plan(request: PlanRequest) -> Plan:
     except RefusedPlanError as refused:
         if refused.suggestion:
             raise
-        suggestion = nearest_that_works(request, _works)
-        raise RefusedPlanError(f"{refused}{_as_options(suggestion)}", suggestion=suggestion) from None
+        ways = ways_that_work(request, _works)
+        typed = ", or ".join(filter(None, map(_as_options, ways)))
+        said = f"{refused.cause}; what works: {typed}" if typed else f"{refused}"
+        raise RefusedPlanError(said, suggestion=ways[0] if ways else None) from None
 
 
 @lru_cache(maxsize=65536)
@@ -149,17 +151,20 @@ _DROPPED_OPTIONS = {
 """Field of PlanRequest -> its option or options, for values that a suggestion leaves out."""
 
 
-def _can_be_typed(name: str, value: Any) -> bool:
-    return name in OPTIONS and value is not None
-
-
 def _as_options(suggestion: Mapping[str, Any]) -> str:
-    """Return the suggestion as command line options; empty where only --set is wrong, which the message says."""
-    if suggestion.keys() <= {"overrides"}:
+    """Return the suggestion as command line options; empty where only --set or the workload is wrong, for which the
+    refusal's own fix says more."""
+    if suggestion.keys() <= {"overrides", "workload"}:
         return ""
-    typed = [f"{OPTIONS[name]} {value}" for name, value in suggestion.items() if _can_be_typed(name, value)]
-    dropped = [f"no {_DROPPED_OPTIONS[name]}" for name, value in suggestion.items() if not _can_be_typed(name, value)]
-    return f"; what works: {', '.join([' '.join(typed), *dropped] if typed else dropped)}"
+    words, without = [], []
+    for name, value in suggestion.items():
+        if name == "allow_unpublished":
+            words.append("--allow-unpublished")
+        elif name in OPTIONS and value is not None:
+            words.append(f"{OPTIONS[name]} {value}")
+        else:
+            without.append(_DROPPED_OPTIONS[name])
+    return " ".join([*words, *(["without", " and ".join(without)] if without else [])])
 
 
 @lru_cache(maxsize=512)
@@ -250,7 +255,8 @@ def _budget_with_overrides(target: Target, sizes: Sizes, budget: Budget) -> Budg
         raise RefusedPlanError(
             f"--set leaves room for {left.kv_tokens:,} KV tokens a GPU, and a request needs {LEAST_KV_TOKENS:,}: of "
             f"{left.memory / GIB:.0f} GiB, weights take {left.weights / GIB:.1f} and workspace "
-            f"{left.workspace / GIB:.1f}; set smaller values"
+            f"{left.workspace / GIB:.1f}",
+            fix="set smaller values",
         )
     return left
 

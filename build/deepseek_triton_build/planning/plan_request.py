@@ -8,7 +8,8 @@ from typing import Any, Literal
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 
-ENGINES = ("tensorrt_llm", "transformers", "simulated")
+EMBEDDED_ENGINES = ("transformers", "simulated")
+ENGINES = ("tensorrt_llm", *EMBEDDED_ENGINES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,8 @@ class PlanRequest:
     """Engine to run on. None: the variant's default."""
     preset: str | None = None
     """The deployment whose pace the simulated engine keeps."""
+    decoupled: bool = True
+    """Whether a request may get several responses. False: no streams, but ModelInfer and /infer work."""
     model: str | None = None
     """A checkpoint's folder or Hugging Face name, which replaces the variant's own name."""
     allow_unpublished: bool = False

@@ -40,7 +40,7 @@ def triton_settings(
     sampling, ignored = _default_sampling(target, llm_args)
     rows = [
         Setting("triton_config.engine", "tensorrt_llm", ENGINE_REASONS["tensorrt_llm"]),
-        *transaction_settings(),
+        *transaction_settings(target.request),
         _default_max_tokens(target, sizes, budget),
         *sampling,
         *_warmup(llm_args),

@@ -45,6 +45,8 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
         what = f"profile {plan.profile.name}" if plan.profile is not None else f"the {plan.engine} engine"
         named = " or ".join(f"--format {entry}" for entry in usable)
         raise RefusedPlanError(f"{what} can't be written as {name} ({FORMATS[name].title}); use {named}")
+    if name != DEFAULT_FORMAT and not plan.request.decoupled:
+        raise RefusedPlanError(f"--no-decoupled is for Triton, and {name} ({FORMATS[name].title}) has no use for it")
     return FORMATS[name].files(plan, version)
 
 

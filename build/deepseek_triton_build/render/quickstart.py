@@ -66,6 +66,17 @@ _SINCE = {
 _SET_BY_THE_SCRIPT = ("model", "backend", "cuda_graph_config")
 
 
+def flag_meanings() -> dict[str, tuple[str, Any]]:
+    """Return flag -> the canonical key that it sets, and the value that it stands for; None where that follows it."""
+    switches = {flag: (key, given) for key, (given, flag) in _SWITCHES.items()}
+    others = {
+        "--cuda_graph_batch_sizes": ("cuda_graph_config.batch_sizes", None),
+        "--spec_decode_nextn": ("speculative_config.num_nextn_predict_layers", None),
+        "--enable_trtllm_sampler": ("sampler_type", "TRTLLMSampler"),
+    }
+    return {flag: (key, None) for key, flag in _VALUES.items()} | switches | others
+
+
 def quickstart_sh(plan: Plan, *, stamp: str) -> str:
     """Return quickstart.sh, which answers a few prompts once."""
     settings = _by_canonical_key(plan)

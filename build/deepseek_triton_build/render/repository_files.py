@@ -34,7 +34,7 @@ def repository_files(plan: Plan, version: str) -> list[File]:
     stamp = stamp_line(plan, version)
     files = [
         File(PurePosixPath("start.sh"), start_sh(plan, stamp=stamp).encode(), executable=True),
-        File(PurePosixPath(MODEL, "config.pbtxt"), config_pbtxt(stamp=stamp).encode()),
+        File(PurePosixPath(MODEL, "config.pbtxt"), config_pbtxt(stamp=stamp, decoupled=_is_decoupled(plan)).encode()),
         File(PurePosixPath(MODEL, "1", "model.yaml"), model_yaml(plan, stamp=stamp).encode()),
         *(
             File(PurePosixPath(MODEL, "1", file.name), settings_file_text(file, stamp=stamp).encode())
@@ -52,6 +52,11 @@ def stamped(plan: Plan, files: Iterable[File], *, version: str, format: str, fol
     ordered = sorted(files, key=lambda file: file.path)
     contents = {file.path.as_posix(): file.content for file in ordered}
     return [*ordered, File(PurePosixPath(folder, MANIFEST), manifest(plan, version, contents, format=format))]
+
+
+def _is_decoupled(plan: Plan) -> bool:
+    """Return what model.yaml says, which --set may have changed: the two files must agree."""
+    return next(bool(setting.value) for setting in plan.settings if setting.key == "triton_config.decoupled")
 
 
 _MODULES = ("model.py", "supervise.py")

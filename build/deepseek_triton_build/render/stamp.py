@@ -90,5 +90,9 @@ def _given_options(request: PlanRequest) -> list[str]:
     workload = {field.name: getattr(request.workload, field.name) for field in dataclasses.fields(Workload)}
     pairs += [(f"--{name}", str(value)) for name, value in workload.items() if value is not None]
     pairs += [("--set", f"{key}={json.dumps(value, allow_nan=False)}") for key, value in request.overrides]
-    flags = {"--relaxed-acceptance": request.relaxed_acceptance, "--allow-unpublished": request.allow_unpublished}
+    flags = {
+        "--relaxed-acceptance": request.relaxed_acceptance,
+        "--allow-unpublished": request.allow_unpublished,
+        "--no-decoupled": not request.decoupled,
+    }
     return [*(word for pair in pairs for word in pair), *(flag for flag, is_given in flags.items() if is_given)]

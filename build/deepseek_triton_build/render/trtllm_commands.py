@@ -79,20 +79,18 @@ def extra_llm_api_config(args: TrtllmArguments, *, stamp: str, program: str, scr
     return "\n".join([f"# {stamp}", *comment_lines(about), *(yaml_lines(args.yaml) or ["{}"])]) + "\n"
 
 
-_OPTIONS = ["--extra_llm_api_options", '"$config"']
+def _options(plan: Plan) -> list[str]:
+    return ["--extra_llm_api_options", '"$config"' if plan.files else f'"$here/{YAML_NAME}"']
 
 
-def _options_file(plan: Plan) -> list[str]:
-    """Return the lines that set `config`: the YAML beside the script, or a copy in which paths are whole."""
-    named = f'config="$here/{YAML_NAME}"'
+def _whole_paths(plan: Plan) -> list[str]:
+    """Return the lines that set `config` to a copy of the YAML, in which the paths of the plan's files are whole."""
     if not plan.files:
-        return [named]
-    text = "Programs look for the files that the YAML names from the folder where they were started."
+        return []
     filled = [f"text=\"${{text//': {file.name}'/\": '$here/{file.name}'\"}}\"" for file in plan.files]
     return [
-        *comment_lines(text),
-        named,
-        'text="$(<"$config")"',
+        *comment_lines("Programs look for the files that the YAML names from the folder where they were started."),
+        f'text="$(<"$here/{YAML_NAME}")"',
         *filled,
         'config="$(mktemp)"',
         'printf "%s\\n" "$text" > "$config"',
@@ -110,7 +108,7 @@ def serve_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
         ["--host", '"${HOST:-localhost}"', "--port", '"${PORT:-8000}"'],
         *args.words,
         *_reasoning_parser(plan),
-        _OPTIONS,
+        _options(plan),
         ['"$@"'],
     )
     return _script(plan, args, command, stamp=stamp, name="serve.sh", about=about)
@@ -152,7 +150,7 @@ def bench_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
         ["--num_requests", f'"${{NUM_REQUESTS:-{requests}}}"'],
         ["--concurrency", f'"${{CONCURRENCY:-{concurrency}}}"'],
         *args.words,
-        _OPTIONS,
+        _options(plan),
         ['"$@"'],
     )
     return _script(plan, args, command, stamp=stamp, name="bench.sh", about=about, setup=setup)
@@ -230,7 +228,7 @@ def eval_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
     command = shell.command(
         ["exec", *shell.launcher(plan), "trtllm-eval", "--model", shell.quoted(args.model)],
         *args.words,
-        _OPTIONS,
+        _options(plan),
         ['"$task"', '"${options[@]}"', '"$@"'],
     )
     return _script(plan, args, command, stamp=stamp, name="eval.sh", about=about, setup=setup)
@@ -249,7 +247,7 @@ def _script(
     return shell.script(
         stamp,
         [about],
-        [f"here={shell.HERE}", *_options_file(plan), *shell.exports(plan.environment)],
+        [f"here={shell.HERE}", *_whole_paths(plan), *shell.exports(plan.environment)],
         setup,
         shell.on_every_node(plan, name),
         [*shell.flag_comments(args.flags), *command],

@@ -6,6 +6,7 @@ A rule looks at a Deployment and yields a Violation for each way in which it is 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from deepseek_triton_build.rules import (
     attention,
@@ -18,7 +19,7 @@ from deepseek_triton_build.rules import (
     sparse,
     speculative,
 )
-from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError, Violation
 from deepseek_triton_build.rules.well_typed import well_typed
 
 _MODULES = (attention, speculative, environment, hardware, kv_cache, size_limits, moe, parallelism, sparse)
@@ -39,5 +40,6 @@ def violations(deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
 
 def _broken(rules: tuple[Rule, ...], deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
     for rule in rules:
-        for violation in rule.find_violations(deployment):
-            yield rule, violation
+        with suppress(UnknownFactError):
+            for violation in rule.find_violations(deployment):
+                yield rule, violation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deepseek_triton_build.data.sources import GUIDE, PY_EXECUTOR_CREATOR
+from deepseek_triton_build.data.sources import GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
 RULES = RuleTable()
@@ -130,6 +130,20 @@ def _low_concurrency(d: Deployment) -> Iterator[Violation]:
     if not d.has_cuda_graphs:
         message = f"{requests}: without CUDA graphs each decode step waits until its kernels are launched"
         yield Violation("cuda_graph_config", message, "remove cuda_graph_config: null")
+
+
+@RULES.warning(
+    "A008",
+    title="Where attention DP has settings, attention DP is on",
+    why="The scheduler balances ranks only when each of them has requests of its own.",
+    source=f"{LLM_ARGS}, AttentionDpConfig",
+    releases="1.0 and newer",
+)
+def _unused_balance(d: Deployment) -> Iterator[Violation]:
+    given = [key for key, value in d.settings.items() if key.startswith("attention_dp_config") and value is not None]
+    if given and not d.get("enable_attention_dp"):
+        message = "attention_dp_config has no effect without attention DP"
+        yield Violation(given[0], message, "set enable_attention_dp: true, or remove attention_dp_config")
 
 
 @RULES.warning(

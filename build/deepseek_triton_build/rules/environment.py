@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE
+from deepseek_triton_build.data.catalog import variant_of_model
+from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE, LLM_ARGS
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
+from deepseek_triton_build.text import is_path
 
 RULES = RuleTable()
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _LONG_INPUT = 8192
+_V32_TOKENIZER = "deepseek_v32"
+REASONING_PARSER = "deepseek-r1"
+"""The one name that every release since 0.21 knows for DeepSeek."""
 
 
 @RULES.note(
@@ -57,11 +62,86 @@ def _deepgemm(d: Deployment) -> Iterator[Violation]:
 @RULES.error(
     "E004",
     title="The PyTorch backend is selected",
-    why="Before 1.0 the default is the TensorRT engine, and these settings are not for that engine.",
+    why="Before 1.0 the default is the TensorRT engine. These settings are for the PyTorch backend only.",
     source="TensorRT-LLM release notes 1.0; examples/models/core/deepseek_v3/README.md, Serving",
-    releases="before 1.0",
 )
 def _engine(d: Deployment) -> Iterator[Violation]:
-    if d.release is not None and d.release.default_backend != "pytorch" and d.get("backend") != "pytorch":
+    backend = d.get("backend")
+    if backend not in (None, "pytorch"):
+        yield Violation("backend", f"backend {backend} is not the engine that runs DeepSeek", "set backend: pytorch")
+    elif d.release is not None and d.release.default_backend != "pytorch" and d.get("backend") != "pytorch":
         message = f"TensorRT-LLM {d.release.version} builds a TensorRT engine unless backend is set"
         yield Violation("backend", message, "set backend: pytorch")
+
+
+@RULES.warning(
+    "E005",
+    title="The weights are loaded",
+    why="load_format DUMMY fills the model with random numbers, which is for measuring loads without a checkpoint.",
+    source=f"{LLM_ARGS}, LoadFormat",
+)
+def _dummy_weights(d: Deployment) -> Iterator[Violation]:
+    if str(d.get("load_format")).upper() == "DUMMY":
+        message = "load_format DUMMY serves random weights: the answers are noise"
+        yield Violation("load_format", message, "remove load_format")
+
+
+@RULES.error(
+    "E006",
+    title="The engine has a tokenizer",
+    why="Without one it can read no text and write none.",
+    source=f"{LLM_ARGS}, skip_tokenizer_init",
+)
+def _no_tokenizer(d: Deployment) -> Iterator[Violation]:
+    if d.get("skip_tokenizer_init"):
+        message = "skip_tokenizer_init leaves the engine without a tokenizer, so that it takes token ids only"
+        yield Violation("skip_tokenizer_init", message, "remove skip_tokenizer_init")
+
+
+@RULES.error(
+    "E007",
+    title="custom_tokenizer is a class, or deepseek_v32 for V3.2",
+    why="The engine imports the class. The one of V3.2 writes V3.2's chat template, which other models don't know.",
+    source="TensorRT-LLM tensorrt_llm/tokenizer; blog: Optimizing DeepSeek-V3.2 on NVIDIA Blackwell GPUs",
+    releases="1.2",
+)
+def _custom_tokenizer(d: Deployment) -> Iterator[Violation]:
+    custom = d.get("custom_tokenizer")
+    if not custom:
+        return
+    if custom == _V32_TOKENIZER:
+        if d.architecture is not None and not d.is_sparse:
+            message = f"custom_tokenizer {custom} is for V3.2 only"
+            yield Violation("custom_tokenizer", message, "remove custom_tokenizer")
+    elif "." not in custom or not all(part.isidentifier() for part in custom.split(".")):
+        message = f"custom_tokenizer {custom} is neither {_V32_TOKENIZER} nor the path of a class, such as module.Class"
+        yield Violation("custom_tokenizer", message, "remove custom_tokenizer, or name the class with its module")
+
+
+@RULES.error(
+    "E008",
+    title="tokenizer names the model's own tokenizer",
+    why="Another tokenizer's ids stand for other words, and its chat template is another model's.",
+    source="tokenizer.json and tokenizer_config.json of deepseek-ai/DeepSeek-V3 and deepseek-ai/DeepSeek-R1",
+)
+def _other_tokenizer(d: Deployment) -> Iterator[Violation]:
+    name = d.get("tokenizer")
+    if not name or is_path(name) or d.variant is None:
+        return
+    known = variant_of_model(name)
+    if "deepseek" not in name.lower() or (known is not None and known[0].name != d.variant.name):
+        message = f"tokenizer {name} is not the tokenizer of {d.variant.name}"
+        yield Violation("tokenizer", message, "remove tokenizer: the checkpoint has its own")
+
+
+@RULES.error(
+    "E009",
+    title="reasoning_parser is one that reads DeepSeek's reasoning",
+    why="TensorRT-LLM's programs refuse an unknown name, and another model's parser looks for other marks.",
+    source="TensorRT-LLM tensorrt_llm/llmapi/reasoning_parser.py",
+)
+def _reasoning_parser(d: Deployment) -> Iterator[Violation]:
+    parser = d.get("reasoning_parser")
+    if parser and parser != REASONING_PARSER and d.architecture is not None:
+        message = f"reasoning_parser {parser} is not the parser of DeepSeek's reasoning"
+        yield Violation("reasoning_parser", message, f"set reasoning_parser: {REASONING_PARSER}, or remove it")

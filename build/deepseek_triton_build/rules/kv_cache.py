@@ -33,7 +33,7 @@ def _fp8(d: Deployment) -> Iterator[Violation]:
     if d.supports(f"fp8_kv_mla_{d.gpu.architecture}") is False or d.gpu.sm < 90:
         release = "" if d.release is None else f" in TensorRT-LLM {d.release.version}"
         message = f"an FP8 KV cache for MLA is not supported on {d.gpu.architecture.title()}{release}"
-        yield Violation(_DTYPE, message, f"set {_DTYPE}: auto, with weights that leave it in 16 bits")
+        yield Violation(_DTYPE, message, sixteen_bits(d))
 
 
 @RULES.error(
@@ -48,7 +48,16 @@ def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
         message = (
             "an FP8 KV cache with W4AFP8 weights is known to crash (illegal memory access in the prompt's attention)"
         )
-        yield Violation(_DTYPE, message, f"set {_DTYPE}: auto")
+        yield Violation(_DTYPE, message, sixteen_bits(d))
+
+
+def sixteen_bits(d: Deployment) -> str:
+    """Return how to get a KV cache of 16 bits: by the setting, by the checkpoint, or by both."""
+    by_checkpoint = d.checkpoint is not None and d.checkpoint.kv_cache_quant_algo == "FP8"
+    weights = "weights whose hf_quant_config.json names no kv_cache_quant_algo" if by_checkpoint else ""
+    if d.get(_DTYPE) == "auto":
+        return f"use {weights}"
+    return f"set {_DTYPE}: auto{', and use ' if weights else ''}{weights}"
 
 
 @RULES.warning(
@@ -167,3 +176,16 @@ def _little_free(d: Deployment) -> Iterator[Violation]:
     share = math.floor((left - _LEAST_FREE) / left * 100) / 100
     fix = f"set {_FRACTION}: {share}" if share > 0 else "use more GPUs"
     yield Violation(_FRACTION, message, fix)
+
+
+@RULES.error(
+    "K011",
+    title="dtype at the top level is a type of 16 or 32 bits",
+    why="It is the type of the activations. The KV cache's type is kv_cache_config.dtype, one indent further right.",
+    source=f"{LLM_ARGS}, BaseLlmArgs",
+)
+def _top_level_dtype(d: Deployment) -> Iterator[Violation]:
+    dtype = d.get("dtype")
+    if dtype not in (None, "auto", "bfloat16", "float16", "float32"):
+        fix = f"if the KV cache is meant, write it under kv_cache_config: dtype: {dtype}; else remove it"
+        yield Violation("dtype", f"dtype {dtype} is not a type of the model's activations", fix)

@@ -8,7 +8,7 @@ from deepseek_triton_build.arithmetic.gpu_memory import GIB, expert_bytes, host_
 from deepseek_triton_build.data.catalog import find_moe_backends, moe_backend_rows
 from deepseek_triton_build.data.sources import DEPLOYMENT, LLM_ARGS
 from deepseek_triton_build.data.type_strings import choices
-from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
+from deepseek_triton_build.rules.rule import Deployment, RuleTable, UnknownFactError, Violation
 
 RULES = RuleTable()
 _MATRIX = f"{DEPLOYMENT}, MoE Backend Support Matrix"
@@ -41,17 +41,27 @@ def _known_backend(d: Deployment) -> Iterator[Violation]:
     source=f"{_MATRIX}; NVIDIA/TensorRT-LLM#5064, PR 13327, PR 17119",
 )
 def _supported_backend(d: Deployment) -> Iterator[Violation]:
-    backend, ep = d.get(_BACKEND), d.layout.expert_parallel_size
+    backend = d.get(_BACKEND)
     if d.gpu is None or d.precision is None or any(_known_backend(d)):
         return
-    row = find_moe_backends(d.gpu, d.precision, ep)
-    if row is None or backend in row.backends:
+    sizes = _possible_sizes(d)
+    rows = [row for ep in sizes if (row := find_moe_backends(d.gpu, d.precision, ep)) is not None]
+    if not rows or any(backend in row.backends for row in rows):
         return
     default = "" if _BACKEND in d.settings else ", the default,"
-    message = (
-        f"MoE back end {backend}{default} is not supported for {d.precision} on {d.gpu.name} at expert parallelism {ep}"
-    )
-    yield Violation(_BACKEND, message, f"set {_BACKEND}: {' or '.join(row.backends)}")
+    size = f" at expert parallelism {sizes[0]}" if len(sizes) == 1 else ""
+    message = f"MoE back end {backend}{default} is not supported for {d.precision} on {d.gpu.name}{size}"
+    able = dict.fromkeys(name for row in rows for name in row.backends)
+    yield Violation(_BACKEND, message, f"set {_BACKEND}: {' or '.join(able)}")
+
+
+def _possible_sizes(d: Deployment) -> tuple[int, ...]:
+    """Return the degree of expert parallelism; where it is not known, one of up to 8 ranks and one of more."""
+    try:
+        return (d.layout.expert_parallel_size,)
+    except UnknownFactError:
+        ranks = d.settings.get("tensor_parallel_size")
+        return (1,) if isinstance(ranks, int) and ranks <= 8 else (1, 16)
 
 
 @RULES.error(

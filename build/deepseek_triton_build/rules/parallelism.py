@@ -96,7 +96,7 @@ def _int4_groups(d: Deployment) -> Iterator[Violation]:
     source="TensorRT-LLM docs, features/feature-combination-matrix (main; not established for 1.2)",
 )
 def _mtp_pipeline(d: Deployment) -> Iterator[Violation]:
-    if d.num_draft_tokens and d.layout.pipeline_parallel_size > 1:
+    if d.num_draft_tokens and d.pipeline_parallel_size > 1:
         message = "MTP with pipeline parallelism is not among the supported combinations"
         fix = "use tensor parallelism over all GPUs, or remove speculative_config"
         yield Violation("pipeline_parallel_size", message, fix)
@@ -109,7 +109,25 @@ def _mtp_pipeline(d: Deployment) -> Iterator[Violation]:
     source=f"{GUIDE}, Multi-node",
 )
 def _instances(d: Deployment) -> Iterator[Violation]:
-    per_node, layout = d.get("gpus_per_node"), d.layout
-    if per_node and per_node > 0 and layout.num_gpus > per_node and layout.num_gpus % per_node:
-        message = f"{layout.num_gpus} GPUs (tensor x pipeline parallelism) are not whole nodes of {per_node}"
+    per_node, num_gpus = d.get("gpus_per_node"), d.num_gpus
+    if per_node and per_node > 0 and num_gpus > per_node and num_gpus % per_node:
+        message = f"{num_gpus} GPUs (tensor x pipeline parallelism) are not whole nodes of {per_node}"
         yield Violation("gpus_per_node", message, "make tensor x pipeline a multiple of gpus_per_node")
+
+
+@RULES.warning(
+    "P008",
+    title="gpus_per_node is the number of GPUs in a node",
+    why="Rank r takes GPU r modulo gpus_per_node: with a smaller number ranks share a GPU, and with a larger one some "
+    "have none. Machines with fewer GPUs than usual exist.",
+    source="TensorRT-LLM tensorrt_llm/mapping.py",
+)
+def _gpus_per_node(d: Deployment) -> Iterator[Violation]:
+    given, world = d.get("gpus_per_node"), d.num_gpus
+    if not given or d.gpu is None:
+        return
+    node = min(world, d.gpu.gpus_per_node)
+    if given < node or (given > d.gpu.gpus_per_node and world > d.gpu.gpus_per_node):
+        message = f"gpus_per_node {given}: a node with {d.gpu.name} usually has {d.gpu.gpus_per_node}"
+        fix = f"set gpus_per_node: {d.gpu.gpus_per_node}, or remove it, unless the nodes really have {given}"
+        yield Violation("gpus_per_node", message, fix)

@@ -20,12 +20,18 @@ FLASH_MLA_TOKENS_PER_BLOCK = 64
 """FlashMLA, Hopper's kernel for MLA, sets this block size over any configured one (py_executor_creator.py)."""
 
 
+class UnknownFactError(Exception):
+    """A rule asked for a setting that may have been given in a place that nobody has read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     """A set of LLM arguments and where it will run. A rule that needs an unknown fact finds nothing."""
 
     settings: Mapping[str, Any]
     """The LLM arguments that are given, as dotted paths under CANONICAL_RELEASE's keys."""
+    unknown: frozenset[str] = frozenset()
+    """Keys that may be given elsewhere, as by a program's flags, so that their defaults don't count."""
     release: Release | None = None
     variant: Variant | None = None
     architecture: Architecture | None = None
@@ -44,19 +50,33 @@ class Deployment:
     """Requests of the planned lengths that the instance's KV caches hold."""
 
     def get(self, key: str) -> Any:
-        """Return the value of `key`, or the engine's default when it is not given."""
+        """Return the value of `key`, or the engine's default when it is not given.
+
+        :raises UnknownFactError: when it may be given elsewhere.
+        """
         if key in self.settings:
             return self.settings[key]
+        if key in self.unknown:
+            raise UnknownFactError(key)
         return _default(key)
 
     @cached_property
     def layout(self) -> Layout:
+        """How the model is divided. Pipeline parallelism counts as 1 where it is not known: see `num_gpus`."""
         return Layout(
             tensor_parallel_size=self.get("tensor_parallel_size") or 1,
             expert_parallel_size=self.get("moe_expert_parallel_size") or 1,
-            pipeline_parallel_size=self.get("pipeline_parallel_size") or 1,
+            pipeline_parallel_size=self.settings.get("pipeline_parallel_size") or 1,
             attention_dp=bool(self.get("enable_attention_dp")),
         )
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        return self.get("pipeline_parallel_size") or 1
+
+    @property
+    def num_gpus(self) -> int:
+        return self.layout.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def num_draft_tokens(self) -> int:

@@ -178,3 +178,17 @@ def _held_requests(d: Deployment) -> Iterator[Violation]:
         levers.append("no MTP")
     message = f"the KV cache holds {d.held_requests:,} of {d.concurrency:,} concurrent requests; the others wait"
     yield Violation("max_batch_size", message, f"to hold more, use {', '.join(levers)}")
+
+
+@RULES.warning(
+    "L011",
+    title="default_max_tokens leaves room for a prompt",
+    why="The backend cuts an answer to the room that its prompt leaves in max_seq_len, so a request that says nothing "
+    "may take the whole context, and the KV cache that goes with it.",
+    source="this project's backend: docs/configuration.md",
+)
+def _default_answer(d: Deployment) -> Iterator[Violation]:
+    answer, longest = d.triton.get("default_max_tokens"), d.get("max_seq_len")
+    if isinstance(answer, int) and longest and answer >= longest:
+        message = f"default_max_tokens {answer:,} leaves no room for a prompt in max_seq_len {longest:,}"
+        yield Violation("triton_config.default_max_tokens", message, f"use less than {longest}")

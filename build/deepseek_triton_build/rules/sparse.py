@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.sources import GUIDE
+from deepseek_triton_build.rules.kv_cache import sixteen_bits
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
 RULES = RuleTable()
@@ -24,7 +25,7 @@ SAFE_NUM_TOKENS = 8192
 def _fp8_kv(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.has_fp8_kv and d.gpu is not None and d.gpu.architecture != "blackwell":
         message = f"V3.2 has an FP8 KV cache on Blackwell only, not on {d.gpu.title}"
-        yield Violation("kv_cache_config.dtype", message, "set kv_cache_config.dtype: auto")
+        yield Violation("kv_cache_config.dtype", message, sixteen_bits(d))
 
 
 @RULES.error(
@@ -121,3 +122,17 @@ def _mtp_layers(d: Deployment) -> Iterator[Violation]:
         key = "speculative_config.num_nextn_predict_layers"
         message = f"V3.2 drafts at most one token in TensorRT-LLM {d.release.version}, not {d.num_draft_tokens}"
         yield Violation(key, message, f"set {key}: 1, or use TensorRT-LLM 1.2.0 or newer")
+
+
+@RULES.error(
+    "V009",
+    title="Sparse attention is for V3.2",
+    why="Only V3.2's checkpoint has the indexer that chooses the tokens; with another model the load fails.",
+    source="config.json of deepseek-ai/DeepSeek-V3.2 (index_topk), which deepseek-ai/DeepSeek-V3 lacks",
+)
+def _sparse_only(d: Deployment) -> Iterator[Violation]:
+    section = "sparse_attention_config"
+    given = [key for key, value in d.settings.items() if key.startswith(section) and value is not None]
+    if given and d.architecture is not None and not d.is_sparse:
+        name = d.variant.name if d.variant is not None else d.architecture.name
+        yield Violation(given[0], f"{name} has no sparse attention", f"remove {section}")

@@ -13,6 +13,8 @@ def add_options(verb: VerbParser) -> None:
     )
     verb.add_argument("repository", type=path, metavar="DIR", help="the model repository")
     verb.add_argument("--trtllm", metavar="RELEASE", help="TensorRT-LLM to check against, if the files don't say")
+    verb.add_argument("--variant", metavar="NAME", help="the model it serves, if the files don't say")
+    verb.add_argument("--precision", metavar="NAME", help="the precision of its weights, if the files don't say")
     verb.add_argument("--gpu", metavar="GPU", help="the GPU it will run on, if the files don't say")
     verb.add_argument("--gpus", type=positive, metavar="N", help="how many GPUs it will run on, if the files don't say")
     verb.add_argument("--model", type=path, metavar="PATH", help="the checkpoint's folder, if the files name another")
@@ -25,6 +27,12 @@ def _check(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.plans.check_view import check
 
     options = CheckOptions(
-        release=args.trtllm, gpu=args.gpu, num_gpus=args.gpus, model_root=args.model, strict=args.strict
+        release=args.trtllm,
+        variant=args.variant,
+        precision=args.precision,
+        gpu=args.gpu,
+        num_gpus=args.gpus,
+        model_root=args.model,
+        strict=args.strict,
     )
     return check(args.repository, options, as_json=args.json)

@@ -78,6 +78,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         pipeline_parallel_size=args.pp,
         engine=args.engine,
         preset=args.preset,
+        decoupled=args.decoupled,
         model=model,
         allow_unpublished=args.allow_unpublished,
         overrides=tuple(row for text in args.set for row in overrides(text)),

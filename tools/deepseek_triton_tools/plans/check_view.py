@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
-from deepseek_triton_build.catalog import find_gpu, load_release
+from deepseek_triton_build.catalog import find_gpu, find_precision, find_variant, load_release
 from deepseek_triton_build.check import CheckedModel, CheckOptions, Finding, Report, check_repository
 from deepseek_triton_tools.terminal.output_streams import print_json, printable, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
@@ -23,6 +23,10 @@ def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
     is no folder, and BuildError when there is nothing to check or a name is unknown."""
     if options.gpu:
         find_gpu(options.gpu)  # an unknown name is refused even if no rule needs it
+    if options.variant:
+        find_variant(options.variant)
+    if options.precision:
+        find_precision(options.precision)
     if options.release:
         load_release(options.release)
     if options.model_root and not os.path.isdir(options.model_root):
@@ -47,6 +51,8 @@ def _show(report: Report) -> None:
         print()
     for model in report.models:
         print(paragraph(_known(model), "", "  "))
+    for clause in report.unchecked:
+        print(paragraph(f"not checked: {clause}", "", "  "))
     print(_counts(report))
 
 
@@ -67,7 +73,7 @@ def _known(model: CheckedModel) -> str:
 
 def _counts(report: Report) -> str:
     if not report.findings:
-        return "ok: nothing found"
+        return "ok: nothing found in what was checked" if report.unchecked else "ok: nothing found"
     counts = Counter(finding.severity for finding in report.findings)
     shown = [f"{counts[name]} {name}{'' if counts[name] == 1 else 's'}" for name in ("error", "warning", "note")]
     return f"{'not ok' if report.has_errors else 'ok'}: {', '.join(shown)}; docs/rules.md explains the codes"

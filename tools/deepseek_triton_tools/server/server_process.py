@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import re
 import secrets
@@ -25,6 +26,7 @@ from deepseek_triton_tools.host.free_ports import ENDPOINTS, Claim, Port, claim_
 from deepseek_triton_tools.host.process_sessions import kill_all, session_members
 from deepseek_triton_tools.host.tritonserver import find_tritonserver
 from deepseek_triton_tools.server.server_log import HOPELESS, dead_engine, failure_cause, parse_log_line
+from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError
 
 _TICK_S = 0.2
@@ -115,15 +117,21 @@ class ServerProcess:
         _check_server_args(options.server_args)
         self.options = options
         self.models = model_names(options.repository)
+        self.loaded_models: list[str] = []
+        """Those that could be called when the server became ready: all, unless the server was told to load fewer."""
         self.stop_requested = False
+        self.killed_after_s = 0
+        """Seconds after a stop at which the server was killed because it had not ended; 0 where that was not needed."""
         self._on_line = on_line
         self._process: subprocess.Popen[str] | None = None
         self._ended = threading.Event()
         self._reader: threading.Thread | None = None
         # The reader thread appends while others copy. Both are atomic in CPython.
         self._lines: deque[str] = deque(maxlen=_LOG_TAIL_LINES)
+        self._log_is_whole = True
         self._hopeless = False
         self._kill_at: float | None = None
+        self._patience_s = 0
         self._cleared = False
         self._claim: Claim | None = None
         self._locks: list[int] = []
@@ -269,9 +277,17 @@ class ServerProcess:
         sinks: list[Callable[[str], object]] = [self._on_line] if self._on_line else []
         with process.stdout, log or contextlib.nullcontext():
             if log:
-                sinks.append(lambda line: log.write(f"{line}\n".encode()))
+                sinks.append(functools.partial(self._write_log, log))
             for line in process.stdout:
                 self._accept(line.rstrip("\n"), sinks)
+
+    def _write_log(self, log: FileIO, line: str) -> None:
+        try:
+            log.write(f"{line}\n".encode())
+        except OSError as error:
+            self._log_is_whole = False
+            complain(f"deepseek-triton serve: the log in {self.options.log_file} ends: {error.strerror}")
+            raise
 
     def _accept(self, line: str, sinks: list[Callable[[str], object]]) -> None:
         self._lines.append(line)
@@ -311,8 +327,10 @@ class ServerProcess:
         """Whether the server, every model and the metrics answer. The metrics are the last to come up."""
         expected = {"ready", "loading"} if self._was_given("--model-control-mode") else {"ready"}
         try:
-            if not all(self._state(model) in expected for model in self.models):
+            states = {model: self._state(model) for model in self.models}
+            if not expected.issuperset(states.values()):
                 return False
+            self.loaded_models = [model for model, state in states.items() if state == "ready"]
             if not self._was_given("--allow-metrics"):
                 with self._client(self.models[0]) as client:
                     client.metrics()
@@ -362,21 +380,24 @@ class ServerProcess:
     def _where_to_read_more(self) -> str:
         if self.options.verbose:
             return ""
-        path = self.options.log_file
+        path = self.options.log_file if self._log_is_whole else None
         if path is None:
             # After a load of an hour nobody wants to hear that --log-file would have helped, so the log is kept anyway.
-            descriptor, name = tempfile.mkstemp(prefix="deepseek-triton-server-", suffix=".log")
-            path = Path(name)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in self.log_tail)
+            try:
+                descriptor, name = tempfile.mkstemp(prefix="deepseek-triton-server-", suffix=".log")
+                path = Path(name)
+                with open(descriptor, "w", encoding="utf-8") as file:
+                    file.writelines(f"{line}\n" for line in self.log_tail)
+            except OSError as error:  # the cause matters more
+                return f" (the server's log can't be kept: {error.strerror})"
         return f" (the server's log: {path})"
 
     def request_stop(self, signum: int = signal.SIGTERM) -> None:
         """Ask the server to end, and return at once. It is killed when its time has run out, or by a second call. This
         is the only method for signal handlers. `wait` and `wait_until_ready` do the killing."""
         is_repeated, self.stop_requested = self.stop_requested, True
-        patience_s = 0 if is_repeated else self.options.exit_timeout_secs + _GRACE_S
-        self._kill_at = time.monotonic() + patience_s
+        self._patience_s = 0 if is_repeated else self.options.exit_timeout_secs + _GRACE_S
+        self._kill_at = time.monotonic() + self._patience_s
         if self._process is not None and not is_repeated:
             self._process.send_signal(signum)
 
@@ -401,6 +422,7 @@ class ServerProcess:
 
     def _kill_if_due(self) -> None:
         if self._process is not None and self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self.killed_after_s = self._patience_s
             kill_all(self._members)
 
     def _members(self) -> list[int]:
@@ -430,14 +452,27 @@ class ServerProcess:
 
 def model_names(repository: Path) -> list[str]:
     """Return the names of the models in the folder, sorted. Raises RepositoryError when there is none."""
-    if not repository.is_dir():
-        raise RepositoryError(f"there is no folder {repository}: `deepseek-triton build` writes a model repository")
-    if (repository / "config.pbtxt").is_file():
+    try:
+        folders = sorted(repository.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        raise RepositoryError(
+            f"there is no folder {repository}: `deepseek-triton build` writes a model repository"
+        ) from None
+    except OSError as error:
+        raise RepositoryError(f"{repository} can't be read: {error.strerror}") from error
+    if os.path.isfile(repository / "config.pbtxt"):
         raise RepositoryError(f"{repository} is a model, not a model repository: give the folder above it")
-    models = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    models, closed = [], ""
+    for folder in folders:
+        try:
+            if (folder / "config.pbtxt").is_file():
+                models.append(folder.name)
+        except OSError as error:
+            closed += f"; {folder} can't be read: {error.strerror}"
     if not models:
         raise RepositoryError(
-            f"{repository} holds no model: expected {repository}/MODEL/config.pbtxt; `deepseek-triton build` writes one"
+            f"{repository} holds no model: expected {repository}/MODEL/config.pbtxt"
+            + (closed or "; `deepseek-triton build` writes one")
         )
     return models
 

@@ -76,6 +76,14 @@ def flag_name(program: str, canonical_key: str) -> str | None:
     return flags[0] if flags else None
 
 
+def keys_of_flags(program: str) -> dict[str, str]:
+    """Return every known flag of `program`, with the canonical key that it sets.
+
+    :raises UnknownNameError: for an unknown program.
+    """
+    return {flag: key for key, flags in _flags(program).items() for flag in flags}
+
+
 def flattened(section: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the values of nested sections by their dotted paths; an empty section counts as a value."""
     flat: dict[str, Any] = {}

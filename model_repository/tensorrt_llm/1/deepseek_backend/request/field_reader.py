@@ -119,6 +119,8 @@ class FieldReader:
 
     def read_prompts(self, inputs: Mapping[str, npt.NDArray[Any]]) -> tuple[Prompt, ...]:
         given = [name for name in _PROMPTS if name in inputs and inputs[name].size]
+        if len(given) > 1 and given[0] == "text_input" and not any(inputs["text_input"].flat):
+            del given[0]  # an empty one, sent because config.pbtxt says that it is required
         if len(given) != 1:
             got = " and ".join(given) or "none"
             self.problems.add(f"text_input: expected a prompt in one of {', '.join(_PROMPTS)}, got {got}")

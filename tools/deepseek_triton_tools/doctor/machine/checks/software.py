@@ -21,6 +21,7 @@ from deepseek_triton_tools.host.tritonserver import CONTAINER_BINARY
 ENTRY_POINT = "trtllm-llmapi-launch"
 _PYTHONS = ("python3", "/opt/venv-tritonserver/bin/python3", "/usr/bin/python3")
 """Pythons that may have TensorRT-LLM. The second is container 26.04's (triton-inference-server/server issue 8824)."""
+_INSTALL_YAML = "pip install pyyaml"
 _INSTALL_DEMO = "pip install 'deepseek-triton[demo]'"
 STUB = "triton_python_backend_stub"
 
@@ -83,6 +84,15 @@ def check_numpy(machine: Machine, expected: Expected) -> MachineFinding:
             version, "with numpy 2 the wheel's Python backend silently hands over other values than were sent", fix
         )
     return ok(version)
+
+
+def check_yaml(machine: Machine, expected: Expected) -> MachineFinding:
+    if version := machine.python.packages.get("pyyaml"):
+        return ok(version)
+    cause = "the backend reads model.yaml with PyYAML, in the Python that tritonserver uses"
+    if server_binary(machine) is None:
+        return note("not installed", cause, _INSTALL_YAML, blocks=True)
+    return error("not installed", cause, _INSTALL_YAML)
 
 
 def check_tools(machine: Machine, expected: Expected) -> MachineFinding:

@@ -1,0 +1,264 @@
+"""All checks of LLM arguments outside a model repository: a YAML file, the flags of the script beside it, or both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts
+from deepseek_triton_build.check.checkpoint_report import check_checkpoint, mtp_problems
+from deepseek_triton_build.check.codes import UNUSED_ARGUMENTS, WEIGHTS_TOO_LARGE
+from deepseek_triton_build.check.documents import Document, read_yaml
+from deepseek_triton_build.check.engine_arguments import engine_problems
+from deepseek_triton_build.check.finding import CheckedModel, Finding
+from deepseek_triton_build.check.flags import YAML_FLAGS, GivenFlags, flag_keys, read_flags, unused_flags
+from deepseek_triton_build.check.generated_origin import (
+    RELEASE_RECORD,
+    Stamp,
+    changed_files,
+    read_release_version,
+    read_stamp,
+)
+from deepseek_triton_build.check.instance_gpus import count_problem
+from deepseek_triton_build.check.memory_fit import memory_problems
+from deepseek_triton_build.check.model_identity import (
+    UNKNOWN,
+    CheckOptions,
+    Identity,
+    find_checkpoint_folder,
+    find_release,
+    identify,
+    unchecked_facts,
+)
+from deepseek_triton_build.check.rule_findings import (
+    Place,
+    canonical_settings,
+    check_deployment,
+    make_deployment,
+    place_in,
+)
+from deepseek_triton_build.check.schema import (
+    MODEL_YAML,
+    TRITON_SECTION,
+    UPSTREAM_KEYS,
+    CheckedArguments,
+    check_schema,
+)
+from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, QUICKSTART, Program, Script, read_script
+from deepseek_triton_build.check.triton_config import triton_settings
+from deepseek_triton_build.check.variables import variable_problems
+from deepseek_triton_build.data.releases import Release
+from deepseek_triton_build.render.trtllm_commands import YAML_NAME
+from deepseek_triton_build.rules.rule import Deployment
+from deepseek_triton_build.text import first_names
+
+Checked = tuple[CheckedModel, list[Finding]]
+
+
+def is_program_folder(folder: Path) -> bool:
+    """Whether `folder` holds what TensorRT-LLM's own programs are started with."""
+    return any(os.path.isfile(folder / name) for name in (YAML_NAME, *PROGRAM_SCRIPTS))
+
+
+def check_programs(path: Path, options: CheckOptions) -> list[Checked]:
+    """Check a folder of one of TensorRT-LLM's programs, or a YAML file of LLM arguments with the scripts beside it."""
+    folder = path if os.path.isdir(path) else path.parent
+    yaml = folder / YAML_NAME if path == folder else path
+    present = [] if yaml.name == MODEL_YAML else [name for name in PROGRAM_SCRIPTS if os.path.isfile(folder / name)]
+    read = {name: read_script(folder / name, name) for name in present}
+    if path != folder:  # only the scripts that pass the file say something about it
+        read = {name: one for name, one in read.items() if one[0] is not None and _passed_yaml(one[0]) == yaml.name}
+    checks = [
+        _ProgramCheck(folder=folder, yaml=yaml, script_name=name, script=script, options=options, findings=found)
+        for name, (script, found) in read.items()
+    ]
+    return [check.check() for check in checks or [_ProgramCheck(folder=folder, yaml=yaml, options=options)]]
+
+
+@dataclass(kw_only=True)
+class _ProgramCheck:
+    """The check of one script with its YAML file, or of a YAML file by itself, which collects the findings."""
+
+    folder: Path
+    yaml: Path
+    script_name: str = ""
+    script: Script | None = None
+    options: CheckOptions
+    findings: list[Finding] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    def check(self) -> Checked:
+        stamp = self.keep(read_stamp(self.folder, ""))
+        if not stamp.is_of_triton:
+            self.findings += changed_files(stamp, self.folder, self.folder, "")
+        script = self.script
+        program = None if script is None else script.program
+        if script is not None:
+            self.findings += variable_problems(script)
+            if program is None:
+                self.unchecked.append(f"the flags in {script.file}, because it starts no program that is known here")
+        document = self.document(script, program)
+        file = self.script_name if document is None and self.script_name else self.yaml.name
+        recorded, _ = read_release_version(self.folder, "")
+        release, release_from, unsure = find_release(
+            self.options, recorded, stamp, record_file=RELEASE_RECORD, file=file
+        )
+        model, known = None, UNKNOWN
+        if document is not None or program is not None:
+            self.findings += unsure
+            model = (program and program.model) or _text(document, "model")
+            known = self.check_arguments(document, script, program, release, stamp, model or "")
+        checked = CheckedModel(
+            file=file,
+            model=model,
+            backend="none",
+            engine="tensorrt_llm",
+            release=release.version,
+            release_from=release_from,
+            variant=known.variant.name if known.variant else None,
+            precision=known.checkpoint.precision if known.checkpoint else None,
+            gpu=known.gpu.name if known.gpu else None,
+            num_gpus=known.num_gpus,
+            unchecked=tuple(self.unchecked),
+        )
+        return checked, self.findings
+
+    def keep(self, read: tuple[Any, list[Finding]]) -> Any:
+        """Return what was read, and add its findings to the others."""
+        value, found = read
+        self.findings += found
+        return value
+
+    def document(self, script: Script | None, program: Program | None) -> Document | None:
+        """Return the content of the YAML file, where one is used."""
+        passed = None if script is None else _passed_yaml(script)
+        if script is None or passed is not None:
+            yaml = self.yaml if passed is None else self.folder / passed
+            document: Document | None = self.keep(read_yaml(yaml, yaml.name))
+            return document
+        if program is not None and program.name != QUICKSTART and os.path.exists(self.yaml):
+            message = f"{script.file} starts {program.name} without {self.yaml.name}"
+            fix = f'write {YAML_FLAGS[0]} "$here/{self.yaml.name}" after {program.name}'
+            self.findings.append(UNUSED_ARGUMENTS.finding(message, fix, file=script.file))
+        return None
+
+    def check_arguments(
+        self,
+        document: Document | None,
+        script: Script | None,
+        program: Program | None,
+        release: Release,
+        stamp: Stamp,
+        model: str,
+    ) -> Identity:
+        """Check the arguments wherever they are given, and return what the model is."""
+        is_model_yaml = document is not None and document.file == MODEL_YAML
+        arguments = CheckedArguments()
+        if document is not None:
+            sections = (TRITON_SECTION, *UPSTREAM_KEYS) if is_model_yaml else ()
+            arguments = check_schema(document, release, other_sections=sections)
+            self.findings += arguments.findings
+        settings = canonical_settings(arguments, release)
+        flags = None if script is None or program is None else read_flags(script, program)
+        unknown: frozenset[str] = frozenset()
+        if flags is not None:
+            if document is not None:
+                unused_flags(flags, document.values, settings, document.file)
+            self.findings += flags.findings
+            settings = {"backend": "pytorch"} | flags.settings | settings
+            unknown = frozenset(flags.unknown)
+            if flags.unread:
+                self.unchecked.append(f"flags that are not recorded here: {first_names(flags.unread)}")
+        elif not is_model_yaml and document is not None:
+            settings = {"backend": "pytorch"} | _divided(self.options.num_gpus, settings) | settings
+            unknown = flag_keys() - settings.keys() - _replaced_flags(document)
+            self.unchecked.append("the rules about what flags may give, because no script is beside the file")
+        facts = self.checkpoint(model)
+        line = None if document is None else document.line("model")
+        file = script.file if script is not None else self.yaml.name
+        known: Identity = self.keep(identify(self.options, stamp, model, facts, file, line))
+        triton = triton_settings(document) if document is not None and is_model_yaml else {}
+        variables = {} if script is None else script.known_values
+        deployment = make_deployment(settings, release, known, triton, variables, unknown)
+        misfits = list(memory_problems(deployment))
+        if unknown and "tensor_parallel_size" in settings:  # the weights of a rank hardly depend on the rest
+            whole = memory_problems(replace(deployment, unknown=frozenset()))
+            misfits = [(code, violation) for code, violation in whole if code is WEIGHTS_TOO_LARGE]
+        place = _place(document, arguments, flags, release)
+        self.findings += check_deployment(deployment, misfits, place)
+        if facts is not None:
+            self.findings += mtp_problems(facts, deployment.num_draft_tokens)
+        self.findings += _count_problems(deployment, known, place)
+        if document is not None:
+            found, unasked = engine_problems(document, release)
+            self.findings += found
+            self.unchecked += unasked
+        self.unchecked += unchecked_facts(known, has_checkpoint=facts is not None)
+        return known
+
+    def checkpoint(self, model: str) -> CheckpointFacts | None:
+        """Return what the checkpoint's files say; None when it is not on this machine."""
+        if not model and self.options.model_root is None:
+            return None
+        found = find_checkpoint_folder(model, self.folder, self.options.model_root)
+        if found is None:
+            return None
+        label = found.resolve().as_posix().removeprefix(f"{self.folder.resolve().as_posix()}/")
+        facts: CheckpointFacts = self.keep(check_checkpoint(found, label, found))
+        return facts
+
+
+def _passed_yaml(script: Script) -> str | None:
+    """Return the name of the YAML file that the script passes to its program; None when it passes none."""
+    flags = script.program.flags if script.program is not None else ()
+    named = next((flag.values[0].text for flag in flags if flag.name in YAML_FLAGS and flag.values), None)
+    return None if named is None else named.rpartition("/")[2]
+
+
+def _divided(num_gpus: int | None, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes that follow from the number of GPUs: tensor parallelism alone, unless the file says more."""
+    ranks = settings.get("tensor_parallel_size", num_gpus)
+    if num_gpus is None or not isinstance(ranks, int) or num_gpus % ranks:
+        return {}
+    return {"tensor_parallel_size": ranks, "pipeline_parallel_size": num_gpus // ranks}
+
+
+def _text(document: Document | None, key: str) -> str | None:
+    value = None if document is None else document.values.get(key)
+    return value if isinstance(value, str) else None
+
+
+def _replaced_flags(document: Document) -> frozenset[str]:
+    """Return the keys of flags that a section of the YAML file replaces."""
+    return frozenset(key for key in flag_keys() if "." in key and key.partition(".")[0] in document.values)
+
+
+def _place(document: Document | None, arguments: CheckedArguments, flags: GivenFlags | None, release: Release) -> Any:
+    """Return the function that finds the place of a canonical key: in the YAML file, or else in the script."""
+    in_yaml = None if document is None else place_in(document, arguments, release)
+
+    def place(key: str | None) -> Place:
+        if flags is not None and key is not None and key in flags.settings:
+            line, flag = flags.places[key]
+            return flags.file, line, flag
+        if in_yaml is not None:
+            return in_yaml(key)
+        return (flags.file if flags is not None else ""), None, key or ""
+
+    return place
+
+
+def _count_problems(deployment: Deployment, known: Identity, place: Any) -> Iterator[Finding]:
+    """Compare the ranks with the GPUs, where both are known."""
+    ranks = deployment.settings.get("tensor_parallel_size", 1)
+    if known.num_gpus is None or "tensor_parallel_size" in deployment.unknown:
+        return
+    stages = deployment.settings.get("pipeline_parallel_size", 1)
+    file, line, name = place("tensor_parallel_size")
+    problem = count_problem(ranks * stages, known.num_gpus, "the instance")
+    if problem is not None and (ranks > known.num_gpus or "pipeline_parallel_size" not in deployment.unknown):
+        code, message, fix = problem
+        yield code.finding(message, fix, file=file, line=line, key=name)

@@ -1,0 +1,226 @@
+"""Shell scripts: the variables that they export, and the program that they start with its flags. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from deepseek_triton_build.check.codes import BROKEN_SCRIPT
+from deepseek_triton_build.check.documents import read_text
+from deepseek_triton_build.check.finding import Finding
+from deepseek_triton_build.data.releases import spelling
+from deepseek_triton_build.render import quickstart
+from deepseek_triton_build.text import parse_yaml, printable_line
+
+START_SCRIPT = "start.sh"
+PROGRAM_SCRIPTS = ("serve.sh", "bench.sh", "eval.sh", "quickstart.sh")
+"""The scripts of the other formats, each of which starts one program of TensorRT-LLM."""
+QUICKSTART = "quickstart_advanced.py"
+_PROGRAMS = ("trtllm-serve", "trtllm-bench", "trtllm-eval")
+_MODEL_FLAGS = ("--model_path", "--model_dir", "--model")
+"""Flags that name the checkpoint, the one that counts first."""
+_TOKEN = re.compile(
+    r"""(?P<comment>(?<![^\s;])\#[^\n]*)
+      | (?P<space>[ \t]+|\\\n)
+      | (?P<end>[\n;|&()]+)
+      | (?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;|&()'"\\])+)""",
+    re.VERBOSE | re.DOTALL,
+)
+_QUOTED = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""", re.DOTALL)
+_ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
+_DEFAULT = re.compile(r"\$\{\w+:?-(.*)\}", re.DOTALL)
+_BASH_LINE = re.compile(r"line (\d+): (.*)")
+_MOST_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of a command, without its quotes."""
+
+    text: str
+    line: int
+
+    @property
+    def value(self) -> str | None:
+        """The text, or the default in "${NAME:-default}"; None when it depends on more than the script."""
+        default = _DEFAULT.fullmatch(self.text)
+        text = default[1] if default else self.text
+        return None if "$" in text or "`" in text else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variable:
+    """A variable that a script exports."""
+
+    value: str | None
+    """None when it depends on more than the script."""
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """A flag of a command, as the script has it."""
+
+    name: str
+    values: tuple[Word, ...]
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    file: str
+    text: str
+
+    @cached_property
+    def commands(self) -> Sequence[Sequence[Word]]:
+        return list(_commands(self.text))
+
+    @cached_property
+    def variables(self) -> Mapping[str, Variable]:
+        """The variables that the script exports, or gives to a command."""
+        found: dict[str, Variable] = {}
+        for command in self.commands:
+            assigned = [match for word in command if (match := _ASSIGNMENT.fullmatch(word.text)) is not None]
+            leading = len(assigned) < len(command) and _ASSIGNMENT.fullmatch(command[0].text) is not None
+            if not leading and command[0].text not in ("export", "env"):
+                continue  # an assignment alone, which no program sees, or none at all
+            for word in command:
+                if (match := _ASSIGNMENT.fullmatch(word.text)) is not None:
+                    found.setdefault(match[1], Variable(value=Word(match[2], word.line).value, line=word.line))
+        return found
+
+    @property
+    def known_values(self) -> dict[str, str]:
+        """The exported variables whose values the script alone decides."""
+        return {name: variable.value for name, variable in self.variables.items() if variable.value is not None}
+
+    @cached_property
+    def program(self) -> Program | None:
+        """The program of TensorRT-LLM that the script starts; None when it starts none.
+
+        It is the last one that is named: the lines above may look for it, or print a command for the user.
+        """
+        for command in reversed(self.commands):
+            for position, word in enumerate(command):
+                name = word.text.rpartition("/")[2]
+                if name in _PROGRAMS or name in (QUICKSTART, "$quickstart"):
+                    words = [
+                        Word(self._assigned.get(word.text, word.text), word.line) for word in command[position + 1 :]
+                    ]
+                    return Program(name=name if name in _PROGRAMS else QUICKSTART, words=words)
+        return None
+
+    @cached_property
+    def _assigned(self) -> Mapping[str, str]:
+        """$NAME -> the text that the script gives it first."""
+        found: dict[str, str] = {}
+        for command in self.commands:
+            if len(command) == 1 and (match := _ASSIGNMENT.fullmatch(command[0].text)) is not None:
+                found.setdefault(f"${match[1]}", match[2])
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A command that starts one of TensorRT-LLM's programs."""
+
+    name: str
+    words: Sequence[Word]
+    """The words after the program."""
+
+    @cached_property
+    def flags(self) -> Sequence[Flag]:
+        found: list[Flag] = []
+        for word in self.words:
+            if word.text.startswith("--"):
+                name, equals, value = word.text.partition("=")
+                found.append(Flag(name=name, values=(Word(value, word.line),) if equals else (), line=word.line))
+            elif found and not word.text.startswith("-") and word.text != "$@" and "[@]" not in word.text:
+                last = found[-1]
+                found[-1] = Flag(name=last.name, values=(*last.values, word), line=last.line)
+        return found
+
+    @cached_property
+    def meanings(self) -> Mapping[str, tuple[str, Any]]:
+        """Flag -> the key that it sets, and the value that it stands for; None where the value follows the flag."""
+        if self.name == QUICKSTART:
+            return quickstart.flag_meanings()
+        return {flag: (key, None) for flag, key in spelling.keys_of_flags(self.name).items()}
+
+    @property
+    def model(self) -> str | None:
+        """The checkpoint that the program is started with."""
+        given = {flag.name: flag.values[0].value for flag in self.flags if flag.values}
+        named = next((given[name] for name in _MODEL_FLAGS if name in given), None)
+        first = next((word for word in self.words if word.text != "serve"), None)
+        if named is None and self.name == "trtllm-serve" and first is not None and not first.text.startswith("-"):
+            return first.value
+        return named
+
+
+def read_script(path: Path, file: str) -> tuple[Script | None, list[Finding]]:
+    """Return the script, and what is wrong with its file or its syntax."""
+    text = read_text(path, file)
+    if isinstance(text, Finding):
+        return None, [text]
+    return Script(file=file, text=text), _syntax_problems(text, file)
+
+
+def typed(words: Sequence[Word], spelled: str) -> Any:
+    """Return the value that a flag's words stand for, as YAML would read it; None when it can't be known.
+
+    :param spelled: the type of the key that the flag sets.
+    """
+    values = [word.value for word in words]
+    if not values:
+        return True
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    if spelled.startswith("str"):
+        return known[0]
+    read = [parse_yaml(value) if re.fullmatch(r"[\w.+-]+", value) else value for value in known]
+    return read if spelled.startswith("list[") else read[0]
+
+
+def _commands(text: str) -> Iterator[list[Word]]:
+    """Yield the words of each command. Expansions with quotes inside quotes are not followed, which no script needs
+    for its variables and flags."""
+    words: list[Word] = []
+    line, read = 1, 0
+    for token in _TOKEN.finditer(text):
+        line += text.count("\n", read, token.start())
+        read = token.start()
+        if token["word"]:
+            words.append(Word(_QUOTED.sub(lambda quoted: quoted[1] or quoted[2] or quoted[3] or "", token[0]), line))
+        elif token["end"] and words:
+            yield words
+            words = []
+    if words:
+        yield words
+
+
+def _syntax_problems(text: str, file: str) -> list[Finding]:
+    """Have bash read the script without running it. Where there is no bash, nothing is said."""
+    import shutil  # these two take a twentieth of a whole check to import, and most folders have one script
+    import subprocess
+
+    bash = shutil.which("bash")
+    if bash is None:
+        return []
+    try:
+        read = subprocess.run(
+            [bash, "-n"], input=text.encode(), capture_output=True, timeout=_MOST_SECONDS, env={"LC_ALL": "C"}
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    found = _BASH_LINE.search(read.stderr.decode(errors="replace"))
+    if read.returncode == 0 or found is None:
+        return []
+    message = f"bash can't read it: {printable_line(found[2])}"
+    fix = "correct it; the cause may be a quote that is not closed, some lines before"
+    return [BROKEN_SCRIPT.finding(message, fix, file=file, line=int(found[1]))]

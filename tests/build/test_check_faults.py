@@ -1,0 +1,41 @@
+"""`check` finds realistic faults with their causes, and nothing in what has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.check_faults import FAULTS, Fault, bases, recipes
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_found_with_its_cause(fault: Fault, tmp_path: Path) -> None:
+    findings = fault.report(tmp_path).findings
+
+    assert fault.is_found_in(findings), [f"{one.code} {one.message}; {one.fix}" for one in findings]
+
+
+@pytest.mark.parametrize("name", [name for name in bases() if not name.startswith("recipe")])
+def test_what_is_generated_has_no_errors_and_no_fault_of_the_table(name: str, tmp_path: Path) -> None:
+    bases()[name].write(tmp_path)
+
+    findings = bases()[name].check(tmp_path, {}).findings
+
+    assert [finding for finding in findings if finding.severity == "error"] == []
+    assert [fault.name for fault in FAULTS if fault.base == name and fault.is_found_in(findings)] == []
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_published_arguments_have_only_the_errors_that_are_known(name: str, tmp_path: Path) -> None:
+    base = bases()[f"recipe {name}"]
+    base.write(tmp_path)
+
+    findings = base.check(tmp_path, {}).findings
+
+    assert {finding.code for finding in findings if finding.severity == "error"} == set(recipes()[name]["errors"])
+    assert [one.name for one in FAULTS if one.base == f"recipe {name}" and one.is_found_in(findings)] == []
+
+
+def test_the_table_is_as_long_as_promised() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) > 200

@@ -1,0 +1,846 @@
+"""Realistic faults, each with the code and the words by which `check` has to find it; tests/build/test_check_faults.py
+puts them to it.
+
+python tests/support/check_faults.py        # prints what is not found with the right explanation, and the count
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deepseek_triton_build import PlanRequest, format_files, make_plan, write_repository
+from deepseek_triton_build.check import CheckOptions, Finding, Report, check_repository
+
+RECIPES_FILE = Path(__file__).with_name("check_recipes.yaml")
+MODEL_YAML = "repository/tensorrt_llm/1/model.yaml"
+CONFIG = "repository/tensorrt_llm/config.pbtxt"
+START = "repository/start.sh"
+SERVE = "repository/serve.sh"
+EXTRA = "repository/extra-llm-api-config.yml"
+RECIPE = "repository/extra.yaml"
+SHARDS = {"model-00001-of-000002.safetensors": "embed", "model-00002-of-000002.safetensors": "head"}
+FIRST, SECOND = SHARDS
+
+# From config.json, hf_quant_config.json and the tokenizer's files of deepseek-ai/DeepSeek-R1, deepseek-ai/DeepSeek-V3.2
+# and nvidia/DeepSeek-V3.1-NVFP4. The vocabulary is cut to the tokens that matter.
+R1_CONFIG: Mapping[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+TOKENS = {"<｜begin▁of▁sentence｜>": 0, "<｜end▁of▁sentence｜>": 1, "<think>": 128798, "</think>": 128799}
+NVFP4 = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
+
+
+# The folders that are spoiled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A folder that `check` finds no error in."""
+
+    request: PlanRequest | None = None
+    """What `build` writes into repository/; None for a recorded file."""
+    format: str = "triton"
+    recipe: str = ""
+    weights: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def write(self, root: Path) -> None:
+        if self.request is not None:
+            write_repository(format_files(self.format, make_plan(self.request), version="0"), root / "repository")
+        else:
+            (root / "repository").mkdir(parents=True)
+            arguments = recipes()[self.recipe]["arguments"]
+            (root / RECIPE).write_text(yaml.safe_dump(arguments, sort_keys=False))
+        if self.weights:
+            write_weights(root / "weights", is_fp4=self.request is not None and self.request.gpu == "b200")
+
+    def check(self, root: Path, options: Mapping[str, Any]) -> Report:
+        given = dict(self.options)
+        if self.recipe:
+            row = recipes()[self.recipe]
+            given = {key: row[key] for key in ("variant", "precision", "gpu", "release") if key in row}
+            given["num_gpus"] = row["gpus"]
+        if self.weights:
+            given["model_root"] = root / "weights"
+        path = root / RECIPE if self.recipe else root / "repository"
+        return check_repository(path, CheckOptions(**{**given, **options}))
+
+
+def _r1(gpu: str = "h200", **more: Any) -> PlanRequest:
+    return PlanRequest(variant="deepseek-r1", gpu=gpu, **more)
+
+
+@cache
+def recipes() -> Mapping[str, Mapping[str, Any]]:
+    return {row["name"]: row for row in yaml.safe_load(RECIPES_FILE.read_text("utf-8"))}
+
+
+@cache
+def bases() -> Mapping[str, Base]:
+    named = {
+        "r1": Base(request=_r1()),
+        "mtp": Base(request=_r1(profile="latency")),
+        "fp4": Base(request=_r1("b200", profile="throughput")),
+        "v32": Base(request=PlanRequest(variant="deepseek-v3.2-exp", gpu="b200")),
+        "old": Base(request=_r1(release="1.1.0", profile="latency")),
+        "serve": Base(request=_r1(), format="trtllm-serve"),
+        "bench": Base(request=_r1(), format="trtllm-bench"),
+        "wide": Base(request=_r1("gb200-nvl72", profile="wide-ep"), format="trtllm-serve"),
+        "quickstart": Base(request=_r1(), format="quickstart"),
+        "weights": Base(request=_r1(), weights=True),
+        "mtp weights": Base(request=_r1(profile="latency"), weights=True),
+        "fp4 weights": Base(request=_r1("b200"), weights=True),
+    }
+    return named | {f"recipe {name}": Base(recipe=name) for name in recipes()}
+
+
+def write_weights(folder: Path, *, is_fp4: bool = False) -> None:
+    """Write a checkpoint of R1 with two small tensors."""
+    folder.mkdir(parents=True)
+    for name, tensor in SHARDS.items():
+        header = json.dumps({tensor: {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}).encode()
+        (folder / name).write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+    tokenizer = {"added_tokens": [{"id": number, "content": name} for name, number in TOKENS.items()], "model": {}}
+    bos, eos = list(TOKENS)[:2]
+    files = {
+        "config.json": R1_CONFIG,
+        "model.safetensors.index.json": {"weight_map": {tensor: name for name, tensor in SHARDS.items()}},
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": {"bos_token": {"content": bos}, "eos_token": {"content": eos}},
+    }
+    if is_fp4:
+        files["config.json"] = {key: value for key, value in R1_CONFIG.items() if key != "quantization_config"}
+        files["hf_quant_config.json"] = {"quantization": NVFP4}
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+
+
+# The ways to spoil them
+
+Spoil = Callable[[Path], Any]
+
+
+def put(file: str, key: str, value: str) -> Spoil:
+    """Give the first `key` of a YAML file, at any depth, another value."""
+    return replace(file, rf"(?m)^( *){key}:.*$", rf"\g<1>{key}: {value}")
+
+
+def rename(file: str, key: str, to: str) -> Spoil:
+    return replace(file, rf"(?m)^( *){key}:", rf"\g<1>{to}:")
+
+
+def drop(file: str, key: str) -> Spoil:
+    return replace(file, rf"(?m)^ *{key}:.*\n", "")
+
+
+def line(file: str, text: str) -> Spoil:
+    """Put `text` before the first key of a YAML file, or after the first line of a script."""
+    first = r"\A(#!.*\n)" if file.endswith(".sh") else r"\A((?:#.*\n)*)"
+    return replace(file, first, lambda found: found[1] + text + "\n")
+
+
+def below(file: str, section: str, text: str) -> Spoil:
+    return replace(file, rf"(?m)^{section}:\n", lambda found: found[0] + text + "\n")
+
+
+def indent(file: str, key: str, *, by: int) -> Spoil:
+    """Move a key to the right, or with a negative number to the left."""
+
+    def moved(found: re.Match[str]) -> str:
+        return " " * (len(found[1]) + by) + found[2]
+
+    return replace(file, rf"(?m)^( {{{max(0, -by)},}})({key}:)", moved)
+
+
+def replace(file: str, pattern: str, new: Any) -> Spoil:
+    """Replace the first match of `pattern`; in a script, the first one outside of comments."""
+
+    def spoil(root: Path) -> None:
+        text = (root / file).read_text("utf-8")
+        skipped = 0 if pattern.startswith(r"\A") or not file.endswith(".sh") else _first_command(text, pattern)
+        changed, count = re.subn(pattern, new, text[skipped:], count=1)
+        assert count == 1, f"{pattern!r} is not in {file}"
+        (root / file).unlink()
+        (root / file).write_text(text[:skipped] + changed, "utf-8")
+
+    return spoil
+
+
+def _first_command(text: str, pattern: str) -> int:
+    """Return where the first line begins that is no comment and holds a match."""
+    starts = (found.start() for found in re.finditer(r"(?m)^(?!#).*\n", text))
+    return next(start for start in starts if re.match(rf".*{pattern}", text[start:]))
+
+
+def gone(path: str) -> Spoil:
+    return lambda root: shutil.rmtree(root / path) if (root / path).is_dir() else (root / path).unlink()
+
+
+def written(path: str, content: str | bytes) -> Spoil:
+    return lambda root: (root / path).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def settled(path: str, **values: Any) -> Spoil:
+    """Change keys of a JSON file; None removes one."""
+
+    def spoil(root: Path) -> None:
+        document = json.loads((root / path).read_text("utf-8")) | values
+        document = {key: value for key, value in document.items() if value is not None}
+        (root / path).write_text(json.dumps(document), "utf-8")
+
+    return spoil
+
+
+def both(*spoils: Spoil) -> Spoil:
+    return lambda root: [spoil(root) for spoil in spoils]
+
+
+def nothing(root: Path) -> None:
+    """Leave the folder alone, where the options are the fault."""
+
+
+# The table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    name: str
+    base: str
+    spoil: Spoil
+    code: str
+    words: str
+    """Part of the message or the fix, which names the cause."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def report(self, folder: Path) -> Report:
+        """Write the base into `folder`, spoil it and check it."""
+        shutil.copytree(_written_base(self.base), folder, dirs_exist_ok=True, copy_function=_link_programs)
+        self.spoil(folder)
+        return bases()[self.base].check(folder, self.options)
+
+    def is_found_in(self, findings: Iterable[Finding]) -> bool:
+        return any(
+            finding.code == self.code and self.words in f"{finding.message}; {finding.fix}" for finding in findings
+        )
+
+
+def _link_programs(source: str, target: str) -> None:
+    """Copy a file; link one of the backend's many, which nothing here changes in place."""
+    (os.link if "/deepseek_" in source else shutil.copy2)(source, target)
+
+
+_SCRATCH: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@cache
+def _written_base(name: str) -> Path:
+    if not _SCRATCH:
+        _SCRATCH.append(tempfile.TemporaryDirectory())
+    root = Path(_SCRATCH[0].name, name)
+    bases()[name].write(root)
+    return root
+
+
+def _of(base: str, *rows: tuple[Any, ...]) -> list[Fault]:
+    """Return the faults of one base: rows of name, spoil, code, words and perhaps options."""
+    return [
+        Fault(name=f"{base}: {name}", base=base, spoil=spoil, code=code, words=words, options=more[0] if more else {})
+        for name, spoil, code, words, *more in rows
+    ]
+
+
+def _recipe(name: str, *rows: tuple[Any, ...]) -> list[Fault]:
+    return _of(f"recipe {name}", *rows)
+
+
+Y, M, S, W = MODEL_YAML, "repository/tensorrt_llm/1", SERVE, "weights"
+
+FAULTS: tuple[Fault, ...] = (
+    # model.yaml: misspelled keys, keys of another release or place, wrong values
+    *_of(
+        "r1",
+        (
+            "a key misspelled",
+            rename(Y, "tensor_parallel_size", "tensor_parallel_sizes"),
+            "S011",
+            "tensor_parallel_size?",
+        ),
+        ("a key with a dash", rename(Y, "max_num_tokens", "max-num-tokens"), "S011", "max_num_tokens?"),
+        ("a key in capitals", rename(Y, "max_seq_len", "MAX_SEQ_LEN"), "S011", "max_seq_len?"),
+        (
+            "a section's key misspelled",
+            rename(Y, "  tokens_per_block", "  token_per_block"),
+            "S011",
+            "tokens_per_block",
+        ),
+        ("a section misspelled", rename(Y, "kv_cache_config", "kvcache_config"), "S011", "kv_cache_config?"),
+        ("0.21's moe_backend", line(Y, "moe_backend: CUTLASS"), "S013", "under moe_config: write backend: CUTLASS"),
+        ("0.21's use_cuda_graph", line(Y, "use_cuda_graph: true"), "S013", "cuda_graph_config"),
+        ("0.21's kv_cache_dtype", line(Y, "kv_cache_dtype: fp8"), "S013", "under kv_cache_config: write dtype: fp8"),
+        (
+            "0.19's pytorch_backend_config",
+            line(Y, "pytorch_backend_config:\n  enable_overlap_scheduler: true"),
+            "S013",
+            "write disable_overlap_scheduler: false",
+        ),
+        ("1.0's mixed sampler", line(Y, "enable_mixed_sampler: true"), "S013", "sampler_type"),
+        ("the engine's build_config", line(Y, "build_config:\n  max_seq_len: 8192"), "S013", "write max_seq_len: 8192"),
+        (
+            "a flag's name as a key",
+            line(Y, "kv_cache_free_gpu_memory_fraction: 0.8"),
+            "S013",
+            "under kv_cache_config: write free_gpu_memory_fraction: 0.8",
+        ),
+        ("a flag's short name as a key", line(Y, "tp_size: 8"), "S013", "write tensor_parallel_size: 8"),
+        (
+            "the older name of chunked prefill",
+            line(Y, "enable_chunked_context: true"),
+            "S013",
+            "enable_chunked_prefill",
+        ),
+        (
+            "padding's name of a release candidate",
+            rename(Y, "enable_padding", "padding_enabled"),
+            "S013",
+            "enable_padding: true",
+        ),
+        ("a key of a later release", line(Y, "model_kwargs: {}"), "S011", "model_kwargs"),
+        ("a number in quotes", put(Y, "max_num_tokens", '"8192"'), "S014", "without quotes"),
+        ("a number with a unit", put(Y, "max_num_tokens", "8k"), "S014", "a whole number"),
+        ("a number with a comma", put(Y, "  free_gpu_memory_fraction", '"0,8"'), "S014", "a number"),
+        ("a switch in quotes", put(Y, "enable_attention_dp", '"true"'), "S014", "true or false"),
+        ("a share in percent", put(Y, "  free_gpu_memory_fraction", "80"), "S016", "0 to 1"),
+        ("no GPU", put(Y, "tensor_parallel_size", "0"), "S016", "from 1"),
+        ("a back end misspelled", put(Y, "  backend", "CUTLAS"), "S015", "CUTLASS?"),
+        ("a back end in small letters", put(Y, "  backend", "cutlass"), "S015", "CUTLASS?"),
+        ("a sampler misspelled", put(Y, "sampler_type", "TRTLLM_Sampler"), "S015", "TRTLLMSampler?"),
+        ("a value left out", put(Y, "tensor_parallel_size", ""), "S017", "leave the key out"),
+        ("a section as a value", both(put(Y, "moe_config", "CUTLASS"), drop(Y, "  backend")), "S018", "below it"),
+        ("a key twice", line(Y, "max_seq_len: 4096"), "S004", "remove one"),
+        ("a tab as an indent", replace(Y, r"(?m)^  dtype: fp8", "\tdtype: fp8"), "S002", "correct it"),
+        ("a colon without a blank", replace(Y, "max_num_tokens: ", "max_num_tokens:"), "S002", "correct it"),
+        ("a bracket not closed", line(Y, "env_overrides: {A: b"), "S002", "correct it"),
+        ("an empty file", written(Y, ""), "S003", "write keys and values"),
+        (
+            "half of a file",
+            lambda root: (root / Y).write_bytes((root / Y).read_bytes()[:200]),
+            "S003",
+            "keys and values",
+        ),
+        ("no model", drop(Y, "model"), "S020", "the checkpoint's folder or name"),
+        ("the KV cache's dtype at the left", line(Y, "dtype: fp8"), "K011", "under kv_cache_config: dtype: fp8"),
+        ("a section's first key not indented", indent(Y, "dtype", by=-2), "S002", "correct it"),
+        ("an argument indented", indent(Y, "sampler_type", by=2), "S011", "sampler_type is not a key of moe_config"),
+        ("a setting of the backend not indented", line(Y, "default_max_tokens: 256"), "S011", "under triton_config"),
+        (
+            "an argument in triton_config",
+            below(Y, "triton_config", "  max_num_tokens: 4096"),
+            "T001",
+            "to the top level",
+        ),
+        (
+            "a setting of the backend misspelled",
+            rename(Y, "  default_max_tokens", "  default_max_token"),
+            "T001",
+            "tokens?",
+        ),
+        ("a wrong setting of the backend", below(Y, "triton_config", "  stream_mode: all"), "T002", "delta"),
+        ("an answer longer than the context", put(Y, "  default_max_tokens", "131072"), "L011", "no room for a prompt"),
+        ("a wrong default temperature", put(Y, "    temperature", "7000"), "T002", "temperature"),
+        ("an unknown sampling default", below(Y, "  default_sampling", "    topp: 0.9"), "T001", "top_p?"),
+        ("an engine that there is not", put(Y, "  engine", "trtllm"), "T002", "tensorrt_llm"),
+    ),
+    # model.yaml: settings that don't go together, or with the machine
+    *_of(
+        "r1",
+        ("random weights", line(Y, "load_format: dummy"), "E005", "random weights"),
+        ("no tokenizer", line(Y, "skip_tokenizer_init: true"), "E006", "skip_tokenizer_init"),
+        ("another family's tokenizer", line(Y, "tokenizer: meta-llama/Llama-3.1-8B"), "E008", "deepseek-r1"),
+        ("a sister's tokenizer", line(Y, "tokenizer: deepseek-ai/DeepSeek-V3"), "E008", "deepseek-r1"),
+        ("a tokenizer's folder that is not there", line(Y, "tokenizer: /models/none"), "W001", "not on this machine"),
+        ("V3.2's tokenizer", line(Y, "custom_tokenizer: deepseek_v32"), "E007", "for V3.2 only"),
+        ("the TensorRT engine", put(Y, "backend", "tensorrt"), "E004", "set backend: pytorch"),
+        ("AutoDeploy", put(Y, "backend", "_autodeploy"), "E004", "set backend: pytorch"),
+        (
+            "settings of attention DP alone",
+            line(Y, "attention_dp_config:\n  enable_balance: true"),
+            "A008",
+            "no effect",
+        ),
+        ("V3.2's attention", line(Y, "sparse_attention_config:\n  algorithm: dsa"), "V009", "no sparse attention"),
+        ("a parser with an underscore", line(Y, "reasoning_parser: deepseek_r1"), "E009", "deepseek-r1"),
+        ("another model's parser", line(Y, "reasoning_parser: qwen3"), "E009", "deepseek-r1"),
+        ("half a node", line(Y, "gpus_per_node: 4"), "P008", "usually has 8"),
+        ("half of the GPUs", put(Y, "tensor_parallel_size", "4"), "T014", "8 GPUs for 4 ranks"),
+        ("more ranks than GPUs", put(Y, "tensor_parallel_size", "16"), "T013", "8 GPUs for 16 ranks"),
+        ("pipeline ranks too", put(Y, "pipeline_parallel_size", "2"), "T013", "8 GPUs for 16 ranks"),
+        ("experts over three ranks", put(Y, "moe_expert_parallel_size", "3"), "P003", "does not divide"),
+        ("experts that are no power of two", put(Y, "moe_expert_parallel_size", "6"), "P002", "can't be divided"),
+        ("heads over twelve ranks", put(Y, "tensor_parallel_size", "12"), "P001", "can't be divided"),
+        ("a context too long", put(Y, "max_seq_len", "200000"), "L003", "163,840"),
+        ("a chunk that is no whole block", put(Y, "max_num_tokens", "8200"), "A001", "tokens_per_block"),
+        ("a full batch that doesn't fit", put(Y, "max_num_tokens", "64"), "L004", "full batch"),
+        ("an iteration that fills the GPU", put(Y, "max_num_tokens", "1048576"), "T017", "KV cache of"),
+        ("an FP4 KV cache", put(Y, "  dtype", "nvfp4"), "K003", "only auto and fp8"),
+        ("nearly all memory for the KV cache", put(Y, "  free_gpu_memory_fraction", "0.99"), "K006", "0.9 or less"),
+        ("Hopper with small blocks", put(Y, "  tokens_per_block", "32"), "K008", "64"),
+        ("Blackwell's experts", put(Y, "  backend", "DEEPGEMM"), "M002", "CUTLASS"),
+        (
+            "a load balancer without its experts",
+            below(Y, "moe_config", "  load_balancer: {num_slots: 250}"),
+            "M005",
+            "250",
+        ),
+        ("both lists of graphs", below(Y, "cuda_graph_config", "  batch_sizes: [1, 2, 4]"), "L002", "leave one"),
+        ("a section twice", line(Y, "kv_cache_config:\n  max_tokens: 4096"), "S004", "kv_cache_config"),
+        ("drafts by the newer key", line(Y, "speculative_config: {decoding_type: MTP, max_draft_len: 3}"), "D003", "3"),
+        ("drafts without a kind", line(Y, "speculative_config: {num_nextn_predict_layers: 1}"), "S015", "MTP"),
+        ("a kind of drafts in small letters", line(Y, "speculative_config: {decoding_type: mtp}"), "S015", "MTP?"),
+        ("FP4 weights by name", put(Y, "model", "nvidia/DeepSeek-R1-FP4"), "W006", "expected fp8 weights"),
+        ("another model by name", put(Y, "model", "deepseek-ai/DeepSeek-V3"), "W004", "deepseek-v3"),
+        ("another model's folder", put(Y, "model", "/models/DeepSeek-V3.1"), "W019", "deepseek-v3.1"),
+        ("a folder that is not there", put(Y, "model", "/models/r1"), "W002", "no folder", {"strict": True}),
+        ("a GPU that is too small", nothing, "T016", "take 16 h100", {"gpu": "h100"}),
+        ("Ampere", nothing, "H001", "SM80", {"gpu": "a100"}),
+        ("Blackwell", nothing, "M002", "DEEPGEMM", {"gpu": "b200"}),
+        ("a release without the sampler's key", nothing, "S013", "enable_trtllm_sampler", {"release": "1.0.0"}),
+    ),
+    *_of(
+        "mtp",
+        ("the C++ sampler", line(Y, "sampler_type: TRTLLMSampler"), "D010", "MTP has a sampler"),
+        ("a default that MTP ignores", below(Y, "  default_sampling", "    min_p: 0.1"), "D009", "min_p"),
+        ("acceptance without its switch", below(Y, "speculative_config", "  relaxed_topk: 10"), "D002", "no effect"),
+        ("both lengths", below(Y, "speculative_config", "  max_draft_len: 1"), "D004", "overwritten"),
+        ("more drafts than anybody", put(Y, "  num_nextn_predict_layers", "5"), "D012", "5 tokens"),
+        ("pipeline parallelism", put(Y, "pipeline_parallel_size", "2"), "P006", "MTP with pipeline"),
+        (
+            "a key of drafts misspelled",
+            rename(Y, "  num_nextn_predict_layers", "  num_nextn_layers"),
+            "S011",
+            "num_nextn",
+        ),
+    ),
+    *_of(
+        "old",
+        ("guided decoding beside MTP", line(Y, "guided_decoding_backend: xgrammar"), "D007", "turn one of the two off"),
+        ("a key of a later release", below(Y, "speculative_config", "  allow_advanced_sampling: true"), "S011", "1.2"),
+    ),
+    *_of(
+        "fp4",
+        ("Hopper", nothing, "H002", "need Blackwell", {"gpu": "h200"}),
+        ("Hopper's experts", put(Y, "  backend", "DEEPGEMM"), "M002", "CUTLASS or TRTLLM"),
+        ("attention DP off, its settings left", put(Y, "enable_attention_dp", "false"), "A008", "no effect"),
+        ("four GPUs", nothing, "T013", "4 GPUs for 8 ranks", {"num_gpus": 4}),
+    ),
+    *_of(
+        "v32",
+        ("small blocks", put(Y, "  tokens_per_block", "32"), "V002", "64"),
+        ("a release that is too old", nothing, "H006", "too old", {"release": "1.1.0"}),
+        ("an FP8 cache on Hopper", nothing, "V001", "Blackwell only", {"gpu": "h200"}),
+        ("a long iteration", put(Y, "max_num_tokens", "16384"), "V007", "8,192"),
+        ("reuse", put(Y, "  enable_block_reuse", "true"), "V005", "new"),
+        ("a tokenizer misspelled", line(Y, "custom_tokenizer: deepseek_v3.2"), "E007", "deepseek_v32"),
+        (
+            "relaxed acceptance",
+            line(Y, "speculative_config:\n  decoding_type: MTP\n  use_relaxed_acceptance_for_thinking: true"),
+            "D001",
+            "R1 only",
+        ),
+    ),
+    # config.pbtxt
+    *_of(
+        "r1",
+        ("another name", replace(CONFIG, 'name: "tensorrt_llm"', 'name: "deepseek"'), "C004", "tensorrt_llm"),
+        ("the C++ backend", replace(CONFIG, 'backend: "python"', 'backend: "tensorrtllm"'), "C005", "python"),
+        ("vLLM's backend without its folder", replace(CONFIG, '"python"', '"vllm"'), "C005", "backends/vllm"),
+        ("not decoupled in one file", replace(CONFIG, "decoupled: true", "decoupled: false"), "C006", "decoupled"),
+        ("no policy", replace(CONFIG, r"model_transaction_policy.*\n", ""), "C006", "decoupled: true"),
+        ("batches by Triton", replace(CONFIG, "max_batch_size: 0", "max_batch_size: 8"), "C006", "max_batch_size"),
+        ("an input gone", replace(CONFIG, r'input \[ \{ name: "messages".*\n', ""), "C008", "messages"),
+        ("an input misspelled", replace(CONFIG, '"sampling_param_seed"', '"sampling_param_sede"'), "C009", "seed?"),
+        (
+            "another type",
+            replace(CONFIG, '"input_ids", data_type: TYPE_INT32', '"input_ids", data_type: TYPE_INT64'),
+            "C008",
+            "INT32",
+        ),
+        ("a required input", replace(CONFIG, r'("messages".*), optional: true', r"\1"), "C008", "optional"),
+        ("a GPU kind", replace(CONFIG, "KIND_CPU", "KIND_GPU"), "T015", "KIND_CPU"),
+        ("two instances", replace(CONFIG, "count: 1", "count: 2"), "T011", "gpu_device_ids"),
+        ("no instance group", replace(CONFIG, r"instance_group.*\n", ""), "T015", "KIND_CPU"),
+        (
+            "GPUs of half an instance",
+            lambda root: (root / CONFIG).write_text(
+                (root / CONFIG).read_text() + 'parameters { key: "gpu_device_ids" value { string_value: "0,1,2,3" } }\n'
+            ),
+            "T013",
+            "4 GPUs for 8 ranks",
+        ),
+        (
+            "a GPU twice",
+            lambda root: (root / CONFIG).write_text(
+                (root / CONFIG).read_text()
+                + 'parameters { key: "gpu_device_ids" value { string_value: "0,1,2,3,4,5,6,6" } }\n'
+            ),
+            "T012",
+            "GPU 6",
+        ),
+        ("a brace missing", replace(CONFIG, "decoupled: true }", "decoupled: true"), "C003", "correct"),
+        ("a field misspelled", replace(CONFIG, "max_batch_size", "max_batchsize"), "C003", "max_batchsize"),
+        ("no config.pbtxt", gone(CONFIG), "C002", "write it"),
+        (
+            "a renamed folder",
+            lambda root: (root / "repository/tensorrt_llm").rename(root / "repository/r1"),
+            "C004",
+            "r1",
+        ),
+    ),
+    # Files
+    *_of(
+        "r1",
+        ("model.py gone", gone(f"{M}/model.py"), "S008", "model.py"),
+        ("a module gone", gone(f"{M}/deepseek_backend/service.py"), "S008", "service.py"),
+        ("the backend's package gone", gone(f"{M}/deepseek_backend"), "S008", "deepseek_backend"),
+        ("the supervisor gone", gone(f"{M}/supervise.py"), "S008", "supervise.py"),
+        ("start.sh gone", gone(START), "S008", "start.sh"),
+        ("the record gone", gone(f"{M}/release.yaml"), "S008", "release.yaml"),
+        ("model.yaml gone", gone(Y), "S001", "model.yaml"),
+        ("model.py edited", replace(f"{M}/model.py", "import", "import os\nimport"), "S009", "model.py"),
+        (
+            "a module edited",
+            replace(f"{M}/deepseek_backend/config.py", "import", "import os\nimport"),
+            "S009",
+            "config.py",
+        ),
+        ("the record edited", replace(f"{M}/release.yaml", '"1.2.1"', '"1.1.0"'), "S009", "release.yaml"),
+        ("the record of a release that there is not", replace(f"{M}/release.yaml", '"1.2.1"', '"1.9"'), "S006", "1.9"),
+        (
+            "a folder in the place of start.sh",
+            both(gone(START), lambda root: (root / START).mkdir()),
+            "S001",
+            "start.sh",
+        ),
+        (
+            "half of the stamp",
+            lambda root: (root / "repository/tensorrt_llm/deepseek-triton.json").write_text('{"a'),
+            "S002",
+            "not JSON",
+        ),
+        (
+            "a stamp for a GPU that there is not",
+            settled("repository/tensorrt_llm/deepseek-triton.json", gpu="h20000"),
+            "S006",
+            "h20000",
+        ),
+        ("a variable misspelled", line(START, "export TRTLLM_ENABLE_PLD=1"), "S025", "TRTLLM_ENABLE_PDL?"),
+        ("a variable without its end", line(START, "export TRTLLM_DG_ENABLE=0"), "S025", "TRTLLM_DG_ENABLED?"),
+        ("a word for a switch", line(START, "export TRTLLM_ENABLE_PDL=true"), "S026", "0 or 1"),
+        (
+            "an allocator's option misspelled",
+            line(START, "export PYTORCH_ALLOC_CONF=max_split_size_mb=8192"),
+            "S026",
+            "name:value",
+        ),
+        ("a log level that there is not", line(START, "export TLLM_LOG_LEVEL=verbos"), "S026", "verbose"),
+        (
+            "layers left out",
+            line(START, 'export TLLM_OVERRIDE_LAYER_NUM=4\nexport NCCL_DEBUG="INFO"'),
+            "E002",
+            "TLLM_OVERRIDE_LAYER_NUM=4 loads",
+        ),
+        ("DeepGEMM off", line(START, "export TRTLLM_DG_ENABLED=0"), "E003", "fast FP8"),
+        ("half of the GPUs shown", line(START, "export CUDA_VISIBLE_DEVICES=0,1,2,3"), "T013", "shows 4 GPUs"),
+        ("a quote not closed", line(START, 'export NCCL_DEBUG="INFO'), "S010", "quote"),
+        ("an if not closed", line(START, "if true; then"), "S010", "bash"),
+    ),
+    # The other formats
+    *_of(
+        "serve",
+        ("half of the GPUs", replace(S, "--tp_size 8", "--tp_size 4"), "T014", "8 GPUs for 4 ranks"),
+        ("more ranks than GPUs", replace(S, "--pp_size 1", "--pp_size 2"), "T013", "8 GPUs for 16 ranks"),
+        ("a flag misspelled", replace(S, "--tp_size", "--tp_sizes"), "S022", "--tp_size?"),
+        ("a flag with dashes", replace(S, "--max_num_tokens", "--max-num-tokens"), "S022", "--max_num_tokens?"),
+        ("a word for a number", replace(S, "--max_batch_size 128", "--max_batch_size many"), "S014", "whole number"),
+        ("a number out of range", replace(S, "--max_batch_size 128", "--max_batch_size 0"), "S016", "from 1"),
+        (
+            "a flag that a section replaces",
+            replace(S, "--tp_size 8", "--tp_size 8 --free_gpu_memory_fraction 0.5"),
+            "S023",
+            "no effect",
+        ),
+        ("a flag that the file overrules", line(EXTRA, "max_batch_size: 64"), "S023", "gives max_batch_size: 64"),
+        ("the file not passed", replace(S, r"  --extra_llm_api_options.*\\\n", ""), "S024", "--extra_llm_api_options"),
+        ("the file gone", gone(EXTRA), "S008", "extra-llm-api-config.yml"),
+        ("another file passed", replace(S, "extra-llm-api-config.yml", "other.yml"), "S001", "other.yml"),
+        ("the script gone", gone(S), "S008", "serve.sh"),
+        (
+            "a parser's name",
+            replace(S, "--reasoning_parser deepseek-r1", "--reasoning_parser deepseek_r1"),
+            "E009",
+            "-r1",
+        ),
+        ("the TensorRT engine", replace(S, "--backend pytorch", "--backend tensorrt"), "E004", "pytorch"),
+        ("experts over three ranks", replace(S, "--ep_size 8", "--ep_size 3"), "P003", "does not divide"),
+        ("a context too long", replace(S, "--max_seq_len 65536", "--max_seq_len 200000"), "L003", "163,840"),
+        (
+            "a chunk that is no whole block",
+            replace(S, "--max_num_tokens 8192", "--max_num_tokens 8200"),
+            "A001",
+            "8,200",
+        ),
+        ("an empty file", written(EXTRA, ""), "S003", "keys and values"),
+        (
+            "a key of the file misspelled",
+            rename(EXTRA, "enable_chunked_prefill", "enable_chunk_prefill"),
+            "S011",
+            "enable_chunked_prefill?",
+        ),
+        ("FP4 weights on Hopper", replace(S, "deepseek-ai/DeepSeek-R1", "nvidia/DeepSeek-R1-FP4"), "W006", "fp8"),
+        ("a variable misspelled", line(S, "export TRTLLM_ENABLE_PLD=1"), "S025", "TRTLLM_ENABLE_PDL?"),
+        (
+            "a line that is not continued",
+            replace(S, r"--tp_size 8 \\", "--tp_size 8"),
+            "S024",
+            "extra-llm-api-config.yml",
+        ),
+    ),
+    *_of(
+        "wide",
+        ("experts on one node", replace(S, "--ep_size 32", "--ep_size 8"), "M002", "expert parallelism 8"),
+        ("slots that can't be divided", put(EXTRA, "    num_slots", "280"), "M005", "32"),
+        ("attention DP off", put(EXTRA, "enable_attention_dp", "false"), "M007", "enable_attention_dp: true"),
+        ("no NVL72", nothing, "M003", "gb200-nvl72", {"gpu": "gb200"}),
+        (
+            "FP8 weights",
+            both(
+                replace(S, "nvidia/DeepSeek-R1-FP4", "deepseek-ai/DeepSeek-R1"),
+                settled("repository/deepseek-triton.json", precision="fp8"),
+            ),
+            "M004",
+            "no expert load balancer",
+        ),
+    ),
+    *_of(
+        "bench",
+        ("more ranks than GPUs", replace("repository/bench.sh", "--tp 8", "--tp 16"), "T013", "16 ranks"),
+        ("serve's flag", replace("repository/bench.sh", "--max_seq_len", "--max_seqlen"), "S022", "--max_seq_len?"),
+    ),
+    *_of(
+        "quickstart",
+        (
+            "Blackwell's experts",
+            replace("repository/quickstart.sh", "--moe_backend CUTLASS", "--moe_backend DEEPGEMM"),
+            "M002",
+            "CUTLASS",
+        ),
+        (
+            "more ranks than GPUs",
+            replace("repository/quickstart.sh", "--tp_size 8", "--tp_size 16"),
+            "T013",
+            "16 ranks",
+        ),
+        (
+            "a flag misspelled",
+            replace("repository/quickstart.sh", "--moe_ep_size", "--moe_ep_sizes"),
+            "S022",
+            "ep_size?",
+        ),
+    ),
+    # The checkpoint
+    *_of(
+        "weights",
+        ("a shard missing", gone(f"{W}/{SECOND}"), "W008", SECOND),
+        (
+            "a shard cut off",
+            lambda root: (root / W / SECOND).write_bytes((root / W / SECOND).read_bytes()[:-9]),
+            "W010",
+            "truncated",
+        ),
+        (
+            "a pointer of Git LFS",
+            written(f"{W}/{SECOND}", "version https://git-lfs.github.com/spec/v1\n"),
+            "W009",
+            "LFS",
+        ),
+        (
+            "a shard of another checkpoint",
+            lambda root: shutil.copy(root / W / FIRST, root / W / SECOND),
+            "W011",
+            "head",
+        ),
+        ("a shard too many", lambda root: shutil.copy(root / W / FIRST, root / W / "x.safetensors"), "W012", "index"),
+        ("no shard", both(gone(f"{W}/{FIRST}"), gone(f"{W}/{SECOND}")), "W008", "2 of 2"),
+        ("no config.json", gone(f"{W}/config.json"), "S001", "config.json"),
+        ("half of config.json", written(f"{W}/config.json", '{"a": '), "S002", "not JSON"),
+        (
+            "V3.2's config.json",
+            settled(f"{W}/config.json", architectures=["DeepseekV32ForCausalLM"]),
+            "W004",
+            "deepseek-r1",
+        ),
+        ("a Llama", settled(f"{W}/config.json", architectures=["LlamaForCausalLM"]), "W004", "deepseek-r1"),
+        ("16-bit weights", settled(f"{W}/config.json", quantization_config=None), "W006", "no quantization"),
+        ("layers cut off", settled(f"{W}/config.json", num_hidden_layers=4), "W016", "num_hidden_layers 4, not 61"),
+        ("Kimi's experts", settled(f"{W}/config.json", n_routed_experts=384), "W016", "n_routed_experts 384"),
+        ("another vocabulary", settled(f"{W}/config.json", vocab_size=32000), "W016", "vocab_size 32000, not 129280"),
+        ("a short context", settled(f"{W}/config.json", max_position_embeddings=4096), "L003", "4,096"),
+        (
+            "other blocks",
+            settled(f"{W}/config.json", quantization_config={"quant_method": "fp8", "weight_block_size": [64, 64]}),
+            "W018",
+            "[128, 128]",
+        ),
+        ("NVFP4 weights", written(f"{W}/hf_quant_config.json", json.dumps({"quantization": NVFP4})), "W006", "NVFP4"),
+        ("no tokenizer.json", gone(f"{W}/tokenizer.json"), "W014", "tokenizer.json"),
+        ("no tokenizer_config.json", gone(f"{W}/tokenizer_config.json"), "W014", "tokenizer_config.json"),
+        ("half of tokenizer.json", written(f"{W}/tokenizer.json", '{"mod'), "S002", "not JSON"),
+        ("a larger tokenizer", settled(f"{W}/tokenizer.json", model={"vocab": {"a": 151645}}), "W015", "151,645"),
+        (
+            "Llama's tokenizer",
+            both(
+                settled(
+                    f"{W}/tokenizer.json", added_tokens=[{"id": 1, "content": "<s>"}, {"id": 2, "content": "</s>"}]
+                ),
+                settled(f"{W}/tokenizer_config.json", bos_token="<s>", eos_token="</s>"),
+            ),
+            "W015",
+            "config.json says 0",
+        ),
+    ),
+    *_of(
+        "mtp weights",
+        ("no MTP layer", settled(f"{W}/config.json", num_nextn_predict_layers=None), "W017", "MTP"),
+        ("zero MTP layers", settled(f"{W}/config.json", num_nextn_predict_layers=0), "W017", "found 0"),
+    ),
+    *_of(
+        "fp4 weights",
+        *(
+            (name, written(f"{W}/hf_quant_config.json", json.dumps(content)), "W018", words)
+            for name, content, words in (
+                ("an algorithm misspelled", {"quantization": {**NVFP4, "quant_algo": "NVPF4"}}, "NVFP4?"),
+                ("small letters", {"quantization": {**NVFP4, "kv_cache_quant_algo": "fp8"}}, "write FP8"),
+                ("a section misspelled", {"quantisation": NVFP4}, "quantisation"),
+                ("a key misspelled", {"quantization": {**NVFP4, "kv_cache_quant": "FP8"}}, "kv_cache_quant_algo?"),
+                ("larger groups", {"quantization": {**NVFP4, "group_size": 32}}, "16"),
+                ("an INT8 cache", {"quantization": {**NVFP4, "kv_cache_quant_algo": "INT8"}}, "FP8 or null"),
+            )
+        ),
+        (
+            "FP8 weights",
+            both(gone(f"{W}/hf_quant_config.json"), written(f"{W}/config.json", json.dumps(R1_CONFIG))),
+            "W006",
+            "expected fp4 weights",
+        ),
+    ),
+    # Published files on other machines and for other releases
+    *_recipe(
+        "curated-deepgemm",
+        ("Hopper", nothing, "M002", "CUTLASS", {"gpu": "h200"}),
+        ("0.21", nothing, "S013", "use_cuda_graph: true", {"release": "0.21.0"}),
+        ("1.0 on Hopper", nothing, "M002", "CUTLASS", {"release": "1.0.0", "gpu": "h200"}),
+        ("four GPUs", nothing, "T013", "4 GPUs for 8 ranks", {"num_gpus": 4}),
+        ("W4A8 weights", nothing, "H003", "Hopper only", {"precision": "w4a8"}),
+        ("a key misspelled", rename(RECIPE, "stream_interval", "stream_intervall"), "S011", "stream_interval?"),
+        ("the experts' limit not indented", indent(RECIPE, "max_num_tokens", by=-2), "S004", "max_num_tokens"),
+    ),
+    *_recipe(
+        "database-r1-0528-h200-8k1k-tp8-conc4",
+        ("Blackwell", nothing, "M002", "DEEPGEMM", {"gpu": "b200"}),
+        ("H100", nothing, "T016", "take 16 h100", {"gpu": "h100"}),
+        ("Ampere", nothing, "H001", "Ampere", {"gpu": "a100"}),
+        ("W4A8 weights", nothing, "K002", "W4AFP8", {"precision": "w4a8"}),
+        (
+            "the KV cache's share not indented",
+            indent(RECIPE, "free_gpu_memory_fraction", by=-2),
+            "S013",
+            "kv_cache_config",
+        ),
+    ),
+    *_recipe(
+        "database-r1-0528-fp4-v2-b200-1k1k-tp4-conc256",
+        ("Hopper", nothing, "H002", "need Blackwell", {"gpu": "h200"}),
+        ("balance without attention DP", put(RECIPE, "enable_attention_dp", "false"), "A008", "no effect"),
+        ("FP8 weights", nothing, "M002", "DEEPGEMM", {"precision": "fp8"}),
+        ("two GPUs", nothing, "T013", "2 GPUs for 4 ranks", {"num_gpus": 2}),
+    ),
+    *_recipe(
+        "curated-latency",
+        ("V3", nothing, "D001", "R1 only", {"variant": "deepseek-v3"}),
+        ("three expert ranks", put(RECIPE, "moe_expert_parallel_size", "3"), "P003", "does not divide"),
+    ),
+    *_recipe("readme-0.19", ("1.2.1", nothing, "S013", "disable_overlap_scheduler: false", {"release": "1.2.1"})),
+    *_recipe("v32-max-throughput", ("1.1", nothing, "H006", "too old", {"release": "1.1.0"})),
+    *_recipe(
+        "wide-ep-generation",
+        ("no NVL72", nothing, "M003", "gb200-nvl72", {"gpu": "gb200"}),
+        ("attention DP off", put(RECIPE, "enable_attention_dp", "false"), "M007", "enable_attention_dp: true"),
+        ("FP8 weights", nothing, "M004", "no expert load balancer", {"precision": "fp8"}),
+        ("slots that can't be divided", put(RECIPE, "num_slots", "280"), "M005", "32"),
+        ("a transceiver in small letters", replace(RECIPE, "backend: DEFAULT", "backend: default"), "S015", "DEFAULT?"),
+    ),
+    *_recipe(
+        "disaggregated-context",
+        ("a transceiver that there is not", replace(RECIPE, "backend: DEFAULT", "backend: RDMA"), "S015", "NIXL"),
+        ("its buffer's older name", rename(RECIPE, "  max_tokens_in_buffer", "  max_num_tokens"), "S013", "in_buffer"),
+    ),
+)
+
+
+def main() -> None:
+    missed = []
+    for number, fault in enumerate(FAULTS):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                findings: tuple[Finding, ...] = fault.report(Path(folder)).findings
+            except Exception as error:  # an older `check` may lack an option, or refuse the folder
+                findings, said = (), f"{type(error).__name__}: {error}"
+            else:
+                said = "; ".join(f"{one.code} {one.severity}: {one.message}" for one in findings) or "nothing"
+        if not fault.is_found_in(findings):
+            missed.append(f"{number + 1} {fault.name}: expected {fault.code}, found {said[:300]}")
+    print("\n".join(missed))
+    print(f"{len(FAULTS) - len(missed)} of {len(FAULTS)} faults found with the right explanation")
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
