@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from deepseek_triton_build.data.catalog.profiles import Workload
     from deepseek_triton_build.data.model_source import model_repository, version_dir
-    from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
+    from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting, footnotes
     from deepseek_triton_build.planning.plan import Plan, PlanWarning, make_plan
     from deepseek_triton_build.planning.plan_request import PlanRequest
     from deepseek_triton_build.planning.target import resolve_target
@@ -64,6 +64,7 @@ __all__ = [
     "UnusableCheckpointError",
     "Workload",
     "contract_page",
+    "footnotes",
     "format_files",
     "format_request",
     "make_plan",
@@ -89,7 +90,7 @@ _HOMES = {
     ),
     "data.catalog.profiles": ("Workload",),
     "data.model_source": ("model_repository", "version_dir"),
-    "data.planned_settings": ("EnvironmentVariable", "Setting"),
+    "data.planned_settings": ("EnvironmentVariable", "Setting", "footnotes"),
     "planning.plan": ("Plan", "PlanWarning", "make_plan"),
     "planning.plan_request": ("PlanRequest",),
     "planning.target": ("resolve_target",),

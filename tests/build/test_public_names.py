@@ -34,6 +34,7 @@ ROOT = [
     "UnusableCheckpointError",
     "Workload",
     "contract_page",
+    "footnotes",
     "format_files",
     "format_request",
     "make_plan",

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
 from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, format_files, make_plan, repository_files
+from deepseek_triton_build.catalog import profiles
 from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.planning.plan_request import BACKEND_NAMES
 from deepseek_triton_build.render.config_pbtxt import config_pbtxt
@@ -103,8 +104,44 @@ def test_every_reason_stands_above_its_line():
     comments = " ".join(line.strip().removeprefix("# ") for line in text.splitlines() if line.lstrip().startswith("#"))
 
     for setting in plan.settings:
-        assert " ".join(setting.comment.split()) in comments
+        assert " ".join(setting.reason.split()) in comments
+        assert setting.source in comments
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_source_of_several_reasons_is_named_once_at_the_top():
+    lines = model_yaml(
+        tiny_with(
+            Setting(key="a", value=1, reason="because", source="a document"),
+            Setting(key="s.b", value=2, reason="since", source="a document"),
+            Setting(key="s.c", value=3, reason="as", source="another"),
+            Setting(key="d", value=4, reason="for", source="a document"),
+        ),
+        stamp=STAMP,
+    ).splitlines()
+
+    assert lines[2:] == [
+        *("# [1] a document", "# because [1]", "a: 1", "s:", "  # since [1]", "  b: 2", "  # as (another)", "  c: 3"),
+        *("# for [1]", "d: 4"),
+    ]
+
+
+@pytest.mark.parametrize("profile", [name for name, profile in profiles().items() if "triton" in profile.formats])
+def test_no_source_is_repeated_in_a_file(profile):
+    plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="gb200-nvl72", num_gpus=32, profile=profile))
+    text = model_yaml(plan, stamp=STAMP)
+    comments = " ".join(line.strip("# ") for line in text.splitlines() if line.strip().startswith("#"))
+
+    assert {s.source for s in plan.settings if s.source and comments.count(f"({s.source})") > 1} == set()
+
+
+@pytest.mark.parametrize("profile", ["ctx", "gen"])
+def test_a_plan_that_triton_cant_serve_has_no_settings_of_the_backend(profile):
+    request = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8, profile=profile)
+
+    assert [s.key for s in make_plan(request).settings if s.key.startswith("triton_config")] == []
+    with pytest.raises(RefusedPlanError, match=f"can't serve profile {profile}: leave out triton_config.warmup"):
+        make_plan(replace(request, overrides=(("triton_config.warmup", None),)))
 
 
 def test_a_source_is_named_and_a_shared_reason_is_given_once():

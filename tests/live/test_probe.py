@@ -1,6 +1,7 @@
 """`deepseek-triton probe` against real servers, over HTTP and gRPC: whole processes, as Kubernetes runs them."""
 
 import http.server
+import json
 import os
 import signal
 import socket
@@ -37,6 +38,30 @@ def test_a_server_that_serves(tiny_server, scheme):
     code, line = probe("generate", address)
     assert (code, line.startswith(f"{address}: generates: a token in ")) == (0, True), line
     assert probe("generate", address, "--quiet") == (0, "")
+
+
+def test_json_has_the_answer_whatever_it_is(tiny_server, scheme):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        nobody = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+    asked = {
+        "yes": [url(tiny_server, scheme)],
+        "no": [url(tiny_server, scheme), "--model", "x"],
+        "unreachable": [nobody],
+    }
+    for answer, argv in asked.items():
+        done = subprocess.run([*COMMAND, "ready", *argv, "--json"], capture_output=True, text=True)
+        (line,) = done.stdout.splitlines()
+        document = json.loads(line)
+
+        assert done.stderr == ""
+        assert (document["schema"], document["url"], document["question"]) == (
+            "deepseek-triton/probe/1",
+            argv[0],
+            "ready",
+        )
+        assert (document["answer"], document["exit_code"]) == (answer, done.returncode)
+        assert (document["detail"] == "ready") == (answer == "yes")
+        assert document["seconds"] >= 0
 
 
 def test_a_line_that_nobody_can_take_changes_no_answer(tiny_server):

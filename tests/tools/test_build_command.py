@@ -189,6 +189,29 @@ def test_the_stamps_options_typed_again_write_the_same_bytes(options, tmp_path, 
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+def test_json_says_what_was_written_and_whether_something_was_there(tmp_path, capsys):
+    folder = checkpoint(tmp_path / "R1")
+    argv = [*R1, "--model", str(folder), "--write-quant-config", "--output", str(tmp_path / "r1"), "--json"]
+    documents = []
+    for _ in range(2):
+        assert main(argv) == 0
+        documents.append(json.loads(capsys.readouterr().out))
+
+    first, second = documents
+    assert (first["schema"], first["output"]) == ("deepseek-triton/build/1", str(tmp_path / "r1"))
+    assert (first["format"], first["start"]) == ("triton", "start.sh")
+    assert set(first["files"]) == {path.as_posix() for path in contents(tmp_path / "r1")}
+    assert "hf_quant_config.json: written" in first["quant_config"]
+    assert (first["plan"]["schema"], first["plan"]["gpus"]) == ("deepseek-triton/plan/1", 8)
+    assert (first["replaced"], second["replaced"]) == (False, True)
+
+
+def test_a_folder_that_was_there_is_said_to_be_replaced(tmp_path, capsys):
+    for word in ("wrote", "replaced"):
+        assert main([*R1, "--output", str(tmp_path / "r1")]) == 0
+        assert capsys.readouterr().out.startswith(f"{word} {tmp_path}/r1: ")
+
+
 def test_write_quant_config(tmp_path, capsys):
     folder = checkpoint(tmp_path / "R1")
     build = [*R1, "--model", str(folder), "--write-quant-config"]
@@ -221,7 +244,7 @@ def test_plan_and_build_give_the_same_parts_of_the_memory(tmp_path, capsys):
     built = capsys.readouterr().out
 
     for part in ("weights", "CUDA graphs", "workspace"):
-        [size] = [line.split(part)[1].split()[0] for line in lines if line.startswith(f"  {part} ")]
+        [size] = [line.split(part)[1].split()[0] for line in lines if line[5:].startswith(f"{part} ")]
         assert f"{size} {part}" in built
 
 

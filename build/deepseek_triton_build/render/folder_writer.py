@@ -31,8 +31,9 @@ _DEPLOYMENT = (
 
 def write_repository(
     files: list[File], output: Path, *, force: bool = False, before: Callable[[], None] | None = None
-) -> None:
-    """Write `files` as the folder `output`: all of them or, on any failure or interrupt, none.
+) -> bool:
+    """Write `files` as the folder `output`: all of them or, on any failure or interrupt, none. Return whether a folder
+    was replaced.
 
     A folder that this generator wrote with the same options, and nobody changed since, is replaced. A changed one, and
     one that was written with other options, is replaced only with `force`. A folder of other origin, and one that a
@@ -46,6 +47,7 @@ def write_repository(
     output = _resolved(output)
     try:
         _refuse_foreign(output)
+        is_replaced = _manifest_of(output) is not None
         _refuse_served(output)
         if not force:
             _refuse_loss(output, files)
@@ -53,6 +55,7 @@ def write_repository(
     except OSError as error:
         raise OutputError(f"{output}: can't be written: {error.strerror}; choose another --output") from error
     _remove(scratch, output)
+    return is_replaced
 
 
 def _resolved(output: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deepseek_triton_tools.cli.parsing import VerbParser, path
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path
 from deepseek_triton_tools.cli.plan_options import add_plan_options
 
 
@@ -26,11 +26,19 @@ def add_options(verb: VerbParser) -> None:
         action="store_true",
         help="write the plan's precision into hf_quant_config.json in --model's folder; a backup is kept",
     )
+    add_json(verb)
 
 
 def _build(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.cli.plan_request import plan_request
     from deepseek_triton_tools.plans.build_summary import build
 
-    build(plan_request(args), args.output, force=args.force, format=args.format, quant_config=args.write_quant_config)
+    build(
+        plan_request(args),
+        args.output,
+        force=args.force,
+        format=args.format,
+        quant_config=args.write_quant_config,
+        as_json=args.json,
+    )
     return 0

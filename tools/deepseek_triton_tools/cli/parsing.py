@@ -137,7 +137,7 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 # --- Options of several verbs ---
 
 
-def add_json(verb: VerbParser, page: str = "docs/generator.md") -> None:
+def add_json(verb: argparse._ActionsContainer, page: str = "docs/generator.md") -> None:
     verb.add_argument("--json", action="store_true", help=f"print one JSON document instead ({page})")
 
 

@@ -19,8 +19,9 @@ from deepseek_triton_build import (
 )
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.plans.plan_document import plan_document
 from deepseek_triton_tools.plans.plan_view import show_warnings
-from deepseek_triton_tools.terminal.output_streams import complain, printable, to_reader
+from deepseek_triton_tools.terminal.output_streams import complain, print_json, printable, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
 
 if TYPE_CHECKING:
@@ -28,9 +29,15 @@ if TYPE_CHECKING:
 
 
 def build(
-    request: PlanRequest, output: Path, *, force: bool = False, format: str = DEFAULT_FORMAT, quant_config: bool = False
+    request: PlanRequest,
+    output: Path,
+    *,
+    force: bool = False,
+    format: str = DEFAULT_FORMAT,
+    quant_config: bool = False,
+    as_json: bool = False,
 ) -> None:
-    """Write the plan for `request` as the folder `output`, in `format`, and print a summary.
+    """Write the plan for `request` as the folder `output`, in `format`, and print a summary, or a document.
 
     `quant_config` writes or changes the checkpoint's hf_quant_config.json, so that it says what the plan does. Raises
     BuildError when it can't be planned or written, and nothing is left behind; ToolError when the checkpoint is wanted
@@ -42,7 +49,7 @@ def build(
     change = _quant_config(plan) if quant_config else None
     try:
         # The checkpoint is changed after all files could be written, and before they are moved to their place.
-        write_repository(
+        is_replaced = write_repository(
             files, output, force=force, before=None if change is None else lambda: changes.append(_apply(change))
         )
     except ReplacementError as error:
@@ -50,15 +57,32 @@ def build(
             complain(line)
         raise
     with to_reader():
-        for line in [*summary(plan, output, format=format), *changes]:
+        if as_json:
+            document = {
+                "schema": SCHEMA,
+                "output": str(output),
+                "format": format,
+                "start": FORMATS[format].start,
+                "replaced": is_replaced,
+                "files": [file.path.as_posix() for file in files],
+                "quant_config": next(iter(changes), None),
+                "plan": plan_document(plan),
+            }
+            print_json(document)
+            return
+        for line in [*summary(plan, output, format=format, is_replaced=is_replaced), *changes]:
             print(printable(line))
         show_warnings(plan)
 
 
-def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[str]:
+SCHEMA = "deepseek-triton/build/1"
+
+
+def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT, is_replaced: bool = False) -> list[str]:
     """Return what a person wants to know after a build, one thing a line."""
     script = shlex.quote(f"{output}/{FORMATS[format].start}")
-    lines = [f"wrote {output}: {plan.variant.title}, as {FORMATS[format].title}"]
+    wrote = "wrote" if not is_replaced else "replaced"
+    lines = [f"{wrote} {output}: {plan.variant.title}, as {FORMATS[format].title}"]
     if plan.gpu is None or plan.release is None or plan.budget is None or plan.profile is None:
         return [*lines, f"  {plan.engine} engine", f"run it here: deepseek-triton serve {shlex.quote(str(output))}"]
     budget = plan.budget
