@@ -100,6 +100,7 @@ def _lines(plan: Plan) -> list[_Line]:
     rows: list[tuple[str, str, str, Setting | EnvironmentVariable]] = [
         *((_section(setting.key), setting.key, yaml_flow(setting.value), setting) for setting in settings),
         *((_ENVIRONMENT, variable.name, variable.value, variable) for variable in plan.environment),
+        *((_ENVIRONMENT, variable.name, "not set", variable) for variable in plan.unset_environment),
     ]
     recipe = plan.recipe.source if plan.recipe else None
     return [
