@@ -350,6 +350,49 @@ def test_the_environment(changes, expected):
     assert environment(planned(**changes)) == expected
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param(
+            {},
+            {
+                "TRTLLM_DG_ENABLED": "0 turns it off",
+                "TRTLLM_DG_JIT_USE_NVCC": "needs CUDA 12.3",
+                "CUDA_HOME": "only NVCC needs it",
+                "TRTLLM_DG_JIT_DUMP_CUBIN": "to keep NVRTC's kernels on disk",
+                "TRTLLM_DG_JIT_DEBUG": "prints how each kernel is compiled",
+            },
+            id="DeepGEMM through NVRTC",
+        ),
+        pytest.param(
+            {"profile": "throughput"},
+            {
+                "TRTLLM_DG_ENABLED": "0 turns it off",
+                "CUDA_HOME": "$CUDA_HOME/bin/nvcc, or without CUDA_HOME the nvcc on PATH",
+                "TRTLLM_DG_JIT_DUMP_CUBIN": "without effect here",
+                "TRTLLM_DG_JIT_DEBUG": "prints",
+            },
+            id="DeepGEMM through NVCC",
+        ),
+        pytest.param({"precision": "w4a8", "num_gpus": 4}, {}, id="no DeepGEMM"),
+        pytest.param(B200, {"TRTLLM_ENABLE_PDL": "by itself from 1.2"}, id="PDL by itself"),
+        pytest.param(B200 | {"release": "1.1.0"}, {}, id="PDL before 1.2"),
+        pytest.param(
+            B200 | {"profile": "ctx"},
+            {"TRTLLM_ENABLE_PDL": "by itself", "TRTLLM_USE_UCX_KVCACHE": "cache_transceiver_config.backend says it"},
+            id="UCX",
+        ),
+        pytest.param({"variant": "tiny", "gpu": None, "num_gpus": None}, {}, id="another engine"),
+    ],
+)
+def test_variables_that_the_plan_does_not_set_have_a_reason(changes, expected):
+    unset = {variable.name: variable for variable in planned(**changes).unset_environment}
+
+    assert unset.keys() == expected.keys()
+    assert [name for name, part in expected.items() if part not in unset[name].reason] == []
+    assert all(variable.value and variable.source for variable in unset.values())
+
+
 def test_the_users_own_settings_come_last():
     plan = planned(overrides=(("max_num_tokens", 3072), ("triton_config.max_inflight", 64)))
 

@@ -74,6 +74,19 @@ def published(case):
     return said | {f"environment.{name}": str(value) for name, value in case.get("environment", {}).items()}
 
 
+@pytest.mark.parametrize(("name", "release"), CASES_AND_RELEASES)
+def test_every_published_variable_is_set_or_has_a_reason_why_not(name, release):
+    plan = plan_or_none(CASES[name], release)
+    if plan is None:
+        return
+    said = [*plan.environment, *plan.unset_environment]
+
+    assert len({variable.name for variable in said}) == len(said)
+    renamed = {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF"}  # by PyTorch
+    for published_name in CASES[name].get("environment", {}):
+        assert {published_name, renamed.get(published_name)} & {variable.name for variable in said}
+
+
 def request_of(case, release):
     fields = dict(case["request"])
     fields["workload"] = Workload(**fields.get("workload", {}))

@@ -47,6 +47,8 @@ TINY = Expected(repository="/tiny", is_ours=True, engine="transformers")
 HUB = replace(R1, checkpoint="deepseek-ai/DeepSeek-R1")
 HUB_SMALL = replace(HUB, checkpoint_bytes=100)
 VAST = {"/root/.cache": Disk(total=2000 * GIB, free=1000 * GIB)}
+NVCC = replace(R1, uses_nvcc=True)
+USE_NVCC = "TRTLLM_DG_JIT_USE_NVCC"
 
 
 def shard(*, missing: int = 0) -> bytes:
@@ -115,6 +117,11 @@ def may_lock(owners: str) -> FakedMachine:
     """A machine with a limit of locked memory, CAP_IPC_LOCK and this /proc/self/uid_map."""
     files = {"/proc/self/status": "Name:\tx\nCapEff:\t0000000000004000\n", "/proc/self/uid_map": f"   {owners}\n"}
     return with_files(files=files, limits={"memlock": (8 * MIB, 8 * MIB)})
+
+
+def cuda(release: str) -> Done:
+    """The answer of NVCC of that CUDA."""
+    return Done(code=0, out=f"nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release {release}, V1\n")
 
 
 def run(check: str, where: FakedMachine, expected: Expected) -> MachineFinding:
@@ -279,6 +286,27 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
         R1,
         "error",
         "doctor --python /opt/venv-tritonserver/bin/python3",
+    ),
+    ("nvcc", machine(), R1, "skipped", "no repository was named whose DeepGEMM compiles with NVCC"),
+    ("nvcc", machine(environ={USE_NVCC: "0"}), NVCC, "skipped", "compiles with NVCC"),
+    ("nvcc", having(tensorrt_llm=None), NVCC, "skipped", "TensorRT-LLM is not installed here"),
+    ("nvcc", told({"nvcc --version": cuda("12.3")}), NVCC, "ok", "CUDA 12.3 (nvcc)"),
+    ("nvcc", told({"nvcc --version": cuda("12.2")}), NVCC, "error", "needs CUDA 12.3 or newer"),
+    ("nvcc", machine(), NVCC, "error", "not on PATH, and CUDA_HOME is not set"),
+    ("nvcc", machine(environ={"CUDA_HOME": "/opt/cuda"}), NVCC, "error", "/opt/cuda/bin/nvcc can't be run"),
+    (
+        "nvcc",
+        told({"/opt/cuda/bin/nvcc --version": cuda("13.1")}, environ={"CUDA_HOME": "/opt/cuda", USE_NVCC: "1"}),
+        NVCC,
+        "ok",
+        "CUDA 13.1 (/opt/cuda/bin/nvcc)",
+    ),
+    (
+        "nvcc",
+        told({"/my/nvcc": cuda("12.9")}, environ={"CUDA_HOME": "/opt/cuda", "TRTLLM_DG_NVCC_COMPILER": "/my/nvcc"}),
+        NVCC,
+        "ok",
+        "/my/nvcc",
     ),
     ("known-bad", machine(), R1, "ok", "none"),
     ("known-bad", having(openai="1.107.3"), R1, "note", "start.sh brings the work-around"),

@@ -34,7 +34,7 @@ from deepseek_triton_build.planning.embedded import embedded_settings
 from deepseek_triton_build.planning.fitting import choose_sizes
 from deepseek_triton_build.planning.plan_request import ENGINES, OPTIONS, PlanRequest
 from deepseek_triton_build.planning.release_settings import for_release, settings_files, with_overrides
-from deepseek_triton_build.planning.server_environment import choose_environment
+from deepseek_triton_build.planning.server_environment import choose_environment, unset_environment
 from deepseek_triton_build.planning.suggestion import ways_that_work
 from deepseek_triton_build.planning.target import Target, refuse, resolve_target
 from deepseek_triton_build.planning.triton_settings import triton_settings
@@ -69,6 +69,8 @@ class Plan:
     environment: tuple[EnvironmentVariable, ...] = ()
     files: tuple[SettingsFile, ...] = ()
     """Files that settings name by their paths. They lie beside the YAML that names them."""
+    unset_environment: tuple[EnvironmentVariable, ...] = ()
+    """Variables that the guides set and the plan does not, with the guides' values; the reason says why."""
     layout: Layout = _ONE_GPU
     num_nodes: int = 1
     gpu: Gpu | None = None
@@ -218,6 +220,7 @@ def _tensorrt_llm_plan(target: Target) -> Plan:
         canonical=deployment.settings,
         environment=environment,
         files=files,
+        unset_environment=unset_environment(target, environment),
         layout=deployment.layout,
         num_nodes=target.num_nodes,
         gpu=target.gpu,

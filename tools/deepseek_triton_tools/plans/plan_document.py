@@ -61,6 +61,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "layout": dataclasses.asdict(plan.layout),
         "settings": [dataclasses.asdict(setting) for setting in plan.settings],
         "environment": [dataclasses.asdict(variable) for variable in plan.environment],
+        "unset_environment": [dataclasses.asdict(variable) for variable in plan.unset_environment],
         "memory": _memory(plan.budget) if plan.budget else None,
         "concurrency": [dataclasses.asdict(row) for row in concurrency(plan)],
         "max_concurrency": plan.max_concurrency or None,

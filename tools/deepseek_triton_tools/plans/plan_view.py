@@ -99,6 +99,7 @@ def _lines(plan: Plan) -> list[_Line]:
     rows: list[tuple[str, str, str, Setting | EnvironmentVariable]] = [
         *((_section(setting.key), setting.key, _shown(setting), setting) for setting in settings),
         *((_ENVIRONMENT, variable.name, variable.value, variable) for variable in plan.environment),
+        *((_ENVIRONMENT, variable.name, "not set", variable) for variable in plan.unset_environment),
     ]
     notes = _notes(plan)
     return [

@@ -37,6 +37,7 @@ CHECKS: Sequence[MachineCheck] = (
         run=software.check_python_backend,
     ),
     MachineCheck(id="tensorrt-llm", title="TensorRT-LLM", needs=(capabilities.SERVE,), run=software.check_tensorrt_llm),
+    MachineCheck(id="nvcc", title="NVCC", needs=(capabilities.SERVE,), run=software.check_nvcc),
     MachineCheck(id="known-bad", title="known faults", needs=(capabilities.SERVE,), run=software.check_known_bad),
     MachineCheck(id="mpi", title="MPI", needs=(capabilities.SERVE, capabilities.MPIRUN), run=mpi_setup.check_mpi),
     MachineCheck(
