@@ -124,7 +124,7 @@ MODEL_YAML_EDITS = [
     pytest.param("  engine: tensorrt_llm", "  default_sampling: {seed: abc}", "T002", 13, "leave", id="no seed"),
     pytest.param("  decoupled: true", "  decoupled: 1", "T002", 14, "true or false", id="decoupled as a number"),
     pytest.param("  decoupled: true", "  decoupled: false", "C006", 7, "decoupled: false", id="decoupled differs"),
-    pytest.param("  max_batch_size: 0", "  max_batch_size: 8", "C006", 5, "max_batch_size: 8", id="batch size differs"),
+    pytest.param("  max_batch_size: 0", "  max_batch_size: 8", "C006", 5, "does not take 8", id="batch size differs"),
     pytest.param("tensor_parallel_size: 8", "tensor_parallel_size: 16", "T013", GROUP, "give it 16", id="too few GPUs"),
     pytest.param(
         "tensor_parallel_size: 8", "tensor_parallel_size: 4", "T014", GROUP, "tensor_parallel_size", id="idle GPUs"

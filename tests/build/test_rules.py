@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 
 from deepseek_triton_build.catalog import (
     READABLE_RELEASES,
@@ -191,7 +193,7 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
     ),
     "K011": (deployed({"dtype": "fp8"}), deployed({"dtype": "bfloat16"})),
     "L001": (
-        deployed({"max_batch_size": 256, "cuda_graph_config.batch_sizes": [1, 128]}),
+        deployed({"max_batch_size": 256, "cuda_graph_config.max_batch_size": 128}),
         deployed({"max_batch_size": 256, "cuda_graph_config.max_batch_size": 256}),
     ),
     "L002": (
@@ -291,6 +293,13 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
     ),
 }
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
+
+
+def test_a_list_of_graphs_gets_one_more_size() -> None:
+    listed = deployed({"max_batch_size": 256, "cuda_graph_config.batch_sizes": [1, 128]})
+    [fix] = [violation.fix for rule, violation in violations(listed) if rule.code == "L001"]
+
+    assert fix.startswith("add 256 to cuda_graph_config.batch_sizes")
 
 
 @pytest.mark.parametrize("dtype", ["auto", "fp8"])
@@ -492,3 +501,37 @@ def test_the_page_lists_every_rule_and_every_check_once() -> None:
 
 def test_rules_and_checks_share_no_code() -> None:
     assert not {rule.code for rule in RULES} & {check.code for check in CHECKS}
+
+
+TO_SET = re.compile(
+    r"^(?:set|raise) (?P<key>[\w.]+)(?:: | to )(?P<value>[\w.]+)|^use (?:.*for example )?(?P<number>[\d.]+)"
+)
+TO_REMOVE = re.compile(r"^remove (?P<key>[\w.]+)")
+
+
+def mended(deployment: Deployment, key: str | None, fix: str) -> Deployment | None:
+    """Return `deployment` after the advice, where it says which value to set or to remove; None where it does not."""
+    settings = dict(deployment.settings)
+    if found := TO_SET.match(fix):
+        named = found["key"]
+        settings[named if named and named != "it" else str(key)] = yaml.safe_load(found["value"] or found["number"])
+    elif found := TO_REMOVE.match(fix):
+        gone = str(key) if found["key"] == "it" else found["key"]
+        if not any(name == gone or name.startswith(f"{gone}.") for name in settings):
+            return None  # a variable, or a setting of the backend
+        settings = {name: value for name, value in settings.items() if name != gone and not name.startswith(f"{gone}.")}
+    else:
+        return None
+    return None if str(key).startswith("triton_config.") else replace(deployment, settings=settings)
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_advice_that_can_be_followed_mends_what_it_is_about_and_breaks_no_other_rule(code: str) -> None:
+    broken, _ = CASES[code]
+    errors = {rule.code for rule, _ in violations(broken) if rule.severity == "error"}
+    for rule, violation in violations(broken):
+        after = mended(broken, violation.key, violation.fix) if rule.code == code else None
+        if after is not None:
+            found = {rule.code: rule.severity for rule, _ in violations(after)}
+            assert code not in found, violation.fix
+            assert {name for name, severity in found.items() if severity == "error"} <= errors, violation.fix

@@ -473,3 +473,14 @@ def test_what_is_left_out_is_said(capsys):
     assert any(row["key"] == "triton_config.default_sampling.temperature" for row in got["omissions"])
     assert main(["plan", *with_mtp]) == 0
     assert "Left out\n" in capsys.readouterr().out
+
+
+def test_settings_that_lie_in_a_file_of_their_own_are_shown(capsys):
+    wide = ["deepseek-r1", "--gpu", "gb200-nvl72", "--profile", "wide-ep", "--trtllm", "1.0.0"]
+    [file] = document(capsys, *wide)["files"]
+    assert main(["plan", *wide]) == 0
+    shown = capsys.readouterr().out
+
+    assert (file["name"], [row["value"] for row in file["settings"]]) == ("moe-load-balancer.yaml", [288, 1])
+    assert "moe_config.load_balancer.num_slots" in shown
+    assert "moe-load-balancer.yaml" in shown

@@ -21,6 +21,8 @@ TYPICAL = Workload(isl=1024, osl=2048)
 """The lengths of the published benchmarks, for when neither request nor recipe gives any."""
 MAX_SEQ_LEN = 65536
 """max_seq_len when no length is asked for: R1 reasons for tens of thousands of tokens."""
+LONGEST_ANSWER = 32768
+"""The maximum generation length of the evaluations in DeepSeek-R1's model card."""
 KV_FRACTION = 0.8
 """The KV cache's share of free memory when the recipe gives none (the deployment guide for DeepSeek-R1)."""
 _BLOCK = 64
@@ -186,7 +188,7 @@ def _seq_len(target: Target, workload: Workload, *, longest_prompt: int | None) 
     if target.request.workload.isl is not None or target.request.workload.osl is not None:
         chosen = needed
     elif longest_prompt is not None and _is_for_a_benchmark(target):
-        chosen = min(longest, round_up(longest_prompt + osl_of(workload), 256))
+        chosen = seq_len_for(longest_prompt)
     else:
         chosen = target.recipe.value("max_seq_len", max(MAX_SEQ_LEN, needed))
     if chosen > longest:
@@ -196,6 +198,11 @@ def _seq_len(target: Target, workload: Workload, *, longest_prompt: int | None) 
             fix="use a smaller --isl or --osl",
         )
     return int(chosen)
+
+
+def seq_len_for(longest_prompt: int) -> int:
+    """Return the max_seq_len for the longest prompt and the longest answer."""
+    return round_up(longest_prompt + LONGEST_ANSWER, 256)
 
 
 def _is_for_a_benchmark(target: Target) -> bool:

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Workload, profiles
+from deepseek_triton_build.planning.batch_sizes import LONGEST_ANSWER
 from deepseek_triton_build.planning.plan import Plan, make_plan
 from deepseek_triton_build.planning.plan_request import PYTHON_BACKEND, PlanRequest
 from deepseek_triton_build.render import trtllm_commands as trtllm
@@ -52,9 +53,9 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
     return FORMATS[name].files(plan, version)
 
 
-EVALUATION = Workload(isl=8192, osl=32768)
-"""The lengths that an evaluation is planned for: trtllm-eval's own max_num_tokens, and the most that its GPQA answers
-(TensorRT-LLM tensorrt_llm/evaluate)."""
+EVALUATION = Workload(isl=8192, osl=LONGEST_ANSWER)
+"""The lengths that an evaluation is planned for: trtllm-eval's own max_num_tokens, and the answers to GPQA, to which
+trtllm-eval gives as many tokens as R1's model card (TensorRT-LLM tensorrt_llm/evaluate)."""
 
 
 def format_request(name: str, request: PlanRequest) -> PlanRequest:

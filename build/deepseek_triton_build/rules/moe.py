@@ -144,7 +144,12 @@ def _balanced_backend(d: Deployment) -> Iterator[Violation]:
     able = ("WIDEEP",) if d.release is None or d.is_before("1.2.0") else ("WIDEEP", "CUTLASS", "TRTLLM")
     if d.release is not None and _has_balancer(d) and backend not in able:
         message = f"the expert load balancer does not work with MoE back end {backend}"
-        yield Violation(_BALANCER, message, f"set {_BACKEND}: {' or '.join(able)}, or remove the balancer")
+        row = None
+        if d.gpu is not None and d.precision is not None:
+            row = find_moe_backends(d.gpu, d.precision, d.layout.expert_parallel_size)
+        usable = [name for name in able if row is None or name in row.backends]
+        instead = f"set {_BACKEND}: {' or '.join(usable)}, or " if usable else ""
+        yield Violation(_BALANCER, message, f"{instead}remove {_BALANCER}")
 
 
 @RULES.note(

@@ -31,7 +31,8 @@ def _graphs(d: Deployment) -> Iterator[Violation]:
     largest = max(d.get(_SIZES) or (d.get(_LARGEST) or DEFAULT_GRAPH_MAX_BATCH_SIZE,))
     if batch > largest:
         message = f"batches of more than {largest} run without a CUDA graph, and max_batch_size is {batch:,}"
-        yield Violation(_LARGEST, message, f"raise {_LARGEST} to {batch}; a graph takes up to 200 MB")
+        fix = f"add {batch} to {_SIZES}" if d.get(_SIZES) else f"raise {_LARGEST} to {batch}"
+        yield Violation(_LARGEST, message, f"{fix}; a graph takes up to 200 MB")
 
 
 @RULES.error(

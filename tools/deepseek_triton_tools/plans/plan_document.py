@@ -60,6 +60,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "workload": dataclasses.asdict(plan.workload),
         "layout": dataclasses.asdict(plan.layout),
         "settings": [dataclasses.asdict(setting) for setting in plan.settings],
+        "files": [dataclasses.asdict(file) for file in plan.files],
         "environment": [dataclasses.asdict(variable) for variable in plan.environment],
         "unset_environment": [dataclasses.asdict(variable) for variable in plan.unset_environment],
         "memory": _memory(plan.budget) if plan.budget else None,

@@ -95,7 +95,8 @@ def _section(key: str) -> str:
 def _lines(plan: Plan) -> list[_Line]:
     """Return the lines in the order of the sections; within a section as they are written."""
     titles = [*(title for title, _ in _SECTIONS[:-1]), _OTHER, _SECTIONS[-1][0]]
-    settings = sorted(plan.settings, key=lambda setting: titles.index(_section(setting.key)))
+    in_files = [setting for file in plan.files for setting in file.settings]
+    settings = sorted([*plan.settings, *in_files], key=lambda setting: titles.index(_section(setting.key)))
     rows: list[tuple[str, str, str, Setting | EnvironmentVariable]] = [
         *((_section(setting.key), setting.key, _shown(setting), setting) for setting in settings),
         *((_ENVIRONMENT, variable.name, variable.value, variable) for variable in plan.environment),
