@@ -150,6 +150,14 @@ CONFIG_EDITS = [
     pytest.param("{ decoupled: true }", "{ decoupled: true", "C003", 9, "correct", id="a brace is missing"),
     pytest.param("{ decoupled: true }", "{ decoupled: false }", "C006", 7, "decoupled: true", id="not decoupled"),
     pytest.param("max_batch_size: 0", "max_batch_size: 4", "C006", 5, "max_batch_size: 0", id="batches"),
+    pytest.param(
+        "dims: [ -1 ] } ]\n# The prompt in token ids",
+        "dims: [ -1 ], optional: true } ]\n# The prompt in token ids",
+        "C008",
+        9,
+        "dims: [ -1 ] }",
+        id="text_input is optional",
+    ),
     pytest.param('name: "messages"', 'name: "message"', "C008", None, 'name: "messages"', id="input missing"),
     pytest.param('name: "messages"', 'name: "message"', "C009", 14, "messages?", id="input too many"),
     pytest.param(

@@ -121,6 +121,13 @@ def test_llmapi_flags_put_the_reasons_on_every_response(llmapi_server: ServerPro
     assert reasons == [("None", "None")] * (len(results) - 1) + [("length", "None")]
 
 
+def test_the_curl_of_tensorrt_llms_ensemble(llmapi_server: ServerProcess) -> None:
+    """The line in tensorrtllm_backend's README, whose lists of words are empty."""
+    body = {"text_input": PROMPT, "max_tokens": 16, "bad_words": "", "stop_words": "", "temperature": 0}
+
+    assert post(llmapi_server, "generate", body).raise_for_status().json()["text_output"] == generated(llmapi_server)
+
+
 def test_a_client_that_fills_in_what_the_config_requires_sends_the_prompt(llmapi_server: ServerProcess) -> None:
     """triton_cli: for each input of the configuration that is not optional it makes a tensor, and for no other one."""
     config = httpx.get(f"{url(llmapi_server, 'http')}/v2/models/{MODEL}/config", timeout=20).json()

@@ -26,7 +26,7 @@ from deepseek_triton_client import InvalidRequest
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.client_kinds import ClientKind
 from support.scraping import scrape
-from support.servers import build, change_yaml
+from support.servers import STANDIN, build, change_yaml
 from support.waiting import wait_for
 from support.wire import (
     LONG_ANSWER,
@@ -47,7 +47,9 @@ from support.wire import (
 )
 
 CROWD = "crowd"
-"""A twin beside MODEL: the simulated engine at the pace of a deployment that takes many requests at once."""
+"""A model beside MODEL: the simulated engine at the pace of a deployment that takes many requests at once."""
+TRTLLM = "trtllm"
+"""Another one: the production path on the strict stand-in for TensorRT-LLM."""
 SMALL_SHM = "5m"
 """Room for the stub and a request, and not for sixteen times its text."""
 BOTH = pytest.mark.parametrize("scheme", ["grpc", "http"])
@@ -57,14 +59,18 @@ BOTH = pytest.mark.parametrize("scheme", ["grpc", "http"])
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("not_decoupled")
     repository = build(folder / "repository", "tiny", "--no-decoupled")
-    options = ("--engine", "simulated", "--preset", "h200x8-r1-fp8-max-throughput", "--no-decoupled")
-    crowd = repository / CROWD
-    shutil.copytree(build(folder / "simulated", "tiny", *options) / MODEL, crowd)
-    config = crowd / "config.pbtxt"
-    config.write_text(config.read_text().replace(f'name: "{MODEL}"', f'name: "{CROWD}"'))
-    change_yaml(crowd / "1/model.yaml", metrics_period_s=0.1)
-    with ServerProcess.serving(repository) as process:
-        yield process
+    crowd = ("tiny", "--engine", "simulated", "--preset", "h200x8-r1-fp8-max-throughput")
+    for name, options in {CROWD: crowd, TRTLLM: ("deepseek-r1", "--gpu", "h200", "--gpus", "8")}.items():
+        model = repository / name
+        shutil.copytree(build(folder / name, *options, "--no-decoupled") / MODEL, model)
+        config = model / "config.pbtxt"
+        config.write_text(config.read_text().replace(f'name: "{MODEL}"', f'name: "{name}"'))
+        change_yaml(model / "1/model.yaml", metrics_period_s=0.1)
+    shutil.copytree(STANDIN, repository / TRTLLM / "1/tensorrt_llm", ignore=shutil.ignore_patterns("__pycache__"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STANDIN_TOKENS_PER_S", "100")
+        with ServerProcess.serving(repository) as process:
+            yield process
 
 
 def tensors(prompt: str = PROMPT, *, max_tokens: int = 16) -> dict[str, Array]:
@@ -84,6 +90,18 @@ def test_infer_answers_as_generate_does(server: ServerProcess, scheme: str) -> N
     assert first(result, "finish_reason") == expected["finish_reason"] == "length"
     assert result.as_numpy("num_output_tokens").tolist() == [16]
     assert result.as_numpy("num_input_tokens").tolist() == [expected["num_input_tokens"]]
+
+
+@BOTH
+def test_infer_on_the_production_path(server: ServerProcess, scheme: str) -> None:
+    greedy = tensors() | {"sampling_param_temperature": np.array([0], dtype=np.float32)}
+
+    result = infer(server, scheme, greedy, model=TRTLLM, request_id="1", parameters=UPSTREAM)
+
+    body = {"text_input": PROMPT, "max_tokens": 16, "temperature": 0}
+    expected = post(server, "generate", body, model=TRTLLM).json()
+    assert first(result, "text_output") == expected["text_output"]
+    assert result.as_numpy("num_output_tokens").tolist() == [expected["num_output_tokens"]]
 
 
 @BOTH
@@ -145,19 +163,29 @@ def test_a_large_response_comes_whole(server: ServerProcess, scheme: str) -> Non
     assert first(result, "text_output").startswith(prompt)
 
 
-def running(server: ServerProcess, model: str = CROWD) -> float:
-    found = scrape(server)
-    return found["engine_running_requests", frozenset({"model": model, "version": "1"}.items())]
+@BOTH
+def test_at_the_deadline_the_text_so_far_is_the_answer(server: ServerProcess, scheme: str) -> None:
+    timeout = {"timeout_ms": np.array([3000], dtype=np.int32)}
+
+    result = infer(server, scheme, tensors(max_tokens=LONG_ANSWER) | timeout, model=CROWD)
+
+    assert first(result, "finish_reason") == "timeout"
+    assert 0 < result.as_numpy("num_output_tokens")[0] < LONG_ANSWER
 
 
-def test_many_at_once_are_one_batch_of_the_engine(server: ServerProcess) -> None:
+def running(server: ServerProcess, model: str = CROWD, name: str = "engine_running_requests") -> float:
+    return scrape(server)[name, frozenset({"model": model, "version": "1"}.items())]
+
+
+@pytest.mark.parametrize(("model", "gauge"), [(CROWD, "engine_running_requests"), (TRTLLM, "inflight_sequences")])
+def test_many_at_once_are_one_batch_of_the_engine(server: ServerProcess, model: str, gauge: str) -> None:
     """None waits for another: requests of both protocols are generated together."""
     schemes = ["grpc"] * 32 + ["http"] * 8
-    long = tensors(max_tokens=LONG_ANSWER)
+    long = tensors(max_tokens=LONG_ANSWER) | {"sampling_param_ignore_eos": flag(True)}
     with ThreadPoolExecutor(len(schemes)) as threads:
-        asked = [threads.submit(infer, server, each, long, model=CROWD, request_id="all") for each in schemes]
-        wait_for(lambda: running(server) == len(schemes), lambda: f"{running(server)} are generated together")
-        post(server, "generate", {"id": "all", "stop": True}, model=CROWD)
+        asked = [threads.submit(infer, server, each, long, model=model, request_id="all") for each in schemes]
+        wait_for(lambda: running(server, model, gauge) == len(schemes), lambda: f"{running(server, model, gauge)}")
+        post(server, "generate", {"id": "all", "stop": True}, model=model)
         reasons = [first(each.result(), "finish_reason") for each in asked]
 
     assert reasons == ["cancelled"] * len(schemes)
