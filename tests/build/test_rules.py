@@ -181,7 +181,7 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({FRACTION: 0.8, "kv_cache_config.max_tokens": 4096}),
         deployed({"kv_cache_config.max_tokens": 4096}),
     ),
-    "K010": (deployed({"dtype": "fp8"}), deployed({"dtype": "bfloat16"})),
+    "K011": (deployed({"dtype": "fp8"}), deployed({"dtype": "bfloat16"})),
     "L001": (
         deployed({"max_batch_size": 256, "cuda_graph_config.batch_sizes": [1, 128]}),
         deployed({"max_batch_size": 256, "cuda_graph_config.max_batch_size": 256}),

@@ -367,7 +367,7 @@ FAULTS: tuple[Fault, ...] = (
             "keys and values",
         ),
         ("no model", drop(Y, "model"), "S020", "the checkpoint's folder or name"),
-        ("the KV cache's dtype at the left", line(Y, "dtype: fp8"), "K010", "under kv_cache_config: dtype: fp8"),
+        ("the KV cache's dtype at the left", line(Y, "dtype: fp8"), "K011", "under kv_cache_config: dtype: fp8"),
         ("a section's first key not indented", indent(Y, "dtype", by=-2), "S002", "correct it"),
         ("an argument indented", indent(Y, "sampler_type", by=2), "S011", "sampler_type is not a key of moe_config"),
         ("a setting of the backend not indented", line(Y, "default_max_tokens: 256"), "S011", "under triton_config"),

@@ -146,7 +146,7 @@ def _two_limits(d: Deployment) -> Iterator[Violation]:
 
 
 @RULES.error(
-    "K010",
+    "K011",
     title="dtype at the top level is a type of 16 or 32 bits",
     why="It is the type of the activations. The KV cache's type is kv_cache_config.dtype, one indent further right.",
     source=f"{LLM_ARGS}, BaseLlmArgs",
