@@ -504,7 +504,7 @@ def test_rules_and_checks_share_no_code() -> None:
 
 
 TO_SET = re.compile(
-    r"^(?:set|raise) (?P<key>[\w.]+)(?:: | to )(?P<value>[\w.]+)|^use (?:.*for example )?(?P<number>[\d.]+)"
+    r"^(?:set|raise) (?P<key>[\w.]+)(?:: | to )(?P<value>[\w.-]+)|^use (?:.*for example )?(?P<number>[\d.]+)"
 )
 TO_REMOVE = re.compile(r"^remove (?P<key>[\w.]+)")
 
