@@ -21,7 +21,8 @@ from deepseek_triton_build import (
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.plans.plan_view import show_warnings
-from deepseek_triton_tools.terminal.output_streams import complain, printable, to_reader
+from deepseek_triton_tools.terminal.output_streams import complain, to_reader
+from deepseek_triton_tools.terminal.tables import paragraph
 from deepseek_triton_tools.tool_errors import ToolError
 
 
@@ -49,7 +50,7 @@ def build(
         raise
     with to_reader():
         for line in [*summary(plan, output, format=format), *changes]:
-            print(printable(line))
+            print(paragraph(line, "", "    "))
         show_warnings(plan)
 
 

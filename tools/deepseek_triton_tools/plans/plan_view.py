@@ -138,7 +138,6 @@ def _show_settings(plan: Plan) -> None:
 
 def _draw(lines: list[_Line]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -153,7 +152,7 @@ def _draw(lines: list[_Line]) -> None:
             reason = Text(row.reason).append(f" ({row.source})" if row.source else "", "dim")
             drawn.add_row(Text(f"  {row.key}"), Text(row.value), reason)
         drawn.add_row()
-    Console(highlight=False).print(drawn)
+    tables.console().print(drawn)
 
 
 def _show_memory(plan: Plan) -> None:
