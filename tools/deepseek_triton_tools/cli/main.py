@@ -17,8 +17,9 @@ from collections.abc import Collection, Sequence
 from importlib import import_module
 
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.cli.parsing import Handler, HelpFormatter, VerbParser, about_option, add_verb
+from deepseek_triton_tools.cli.parsing import Handler, HelpFormatter, VerbParser, about_option, add_verb, nearest
 from deepseek_triton_tools.terminal import output_streams
+from deepseek_triton_tools.tool_errors import ToolError
 
 VERBS = {
     "demo": "see it work: make a tiny DeepSeek, serve it on a real tritonserver, call it",
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def program_parser(verbs: Collection[str]) -> argparse.ArgumentParser:
     """The parser of the whole command line, with the options of `verbs` only."""
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="deepseek-triton",
         usage="%(prog)s [-h] [--version] VERB ...",
         description="Serve DeepSeek-V3, R1 and V3.2-Exp on NVIDIA Triton Inference Server.",
@@ -91,6 +92,9 @@ def program_parser(verbs: Collection[str]) -> argparse.ArgumentParser:
 
 
 def _parsed(words: Sequence[str], verb: str) -> argparse.Namespace:
+    if verb and verb not in VERBS:
+        meant = nearest(verb, VERBS) or "; deepseek-triton --help lists them"
+        raise ToolError(f"there is no such verb{meant}", exit_code=2)
     args, unknown = program_parser([verb]).parse_known_args(words)
     if unknown:
         hint = about_option(unknown[0], args.parser, program_parser(VERBS))
@@ -117,7 +121,6 @@ def _advice(error: Exception) -> str:
 def _expected_error(error: Exception) -> int | None:
     """The exit code for an error that explains itself; None for a bug, whose traceback is wanted."""
     from deepseek_triton_client import DeepseekTritonError
-    from deepseek_triton_tools.tool_errors import ToolError
 
     if isinstance(error, ToolError):
         return error.exit_code
