@@ -74,6 +74,8 @@ class ActiveRequest:
         self.requests: tuple[GenerateRequest, ...] = ()
         """The requests given to the engine, one for each sequence."""
         self.sequences: list[SequenceBuffer] = []
+        self.is_aborted = False
+        """The engine was told to end it, and its last step is awaited. Set by `mark_aborted`."""
         self.has_sent = False
         """A response with text has been sent."""
         self.num_tokens_waiting = 0
@@ -176,6 +178,17 @@ class ActiveRequest:
             if sequence.matched_stop and not had_ended and step.finish_reason is None:
                 return StepEffect.SEND_AND_ABORT if send else StepEffect.ABORT
             return StepEffect.SEND if send else StepEffect.NOTHING
+
+    @property
+    def has_text_in_engine(self) -> bool:
+        """The engine has the text so far, and sends it when it ends or is aborted."""
+        return not self.ended and any(not request.wants_steps for request in self.requests)
+
+    def mark_aborted(self) -> bool:
+        """Set `is_aborted`. False: it was set already."""
+        with self._lock:
+            was_aborted, self.is_aborted = self.is_aborted, True
+            return not was_aborted
 
     def end(self, *, finish_reason: FinishReason | None = None, error: BackendError | None = None) -> bool:
         """Fix the outcome: a finish reason with the text so far, or an error. False: it was fixed already."""
