@@ -334,7 +334,7 @@ def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engi
         harness.engine._llm.tokenizer, "encode", lambda *a, **k: tokenised.wait(WAIT_S) and encode(*a, **k)
     )
     monkeypatch.setattr(harness.engine._llm, "generate_async", lambda **_: pytest.fail("it was submitted"))
-    request = harness.submit()
+    request = harness.submit("x" * (engine_module.MAX_SHORT_PROMPT + 1))
     harness.engine.abort(request.request_id)
     harness.engine._loop.call(tokenised.set)  # after the abort, on the same thread
     (step,) = harness.sink.result(request)
