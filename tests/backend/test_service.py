@@ -21,6 +21,7 @@ from deepseek_backend.process.readiness import readiness
 from deepseek_backend.process.watcher import ServerAbove, drain_seconds
 from deepseek_backend.service import Service
 from support.fakes import ListReply, ScriptedEngine
+from support.waiting import wait_for
 
 
 @pytest.fixture
@@ -511,9 +512,9 @@ def test_an_idle_server_does_not_wait_for_tokens(engine):
         ({}, False),
         ({"n": 2, "temperature": 0.8}, False),
         ({"separate_reasoning": True}, False),
+        ({"timeout_ms": 1000}, False),
         ({"stream": True}, True),
         ({"sampling_param_stop": "x"}, True),
-        ({"timeout_ms": 1000}, True),
     ],
     ids=str,
 )
@@ -541,6 +542,21 @@ def test_an_answer_that_comes_whole_and_is_cut_short_has_the_engines_text_so_far
         assert (reply.text, reply.last["finish_reason"]) == ("so far", "cancelled")
         assert [wait(stop).finals for stop in stops] == [1, 1]
         assert settled(service)
+
+
+def test_at_the_deadline_an_answer_that_comes_whole_has_the_engines_text_so_far(engine):
+    engine.whole_answers = True
+    with serving(engine) as service:
+        replies = [send(service, "a", "b", timeout_ms=1) for _ in range(2)]
+        requests = engine.requests
+        wait_for(lambda: len(engine.aborted) == len(requests))
+        for request in requests:
+            finish(engine, request, "so far", reason="cancelled")
+        for reply in replies:
+            assert wait(reply).last["finish_reason"] == ["timeout", "timeout"]
+            assert reply.last["text_output"] == ["so far", "so far"]
+        assert settled(service)
+        assert len(engine.aborted) == len(requests)
 
 
 def test_a_gone_client_is_no_reason_to_wait_for_the_text_so_far(engine):

@@ -22,7 +22,7 @@ from deepseek_backend.answer.active_request import ActiveRequest, Reply
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.delivery.delivery import Delivery
 from deepseek_backend.engine_warmup import warm_up
-from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, Step
+from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, FinishReason, Step
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.errors import BackendError, EngineError, RequestError, UnavailableError, describe
 from deepseek_backend.field_values import quoted
@@ -144,9 +144,8 @@ class Service:
 
     def _submit(self, active: ActiveRequest, parsed: ParsedRequest, timeout_us: int) -> None:
         deadline_s = _deadline_s(active.arrived_s, parsed.timeout_ms, timeout_us or parsed.timeout_us)
-        # Steps are dear, and an answer sent at once needs them only where a stop string or a deadline may cut it short.
-        wants_steps = parsed.streaming or bool(parsed.sampling.stop) or deadline_s is not None
-        wants_steps = wants_steps or not self._engine.capabilities.whole_answers
+        # Steps are dear, and an answer sent at once needs them only where a stop string may end it.
+        wants_steps = parsed.streaming or bool(parsed.sampling.stop) or not self._engine.capabilities.whole_answers
         requests = expand(parsed, self._engine, self._ids, wants_steps=wants_steps)
         admitted = self._admission.admit(requests)
         if not active.begin(parsed, requests, admitted=admitted, deadline_s=deadline_s):
@@ -159,7 +158,7 @@ class Service:
                 break
             self._engine.submit(request, self)
         # While it was being submitted: an abort may have come before the engine knew the request.
-        if active.ended or active.is_aborted:
+        if active.ended or active.awaits_abort:
             self._abort_in_engine(requests)
 
     def _stop_by_client_id(self, stopper: ActiveRequest) -> None:
@@ -222,10 +221,11 @@ class Service:
         Where the engine keeps the text so far, its last step ends the request.
         """
         self.delivery.flush(active)
+        reason: FinishReason = "timeout" if timed_out else "cancelled"
         if error is None and active.has_text_in_engine:
-            if active.mark_aborted():
+            if active.mark_aborted(reason):
                 self.abort(active.requests, cause=cause)
-        elif active.end(finish_reason="timeout" if timed_out else "cancelled", error=error):
+        elif active.end(finish_reason=reason, error=error):
             self.abort(active.requests, cause=cause)
         self.delivery.put_request(active)  # also where flush took the engine's own end: nobody else may have queued it
 

@@ -85,8 +85,8 @@ MAX_TURN_S = 0.005
 of each of 256 requests waiting, the median token comes after 0.5 s instead of 0.8 s."""
 ABORT_TIMEOUT_S = 5.0
 """Seconds that TensorRT-LLM gets to end an aborted request, before this engine ends it."""
-WHOLE_ABORT_TIMEOUT_S = 1.0
-"""The same for an answer that comes whole: its client waits for the text so far."""
+WHOLE_ABORT_TIMEOUT_S = 2.0
+"""The same for an answer that comes whole: its client waits for the text so far. No iteration takes longer."""
 
 
 @dataclass(eq=False)
