@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
 from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.data.releases import Release, load_release
 from deepseek_triton_build.data.releases.spelling import canonical
-from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
 from deepseek_triton_build.text import comment_lines
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.planning.plan import Plan
 
 _VALUES = {
     "tensor_parallel_size": "--tp_size",
