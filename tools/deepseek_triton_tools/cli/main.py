@@ -5,7 +5,7 @@ wrong; 130 interrupted. `serve` passes on tritonserver's own; `warm`, `probe`, `
 
 A verb's file holds its options and its handler. Only the file of the verb that is asked for is imported. Where a
 handler needs the generator (`deepseek_triton_build`), PyYAML or rich, it imports them itself: they come with the extra
-`tools`, and importing the generator's rules takes 0.15 s, so that --help works without the one and before the other.
+`tools`, and importing them takes longer than the rest of --help.
 """
 
 from __future__ import annotations

@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+<<<<<<< HEAD
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+=======
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+>>>>>>> views
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,7 +27,7 @@ class VerbParser(argparse.ArgumentParser):
     """The parser of a verb (`launch`) or of a form of one (`launch docker`)."""
 
     names: Callable[[], str] | None = None
-    """Returns a last section of the help. It is looked up when the help is shown, and needs the extra `tools`."""
+    """Returns a last section of the help. It is looked up when the help is shown."""
     rest: str | None = None
     """The attribute that gets the words after `--`, as a list."""
     form_first: Callable[[list[str]], str] | None = None
@@ -64,14 +69,7 @@ class VerbParser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         text = super().format_help()
-        if self.names is None:
-            return text
-        try:
-            return f"{text}\n{self.names()}"
-        except ModuleNotFoundError:
-            return (
-                f"{text}\npip install 'deepseek-triton[tools]' adds the names to this page, and what the verb needs\n"
-            )
+        return text if self.names is None else f"{text}\n{self.names()}"
 
 
 def _fitted(line: str, width: int) -> str:
@@ -159,6 +157,13 @@ def _leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 def _options(parser: argparse.ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings]
+
+
+def require_tools() -> None:
+    """Raise ModuleNotFoundError without the extra `tools`. Whether a verb works mustn't depend on what it comes across:
+    most plans have nothing that PyYAML is needed for."""
+    if find_spec("yaml") is None:
+        raise ModuleNotFoundError("No module named 'yaml'", name="yaml")
 
 
 # --- Options of several verbs ---
