@@ -36,7 +36,7 @@ types: $(INSTALLED)  ## mypy, strict
 docs: $(INSTALLED)  ## build the documentation as a site into .cache/site; a broken link is an error
 	@$(BIN)/zensical build --clean --strict
 
-generated: $(INSTALLED)  ## write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md and the index in ARCHITECTURE.md again
+generated: $(INSTALLED)  ## write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md, the index in ARCHITECTURE.md and the JSON of data/ again
 	@$(BIN)/python -m deepseek_triton_tools.generated_files
 
 check: lint types docs test  ## lint, types, docs and test

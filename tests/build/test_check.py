@@ -87,16 +87,6 @@ def test_an_unknown_release_or_gpu_in_the_options_is_an_error(tmp_path: Path, wr
         check_repository(tmp_path, CheckOptions(**wrong))  # type: ignore[arg-type]
 
 
-def test_text_input_may_be_required_and_may_be_optional(tmp_path: Path) -> None:
-    line = next(line for line in CONFIG.splitlines() if '"text_input"' in line)
-    bare = line.replace(", optional: true", "")
-    spellings = [bare, bare.replace(" } ]", ", optional: true } ]")]
-
-    for number, spelled in enumerate(spellings):
-        write(tmp_path / str(number), config=edited(CONFIG, line, spelled))
-        assert serious(check_repository(tmp_path / str(number), OPTIONS)) == []
-
-
 @pytest.mark.parametrize("place", ["", "tensorrt_llm"], ids=["beside the model", "in the model's folder"])
 def test_a_python_based_backend_may_have_another_name(tmp_path: Path, place: str) -> None:
     write(tmp_path, config=edited(CONFIG, 'backend: "python"', 'backend: "vllm"'))

@@ -443,8 +443,11 @@ def test_a_variable_has_its_value_unless_the_user_set_it(run, value):
     plan = replace(make_plan(R1), environment=(variable,))
 
     for format in ("triton", "trtllm-serve"):
-        assert run(plan, format).environment["SOME_NAME"] == value
-        assert run(plan, format, SOME_NAME="mine").environment["SOME_NAME"] == "mine"
+        own, kept = run(plan, format), run(plan, format, SOME_NAME="my own")
+        assert (own.environment["SOME_NAME"], own.error) == (value, "")
+        assert kept.environment["SOME_NAME"] == "my own"
+        said = f"note: SOME_NAME=my own is kept, as it was set before; the plan has {value}\n"
+        assert kept.error == f"{FORMATS[format].start}: {said}"
     assert "# because (a document)\n" in files_of(plan, "triton")["start.sh"]
 
 

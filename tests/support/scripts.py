@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -42,7 +43,8 @@ def script_runner(tmp_path: Path, folder: str = "with a space") -> Callable[...,
         environment = {"PATH": f"{commands}:{os.environ['PATH']}", "RECORD": str(record), **variables}
         record.unlink(missing_ok=True)
         script = place / FORMATS[format].start
-        script.write_text(re.sub(r"(?<![\w/])/app/", f"{tmp_path}/app/", script.read_text()))
+        app = re.compile(r"^(\s+)(/app/\S+)$", re.MULTILINE)  # a place in a list
+        script.write_text(app.sub(lambda found: found[1] + shlex.quote(f"{tmp_path}{found[2]}"), script.read_text()))
         done = subprocess.run([script, *arguments], env=environment, capture_output=True, text=True)
         if not record.exists():
             return Run(done.returncode, done.stderr, done.stdout, [], {})

@@ -29,7 +29,7 @@ def test_it_says_what_it_wrote_and_how_to_run_it(capsys, tmp_path):
         f"wrote {output}:",
         "KV cache",
         "26.07-trtllm",
-        f"run it there: {output}/start.sh",
+        f"run it there: {shlex.quote(f'{output}/start.sh')}",
         "requests at once",
     ):
         assert words in printed
@@ -308,10 +308,20 @@ def test_several_nodes_are_said(tmp_path, capsys):
     argv = ["build", "deepseek-v3", "--gpu", "h100", "--gpus", "16", "--output", str(tmp_path / "v3")]
     assert main(argv) == 0
 
-    assert f"run it on 2 nodes: {tmp_path}/v3/start.sh on the first" in capsys.readouterr().out
+    assert f"run it on 2 nodes: {shlex.quote(f'{tmp_path}/v3/start.sh')} on the first" in capsys.readouterr().out
 
 
 def test_the_tiny_model_runs_here(tmp_path, capsys):
     assert main(["build", "tiny", "--output", str(tmp_path / "tiny")]) == 0
 
-    assert f"run it here: deepseek-triton serve {tmp_path}/tiny" in capsys.readouterr().out
+    assert f"run it here: deepseek-triton serve {shlex.quote(f'{tmp_path}/tiny')}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("variant", [["tiny"], ["deepseek-r1", "--gpu", "h200"]])
+def test_the_line_that_runs_it_can_be_pasted_for_any_folder(tmp_path, capsys, variant):
+    folder = tmp_path / "it's r 1"
+    assert main(["build", *variant, "--output", str(folder)]) == 0
+    *_, command = [line for line in capsys.readouterr().out.splitlines() if line.startswith("run it ")]
+
+    last = shlex.split(command)[-1]
+    assert last in (str(folder), f"{folder}/start.sh")

@@ -36,8 +36,6 @@ from deepseek_triton_build.text import nearest_name, printable_line, safe_name, 
 
 NAME = "config.pbtxt"
 _PYTHON = "python"
-_MAY_BE_REQUIRED = ("text_input",)
-"""Inputs that a configuration may declare as required, for clients that send no optional input."""
 _TOKEN = re.compile(r"""(?P<skip>\#[^\n]*)|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<word>\w+)|[{}<>]""")
 
 
@@ -195,7 +193,7 @@ def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], want
             continue
         found = _shape(_dtype(here[name]) or str(here[name].data_type), here[name], kind)
         expected = _shape(tensor.dtype.value, tensor, kind)
-        if found != expected and not (name in _MAY_BE_REQUIRED and _same_but_optional(found, expected)):
+        if found != expected:
             text = f"{kind} {name}: expected {expected}, found {found}"
             yield config.finding(MISSING_TENSOR, text, f"write {declaration(kind, tensor)}", at=f'"{name}"')
     for name in here.keys() - by_name.keys():
@@ -210,10 +208,6 @@ def _shape(dtype: str, tensor: Any, kind: str) -> str:
     """Return type and shape of a tensor for people. Outputs have no `optional`."""
     optional = ", optional" if kind == "input" and tensor.optional else ""
     return f"{dtype} {list(tensor.dims)}{optional}"
-
-
-def _same_but_optional(found: str, expected: str) -> bool:
-    return found.removesuffix(", optional") == expected.removesuffix(", optional")
 
 
 def _dtype(tensor: Any) -> str | None:

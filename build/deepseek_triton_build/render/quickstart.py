@@ -100,7 +100,7 @@ def quickstart_sh(plan: Plan, *, stamp: str) -> str:
             "fi",
             'echo "quickstart.sh: runs $quickstart" >&2',
         ],
-        shell.exports(plan.environment),
+        shell.exports(plan.environment, "quickstart.sh"),
         shell.on_every_node(plan, "quickstart.sh"),
         [
             *shell.flag_comments(flags),

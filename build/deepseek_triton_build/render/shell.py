@@ -53,12 +53,26 @@ def script(stamp: str, about: Iterable[str], *parts: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def exports(environment: Iterable[EnvironmentVariable]) -> list[str]:
-    """Return the lines that export the plan's variables. A variable that the user has set keeps its value."""
-    lines = []
+def exports(environment: Iterable[EnvironmentVariable], script: str) -> list[str]:
+    """Return the lines by which `script` exports the plan's variables. A variable that is set already keeps its value.
+
+    That is said, because the user need not have set it: TensorRT-LLM's own image has a PYTORCH_CUDA_ALLOC_CONF
+    (docker/Dockerfile.multi@00f74add).
+    """
+    lines: list[str] = []
     for variable in environment:
         lines += [*comment_lines(variable.comment), _export(variable.name, variable.value)]
-    return lines
+        lines.append(f"keeps {variable.name} {quoted(variable.value)}")
+    if not lines:
+        return []
+    return [
+        "keeps() {",
+        '  if [[ "${!1}" != "$2" ]]; then',
+        f'    echo "{script}: note: $1=${{!1}} is kept, as it was set before; the plan has $2" >&2',
+        "  fi",
+        "}",
+        *lines,
+    ]
 
 
 def _export(name: str, value: str) -> str:

@@ -40,7 +40,7 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
             *shell.refusing(NAME),
         ],
         _overlay(plan),
-        shell.exports(plan.environment),
+        shell.exports(plan.environment, NAME),
         _launch_tag(plan),
         shell.interface() if plan.release is not None else [],
         shell.engine_variables() if plan.release is not None else [],

@@ -247,7 +247,7 @@ def _script(
     return shell.script(
         stamp,
         [about],
-        [f"here={shell.HERE}", *_whole_paths(plan), *shell.exports(plan.environment)],
+        [f"here={shell.HERE}", *_whole_paths(plan), *shell.exports(plan.environment, name)],
         setup,
         shell.on_every_node(plan, name),
         [*shell.flag_comments(args.flags), *command],
