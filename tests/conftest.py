@@ -8,6 +8,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
+from deepseek_triton_build.catalog import is_engine_variable
 from support.client_kinds import client_kind, client_loop
 
 __all__ = ["client_kind", "client_loop"]
@@ -23,7 +24,7 @@ settings.load_profile("default")
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proxies of the machine have no business between a test and its loopback server."""
+    """Proxies have no business between a test and its loopback server, nor has what is set for the machine's engine."""
     for name in list(os.environ):
-        if name.lower().endswith("_proxy"):
+        if name.lower().endswith("_proxy") or is_engine_variable(name):
             monkeypatch.delenv(name)

@@ -9,33 +9,37 @@ Needs no GPU, no network and no torch. The public modules, beside this one: `che
 
 from __future__ import annotations
 
-from deepseek_triton_build.arithmetic import Budget
-from deepseek_triton_build.build_errors import (
-    BuildError,
-    EditedError,
-    NothingToCheckError,
-    OutputError,
-    RefusedPlanError,
-    UnknownNameError,
-    UnusableCheckpointError,
-)
-from deepseek_triton_build.data.catalog.profiles import Workload
-from deepseek_triton_build.data.model_source import model_repository, version_dir
-from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting
-from deepseek_triton_build.planning.plan import Plan, PlanWarning, make_plan
-from deepseek_triton_build.planning.plan_request import PlanRequest
-from deepseek_triton_build.planning.target import resolve_target
-from deepseek_triton_build.render.contract_page import contract_page
-from deepseek_triton_build.render.folder_writer import write_repository
-from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files
-from deepseek_triton_build.render.hf_quant_config import (
-    KvAlgo,
-    QuantConfigChange,
-    quant_config_change,
-    write_quant_config,
-)
-from deepseek_triton_build.render.repository_files import File, repository_files
-from deepseek_triton_build.render.start_sh import EXIT_TIMEOUT_S, MPIRUN_SPARE_S
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.arithmetic import Budget
+    from deepseek_triton_build.build_errors import (
+        BuildError,
+        NothingToCheckError,
+        OutputError,
+        RefusedPlanError,
+        ReplacementError,
+        UnknownNameError,
+        UnusableCheckpointError,
+    )
+    from deepseek_triton_build.data.catalog.profiles import Workload
+    from deepseek_triton_build.data.model_source import model_repository, version_dir
+    from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Setting, footnotes
+    from deepseek_triton_build.planning.plan import Plan, PlanWarning, make_plan
+    from deepseek_triton_build.planning.plan_request import PlanRequest
+    from deepseek_triton_build.planning.target import resolve_target
+    from deepseek_triton_build.render.contract_page import contract_page
+    from deepseek_triton_build.render.folder_writer import write_repository
+    from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files, format_request
+    from deepseek_triton_build.render.hf_quant_config import (
+        KvAlgo,
+        QuantConfigChange,
+        quant_config_change,
+        write_quant_config,
+    )
+    from deepseek_triton_build.render.repository_files import File, repository_files
+    from deepseek_triton_build.render.start_sh import EXIT_TIMEOUT_S, MPIRUN_SPARE_S
 
 __all__ = [
     "DEFAULT_FORMAT",
@@ -44,7 +48,6 @@ __all__ = [
     "MPIRUN_SPARE_S",
     "Budget",
     "BuildError",
-    "EditedError",
     "EnvironmentVariable",
     "File",
     "KvAlgo",
@@ -55,12 +58,15 @@ __all__ = [
     "PlanWarning",
     "QuantConfigChange",
     "RefusedPlanError",
+    "ReplacementError",
     "Setting",
     "UnknownNameError",
     "UnusableCheckpointError",
     "Workload",
     "contract_page",
+    "footnotes",
     "format_files",
+    "format_request",
     "make_plan",
     "model_repository",
     "quant_config_change",
@@ -70,3 +76,39 @@ __all__ = [
     "write_quant_config",
     "write_repository",
 ]
+
+_HOMES = {
+    "arithmetic": ("Budget",),
+    "build_errors": (
+        "BuildError",
+        "NothingToCheckError",
+        "OutputError",
+        "RefusedPlanError",
+        "ReplacementError",
+        "UnknownNameError",
+        "UnusableCheckpointError",
+    ),
+    "data.catalog.profiles": ("Workload",),
+    "data.model_source": ("model_repository", "version_dir"),
+    "data.planned_settings": ("EnvironmentVariable", "Setting", "footnotes"),
+    "planning.plan": ("Plan", "PlanWarning", "make_plan"),
+    "planning.plan_request": ("PlanRequest",),
+    "planning.target": ("resolve_target",),
+    "render.contract_page": ("contract_page",),
+    "render.folder_writer": ("write_repository",),
+    "render.formats": ("DEFAULT_FORMAT", "FORMATS", "format_files", "format_request"),
+    "render.hf_quant_config": ("KvAlgo", "QuantConfigChange", "quant_config_change", "write_quant_config"),
+    "render.repository_files": ("File", "repository_files"),
+    "render.start_sh": ("EXIT_TIMEOUT_S", "MPIRUN_SPARE_S"),
+}
+"""Module -> the names above that it has. A module is imported when one of its names is asked for: the planner and the
+renderers take longer to import than the catalogue, and --help needs only that."""
+
+
+def __getattr__(name: str) -> Any:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value

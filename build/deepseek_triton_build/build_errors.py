@@ -6,7 +6,7 @@ BuildError
 ├── UnusableCheckpointError   a checkpoint's folder can't be used
 ├── NothingToCheckError       there is no model where one should be
 └── OutputError               the output folder can't be written, or holds what the generator didn't write
-    └── EditedError           the folder was changed by hand since it was generated; carries the difference
+    └── ReplacementError      the folder holds another deployment, or was changed by hand; carries the difference
 """
 
 from __future__ import annotations
@@ -59,10 +59,16 @@ _DATE = 4
 
 
 class RefusedPlanError(BuildError):
-    """A plan that can't work. `suggestion`: changes to PlanRequest's fields that make the nearest plan that works."""
+    """A plan that can't work.
 
-    def __init__(self, message: str, *, suggestion: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
+    :param cause: why it can't, without any advice.
+    :param fix: what to do, said where no other request is known to work, so that there is one piece of advice.
+    :param suggestion: changes to PlanRequest's fields that make the nearest plan that works.
+    """
+
+    def __init__(self, cause: str, *, fix: str = "", suggestion: Mapping[str, Any] | None = None) -> None:
+        super().__init__(f"{cause}; {fix}" if fix else cause)
+        self.cause = cause
         self.suggestion: Mapping[str, Any] = suggestion or {}
 
 
@@ -78,8 +84,9 @@ class OutputError(BuildError):
     """The output folder can't be written, or holds something that the generator didn't write."""
 
 
-class EditedError(OutputError):
-    """The folder was changed by hand. `diff`: a unified diff from what is there to what would be written."""
+class ReplacementError(OutputError):
+    """The folder holds another deployment, or was changed by hand. `diff`: a unified diff from what is there to what
+    would be written."""
 
     def __init__(self, message: str, *, diff: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Known models and their checkpoints, GPUs, profiles, TensorRT-LLM releases and Triton containers.
+"""Known models and their checkpoints, GPUs, profiles, TensorRT-LLM releases and Triton containers, engine variables.
 
 The figures lie as YAML in `data/`, each with its source.
 """
@@ -20,6 +20,7 @@ from deepseek_triton_build.data.catalog import (
     variants,
 )
 from deepseek_triton_build.data.catalog.profiles import DEFAULT_PROFILE, Profile, Recipe, profiles
+from deepseek_triton_build.data.rank_variables import is_engine_variable, is_for_every_rank
 from deepseek_triton_build.data.releases import (
     DEFAULT_RELEASE,
     READABLE_RELEASES,
@@ -51,6 +52,8 @@ __all__ = [
     "find_precision",
     "find_variant",
     "gpus",
+    "is_engine_variable",
+    "is_for_every_rank",
     "load_release",
     "profiles",
     "release_for_container",

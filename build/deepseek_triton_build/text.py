@@ -40,6 +40,12 @@ def short_repr(value: Any) -> str:
 
 def yaml_flow(value: Any) -> str:
     """Return `value` as YAML on one line, in flow style and in full."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(yaml_flow, value))}]"
+    if value is None or isinstance(value, bool):
+        return _CONSTANTS[value]
+    if isinstance(value, int):
+        return str(value)
     # A list is dumped and its brackets are cut off: a scalar dumped alone would end with a line "...".
     text = yaml.dump([value], Dumper=_LineDumper, default_flow_style=True, width=math.inf, sort_keys=False)
     return text.strip()[1:-1]
@@ -90,7 +96,7 @@ def for_comment(text: str) -> str:
 
     Generated files need it for a user's path: it can hold a line break, which would end the comment it stands in.
     """
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def comment_lines(text: str, indent: str = "") -> list[str]:

@@ -424,6 +424,7 @@ def test_a_request_through_the_service_is_counted(
     service.start()
     publisher = Publisher(metrics, triton, observe_state=service.publish_state, period_s=3600)
     served, refused = _send(service, max_tokens=5), _send(service, max_tokens=-1)
+    _send(service, stop=True)  # answered by an error, but nothing that was refused
     (request,) = engine.requests
     publisher.publish()
     assert triton["inflight_sequences"] == 1

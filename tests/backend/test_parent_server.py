@@ -1,14 +1,19 @@
 """Which process the stub may end, and how it notices that its server has been told to exit."""
 
+import importlib
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import types
 
 import pytest
 
 from deepseek_backend.process import parent_server as module
 from deepseek_backend.process.parent_server import ExitWatch, end_server, exit_timeout_s, own_regions, parent_server
+from deepseek_backend.process.watcher import ServerAbove
 
 PID = 4711
 CATCHES_SIGTERM, CATCHES_NOTHING = "0000000100004002", "0000000100000000"
@@ -24,12 +29,27 @@ class FakeProc:
 
     def write(self, pid, name, text):
         path = self.folder / str(pid) / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
     def server(self, wchan, caught=CATCHES_SIGTERM):
         self.write(PID, "wchan", wchan)
         self.write(PID, "status", f"Name:\ttritonserver\nSigCgt:\t{caught}\n")
+
+    def link(self, pid, name, target):
+        path = self.folder / str(pid) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.symlink_to(target)
+
+    def sockets(self, *states, inode=10):
+        """Files of the process, as many as there are states: "0A" listens, "01" is connected."""
+        rows = [f"{n}: 0100007F:1F40 00000000:0000 {s} 0:0 00:0 0 0 0 {inode + n}" for n, s in enumerate(states)]
+        self.write(PID, "net/tcp", "\n".join(["  sl  local_address rem_address   st", *rows]))
+        shutil.rmtree(self.folder / str(PID) / "fd", ignore_errors=True)
+        self.link(PID, "fd/0", "/dev/null")
+        for number in range(len(states)):
+            self.link(PID, f"fd/{number + 3}", f"socket:[{inode + number}]")
 
     def command_line(self, *arguments, pid=PID):
         self.write(pid, "cmdline", "".join(f"{argument}\0" for argument in ("a-program", *arguments)))
@@ -43,13 +63,28 @@ def proc(tmp_path, monkeypatch):
     return fake
 
 
-@pytest.fixture
-def watch(proc):
+def watching():
     handler = signal.getsignal(signal.SIGTERM)
     made = ExitWatch(PID)
     yield made
     made.close()
     signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture(params=["/usr/bin/tritonserver", ""], ids=["exe", "exe can't be read"])
+def watch(request, proc):
+    """It watches the program tritonserver. Its name is cut and may be that of a link."""
+    proc.write(PID, "comm", "r1-server\n" if request.param else "tritonserver\n")
+    if request.param:
+        proc.link(PID, "exe", request.param)
+    yield from watching()
+
+
+@pytest.fixture
+def watch_of_front_end(proc):
+    proc.write(PID, "comm", "python3\n")
+    proc.link(PID, "exe", "/usr/bin/python3.12")
+    yield from watching()
 
 
 def looks(proc, watch, *wchans, period_s=1.0, caught=CATCHES_SIGTERM):
@@ -65,19 +100,42 @@ def test_these_tests_run_under_no_tritonserver():
     assert parent_server() is None
 
 
+STUB = "triton_python_b"
+MAPS_TRITON = "7f0-7f1 r-xp 00000000 08:01 42 /opt/tritonserver/lib/libtritonserver.so\n"
+MAPS_WHEEL = "7f0-7f1 r-xp 00000000 08:01 42 /site-packages/nvidia_pytriton.libs/libtritonserver-717102f0.so\n"
+MAPS_OTHER = "7f0-7f1 r-xp 00000000 08:01 42 /opt/libtritonserver/lib/libtritonclient.so\n"
+
+
 @pytest.mark.parametrize(
-    ("own", "parent", "found"),
+    ("own", "parent", "maps", "found"),
     [
-        ("triton_python_b", "tritonserver", True),
-        ("triton_python_b", "systemd", False),
-        ("python", "tritonserver", False),
+        (STUB, "tritonserver", MAPS_TRITON, True),
+        (STUB, "r1-server", MAPS_TRITON, True),
+        (STUB, "python3", MAPS_WHEEL, True),
+        (STUB, "tritonserver", "", True),
+        (STUB, "python3", "", False),
+        (STUB, "systemd", MAPS_OTHER, False),
+        ("python", "tritonserver", MAPS_TRITON, False),
     ],
 )
-def test_a_parent_is_believed_only_when_both_names_fit(proc, own, parent, found):
+def test_a_parent_is_a_server_when_it_has_triton_inside(proc, own, parent, maps, found):
     proc.write(os.getpid(), "comm", f"{own}\n")
     proc.write(os.getppid(), "comm", f"{parent}\n")
+    proc.write(os.getppid(), "maps", "7f0-7f1 r-xp 00000000 08:01 42 /usr/lib/libc.so.6\n" + maps)
 
     assert parent_server() == (os.getppid() if found else None)
+
+
+def test_what_is_off_without_a_server_is_said_in_the_log(monkeypatch, caplog):
+    """By model.py, which asks for it. These tests run under no server."""
+    name = "triton_python_backend_utils"
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    model = importlib.import_module("model")
+    del sys.modules["model"]
+
+    assert model.TritonPythonModel()._watched_server() == ServerAbove()
+    (said,) = caplog.messages
+    assert said.startswith(f"process {os.getppid()} above this one is no Triton server (it maps no libtritonserver): ")
 
 
 @pytest.mark.parametrize("pid", [os.getppid(), os.getpid(), 1], ids=["parent", "own", "init"])
@@ -141,6 +199,54 @@ def test_a_kernel_that_shows_no_wchan_is_no_exit(proc, watch, wchan):
 
 def test_a_server_that_is_gone_is_no_error(proc, watch):
     assert not watch.is_exiting()
+
+
+LISTENS, CONNECTED = "0A", "01"
+
+
+def looks_at_ports(proc, watch, *states, period_s=1.0):
+    seen = []
+    for number, state in enumerate(states):
+        proc.sockets(*state, inode=10 * number)
+        seen.append(watch.is_exiting())
+        proc.now += period_s
+    return seen
+
+
+def test_a_front_end_that_no_longer_listens_is_exiting(proc, watch_of_front_end):
+    listening = [[LISTENS, CONNECTED]] * 4
+    assert looks_at_ports(proc, watch_of_front_end, *listening, [CONNECTED], [CONNECTED]) == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        pytest.param([[CONNECTED]] * 9, id="it never listened"),
+        pytest.param([[LISTENS], [CONNECTED]] * 9, id="it tried for free ports"),
+        pytest.param([[LISTENS]] * 5 + [[]] + [[LISTENS]] * 5, id="it opened another port"),
+        pytest.param([[LISTENS, LISTENS]] * 5 + [[LISTENS]] * 5, id="it closed one of two ports"),
+    ],
+)
+def test_a_front_end_that_may_listen_again_is_not_exiting(proc, watch_of_front_end, states):
+    assert not any(looks_at_ports(proc, watch_of_front_end, *states))
+
+
+def test_what_the_main_thread_of_a_front_end_waits_for_is_no_sign(proc, watch_of_front_end):
+    proc.sockets(LISTENS)
+    assert not any(looks(proc, watch_of_front_end, WAITS, *[SLEEPS] * 9))
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_a_listening_port_is_found_in_the_real_proc(family, address):
+    process = module.PROC / str(os.getpid())
+    try:
+        listener = socket.create_server((address, 0), family=family)
+    except OSError:
+        pytest.skip("this machine has no such address")
+    with listener:
+        path = process / "fd" / str(listener.fileno())
+        assert path in module._listening(process)
+    assert path not in module._listening(process)
 
 
 def test_a_sigterm_to_this_process_counts(proc, watch):

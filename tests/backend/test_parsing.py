@@ -381,6 +381,121 @@ def test_guides_come_in_vllms_forms_too(document):
     assert parse({"sampling_parameters": text(document)}).sampling.guided_regex == "a+"
 
 
+WHOLE_DATACLASS = {
+    "json": None,
+    "regex": None,
+    "choice": None,
+    "grammar": None,
+    "json_object": None,
+    "disable_any_whitespace": False,
+    "disable_additional_properties": False,
+    "whitespace_pattern": None,
+    "structural_tag": None,
+    "_backend": None,
+    "_backend_was_auto": False,
+}
+"""vLLM's StructuredOutputsParams where nothing is asked for."""
+
+
+@pytest.mark.parametrize(
+    ("guide", "value", "expected"),
+    [
+        ("json", {"type": "object"}, '{"type": "object"}'),
+        ("json_object", True, True),
+        ("regex", "a+", "a+"),
+        ("grammar", "root ::= 'a'", "root ::= 'a'"),
+        ("structural_tag", {"begin": "<a>"}, '{"begin": "<a>"}'),
+    ],
+)
+@pytest.mark.parametrize("name", ["structured_outputs", "guided_decoding"])
+def test_vllms_whole_dataclass_is_a_guide(name, guide, value, expected):
+    whole = WHOLE_DATACLASS | {guide: value}
+
+    in_json = parse({"sampling_parameters": text(json.dumps({name: whole}))})
+    as_text = parse({"sampling_parameters": text(json.dumps({name: json.dumps(whole)}))})
+    as_parameter = parse(parameters={name: json.dumps(whole)})
+
+    assert in_json.sampling == SamplingParams.of({f"guided_{guide}": expected})
+    assert as_text.sampling == as_parameter.sampling == in_json.sampling
+
+
+def test_vllms_dataclass_that_asks_for_nothing_is_no_guide():
+    assert parse({"sampling_parameters": text(json.dumps({"structured_outputs": WHOLE_DATACLASS}))}) == parse()
+
+
+@pytest.mark.parametrize(
+    ("guides", "expected"),
+    [
+        ({"choice": ["a", "b"]}, "structured_outputs: no guide 'choice'; here it is 'regex'"),
+        ({"jsn": {}}, "structured_outputs: no guide 'jsn'; did you mean 'json'?"),
+        ({"json": {}, "disable_any_whitespace": True}, "structured_outputs: no guide 'disable_any_whitespace'"),
+        ({"regex": 5}, "guided_regex: expected a string that is not empty, got 5"),
+    ],
+)
+def test_a_guide_that_is_not_served_is_named_as_it_was_written(guides, expected):
+    assert expected in str(refusal({"sampling_parameters": text(json.dumps({"structured_outputs": guides}))}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"),
+    [({"max_completion_tokens": 5}, 5), ({"max_completion_tokens": 5, "max_tokens": 5}, 5), ({"max_tokens": 4}, 4)],
+)
+def test_max_completion_tokens_is_max_tokens(fields, max_tokens):
+    assert parse(parameters=fields).max_tokens == max_tokens
+    assert parse({"sampling_parameters": text(json.dumps(fields))}).max_tokens == max_tokens
+
+
+def test_max_completion_tokens_is_checked_as_max_tokens_is():
+    assert "max_tokens: expected a number >= 1" in str(refusal(parameters={"max_completion_tokens": 0}))
+    twice = {"max_completion_tokens": 5, "max_tokens": 6}
+    assert "max_tokens: given twice, by itself and by max_completion_tokens" in str(refusal(parameters=twice))
+
+
+@pytest.mark.parametrize("name", ["bad_words", "stop_words"])
+def test_lists_of_words_are_read_and_empty_ones_pass(name):
+    field = name.removesuffix("_words")
+    defaults = {field: ["x"]}
+
+    assert getattr(parse(parameters={name: ""}, default_sampling=defaults).sampling, field) == ("x",)
+    for empty in ("", [], None):
+        sent = {"sampling_parameters": text(json.dumps({name: empty}))}
+        assert getattr(parse(sent, default_sampling=defaults).sampling, field) == ("x",)
+    words = {"sampling_parameters": text(json.dumps({name: ["a", "b"]}))}
+    assert getattr(parse(words).sampling, field) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "as_parameter", "in_json"),
+    [
+        ("bad_words", "here it is 'sampling_param_bad'", "here it is 'bad'"),
+        ("stop_words", "here it is 'sampling_param_stop'", "here it is 'stop'"),
+        ("end_id", "here it is 'sampling_param_stop_token_ids'", "here it is 'stop_token_ids'"),
+        ("random_seed", "here it is 'seed'", "here it is 'seed'"),
+        ("tempreature", "did you mean 'temperature'?", "did you mean 'temperature'?"),
+        ("time_out", "did you mean 'timeout'?", "no field 'time_out'"),
+    ],
+)
+def test_a_hint_names_the_field_as_it_is_written_there(name, as_parameter, in_json):
+    assert str(refusal(parameters={name: "x"})).endswith(as_parameter)
+    assert str(refusal({"sampling_parameters": text(json.dumps({name: "x"}))})).endswith(in_json)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sampling_param_top_k", "here it is 'top_k'"),
+        ("stream", "it belongs beside sampling_parameters, not into it"),
+        ("text_input", "it belongs beside sampling_parameters, not into it"),
+    ],
+)
+def test_an_inputs_name_in_json_is_told_apart(name, expected):
+    assert str(refusal({"sampling_parameters": text(json.dumps({name: 1}))})).endswith(expected)
+
+
+def test_a_hint_names_nothing_where_nothing_does_the_same():
+    assert str(refusal(parameters={"length_penalty": 1.0})) == "unknown parameter 'length_penalty'"
+
+
 def test_what_openai_clients_say_for_not_is_not():
     assert parse({"sampling_parameters": text('{"logprobs": false, "seed": null}')}).sampling == SamplingParams()
 
@@ -462,6 +577,24 @@ def test_priority_is_refused_where_the_engine_has_none():
 
     assert str(refusal(high, supported=supported)) == "priority: this engine has none"
     assert parse(none, supported=supported).priority == 0
+
+
+@pytest.mark.parametrize("empty", [text(""), text("", ""), np.zeros([1], np.bytes_), np.array([], np.object_)])
+def test_an_empty_text_input_beside_another_prompt_is_none(empty):
+    assert parse({"text_input": empty, "input_ids": np.array([0], np.int32)}).prompts[0].token_ids == (0,)
+    chat = text('[{"role": "user", "content": "hi"}]')
+    assert parse({"text_input": empty, "messages": chat}).prompts[0].messages
+    assert "got text_input and messages" in str(refusal({"text_input": text("", "x"), "messages": chat}))
+
+
+@pytest.mark.parametrize("name", ["streaming", "stream", "Streaming"])
+def test_a_model_that_is_not_decoupled_refuses_streams_and_says_the_way_out(name):
+    error = refusal(parameters={name: True}, decoupled=False)
+
+    assert error.code is contract.ErrorCode.UNSUPPORTED
+    assert all(words in str(error) for words in ("streaming: ", "not decoupled", "Ask without", "--no-decoupled"))
+    assert parse(parameters={name: False}, decoupled=False).prompts
+    assert parse(parameters={name: True}).streaming
 
 
 def test_stop_needs_no_prompt():

@@ -123,8 +123,19 @@ def test_stop_ends_the_request_of_the_same_id_and_answers_both(service, engine):
 
     assert wait(running).last["finish_reason"] == "cancelled"
     assert running.text == "so far"
-    assert wait(stopper).text == ""
+    assert wait(stopper).errors[0].code is ErrorCode.CANCELLED
+    assert stopper.sent == []
     assert engine.aborted == [engine.requests[0].request_id]
+
+
+def test_stop_says_what_happened_to_who_asks_for_the_finish_reason(service, engine):
+    running = send(service, client_id="job-7")
+    stoppers = [send(service, client_id="job-7", stop=True, return_finish_reason=True) for _ in range(2)]
+
+    assert wait(running).last["finish_reason"] == "cancelled"
+    assert wait(stoppers[0]).last["finish_reason"] == "stop"
+    assert stoppers[0].text == ""
+    assert "no running request has the id 'job-7'" in str(wait(stoppers[1]).errors[0])
 
 
 def test_an_end_that_another_thread_took_from_the_step_queue_is_answered(engine):
@@ -180,8 +191,12 @@ def test_stop_without_an_id_is_refused(service):
     assert "id" in str(wait(send(service, stop=True)).errors[0])
 
 
-def test_stop_for_an_id_that_nobody_has_is_refused(service):
-    assert "no running request has the id 'ghost'" in str(wait(send(service, stop=True, client_id="ghost")).errors[0])
+def test_stop_for_an_id_that_nobody_has_is_answered_the_same(service):
+    """As TensorRT-LLM's own test of a stop request expects."""
+    error = wait(send(service, stop=True, client_id="ghost")).errors[0]
+
+    assert error.code is ErrorCode.CANCELLED
+    assert "cancelled by client" in str(error)
 
 
 def test_one_response_that_cannot_be_sent_is_answered_with_an_error(service, engine):
@@ -279,7 +294,8 @@ def test_stop_counts_running_requests_only(service, engine):
     finish(engine, engine.requests[0])
     wait(first)
 
-    assert "no running request has the id 'job'" in str(wait(send(service, client_id="job", stop=True)).errors[0])
+    stopper = wait(send(service, client_id="job", stop=True, return_finish_reason=True))
+    assert "no running request has the id 'job'" in str(stopper.errors[0])
 
 
 def test_defaults_that_contradict_each_other_stop_the_load(engine):
@@ -519,6 +535,21 @@ def test_readiness_is_the_engines(service, engine):
     assert service.is_ready()
     engine.alive = False
     assert not service.is_ready()
+
+
+def test_a_change_of_the_readiness_is_a_warning_and_that_of_a_stop_is_not(engine, caplog):
+    def said(alive):
+        caplog.clear()
+        engine.alive = alive
+        service.publish_state()
+        return [(record.levelname, record.message.partition(":")[0]) for record in caplog.records]
+
+    caplog.set_level("INFO")
+    with serving(engine) as service:
+        assert said(alive=True) == []
+        assert said(alive=False) == [("WARNING", "not ready")]
+        assert said(alive=True) == [("WARNING", "ready again")]
+    assert said(alive=True) == [("INFO", "not ready")]
 
 
 class Story:

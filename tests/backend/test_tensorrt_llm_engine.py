@@ -293,7 +293,10 @@ def test_stop_ends_every_request_and_refuses_new_ones(make_engine: MakeEngine, m
     (step,) = harness.run()
     assert isinstance(step.error, UnavailableError)
     assert not harness.engine.health().alive
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("tensorrt_llm", "tokenizer"))]
+    own = [thread for thread in threading.enumerate() if thread.name.startswith(("tensorrt_llm", "tokenizer"))]
+    for thread in own:
+        thread.join(WAIT_S)
+    assert not [thread for thread in own if thread.is_alive()]
 
 
 def test_stop_before_start_does_nothing(tmp_path: Path) -> None:

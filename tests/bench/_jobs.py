@@ -126,7 +126,7 @@ def _bad(chance: random.Random) -> Request:
 
 
 def stop_request(request_id: str) -> Request:
-    return Request(kind="stop request", fields={"stop": True}, request_id=request_id)
+    return Request(kind="stop request", fields={"stop": True, "return_finish_reason": True}, request_id=request_id)
 
 
 STOPPED = "stopped by id"

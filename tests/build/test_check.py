@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import yaml
 
-from deepseek_triton_build import BuildError, NothingToCheckError, UnknownNameError
+from deepseek_triton_build import (
+    BuildError,
+    NothingToCheckError,
+    PlanRequest,
+    UnknownNameError,
+    make_plan,
+    repository_files,
+    write_repository,
+)
 from deepseek_triton_build.check import CHECKS, CheckOptions, check_repository
 from deepseek_triton_build.rules import RULES
 from deepseek_triton_build.text import short_yaml
@@ -77,16 +85,6 @@ def test_an_unknown_release_or_gpu_in_the_options_is_an_error(tmp_path: Path, wr
 
     with pytest.raises(UnknownNameError):
         check_repository(tmp_path, CheckOptions(**wrong))  # type: ignore[arg-type]
-
-
-def test_text_input_may_be_required_and_may_be_optional(tmp_path: Path) -> None:
-    line = next(line for line in CONFIG.splitlines() if '"text_input"' in line)
-    bare = line.replace(", optional: true", "")
-    spellings = [bare, bare.replace(" } ]", ", optional: true } ]")]
-
-    for number, spelled in enumerate(spellings):
-        write(tmp_path / str(number), config=edited(CONFIG, line, spelled))
-        assert serious(check_repository(tmp_path / str(number), OPTIONS)) == []
 
 
 @pytest.mark.parametrize("place", ["", "tensorrt_llm"], ids=["beside the model", "in the model's folder"])
@@ -205,6 +203,26 @@ def test_a_key_that_only_upstream_takes_is_wrong_for_our_backend(tmp_path: Path)
     write(tmp_path, model_yaml=edited(MODEL_YAML, "max_num_tokens: 8192", "logits_post_processors: {}"))
 
     assert only(check_repository(tmp_path, OPTIONS), "S011").line == 5
+
+
+@pytest.mark.parametrize("engine", ["transformers", "simulated"])
+def test_an_embedded_engine_ignores_llm_arguments_and_nothing_stops_its_load(tmp_path: Path, engine: str) -> None:
+    write_repository(
+        repository_files(make_plan(PlanRequest(variant="tiny", engine=engine)), version="0"), tmp_path / "r"
+    )
+    with (tmp_path / "r/tensorrt_llm/1/model.yaml").open("a") as model_yaml:
+        model_yaml.write("tensor_parallel_sizes: 8\nmax_num_tokens: many\ndrain_s: 5\n")
+
+    found = serious(check_repository(tmp_path / "r"))
+
+    assert [(finding.code, finding.severity, finding.key) for finding in found] == [
+        ("S021", "warning", key) for key in ("tensor_parallel_sizes", "max_num_tokens", "drain_s")
+    ]
+    assert all(f"the {engine} engine takes only model" in finding.message for finding in found)
+    assert [finding.fix for finding in found] == [
+        *["remove it"] * 2,
+        "indent it, so that it stands under triton_config",
+    ]
 
 
 # Which model, which release

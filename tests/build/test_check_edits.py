@@ -122,9 +122,9 @@ MODEL_YAML_EDITS = [
         id="no whole number",
     ),
     pytest.param("  engine: tensorrt_llm", "  default_sampling: {seed: abc}", "T002", 13, "leave", id="no seed"),
-    pytest.param("  decoupled: true", "  decoupled: false", "T002", 14, "write true", id="not decoupled"),
+    pytest.param("  decoupled: true", "  decoupled: 1", "T002", 14, "true or false", id="decoupled as a number"),
     pytest.param("  decoupled: true", "  decoupled: false", "C006", 7, "decoupled: false", id="decoupled differs"),
-    pytest.param("  max_batch_size: 0", "  max_batch_size: 8", "C006", 5, "max_batch_size: 8", id="batch size differs"),
+    pytest.param("  max_batch_size: 0", "  max_batch_size: 8", "C006", 5, "does not take 8", id="batch size differs"),
     pytest.param("tensor_parallel_size: 8", "tensor_parallel_size: 16", "T013", GROUP, "give it 16", id="too few GPUs"),
     pytest.param(
         "tensor_parallel_size: 8", "tensor_parallel_size: 4", "T014", GROUP, "tensor_parallel_size", id="idle GPUs"
@@ -150,6 +150,14 @@ CONFIG_EDITS = [
     pytest.param("{ decoupled: true }", "{ decoupled: true", "C003", 9, "correct", id="a brace is missing"),
     pytest.param("{ decoupled: true }", "{ decoupled: false }", "C006", 7, "decoupled: true", id="not decoupled"),
     pytest.param("max_batch_size: 0", "max_batch_size: 4", "C006", 5, "max_batch_size: 0", id="batches"),
+    pytest.param(
+        "dims: [ -1 ] } ]\n# The prompt in token ids",
+        "dims: [ -1 ], optional: true } ]\n# The prompt in token ids",
+        "C008",
+        9,
+        "dims: [ -1 ] }",
+        id="text_input is optional",
+    ),
     pytest.param('name: "messages"', 'name: "message"', "C008", None, 'name: "messages"', id="input missing"),
     pytest.param('name: "messages"', 'name: "message"', "C009", 14, "messages?", id="input too many"),
     pytest.param(

@@ -26,6 +26,8 @@ from support.scripts import forwarded_by, parameters_of, script_runner
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
 TWO_NODES = PlanRequest(variant="deepseek-v3", gpu="h100", num_gpus=16)
+QUICKSTART = "app/tensorrt_llm/examples/llm-api/quickstart_advanced.py"
+"""Where TensorRT-LLM's own container has it."""
 REQUESTS = {
     "r1-h200": R1,
     "r1-h200-latency": replace(R1, profile="latency"),
@@ -49,7 +51,14 @@ CASES = [
 
 @pytest.fixture
 def run(tmp_path):
+    put(tmp_path / QUICKSTART)
     return script_runner(tmp_path)
+
+
+def put(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
 
 
 def files_of(plan, format):
@@ -272,6 +281,39 @@ def test_bench_without_a_dataset_ends_with_one_line(run):
     assert result.error.count("\n") == 1
 
 
+@pytest.mark.parametrize("root", ["app/tensorrt_llm", "app"])
+@pytest.mark.parametrize("release", ["1.2.1", "0.21.0"])
+def test_bench_says_how_this_container_makes_a_dataset(run, tmp_path, root, release):
+    """The printed line is one that a shell runs."""
+    prepare = put(tmp_path / root / "benchmarks/cpp/prepare_dataset.py")
+    plan = make_plan(replace(R1, release=release, model="/models/my R1"))
+    result = run(plan, "trtllm-bench", DATASET=str(tmp_path / "my data"))
+
+    assert result.code == 2
+    _, _, command = result.error.partition("or make one: ")
+    made = subprocess.run(
+        ["bash", "-c", f"python3() {{ printf '%s\\n' \"$@\"; }}; {command}"], check=True, capture_output=True
+    )
+    assert made.stdout == b""
+    words = (tmp_path / "my data").read_text().splitlines()
+    assert words[:5] == [str(prepare), "--stdout", "--tokenizer", "/models/my R1", "token-norm-dist"]
+    assert words[words.index("--num-requests") + 1] == "640"
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [
+        ("1.2.1", "or make one: trtllm-bench --model deepseek-ai/DeepSeek-R1 prepare-dataset --output /no/data token"),
+        ("1.1.0", "run this in nvcr.io/nvidia/tensorrt-llm/release:1.1.0, which has benchmarks/cpp/prepare_dataset.py"),
+    ],
+)
+def test_bench_in_a_container_without_benchmarks_names_another_way(run, release, expected):
+    result = run(make_plan(replace(R1, release=release)), "trtllm-bench", DATASET="/no/data")
+
+    assert result.code == 2
+    assert expected in result.error
+
+
 @pytest.mark.parametrize(
     ("arguments", "ending"),
     [
@@ -301,12 +343,12 @@ def test_the_error_for_an_unknown_task_names_the_tasks(run, arguments):
 # quickstart_advanced.py
 
 
-def test_the_quickstart_sets_the_plan_by_the_scripts_own_flags(run):
+def test_the_quickstart_sets_the_plan_by_the_scripts_own_flags(run, tmp_path):
     plan = make_plan(replace(R1, variant="deepseek-r1-0528", profile="latency", mtp=3, relaxed_acceptance=True))
     result = run(plan, "quickstart", "--prompt", "Hi")
     flags = flags_of(result.argv)
 
-    assert result.argv[:2] == ["python3", "/app/tensorrt_llm/examples/llm-api/quickstart_advanced.py"]
+    assert result.argv[:2] == ["python3", str(tmp_path / QUICKSTART)]
     assert result.argv[-2:] == ["--prompt", "Hi"]
     assert flags["--model_dir"] == "deepseek-ai/DeepSeek-R1-0528"
     assert (flags["--tp_size"], flags["--spec_decode_algo"], flags["--spec_decode_max_draft_len"]) == (8, "MTP", 3)
@@ -348,8 +390,47 @@ def test_settings_that_the_quickstart_has_no_flag_for_are_named(run, interval, i
     assert "stream_interval" not in " ".join(run(plan, "quickstart").argv)
 
 
-def test_the_quickstarts_path_can_be_set(run):
-    assert run(make_plan(R1), "quickstart", QUICKSTART="/my/script.py").argv[1] == "/my/script.py"
+def test_the_quickstarts_path_can_be_set(run, tmp_path):
+    script = str(put(tmp_path / "my script.py"))
+    assert run(make_plan(R1), "quickstart", QUICKSTART=script).argv[1] == script
+
+
+@pytest.mark.parametrize("release", ["1.2.1", "0.21.0"])
+@pytest.mark.parametrize("root", ["app/tensorrt_llm", "app"], ids=["trtllm-container", "triton-container"])
+@pytest.mark.parametrize("folder", ["llm-api", "pytorch"])
+def test_the_quickstart_is_found_in_either_container(tmp_path, release, root, folder):
+    script = put(tmp_path / root / "examples" / folder / "quickstart_advanced.py")
+    result = script_runner(tmp_path)(make_plan(replace(R1, release=release)), "quickstart")
+
+    assert result.argv[:2] == ["python3", str(script)]
+    assert result.error == f"quickstart.sh: runs {script}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [({}, "none at either"), ({"QUICKSTART": "/no/such.py"}, "none at /no/such.py")]
+)
+def test_the_quickstart_that_is_nowhere_is_refused_and_an_image_named(tmp_path, given, found):
+    result = script_runner(tmp_path)(make_plan(R1), "quickstart", **given)
+
+    assert (result.code, result.argv) == (2, [])
+    [line] = result.error.splitlines()
+    assert found in line
+    assert line.endswith("run this in nvcr.io/nvidia/tensorrt-llm/release:1.2.1")
+
+
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "triton"])
+def test_the_image_that_is_named_has_the_files(format):
+    """TensorRT-LLM's own has its examples and benchmarks; an image that was asked for stays."""
+    for container, image in ((None, "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"), ("26.05", "tritonserver:26.05-")):
+        plan = make_plan(replace(R1, container=container))
+        files = files_of(plan, format)
+        about = " ".join(line.removeprefix("# ") for line in files[FORMATS[format].start].splitlines()[:6])
+
+        assert image in about
+        assert image in json.loads(files["deepseek-triton.json"])["image"]
+    assert json.loads(files_of(make_plan(R1), "triton")["tensorrt_llm/deepseek-triton.json"])["image"] == (
+        "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+    )
 
 
 # The environment
@@ -362,8 +443,11 @@ def test_a_variable_has_its_value_unless_the_user_set_it(run, value):
     plan = replace(make_plan(R1), environment=(variable,))
 
     for format in ("triton", "trtllm-serve"):
-        assert run(plan, format).environment["SOME_NAME"] == value
-        assert run(plan, format, SOME_NAME="mine").environment["SOME_NAME"] == "mine"
+        own, kept = run(plan, format), run(plan, format, SOME_NAME="my own")
+        assert (own.environment["SOME_NAME"], own.error) == (value, "")
+        assert kept.environment["SOME_NAME"] == "my own"
+        said = f"note: SOME_NAME=my own is kept, as it was set before; the plan has {value}\n"
+        assert kept.error == f"{FORMATS[format].start}: {said}"
     assert "# because (a document)\n" in files_of(plan, "triton")["start.sh"]
 
 
@@ -381,12 +465,12 @@ def test_a_variable_is_one_readable_line():
 FOLLOWED_BY = {
     "trtllm-serve": ["trtllm-llmapi-launch", "trtllm-serve", "deepseek-ai/DeepSeek-V3"],
     "trtllm-eval": ["trtllm-llmapi-launch", "trtllm-eval", "--model"],
-    "quickstart": ["trtllm-llmapi-launch", "python3", "/app/tensorrt_llm/examples/llm-api/quickstart_advanced.py"],
+    "quickstart": ["trtllm-llmapi-launch", "python3", QUICKSTART],
 }
 
 
 @pytest.mark.parametrize("format", FOLLOWED_BY)
-def test_several_nodes_are_those_in_hosts(run, format):
+def test_several_nodes_are_those_in_hosts(run, tmp_path, format):
     arguments = ["mmlu"] if format == "trtllm-eval" else []
     plan = replace(
         make_plan(TWO_NODES), environment=(EnvironmentVariable(name="SOME_NAME", value="1", reason="because"),)
@@ -401,7 +485,7 @@ def test_several_nodes_are_those_in_hosts(run, format):
     assert {"PATH", "HF_HOME", "SOME_NAME"} <= set(forwarded)
     assert "HF_TOKEN" not in forwarded  # mpirun warns of a name that is not set
     assert ranks[-2:] == ["-n", "16"]
-    assert argv[len(ranks) :][:3] == FOLLOWED_BY[format]
+    assert [word.replace(f"{tmp_path}/", "") for word in argv[len(ranks) :][:3]] == FOLLOWED_BY[format]
 
 
 def test_ssh_keeps_its_default_port_unless_one_is_set(run):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from deepseek_triton_build import PlanRequest, make_plan
 from deepseek_triton_build.arithmetic import GIB, minimum_gpus
 from deepseek_triton_build.arithmetic.gpu_memory import (
     Layout,
@@ -13,15 +16,18 @@ from deepseek_triton_build.arithmetic.gpu_memory import (
     weight_bytes_per_gpu,
     weights,
 )
-from deepseek_triton_build.catalog import find_gpu, find_variant, gpus, variants
+from deepseek_triton_build.catalog import RELEASES, find_gpu, find_variant, gpus, load_release, variants
+from deepseek_triton_build.data.releases import Feature
+from deepseek_triton_build.rules.rule import Deployment
 
 R1 = find_variant("deepseek-r1")
 V32 = find_variant("deepseek-v3.2-exp")
 TP8 = Layout(tensor_parallel_size=8, expert_parallel_size=8)
 ALL_CHECKPOINTS = [
-    pytest.param(variant, checkpoint, id=checkpoint.model)
+    pytest.param(variant, checkpoint, id=name)
     for variant in variants().values()
-    for checkpoint in variant.checkpoints.values()
+    for weights_of in (*variant.checkpoints.values(), *variant.own_checkpoints.values())
+    for name, checkpoint in weights_of.under_each_name().items()
 ]
 
 
@@ -42,17 +48,48 @@ def test_weights_per_gpu_are_close_to_the_measured_figure():
 
 
 @pytest.mark.parametrize(
-    ("architecture", "kv_dtype", "mtp", "expected"),
+    ("architecture", "kv_dtype", "mtp_layers", "expected"),
     [
-        pytest.param(R1.architecture, "bf16", False, 70_272, id="16 bit"),
-        pytest.param(R1.architecture, "fp8", False, 35_136, id="FP8"),
-        pytest.param(R1.architecture, "bf16", True, 71_424, id="16 bit with the MTP layer"),
-        pytest.param(R1.architecture, "fp8", True, 35_712, id="FP8 with the MTP layer"),
-        pytest.param(V32.architecture, "bf16", False, 70_272 + 8_052, id="with the indexer's keys"),
+        pytest.param(R1.architecture, "bf16", 0, 70_272, id="16 bit"),
+        pytest.param(R1.architecture, "fp8", 0, 35_136, id="FP8"),
+        pytest.param(R1.architecture, "bf16", 1, 71_424, id="16 bit with MTP's one layer"),
+        pytest.param(R1.architecture, "fp8", 1, 35_712, id="FP8 with MTP's one layer"),
+        pytest.param(R1.architecture, "fp8", 3, 35_136 + 3 * 576, id="FP8 with a layer for each of three drafts"),
+        pytest.param(V32.architecture, "bf16", 0, 70_272 + 8_052, id="with the indexer's keys"),
     ],
 )
-def test_kv_cache_of_a_token(architecture, kv_dtype, mtp, expected):
-    assert kv_bytes_per_token(architecture, kv_dtype, mtp=mtp) == expected
+def test_kv_cache_of_a_token(architecture, kv_dtype, mtp_layers, expected):
+    assert kv_bytes_per_token(architecture, kv_dtype, mtp_layers=mtp_layers) == expected
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_releases_have_a_layer_of_the_kv_cache_for_each_draft_token(release):
+    request = PlanRequest(variant="deepseek-r1", gpu="h200", release=release, mtp=3, kv_dtype="fp8")
+
+    assert load_release(release).supports("mtp_kv_layer_per_draft")
+    assert make_plan(request).budget.kv_bytes_per_token == 576 * (61 + 3)
+
+
+def test_a_release_with_one_layer_for_all_drafts_has_one_more():
+    features = {
+        **load_release("1.2.1").features,
+        "mtp_kv_layer_per_draft": Feature(name="", supported=False, source=""),
+    }
+    one = replace(load_release("1.2.1"), features=features)
+    settings = {"speculative_config.decoding_type": "MTP", "speculative_config.num_nextn_predict_layers": 3}
+
+    assert Deployment(settings=settings, release=one).mtp_kv_layers == 1
+    assert Deployment(settings=settings).mtp_kv_layers == 3
+    assert Deployment(settings={}, release=one).mtp_kv_layers == 0
+
+
+def test_the_cpp_sampler_takes_two_arrays_of_the_vocabulary_for_each_request():
+    with_sampler, drafting = (
+        make_plan(PlanRequest(variant="deepseek-r1", gpu="b200", profile="throughput", mtp=mtp)) for mtp in (0, 1)
+    )
+
+    assert with_sampler.budget.sampler == 2048 * 129_280 * 2 * 4
+    assert drafting.budget.sampler == 0
 
 
 def test_attention_dp_copies_attention_and_multiplies_the_kv_cache():
@@ -73,7 +110,7 @@ def test_pipeline_stages_divide_the_layers():
 
     held = weight_bytes_per_gpu(R1.architecture, checkpoint, two, mtp=False)
     assert held < 0.53 * weight_bytes_per_gpu(R1.architecture, checkpoint, TP8, mtp=False)
-    assert kv_bytes_per_token(R1.architecture, "fp8", mtp=False, pipeline_parallel_size=2) == 576 * 31
+    assert kv_bytes_per_token(R1.architecture, "fp8", pipeline_parallel_size=2) == 576 * 31
 
 
 def test_more_slots_than_experts_cost_their_share():

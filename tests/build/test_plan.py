@@ -6,7 +6,14 @@ import json
 
 import pytest
 
-from deepseek_triton_build import PlanRequest, RefusedPlanError, UnknownNameError, Workload, make_plan
+from deepseek_triton_build import (
+    PlanRequest,
+    RefusedPlanError,
+    UnknownNameError,
+    Workload,
+    format_request,
+    make_plan,
+)
 from deepseek_triton_build.catalog import RELEASES
 
 GIB = 2**30
@@ -343,6 +350,49 @@ def test_the_environment(changes, expected):
     assert environment(planned(**changes)) == expected
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param(
+            {},
+            {
+                "TRTLLM_DG_ENABLED": "0 turns it off",
+                "TRTLLM_DG_JIT_USE_NVCC": "needs CUDA 12.3",
+                "CUDA_HOME": "only NVCC needs it",
+                "TRTLLM_DG_JIT_DUMP_CUBIN": "to keep NVRTC's kernels on disk",
+                "TRTLLM_DG_JIT_DEBUG": "prints how each kernel is compiled",
+            },
+            id="DeepGEMM through NVRTC",
+        ),
+        pytest.param(
+            {"profile": "throughput"},
+            {
+                "TRTLLM_DG_ENABLED": "0 turns it off",
+                "CUDA_HOME": "$CUDA_HOME/bin/nvcc, or without CUDA_HOME the nvcc on PATH",
+                "TRTLLM_DG_JIT_DUMP_CUBIN": "without effect here",
+                "TRTLLM_DG_JIT_DEBUG": "prints",
+            },
+            id="DeepGEMM through NVCC",
+        ),
+        pytest.param({"precision": "w4a8", "num_gpus": 4}, {}, id="no DeepGEMM"),
+        pytest.param(B200, {"TRTLLM_ENABLE_PDL": "by itself from 1.2"}, id="PDL by itself"),
+        pytest.param(B200 | {"release": "1.1.0"}, {}, id="PDL before 1.2"),
+        pytest.param(
+            B200 | {"profile": "ctx"},
+            {"TRTLLM_ENABLE_PDL": "by itself", "TRTLLM_USE_UCX_KVCACHE": "cache_transceiver_config.backend says it"},
+            id="UCX",
+        ),
+        pytest.param({"variant": "tiny", "gpu": None, "num_gpus": None}, {}, id="another engine"),
+    ],
+)
+def test_variables_that_the_plan_does_not_set_have_a_reason(changes, expected):
+    unset = {variable.name: variable for variable in planned(**changes).unset_environment}
+
+    assert unset.keys() == expected.keys()
+    assert [name for name, part in expected.items() if part not in unset[name].reason] == []
+    assert all(variable.value and variable.source for variable in unset.values())
+
+
 def test_the_users_own_settings_come_last():
     plan = planned(overrides=(("max_num_tokens", 3072), ("triton_config.max_inflight", 64)))
 
@@ -482,7 +532,10 @@ def test_an_unknown_preset_is_refused_before_anything_is_written():
         pytest.param({"gpu": "b200", "precision": "w4a8"}, RefusedPlanError, "W4AFP8", id="W4A8 on Blackwell"),
         pytest.param({"gpu": "a100"}, RefusedPlanError, "Ampere", id="Ampere"),
         pytest.param(V32 | {"release": "1.1.0"}, RefusedPlanError, "what works: --trtllm 1.2.1", id="V3.2 on 1.1"),
-        pytest.param(V32 | {"precision": "w4a8"}, RefusedPlanError, "give your own by --model", id="V3.2 in W4A8"),
+        pytest.param(
+            {"variant": "deepseek-v3", "precision": "w4a8"}, RefusedPlanError, "--model has to", id="your own"
+        ),
+        pytest.param(V32 | {"precision": "w4a8"}, RefusedPlanError, "W4AFP8 is for V3 and R1", id="V3.2 in W4A8"),
         pytest.param({"engine": "vllm"}, UnknownNameError, "unknown engine 'vllm'", id="engine"),
         pytest.param({"engine": "transformers"}, RefusedPlanError, "runs on: tensorrt_llm", id="wrong engine"),
         pytest.param({"preset": "x"}, RefusedPlanError, "simulated engine", id="preset without the simulated engine"),
@@ -496,3 +549,137 @@ def test_what_cannot_work_is_refused_in_one_line(changes, error, expected):
 
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "variant", "precision", "gigabytes"),
+    [
+        pytest.param("nvidia/DeepSeek-R1-FP4", "deepseek-r1", "fp4", 424, id="the published one"),
+        pytest.param("nvidia/DeepSeek-R1-FP4-v2", "deepseek-r1", "fp4", 413, id="its second version"),
+        pytest.param("/models/DeepSeek-R1-0528-FP4-v2", "deepseek-r1-0528", "fp4", 413, id="a folder called like it"),
+        pytest.param("/models/mine", "deepseek-r1", "fp4", 424, id="a folder called otherwise"),
+        pytest.param("nvidia/DeepSeek-V3.2-NVFP4", "deepseek-v3.2-exp", "fp4", 415, id="of a sister model"),
+        pytest.param("/models/mine", "deepseek-v3", "fp4", 424, id="weights that nobody publishes"),
+    ],
+)
+def test_the_checkpoint_that_is_named_has_its_own_size(model, variant, precision, gigabytes):
+    plan = make_plan(PlanRequest(variant=variant, gpu="b200", precision=precision, model=model))
+
+    assert round(plan.checkpoint.weight_bytes / 1e9) == gigabytes
+    assert plan.settings[0].value == model
+
+
+def test_a_checkpoint_of_a_sister_model_says_whose_it_is():
+    plan = make_plan(
+        PlanRequest(variant="deepseek-v3.2-exp", gpu="b200", precision="fp4", model="nvidia/DeepSeek-V3.2-NVFP4")
+    )
+
+    assert plan.settings[0].reason.startswith("DeepSeek-V3.2, planned as deepseek-v3.2-exp")
+    assert plan.checkpoint.kv_cache_quant_algo == "FP8"
+
+
+THROUGHPUT = {"gpu": "h200", "profile": "throughput"}
+
+
+def warnings_of(plan):
+    return {warned.rule.code: (warned.rule.severity, warned.violation.message) for warned in plan.warnings}
+
+
+def test_a_benchmarks_limits_are_a_warning_where_no_workload_was_given():
+    plan = planned(**THROUGHPUT)
+    severity, message = warnings_of(plan)["A009"]
+
+    assert severity == "warning"
+    assert "prompts of 1,024 tokens; those of more than 1,151 are refused" in message
+    assert "A003" not in warnings_of(plan)
+
+
+def test_a_benchmarks_limits_match_each_other():
+    """1,151 tokens of prompt, and the 32,768 of an answer that R1's model card allows."""
+    chosen = values(planned(**THROUGHPUT))
+
+    assert chosen["max_num_tokens"] + 32_768 <= chosen["max_seq_len"] == 34_048
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "max_seq_len"),
+    [
+        pytest.param(THROUGHPUT | {"workload": Workload(isl=1024, osl=2048)}, 3072, id="a workload was given"),
+        pytest.param({"gpu": "h200"}, 65536, id="prompts in chunks"),
+        pytest.param({"gpu": "b200", "profile": "throughput"}, 65536, id="a serving configuration, for no lengths"),
+        pytest.param({"gpu": "h200", "profile": "latency"}, 65536, id="the engine's own max_num_tokens"),
+        pytest.param({"gpu": "h200", "profile": "gen"}, 65536, id="a generation server"),
+        pytest.param({"gpu": "h200", "profile": "quickstart"}, 2048, id="the recipe's own"),
+    ],
+)
+def test_other_plans_keep_their_max_seq_len(request_fields, max_seq_len):
+    assert values(planned(**request_fields))["max_seq_len"] == max_seq_len
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200", "h20-96", "h20-141", "b200"])
+@pytest.mark.parametrize("profile", ["balanced", "throughput", "wide-ep"])
+def test_an_evaluation_is_planned_for_its_own_prompts(gpu, profile):
+    request = PlanRequest(variant="deepseek-r1", gpu=gpu, profile=profile)
+    chosen = make_plan(format_request("trtllm-eval", request)).canonical
+
+    assert chosen["enable_chunked_prefill"] or chosen["max_num_tokens"] >= 8192 or chosen["max_seq_len"] <= 8192
+    assert chosen["max_seq_len"] >= 8192 + 32768 or profile == "wide-ep"
+    assert format_request("trtllm-bench", request) is request
+
+
+def test_an_evaluations_workload_can_be_given():
+    request = PlanRequest(variant="deepseek-r1", **THROUGHPUT, workload=Workload(isl=1024, osl=256))
+
+    assert format_request("trtllm-eval", request) is request
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "ways"),
+    [
+        pytest.param(
+            {"gpu": "h100", "num_gpus": 8}, "--gpus 16, or --precision w4a8, or --gpu h200", id="FP8 on eight H100"
+        ),
+        pytest.param({"num_gpus": 4}, "--gpus 8, or --precision w4a8, or --gpu b200", id="FP8 on four H200"),
+        pytest.param(
+            {"gpu": "b200", "precision": "fp8", "num_gpus": 4},
+            "--gpus 8, or --precision fp4, or --allow-unpublished",
+            id="fits, but is not published",
+        ),
+        pytest.param(
+            {"relaxed_acceptance": True}, "--mtp 3, or without --relaxed-acceptance", id="no drafts to accept"
+        ),
+        pytest.param(
+            {"variant": "deepseek-v3.2-exp", "relaxed_acceptance": True},
+            "without --relaxed-acceptance",
+            id="no drafts, and not for the model",
+        ),
+        pytest.param(
+            {"variant": "deepseek-v3.2-exp", "kv_dtype": "fp8"}, "without --kv-cache-dtype, or --gpu b200", id="V001"
+        ),
+        pytest.param({"precision": "fp4"}, "--precision fp8, or --gpu b200", id="H002"),
+    ],
+)
+def test_a_refusal_gives_one_piece_of_advice_which_holds_every_way_that_works(request_fields, ways):
+    with pytest.raises(RefusedPlanError) as caught:
+        planned(**request_fields)
+
+    cause, _, advice = str(caught.value).partition("; what works: ")
+    assert advice == ways
+    assert "; use " not in cause
+    assert "; set " not in cause
+    assert "; add " not in cause
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "fix"),
+    [
+        pytest.param({"overrides": (("max_num_tokens", 8200),)}, "; use 8192", id="a setting"),
+        pytest.param({"workload": Workload(isl=200_000)}, "; use a smaller --isl or --osl", id="a workload"),
+    ],
+)
+def test_where_only_a_value_is_wrong_the_advice_is_about_the_value(request_fields, fix):
+    with pytest.raises(RefusedPlanError) as caught:
+        planned(**request_fields)
+
+    assert str(caught.value).endswith(fix)
+    assert "what works" not in str(caught.value)

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from deepseek_triton_build import PlanRequest, RefusedPlanError, Workload, make_plan
+from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, Workload, make_plan
 from deepseek_triton_build.catalog import RELEASES, load_release, profiles
+from deepseek_triton_build.check import CheckOptions, check_repository
 from deepseek_triton_build.data.releases.spelling import canonical, spell
+from deepseek_triton_build.render.yaml_text import yaml_lines
 from support.flags import from_flags
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -31,6 +33,9 @@ SCRIPT_FLAGS = load(GOLDEN / "_flags.yaml")
 
 NOT_LLM_ARGUMENTS = {"--host", "--port", "--warmup", "--num_requests", "--streaming"}
 """Flags about the server's socket or the benchmark's run. The cases leave out paths of data sets and files."""
+
+NOT_IN_YAML = ("launch", "workload", "environment")
+"""Prefixes of published() that are no LLM arguments."""
 
 CASES_AND_RELEASES = [
     pytest.param(name, release, id=f"{name}-{release}")
@@ -67,6 +72,19 @@ def published(case):
         said["workload.concurrency"] = said.pop("--concurrency")
     said |= {f"launch.{key}": case["launch"][key] for key in ("ranks", "nodes") if "launch" in case}
     return said | {f"environment.{name}": str(value) for name, value in case.get("environment", {}).items()}
+
+
+@pytest.mark.parametrize(("name", "release"), CASES_AND_RELEASES)
+def test_every_published_variable_is_set_or_has_a_reason_why_not(name, release):
+    plan = plan_or_none(CASES[name], release)
+    if plan is None:
+        return
+    said = [*plan.environment, *plan.unset_environment]
+
+    assert len({variable.name for variable in said}) == len(said)
+    renamed = {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF"}  # by PyTorch
+    for published_name in CASES[name].get("environment", {}):
+        assert {published_name, renamed.get(published_name)} & {variable.name for variable in said}
 
 
 def request_of(case, release):
@@ -163,13 +181,25 @@ def test_the_names_of_a_release_lead_back_to_the_same_settings(name, release):
 def test_every_published_key_is_one_of_the_release_it_is_translated_for(name):
     case = CASES[name]
     release = load_release(case["release"])
-    arguments = {
-        key: value
-        for key, value in published(case).items()
-        if key.partition(".")[0] not in ("launch", "workload", "environment")
-    }
+    arguments = {key: value for key, value in published(case).items() if key.partition(".")[0] not in NOT_IN_YAML}
 
     assert [key for key in spell(arguments, release.version) if release.find_key(key) is None] == []
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["era"] == "0.19"])
+def test_check_finds_no_error_in_what_was_published_for_a_release_that_is_only_checked(name, tmp_path):
+    case = CASES[name]
+    model = make_plan(request_of(case, case["release"])).checkpoint.model
+    printed = {key: value for key, value in published(case).items() if key.partition(".")[0] not in NOT_IN_YAML}
+    if any(key.startswith("speculative_config.") for key in printed):
+        printed["speculative_config.decoding_type"] = "MTP"  # as the script's --mtp_nextn has it
+    spelled = {"tensor_parallel_size": 8} | spell(printed, "0.19.0") | {"model": model, "backend": "pytorch"}
+    path = tmp_path / "model.yaml"
+    path.write_text("\n".join(yaml_lines([Setting(key, value, "") for key, value in spelled.items()])), "utf-8")
+
+    found = check_repository(path, CheckOptions(release="0.19.0", gpu=case["request"]["gpu"])).findings
+
+    assert [finding for finding in found if finding.severity == "error"] == []
 
 
 @pytest.mark.parametrize("field", ["differences", "added"])

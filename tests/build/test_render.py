@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
-from deepseek_triton_build import PlanRequest, Setting, make_plan
+from deepseek_triton_build import PlanRequest, RefusedPlanError, Setting, format_files, make_plan, repository_files
+from deepseek_triton_build.catalog import profiles
 from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.planning.plan_request import BACKEND_NAMES
 from deepseek_triton_build.render.config_pbtxt import config_pbtxt
 from deepseek_triton_build.render.model_yaml import model_yaml
 from deepseek_triton_build.render.start_sh import start_sh
@@ -22,19 +24,48 @@ def tiny_with(*settings: Setting):
     return replace(make_plan(TINY), settings=settings)
 
 
-def test_tritons_own_parser_reads_the_contract_in_config_pbtxt():
-    config = text_format.Parse(config_pbtxt(stamp=STAMP), model_config_pb2.ModelConfig())
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_tritons_own_parser_reads_the_contract_in_config_pbtxt(decoupled):
+    text = config_pbtxt(stamp=STAMP, decoupled=decoupled)
+    config = text_format.Parse(text, model_config_pb2.ModelConfig())
     tables = contract()
 
     assert config.backend == "python"
     assert config.max_batch_size == 0
-    assert config.model_transaction_policy.decoupled
+    assert config.model_transaction_policy.decoupled is decoupled
     assert [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims), t.optional) for t in config.input] == [
-        (t.name, t.dtype.value, t.dims, t.optional) for t in tables.INPUTS
+        (t.name, t.dtype.value, t.dims, t.optional) for t in tables.declared_inputs(decoupled=decoupled)
     ]
     assert [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in config.output] == [
         (t.name, t.dtype.value, t.dims) for t in tables.OUTPUTS
     ]
+
+
+def test_a_model_that_is_not_decoupled_lacks_the_inputs_that_shape_streams():
+    names = [[t.name for t in contract().declared_inputs(decoupled=decoupled)] for decoupled in (True, False)]
+
+    assert set(names[0]) - set(names[1]) == {"stream_mode", "stream_interval", "stream_interval_ms"}
+    assert [name for name in names[0] if name in names[1]] == names[1]
+
+
+@pytest.mark.parametrize("backend_name", BACKEND_NAMES)
+def test_a_backend_with_a_name_of_its_own_lies_in_the_models_folder(backend_name):
+    files = {
+        str(file.path): file for file in repository_files(make_plan(replace(TINY, backend_name=backend_name)), "0")
+    }
+    config = text_format.Parse(files["tensorrt_llm/config.pbtxt"].content.decode(), model_config_pb2.ModelConfig())
+
+    assert config.backend == backend_name
+    own = backend_name != "python"
+    assert [path for path in files if "backends/" in path] == own * [f"tensorrt_llm/backends/{backend_name}/model.py"]
+    assert (b"--backend-name vllm" in files["start.sh"].content.splitlines()[1]) == own
+
+
+def test_a_backends_name_is_for_triton_only():
+    with pytest.raises(
+        RefusedPlanError, match=r"--backend-name is for Triton, and trtllm-serve \(.*\) has no use for it"
+    ):
+        format_files("trtllm-serve", make_plan(replace(R1, backend_name="vllm")), version="0")
 
 
 @pytest.mark.parametrize(
@@ -73,8 +104,44 @@ def test_every_reason_stands_above_its_line():
     comments = " ".join(line.strip().removeprefix("# ") for line in text.splitlines() if line.lstrip().startswith("#"))
 
     for setting in plan.settings:
-        assert " ".join(setting.comment.split()) in comments
+        assert " ".join(setting.reason.split()) in comments
+        assert setting.source in comments
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_source_of_several_reasons_is_named_once_at_the_top():
+    lines = model_yaml(
+        tiny_with(
+            Setting(key="a", value=1, reason="because", source="a document"),
+            Setting(key="s.b", value=2, reason="since", source="a document"),
+            Setting(key="s.c", value=3, reason="as", source="another"),
+            Setting(key="d", value=4, reason="for", source="a document"),
+        ),
+        stamp=STAMP,
+    ).splitlines()
+
+    assert lines[2:] == [
+        *("# [1] a document", "# because [1]", "a: 1", "s:", "  # since [1]", "  b: 2", "  # as (another)", "  c: 3"),
+        *("# for [1]", "d: 4"),
+    ]
+
+
+@pytest.mark.parametrize("profile", [name for name, profile in profiles().items() if "triton" in profile.formats])
+def test_no_source_is_repeated_in_a_file(profile):
+    plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="gb200-nvl72", num_gpus=32, profile=profile))
+    text = model_yaml(plan, stamp=STAMP)
+    comments = " ".join(line.strip("# ") for line in text.splitlines() if line.strip().startswith("#"))
+
+    assert {s.source for s in plan.settings if s.source and comments.count(f"({s.source})") > 1} == set()
+
+
+@pytest.mark.parametrize("profile", ["ctx", "gen"])
+def test_a_plan_that_triton_cant_serve_has_no_settings_of_the_backend(profile):
+    request = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8, profile=profile)
+
+    assert [s.key for s in make_plan(request).settings if s.key.startswith("triton_config")] == []
+    with pytest.raises(RefusedPlanError, match=f"can't serve profile {profile}: leave out triton_config.warmup"):
+        make_plan(replace(request, overrides=(("triton_config.warmup", None),)))
 
 
 def test_a_source_is_named_and_a_shared_reason_is_given_once():

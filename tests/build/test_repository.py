@@ -1,18 +1,21 @@
+import fcntl
 import hashlib
 import json
 import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from deepseek_triton_build import (
-    EditedError,
     File,
     OutputError,
     PlanRequest,
+    ReplacementError,
+    format_files,
     make_plan,
     repository_files,
     write_repository,
@@ -39,7 +42,7 @@ def written(tmp_path):
 
 def refusal(output, files=None):
     """Return the message of the refusal, which is one line, and its diff."""
-    with pytest.raises(EditedError) as caught:
+    with pytest.raises(ReplacementError) as caught:
         write_repository(files or tiny_files(), output)
     assert "\n" not in str(caught.value)
     return str(caught.value), caught.value.diff
@@ -82,6 +85,87 @@ def test_an_edited_folder_is_refused_with_the_difference_and_replaced_by_force(w
     write_repository(tiny_files(), written, force=True)
     assert "notes.txt" not in tree(written)
     assert b"num_threads: 1" in tree(written)[MODEL_YAML]
+
+
+R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8, model="/models/DeepSeek-R1")
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "shown"),
+    [
+        pytest.param(
+            (R1, "triton"),
+            (PlanRequest(variant="deepseek-r1", gpu="h100", num_gpus=16), "triton"),
+            [
+                "-options: deepseek-r1 --gpu h200 --gpus 8 --model /models/DeepSeek-R1",
+                "+options: deepseek-r1 --gpu h100 --gpus 16",
+                "-gpus: 8",
+                "+gpus: 16",
+            ],
+            id="gpus-and-model",
+        ),
+        pytest.param(
+            (R1, "triton"),
+            (replace(R1, model="/models/other"), "triton"),
+            ["-options: deepseek-r1 --gpu h200 --gpus 8 --model /models/DeepSeek-R1"],
+            id="model",
+        ),
+        pytest.param(
+            (R1, "triton"), (R1, "trtllm-serve"), ["-format: triton", "+format: trtllm-serve"], id="manifest-elsewhere"
+        ),
+    ],
+)
+def test_another_deployment_is_shown_and_replaced_only_by_force(tmp_path, there, wanted, shown):
+    output = tmp_path / "r1"
+    write_repository(format_files(there[1], make_plan(there[0]), version="1.0"), output)
+    before = tree(output)
+    files = format_files(wanted[1], make_plan(wanted[0]), version="1.0")
+
+    message, diff = refusal(output, files)
+    assert message == f"{output}: holds another deployment; --force replaces all of it"
+    assert set(shown) <= set(diff.splitlines())
+    assert tree(output) == before
+
+    write_repository(files, output, force=True)
+    assert tree(output) == {file.path.as_posix(): file.content for file in files}
+
+
+def test_another_deployment_that_was_edited_is_told_as_both_at_once(written):
+    """--force would take both."""
+    (written / "notes.txt").write_text("mine")
+
+    message, diff = refusal(written, repository_files(make_plan(R1), version="1.0"))
+    assert "holds another deployment; changed since it was generated: notes.txt; --force" in message
+    assert {"-options: tiny", "-mine"} <= set(diff.splitlines())
+
+
+def test_a_stamp_without_options_is_another_deployment(written):
+    """The versions before wrote such stamps: nobody can tell which --model they were given."""
+    path = written / "tensorrt_llm/deepseek-triton.json"
+    record = json.loads(path.read_text())
+    del record["options"]
+    path.write_text(json.dumps(record))
+
+    assert refusal(written)[1].splitlines()[2:] == ["+options: tiny"]
+
+
+def test_a_stamp_prints_no_character_that_a_terminal_obeys(written):
+    path = written / "tensorrt_llm/deepseek-triton.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"variant": "\x1b[2J\n+x"}))
+
+    assert "-variant: \\x1b[2J +x" in refusal(written)[1].splitlines()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_that_a_server_runs_from_is_never_replaced(written, force):
+    before = tree(written)
+    with (written / "tensorrt_llm/deepseek-triton.json").open("rb") as stamp:
+        fcntl.flock(stamp, fcntl.LOCK_SH)
+        with pytest.raises(OutputError, match=f"a server runs from this folder.*launch stop {written}"):
+            write_repository(tiny_files(version="2.0"), written, force=force)
+    assert tree(written) == before
+
+    write_repository(tiny_files(version="2.0"), written, force=force)
 
 
 def test_a_file_that_equals_what_would_be_written_is_no_edit(written):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 
 from deepseek_triton_build.catalog import (
     READABLE_RELEASES,
@@ -92,6 +94,10 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
     "A007": (
         deployed({"enable_attention_dp": True, "max_batch_size": 16}),
         deployed({"enable_attention_dp": True, "max_batch_size": 17}),
+    ),
+    "A009": (
+        deployed({"max_num_tokens": 1151, "max_seq_len": 3328}, assumed_isl=1024),
+        deployed(CHUNKED, {"max_num_tokens": 1152, "max_seq_len": 3328}, assumed_isl=1024),
     ),
     "A008": (
         deployed({"attention_dp_config.enable_balance": True}),
@@ -181,9 +187,13 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({FRACTION: 0.8, "kv_cache_config.max_tokens": 4096}),
         deployed({"kv_cache_config.max_tokens": 4096}),
     ),
+    "K010": (
+        deployed({FRACTION: 0.97, "max_batch_size": 128, "max_num_tokens": 1152}),
+        deployed({FRACTION: 0.9, "max_batch_size": 128, "max_num_tokens": 1152}),
+    ),
     "K011": (deployed({"dtype": "fp8"}), deployed({"dtype": "bfloat16"})),
     "L001": (
-        deployed({"max_batch_size": 256, "cuda_graph_config.batch_sizes": [1, 128]}),
+        deployed({"max_batch_size": 256, "cuda_graph_config.max_batch_size": 128}),
         deployed({"max_batch_size": 256, "cuda_graph_config.max_batch_size": 256}),
     ),
     "L002": (
@@ -206,7 +216,7 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
     ),
     "L008": (
         deployed({"enable_attention_dp": True, "max_batch_size": 1024, "max_num_tokens": 8192}, **B200),
-        deployed({"enable_attention_dp": True, "max_batch_size": 1024, "max_num_tokens": 3072}, **B200),
+        deployed({"enable_attention_dp": True, "max_batch_size": 1024, "max_num_tokens": 8191}, **B200),
     ),
     "L009": (
         deployed({"max_num_tokens": 5127, FRACTION: 0.7}, release="0.21.0"),
@@ -283,6 +293,37 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
     ),
 }
 """Code -> a deployment that breaks the rule, and a neighbour that doesn't."""
+
+
+def test_a_list_of_graphs_gets_one_more_size() -> None:
+    listed = deployed({"max_batch_size": 256, "cuda_graph_config.batch_sizes": [1, 128]})
+    [fix] = [violation.fix for rule, violation in violations(listed) if rule.code == "L001"]
+
+    assert fix.startswith("add 256 to cuda_graph_config.batch_sizes")
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("of_checkpoint", [None, "FP8"])
+@pytest.mark.parametrize("code", ["K002", "V001"])
+def test_advice_on_the_kv_cache_is_not_what_is_set_already(code: str, dtype: str, of_checkpoint: str | None) -> None:
+    where = {"precision": "w4a8"} if code == "K002" else {"variant": "deepseek-v3.2-exp"}
+    base = deployed({"kv_cache_config.dtype": dtype}, **where)
+    assert base.checkpoint is not None
+    checked = replace(base, checkpoint=replace(base.checkpoint, kv_cache_quant_algo=of_checkpoint))
+    fixes = [violation.fix for rule, violation in violations(checked) if rule.code == code]
+
+    assert len(fixes) == (dtype == "fp8" or of_checkpoint == "FP8")
+    assert [fix for fix in fixes if (dtype == "auto") == ("dtype: auto" in fix)] == []
+    assert [fix for fix in fixes if (of_checkpoint == "FP8") != ("hf_quant_config.json" in fix)] == []
+
+
+PAIR = {"cache_transceiver_config.backend": "UCX"}
+
+
+@pytest.mark.parametrize("code", ["A003", "A007"])
+def test_a_disaggregated_server_is_not_advised_as_a_whole_one(code: str) -> None:
+    broken, _ = CASES[code]
+    assert code not in codes_of(replace(broken, settings={**broken.settings, **PAIR}))
 
 
 MORE_CASES = [
@@ -460,3 +501,37 @@ def test_the_page_lists_every_rule_and_every_check_once() -> None:
 
 def test_rules_and_checks_share_no_code() -> None:
     assert not {rule.code for rule in RULES} & {check.code for check in CHECKS}
+
+
+TO_SET = re.compile(
+    r"^(?:set|raise) (?P<key>[\w.]+)(?:: | to )(?P<value>[\w.-]+)|^use (?:.*for example )?(?P<number>[\d.]+)"
+)
+TO_REMOVE = re.compile(r"^remove (?P<key>[\w.]+)")
+
+
+def mended(deployment: Deployment, key: str | None, fix: str) -> Deployment | None:
+    """Return `deployment` after the advice, where it says which value to set or to remove; None where it does not."""
+    settings = dict(deployment.settings)
+    if found := TO_SET.match(fix):
+        named = found["key"]
+        settings[named if named and named != "it" else str(key)] = yaml.safe_load(found["value"] or found["number"])
+    elif found := TO_REMOVE.match(fix):
+        gone = str(key) if found["key"] == "it" else found["key"]
+        if not any(name == gone or name.startswith(f"{gone}.") for name in settings):
+            return None  # a variable, or a setting of the backend
+        settings = {name: value for name, value in settings.items() if name != gone and not name.startswith(f"{gone}.")}
+    else:
+        return None
+    return None if str(key).startswith("triton_config.") else replace(deployment, settings=settings)
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_advice_that_can_be_followed_mends_what_it_is_about_and_breaks_no_other_rule(code: str) -> None:
+    broken, _ = CASES[code]
+    errors = {rule.code for rule, _ in violations(broken) if rule.severity == "error"}
+    for rule, violation in violations(broken):
+        after = mended(broken, violation.key, violation.fix) if rule.code == code else None
+        if after is not None:
+            found = {rule.code: rule.severity for rule, _ in violations(after)}
+            assert code not in found, violation.fix
+            assert {name for name, severity in found.items() if severity == "error"} <= errors, violation.fix

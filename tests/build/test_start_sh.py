@@ -129,6 +129,19 @@ def test_a_dry_run_needs_neither_mpirun_nor_python(tmp_path):
     assert commands_of(done.stdout)[1][0] == "python3"
 
 
+def test_the_backend_that_the_model_names_is_found(run, tmp_path):
+    """Triton has one backend directory. The link that stands for its own is broken here: there is no Triton."""
+    variables = {"DEEPSEEK_TRITON_LAUNCH": LAUNCH, "TMPDIR": str(tmp_path)}
+    for _ in range(2):  # as ranks of one launch do
+        result = run(replace(TINY, backend_name="vllm"), **variables)
+
+    folder = Path(result.argv[result.argv.index("--backend-directory") + 1])
+    assert folder == tmp_path / f"deepseek_triton_{LAUNCH}_backends"
+    model = Path(result.argv[result.argv.index("--model-repository") + 1]) / "tensorrt_llm"
+    assert (folder / "vllm/model.py").samefile(model / "backends/vllm/model.py")
+    assert "--backend-directory" not in run(TINY).argv
+
+
 # TensorRT-LLM on one node
 
 
@@ -386,14 +399,16 @@ def test_words_that_the_launcher_would_split_are_refused(run, value):
     assert "trtllm-llmapi-launch splits words" in line
 
 
-def test_a_repository_with_a_space_is_refused_before_anything_starts(tmp_path):
-    write_repository(format_files("triton", make_plan(R1), version="1.0"), tmp_path / "my r1")
-    script = tmp_path / "my r1/start.sh"
-    done = subprocess.run([script], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+@pytest.mark.parametrize("kind", ["one-node", "two-nodes", "transformers"])
+@pytest.mark.parametrize("folder", ["my r1", "it's", '"', "$HOME `id`", "a;b", "ü", "-n *"])
+def test_the_repository_may_lie_in_any_folder(tmp_path, kind, folder):
+    """The guard of rank 0 makes a link for a path that the launcher or Triton's Python backend would split."""
+    run = script_runner(tmp_path, folder)
+    options, _, guarded = parts_of(run(make_plan(KINDS[kind]), "triton", HOSTS="a,b").argv)
 
-    [line] = done.stderr.splitlines()
-    assert done.returncode == 2
-    assert f"{tmp_path}/my\\ r1" in line
+    repository = str(tmp_path / folder / "triton")
+    assert options["--repository"] == repository
+    assert guarded[guarded.index("--model-repository") + 1] == repository
 
 
 def test_all_refusals_are_printed_at_once(run):

@@ -132,6 +132,22 @@ def test_ours_is_always_asked_for_increments_and_one_answer():
     assert chunks(spoken, asked(), *stream) == [Chunk("a"), Chunk("ab", finish_reason="stop")]
 
 
+STREAM_SHAPE = {"stream_mode", "stream_interval", "stream_interval_ms"}
+NOT_DECOUPLED = {name: how for name, how in DEEPSEEK.items() if name not in STREAM_SHAPE}
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_ours_is_asked_for_no_stream_where_it_is_not_decoupled(streaming):
+    spoken = dialect(NOT_DECOUPLED)
+    assert spoken.kind == "deepseek"
+    whole = {"text_input": "hi", "streaming": False, "sampling_param_n": 1}
+    assert sent(spoken, asked(streaming=streaming), streamed=True) == whole
+    best = asked(streaming=streaming, best_of=4)  # streams can't have that
+    assert sent(spoken, best, streamed=True) == whole | {"sampling_param_best_of": 4}
+    with pytest.raises(InvalidRequest, match=r"no input for stream_interval: .* without --no-decoupled"):
+        sent(spoken, asked(streaming=streaming, stream_interval=3))
+
+
 def test_ours_takes_token_ids_and_conversations():
     assert sent(dialect(DEEPSEEK), asked([1, 2]))["input_ids"] == [1, 2]
     values = sent(dialect(DEEPSEEK), chat())
@@ -285,8 +301,8 @@ def test_an_input_takes_a_field_whose_type_and_shape_fit(datatype, shape, fits):
 
 
 def test_a_running_request_is_ended_by_the_flag():
-    (flag,) = dialect(DEEPSEEK).stop_inputs()
-    assert (flag.name, flag.datatype, tuple(flag.values)) == ("stop", "BOOL", (True,))
+    flags = [(each.name, each.datatype, tuple(each.values)) for each in dialect(DEEPSEEK).stop_inputs()]
+    assert flags == [("stop", "BOOL", (True,)), ("return_finish_reason", "BOOL", (True,))]
     assert {each.name: each.shape for each in dialect(LLMAPI).stop_inputs()} == {"text_input": (1,), "stop": (1,)}
     assert {each.name: each.shape for each in dialect(ENSEMBLE).stop_inputs()} == {"text_input": (1, 1), "stop": (1, 1)}
     with pytest.raises(InvalidRequest, match=r"model 'x' \(vllm\) has no input that ends a request"):

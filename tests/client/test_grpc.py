@@ -388,7 +388,8 @@ def test_a_server_that_comes_back_is_found(grpc_server, proxy, driver):
             except ServerUnavailable:
                 pass
 
-    grpc_server.script(*[grpc_server.responses(grpc_server.response(text_output="a"))] * 2)
+    answer = grpc_server.responses(grpc_server.response(text_output="a"))
+    grpc_server.script(*[answer] * 10)  # of some the answer is lost, where the connection is cut late
     assert driver.run(f"grpc://127.0.0.1:{proxy.port}", body) == [{"text_output": "a"}]
 
 

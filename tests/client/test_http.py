@@ -571,6 +571,36 @@ def test_ready_does_not_hide_what_waiting_will_not_mend(http_server, driver, tra
         driver.run(transport.server_ready(10))
 
 
+PAGE = b"<!DOCTYPE html><title>Welcome</title>"
+
+
+@pytest.mark.parametrize("method", ["server_ready", "metadata"])
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        pytest.param(200, PAGE, ProtocolError, id="a page for every path"),
+        pytest.param(404, PAGE, ProtocolError, id="a web server"),
+        pytest.param(404, b"", ProtocolError, id="a web server without pages"),
+        pytest.param(404, b'{"detail":"Not Found"}', ProtocolError, id="an OpenAI server"),
+        pytest.param(501, PAGE, ProtocolError, id="501"),
+        pytest.param(502, PAGE, ServerUnavailable, id="a proxy with nobody behind it"),
+        pytest.param(503, b"no healthy upstream", ServerUnavailable, id="another proxy"),
+    ],
+)
+def test_another_web_server_is_not_taken_for_triton(http_server, driver, transport, method, status, body, kind):
+    http_server.script(http_server.body(status, body))
+    with pytest.raises(kind, match=f"HTTP {status}") as caught:
+        driver.run(getattr(transport, method)(10))
+    assert ("this is not Triton's HTTP port (8000 by default)" in str(caught.value)) is (kind is ProtocolError)
+
+
+def test_a_grpc_port_is_named(http_server, driver, transport):
+    settings = bytes.fromhex("000018040000000000000400400000000500400000")
+    http_server.script(lambda handler: handler.wfile.write(settings))
+    with pytest.raises(ProtocolError, match="HTTP/2, so this is a gRPC port: grpc:// instead of http://"):
+        driver.run(transport.server_ready(10))
+
+
 def test_metadata(http_server, driver, transport):
     tensor = {"name": "text_input", "datatype": "BYTES", "shape": [-1]}
     body = {"name": "tensorrt_llm", "versions": ["1"], "platform": "python", "inputs": [tensor], "outputs": []}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deepseek_triton_build import OutputError, PlanRequest, make_plan, repository_files, write_repository
 from support.supervising import PYTHON, SUPERVISE, free_ports, is_ready, listed, name_of, rank_of, runs
 from support.waiting import wait_for
 
@@ -75,6 +76,20 @@ def test_a_stop_lets_the_server_drain(serve):
     assert not running.others()
     assert not is_ready(running)
     assert listed(running) is None
+
+
+def test_a_repository_is_not_replaced_while_a_launch_uses_it(serve, tmp_path):
+    repository = tmp_path / "repository"
+    files = repository_files(make_plan(PlanRequest(variant="tiny")), version="1.0")
+    write_repository(files, repository)
+    running = serve()
+    wait_for(lambda: is_ready(running))
+    with pytest.raises(OutputError, match="a server runs from this folder"):
+        write_repository(files, repository, force=True)
+    running.process.terminate()
+    assert running.wait() == 0
+
+    write_repository(files, repository, force=True)
 
 
 def test_a_second_stop_ends_it_at_once_only_when_it_comes_later(serve):

@@ -24,7 +24,9 @@ def http(tiny_server):
     ("body", "expected"),
     [
         pytest.param(
-            {}, "text_input: expected a prompt in one of text_input, messages, input_ids, got none", id="no prompt"
+            {"sampling_param_max_tokens": 4},
+            "text_input: expected a prompt in one of text_input, messages, input_ids, got none",
+            id="no prompt",
         ),
         pytest.param({"text_input": ""}, "[E_INVALID_ARGUMENT] text_input: expected a prompt, got an", id="empty"),
         pytest.param({"text_input": ["a", ""]}, "expected a prompt, got an empty string", id="one of two is empty"),
@@ -44,6 +46,15 @@ def test_what_the_backend_refuses_is_a_400_with_a_code(http, verb, body, expecte
     assert answer.status_code == 400
     assert expected in answer.text.replace('\\"', '"')
     assert answer.text.count("\n") <= 2
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+@pytest.mark.parametrize("body", [{}, {"prompt": "x"}, {"max_tokens": 4}])
+def test_a_body_without_any_input_is_answered_by_triton_which_names_the_prompt(http, verb, body):
+    answer = http.post(f"/tensorrt_llm/{verb}", json=body)
+
+    assert answer.status_code == 400
+    assert "missing required input(s) ['text_input']" in answer.json()["error"]
 
 
 OUT_OF_RANGE = [

@@ -809,7 +809,8 @@ def test_a_stop_ends_all_that_have_its_id(simulated_server: ServerProcess, strea
     long = sent(_long(id="twins", streaming=streaming))
     other = sent(greedy(id="other", streaming=streaming))
 
-    results = exchange(simulated_server, long, long, other, sent({"id": "twins", "stop": True})).all()
+    stop = sent({"id": "twins", "stop": True, "return_finish_reason": True})
+    results = exchange(simulated_server, long, long, other, stop).all()
 
     reasons = [
         (result.get_response().id, chunk["finish_reason"][0])
@@ -820,8 +821,12 @@ def test_a_stop_ends_all_that_have_its_id(simulated_server: ServerProcess, strea
 
 
 @every_way
-def test_a_stop_for_nothing_is_refused_with_the_id(tiny_server: ServerProcess, way: Way) -> None:
-    assert "no running request has the id 'job-2'" in ask(tiny_server, way, {"id": "job-2", "stop": True}).refusal()
+def test_a_stop_for_nothing_is_answered_as_any_other(tiny_server: ServerProcess, way: Way) -> None:
+    stop: Fields = {"id": "job-2", "stop": True}
+
+    assert ask(tiny_server, way, stop).refusal().startswith("[E_CANCELLED] request cancelled by client")
+    told = ask(tiny_server, way, {**stop, "return_finish_reason": True}).refusal()
+    assert "no running request has the id 'job-2'" in told
     assert "got none" in ask(tiny_server, way, {"stop": True}).refusal()
 
 
@@ -840,7 +845,7 @@ def _check_cut_short(server: ServerProcess, answer: Answer, finish_reason: str) 
 def _stop(server: ServerProcess, way: Way, request_id: str, running: Future[Reply]) -> Reply:
     """Sent again while there is nothing to stop: the request may be on its way yet."""
     while True:
-        stopped = ask(server, way, {"id": request_id, "stop": True})
+        stopped = ask(server, way, {"id": request_id, "stop": True, "return_finish_reason": True})
         if not any("no running request" in error for error in stopped.errors) or running.done():
             return stopped
 

@@ -1,6 +1,7 @@
 """Neither tritonserver nor the model's process outlives the other unnoticed."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -84,8 +85,10 @@ def test_a_server_whose_log_nobody_reads_any_more_leaves_nothing_behind(tmp_path
 
 
 GUARDED = """\
-import os, sys, time
+import os, resource, sys, time
 if sys.argv[2:]:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     [os.dup2(0, number) for number in range(3, 1100)]
 from deepseek_backend.process.process_guard import ProcessGuard
 ProcessGuard(int(sys.argv[1]), []).arm()
@@ -99,6 +102,8 @@ READ_ONLY_PROC = ["unshare", "--mount", "bash", "-c", 'mount -o remount,bind,ro 
 def test_a_guard_guards_in_narrow_surroundings_too(before, options):
     if before and subprocess.run([*before, "true"], capture_output=True, check=False).returncode:
         pytest.skip("nothing can be mounted here")
+    if options and resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1100:
+        pytest.skip("this user may not have so many files open")
     environment = {**os.environ, "PYTHONPATH": str(Path(deepseek_backend.__file__).parents[1])}
     with subprocess.Popen(["sleep", "1000"]) as guarded:
         command = [*before, sys.executable, "-c", GUARDED, str(guarded.pid), *options]

@@ -1,10 +1,13 @@
 """`deepseek-triton probe` against real servers, over HTTP and gRPC: whole processes, as Kubernetes runs them."""
 
+import http.server
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import httpx
 import pytest
@@ -35,6 +38,30 @@ def test_a_server_that_serves(tiny_server, scheme):
     code, line = probe("generate", address)
     assert (code, line.startswith(f"{address}: generates: a token in ")) == (0, True), line
     assert probe("generate", address, "--quiet") == (0, "")
+
+
+def test_json_has_the_answer_whatever_it_is(tiny_server, scheme):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        nobody = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+    asked = {
+        "yes": [url(tiny_server, scheme)],
+        "no": [url(tiny_server, scheme), "--model", "x"],
+        "unreachable": [nobody],
+    }
+    for answer, argv in asked.items():
+        done = subprocess.run([*COMMAND, "ready", *argv, "--json"], capture_output=True, text=True)
+        (line,) = done.stdout.splitlines()
+        document = json.loads(line)
+
+        assert done.stderr == ""
+        assert (document["schema"], document["url"], document["question"]) == (
+            "deepseek-triton/probe/1",
+            argv[0],
+            "ready",
+        )
+        assert (document["answer"], document["exit_code"]) == (answer, done.returncode)
+        assert (document["detail"] == "ready") == (answer == "yes")
+        assert document["seconds"] >= 0
 
 
 def test_a_line_that_nobody_can_take_changes_no_answer(tiny_server):
@@ -82,6 +109,37 @@ def test_nobody_there(scheme):
         assert line.count("\n") == 1
         assert line.startswith(f"{address}: nobody answers: ")
         assert line.count(address) == 1
+
+
+@pytest.mark.parametrize(
+    ("scheme", "port", "code", "cause"),
+    [
+        ("http", "grpc_port", 1, "it is HTTP/2, so this is a gRPC port: grpc:// instead of http://"),
+        ("http", "metrics_port", 1, "an empty answer, as Triton's metrics port gives (8002 by default)"),
+        ("grpc", "http_port", 3, "it hangs up on gRPC: does this port speak HTTP (http://)?"),
+        ("grpc", "metrics_port", 3, "it hangs up on gRPC: does this port speak HTTP (http://)?"),
+        ("https", "http_port", 3, "a port without TLS has http:// or grpc://"),
+    ],
+)
+def test_another_port_of_the_server(tiny_server, scheme, port, code, cause):
+    address = f"{scheme}://127.0.0.1:{getattr(tiny_server, port)}"
+    for question in ("live", "ready", "generate"):
+        found, line = probe(question, address)
+        assert (found, cause in line) == (code, True), line
+        assert line.count("\n") == 1
+        assert line.startswith(f"{address}: ")
+
+
+def test_another_web_server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as pages:
+        threading.Thread(target=pages.serve_forever, daemon=True).start()
+        answers = [
+            probe(question, f"http://127.0.0.1:{pages.server_port}") for question in ("live", "ready", "generate")
+        ]
+        pages.shutdown()
+    assert all(code == 1 and "this is not Triton's HTTP port (8000 by default)" in line for code, line in answers), (
+        answers
+    )
 
 
 def test_a_server_that_is_full_is_healthy_while_others_get_tokens(small_server, scheme):

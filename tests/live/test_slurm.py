@@ -58,6 +58,22 @@ def test_the_first_node_serves_and_an_orderly_stop_completes_the_job(
     assert_nothing_is_left()
 
 
+def test_what_is_set_where_launch_runs_is_on_the_ranks_of_both_nodes(
+    slurm, submit, hosts, tmp_path, assert_nothing_is_left
+):
+    log = tmp_path / "log"
+    values = {"TRTLLM_DG_ENABLED": "0", "CUDA_HOME": "/usr/local/cuda 12.8", "NCCL_DEBUG": """it's "1" $HOME"""}
+    job = submit(STANDIN_LOAD_S="600", **values)
+    wait_for(lambda: log.exists() and "[RANK 9] [I] Prefetching" in log.read_text(), lambda: slurm.explain(log))
+
+    ranks = [host.environment("worker_node.py", rank=rank) for host, rank in zip(hosts, (1, 9), strict=True)]
+    slurm("scancel", job)
+    slurm.wait(job)
+
+    assert all(values.items() <= rank.items() for rank in ranks)
+    assert_nothing_is_left()
+
+
 def test_a_worker_that_is_killed_while_loading_is_named_and_the_job_fails(
     slurm, submit, hosts, tmp_path, assert_nothing_is_left
 ):

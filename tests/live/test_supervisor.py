@@ -20,7 +20,9 @@ STUB = "triton_python_backend_stub"
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("supervised") / "repository", "tiny", "--engine", "simulated")
+    """In a folder whose path a shell would split and expand."""
+    folder = tmp_path_factory.mktemp("supervised") / "it's (a) repository; $HOME"
+    return build(folder, "tiny", "--engine", "simulated")
 
 
 @pytest.fixture

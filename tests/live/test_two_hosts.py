@@ -16,6 +16,7 @@ import pytest
 
 from support.hosts import INTERFACE, SSH_PORT, Host, Running
 from support.launched import Launched, last_words
+from support.servers import build
 from support.waiting import clients_leave, wait_for
 
 PORTS = {8000, 8001, 8002}
@@ -104,6 +105,57 @@ def test_a_supervisor_that_is_killed_takes_the_ranks_of_both_hosts_along(start, 
 
     assert running.wait() == -signal.SIGKILL
     assert_nothing_is_left()
+
+
+SET_BY_HAND = {
+    "TRTLLM_DG_ENABLED": "0",
+    "TLLM_LOG_LEVEL": "INFO",
+    "PYTORCH_ALLOC_CONF": "max_split_size_mb:8192,expandable_segments:True",
+    "CUDA_HOME": "/usr/local/cuda 12.8",
+    "DG_JIT_DEBUG": """it's "1"; $HOME `id` \\ """,
+    "NCCL_DEBUG_FILE": "two\nlines",
+    "UCX_TLS": "rc,cuda_copy",
+    "NVSHMEM_DEBUG": "",
+    "OMPI_MCA_btl_tcp_links": "1",  # mpirun itself passes on its own parameters
+}
+HERE_ONLY = {"CUDA_VISIBLE_DEVICES": "0,1", "MINE": "1"}
+OVER_BOTH = {"HOSTS": "node1,node2", "SSH_PORT": str(SSH_PORT), "INTERFACE": INTERFACE}
+
+
+def test_variables_set_by_hand_are_on_every_rank(hosts, launched, tmp_path, assert_nothing_is_left):
+    """start.sh as an operator runs it, with a work-around in front."""
+    environment = {**launched.environment, **OVER_BOTH, **SET_BY_HAND, **HERE_ONLY, "STANDIN_LOAD_S": FOREVER_S}
+    running = hosts[0].start("bash", str(launched.repository / "start.sh"), log=tmp_path / "log", env=environment)
+    running.wait_for(RANK_9_LOADS)
+    ranks = {(host.name, n): host.environment("worker_node.py", rank=n) for host, n in zip(hosts, (1, 9), strict=True)}
+    running.signal(signal.SIGTERM)
+    running.wait()
+
+    for environment in ranks.values():
+        assert SET_BY_HAND.items() <= environment.items()
+    assert not HERE_ONLY.keys() & ranks["node2", 9].keys()
+    assert_nothing_is_left()
+
+
+def test_the_benchmark_has_them_on_every_rank_too(hosts, launched, tmp_path):
+    """The launcher of the ranks only records its environment: both hosts see this folder."""
+    folder = build(tmp_path / "a bench", "deepseek-r1", "--gpu", "h100", "--gpus", "16", "--format", "trtllm-bench")
+    (folder / "dataset.txt").touch()
+    (tmp_path / "bin").mkdir()
+    launcher = tmp_path / "bin/trtllm-llmapi-launch"
+    launcher.write_text(f'#!/usr/bin/env bash\nenv -0 > "{tmp_path}/rank-$OMPI_COMM_WORLD_RANK-$HOSTNAME"\n')
+    launcher.chmod(0o755)
+    path = f"{launcher.parent}:{launched.environment['PATH']}"
+    environment = {**launched.environment, **OVER_BOTH, **SET_BY_HAND, **HERE_ONLY, "PATH": path}
+
+    done = hosts[0].run("bash", str(folder / "bench.sh"), env=environment)
+
+    assert done.returncode == 0, done.stderr
+    records = {path.name: path.read_text().split("\0") for path in tmp_path.glob("rank-*")}
+    assert records.keys() == {f"rank-{n}-node{1 + n // 8}" for n in range(16)}
+    for settings in records.values():
+        assert {f"{name}={value}" for name, value in SET_BY_HAND.items()} <= set(settings)
+    assert not {name for name in HERE_ONLY if any(line.startswith(f"{name}=") for line in records["rank-9-node2"])}
 
 
 def test_ssh_setup_brings_an_mpi_hello_from_every_rank(hosts, launchers, launched, tmp_path, assert_nothing_is_left):

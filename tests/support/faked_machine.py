@@ -64,7 +64,7 @@ GOOD_PROGRAMS = {
 PYTHON = Python(
     executable="/usr/bin/python3",
     version="3.12.3",
-    packages={"numpy": "1.26.4", "tensorrt_llm": "1.2.1", "mpi4py": "3.1.5", "openai": "1.109.0"},
+    packages={"numpy": "1.26.4", "tensorrt_llm": "1.2.1", "mpi4py": "3.1.5", "openai": "1.109.0", "pyyaml": "6.0.3"},
     libpython="/usr/lib/x86_64-linux-gnu/libpython3.12.so.1.0",
     glibc="2.39",
 )

@@ -139,6 +139,11 @@ class Host:
         assert len(found) == 1, f"{command} of rank {rank}: {found} among {self.processes()}"
         return found[0]
 
+    def environment(self, command: str, *, rank: int) -> dict[str, str]:
+        """Return the environment of the rank's process with `command` in its command line."""
+        text = Path(f"/proc/{self.process(command, rank=rank)}/environ").read_text(encoding="utf-8")
+        return dict(setting.split("=", 1) for setting in text.split("\0") if setting)
+
     def listening(self) -> set[int]:
         """Return the TCP ports on which the host listens."""
         lines = self.run("ss", "--no-header", "--listening", "--tcp", "--numeric").stdout.splitlines()

@@ -56,8 +56,8 @@ def install_launchers() -> Path:
 
 
 def prepare(folder: Path, mpi4py: Path) -> Launched:
-    """Build the repository for two nodes of eight H100, and the programs."""
-    repository = build(folder / "repository", "deepseek-r1", "--gpu", "h100", "--gpus", str(RANKS))
+    """Build the repository for two nodes of eight H100, and the programs. Its path is one that a shell would split."""
+    repository = build(folder / "a repository", "deepseek-r1", "--gpu", "h100", "--gpus", str(RANKS))
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(STANDIN, repository / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
     programs = folder / "bin"

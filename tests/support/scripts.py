@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -24,7 +26,10 @@ class Run(NamedTuple):
 
 
 def script_runner(tmp_path: Path, folder: str = "with a space") -> Callable[..., Run]:
-    """Return a function that writes a plan in a format below `folder` and runs its script."""
+    """Return a function that writes a plan in a format below `folder` and runs its script.
+
+    The container's folder /app is `tmp_path`/app, which is empty at first.
+    """
     commands, record = tmp_path / "bin", tmp_path / "record"
     commands.mkdir()
     for program in PROGRAMS:
@@ -33,12 +38,13 @@ def script_runner(tmp_path: Path, folder: str = "with a space") -> Callable[...,
         path.chmod(0o755)
 
     def run(plan: Plan, format: str, *arguments: str, **variables: str) -> Run:
-        # start.sh refuses spaces, because trtllm-llmapi-launch splits words.
-        place = tmp_path / (folder if format != "triton" else folder.replace(" ", "-")) / format
+        place = tmp_path / folder / format
         write_repository(format_files(format, plan, version="1.0"), place, force=True)
         environment = {"PATH": f"{commands}:{os.environ['PATH']}", "RECORD": str(record), **variables}
         record.unlink(missing_ok=True)
         script = place / FORMATS[format].start
+        app = re.compile(r"^(\s+)(/app/\S+)$", re.MULTILINE)  # a place in a list
+        script.write_text(app.sub(lambda found: found[1] + shlex.quote(f"{tmp_path}{found[2]}"), script.read_text()))
         done = subprocess.run([script, *arguments], env=environment, capture_output=True, text=True)
         if not record.exists():
             return Run(done.returncode, done.stderr, done.stdout, [], {})

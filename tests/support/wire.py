@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc as triton
+import tritonclient.http as triton_http
 
 from deepseek_backend.contract import INPUTS, Dtype
 from deepseek_triton_tools.server.server_process import ServerProcess
@@ -20,6 +21,9 @@ MODEL = "tensorrt_llm"
 PROMPT = "The capital of France is"
 LONG_ANSWER = 4000
 """Number of tokens that take 25 s at the pace of conftest's simulated_server."""
+
+_ANSWER_S = 60
+"""Seconds for one answer, only ever reached by a test that fails."""
 
 Array: TypeAlias = npt.NDArray[Any]
 Tensors: TypeAlias = Mapping[str, Array]
@@ -108,6 +112,25 @@ def exchange(server: ServerProcess, *requests: Sent, empty_final: bool = False) 
     return Outcome(results, errors)
 
 
+def infer(
+    server: ServerProcess,
+    scheme: str,
+    tensors: Tensors,
+    *,
+    model: str = MODEL,
+    request_id: str = "",
+    parameters: Parameters | None = None,
+) -> Any:
+    """The one response of gRPC's ModelInfer or of HTTP's /infer, by tritonclient's infer()."""
+    rest: dict[str, Any] = {"request_id": request_id, "parameters": parameters}
+    if scheme == "grpc":
+        with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+            return client.infer(model, grpc_inputs(tensors), client_timeout=_ANSWER_S, **rest)
+    inputs = [filled(triton_http.InferInput, name, array) for name, array in tensors.items()]
+    with triton_http.InferenceServerClient(f"127.0.0.1:{server.http_port}", network_timeout=_ANSWER_S) as client:
+        return client.infer(model, inputs, **rest)
+
+
 def first(result: Any, output: str) -> str:
     """The first string of an output, read as the samples read it. A missing output is an error."""
     decoded: str = result.as_numpy(output)[0].decode()
@@ -133,8 +156,10 @@ _NO_TLS = False
 """Loading the certificates anew for each request would take longer than most of the answers."""
 
 
-def post(server: ServerProcess, verb: str, body: Fields, headers: dict[str, str] | None = None) -> httpx.Response:
-    address = f"{url(server, 'http')}/v2/models/{MODEL}/{verb}"
+def post(
+    server: ServerProcess, verb: str, body: Fields, headers: dict[str, str] | None = None, *, model: str = MODEL
+) -> httpx.Response:
+    address = f"{url(server, 'http')}/v2/models/{model}/{verb}"
     return httpx.post(address, json=body, headers=headers, timeout=60, verify=_NO_TLS)
 
 

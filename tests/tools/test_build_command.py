@@ -1,4 +1,5 @@
 import json
+import shlex
 
 import pytest
 
@@ -28,7 +29,7 @@ def test_it_says_what_it_wrote_and_how_to_run_it(capsys, tmp_path):
         f"wrote {output}:",
         "KV cache",
         "26.07-trtllm",
-        f"run it there: {output}/start.sh",
+        f"run it there: {shlex.quote(f'{output}/start.sh')}",
         "requests at once",
     ):
         assert words in printed
@@ -63,8 +64,28 @@ def test_every_format(name, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (R1, "true"),
+        ([*R1, "--no-decoupled"], "false"),
+        ([*R1, "--set", "triton_config.decoupled=false"], "false"),
+        (["build", "tiny", "--no-decoupled"], "false"),
+        (["build", "tiny", "--engine", "simulated", "--no-decoupled"], "false"),
+    ],
+)
+def test_both_files_say_whether_the_model_is_decoupled(argv, expected, tmp_path, capsys):
+    assert main([*argv, "--output", str(tmp_path / "out")]) == 0
+    folder = tmp_path / "out" / "tensorrt_llm"
+
+    assert f"model_transaction_policy {{ decoupled: {expected} }}" in (folder / "config.pbtxt").read_text()
+    assert f"  decoupled: {expected}\n" in (folder / "1/model.yaml").read_text()
+    assert main(["check", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize(
     ("argv", "code", "expected"),
     [
+        pytest.param(["--no-decoupled", "--format", "trtllm-serve"], 1, "is for Triton", id="one response elsewhere"),
         pytest.param(["--profile", "ctx"], 1, "--format trtllm-serve", id="ctx for triton"),
         pytest.param(["--format", "vllm"], 2, "unknown format 'vllm'", id="format"),
         pytest.param(["--format", "ctx"], 2, "ctx is a profile: --profile ctx", id="profile as format"),
@@ -118,6 +139,79 @@ def test_hand_edits_are_shown_and_kept_until_forced(tmp_path, capsys):
     assert "max_num_tokens: 8192" in path.read_text()
 
 
+def test_another_deployment_is_shown_and_kept_until_forced(tmp_path, capsys):
+    output = tmp_path / "r1"
+    assert main([*R1, "--model", "/models/DeepSeek R1", "--output", str(output)]) == 0
+    before = contents(output)
+    capsys.readouterr()
+
+    wanted = ["build", "deepseek-r1", "--gpu", "h100", "--gpus", "16", "--output", str(output)]
+    assert main(wanted) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    *diff, line = captured.err.splitlines()
+    assert "-options: deepseek-r1 --gpu h200 --gpus 8 --model '/models/DeepSeek R1'" in diff
+    assert "+options: deepseek-r1 --gpu h100 --gpus 16" in diff
+    assert "holds another deployment; --force replaces all of it" in line
+    assert contents(output) == before
+
+    assert main([*wanted, "--force"]) == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["deepseek-r1", "--gpu", "h200"],
+        ["deepseek-r1-0528", "--gpu", "b200", "--precision", "fp4", "--profile", "latency", "--mtp", "1"],
+        ["nvidia/DeepSeek-R1-FP4", "--gpu", "b200", "--image", "26.02", "--format", "trtllm-bench"],
+        ["deepseek-r1", "--gpu", "h200", "--model", "/a folder/it's", "--isl", "1024", "--osl", "64"],
+        [
+            "deepseek-r1",
+            "--gpu",
+            "h200",
+            "--set",
+            "kv_cache_config={enable_block_reuse: false}",
+            "--set",
+            "stream_interval=4",
+        ],
+        ["deepseek-r1", "--gpu", "b200", "--gpus", "4", "--precision", "fp8", "--allow-unpublished"],
+        ["deepseek-r1", "--gpu", "h200", "--mtp", "1", "--relaxed-acceptance", "--kv-cache-dtype", "auto"],
+        ["tiny", "--engine", "simulated"],
+    ],
+    ids=["default", "latency", "checkpoint", "path", "set", "unpublished", "relaxed", "tiny"],
+)
+def test_the_stamps_options_typed_again_write_the_same_bytes(options, tmp_path, capsys):
+    assert main(["build", *options, "--output", str(tmp_path / "a")]) == 0
+    [stamp] = (tmp_path / "a").rglob("deepseek-triton.json")
+    again = shlex.split(json.loads(stamp.read_text())["options"])
+    assert main(["build", *again, "--output", str(tmp_path / "b")]) == 0
+
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_json_says_what_was_written_and_whether_something_was_there(tmp_path, capsys):
+    folder = checkpoint(tmp_path / "R1")
+    argv = [*R1, "--model", str(folder), "--write-quant-config", "--output", str(tmp_path / "r1"), "--json"]
+    documents = []
+    for _ in range(2):
+        assert main(argv) == 0
+        documents.append(json.loads(capsys.readouterr().out))
+
+    first, second = documents
+    assert (first["schema"], first["output"]) == ("deepseek-triton/build/1", str(tmp_path / "r1"))
+    assert (first["format"], first["start"]) == ("triton", "start.sh")
+    assert set(first["files"]) == {path.as_posix() for path in contents(tmp_path / "r1")}
+    assert "hf_quant_config.json: written" in first["quant_config"]
+    assert (first["plan"]["schema"], first["plan"]["gpus"]) == ("deepseek-triton/plan/1", 8)
+    assert (first["replaced"], second["replaced"]) == (False, True)
+
+
+def test_a_folder_that_was_there_is_said_to_be_replaced(tmp_path, capsys):
+    for word in ("wrote", "replaced"):
+        assert main([*R1, "--output", str(tmp_path / "r1")]) == 0
+        assert capsys.readouterr().out.startswith(f"{word} {tmp_path}/r1: ")
+
+
 def test_write_quant_config(tmp_path, capsys):
     folder = checkpoint(tmp_path / "R1")
     build = [*R1, "--model", str(folder), "--write-quant-config"]
@@ -150,7 +244,7 @@ def test_plan_and_build_give_the_same_parts_of_the_memory(tmp_path, capsys):
     built = capsys.readouterr().out
 
     for part in ("weights", "CUDA graphs", "workspace"):
-        [size] = [line.split(part)[1].split()[0] for line in lines if line.startswith(f"  {part} ")]
+        [size] = [line.split(part)[1].split()[0] for line in lines if line[5:].startswith(f"{part} ")]
         assert f"{size} {part}" in built
 
 
@@ -214,10 +308,20 @@ def test_several_nodes_are_said(tmp_path, capsys):
     argv = ["build", "deepseek-v3", "--gpu", "h100", "--gpus", "16", "--output", str(tmp_path / "v3")]
     assert main(argv) == 0
 
-    assert f"run it on 2 nodes: {tmp_path}/v3/start.sh on the first" in capsys.readouterr().out
+    assert f"run it on 2 nodes: {shlex.quote(f'{tmp_path}/v3/start.sh')} on the first" in capsys.readouterr().out
 
 
 def test_the_tiny_model_runs_here(tmp_path, capsys):
     assert main(["build", "tiny", "--output", str(tmp_path / "tiny")]) == 0
 
-    assert f"run it here: deepseek-triton serve {tmp_path}/tiny" in capsys.readouterr().out
+    assert f"run it here: deepseek-triton serve {shlex.quote(f'{tmp_path}/tiny')}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("variant", [["tiny"], ["deepseek-r1", "--gpu", "h200"]])
+def test_the_line_that_runs_it_can_be_pasted_for_any_folder(tmp_path, capsys, variant):
+    folder = tmp_path / "it's r 1"
+    assert main(["build", *variant, "--output", str(folder)]) == 0
+    *_, command = [line for line in capsys.readouterr().out.splitlines() if line.startswith("run it ")]
+
+    last = shlex.split(command)[-1]
+    assert last in (str(folder), f"{folder}/start.sh")

@@ -1,8 +1,10 @@
 """`deepseek-triton chat`: at a real terminal, in a pipe, and the conversation by itself."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -284,13 +286,53 @@ def test_a_conversation_is_saved_and_loaded(pipe, model_server, tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["talk.json"]
 
 
-def test_a_file_that_can_not_be_written_stays_as_it_was(tmp_path):
-    conversation = Conversation(SamplingParams())
-    (tmp_path / "folder").mkdir()
-
+def test_a_file_that_can_not_be_written_leaves_nothing(tmp_path):
     with pytest.raises(ToolError, match="can't be written"):
-        conversation.save(tmp_path / "folder", model="m")
-    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+        Conversation(SamplingParams()).save(tmp_path / "nowhere/talk.json", model="m")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_conversation_that_was_saved_is_replaced(tmp_path):
+    conversation = Conversation(SamplingParams())
+    for answer in ("one", "two"):
+        conversation.add_answer("hi", 0, answer)
+        conversation.save(tmp_path / "talk.json", model="m")
+
+    assert Conversation.loaded(tmp_path / "talk.json").messages[-1]["content"] == "two"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "# Notes\n",
+        "",
+        "[]",
+        "null",
+        "[" * 100_000,
+        '{"messages": []}',
+        '{"messages": [{"role": "user", "content": "a request of another program"}], "model": "m", "max_tokens": 5}',
+        '{"model": "m", "params": {"temprature": 1}, "messages": []}',
+    ],
+    ids=["text", "empty", "list", "null", "deep", "messages-only", "a-request", "params"],
+)
+def test_a_file_of_other_origin_is_not_replaced(pipe, tmp_path, content):
+    path = tmp_path / "notes"
+    path.write_text(content)
+
+    code, _, err = pipe("hi", f"/save {path}")
+    assert code == 1
+    assert f"{path} is there already, and /save did not write it; choose another name" in err
+    assert path.read_text() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+def test_what_is_no_file_is_not_replaced(tmp_path, make):
+    make(tmp_path / "it")
+
+    with pytest.raises(ToolError, match="did not write it"):
+        Conversation(SamplingParams()).save(tmp_path / "it", model="m")
+    assert [each.name for each in tmp_path.iterdir()] == ["it"]
 
 
 @pytest.mark.parametrize(

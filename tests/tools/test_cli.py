@@ -2,12 +2,14 @@ import itertools
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from deepseek_triton_build import FORMATS, make_plan
 from deepseek_triton_build.catalog import PRECISIONS, RELEASES, gpus, load_release, profiles, variants
+from deepseek_triton_build.render.stamp import build_options
 from deepseek_triton_tools.cli.main import VERBS, main, program_parser
 from deepseek_triton_tools.cli.parsing import forms_of
 from deepseek_triton_tools.cli.plan_request import plan_request
@@ -39,6 +41,42 @@ def test_help_names_every_verb_and_imports_nothing_heavy():
     for verb in VERBS:
         assert verb in printed
     assert printed.splitlines()[-1] == "[]"
+
+
+READ_AND_IMPORTED = """
+import sys
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+from deepseek_triton_tools.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+print(*sys.modules, *[path.rpartition("/")[2] for path in opened if path.endswith(".yaml")])
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "unneeded"),
+    [
+        (["build", "--help"], ["deepseek_triton_build.planning", "deepseek_triton_build.rules", "1.2.1.yaml"]),
+        (["plan", "deepseek-r1", "--gpu", "h200"], ["deepseek_triton_build.check"]),
+        (["build", "deepseek-r1", "--gpu", "h200", "--output", "r1"], ["deepseek_triton_build.check", "1.1.0.yaml"]),
+        (["check", "r1"], ["deepseek_triton_build.planning.plan", "1.1.0.yaml", "grpc"]),
+    ],
+    ids=lambda value: " ".join(value[:2]),
+)
+def test_a_verb_reads_and_imports_what_it_needs(argv, unneeded, tmp_path):
+    """Each of these is a hundredth of a second or more."""
+    if argv[0] == "check":
+        main(["build", "deepseek-r1", "--gpu", "h200", "--output", str(tmp_path / "r1")])
+    done = subprocess.run(
+        [sys.executable, "-c", READ_AND_IMPORTED, *argv], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    used = done.stdout.splitlines()[-1].split()
+
+    assert "gpus.yaml" in used
+    assert {"rich", "numpy", "importlib.resources", *unneeded} & set(used) == set()
 
 
 @pytest.mark.parametrize(
@@ -242,6 +280,18 @@ def test_every_command_in_the_docs_is_one(page):
         assert unknown == [], argv
         if argv[0] in ("plan", "build") and args.variant != "tiny":
             assert make_plan(plan_request(args)).release is not None
+
+
+def test_a_folder_has_one_deployment_in_all_the_docs():
+    """Whoever types the commands of several pages would be asked for --force otherwise."""
+    deployments = defaultdict(set)
+    for argv in (argv for page in ("README.md", *Path("docs").glob("*.md")) for argv in commands_in(page)):
+        if argv[0] == "build" and argv[1] in variants():
+            args = PARSER.parse_args(argv)
+            deployments[args.output].add(build_options(make_plan(plan_request(args)), format=args.format))
+
+    assert len(deployments) > 3
+    assert {folder: options for folder, options in deployments.items() if len(options) > 1} == {}
 
 
 def test_the_generators_page_names_everything_there_is():

@@ -45,6 +45,10 @@ THEIRS = replace(R1, is_ours=False)
 TWO_NODES = replace(R1, world_size=16)
 TINY = Expected(repository="/tiny", is_ours=True, engine="transformers")
 HUB = replace(R1, checkpoint="deepseek-ai/DeepSeek-R1")
+HUB_SMALL = replace(HUB, checkpoint_bytes=100)
+VAST = {"/root/.cache": Disk(total=2000 * GIB, free=1000 * GIB)}
+NVCC = replace(R1, uses_nvcc=True)
+USE_NVCC = "TRTLLM_DG_JIT_USE_NVCC"
 
 
 def shard(*, missing: int = 0) -> bytes:
@@ -61,7 +65,7 @@ MODEL: Mapping[str, Any] = {
 }
 GOOD_FILES = {STUB: b"", "/r1/start.sh": "#!", "/r1/tensorrt_llm/1/model.yaml": "model: /models/R1", **MODEL}
 WHEEL = "/env/pytriton/tritonserver"
-DEMO = dict.fromkeys(("torch", "transformers", "safetensors", "jinja2"), "1.0") | {"numpy": "1.26.4"}
+DEMO = dict.fromkeys(("torch", "transformers", "safetensors", "jinja2", "pyyaml"), "1.0") | {"numpy": "1.26.4"}
 BARE = {name: path for name, path in GOOD_PROGRAMS.items() if name != "tritonserver"}
 
 
@@ -115,6 +119,11 @@ def may_lock(owners: str) -> FakedMachine:
     return with_files(files=files, limits={"memlock": (8 * MIB, 8 * MIB)})
 
 
+def cuda(release: str) -> Done:
+    """The answer of NVCC of that CUDA."""
+    return Done(code=0, out=f"nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release {release}, V1\n")
+
+
 def run(check: str, where: FakedMachine, expected: Expected) -> MachineFinding:
     [report] = examine(where, expected, checks=[each for each in CHECKS if each.id == check]).findings
     return report.finding
@@ -124,8 +133,24 @@ HELLO = "mpirun --allow-run-as-root"
 SPAWN = "/usr/bin/python3 -c import sys; from mpi4py"
 LIBRARY = "/usr/bin/python3 -c from mpi4py import rc"
 SERVER = HostProcess(pid=10, parent=1, name="tritonserver", command=("tritonserver",))
-A_STUB = HostProcess(pid=11, parent=10, name="triton_python_b", command=(STUB, "model"))
-FORKED = HostProcess(pid=12, parent=11, name="model_guard", command=(STUB, "model"))
+STUB_LINE = (
+    STUB,
+    "/r/1/model.py",
+    "deepseek_triton_0123abcd_1",
+    "1048576",
+    "1048576",
+    "10",
+    "/opt",
+    "336",
+    "m_0_0",
+    "DEFAULT",
+)
+A_STUB = HostProcess(pid=11, parent=10, name="triton_python_b", command=STUB_LINE)
+FORKED = HostProcess(pid=12, parent=11, name="model_guard", command=STUB_LINE)
+RENAMED = replace(SERVER, name="server-prod", command=("/srv/server-prod",))
+FRONT_END = replace(SERVER, name="python3", command=("python3", "main.py"))
+# The pids are a host's, and the server is process 10 of its container.
+CONTAINED = (replace(RENAMED, pid=4010, pid_inside=10), replace(A_STUB, pid=4011, parent=4010, pid_inside=11))
 SUPERVISOR = HostProcess(
     pid=5, parent=1, name="python3", command=("python3", "/r/1/supervise.py", "run"), launch="0123abcd"
 )
@@ -138,6 +163,7 @@ CGROUP = CgroupMemory(path="/sys/fs/cgroup", version=2, limit=400 * GIB, usage=0
 SMALL = HostMemory(total=2000 * GIB, available=1900 * GIB, cgroups=(CGROUP,))
 TIGHT = HostMemory(total=8, available=8, cgroups=())
 SNAPSHOT = "/hf/hub/models--deepseek-ai--DeepSeek-R1"
+PARTLY = {f"{SNAPSHOT}/blobs/c0ffee.incomplete": bytes(40)}
 IN_CACHE = {f"{SNAPSHOT}/refs/main": "c0ffee\n"} | {
     path.replace("/models/R1", f"{SNAPSHOT}/snapshots/c0ffee"): content for path, content in MODEL.items()
 }
@@ -169,8 +195,12 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("numpy", having(numpy="2.1.0"), NOTHING, "ok", "2.1.0"),
     ("numpy", having(numpy=None), NOTHING, "error", "pip install"),
     ("numpy", machine(programs={}, python=replace(PYTHON, packages={})), NOTHING, "note", "not installed"),
+    ("yaml", machine(), R1, "ok", "6.0.3"),
+    ("yaml", having(pyyaml=None), R1, "error", "pip install pyyaml"),
+    ("yaml", having(pyyaml=None), NOTHING, "error", "model.yaml"),
+    ("yaml", machine(programs={}, python=replace(PYTHON, packages={})), NOTHING, "note", "not installed"),
     ("tools", having(), NOTHING, "skipped", "not installed for this Python"),
-    ("tools", having(deepseek__triton="0.1.0", rich="15"), NOTHING, "note", "pyyaml missing"),
+    ("tools", having(deepseek__triton="0.1.0", rich="15", pyyaml=None), NOTHING, "note", "pyyaml missing"),
     (
         "tools",
         having(deepseek__triton="0.1.0", rich="15", pyyaml="6"),
@@ -237,7 +267,12 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("tensorrt-llm", having(tensorrt_llm="1.1.0"), R1, "error", "build again with --trtllm 1.1.0"),
     ("tensorrt-llm", having(tensorrt_llm="1.1.0"), NOTHING, "ok", "1.1.0"),
     ("tensorrt-llm", having(tensorrt_llm=None), NOTHING, "note", "serving DeepSeek on GPUs needs it"),
-    ("tensorrt-llm", having(tensorrt_llm=None), TINY, "note", "not installed"),
+    ("tensorrt-llm", having(tensorrt_llm=None), TINY, "skipped", "not installed"),
+    ("tensorrt-llm", without(ENTRY_POINT), TINY, "skipped", "on PATH"),
+    ("gpus", machine(runs={}), TINY, "skipped", "no nvidia-smi"),
+    ("gpu-memory", gpus(used=21099, apps=APPS), TINY, "skipped", "439"),
+    ("slurm", without("srun"), replace(TINY, engine="simulated"), "skipped", "srun not on PATH"),
+    ("nofile", machine(limits={"nofile": (1024, 4096)}), TINY, "warning", "1024, at most 4096"),
     ("tensorrt-llm", having(tensorrt_llm=None), R1, "error", IMAGE),
     ("tensorrt-llm", of_wheel(packages={"tensorrt_llm": "1.2.1"}), R1, "error", f"run in the container: {IMAGE}"),
     ("tensorrt-llm", of_wheel(packages={"tensorrt_llm": "1.2.1"}), NOTHING, "note", "takes tritonserver from PATH"),
@@ -251,6 +286,27 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
         R1,
         "error",
         "doctor --python /opt/venv-tritonserver/bin/python3",
+    ),
+    ("nvcc", machine(), R1, "skipped", "no repository was named whose DeepGEMM compiles with NVCC"),
+    ("nvcc", machine(environ={USE_NVCC: "0"}), NVCC, "skipped", "compiles with NVCC"),
+    ("nvcc", having(tensorrt_llm=None), NVCC, "skipped", "TensorRT-LLM is not installed here"),
+    ("nvcc", told({"nvcc --version": cuda("12.3")}), NVCC, "ok", "CUDA 12.3 (nvcc)"),
+    ("nvcc", told({"nvcc --version": cuda("12.2")}), NVCC, "error", "needs CUDA 12.3 or newer"),
+    ("nvcc", machine(), NVCC, "error", "not on PATH, and CUDA_HOME is not set"),
+    ("nvcc", machine(environ={"CUDA_HOME": "/opt/cuda"}), NVCC, "error", "/opt/cuda/bin/nvcc can't be run"),
+    (
+        "nvcc",
+        told({"/opt/cuda/bin/nvcc --version": cuda("13.1")}, environ={"CUDA_HOME": "/opt/cuda", USE_NVCC: "1"}),
+        NVCC,
+        "ok",
+        "CUDA 13.1 (/opt/cuda/bin/nvcc)",
+    ),
+    (
+        "nvcc",
+        told({"/my/nvcc": cuda("12.9")}, environ={"CUDA_HOME": "/opt/cuda", "TRTLLM_DG_NVCC_COMPILER": "/my/nvcc"}),
+        NVCC,
+        "ok",
+        "/my/nvcc",
     ),
     ("known-bad", machine(), R1, "ok", "none"),
     ("known-bad", having(openai="1.107.3"), R1, "note", "start.sh brings the work-around"),
@@ -403,7 +459,7 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ),
     ("gpu-driver", machine(runs={}), R1, "skipped", "no GPU is seen"),
     ("gpu-memory", machine(), R1, "ok", "free"),
-    ("gpu-memory", gpus(used=21099, apps=APPS), R1, "error", "end 439 if nobody needs them"),
+    ("gpu-memory", gpus(used=21099, apps=APPS), R1, "error", "if nobody needs them: end 439"),
     ("gpu-memory", gpus(used=2000, apps=APPS), R1, "warning", "439 (python3) 21090 MiB"),
     ("gpu-memory", gpus(used=21099, apps=APPS), NOTHING, "note", "439"),
     (
@@ -411,7 +467,7 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
         told(nvidia_smi(used=21099, apps=APPS), running=(replace(RANK, pid=439),)),
         R1,
         "error",
-        "deepseek-triton launch stop 0123abcd",
+        "if nobody needs them: deepseek-triton launch stop 0123abcd",
     ),
     ("gpu-memory", gpus(used=21099, apps="439, [N/A], [N/A]\n"), R1, "error", "439 ([N/A]) memory"),
     ("gpu-memory", gpus(used=21099), R1, "error", "no process is seen that holds it"),
@@ -568,7 +624,16 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
         "error",
         "give this user read access",
     ),
-    ("checkpoint", machine(), HUB, "warning", "hf download deepseek-ai/DeepSeek-R1"),
+    ("checkpoint", machine(disks=VAST), HUB, "warning", "hf download deepseek-ai/DeepSeek-R1"),
+    (
+        "checkpoint",
+        machine(),
+        HUB,
+        "error",
+        "would download 640 GiB to /root/.cache/huggingface/hub, which has 500 GiB",
+    ),
+    ("checkpoint", with_files(files=PARTLY, environ={"HF_HOME": "/hf"}), HUB_SMALL, "warning", "downloads 60 bytes"),
+    ("checkpoint", machine(), replace(HUB, checkpoint_bytes=None), "warning", "the first load downloads it"),
     ("checkpoint", machine(files=IN_CACHE, environ={"HF_HOME": "/hf"}), HUB, "ok", "snapshots/c0ffee: 2 files"),
     ("host-memory", machine(), R1, "ok", "the checkpoint has 640 GiB"),
     ("host-memory", machine(), NOTHING, "ok", "available"),
@@ -620,7 +685,27 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("ssh", without("ssh"), TWO_NODES, "error", "openssh-client"),
     ("leftovers", machine(), R1, "ok", "nothing left"),
     ("leftovers", machine(running=(SERVER, A_STUB, FORKED)), R1, "ok", "nothing left"),
-    ("leftovers", machine(running=(A_STUB, FORKED)), R1, "warning", "kill 11 12"),
+    ("leftovers", machine(running=(RENAMED, A_STUB, FORKED)), R1, "ok", "nothing left"),
+    ("leftovers", machine(running=(FRONT_END, A_STUB, FORKED)), R1, "ok", "nothing left"),
+    ("leftovers", machine(running=CONTAINED), R1, "ok", "nothing left"),
+    ("leftovers", machine(running=(A_STUB,)), R1, "ok", "nothing left"),  # the server is above doctor itself
+    ("leftovers", machine(running=(replace(A_STUB, parent=1), FORKED)), R1, "warning", "kill 11 12"),
+    ("leftovers", machine(running=(SERVER, replace(A_STUB, parent=1))), R1, "warning", "kill 11"),
+    ("leftovers", machine(running=(SERVER, replace(FORKED, parent=1))), R1, "warning", "kill 12"),  # the guard is left
+    (
+        "leftovers",
+        machine(running=(replace(SERVER, pid=20), replace(A_STUB, parent=20))),  # another server
+        R1,
+        "warning",
+        "kill 11",
+    ),
+    (
+        "leftovers",
+        machine(running=(replace(SERVER, launch="0123abcd"), replace(A_STUB, launch="0123abcd"))),
+        R1,
+        "warning",
+        "when nobody needs that server any more: deepseek-triton launch stop 0123abcd",
+    ),
     ("leftovers", machine(running=(SUPERVISOR, RANK)), R1, "ok", "running: 0123abcd (2 processes)"),
     ("leftovers", machine(running=(RANK,)), R1, "warning", "deepseek-triton launch stop 0123abcd"),
     ("leftovers", machine(running=(replace(RANK, parent=6),)), R1, "warning", "1 process, no supervisor"),
@@ -640,6 +725,13 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
         "ok",
         "running",
     ),
+    (
+        "leftovers",  # of `serve`, which has no launch tag
+        with_files(files={"/dev/shm/deepseek_triton_0123abcd_1": b""}, running=(SERVER, A_STUB)),
+        R1,
+        "ok",
+        "nothing left",
+    ),
     ("leftovers", machine(folders=frozenset()), R1, "ok", "nothing left"),
     ("docker", machine(), R1, "ok", "docker"),
     ("docker", without("docker"), R1, "note", "none"),
@@ -654,10 +746,50 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("slurm", machine(), R1, "ok", "debug* up 2 idle"),
     ("slurm", without("srun"), R1, "note", "srun not on PATH"),
     ("slurm", told({"sinfo": Done(code=1, err="sinfo: error: no controller\n")}), R1, "note", "no controller"),
+    (
+        "slurm",
+        told({"sinfo": Done(code=1, err="sinfo: fatal: Could not establish a configuration source\n")}),
+        R1,
+        "note",
+        "name its slurm.conf with SLURM_CONF",
+    ),
+    (
+        "slurm",
+        told({"sinfo": Done(code=None, err="sinfo: error: s_p_parse_file: cannot stat file /x: No such file\n")}),
+        R1,
+        "note",
+        "No such file | this machine belongs to no Slurm cluster",
+    ),
+    (
+        "slurm",
+        told({"sinfo": Done(code=1, err="Unable to contact slurm controller (connect failure)\n")}),
+        R1,
+        "note",
+        "scontrol ping",
+    ),
+    (
+        "slurm",
+        told({"sinfo": Done(code=1, err="slurm_load_partitions: Protocol authentication error\n")}),
+        R1,
+        "note",
+        "start munge",
+    ),
     ("slurm", told({"sinfo": Done(code=None)}), R1, "note", "nothing before its deadline"),
     ("kubectl", machine(), R1, "ok", "context prod"),
     ("kubectl", without("kubectl"), R1, "note", "no kubectl"),
-    ("kubectl", told({"kubectl config": Done(code=1, err="error: not set\n")}), R1, "note", "knows no cluster"),
+    ("kubectl", told({"kubectl config": Done(code=1, err="error: not set\n")}), R1, "note", "name it with KUBECONFIG"),
+    (
+        "kubectl",
+        told(
+            {
+                "kubectl config": Done(code=1, err="error: current-context is not set\n"),
+                "kubectl config get-contexts": Done(code=0, out="prod\ntest\n"),
+            }
+        ),
+        R1,
+        "note",
+        "kubectl config use-context prod (or test)",
+    ),
 ]
 
 
@@ -742,6 +874,17 @@ def test_a_folder_that_several_caches_share_is_named_once() -> None:
         (of_wheel(packages=DEMO), R1, {"demo": True, "simulated": True, "tensorrt-llm": False, "launch-local": False}),
         (machine(taken={8000: "process 7"}), R1, {"tensorrt-llm": False, "simulated": True, "launch-local": False}),
         (machine(runs={}, files={STUB: b""}), R1, {"tensorrt-llm": False, "simulated": True, "launch-mpirun": False}),
+        (
+            having(deepseek__triton="0.1.0", pyyaml=None),
+            R1,
+            {"launch-local": False, "launch-mpirun": False},
+        ),
+        (having(pyyaml=None), R1, {"launch-local": False, "simulated": False}),
+        (
+            machine(runs={}, files={STUB: b"", "/tiny/a": ""}),
+            replace(TINY, engine="simulated"),
+            {"tensorrt-llm": False},
+        ),
         (without(ENTRY_POINT), R1, {"tensorrt-llm": False, "launch-local": False, "launch-mpirun": False}),
         (
             with_files(files={"/tiny/a": ""}),

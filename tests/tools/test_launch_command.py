@@ -66,7 +66,7 @@ def refusal(built, monkeypatch, capsys):
         (["docker", "r1", "--env", "X=\udcff", "--dry-run"], "expected paths and values in UTF-8, got"),
         (["docker", "r1", "--env", "DEEPSEEK_TRITON_LAUNCH=x", "--dry-run"], "expected eight hexadecimal"),
         (["kubernetes", "r1", "--", "--http-port=9"], "start.sh: expected HTTP_PORT to be set"),
-        (["kubernetes", "r1x2", "--", "a b"], "start.sh: expected a path or value without spaces"),
+        (["kubernetes", "r1x2", "--", "a b"], "start.sh: expected a value without spaces"),
     ],
 )
 def test_a_launch_that_can_not_work_is_refused(refusal, argv, expected):
@@ -270,6 +270,18 @@ def test_the_templates_are_in_the_wheel(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     for file in ("slurm.sh", "ssh-setup.sh", "recipe-image.sh", "recipe-wheel.sh"):
         assert f"deepseek_triton_tools/launching/templates/{file}" in names
+
+
+def test_shared_memory_holds_the_copy_of_all_experts_that_the_load_balancer_keeps(tmp_path, capsys):
+    wide = ["deepseek-r1", "--gpu", "gb200-nvl72", "--profile", "wide-ep"]
+    for name, release in (("new", "1.2.1"), ("old", "1.0.0")):
+        assert main(["build", *wide, "--trtllm", release, "--output", str(tmp_path / name)]) == 0
+        facts = facts_of(str(tmp_path / name))
+
+        assert round(facts.expert_copy / 2**30) == 343
+        assert facts.shm_bytes == facts.expert_copy + 5 * 2**30  # four ranks of a tray, and tritonserver
+        assert main(["launch", "kubernetes", str(tmp_path / name)]) == 0
+        assert "343 GiB of it are the copy of all experts" in " ".join(capsys.readouterr().out.replace("#", "").split())
 
 
 def test_facts_of_what_was_built(built):

@@ -159,11 +159,12 @@ def test_one_gpu_of_several_is_named_by_its_uuid(launched, tmp_path):
     assert values(args, "--gpus") == ['"device=GPU-1a2b-3c"']
 
 
-def test_a_path_with_a_blank_is_refused_because_the_engine_splits_it(repository, tmp_path, capsys):
+def test_a_value_with_a_blank_is_refused_because_the_engine_splits_it(launched, repository, tmp_path, capsys):
     folder = tmp_path / "with blank"
     shutil.copytree(repository, folder)
+    assert launched("docker", folder)[-1] == f"{folder}/start.sh"
     capsys.readouterr()
-    assert main(["launch", "docker", str(folder), "--dry-run"]) == 2
+    assert main(["launch", "docker", str(folder), "--dry-run", "--", "--log-file", "a b"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "trtllm-llmapi-launch splits words" in line
 
@@ -249,7 +250,10 @@ def test_local_runs_start_sh_with_its_variables(tmp_path, monkeypatch, capfd):
     assert done.returncode == 7, done.stderr
     [call] = server.calls
     args = call["args"]
-    assert values(args, "--model-repository") == [str(folder)]
+    # A link: Triton's Python backend would let a shell split the folder's own path.
+    link = f"/dev/shm/deepseek_triton_{call['env']['DEEPSEEK_TRITON_LAUNCH']}_repository"
+    assert values(args, "--model-repository") == [link]
+    assert not os.path.lexists(link)
     assert values(args, "--http-port") == [str(ports[0])]
     assert args[-1] == "--log-info=a b"
     assert call["env"]["ODD"] == "a b"

@@ -2,9 +2,11 @@ import json
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deepseek_triton_build import PlanRequest, make_plan
-from deepseek_triton_build.catalog import variants
+from deepseek_triton_build.catalog import profiles, variants
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.plans.plan_document import plan_document
 from deepseek_triton_tools.terminal import tables
@@ -120,8 +122,10 @@ def test_what_cant_be_planned_is_one_line(argv, code, expected, capsys):
         [*R1, "--mtp", "-1"],
         [*R1, "--concurrency", "many"],
         [*R1, "--kv-cache-dtype", "fp4"],
+        [*R1, "--brief", "--json"],
+        [*R1, "--diff", ".", "--json"],
     ],
-    ids=["release and image", "isl", "mtp", "concurrency", "kv dtype"],
+    ids=["release and image", "isl", "mtp", "concurrency", "kv dtype", "brief and json", "diff and json"],
 )
 def test_what_the_parser_refuses(argv, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -151,6 +155,143 @@ def test_a_plan_for_people_says_what_and_why(capsys):
     assert "\x1b" not in printed
 
 
+def test_a_plan_begins_with_a_bar_of_the_memory(capsys):
+    assert main(R1) == 0
+    printed = capsys.readouterr().out
+    budget = make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)).budget
+
+    [bar] = [line.strip()[1:-1] for line in printed.splitlines() if line.startswith("  [#")]
+    assert printed.index(bar) < printed.index("Requests at once") < printed.index("Model and parallelism")
+    sizes = {
+        "#": budget.weights,
+        "=": budget.kv_cache,
+        "+": budget.cuda_graphs,
+        "-": budget.workspace - budget.cuda_graphs,
+        ".": budget.free,
+    }
+    assert list(dict.fromkeys(bar)) == list(sizes)
+    for mark, size in sizes.items():
+        assert bar.count(mark) == pytest.approx(len(bar) * size / budget.memory, abs=1)
+
+
+@given(sizes=st.lists(st.integers(-1, 10**12), max_size=6), length=st.integers(1, 200))
+def test_a_bar_shows_every_part_and_has_its_length(sizes, length):
+    parts = [(chr(ord("a") + number), size) for number, size in enumerate(sizes)]
+    shown = {mark: size for mark, size in parts if size > 0}
+    bar = tables.bar(parts, length)
+
+    assert list(dict.fromkeys(bar)) == list(shown)
+    assert not shown or length <= len(bar) < length + len(shown)
+    if len(bar) == length and all(size * length >= sum(shown.values()) for size in shown.values()):
+        assert all(abs(bar.count(mark) - length * size / sum(shown.values())) <= 1 for mark, size in shown.items())
+
+
+def test_a_brief_plan_is_without_settings(capsys):
+    argv = ["plan", "deepseek-r1", "--gpu", "b200", "--profile", "throughput"]
+    assert main([*argv, "--brief"]) == 0
+    brief = capsys.readouterr().out
+    assert main(argv) == 0
+    whole = capsys.readouterr().out
+
+    assert set(brief.splitlines()) < set(whole.splitlines())
+    for words in ("Memory of one GPU", "Requests at once", "start.sh", "Warnings and notes"):
+        assert words in brief
+    assert "enable_attention_dp" not in brief
+    assert len(brief.splitlines()) < 35
+
+
+@pytest.mark.parametrize("profile", profiles())
+def test_a_source_is_named_once_and_shapes_by_their_range(profile, capsys):
+    argv = ["deepseek-r1", "--gpu", "gb200-nvl72", "--gpus", "32", "--profile", profile]
+    assert main(["plan", *argv]) == 0
+    body = capsys.readouterr().out.partition("Model and parallelism")[2].partition("\nSources\n")
+
+    plan = make_plan(PlanRequest(variant="deepseek-r1", gpu="gb200-nvl72", num_gpus=32, profile=profile))
+    lines = (*plan.settings, *plan.environment)
+    for source in {line.source for line in lines if line.source}:
+        assert body[0].count(f"({source})") + body[2].count(f"] {source}\n") == 1, source
+    assert "[[1, " not in body[0]
+    assert ("shapes: 1 to " in body[0]) == any(line.reason.startswith("pairs of") for line in plan.settings)
+
+
+@pytest.fixture
+def built(tmp_path, capsys):
+    """Build R1 with these options, and return what `plan --diff` then says with others."""
+
+    def diff(*options, there=(), change=lambda folder: None):
+        folder = tmp_path / "r1"
+        assert main(["build", *R1[1:], "--output", str(folder), *there]) == 0
+        change(folder)
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        capsys.readouterr()
+        code = main([*R1, *options, "--diff", str(folder)])
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        captured = capsys.readouterr()
+        return code, captured.out.splitlines() or captured.err.splitlines()
+
+    return diff
+
+
+def test_the_same_options_would_change_nothing(built, tmp_path):
+    assert built() == (0, [f"{tmp_path}/r1: nothing would change"])
+
+
+def test_other_options_would_change_these_settings(built):
+    code, lines = built("--mtp", "1", "--set", "kv_cache_config.free_gpu_memory_fraction=0.7")
+
+    assert code == 0
+    at = lines.index("tensorrt_llm/1/model.yaml")
+    assert "  - options: deepseek-r1 --gpu h200 --gpus 8" in lines[:at]
+    assert lines.index("  - kv_cache_config.free_gpu_memory_fraction: 0.8") > at
+    assert lines.index("  + kv_cache_config.free_gpu_memory_fraction: 0.7") > at
+    assert any(line.startswith("  + speculative_config.") for line in lines[at:])
+    assert not [line for line in lines if "#" in line or "sha" in line or "plan:" in line]
+
+
+def test_the_folders_own_format_is_compared(built):
+    code, lines = built("--concurrency", "16", there=["--format", "trtllm-serve"])
+
+    assert code == 0
+    assert "serve.sh" in lines
+    assert not [line for line in lines if "format" in line.split(":")[0] or "removed" in line]
+
+
+def test_the_owners_changes_would_be_lost(built):
+    def change(folder):
+        yaml = folder / "tensorrt_llm/1/model.yaml"
+        yaml.write_text(yaml.read_text().replace("max_batch_size: 128", "max_batch_size: 96", 1) + "# mine\n")
+        (folder / "start.sh").write_text("exec \x1b[2J")
+        (folder / "tensorrt_llm/1/model.py").unlink()
+        (folder / "tensorrt_llm/1/supervise.py").write_bytes(b"\xff")
+
+    code, lines = built(change=change)
+    assert code == 0
+    assert {"  - max_batch_size: 96", "  + max_batch_size: 128", "  - exec \\x1b[2J"} <= set(lines)
+    assert {"added: tensorrt_llm/1/model.py", "changed: tensorrt_llm/1/supervise.py"} <= set(lines)
+    assert "mine" not in "".join(lines)
+
+
+def test_yaml_that_is_none_is_compared_as_it_stands(built):
+    code, lines = built(change=lambda folder: (folder / "tensorrt_llm/1/model.yaml").write_text("a: [1\n"))
+
+    assert code == 0
+    assert {"  - a: [1", "  + max_batch_size: 128"} <= set(lines)
+
+
+@pytest.mark.parametrize("stamp", [None, "{", "[" * 100_000])
+def test_a_folder_that_build_did_not_write_has_no_difference(stamp, tmp_path, capsys):
+    if stamp is not None:
+        (tmp_path / "deepseek-triton.json").write_text(stamp)
+    assert main([*R1, "--diff", str(tmp_path)]) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        f"deepseek-triton plan: {tmp_path}: expected a folder that build wrote, found no deepseek-triton.json that can "
+        "be read\n"
+    )
+
+
 def test_a_line_of_a_pipe_is_never_cut(capsys):
     assert main([*R1, "--set", f"cuda_graph_config.batch_sizes={list(range(1, 129))}"]) == 0
 
@@ -178,7 +319,7 @@ def test_json_holds_the_whole_plan(capsys):
     assert (got["variant"], got["precision"], got["gpu"], got["gpus"]) == ("deepseek-r1", "fp8", "h200", 8)
     assert got["model"] == "deepseek-ai/DeepSeek-R1"
     memory = got["memory"]
-    parts = ("weights", "kv_cache", "cuda_graphs", "cuda_context", "activations", "free")
+    parts = ("weights", "kv_cache", "cuda_graphs", "cuda_context", "activations", "sampler", "free")
     assert sum(memory[part] for part in parts) == memory["total"]
     assert memory["kv_tokens"] == memory["kv_cache"] // memory["kv_bytes_per_token"]
     assert got["host_memory_bytes"] > 688_574_839_360
@@ -332,3 +473,14 @@ def test_what_is_left_out_is_said(capsys):
     assert any(row["key"] == "triton_config.default_sampling.temperature" for row in got["omissions"])
     assert main(["plan", *with_mtp]) == 0
     assert "Left out\n" in capsys.readouterr().out
+
+
+def test_settings_that_lie_in_a_file_of_their_own_are_shown(capsys):
+    wide = ["deepseek-r1", "--gpu", "gb200-nvl72", "--profile", "wide-ep", "--trtllm", "1.0.0"]
+    [file] = document(capsys, *wide)["files"]
+    assert main(["plan", *wide]) == 0
+    shown = capsys.readouterr().out
+
+    assert (file["name"], [row["value"] for row in file["settings"]]) == ("moe-load-balancer.yaml", [288, 1])
+    assert "moe_config.load_balancer.num_slots" in shown
+    assert "moe-load-balancer.yaml" in shown

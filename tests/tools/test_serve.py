@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
+import re
 import shlex
 import signal
 import socket
@@ -16,9 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+import tritonclient.grpc as triton
 
 from deepseek_triton_tools.cli import serve as serve_module
+from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.cli.serve import serve
 from deepseek_triton_tools.host import free_ports
 from deepseek_triton_tools.host.free_ports import claim_ports
@@ -60,10 +65,10 @@ from deepseek_triton_tools.tool_errors import ToolError
 from deepseek_triton_tools.cli.serve import serve
 from deepseek_triton_tools.server.server_process import ServeOptions
 
-repository, log = map(Path, sys.argv[1:])
+repository, log = map(Path, sys.argv[1:3])
 auto = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
 try:
-    sys.exit(serve(ServeOptions(repository=repository, log_file=log, **auto)))
+    sys.exit(serve(ServeOptions(repository=repository, log_file=log, exit_timeout_secs=int(sys.argv[3]), **auto)))
 except ToolError as error:
     print(error)
     sys.exit(error.exit_code)
@@ -115,11 +120,12 @@ def processes(folder: Path) -> list[int]:
 class Serving:
     """`serve` in a process of its own; its stdout is read line by line, its stderr and the server's log are files."""
 
-    def __init__(self, folder: Path, repository: Path) -> None:
+    def __init__(self, folder: Path, repository: Path, exit_timeout_secs: int) -> None:
         self.repository = repository
         self.log = folder / "server.log"
-        with (folder / "stderr").open("wb") as stderr:
-            command = [sys.executable, "-c", PROGRAM, str(repository), str(self.log)]
+        self.stderr = folder / "stderr"
+        with self.stderr.open("wb") as stderr:
+            command = [sys.executable, "-c", PROGRAM, str(repository), str(self.log), str(exit_timeout_secs)]
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
     def lines_until_ready(self) -> list[str]:
@@ -138,11 +144,11 @@ class Serving:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[Path], Serving]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
     with contextlib.ExitStack() as stack:
 
-        def started(repository: Path) -> Serving:
-            serving = Serving(tmp_path, repository)
+        def started(repository: Path, exit_timeout_secs: int = 30) -> Serving:
+            serving = Serving(tmp_path, repository, exit_timeout_secs)
             stack.enter_context(serving.process)
             stack.callback(serving.process.kill)
             return serving
@@ -166,6 +172,17 @@ def test_a_server_answers_and_leaves_nothing_behind(repository, tmp_path):
     assert processes(tmp_path) == []
     assert not list(Path("/dev/shm").glob(f"{server._shm_prefix}*"))
     assert any("finalizing" in line for line in server.log_tail)
+
+
+def test_a_repository_is_not_replaced_while_it_is_served(tmp_path, capsys):
+    repository = write_model(tmp_path / "repository", "tensorrt_llm")
+    (repository / "tensorrt_llm/deepseek-triton.json").write_text('{"files": {}}')
+    build = ["build", "tiny", "--output", str(repository), "--force"]
+    with ServerProcess.serving(repository):
+        assert main(build) == 1
+        assert "a server runs from this folder" in capsys.readouterr().err
+
+    assert main(build) == 0
 
 
 def test_a_repository_whose_path_has_a_blank_is_served(repository, tmp_path):
@@ -224,6 +241,26 @@ def test_one_broken_model_of_two_is_named(repository, tmp_path):
     assert str(log) in str(caught.value)
     assert "failed to load 'second'" in log.read_text()
     assert processes(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("loaded", "first", "last"),
+    [
+        (("--load-model=echo",), "ready: echo (", "/v2/models/echo/generate"),
+        ((), "ready: no model is loaded (", "/v2/repository/models/another/load"),
+    ],
+)
+def test_only_what_is_loaded_is_listed(repository, loaded, first, last):
+    write_model(repository, "another")
+    explicit = ("--model-control-mode", "explicit", *loaded)
+    with ServerProcess.serving(repository, server_args=explicit) as server:
+        said = serve_module._ready_text(server).splitlines()
+        assert said[0].startswith(first)
+        assert last in said[-1]
+        if not loaded:
+            _, command = said[-1].split(": ", 1)
+            assert subprocess.run(shlex.split(command), capture_output=True, check=True).returncode == 0
+            assert httpx.get(f"{server.http_url}/v2/models/another/ready").is_success
 
 
 def test_sigterm_reaches_the_server_and_its_exit_code_comes_back(repository, start):
@@ -288,6 +325,25 @@ def test_a_second_signal_kills(tmp_path, start):
 
     assert serving.process.wait() == 128 + signal.SIGKILL
     assert processes(tmp_path) == []
+
+
+@pytest.mark.parametrize("tensor", ["text_input", "an input that the model lacks"])
+def test_a_server_whose_client_keeps_a_grpc_stream_ends_all_the_same(repository, start, tensor):
+    serving = start(repository, exit_timeout_secs=1)
+    address = next(line.split()[1] for line in serving.lines_until_ready() if line.startswith("  gRPC"))
+    with triton.InferenceServerClient(address) as client:
+        answers: queue.Queue[object] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put(error))
+        text = triton.InferInput(tensor, [1], "BYTES")
+        text.set_data_from_numpy(np.array([b"hello"], dtype=np.object_))
+        client.async_stream_infer("echo", [text])
+        assert (answers.get(timeout=60) is None) == (tensor == "text_input")
+
+        serving.process.send_signal(signal.SIGTERM)
+
+        assert serving.process.wait() == 128 + signal.SIGKILL
+    assert "tritonserver had not ended 11 s after the stop and was killed; " in serving.stderr.read_text()
+    assert processes(repository) == []
 
 
 def test_a_server_that_is_killed_is_a_failure_with_its_code(repository, start):
@@ -385,13 +441,26 @@ def test_a_stop_that_was_requested_before_the_start_holds(repository, tmp_path):
     assert processes(tmp_path) == []
 
 
-def test_a_full_disk_does_not_stop_the_server(repository):
+def test_a_full_disk_does_not_stop_the_server(repository, capfd):
     with ServerProcess(automatic(repository, log_file=Path("/dev/full"))) as server:
         server.start()
         assert server.wait_until_ready()
 
     assert server.returncode == 0
     assert any("No space left on device" in line for line in server.log_tail)
+    assert capfd.readouterr().err == "deepseek-triton serve: the log in /dev/full ends: No space left on device\n"
+
+
+def test_a_log_that_a_full_disk_has_cut_off_is_not_the_place_to_read_more(tmp_path):
+    repository = write_model(tmp_path / "repository", model=None)
+    with ServerProcess(automatic(repository, log_file=Path("/dev/full"))) as server:
+        server.start()
+        with pytest.raises(ServerFailedError) as caught:
+            server.wait_until_ready()
+
+    kept = re.search(r"the server's log: (.+)\)$", str(caught.value))
+    assert kept
+    assert Path(kept[1]).read_text()
 
 
 def test_a_log_that_cannot_be_written_is_refused_before_anything_starts(repository, tmp_path):

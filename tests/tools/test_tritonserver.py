@@ -102,6 +102,22 @@ def test_the_backend_directory_is_made_once_and_leaves_no_scratch(wheel, bare):
     assert len(list((bare / "cache/deepseek-triton/backends").iterdir())) == 1
 
 
+def test_a_backend_of_the_repository_is_added_beside_the_servers_own(wheel, tmp_path):
+    for name, text in (("vllm", "ours"), ("python", "not taken")):
+        (tmp_path / "ours" / name).mkdir(parents=True)
+        (tmp_path / "ours" / name / "model.py").write_text(text)
+    found = find_tritonserver()
+    (found.backends / "vllm").mkdir()
+    folder = found.backend_directory(tmp_path / "made", [tmp_path / "ours/vllm"])
+
+    assert (folder / "vllm/model.py").read_text() == "ours"
+    assert {path.name for path in (folder / "python").iterdir()} == {
+        path.name for path in (found.backends / "python").iterdir()
+    }
+    assert not (folder / "python/libtriton_python.so").is_symlink()
+    assert (folder / "python/libtriton_python.so").read_text() == "libtriton_python.so"
+
+
 def test_two_that_make_the_backend_directory_at_once_agree(wheel, bare, monkeypatch):
     rename = Path.rename
 

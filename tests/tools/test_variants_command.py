@@ -45,6 +45,19 @@ def test_the_counts_are_the_published_ones(capsys):
     }
 
 
+def test_weights_that_nobody_publishes_are_marked_and_explained(capsys):
+    printed = printed_by(capsys)
+    marked = {tuple(row[:2]) for line in printed.splitlines() if (row := line.split())[1:] and row[1].endswith("*")}
+
+    assert marked == {
+        ("deepseek-v3", "fp4*"),
+        ("deepseek-v3", "w4a8*"),
+        ("deepseek-v3.1", "w4a8*"),
+        ("deepseek-v3.2-exp", "fp4*"),
+    }
+    assert "*: your own checkpoint: --model" in " ".join(printed.split())
+
+
 def test_one_gpu_narrows_it(capsys):
     printed = printed_by(capsys, "--gpu", "H200")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint
@@ -26,6 +27,10 @@ CUDA_GRAPH_BYTES = 200 * 10**6
 ACTIVATION_BYTES_PER_TOKEN = int(3.2 * GIB) // 8192
 """Activations of each token of an iteration. vLLM 0.25.1 took 3.2 GiB on 8 x H200 for 8,192 tokens; for TensorRT-LLM
 that is an estimate."""
+SAMPLER_BYTES_PER_LOGIT = 8
+"""Bytes that the C++ sampler (TRTLLMSampler) takes for each entry of the vocabulary and each request of the largest
+batch: a copy of the logits and, once a request has a penalty, the number of occurrences, four bytes each (TensorRT-LLM
+cpp/tensorrt_llm/layers/penaltyLayer.cpp). What its top-p kernels take while they run is not counted."""
 INDEXER_SCALE_BYTES = 4
 """Scale beside each FP8 key of the sparse attention's indexer: one 32-bit scale a token and layer is assumed."""
 PREFETCH_SHARE = 0.9
@@ -113,13 +118,16 @@ def weight_bytes_per_gpu(
 
 
 def kv_bytes_per_token(
-    architecture: Architecture, kv_dtype: KvDtype, *, mtp: bool, pipeline_parallel_size: int = 1
+    architecture: Architecture, kv_dtype: KvDtype, *, mtp_layers: int = 0, pipeline_parallel_size: int = 1
 ) -> int:
-    """Return the bytes of KV cache for one token on one GPU. Every tensor-parallel rank holds MLA's latent whole."""
+    """Return the bytes of KV cache for one token on one GPU. Every tensor-parallel rank holds MLA's latent whole.
+
+    :param mtp_layers: the layers that MTP adds to the cache.
+    """
     a = architecture
     latent = (a.kv_lora_rank + a.qk_rope_head_dim) * KV_BYTES[kv_dtype]
     indexer = a.index_head_dim + INDEXER_SCALE_BYTES if a.is_sparse else 0
-    layers = math.ceil(a.num_layers / pipeline_parallel_size) + (a.num_mtp_layers if mtp else 0)
+    layers = math.ceil(a.num_layers / pipeline_parallel_size) + mtp_layers
     return (latent + indexer) * layers
 
 
@@ -132,6 +140,7 @@ class Budget:
     context: int
     cuda_graphs: int
     activations: int
+    sampler: int
     kv_cache: int
     kv_bytes_per_token: int
     attention_dp_size: int = 1
@@ -139,8 +148,8 @@ class Budget:
 
     @property
     def workspace(self) -> int:
-        """Bytes beside weights and KV cache: CUDA context, CUDA graphs and activations."""
-        return self.context + self.cuda_graphs + self.activations
+        """Bytes beside weights and KV cache: CUDA context, CUDA graphs, activations and sampler."""
+        return self.context + self.cuda_graphs + self.activations + self.sampler
 
     @property
     def free(self) -> int:
@@ -173,26 +182,31 @@ def make_budget(
     kv_dtype: KvDtype,
     kv_fraction: float,
     moe_max_num_tokens: int | None = None,
-    mtp: bool = False,
+    mtp_layers: int = 0,
     expert_slots: int = 0,
+    sampler_batch: int = 0,
 ) -> Budget:
     """Return how a rank's memory is used. A negative KV cache or free memory means that it doesn't fit.
 
     :param kv_fraction: free_gpu_memory_fraction, the KV cache's share of what weights, graphs and one iteration leave.
+    :param mtp_layers: the layers that MTP adds to the KV cache; they all share the checkpoint's one layer of weights.
+    :param sampler_batch: max_batch_size where the C++ sampler is chosen, else 0.
     """
-    held = weight_bytes_per_gpu(architecture, checkpoint, layout, mtp=mtp, expert_slots=expert_slots)
+    held = weight_bytes_per_gpu(architecture, checkpoint, layout, mtp=mtp_layers > 0, expert_slots=expert_slots)
     graphs = num_cuda_graphs * CUDA_GRAPH_BYTES
     activations = ACTIVATION_BYTES_PER_TOKEN * _tokens_at_once(layout, max_num_tokens, moe_max_num_tokens)
-    left = gpu.memory - held - CONTEXT_BYTES - graphs - activations
+    sampler = sampler_batch * architecture.vocab_size * SAMPLER_BYTES_PER_LOGIT
+    left = gpu.memory - held - CONTEXT_BYTES - graphs - activations - sampler
     return Budget(
         memory=gpu.memory,
         weights=held,
         context=CONTEXT_BYTES,
         cuda_graphs=graphs,
         activations=activations,
+        sampler=sampler,
         kv_cache=int(left * kv_fraction),
         kv_bytes_per_token=kv_bytes_per_token(
-            architecture, kv_dtype, mtp=mtp, pipeline_parallel_size=layout.pipeline_parallel_size
+            architecture, kv_dtype, mtp_layers=mtp_layers, pipeline_parallel_size=layout.pipeline_parallel_size
         ),
         attention_dp_size=layout.attention_dp_size,
     )
@@ -243,6 +257,13 @@ def minimum_gpus(gpu: Gpu, architecture: Architecture, checkpoint: KnownCheckpoi
 def host_memory_to_prefetch(checkpoint: KnownCheckpoint) -> int:
     """Return the available bytes that each node needs for prefetching the checkpoint, which each node reads whole."""
     return math.ceil(checkpoint.weight_bytes / PREFETCH_SHARE)
+
+
+@cache
+def expert_bytes(architecture: Architecture, checkpoint: KnownCheckpoint) -> int:
+    """Return the bytes of all routed experts, of which the online load balancer keeps a copy in each node's /dev/shm
+    (TensorRT-LLM examples/wide_ep/README.md)."""
+    return int(weights(architecture, checkpoint).routed_experts)
 
 
 Format = Literal["bf16", "fp8", "nvfp4", "int4"]

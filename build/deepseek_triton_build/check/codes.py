@@ -123,10 +123,10 @@ NOT_LOOKED_INTO = _note(
 MODEL_MISSING = _error("S020", "model.yaml names the model", "Without a model, there is nothing to load.", _LLM_ARGS)
 IGNORED_KEY = _warning(
     "S021",
-    "Every key of a section does something",
-    "In this release, sections ignore keys that they don't know, so the setting has no effect.",
+    "Every key does something",
+    "The sections of release 0.21 ignore keys that they don't know. The engines transformers and simulated take only "
+    "`model`, whatever the release.",
     _LLM_ARGS,
-    releases="0.21",
 )
 
 WRONG_FLAG = _error(

@@ -36,6 +36,7 @@ from deepseek_triton_build.data.catalog import (
     find_precision,
     find_variant,
     gpus,
+    variant_of_folder,
     variant_of_model,
     variants,
 )
@@ -195,14 +196,16 @@ def _unknown_names(stamp: Stamp) -> Iterator[Finding]:
 def _by_name(options: CheckOptions, stamp: Stamp, model: str) -> tuple[Variant | None, KnownCheckpoint | None]:
     """Find the variant by the user's word, else by the stamp, else by the model's name: a Hugging Face name, or that of
     a folder."""
-    found = variant_of_model(model) or _by_folder_name(model)
+    found = variant_of_model(model) or variant_of_folder(model)
     name, precision = options.variant or stamp.text("variant"), options.precision or stamp.text("precision")
     if options.precision:
         precision = find_precision(options.precision)
     if options.variant or name in variants():
         variant = find_variant(name or "")
-        planned = variant.checkpoints.get(precision or "")
-        return variant, planned or (found[1] if found and found[0] == variant else None)
+        named = found[1] if found and found[0] == variant else None
+        if named is not None and named.precision == precision:
+            return variant, named
+        return variant, variant.checkpoints.get(precision or "") or named
     if found is None:
         return None, None
     return found[0], found[0].checkpoints.get(precision or "", found[1])
@@ -210,7 +213,7 @@ def _by_name(options: CheckOptions, stamp: Stamp, model: str) -> tuple[Variant |
 
 def _other_model(options: CheckOptions, stamp: Stamp, model: str, file: str, line: int | None) -> Iterator[Finding]:
     """Find a model whose name says that it is not the one that the repository is meant for."""
-    by_folder = _by_folder_name(model) if is_path(model) else None
+    by_folder = variant_of_folder(model) if is_path(model) else None
     named = variant_of_model(model) or by_folder
     variant, precision = options.variant or stamp.text("variant"), options.precision or stamp.text("precision")
     if named is None or variant not in variants():
@@ -229,15 +232,6 @@ def _other_model(options: CheckOptions, stamp: Stamp, model: str, file: str, lin
 def _architecture(facts: CheckpointFacts, variant: Variant | None) -> Architecture | None:
     """Return the architecture of the checkpoint; None when only its class is one of ours, as that of Kimi-K2 is."""
     return None if facts.other_figures and variant is None else facts.architecture
-
-
-def _by_folder_name(model: str) -> tuple[Variant, KnownCheckpoint] | None:
-    name = Path(model).name.lower()
-    for variant in variants().values():
-        for checkpoint in variant.checkpoints.values():
-            if name in (known.rpartition("/")[2].lower() for known in (checkpoint.model, *checkpoint.alternatives)):
-                return variant, checkpoint
-    return None
 
 
 def _contradictions(

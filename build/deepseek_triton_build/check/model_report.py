@@ -43,11 +43,13 @@ from deepseek_triton_build.check.schema import (
     UPSTREAM_KEYS,
     CheckedArguments,
     check_schema,
+    ignored_arguments,
 )
 from deepseek_triton_build.check.scripts import START_SCRIPT, ShellScript, read_script
 from deepseek_triton_build.check.triton_config import check_triton_config, triton_settings
 from deepseek_triton_build.check.variables import variable_problems
 from deepseek_triton_build.data.releases import Release
+from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES
 from deepseek_triton_build.text import is_path
 
 OUR_PACKAGE = "deepseek_backend"
@@ -109,7 +111,7 @@ class _Model:
         )
         triton = {} if document is None else triton_settings(document)
         engine = str(triton.get("engine", _TENSORRT_LLM)) if self.is_ours else _TENSORRT_LLM
-        arguments = CheckedArguments() if document is None else self.check_arguments(document, release)
+        arguments = CheckedArguments() if document is None else self.check_arguments(document, release, engine)
         known, script = UNKNOWN, self.start_script()
         if engine == _TENSORRT_LLM and document is not None:
             self.findings += unsure
@@ -171,10 +173,13 @@ class _Model:
         fix = "put it there; deepseek-triton build --force writes this project's"
         return [MISSING_FILE.finding(f"{name} is missing, which Triton runs", fix, file=f"{self.in_version}{name}")]
 
-    def check_arguments(self, document: Document, release: Release) -> CheckedArguments:
+    def check_arguments(self, document: Document, release: Release, engine: str) -> CheckedArguments:
         """Return the LLM arguments, and add findings about the wrong ones."""
         sections = (TRITON_SECTION,) if self.is_ours else (TRITON_SECTION, *UPSTREAM_KEYS)
-        arguments = check_schema(document, release, other_sections=sections)
+        if engine in EMBEDDED_ENGINES:
+            arguments = ignored_arguments(document, engine)
+        else:
+            arguments = check_schema(document, release, other_sections=sections)
         self.findings += arguments.findings
         self.findings += check_triton_config(document, release, is_ours=self.is_ours)
         if not document.values.get("model"):

@@ -29,13 +29,13 @@ from deepseek_triton_build.check.documents import read_text
 from deepseek_triton_build.check.finding import CheckCode, Finding
 from deepseek_triton_build.check.regular_files import is_inside
 from deepseek_triton_build.data.model_source import contract
+from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS
+from deepseek_triton_build.data.type_strings import fits
 from deepseek_triton_build.render.config_pbtxt import declaration
 from deepseek_triton_build.text import nearest_name, printable_line, safe_name, short_repr
 
 NAME = "config.pbtxt"
 _PYTHON = "python"
-_MAY_BE_REQUIRED = ("text_input",)
-"""Inputs that a configuration may declare as required, for clients that send no optional input."""
 _TOKEN = re.compile(r"""(?P<skip>\#[^\n]*)|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<word>\w+)|[{}<>]""")
 
 
@@ -136,7 +136,8 @@ def check_config(
         if _dtype(tensor) is None:
             yield config.unknown_number("data_type", tensor.data_type, at=f'"{tensor.name}"')
     if is_ours:
-        yield from _check_tensors(config, "input", message.input, contract().INPUTS)
+        inputs = contract().declared_inputs(decoupled=message.model_transaction_policy.decoupled)
+        yield from _check_tensors(config, "input", message.input, inputs)
         yield from _check_tensors(config, "output", message.output, contract().OUTPUTS)
 
 
@@ -171,7 +172,10 @@ def _check_policy(
     if is_left_out and not is_ours:
         yield config.finding(POLICY_ONLY_COMPLETED, text, f"write {wanted}", at=key)
     else:
-        yield config.finding(POLICY_DIFFERS, text, f"write {wanted}, or change {model_yaml}", at=key)
+        fix = f"write {wanted}, or change {model_yaml}"
+        if is_ours and not fits(there, BACKEND_SETTINGS[key]):  # T002 says what the backend takes
+            fix = f"change {model_yaml}: the backend does not take {short_repr(there)}"
+        yield config.finding(POLICY_DIFFERS, text, fix, at=key)
 
 
 def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], wanted: Iterable[Any]) -> Iterator[Finding]:
@@ -189,7 +193,7 @@ def _check_tensors(config: ModelConfig, kind: str, declared: Iterable[Any], want
             continue
         found = _shape(_dtype(here[name]) or str(here[name].data_type), here[name], kind)
         expected = _shape(tensor.dtype.value, tensor, kind)
-        if found != expected and not (name in _MAY_BE_REQUIRED and _same_but_optional(found, expected)):
+        if found != expected:
             text = f"{kind} {name}: expected {expected}, found {found}"
             yield config.finding(MISSING_TENSOR, text, f"write {declaration(kind, tensor)}", at=f'"{name}"')
     for name in here.keys() - by_name.keys():
@@ -204,10 +208,6 @@ def _shape(dtype: str, tensor: Any, kind: str) -> str:
     """Return type and shape of a tensor for people. Outputs have no `optional`."""
     optional = ", optional" if kind == "input" and tensor.optional else ""
     return f"{dtype} {list(tensor.dims)}{optional}"
-
-
-def _same_but_optional(found: str, expected: str) -> bool:
-    return found.removesuffix(", optional") == expected.removesuffix(", optional")
 
 
 def _dtype(tensor: Any) -> str | None:

@@ -65,6 +65,19 @@ def check_schema(document: Document, release: Release, *, other_sections: tuple[
     return walk.found
 
 
+def ignored_arguments(document: Document, engine: str) -> CheckedArguments:
+    """Check the keys of `document` for an embedded engine, which takes the model's name and nothing else of them."""
+    found = []
+    for name in map(key_name, document.values):
+        if name in ("model", TRITON_SECTION):
+            continue
+        message = f"{name} has no effect: of the LLM arguments, the {engine} engine takes only model"
+        is_ours = name in BACKEND_SETTINGS
+        fix = f"indent it, so that it stands under {TRITON_SECTION}" if is_ours else "remove it"
+        found.append(document.finding(IGNORED_KEY, name, message, fix))
+    return CheckedArguments(findings=found)
+
+
 @dataclass
 class _SchemaWalk:
     """One walk over the keys of a document, which collects arguments and findings."""

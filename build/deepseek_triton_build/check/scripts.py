@@ -100,15 +100,28 @@ class ShellScript:
 
     @cached_property
     def program(self) -> Program | None:
-        """The program of TensorRT-LLM that the script starts; None when it starts none."""
-        for command in self.commands:
+        """The program of TensorRT-LLM that the script starts; None when it starts none.
+
+        It is the last one that is named: the lines above may look for it, or print a command for the user.
+        """
+        for command in reversed(self.commands):
             for position, word in enumerate(command):
                 name = word.text.rpartition("/")[2]
-                if name in _PROGRAMS:
-                    return Program(name=name, words=command[position + 1 :])
-                if name in (QUICKSTART, "$quickstart"):
-                    return Program(name=QUICKSTART, words=command[position + 1 :])
+                if name in _PROGRAMS or name in (QUICKSTART, "$quickstart"):
+                    words = [
+                        Word(self._assigned.get(word.text, word.text), word.line) for word in command[position + 1 :]
+                    ]
+                    return Program(name=name if name in _PROGRAMS else QUICKSTART, words=words)
         return None
+
+    @cached_property
+    def _assigned(self) -> Mapping[str, str]:
+        """$NAME -> the text that the script gives it first."""
+        found: dict[str, str] = {}
+        for command in self.commands:
+            if len(command) == 1 and (match := _ASSIGNMENT.fullmatch(command[0].text)) is not None:
+                found.setdefault(f"${match[1]}", match[2])
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

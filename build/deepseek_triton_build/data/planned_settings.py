@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,20 @@ class _Explained:
     @property
     def comment(self) -> str:
         """The reason with its source, as generated files have it."""
-        return f"{self.reason} ({self.source})" if self.source else self.reason
+        return self.comment_with({})
+
+    def comment_with(self, footnotes: Mapping[str, int]) -> str:
+        """The reason with its source, or with the number of the footnote that has it."""
+        if not self.source:
+            return self.reason
+        note = footnotes.get(self.source)
+        return f"{self.reason} ({self.source})" if note is None else f"{self.reason} [{note}]"
+
+
+def footnotes(lines: Iterable[_Explained]) -> dict[str, int]:
+    """Number the sources that several reasons rest on, in the order of first use."""
+    uses = Counter(source for _, source in dict.fromkeys((line.reason, line.source) for line in lines) if source)
+    return {source: number for number, source in enumerate((source for source in uses if uses[source] > 1), 1)}
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,17 @@ class EnvironmentVariable(_Explained):
     value: str
     reason: str
     source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsFile:
+    """A YAML file that a setting names by its path, for a section that the release reads from a file."""
+
+    name: str
+    section: str
+    """The section, under its canonical key."""
+    settings: tuple[Setting, ...]
+    """The section's settings, under canonical keys."""
 
 
 @dataclass(frozen=True, kw_only=True)

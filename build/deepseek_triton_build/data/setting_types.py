@@ -39,7 +39,7 @@ def bounded_type(canonical_key: str, spelled: str) -> str:
 
 BACKEND_SETTINGS: Mapping[str, str] = {
     "engine": "Literal[tensorrt_llm, transformers, simulated]",
-    "decoupled": "true",
+    "decoupled": "bool",
     "max_batch_size": "int 0..0",
     "default_max_tokens": "int 1..2147483647",
     "default_sampling": "dict",

@@ -21,6 +21,8 @@ TYPICAL = Workload(isl=1024, osl=2048)
 """The lengths of the published benchmarks, for when neither request nor recipe gives any."""
 MAX_SEQ_LEN = 65536
 """max_seq_len when no length is asked for: R1 reasons for tens of thousands of tokens."""
+LONGEST_ANSWER = 32768
+"""The maximum generation length of the evaluations in DeepSeek-R1's model card."""
 KV_FRACTION = 0.8
 """The KV cache's share of free memory when the recipe gives none (the deployment guide for DeepSeek-R1)."""
 _BLOCK = 64
@@ -96,7 +98,7 @@ def wanted_sizes(target: Target, *, attention_dp: bool) -> Sizes:
         workload=workload,
         max_batch_size=batch,
         max_num_tokens=num_tokens,
-        max_seq_len=_seq_len(target, workload),
+        max_seq_len=_seq_len(target, workload, longest_prompt=None if chunked else num_tokens),
         graph_sizes=() if computed or other_dp else tuple(recipe.value("cuda_graph_config.batch_sizes", ())),
         graph_max_batch_size=_graph_max_batch_size(target, batch, computed=computed),
         chunked_prefill=chunked,
@@ -176,19 +178,39 @@ def _moe_max_num_tokens(target: Target, layout: Layout, max_num_tokens: int, *, 
     return published if is_reached or as_published else None
 
 
-def _seq_len(target: Target, workload: Workload) -> int:
+def _seq_len(target: Target, workload: Workload, *, longest_prompt: int | None) -> int:
+    """Return max_seq_len: the lengths asked for, else the recipe's, else what goes with its iteration.
+
+    :param longest_prompt: the tokens of an iteration where no prompt may be longer.
+    """
     longest = target.architecture.max_position_embeddings
     needed = round_up(isl_of(workload) + osl_of(workload), 256)
     if target.request.workload.isl is not None or target.request.workload.osl is not None:
         chosen = needed
+    elif longest_prompt is not None and _is_for_a_benchmark(target):
+        chosen = seq_len_for(longest_prompt)
     else:
         chosen = target.recipe.value("max_seq_len", max(MAX_SEQ_LEN, needed))
     if chosen > longest:
         raise RefusedPlanError(
             f"{isl_of(workload):,} input and {osl_of(workload):,} output tokens are more than the {longest:,} that "
-            f"{target.variant.name} reads (max_position_embeddings); use a smaller --isl or --osl"
+            f"{target.variant.name} reads (max_position_embeddings)",
+            fix="use a smaller --isl or --osl",
         )
     return int(chosen)
+
+
+def seq_len_for(longest_prompt: int) -> int:
+    """Return the max_seq_len for the longest prompt and the longest answer."""
+    return round_up(longest_prompt + LONGEST_ANSWER, 256)
+
+
+def _is_for_a_benchmark(target: Target) -> bool:
+    """Tell whether the recipe's iterations were chosen for the lengths of one benchmark, on a server that has prompts
+    and answers."""
+    recipe = target.recipe
+    chosen = recipe.value("max_num_tokens") is not None and recipe.workload.isl is not None
+    return chosen and recipe.value("max_seq_len") is None and target.profile.name not in ("ctx", "gen")
 
 
 def _kv_setting(target: Target) -> Literal["auto", "fp8"]:

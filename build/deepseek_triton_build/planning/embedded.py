@@ -19,7 +19,7 @@ def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tu
     settings = [
         Setting("model", request.model or variant.model, f"{variant.title}; {made}"),
         Setting("triton_config.engine", engine, ENGINE_REASONS[engine]),
-        *transaction_settings(),
+        *transaction_settings(request),
         Setting("triton_config.default_max_tokens", 64, "its text means nothing, so short answers will do"),
     ]
     if engine == "transformers":
@@ -31,10 +31,10 @@ def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tu
     return tuple(settings)
 
 
-def transaction_settings() -> list[Setting]:
+def transaction_settings(request: PlanRequest) -> list[Setting]:
     """Return the settings that repeat config.pbtxt, where upstream's model.py reads them."""
     reason = "a copy of config.pbtxt's value, which decides; upstream's model.py reads it here, and the two must agree"
     return [
-        Setting("triton_config.decoupled", True, reason),
+        Setting("triton_config.decoupled", request.decoupled, reason),
         Setting("triton_config.max_batch_size", 0, "a copy, too; the engine makes batches, Triton does not"),
     ]

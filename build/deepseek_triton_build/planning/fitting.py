@@ -20,6 +20,7 @@ from deepseek_triton_build.planning.batch_sizes import (
 )
 from deepseek_triton_build.planning.layout import WIDE_EP, wants_attention_dp
 from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.rules.rule import MTP_KV_LAYERS
 from deepseek_triton_build.rules.size_limits import OOM_NUM_TOKENS
 
 
@@ -42,7 +43,7 @@ def choose_sizes(target: Target) -> tuple[Sizes, Budget]:
         budget = make_plan_budget(target, sizes)
         if budget.kv_tokens >= sizes.max_seq_len:
             return sizes, budget
-    raise RefusedPlanError(_no_room(target, wanted))
+    raise RefusedPlanError(_no_room(target, wanted), fix="use more GPUs or shorter requests")
 
 
 def _with_the_best_iteration(target: Target, wanted: Sizes) -> Sizes:
@@ -152,8 +153,7 @@ def _no_room(target: Target, wanted: Sizes) -> str:
     return (
         f"{target.variant.name} ({target.precision}) on {target.num_gpus} x {target.gpu.name}: of "
         f"{budget.memory / GIB:.0f} GiB a GPU, weights take {budget.weights / GIB:.1f} and workspace "
-        f"{budget.workspace / GIB:.1f}, which leaves no room for a request of {tokens_per_request(wanted):,} tokens; "
-        "use more GPUs or shorter requests"
+        f"{budget.workspace / GIB:.1f}, which leaves no room for a request of {tokens_per_request(wanted):,} tokens"
     )
 
 
@@ -169,6 +169,12 @@ def make_plan_budget(target: Target, sizes: Sizes) -> Budget:
         moe_max_num_tokens=sizes.moe_max_num_tokens,
         kv_dtype=sizes.kv_dtype,
         kv_fraction=sizes.kv_fraction,
-        mtp=sizes.num_draft_tokens > 0,
+        mtp_layers=_mtp_layers(target, sizes),
         expert_slots=sizes.expert_slots,
+        sampler_batch=0 if sizes.num_draft_tokens else sizes.max_batch_size,  # as choices/decoding.py chooses it
     )
+
+
+def _mtp_layers(target: Target, sizes: Sizes) -> int:
+    per_draft = target.release.supports(MTP_KV_LAYERS) is not False
+    return sizes.num_draft_tokens if per_draft else min(1, sizes.num_draft_tokens)

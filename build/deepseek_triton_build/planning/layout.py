@@ -5,12 +5,15 @@ from __future__ import annotations
 from deepseek_triton_build.arithmetic.gpu_memory import Layout
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import MoeBackendRow, find_moe_backends
+from deepseek_triton_build.data.releases.spelling import spell
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.rules.attention import LOW_CONCURRENCY
 
 LARGEST_EXPERT_PARALLEL = 8
 """Above it the support matrix of MoE back ends has wide EP only."""
 WIDE_EP = "WIDEEP"
+BALANCER = "moe_config.load_balancer"
+"""The section of wide EP's load balancer, which copies the busiest experts."""
 
 
 def choose_layout(target: Target, *, attention_dp: bool) -> Layout:
@@ -19,7 +22,7 @@ def choose_layout(target: Target, *, attention_dp: bool) -> Layout:
     if stages < 1 or target.num_gpus % stages:
         number = target.num_gpus
         raise RefusedPlanError(
-            f"{number} GPUs can't be divided into {stages} equal pipeline stages; use a divisor of {number}"
+            f"{number} GPUs can't be divided into {stages} equal pipeline stages", fix=f"use a divisor of {number}"
         )
     tensor = target.num_gpus // stages
     published = target.recipe.value("moe_expert_parallel_size")
@@ -65,7 +68,6 @@ def choose_moe_backend(target: Target, layout: Layout) -> tuple[str, MoeBackendR
 
 def expert_slots(target: Target, backend: str) -> int:
     """Return the slots of the online load balancer where back end and release have one, else 0."""
-    key = "moe_config.load_balancer.num_slots"
-    if backend != WIDE_EP or target.release.find_key(key) is None:
+    if backend != WIDE_EP or not any(map(target.release.find_key, spell({BALANCER: None}, target.release.version))):
         return 0
-    return int(target.recipe.value(key, 0))
+    return int(target.recipe.value(f"{BALANCER}.num_slots", 0))

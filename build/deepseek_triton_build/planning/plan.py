@@ -25,21 +25,22 @@ from deepseek_triton_build.arithmetic.gpu_memory import GIB, LEAST_KV_TOKENS, Bu
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.catalog import Gpu, KnownCheckpoint, Variant, find_variant
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Profile, Recipe, Workload
-from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting
-from deepseek_triton_build.data.releases import Release, image_name
+from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting, SettingsFile
+from deepseek_triton_build.data.releases import Release, image_name, release_image_name
 from deepseek_triton_build.data.releases.spelling import canonical
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.choices import choose_settings
 from deepseek_triton_build.planning.embedded import embedded_settings
 from deepseek_triton_build.planning.fitting import choose_sizes
 from deepseek_triton_build.planning.plan_request import ENGINES, OPTIONS, PlanRequest
-from deepseek_triton_build.planning.release_settings import for_release, with_overrides
-from deepseek_triton_build.planning.server_environment import choose_environment
-from deepseek_triton_build.planning.suggestion import nearest_that_works
+from deepseek_triton_build.planning.release_settings import for_release, settings_files, with_overrides
+from deepseek_triton_build.planning.server_environment import choose_environment, unset_environment
+from deepseek_triton_build.planning.suggestion import ways_that_work
 from deepseek_triton_build.planning.target import Target, refuse, resolve_target
 from deepseek_triton_build.planning.triton_settings import triton_settings
 from deepseek_triton_build.rules import violations
 from deepseek_triton_build.rules.memory_budget import deployment_budget
+from deepseek_triton_build.rules.moe import shared_expert_bytes
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 
@@ -64,8 +65,12 @@ class Plan:
     settings: tuple[Setting, ...]
     """All settings under the release's own keys, in writing order: LLM arguments, then triton_config.*."""
     canonical: Mapping[str, Any] = field(default_factory=dict)
-    """The LLM arguments under the keys of rules.rule.CANONICAL_RELEASE."""
+    """The LLM arguments, those of `files` too, under the keys of rules.rule.CANONICAL_RELEASE."""
     environment: tuple[EnvironmentVariable, ...] = ()
+    files: tuple[SettingsFile, ...] = ()
+    """Files that settings name by their paths. They lie beside the YAML that names them."""
+    unset_environment: tuple[EnvironmentVariable, ...] = ()
+    """Variables that the guides set and the plan does not, with the guides' values; the reason says why."""
     layout: Layout = _ONE_GPU
     num_nodes: int = 1
     gpu: Gpu | None = None
@@ -78,7 +83,9 @@ class Plan:
     max_concurrency: int = 0
     """Requests that decode together, in the whole instance."""
     host_memory: int = 0
-    """Bytes of memory that a node should have available, so that the engine prefetches the checkpoint."""
+    """Bytes of memory that a node should have available: for prefetching the checkpoint, and `shared_memory`."""
+    shared_memory: int = 0
+    """Bytes of the experts' copy in each node's /dev/shm, which the online load balancer makes."""
     warnings: tuple[PlanWarning, ...] = ()
     omissions: tuple[Omission, ...] = ()
 
@@ -99,6 +106,12 @@ class Plan:
         asked, known = self.request.container, self.release.containers
         return image_name(asked if asked in known else known[0])
 
+    def image_for(self, format: str) -> str | None:
+        """The container to run a format's script in. TensorRT-LLM's own has its examples and benchmarks, too."""
+        if format == "triton" or self.release is None or self.request.container is not None:
+            return self.image
+        return release_image_name(self.release.version)
+
     @property
     def gpus_per_node(self) -> int:
         return self.world_size // self.num_nodes
@@ -116,8 +129,10 @@ def make_plan(request: PlanRequest) -> Plan:
     except RefusedPlanError as refused:
         if refused.suggestion:
             raise
-        suggestion = nearest_that_works(request, _works)
-        raise RefusedPlanError(f"{refused}{_as_options(suggestion)}", suggestion=suggestion) from None
+        ways = ways_that_work(request, _works)
+        typed = ", or ".join(filter(None, map(_as_options, ways)))
+        said = f"{refused.cause}; what works: {typed}" if typed else f"{refused}"
+        raise RefusedPlanError(said, suggestion=ways[0] if ways else None) from None
 
 
 @lru_cache(maxsize=65536)
@@ -138,17 +153,20 @@ _DROPPED_OPTIONS = {
 """Field of PlanRequest -> its option or options, for values that a suggestion leaves out."""
 
 
-def _can_be_typed(name: str, value: Any) -> bool:
-    return name in OPTIONS and value is not None
-
-
 def _as_options(suggestion: Mapping[str, Any]) -> str:
-    """Return the suggestion as command line options; empty where only --set is wrong, which the message says."""
-    if suggestion.keys() <= {"overrides"}:
+    """Return the suggestion as command line options; empty where only --set or the workload is wrong, for which the
+    refusal's own fix says more."""
+    if suggestion.keys() <= {"overrides", "workload"}:
         return ""
-    typed = [f"{OPTIONS[name]} {value}" for name, value in suggestion.items() if _can_be_typed(name, value)]
-    dropped = [f"no {_DROPPED_OPTIONS[name]}" for name, value in suggestion.items() if not _can_be_typed(name, value)]
-    return f"; what works: {', '.join([' '.join(typed), *dropped] if typed else dropped)}"
+    words, without = [], []
+    for name, value in suggestion.items():
+        if name == "allow_unpublished":
+            words.append("--allow-unpublished")
+        elif name in OPTIONS and value is not None:
+            words.append(f"{OPTIONS[name]} {value}")
+        else:
+            without.append(_DROPPED_OPTIONS[name])
+    return " ".join([*words, *(["without", " and ".join(without)] if without else [])])
 
 
 @lru_cache(maxsize=512)
@@ -181,11 +199,14 @@ def _tensorrt_llm_plan(target: Target) -> Plan:
     if target.request.overrides:  # the reasons quote the memory that is left in the end
         budget = _budget_with_overrides(target, sizes, budget)
     environment = choose_environment(target, sizes)
-    chosen, omitted = for_release(target, choose_settings(target, sizes, budget))
+    wanted = choose_settings(target, sizes, budget)
+    chosen, omitted = for_release(target, wanted)
     chosen, own = with_overrides(target, chosen)
+    files = settings_files(wanted, chosen)
     triton, unsampled = triton_settings(target, sizes, budget, chosen, own)
     deployment = dataclasses.replace(
-        _deployment(target, chosen, triton, environment),
+        _deployment(target, chosen, triton, environment, files),
+        assumed_isl=_assumed_isl(target, sizes),
         concurrency=target.request.workload.concurrency,
         held_requests=budget.concurrent_requests(sizes.workload.isl or 0, sizes.workload.osl or 0),
     )
@@ -198,6 +219,8 @@ def _tensorrt_llm_plan(target: Target) -> Plan:
         settings=(*chosen, *triton),
         canonical=deployment.settings,
         environment=environment,
+        files=files,
+        unset_environment=unset_environment(target, environment),
         layout=deployment.layout,
         num_nodes=target.num_nodes,
         gpu=target.gpu,
@@ -208,10 +231,17 @@ def _tensorrt_llm_plan(target: Target) -> Plan:
         budget=budget,
         workload=sizes.workload,
         max_concurrency=deployment.get("max_batch_size") * deployment.layout.attention_dp_size,
-        host_memory=host_memory_to_prefetch(target.checkpoint),
+        host_memory=host_memory_to_prefetch(target.checkpoint) + shared_expert_bytes(deployment),
+        shared_memory=shared_expert_bytes(deployment),
         warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
         omissions=(*omitted, *unsampled),
     )
+
+
+def _assumed_isl(target: Target, sizes: Sizes) -> int | None:
+    """Return the input length that is planned for though none was asked for; a generation server gets no prompts."""
+    asked = target.request.workload.isl is not None or target.profile.name == "gen"
+    return None if asked else sizes.workload.isl
 
 
 def _budget_with_overrides(target: Target, sizes: Sizes, budget: Budget) -> Budget:
@@ -219,25 +249,32 @@ def _budget_with_overrides(target: Target, sizes: Sizes, budget: Budget) -> Budg
 
     :raises RefusedPlanError: when those settings leave no room for a request.
     """
-    chosen, _ = for_release(target, choose_settings(target, sizes, budget))
+    wanted = choose_settings(target, sizes, budget)
+    chosen, _ = for_release(target, wanted)
     chosen, _ = with_overrides(target, chosen)
-    left = deployment_budget(_deployment(target, chosen, (), ()))
+    left = deployment_budget(_deployment(target, chosen, (), (), settings_files(wanted, chosen)))
     assert left is not None  # a target knows its GPU and its weights
     if left.kv_tokens < LEAST_KV_TOKENS:
         raise RefusedPlanError(
             f"--set leaves room for {left.kv_tokens:,} KV tokens a GPU, and a request needs {LEAST_KV_TOKENS:,}: of "
             f"{left.memory / GIB:.0f} GiB, weights take {left.weights / GIB:.1f} and workspace "
-            f"{left.workspace / GIB:.1f}; set smaller values"
+            f"{left.workspace / GIB:.1f}",
+            fix="set smaller values",
         )
     return left
 
 
 def _deployment(
-    target: Target, llm: Iterable[Setting], triton: Iterable[Setting], environment: Iterable[EnvironmentVariable]
+    target: Target,
+    llm: Iterable[Setting],
+    triton: Iterable[Setting],
+    environment: Iterable[EnvironmentVariable],
+    files: Iterable[SettingsFile],
 ) -> Deployment:
     """Return the settings as the rules look at them."""
+    in_files = {setting.key: setting.value for file in files for setting in file.settings}
     return Deployment(
-        settings=canonical({setting.key: setting.value for setting in llm}, target.release.version),
+        settings=canonical({setting.key: setting.value for setting in llm}, target.release.version) | in_files,
         release=target.release,
         variant=target.variant,
         architecture=target.architecture,

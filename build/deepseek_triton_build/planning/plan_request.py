@@ -8,7 +8,10 @@ from typing import Any, Literal
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 
-ENGINES = ("tensorrt_llm", "transformers", "simulated")
+EMBEDDED_ENGINES = ("transformers", "simulated")
+ENGINES = ("tensorrt_llm", *EMBEDDED_ENGINES)
+PYTHON_BACKEND = "python"
+BACKEND_NAMES = (PYTHON_BACKEND, "vllm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,10 @@ class PlanRequest:
     """Engine to run on. None: the variant's default."""
     preset: str | None = None
     """The deployment whose pace the simulated engine keeps."""
+    decoupled: bool = True
+    """Whether a request may get several responses. False: no streams, but ModelInfer and /infer work."""
+    backend_name: str = PYTHON_BACKEND
+    """The backend that config.pbtxt names, one of BACKEND_NAMES. Triton's OpenAI front end chooses by it how to ask."""
     model: str | None = None
     """A checkpoint's folder or Hugging Face name, which replaces the variant's own name."""
     allow_unpublished: bool = False
@@ -51,6 +58,7 @@ OPTIONS = {
     "profile": "--profile",
     "engine": "--engine",
     "preset": "--preset",
+    "backend_name": "--backend-name",
     "model": "--model",
     "mtp": "--mtp",
     "kv_dtype": "--kv-cache-dtype",

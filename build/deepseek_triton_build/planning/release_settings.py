@@ -7,7 +7,7 @@ from typing import Any
 
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.model_source import contract
-from deepseek_triton_build.data.planned_settings import Omission, Setting
+from deepseek_triton_build.data.planned_settings import Omission, Setting, SettingsFile
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.data.releases.sampler_support import honoured_fields, sampler_of
 from deepseek_triton_build.data.releases.spelling import canonical, spell
@@ -18,7 +18,9 @@ from deepseek_triton_build.data.setting_types import (
     sampling_problem,
     warmup_problem,
 )
+from deepseek_triton_build.data.sources import LLM_ARGS
 from deepseek_triton_build.data.type_strings import fits, in_words
+from deepseek_triton_build.planning.layout import BALANCER
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.text import nearest_name, short_repr
 
@@ -39,12 +41,19 @@ _NEEDED = (
 """Keys without which nothing can be written for a release. Any other key that the release lacks is left out."""
 
 
+_BALANCER_FILE = "moe-load-balancer.yaml"
+
+
 def for_release(target: Target, chosen: Mapping[str, Setting]) -> tuple[tuple[Setting, ...], tuple[Omission, ...]]:
     """Return the settings under the release's keys, in writing order, and those that it has no key for."""
     release = target.release
     written: dict[str, Setting] = {}
     omitted = []
     for key, setting in sorted(chosen.items(), key=_writing_order):
+        if key.startswith(f"{BALANCER}.") and (named := _named_by_path(release)):
+            reason = f"TensorRT-LLM {release.version} reads the load balancer from a file, which lies beside this one"
+            written.setdefault(named, Setting(named, _BALANCER_FILE, reason, source=LLM_ARGS))
+            continue
         spelled = spell({key: setting.value}, release.version)
         missing = [name for name in spelled if release.find_key(name) is None]
         if missing and key in _NEEDED:
@@ -58,6 +67,21 @@ def for_release(target: Target, chosen: Mapping[str, Setting]) -> tuple[tuple[Se
                 written.setdefault(name, Setting(name, value, setting.reason, source=setting.source))
     _drop_guided_decoding(release, written, omitted)
     return tuple(written.values()), tuple(omitted)
+
+
+def _named_by_path(release: Release) -> str | None:
+    """Return the release's key of the load balancer if it takes a file's path only, None otherwise."""
+    (key,) = spell({BALANCER: None}, release.version)
+    found = release.find_key(key)
+    return key if found is not None and not found.sections else None
+
+
+def settings_files(chosen: Mapping[str, Setting], written: tuple[Setting, ...]) -> tuple[SettingsFile, ...]:
+    """Return the files that the settings `written` name, with the settings of `chosen` that belong into them."""
+    if not any(setting.value == _BALANCER_FILE for setting in written):
+        return ()
+    rows = tuple(setting for key, setting in chosen.items() if key.startswith(f"{BALANCER}."))
+    return (SettingsFile(name=_BALANCER_FILE, section=BALANCER, settings=rows),)
 
 
 def _drop_guided_decoding(release: Release, written: dict[str, Setting], omitted: list[Omission]) -> None:

@@ -1,4 +1,4 @@
-"""Find the nearest request that works, for a request that is refused."""
+"""Find the requests that work nearest to one that is refused."""
 
 from __future__ import annotations
 
@@ -14,25 +14,38 @@ from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 from deepseek_triton_build.planning.plan_request import PlanRequest
 
 
-def nearest_that_works(request: PlanRequest, works: Callable[[PlanRequest], bool]) -> Mapping[str, Any]:
-    """Return the fewest changes to `request`'s fields with which `works` is true; none when nothing helps.
+def ways_that_work(request: PlanRequest, works: Callable[[PlanRequest], bool]) -> tuple[Mapping[str, Any], ...]:
+    """Return the fewest changes to `request`'s fields with which `works` is true, the nearest first; none when nothing
+    helps.
 
-    Among equally many changes the first in the order of `_alternatives` wins: another number of GPUs is tried before
-    another precision, and another GPU last.
+    There are several where one change is enough. Where only the user's own settings are wrong, they are the only way.
     """
     alternatives = _alternatives(request)
-    for number in (1, 2, 3, 4):
+    found = [way for name in alternatives if (way := _first(request, works, _changes(alternatives, (name,))))]
+    if {"overrides": ()} in found:
+        return ({"overrides": ()},)
+    # Another checkpoint or no workload is no way to get what was asked for, unless there is no other.
+    usual = [way for way in found if not way.keys() & {"workload", "model"}]
+    if found:
+        return tuple(usual[:_MOST_WAYS] or found[:1])
+    for number in (2, 3, 4):
         for names in combinations(alternatives, number):
-            for changes in _changes(alternatives, names):
-                if works(replace(request, **changes)):
-                    return changes
+            if way := _first(request, works, _changes(alternatives, names)):
+                return (way,)
     without_extras = {name: values[0] for name, values in alternatives.items() if name not in _TARGET}
     bare = replace(request, **without_extras)
     if not without_extras or works(bare):
-        return without_extras
-    return {**without_extras, **nearest_that_works(bare, works)}
+        return (without_extras,)
+    return ({**without_extras, **ways_that_work(bare, works)[0]},)
 
 
+def _first(
+    request: PlanRequest, works: Callable[[PlanRequest], bool], changes: Iterator[dict[str, Any]]
+) -> dict[str, Any] | None:
+    return next((change for change in changes if works(replace(request, **change))), None)
+
+
+_MOST_WAYS = 3
 _TARGET = ("num_gpus", "precision", "release", "profile", "gpu")
 """The fields that say what a request is for. The others are extras: all are given up when nothing less helps."""
 
@@ -49,8 +62,9 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
         "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
         "release": [DEFAULT_RELEASE],
         "profile": [DEFAULT_PROFILE],
+        "allow_unpublished": [True],
         "pipeline_parallel_size": [1],
-        "mtp": [None],
+        "mtp": [3, None] if request.relaxed_acceptance else [None],
         "relaxed_acceptance": [False],
         "kv_dtype": [None],
         "overrides": [()],

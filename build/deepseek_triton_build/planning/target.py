@@ -27,6 +27,8 @@ from deepseek_triton_build.data.catalog import (
     find_gpu,
     find_precision,
     find_variant,
+    variant_of_folder,
+    variant_of_model,
 )
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Profile, Recipe, Workload, find_profile
 from deepseek_triton_build.data.releases import RELEASES, Release, load_release
@@ -110,11 +112,8 @@ def refuse(found: Iterable[tuple[Rule, Violation]]) -> None:
     """Raise RefusedPlanError with every error among `found`; warnings and notes pass."""
     errors = [(rule, violation) for rule, violation in found if rule.severity == "error"]
     if errors:
-        raise RefusedPlanError("; ".join(describe(rule, violation) for rule, violation in errors))
-
-
-def describe(rule: Rule, violation: Violation) -> str:
-    return f"{violation.message} [{rule.code}: {rule.source}]; {violation.fix}"
+        causes = "; ".join(f"{violation.message} [{rule.code}: {rule.source}]" for rule, violation in errors)
+        raise RefusedPlanError(causes, fix="; ".join(dict.fromkeys(violation.fix for _, violation in errors)))
 
 
 def _refuse_numbers(request: PlanRequest) -> None:
@@ -130,7 +129,8 @@ def _release(version: str) -> Release:
     release = load_release(version)
     if version not in RELEASES:
         raise RefusedPlanError(
-            f"TensorRT-LLM {version} can be checked only, no repository is written for it; use {RELEASES[-1]} or newer"
+            f"TensorRT-LLM {version} can be checked only, no repository is written for it",
+            fix=f"use {RELEASES[-1]} or newer",
         )
     return release
 
@@ -142,19 +142,32 @@ def _default_precision(variant: Variant, gpu: Gpu) -> Precision:
 def _checkpoint(variant: Variant, precision: Precision, model: str | None) -> KnownCheckpoint:
     """Return the published checkpoint, or the user's own with sizes from the model's shapes.
 
-    When `model` is a folder on this machine, its hf_quant_config.json gives the KV cache's dtype.
+    `model` says which of several published ones it is, by its Hugging Face name or a folder called like it. When it is
+    a folder on this machine, its hf_quant_config.json gives the KV cache's dtype.
     """
+    named = (variant_of_model(model) or variant_of_folder(model)) if model else None
+    if named is not None and named[0] is variant and named[1].precision == precision:
+        return dataclasses.replace(named[1], **_quantization_here(model))
     if precision in variant.checkpoints:
-        published = variant.checkpoints[precision]
-        return dataclasses.replace(published, **_quantization_here(model))
-    if model is None or variant.architecture is None:
+        return dataclasses.replace(variant.checkpoints[precision], **_quantization_here(model))
+    assert variant.architecture is not None  # a variant without one has no weights
+    if model is None and precision in variant.own_checkpoints:
         known = ", ".join(f"{name} ({entry.model})" for name, entry in variant.checkpoints.items())
         raise RefusedPlanError(
-            f"no {precision} checkpoint of {variant.name} is known; known are: {known}; give your own by --model"
+            f"no {precision} checkpoint of {variant.name} is published, so --model has to name your own; published are "
+            f"{known}"
         )
-    own = KnownCheckpoint(
+    # Of any other precision a rule says why it can't work, whoever made the weights.
+    own = dataclasses.replace(variant.own_checkpoints.get(precision) or _own(precision), model=model or "")
+    size = int(weights(variant.architecture, own).total)
+    return dataclasses.replace(own, weight_bytes=size, **_quantization_here(model))
+
+
+def _own(precision: Precision) -> KnownCheckpoint:
+    """Return weights of which nothing is known but their precision."""
+    return KnownCheckpoint(
         precision=precision,
-        model=model,
+        model="",
         weight_bytes=0,
         bytes_status="computed",
         num_shards=None,
@@ -163,8 +176,6 @@ def _checkpoint(variant: Variant, precision: Precision, model: str | None) -> Kn
         wo_quantized=False,
         source="the shapes of the architecture",
     )
-    size = int(weights(variant.architecture, own).total)
-    return dataclasses.replace(own, weight_bytes=size, **_quantization_here(model))
 
 
 def _quantization_here(model: str | None) -> Mapping[str, Any]:
@@ -200,7 +211,8 @@ def _size(
     num_gpus = request.num_gpus or max(fewest, usual.num_gpus or 0)
     _refuse_count(num_gpus, gpu)
     if num_gpus < fewest:
-        raise RefusedPlanError(_too_few(num_gpus, fewest, variant, architecture, checkpoint, gpu))
+        cause = _too_few(num_gpus, fewest, variant, architecture, checkpoint, gpu)
+        raise RefusedPlanError(cause, fix=f"use {fewest} GPUs")
     return num_gpus, profile.recipe_for(gpu, checkpoint.precision, num_gpus, request.workload) or usual
 
 
@@ -217,7 +229,8 @@ def _fewest(
 def _refuse_count(num_gpus: int, gpu: Gpu) -> None:
     if num_gpus not in GPU_COUNTS:
         counts = ", ".join(map(str, GPU_COUNTS))
-        raise RefusedPlanError(f"{num_gpus} GPUs can't share 128 attention heads and 256 experts evenly; use {counts}")
+        cause = f"{num_gpus} GPUs can't share 128 attention heads and 256 experts evenly"
+        raise RefusedPlanError(cause, fix=f"use {counts}")
     if gpu.nvlink_domain >= num_gpus or num_gpus % gpu.gpus_per_node == 0:
         return
     raise RefusedPlanError(f"{num_gpus} x {gpu.name} is not a whole number of nodes ({gpu.gpus_per_node} GPUs each)")
@@ -234,9 +247,9 @@ def _too_few(
     if fits is not None and num_gpus >= fits:
         return (
             f"{named} fits by arithmetic (weights take {each:.1f} of {memory:.1f} GiB a GPU) but is not published: "
-            f"{gpu.published_source} says {fewest} GPUs; --allow-unpublished plans it all the same"
+            f"{gpu.published_source} says {fewest} GPUs"
         )
     return (
         f"{named} does not fit: weights take {each:.1f} GiB a GPU and the rest about 2 GiB, but a GPU has {memory:.1f} "
-        f"GiB; use {fewest} GPUs"
+        "GiB"
     )

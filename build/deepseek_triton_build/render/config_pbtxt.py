@@ -8,19 +8,19 @@ from deepseek_triton_build.data.model_source import contract
 from deepseek_triton_build.text import comment_lines
 
 
-def config_pbtxt(*, stamp: str) -> str:
+def config_pbtxt(*, stamp: str, decoupled: bool, backend_name: str = "python") -> str:
     """Return the text of config.pbtxt, written from the wire contract."""
     tables = contract()
     lines = [
         f"# {stamp}",
         'name: "tensorrt_llm"',
-        'backend: "python"',
+        f'backend: "{backend_name}"',
         "# The engine makes the batches, so Triton passes on each request at once.",
         "max_batch_size: 0",
-        "# Responses are sent as they are made: streams need this, and a request without a stream gets one response.",
-        "model_transaction_policy { decoupled: true }",
+        *comment_lines(_DECOUPLED if decoupled else _NOT_DECOUPLED),
+        f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}",
     ]
-    for kind, tensors in (("input", tables.INPUTS), ("output", tables.OUTPUTS)):
+    for kind, tensors in (("input", tables.declared_inputs(decoupled=decoupled)), ("output", tables.OUTPUTS)):
         for tensor in tensors:
             lines += [*comment_lines(tensor.meaning), declaration(kind, tensor)]
     lines += [
@@ -28,6 +28,10 @@ def config_pbtxt(*, stamp: str) -> str:
         "instance_group [ { count: 1, kind: KIND_CPU } ]",
     ]
     return "\n".join(lines) + "\n"
+
+
+_DECOUPLED = "Responses are sent as they are made: streams need this, and a request without a stream gets one response."
+_NOT_DECOUPLED = "Each request gets one response: ModelInfer and /infer need this, and streams are refused."
 
 
 def declaration(kind: str, tensor: Any) -> str:

@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from deepseek_triton_build.build_errors import EditedError, OutputError
+from deepseek_triton_build.build_errors import OutputError, ReplacementError
 from deepseek_triton_build.render.owner_edits import edited_names, edits_diff
 from deepseek_triton_build.render.repository_files import MODEL, File
 from deepseek_triton_build.render.stamp import MANIFEST
-from deepseek_triton_build.text import first_names
+from deepseek_triton_build.text import first_names, printable_line
 
 _MANIFESTS = (PurePosixPath(MODEL, MANIFEST), PurePosixPath(MANIFEST))
 """Where a manifest may lie in a generated folder: in the model of a repository, at the top of every other format."""
 _LONGEST_PREFIX = 40
 """Characters of the folder's name that its scratch folder's name begins with. The folder's name may be as long as a
 name can be, which leaves no room for the random part of the scratch folder's name."""
+_DEPLOYMENT = (
+    *("options", "format", "variant", "engine", "gpu", "gpus", "precision", "profile", "recipe", "release", "image"),
+)
+"""Keys of the manifest that say what the folder deploys. A folder in which one differs is another deployment."""
 
 
 def write_repository(
     files: list[File], output: Path, *, force: bool = False, before: Callable[[], None] | None = None
-) -> None:
-    """Write `files` as the folder `output`: all of them or, on any failure or interrupt, none.
+) -> bool:
+    """Write `files` as the folder `output`: all of them or, on any failure or interrupt, none. Return whether a folder
+    was replaced.
 
-    A folder that this generator wrote and nobody changed since is replaced. A changed one is replaced only with
-    `force`. A folder of other origin is never replaced.
+    A folder that this generator wrote with the same options, and nobody changed since, is replaced. A changed one, and
+    one that was written with other options, is replaced only with `force`. A folder of other origin, and one that a
+    server runs from, is never replaced.
 
     :param before: called once every file is written, and before the files take the place of `output`. If it raises an
         error, everything stays as it was.
-    :raises EditedError: when the folder was changed; the error holds the difference.
+    :raises ReplacementError: when `force` is needed; the error holds the difference.
     :raises OutputError: for every other reason, with the path and the fix.
     """
     output = _resolved(output)
     try:
         _refuse_foreign(output)
+        is_replaced = _manifest_of(output) is not None
+        _refuse_served(output)
         if not force:
-            _refuse_edited(output, files)
+            _refuse_loss(output, files)
         scratch = _write_and_swap(files, output, before)
     except OSError as error:
         raise OutputError(f"{output}: can't be written: {error.strerror}; choose another --output") from error
     _remove(scratch, output)
+    return is_replaced
 
 
 def _resolved(output: Path) -> Path:
@@ -65,13 +77,16 @@ def _write_and_swap(files: list[File], output: Path, before: Callable[[], None] 
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name[:_LONGEST_PREFIX]}."))
+        fresh = scratch / "fresh"
+        for folder in {file.path.parent for file in files}:
+            (fresh / folder).mkdir(parents=True, exist_ok=True)
         for file in files:
-            _write(scratch / "fresh" / file.path, file)
+            _write(fresh / file.path, file)
         if output.exists():
-            (scratch / "fresh").chmod(stat.S_IMODE(output.stat().st_mode))
+            fresh.chmod(stat.S_IMODE(output.stat().st_mode))
         if before is not None:
             before()
-        _swap(scratch / "fresh", output, scratch / "replaced")
+        _swap(fresh, output, scratch / "replaced")
     except BaseException as error:
         if scratch is not None:
             _discard(scratch, output, error)
@@ -83,7 +98,6 @@ def _write_and_swap(files: list[File], output: Path, before: Callable[[], None] 
 
 
 def _write(path: Path, file: File) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(file.content)
     if file.executable:
         path.chmod(0o755)
@@ -136,27 +150,64 @@ def _refuse_foreign(output: Path) -> None:
         raise OutputError(f"{output}: is not empty and was not written by this generator; choose another --output")
 
 
-def _refuse_edited(output: Path, files: list[File]) -> None:
+def _refuse_served(output: Path) -> None:
+    """Raise OutputError when a server runs from the folder, in whatever container: it holds a lock on the manifest."""
     found = _manifest_of(output)
     if found is None:
         return
+    with found.open("r+b") as file:  # NFS gives an exclusive lock only on a file that is open for writing
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"{output}: a server runs from this folder; stop it first (deepseek-triton launch stop {output}, or as "
+                "it was started), or choose another --output"
+            ) from error
+        except OSError:  # a file system without locks
+            return
+
+
+def _refuse_loss(output: Path, files: list[File]) -> None:
+    """Raise ReplacementError when the folder holds another deployment, or something that was not generated."""
+    found = _manifest_of(output)
+    if found is None:
+        return
+    name = found.relative_to(output).as_posix()
     new = {file.path.as_posix(): file.content for file in files}
-    edited = edited_names(output, found.relative_to(output).as_posix(), _recorded(found), new)
+    old_record = _record(found.read_text("utf-8", errors="replace"))
+    new_record = _record(next(new[str(path)] for path in _MANIFESTS if str(path) in new).decode())
+    changes = list(_deployment_diff(output, old_record, new_record))
+    edited = edited_names(output, name, old_record.get("files", {}), new)
+    reasons = ["holds another deployment"] if changes else []
     if edited:
-        raise EditedError(
-            f"{output}: changed since it was generated: {first_names(edited, most=10)}; --force replaces all of it",
-            diff=edits_diff(output, edited, new),
+        reasons.append(f"changed since it was generated: {first_names(edited, most=10)}")
+    if reasons:
+        raise ReplacementError(
+            f"{output}: {'; '.join(reasons)}; --force replaces all of it",
+            diff="\n".join(filter(None, [*changes, edits_diff(output, edited, new)])),
         )
+
+
+def _deployment_diff(output: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a diff of the lines that say what is deployed. A damaged manifest says nothing; the files tell then."""
+    changed = [key for key in _DEPLOYMENT if old and old.get(key) != new.get(key)]
+    if changed:
+        yield f"--- {output} as it is"
+        yield f"+++ {output} as it would be"
+    for key in changed:
+        for sign, record in (("-", old), ("+", new)):
+            if key in record:
+                yield f"{sign}{key}: {printable_line(str(record[key]))}"
 
 
 def _manifest_of(output: Path) -> Path | None:
     return next((output / path for path in _MANIFESTS if (output / path).is_file()), None)
 
 
-def _recorded(found: Path) -> dict[str, str]:
-    """Return the checksum of each path as generated; none when the manifest itself was damaged."""
-    try:
-        files = json.loads(found.read_text("utf-8", errors="replace"))["files"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return dict(files) if isinstance(files, dict) else {}
+def _record(text: str) -> dict[str, Any]:
+    """Return what a manifest holds; nothing when it was damaged."""
+    with contextlib.suppress(ValueError, RecursionError):
+        record = json.loads(text)
+        if isinstance(record, dict) and isinstance(record.get("files"), dict):
+            return record
+    return {}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.catalog.profiles import profiles
-from deepseek_triton_build.planning.plan import Plan
+from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Workload, profiles
+from deepseek_triton_build.planning.batch_sizes import LONGEST_ANSWER
+from deepseek_triton_build.planning.plan import Plan, make_plan
+from deepseek_triton_build.planning.plan_request import PYTHON_BACKEND, PlanRequest
 from deepseek_triton_build.render import trtllm_commands as trtllm
 from deepseek_triton_build.render.quickstart import quickstart_sh
 from deepseek_triton_build.render.repository_files import File, repository_files, stamped
 from deepseek_triton_build.render.stamp import stamp_line
+from deepseek_triton_build.render.yaml_text import settings_file_text
 
 DEFAULT_FORMAT = "triton"
 
@@ -43,7 +46,28 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
         what = f"profile {plan.profile.name}" if plan.profile is not None else f"the {plan.engine} engine"
         named = " or ".join(f"--format {entry}" for entry in usable)
         raise RefusedPlanError(f"{what} can't be written as {name} ({FORMATS[name].title}); use {named}")
+    if name != DEFAULT_FORMAT and not plan.request.decoupled:
+        raise RefusedPlanError(f"--no-decoupled is for Triton, and {name} ({FORMATS[name].title}) has no use for it")
+    if name != DEFAULT_FORMAT and plan.request.backend_name != PYTHON_BACKEND:
+        raise RefusedPlanError(f"--backend-name is for Triton, and {name} ({FORMATS[name].title}) has no use for it")
     return FORMATS[name].files(plan, version)
+
+
+EVALUATION = Workload(isl=8192, osl=LONGEST_ANSWER)
+"""The lengths that an evaluation is planned for: trtllm-eval's own max_num_tokens, and the answers to GPQA, to which
+trtllm-eval gives as many tokens as R1's model card (TensorRT-LLM tensorrt_llm/evaluate)."""
+
+
+def format_request(name: str, request: PlanRequest) -> PlanRequest:
+    """Return `request` with the workload of the format `name`, where it has one and none is asked for.
+
+    Of a benchmark's sizes, an evaluation's prompts would be too long.
+    """
+    if name != "trtllm-eval" or request.workload != ANY_WORKLOAD:
+        return request
+    limits = make_plan(request).canonical
+    fits = limits.get("enable_chunked_prefill") or limits.get("max_num_tokens", EVALUATION.isl) >= EVALUATION.isl
+    return request if fits else replace(request, workload=EVALUATION)
 
 
 def _quickstart(plan: Plan, version: str) -> list[File]:
@@ -64,6 +88,7 @@ def _program(program: str, script: str, render: Callable[..., str], title: str) 
         config = trtllm.extra_llm_api_config(args, stamp=stamp, program=program, script=script)
         written = [
             File(PurePosixPath(trtllm.YAML_NAME), config.encode()),
+            *(File(PurePosixPath(file.name), settings_file_text(file, stamp=stamp).encode()) for file in plan.files),
             File(PurePosixPath(script), render(plan, args, stamp=stamp).encode(), executable=True),
         ]
         return stamped(plan, written, version=version, format=program)

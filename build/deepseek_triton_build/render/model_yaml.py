@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from deepseek_triton_build.data.planned_settings import Setting
-from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render.yaml_text import yaml_lines
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.planning.plan import Plan
 
 _OURS = "triton_config."
 
 
 def model_yaml(plan: Plan, *, stamp: str) -> str:
     """Return the text: LLM arguments at the top level, where upstream's model.py reads them; ours in triton_config."""
-    own = [setting for setting in plan.settings if setting.key.startswith(_OURS)]
     lines = [f"# {stamp}", "# LLM arguments; the backend's own settings are under triton_config."]
-    lines += [*yaml_lines(llm_arguments(plan)), *yaml_lines(own)]
+    lines += yaml_lines(plan.settings)
     return "\n".join(lines) + "\n"
 
 

@@ -29,7 +29,8 @@ def edited_names(output: Path, manifest: str, recorded: Mapping[str, str], new: 
     :raises OSError: when a folder or a file can't be read.
     """
     recorded = {name: checksum for name, checksum in recorded.items() if _is_inside(name)}
-    ours = {parent.as_posix() for name in (*recorded, *new) for parent in PurePosixPath(name).parents}
+    folders = {name.rpartition("/")[0] for name in (*recorded, *new)}
+    ours = {above.as_posix() for folder in folders for above in (*PurePosixPath(folder).parents, PurePosixPath(folder))}
     present = {name: path for name, path in _entries(output) if not _is_python_cache(name, path, ours)}
     gone = [name for name in recorded if name not in present]
     changed = [

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import cuda_graph_batch_sizes
 from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.data.releases import Release, load_release
 from deepseek_triton_build.data.releases.spelling import canonical
-from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
 from deepseek_triton_build.text import comment_lines
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.planning.plan import Plan
 
 _VALUES = {
     "tensor_parallel_size": "--tp_size",
@@ -82,15 +84,23 @@ def quickstart_sh(plan: Plan, *, stamp: str) -> str:
     settings = _by_canonical_key(plan)
     release = shell.release_of(plan)
     flags, left = _flags(settings, release)
-    folder = "examples/pytorch" if release.is_before("1.0.0") else "examples/llm-api"
+    image = plan.image_for("quickstart")
     return shell.script(
         stamp,
         [
-            f"Runs {shell.model_title(plan)} once on the prompts of quickstart_advanced.py, "
-            f"{shell.in_container(plan)}. QUICKSTART is the path of that script. Further arguments go to it.",
+            f"Runs {shell.model_title(plan)} once on the prompts of quickstart_advanced.py, in {image}. QUICKSTART is "
+            "the path of that script, when it lies elsewhere. Further arguments go to it.",
         ],
-        [f'quickstart="${{QUICKSTART:-/app/tensorrt_llm/{folder}/quickstart_advanced.py}}"'],
-        shell.exports(plan.environment),
+        [
+            *shell.first_file("quickstart", _places(release), given="${QUICKSTART:-}"),
+            'if [[ ! -f "$quickstart" ]]; then',
+            '  echo "quickstart.sh: expected quickstart_advanced.py of TensorRT-LLM in /app/tensorrt_llm/examples or '
+            f'/app/examples, or at QUICKSTART; found none at ${{quickstart:-either}}; run this in {image}" >&2',
+            "  exit 2",
+            "fi",
+            'echo "quickstart.sh: runs $quickstart" >&2',
+        ],
+        shell.exports(plan.environment, "quickstart.sh"),
         shell.on_every_node(plan, "quickstart.sh"),
         [
             *shell.flag_comments(flags),
@@ -107,6 +117,14 @@ def quickstart_sh(plan: Plan, *, stamp: str) -> str:
             ),
         ],
     )
+
+
+def _places(release: Release) -> list[str]:
+    """Return where the script may lie: before 1.0 it was in examples/pytorch."""
+    folders = ["examples/llm-api", "examples/pytorch"]
+    if release.is_before("1.0.0"):
+        folders.reverse()
+    return [f"{root}/{folder}/quickstart_advanced.py" for folder in folders for root in shell.EXAMPLES]
 
 
 def _flags(settings: Mapping[str, Setting], release: Release) -> tuple[list[shell.Flag], list[str]]:

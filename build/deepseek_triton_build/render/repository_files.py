@@ -8,11 +8,12 @@ from pathlib import PurePosixPath
 
 from deepseek_triton_build.data import model_source
 from deepseek_triton_build.planning.plan import Plan
-from deepseek_triton_build.planning.plan_request import ENGINES
+from deepseek_triton_build.planning.plan_request import ENGINES, PYTHON_BACKEND
 from deepseek_triton_build.render.config_pbtxt import config_pbtxt
 from deepseek_triton_build.render.model_yaml import model_yaml
 from deepseek_triton_build.render.stamp import MANIFEST, manifest, stamp_line
 from deepseek_triton_build.render.start_sh import start_sh
+from deepseek_triton_build.render.yaml_text import settings_file_text
 
 MODEL = "tensorrt_llm"
 """The model's name: what upstream calls it and what clients put into their URLs."""
@@ -33,9 +34,14 @@ def repository_files(plan: Plan, version: str) -> list[File]:
     stamp = stamp_line(plan, version)
     files = [
         File(PurePosixPath("start.sh"), start_sh(plan, stamp=stamp).encode(), executable=True),
-        File(PurePosixPath(MODEL, "config.pbtxt"), config_pbtxt(stamp=stamp).encode()),
+        File(PurePosixPath(MODEL, "config.pbtxt"), _config_pbtxt(plan, stamp).encode()),
         File(PurePosixPath(MODEL, "1", "model.yaml"), model_yaml(plan, stamp=stamp).encode()),
+        *(
+            File(PurePosixPath(MODEL, "1", file.name), settings_file_text(file, stamp=stamp).encode())
+            for file in plan.files
+        ),
         *_backend_files(plan),
+        *_named_backend(plan.request.backend_name),
     ]
     if plan.release is not None:
         files.append(File(PurePosixPath(MODEL, "1", "release.yaml"), plan.release.text.encode()))
@@ -47,6 +53,23 @@ def stamped(plan: Plan, files: Iterable[File], *, version: str, format: str, fol
     ordered = sorted(files, key=lambda file: file.path)
     contents = {file.path.as_posix(): file.content for file in ordered}
     return [*ordered, File(PurePosixPath(folder, MANIFEST), manifest(plan, version, contents, format=format))]
+
+
+def _config_pbtxt(plan: Plan, stamp: str) -> str:
+    """Return config.pbtxt. It is decoupled as model.yaml is, which --set may have changed: the two files must agree."""
+    is_decoupled = next(bool(setting.value) for setting in plan.settings if setting.key == "triton_config.decoupled")
+    return config_pbtxt(stamp=stamp, decoupled=is_decoupled, backend_name=plan.request.backend_name)
+
+
+def _named_backend(name: str) -> list[File]:
+    """Return the backend that config.pbtxt names, unless it is Triton's own.
+
+    It lies in the model's folder: Triton takes every folder of the repository for a model.
+    """
+    if name == PYTHON_BACKEND:
+        return []
+    source = model_source.version_dir() / "named_backend.py"
+    return [File(PurePosixPath(MODEL, "backends", name, "model.py"), source.read_bytes())]
 
 
 _MODULES = ("model.py", "supervise.py")

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable
+from deepseek_triton_build.data.rank_variables import (
+    ENGINE_FAMILIES,
+    ENGINE_NAMES,
+    HUB_FAMILY,
+    OF_ONE_NODE,
+    SURROUNDINGS,
+    is_for_every_rank,
+)
 from deepseek_triton_build.data.releases import Release
-from deepseek_triton_build.planning.plan import Plan
-from deepseek_triton_build.text import comment_lines
+from deepseek_triton_build.text import LINE_WIDTH, comment_lines
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.planning.plan import Plan
 
 HERE = '"$(CDPATH="" cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"'
 """The folder of the script. It is right too when the script is called by a link or when CDPATH is set."""
 END_IF_REFUSED = 'if [[ -n "$refused" ]]; then exit 2; fi'
-
-_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HF_HOME", "HF_TOKEN")
-"""Variables that the ranks of other nodes need besides the plan's own."""
-_FORWARDED_PREFIXES = ("NCCL_", "UCX_", "GLOO_")
-"""Prefixes of the variables that tune the network between nodes. All variables with such a name are forwarded."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,26 @@ def script(stamp: str, about: Iterable[str], *parts: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def exports(environment: Iterable[EnvironmentVariable]) -> list[str]:
-    """Return the lines that export the plan's variables. A variable that the user has set keeps its value."""
-    lines = []
+def exports(environment: Iterable[EnvironmentVariable], script: str) -> list[str]:
+    """Return the lines by which `script` exports the plan's variables. A variable that is set already keeps its value.
+
+    That is said, because the user need not have set it: TensorRT-LLM's own image has a PYTORCH_CUDA_ALLOC_CONF
+    (docker/Dockerfile.multi@00f74add).
+    """
+    lines: list[str] = []
     for variable in environment:
         lines += [*comment_lines(variable.comment), _export(variable.name, variable.value)]
-    return lines
+        lines.append(f"keeps {variable.name} {quoted(variable.value)}")
+    if not lines:
+        return []
+    return [
+        "keeps() {",
+        '  if [[ "${!1}" != "$2" ]]; then',
+        f'    echo "{script}: note: $1=${{!1}} is kept, as it was set before; the plan has $2" >&2',
+        "  fi",
+        "}",
+        *lines,
+    ]
 
 
 def _export(name: str, value: str) -> str:
@@ -85,6 +105,8 @@ def on_every_node(plan: Plan, name: str) -> list[str]:
         "",
         *interface(),
         "",
+        *engine_variables(),
+        "",
         *nodes_comment(plan, name),
         f"if {in_slurm_step(plan)}; then",
         "  ranks=()",
@@ -106,9 +128,9 @@ def nodes_comment(plan: Plan, name: str) -> list[str]:
     return comment_lines(
         f"{world} GPUs are {nodes} nodes of {each}. HOSTS names the nodes, separated by commas, this node first. Each "
         "node has this folder and the checkpoint at the same path, and accepts ssh from the others without a password. "
-        "SSH_PORT is the port of ssh when it is not 22; SSH_ARGS are further arguments of ssh. The variables NCCL_*, "
-        "UCX_* and GLOO_* that are set here are set on the other nodes too. Under Slurm, every rank runs this script "
-        f"instead, without HOSTS: srun --mpi=pmix --nodes {nodes} --ntasks-per-node {each} ./{name}"
+        "SSH_PORT is the port of ssh when it is not 22; SSH_ARGS are further arguments of ssh. The variables of the "
+        "engine that are set here are set on the other nodes too. Under Slurm, every rank runs this script instead, "
+        f"without HOSTS: srun --mpi=pmix --nodes {nodes} --ntasks-per-node {each} ./{name}"
     )
 
 
@@ -132,11 +154,32 @@ def interface() -> list[str]:
     ]
 
 
+def engine_variables() -> list[str]:
+    """Set the array `engine` to the names of the engine's variables that are set."""
+    names = [*(f'"${{!{family}@}}"' for family in ENGINE_FAMILIES), *ENGINE_NAMES]
+    rows = textwrap.wrap(" ".join(names), LINE_WIDTH - 2, break_long_words=False, break_on_hyphens=False)
+    return [
+        *comment_lines(
+            "engine: the variables that are set for the engine, by these lines or by you. They have to be the same on "
+            f"every rank. Those named {' or '.join(OF_ONE_NODE)} are left out: each node has its own."
+        ),
+        *array("names", rows),
+        "engine=()",
+        'for name in "${names[@]}"; do',
+        '  case "$name" in',
+        f"    {' | '.join(OF_ONE_NODE)}) ;;",
+        '    *) if [[ -v $name ]]; then engine+=("$name"); fi ;;',
+        "  esac",
+        "done",
+    ]
+
+
 def mpirun_lines(plan: Plan, options: Sequence[str] = (), forwarded: Sequence[str] = ()) -> list[str]:
     """Set the array `ranks` to mpirun with all its arguments.
 
-    The lines need the array `interface` and, on several nodes, the function `refuse`. trtllm-llmapi-launch reads
-    Slurm's variables before mpirun's (NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6).
+    The lines need the array `interface` and, on several nodes, the array `engine` and the function `refuse`.
+    trtllm-llmapi-launch reads Slurm's variables before mpirun's (NVIDIA/TensorRT-LLM
+    tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6).
 
     :param options: further words for mpirun.
     :param forwarded: further variables for the ranks of other nodes.
@@ -179,8 +222,8 @@ def _hosts(plan: Plan) -> list[str]:
 
 def _forwarded(plan: Plan, further: Sequence[str]) -> str:
     """Return the names of the forwarded variables, as words of a `for`."""
-    own = [variable.name for variable in plan.environment if not variable.name.startswith(_FORWARDED_PREFIXES)]
-    return " ".join([*_FORWARDED, *further, *own, *(f'"${{!{prefix}@}}"' for prefix in _FORWARDED_PREFIXES)])
+    own = [variable.name for variable in plan.environment if not is_for_every_rank(variable.name)]
+    return " ".join([*SURROUNDINGS, f'"${{!{HUB_FAMILY}@}}"', *further, *own, '"${engine[@]}"'])
 
 
 def array(name: str, rows: Iterable[str]) -> list[str]:
@@ -220,6 +263,20 @@ def model_title(plan: Plan) -> str:
     return plan.variant.title.partition(",")[0]
 
 
-def in_container(plan: Plan) -> str:
-    """Return where a script for TensorRT-LLM's own programs runs, as the end of a clause."""
-    return f"in a container with TensorRT-LLM {release_of(plan).version}"
+EXAMPLES = ("/app/tensorrt_llm", "/app")
+"""Folders above TensorRT-LLM's examples: in its own container (NVIDIA/TensorRT-LLM docker/Dockerfile.multi@00f74add),
+and in Triton's (triton-inference-server/tensorrtllm_backend dockerfile/Dockerfile.triton.trt_llm_backend@0046c234)."""
+
+
+def first_file(name: str, paths: Iterable[str], *, given: str = "") -> list[str]:
+    """Set the variable `name` to `given`, or else to the first path that is a file; empty when none is.
+
+    :param given: shell text, such as "$OWN".
+    """
+    return [
+        *array("places", paths),
+        f'{name}="{given}"',
+        'for place in "${places[@]}"; do',
+        f'  if [[ -z "${name}" && -f "$place" ]]; then {name}="$place"; fi',
+        "done",
+    ]

@@ -9,7 +9,9 @@ from deepseek_triton_build.arithmetic.load_time import (
     load_s,
     ready_within_s,
 )
+from deepseek_triton_build.data.rank_variables import is_engine_variable
 from deepseek_triton_build.planning.plan import Plan
+from deepseek_triton_build.planning.plan_request import PYTHON_BACKEND
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.text import comment_lines
 
@@ -38,13 +40,15 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
             *shell.refusing(NAME),
         ],
         _overlay(plan),
-        shell.exports(plan.environment),
+        shell.exports(plan.environment, NAME),
         _launch_tag(plan),
         shell.interface() if plan.release is not None else [],
+        shell.engine_variables() if plan.release is not None else [],
         _endpoints(),
         _exit_timeout(),
         _supervisor_options(plan),
-        _server(),
+        _backend_directory(plan),
+        _server(plan),
         _refused_arguments(),
         _refused_words(plan),
         _start(plan),
@@ -174,7 +178,25 @@ def _ready_within(plan: Plan) -> tuple[int, str]:
     )
 
 
-def _server() -> list[str]:
+def _backend_directory(plan: Plan) -> list[str]:
+    """Make a backend directory that has the repository's own backend too, where there is one."""
+    name = plan.request.backend_name
+    if name == PYTHON_BACKEND:
+        return []
+    return [
+        *comment_lines(
+            f'config.pbtxt names the backend "{name}", which lies in this repository. Triton looks for it in its '
+            "backend directory, beside the Python backend that it needs."
+        ),
+        f'backends="${{TMPDIR:-/tmp}}/deepseek_triton_${{{_TAG}}}_backends"',
+        'mkdir -p "$backends"',
+        'ln -sfn /opt/tritonserver/backends/* "$backends"',
+        f'ln -sfn "$repository/tensorrt_llm/backends/{name}" "$backends/{name}"',
+    ]
+
+
+def _server(plan: Plan) -> list[str]:
+    has_own = plan.request.backend_name != PYTHON_BACKEND
     return [
         *comment_lines(
             "The Python backend's shared memory is named after the launch tag, so that what a killed server leaves in "
@@ -187,6 +209,7 @@ def _server() -> list[str]:
                 *(f'--{name}-address "${name}_address" --{name}-port "${name}_port"' for name, _ in _ENDPOINTS),
                 '--exit-timeout-secs "$exit_timeout"',
                 f'"--backend-config=python,shm-region-prefix-name=deepseek_triton_${{{_TAG}}}_"',
+                *(['--backend-directory "$backends"'] if has_own else []),
                 '"$@"',
             ],
         ),
@@ -222,12 +245,13 @@ def _refused_words(plan: Plan) -> list[str]:
     return [
         *comment_lines(
             f"{launch} splits its command at spaces, because it uses the variable $task_with_command without quotes "
-            "(NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6; later versions use an array)."
+            "(NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e6; later versions use an array). For "
+            "the repository's own path, the guard of rank 0 makes a link without spaces."
         ),
         'for word in "${server[@]}"; do',
-        '  if [[ -z "$word" || "$word" =~ [[:space:]] ]]; then',
+        '  if [[ -z "$word" || "$word" =~ [[:space:]] && "$word" != "$repository" ]]; then',
         "    printf -v word '%q' \"$word\"",
-        f'    refuse "expected a path or value without spaces and not empty, because {launch} splits words; got $word"',
+        f'    refuse "expected a value without spaces and not empty, because {launch} splits words; got $word"',
         "  fi",
         "done",
     ]
@@ -294,9 +318,9 @@ def _mpirun_options(plan: Plan) -> list[str]:
 
 
 def _dry_run(plan: Plan) -> list[str]:
-    engine = [] if plan.release is None else ["PYTHONPATH", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"]
-    engine += ["OMPI_MCA_btl_tcp_if_include"] if _is_for_slurm(plan) else []
-    names = list(dict.fromkeys([_TAG, *engine, *(variable.name for variable in plan.environment)]))
+    own = [variable.name for variable in plan.environment if not is_engine_variable(variable.name)]
+    names = [_TAG, *own] if plan.release is None else [_TAG, "PYTHONPATH", *own, '"${engine[@]}"']
+    names += ["OMPI_MCA_btl_tcp_if_include"] if _is_for_slurm(plan) else []
     programs = ["python3", "mpirun", *([shell.entry_point(plan)] if plan.release is not None else []), "tritonserver"]
     return [
         *comment_lines(

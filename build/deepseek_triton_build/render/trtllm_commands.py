@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.data.releases.spelling import canonical, flag_name
-from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render import shell
 from deepseek_triton_build.render.model_yaml import llm_arguments
 from deepseek_triton_build.render.yaml_text import yaml_lines
-from deepseek_triton_build.text import comment_lines, for_comment, is_path
+from deepseek_triton_build.text import comment_lines, is_path
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.planning.plan import Plan
 
 YAML_NAME = "extra-llm-api-config.yml"
 
@@ -76,21 +79,36 @@ def extra_llm_api_config(args: TrtllmArguments, *, stamp: str, program: str, scr
     return "\n".join([f"# {stamp}", *comment_lines(about), *(yaml_lines(args.yaml) or ["{}"])]) + "\n"
 
 
-_OPTIONS = ["--extra_llm_api_options", f'"$here/{YAML_NAME}"']
+def _options(plan: Plan) -> list[str]:
+    return ["--extra_llm_api_options", '"$config"' if plan.files else f'"$here/{YAML_NAME}"']
+
+
+def _whole_paths(plan: Plan) -> list[str]:
+    """Return the lines that set `config` to a copy of the YAML, in which the paths of the plan's files are whole."""
+    if not plan.files:
+        return []
+    filled = [f"text=\"${{text//': {file.name}'/\": '$here/{file.name}'\"}}\"" for file in plan.files]
+    return [
+        *comment_lines("Programs look for the files that the YAML names from the folder where they were started."),
+        f'text="$(<"$here/{YAML_NAME}")"',
+        *filled,
+        'config="$(mktemp)"',
+        'printf "%s\\n" "$text" > "$config"',
+    ]
 
 
 def serve_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
     """Return serve.sh, which starts an OpenAI-compatible server."""
     about = (
-        f"Serves {shell.model_title(plan)} with trtllm-serve, {shell.in_container(plan)}. HOST and PORT set the "
-        "address it listens on. Further arguments go to trtllm-serve."
+        f"Serves {shell.model_title(plan)} with trtllm-serve, in {plan.image_for('trtllm-serve')}. HOST and PORT set "
+        "the address it listens on. Further arguments go to trtllm-serve."
     )
     command = shell.command(
         ["exec", *shell.launcher(plan), "trtllm-serve", shell.quoted(args.model)],
         ["--host", '"${HOST:-localhost}"', "--port", '"${PORT:-8000}"'],
         *args.words,
         *_reasoning_parser(plan),
-        _OPTIONS,
+        _options(plan),
         ['"$@"'],
     )
     return _script(plan, args, command, stamp=stamp, name="serve.sh", about=about)
@@ -115,16 +133,14 @@ def bench_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
     concurrency = work.concurrency or plan.max_concurrency
     requests = max(_LEAST_REQUESTS, _REQUESTS_PER_PLACE * concurrency)
     about = (
-        f"Measures {shell.model_title(plan)} with trtllm-bench, {shell.in_container(plan)}. DATASET is a file of "
-        "requests, NUM_REQUESTS is how many of them are sent, CONCURRENCY how many at once. Further arguments go to "
+        f"Measures {shell.model_title(plan)} with trtllm-bench, in {plan.image_for('trtllm-bench')}. DATASET is a file "
+        "of requests, NUM_REQUESTS is how many of them are sent, CONCURRENCY how many at once. Further arguments go to "
         "trtllm-bench throughput."
     )
     setup = [
-        *(_dataset_comment(plan, args, requests) if work.isl and work.osl else []),
         'dataset="${DATASET:-$here/dataset.txt}"',
         'if [[ ! -f "$dataset" ]]; then',
-        '  echo "bench.sh: expected a dataset at $dataset, found none; make one as the comments in bench.sh say, or '
-        'set DATASET" >&2',
+        *shell.indented(_no_dataset(plan, args, requests)),
         "  exit 2",
         "fi",
     ]
@@ -134,24 +150,48 @@ def bench_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
         ["--num_requests", f'"${{NUM_REQUESTS:-{requests}}}"'],
         ["--concurrency", f'"${{CONCURRENCY:-{concurrency}}}"'],
         *args.words,
-        _OPTIONS,
+        _options(plan),
         ['"$@"'],
     )
     return _script(plan, args, command, stamp=stamp, name="bench.sh", about=about, setup=setup)
 
 
-def _dataset_comment(plan: Plan, args: TrtllmArguments, requests: int) -> list[str]:
+_PREPARE = "benchmarks/cpp/prepare_dataset.py"
+
+
+def _no_dataset(plan: Plan, args: TrtllmArguments, requests: int) -> list[str]:
+    """Say how a dataset is made that has the lengths of the plan, by a program that this container has.
+
+    From 1.2 trtllm-bench can make it (NVIDIA/TensorRT-LLM pull request 9250).
+    """
+    missing = "bench.sh: expected a dataset at $dataset, found none; set DATASET"
     work = plan.workload
-    prepare = (
-        f"python3 /app/tensorrt_llm/benchmarks/cpp/prepare_dataset.py --stdout --tokenizer {shell.quoted(args.model)} "
+    if not (work.isl and work.osl):
+        return [f'echo "{missing} to a file of requests" >&2']
+    model = shell.quoted(args.model)
+    lengths = (
         f"token-norm-dist --input-mean {work.isl} --output-mean {work.osl} --input-stdev 0 --output-stdev 0 "
-        f"--num-requests {requests} > dataset.txt"
+        f"--num-requests {requests}"
     )
-    text = (
-        "The line below makes a dataset of the lengths that were planned for. With MTP, use real requests, because the "
-        "number of accepted drafts depends on them."
-    )
-    return [*comment_lines(text), f"#   {for_comment(prepare)}"]
+    if shell.release_of(plan).is_before("1.2.0"):
+        image = plan.image_for("trtllm-bench")
+        otherwise = [f'echo "{missing}, or run this in {image}, which has {_PREPARE}" >&2']
+    else:
+        made = shell.array("make", [f"trtllm-bench --model {model}", 'prepare-dataset --output "$dataset"', lengths])
+        otherwise = [*made, f'echo "{missing}, or make one:$(printf \' %q\' "${{make[@]}}")" >&2']
+    return [
+        *comment_lines(
+            "The command that is printed makes requests of the lengths that were planned for. With MTP, use real "
+            "requests, because the number of accepted drafts depends on them."
+        ),
+        *shell.first_file("prepare", [f"{root}/{_PREPARE}" for root in shell.EXAMPLES]),
+        'if [[ -n "$prepare" ]]; then',
+        *shell.indented(shell.array("make", [f'python3 "$prepare" --stdout --tokenizer {model}', lengths])),
+        f'  echo "{missing}, or make one:$(printf \' %q\' "${{make[@]}}") > $(printf %q "$dataset")" >&2',
+        "else",
+        *shell.indented(otherwise),
+        "fi",
+    ]
 
 
 def _bench_model(plan: Plan, args: TrtllmArguments) -> list[str]:
@@ -168,9 +208,9 @@ _TASKS = "mmlu, gsm8k or gpqa_diamond"
 def eval_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
     """Return eval.sh, which measures the accuracy on one task."""
     about = (
-        f"Measures the accuracy of {shell.model_title(plan)} with trtllm-eval, {shell.in_container(plan)}. The first "
-        f"argument is the task: {_TASKS}. Further arguments are the task's own. The dataset of GPQA needs a Hugging "
-        "Face account with access."
+        f"Measures the accuracy of {shell.model_title(plan)} with trtllm-eval, in {plan.image_for('trtllm-eval')}. The "
+        f"first argument is the task: {_TASKS}. Further arguments are the task's own. The dataset of GPQA needs a "
+        "Hugging Face account with access."
     )
     setup = [
         'task="${1:-}"',
@@ -188,7 +228,7 @@ def eval_sh(plan: Plan, args: TrtllmArguments, *, stamp: str) -> str:
     command = shell.command(
         ["exec", *shell.launcher(plan), "trtllm-eval", "--model", shell.quoted(args.model)],
         *args.words,
-        _OPTIONS,
+        _options(plan),
         ['"$task"', '"${options[@]}"', '"$@"'],
     )
     return _script(plan, args, command, stamp=stamp, name="eval.sh", about=about, setup=setup)
@@ -207,7 +247,7 @@ def _script(
     return shell.script(
         stamp,
         [about],
-        [f"here={shell.HERE}", *shell.exports(plan.environment)],
+        [f"here={shell.HERE}", *_whole_paths(plan), *shell.exports(plan.environment, name)],
         setup,
         shell.on_every_node(plan, name),
         [*shell.flag_comments(args.flags), *command],

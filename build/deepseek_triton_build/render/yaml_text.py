@@ -4,35 +4,45 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
-from deepseek_triton_build.data.planned_settings import Setting
+from deepseek_triton_build.data.planned_settings import Setting, SettingsFile, footnotes
 from deepseek_triton_build.text import LINE_WIDTH, comment_lines, yaml_flow
 
 
-def yaml_lines(settings: Iterable[Setting]) -> list[str]:
-    """Return `settings` as nested sections. A reason stands above the first of the lines that it is for."""
-    return list(_section([(setting.key.split("."), setting) for setting in settings], indent=""))
+def yaml_lines(settings: Sequence[Setting]) -> list[str]:
+    """Return `settings` as nested sections. A reason stands above the first of the lines that it is for, and a source
+    that several reasons rest on once, at the top."""
+    notes = footnotes(settings)
+    sources = (line for source, number in notes.items() for line in comment_lines(f"[{number}] {source}"))
+    return [*sources, *_section([(setting.key.split("."), setting) for setting in settings], notes, indent="")]
+
+
+def settings_file_text(file: SettingsFile, *, stamp: str) -> str:
+    """Return the text of `file`."""
+    settings = [replace(setting, key=setting.key.removeprefix(f"{file.section}.")) for setting in file.settings]
+    return "\n".join([f"# {stamp}", *comment_lines(f"{file.section}, by its path"), *yaml_lines(settings)]) + "\n"
 
 
 _Row = tuple[Sequence[str], Setting]
 """The names of a setting's path below the section that is written, and the setting."""
 
 
-def _section(rows: list[_Row], indent: str) -> Iterator[str]:
+def _section(rows: list[_Row], notes: Mapping[str, int], indent: str) -> Iterator[str]:
     above = ""
     for name, members in _by_name(rows):
         if any(path for path, _ in members):
             yield f"{indent}{name}:"
-            yield from _section(members, indent + "  ")
+            yield from _section(members, notes, indent + "  ")
             above = ""
             continue
         [(_, setting)] = members
         if setting.comment != above:
-            yield from comment_lines(setting.comment, indent)
+            yield from comment_lines(setting.comment_with(notes), indent)
             above = setting.comment
         yield from _entry(name, setting.value, indent)
 

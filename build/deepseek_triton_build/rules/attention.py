@@ -49,7 +49,9 @@ def _longest_input(d: Deployment) -> Iterator[Violation]:
 )
 def _longest_possible_input(d: Deployment) -> Iterator[Violation]:
     tokens, longest = d.get("max_num_tokens"), d.get("max_seq_len")
-    if d.isl is None and tokens and longest and not d.get("enable_chunked_prefill") and tokens < longest:
+    if d.isl is not None or d.assumed_isl is not None or d.is_disaggregated:  # A009; a generation server has no prompts
+        return
+    if tokens and longest and not d.get("enable_chunked_prefill") and tokens < longest:
         message = f"prompts of more than max_num_tokens {tokens:,} are refused, though max_seq_len is {longest:,}"
         fix = "if prompts may be longer, raise max_num_tokens or set enable_chunked_prefill: true"
         yield Violation("max_num_tokens", message, fix)
@@ -114,8 +116,8 @@ def _hang_elsewhere(d: Deployment) -> Iterator[Violation]:
 )
 def _low_concurrency(d: Deployment) -> Iterator[Violation]:
     batch, layout = d.get("max_batch_size"), d.layout
-    if not batch or batch * layout.attention_dp_size > LOW_CONCURRENCY:
-        return
+    if not batch or batch * layout.attention_dp_size > LOW_CONCURRENCY or d.is_disaggregated:
+        return  # both servers of a pair have the same layout, and a context server decodes nothing
     requests = f"at most {batch * layout.attention_dp_size} requests at once"
     # Many requests then wait for room in the KV cache, which attention DP uses best.
     many_wait = (d.concurrency or 0) > LOW_CONCURRENCY
@@ -142,3 +144,21 @@ def _unused_balance(d: Deployment) -> Iterator[Violation]:
     if given and not d.get("enable_attention_dp"):
         message = "attention_dp_config has no effect without attention DP"
         yield Violation(given[0], message, "set enable_attention_dp: true, or remove attention_dp_config")
+
+
+@RULES.warning(
+    "A009",
+    title="A plan whose iterations limit its prompts is made for a workload",
+    why="Without chunked prefill a longer prompt than max_num_tokens is refused when it arrives, and the sizes of a "
+    "published benchmark are for its own lengths.",
+    source="NVIDIA/TensorRT-LLM#9277; TensorRT-LLM blog: How to get best performance on DeepSeek-R1",
+)
+def _assumed_lengths(d: Deployment) -> Iterator[Violation]:
+    tokens, longest = d.get("max_num_tokens"), d.get("max_seq_len")
+    if d.assumed_isl is None or not tokens or not longest or d.get("enable_chunked_prefill") or tokens >= longest:
+        return
+    message = (
+        f"no workload was given, so this is for prompts of {d.assumed_isl:,} tokens; those of more than {tokens:,} are "
+        f"refused, and prompt and answer together may have {longest:,}"
+    )
+    yield Violation("max_num_tokens", message, "plan for your own lengths with --isl and --osl")

@@ -39,14 +39,17 @@ def _nvfp4(d: Deployment) -> Iterator[Violation]:
 @RULES.error(
     "H003",
     title="W4AFP8 weights run on Hopper",
-    why="The kernels for INT4 weights with FP8 activations exist for SM90 only.",
-    source=f"{GUIDE}, Hardware Requirements and W4AFP8; NVIDIA/TensorRT-LLM PR 4123",
+    why="The kernels for INT4 weights with FP8 activations exist for SM90 only, since release 0.20.",
+    source=f"{GUIDE}, Hardware Requirements and W4AFP8; NVIDIA/TensorRT-LLM PR 4123; release notes 0.20",
     target_only=True,
 )
 def _w4a8(d: Deployment) -> Iterator[Violation]:
     if d.gpu is not None and d.precision == "w4a8" and d.gpu.architecture == "blackwell":
         message = f"W4AFP8 weights are supported on Hopper only, not yet on {d.gpu.title}"
         yield Violation(None, message, "use the fp4 weights, or a Hopper GPU")
+    elif d.precision == "w4a8" and d.release is not None and d.supports("w4afp8_hopper") is False:
+        message = f"TensorRT-LLM {d.release.version} has no kernels for W4AFP8 weights"
+        yield Violation(None, message, "use TensorRT-LLM 0.21.0 or newer, or the fp8 weights")
 
 
 @RULES.error(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+from deepseek_triton_build.arithmetic.gpu_memory import GIB
 from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
+from deepseek_triton_build.rules.memory_budget import deployment_budget
 from deepseek_triton_build.rules.rule import FLASH_MLA_TOKENS_PER_BLOCK, Deployment, RuleTable, Violation
 
 RULES = RuleTable()
@@ -15,6 +18,7 @@ _HIGHEST_FRACTION = 0.95
 _HIGHEST_DEEPGEMM_FRACTION = 0.8
 _HIGHEST_WITH_DRAFTS = 0.5
 _LARGE_BATCH = 128
+_LEAST_FREE = 2 * GIB
 
 
 @RULES.error(
@@ -29,7 +33,7 @@ def _fp8(d: Deployment) -> Iterator[Violation]:
     if d.supports(f"fp8_kv_mla_{d.gpu.architecture}") is False or d.gpu.sm < 90:
         release = "" if d.release is None else f" in TensorRT-LLM {d.release.version}"
         message = f"an FP8 KV cache for MLA is not supported on {d.gpu.architecture.title()}{release}"
-        yield Violation(_DTYPE, message, f"set {_DTYPE}: auto, with weights that leave it in 16 bits")
+        yield Violation(_DTYPE, message, sixteen_bits(d))
 
 
 @RULES.error(
@@ -44,7 +48,16 @@ def _fp8_with_w4a8(d: Deployment) -> Iterator[Violation]:
         message = (
             "an FP8 KV cache with W4AFP8 weights is known to crash (illegal memory access in the prompt's attention)"
         )
-        yield Violation(_DTYPE, message, f"set {_DTYPE}: auto")
+        yield Violation(_DTYPE, message, sixteen_bits(d))
+
+
+def sixteen_bits(d: Deployment) -> str:
+    """Return how to get a KV cache of 16 bits: by the setting, by the checkpoint, or by both."""
+    by_checkpoint = d.checkpoint is not None and d.checkpoint.kv_cache_quant_algo == "FP8"
+    weights = "weights whose hf_quant_config.json names no kv_cache_quant_algo" if by_checkpoint else ""
+    if d.get(_DTYPE) == "auto":
+        return f"use {weights}"
+    return f"set {_DTYPE}: auto{', and use ' if weights else ''}{weights}"
 
 
 @RULES.warning(
@@ -143,6 +156,26 @@ def _two_limits(d: Deployment) -> Iterator[Violation]:
     if d.settings.get(key) is not None and d.settings.get(_FRACTION) is not None:
         message = f"{key} and free_gpu_memory_fraction are both set: the smaller cache results"
         yield Violation(key, message, "leave one of them out")
+
+
+@RULES.warning(
+    "K010",
+    title=f"At least {_LEAST_FREE // GIB} GiB of a GPU stay free",
+    why="cuBLAS, NCCL and the kernels of the first long prompts take memory after the KV cache; the margin is this "
+    "project's own, by the advice to take a smaller share when memory runs out.",
+    source=f"{GUIDE}; {DEPLOYMENT}; the plan's own arithmetic",
+)
+def _little_free(d: Deployment) -> Iterator[Violation]:
+    budget = deployment_budget(d)
+    if budget is None or budget.kv_cache <= 0 or budget.free >= _LEAST_FREE:
+        return
+    left = budget.free + budget.kv_cache
+    message = (
+        f"{budget.free / GIB:.1f} GiB of {budget.memory / GIB:.0f} stay free beside weights, workspace and KV cache"
+    )
+    share = math.floor((left - _LEAST_FREE) / left * 100) / 100
+    fix = f"set {_FRACTION}: {share}" if share > 0 else "use more GPUs"
+    yield Violation(_FRACTION, message, fix)
 
 
 @RULES.error(

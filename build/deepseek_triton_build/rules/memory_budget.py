@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from deepseek_triton_build.arithmetic.gpu_memory import Budget, cuda_graph_batch_sizes, make_budget
-from deepseek_triton_build.arithmetic.warmup_shapes import DEFAULT_GRAPH_MAX_BATCH_SIZE, DEFAULT_MAX_NUM_TOKENS
+from deepseek_triton_build.arithmetic.warmup_shapes import (
+    DEFAULT_GRAPH_MAX_BATCH_SIZE,
+    DEFAULT_MAX_BATCH_SIZE,
+    DEFAULT_MAX_NUM_TOKENS,
+)
 from deepseek_triton_build.rules.rule import Deployment
 
 _DEFAULT_FRACTION = 0.9
@@ -32,6 +36,7 @@ def deployment_budget(deployment: Deployment) -> Budget | None:
         moe_max_num_tokens=given("moe_config.max_num_tokens"),
         kv_dtype="fp8" if deployment.has_fp8_kv else "bf16",
         kv_fraction=given("kv_cache_config.free_gpu_memory_fraction") or _DEFAULT_FRACTION,
-        mtp=deployment.num_draft_tokens > 0,
+        mtp_layers=deployment.mtp_kv_layers,
         expert_slots=given("moe_config.load_balancer.num_slots") or 0,
+        sampler_batch=(given("max_batch_size") or DEFAULT_MAX_BATCH_SIZE) if deployment.has_cpp_sampler else 0,
     )

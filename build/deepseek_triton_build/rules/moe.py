@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 
-from deepseek_triton_build.arithmetic.gpu_memory import GIB, weights
-from deepseek_triton_build.data.catalog import Architecture, KnownCheckpoint, find_moe_backends, moe_backend_rows
+from deepseek_triton_build.arithmetic.gpu_memory import GIB, expert_bytes, host_memory_to_prefetch
+from deepseek_triton_build.data.catalog import find_moe_backends, moe_backend_rows
 from deepseek_triton_build.data.sources import DEPLOYMENT, LLM_ARGS
 from deepseek_triton_build.data.type_strings import choices
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, UnknownFactError, Violation
@@ -145,7 +144,12 @@ def _balanced_backend(d: Deployment) -> Iterator[Violation]:
     able = ("WIDEEP",) if d.release is None or d.is_before("1.2.0") else ("WIDEEP", "CUTLASS", "TRTLLM")
     if d.release is not None and _has_balancer(d) and backend not in able:
         message = f"the expert load balancer does not work with MoE back end {backend}"
-        yield Violation(_BALANCER, message, f"set {_BACKEND}: {' or '.join(able)}, or remove the balancer")
+        row = None
+        if d.gpu is not None and d.precision is not None:
+            row = find_moe_backends(d.gpu, d.precision, d.layout.expert_parallel_size)
+        usable = [name for name in able if row is None or name in row.backends]
+        instead = f"set {_BACKEND}: {' or '.join(usable)}, or " if usable else ""
+        yield Violation(_BALANCER, message, f"{instead}remove {_BALANCER}")
 
 
 @RULES.note(
@@ -155,12 +159,25 @@ def _balanced_backend(d: Deployment) -> Iterator[Violation]:
     source="TensorRT-LLM examples/wide_ep/README.md",
 )
 def _host_copy(d: Deployment) -> Iterator[Violation]:
-    updates = d.get(f"{_BALANCER}.layer_updates_per_iter")
-    if _has_balancer(d) and updates and d.architecture is not None and d.checkpoint is not None:
-        gib = _expert_bytes(d.architecture, d.checkpoint) / GIB
-        message = f"the online load balancer keeps all experts in each node's shared memory: {gib:,.0f} GiB"
-        fix = "give the container that much /dev/shm, or set layer_updates_per_iter: 0 (an offline plan)"
+    copy = shared_expert_bytes(d)
+    if copy and d.checkpoint is not None:
+        shm, prefetched = copy / GIB, host_memory_to_prefetch(d.checkpoint) / GIB
+        message = (
+            f"the online load balancer keeps all experts in each node's shared memory: {shm:,.0f} GiB, and with the "
+            f"{prefetched:,.0f} GiB for reading the checkpoint ahead {shm + prefetched:,.0f} GiB of the node's memory"
+        )
+        fix = (
+            f"give the container a /dev/shm of {shm:,.0f} GiB and 1 GiB for each rank, or set layer_updates_per_iter: 0"
+        )
         yield Violation(f"{_BALANCER}.layer_updates_per_iter", message, fix)
+
+
+def shared_expert_bytes(d: Deployment) -> int:
+    """Return the bytes of the experts' copy in each node's /dev/shm, which the online load balancer makes; else 0."""
+    updates = d.get(f"{_BALANCER}.layer_updates_per_iter")
+    if not updates or not _has_balancer(d) or d.architecture is None or d.checkpoint is None:
+        return 0
+    return expert_bytes(d.architecture, d.checkpoint)
 
 
 @RULES.error(
@@ -209,8 +226,3 @@ def _unbounded_pass(d: Deployment) -> Iterator[Violation]:
 def _has_balancer(d: Deployment) -> bool:
     given = d.settings.get(_BALANCER)
     return isinstance(given, str) or bool(d.get(f"{_BALANCER}.num_slots"))
-
-
-@cache
-def _expert_bytes(architecture: Architecture, checkpoint: KnownCheckpoint) -> float:
-    return weights(architecture, checkpoint).routed_experts

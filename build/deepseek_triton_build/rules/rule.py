@@ -14,6 +14,8 @@ from deepseek_triton_build.data.releases import Release, load_release
 Severity = Literal["error", "warning", "note"]
 CANONICAL_RELEASE = "1.2.1"
 """Rules read settings under this release's keys, for whichever release the settings are."""
+MTP_KV_LAYERS = "mtp_kv_layer_per_draft"
+"""The feature that MTP has a layer of the KV cache for each draft token; where it is not known, it counts as so."""
 FLASH_MLA_TOKENS_PER_BLOCK = 64
 """FlashMLA, Hopper's kernel for MLA, sets this block size over any configured one (py_executor_creator.py)."""
 
@@ -40,6 +42,8 @@ class Deployment:
     environment: Mapping[str, str] = field(default_factory=dict)
     isl: int | None = None
     """Input length in tokens that the deployment is made for."""
+    assumed_isl: int | None = None
+    """Input length in tokens that it is planned for because none was given."""
     concurrency: int | None = None
     """Concurrent requests that the deployment is made for."""
     held_requests: int | None = None
@@ -80,6 +84,21 @@ class Deployment:
         if self.get("speculative_config.decoding_type") != "MTP":
             return 0
         return int(self.get("speculative_config.num_nextn_predict_layers") or 0)
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether it is a context or a generation server, which hand over the KV cache."""
+        return any(key.startswith("cache_transceiver_config") and value for key, value in self.settings.items())
+
+    @property
+    def mtp_kv_layers(self) -> int:
+        """The layers that MTP adds to the KV cache."""
+        return self.num_draft_tokens if self.supports(MTP_KV_LAYERS) is not False else min(1, self.num_draft_tokens)
+
+    @property
+    def has_cpp_sampler(self) -> bool:
+        """Whether sampling runs in TensorRT-LLM's C++ sampler, which MTP does without."""
+        return bool(self.get("sampler_type") == "TRTLLMSampler") and not self.num_draft_tokens
 
     def supports(self, feature: str) -> bool | None:
         """Tell whether the release has `feature`; None when that or the release is not known."""

@@ -12,6 +12,8 @@ from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 RULES = RuleTable()
 OOM_NUM_TOKENS = 3072
 """The max_num_tokens that the DeepSeek-V3 guide advises when memory runs out."""
+_OOM_SEEN = 8192
+"""The max_num_tokens of the same guide's serving command, with which memory was seen to run out."""
 _SIZES = "cuda_graph_config.batch_sizes"
 _LARGEST = "cuda_graph_config.max_batch_size"
 
@@ -29,7 +31,8 @@ def _graphs(d: Deployment) -> Iterator[Violation]:
     largest = max(d.get(_SIZES) or (d.get(_LARGEST) or DEFAULT_GRAPH_MAX_BATCH_SIZE,))
     if batch > largest:
         message = f"batches of more than {largest} run without a CUDA graph, and max_batch_size is {batch:,}"
-        yield Violation(_LARGEST, message, f"raise {_LARGEST} to {batch}; a graph takes up to 200 MB")
+        fix = f"add {batch} to {_SIZES}" if d.get(_SIZES) else f"raise {_LARGEST} to {batch}"
+        yield Violation(_LARGEST, message, f"{fix}; a graph takes up to 200 MB")
 
 
 @RULES.error(
@@ -128,15 +131,15 @@ def _whole_context_in_one(d: Deployment) -> Iterator[Violation]:
 @RULES.note(
     "L008",
     title="On Blackwell, throughput settings leave memory for an iteration",
-    why="With attention DP, the experts process the tokens of every rank. The guide advises max_num_tokens 3072 "
-    "when memory runs out.",
+    why=f"With attention DP, the experts process the tokens of every rank. The guide serves with {_OOM_SEEN:,} tokens "
+    "an iteration, and advises 3072 when memory runs out.",
     source=f"{GUIDE}, Serving; NVIDIA/TensorRT-LLM PR 7358",
 )
 def _throughput_memory(d: Deployment) -> Iterator[Violation]:
     tokens, batch = d.get("max_num_tokens"), d.get("max_batch_size")
     if d.gpu_architecture != "blackwell" or not d.layout.attention_dp or not tokens or not batch:
         return
-    if batch >= 1024 and tokens > OOM_NUM_TOKENS:
+    if batch >= 1024 and tokens >= _OOM_SEEN:
         message = f"max_num_tokens {tokens:,} with attention DP and batches of {batch:,} was seen to run out of memory"
         yield Violation("max_num_tokens", message, f"if memory runs out, use {OOM_NUM_TOKENS}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepseek_triton_build.data.sources import GUIDE
+from deepseek_triton_build.rules.kv_cache import sixteen_bits
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
 RULES = RuleTable()
@@ -24,7 +25,7 @@ SAFE_NUM_TOKENS = 8192
 def _fp8_kv(d: Deployment) -> Iterator[Violation]:
     if d.is_sparse and d.has_fp8_kv and d.gpu is not None and d.gpu.architecture != "blackwell":
         message = f"V3.2 has an FP8 KV cache on Blackwell only, not on {d.gpu.title}"
-        yield Violation("kv_cache_config.dtype", message, "set kv_cache_config.dtype: auto")
+        yield Violation("kv_cache_config.dtype", message, sixteen_bits(d))
 
 
 @RULES.error(

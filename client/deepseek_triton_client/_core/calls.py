@@ -10,13 +10,20 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 
 from deepseek_triton_client._core.checked_request import Request
 from deepseek_triton_client._core.client_settings import Endpoint, Settings, Timeouts
 from deepseek_triton_client._core.dialect import Dialect
-from deepseek_triton_client._core.exceptions import DeadlineExceeded, DeepseekTritonError, ServerUnavailable
+from deepseek_triton_client._core.exceptions import (
+    DeadlineExceeded,
+    DeepseekTritonError,
+    ModelNotFound,
+    ModelNotReady,
+    ServerUnavailable,
+)
 from deepseek_triton_client._core.exchange import Exchange, end_request
 from deepseek_triton_client._core.prometheus_text import Metrics
 from deepseek_triton_client._core.results import Completion, ModelMetadata, Readiness
@@ -276,8 +283,14 @@ class Calls:
             if not await server.transport.server_ready(_limit_s(connect_s, deadlines)):
                 return Readiness(server.url, "starting", waited_s)
             is_ready = await server.transport.model_ready(_limit_s(connect_s, deadlines))
+            if is_ready:  # Triton's metrics port answers yes to everything, but has no metadata
+                with suppress(ModelNotFound, ModelNotReady):  # unloaded a moment ago
+                    await server.transport.metadata(_limit_s(connect_s, deadlines))
         except (ServerUnavailable, DeadlineExceeded) as exc:
             return Readiness(server.url, "unreachable", waited_s, exc.message)
+        except DeepseekTritonError as exc:
+            exc.url = server.url
+            raise
         return Readiness(server.url, "ready" if is_ready else "loading", waited_s)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
@@ -23,6 +24,16 @@ StreamMode = Literal["delta", "cumulative"]
 
 def _is_seconds(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LONGEST_S
+
+
+def _problem_of_file(path: object) -> str | None:
+    try:
+        mode = os.stat(path).st_mode if isinstance(path, (str, PathLike)) else 0
+    except OSError as error:
+        return error.strerror
+    except ValueError as error:
+        return str(error)
+    return None if stat.S_ISREG(mode) else "it is no file"
 
 
 class _Checked(ABC):
@@ -107,8 +118,9 @@ class Tls(_Checked):
     def _problems(self) -> Iterator[str]:
         for name in ("ca", "certificate", "key"):
             path = getattr(self, name)
-            if path is not None and not (isinstance(path, (str, PathLike)) and Path(path).is_file()):
-                yield f"tls.{name}: expected a PEM file, found none at {str(path)!r}"
+            problem = None if path is None else _problem_of_file(path)
+            if problem is not None:
+                yield f"tls.{name}: expected a PEM file, found none at {str(path)!r}: {problem}"
         if self.key is not None and self.certificate is None:
             yield "tls.key: expected tls.certificate too"
         if not isinstance(self.verify, bool):

@@ -2,7 +2,7 @@
 
 The inputs of a model show which one it is:
 
-    deepseek   has stream_mode: this project's backend
+    deepseek   has stream_mode, or separate_reasoning without it: this project's backend, decoupled or not
     llmapi     has streaming and sampling_param_...: TensorRT-LLM's own model for its LLM API
     vllm       has stream and sampling_parameters: Triton's vLLM backend
     plain      anything else with a text_input and a text_output, such as TensorRT-LLM's ensemble
@@ -61,6 +61,8 @@ class Dialect:
         self._batched = text is not None and len(text.shape) == 2
         self.kind = _kind(self._declared)
         """"deepseek", "llmapi", "vllm" or "plain"."""
+        self._is_decoupled = self.kind != "deepseek" or "stream_mode" in self._declared
+        """The model can send streams, as far as its inputs show. One that can't gets no requests for them."""
         self._increments = _increments(self.kind, stream_mode)
         self._prompts = {name: self._targets((name,), datatype) for name, datatype in _PROMPTS.items()}
         self._fields = {field.name: self._targets(_names(field), field.datatype) for field in SAMPLING_FIELDS}
@@ -76,7 +78,7 @@ class Dialect:
         change the answer: llmapi and plain models may refuse streams altogether.
         """
         params = request.params
-        streaming = request.streaming or (streamed and self._may_stream_internally(params))
+        streaming = self._is_decoupled and (request.streaming or (streamed and self._may_stream_internally(params)))
         given = {field.name: value for field, value in params.given()}
         sent, missing = self._prompt(request)
         sent.extend(self._control_inputs[streaming])
@@ -92,7 +94,7 @@ class Dialect:
             elif value != _FIELDS[name].neutral:
                 missing.append(name)
         problems = [f"{self._model} has no input for {', '.join(missing)}: {self._advice}"] if missing else []
-        if request.streaming:
+        if request.streaming and self._is_decoupled:
             problems += [problem for name, problem in self._stream_problems(params).items() if name not in missing]
         if problems:
             raise InvalidRequest("; ".join(problems))
@@ -104,12 +106,14 @@ class Dialect:
         if stop is None:
             raise InvalidRequest(f"{self._model} has no input that ends a request by its id: close its stream instead")
         if self.kind == "deepseek":
-            return [stop]
+            # Otherwise the answer is an error, whether or not there was such a request.
+            told = _input(self._targets(("return_finish_reason",), "BOOL"), (True,))
+            return [stop] if told is None else [stop, told]
         # Triton requires inputs that are not optional.
         return [Input("text_input", "BYTES", ("",), self._batched), stop]
 
     def is_stopped(self, error: DeepseekTritonError) -> bool:
-        """Whether an error after `stop_inputs` means success: llmapi's does; this backend sends an empty end."""
+        """Whether an error after `stop_inputs` means success: llmapi's does; this backend is asked for an empty end."""
         return self.kind == "llmapi" and "cancelled by client" in error.message
 
     def reader(self, request: Request) -> ResponseReader:
@@ -121,7 +125,9 @@ class Dialect:
 
     @property
     def _advice(self) -> str:
-        elsewhere = "update the server" if self.kind == "deepseek" else "serve the model with deepseek-triton"
+        elsewhere = "serve the model with deepseek-triton"
+        if self.kind == "deepseek":
+            elsewhere = "update the server" if self._is_decoupled else "build the model without --no-decoupled"
         return f"leave that out, or {elsewhere}"
 
     def _prompt(self, request: Request) -> tuple[list[Input], list[str]]:
@@ -275,7 +281,7 @@ def _vllm_json(fields: Mapping[str, Any]) -> str:
 
 
 def _kind(declared: Mapping[str, TensorMetadata]) -> str:
-    if "stream_mode" in declared:
+    if "stream_mode" in declared or "separate_reasoning" in declared:
         return "deepseek"
     if "stream" in declared and "sampling_parameters" in declared:
         return "vllm"

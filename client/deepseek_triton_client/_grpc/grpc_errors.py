@@ -48,6 +48,9 @@ _NOT_CONNECTED = re.compile(
     r"|DNS resolution failed|Name resolution failure|connections to all backends failing"
 )
 
+# What a port says that speaks HTTP/1.1: Triton's hangs up, other web servers answer in their own protocol.
+_NOT_GRPC = re.compile(r"Socket closed$|Failed parsing HTTP/2")
+
 # An answer in plain HTTP of a proxy before the server: it is full, or has no server to pass the request on to.
 _REFUSED_BY_PROXY = re.compile(r"Received http2 header with status: (429|503)$")
 
@@ -65,6 +68,8 @@ def from_rpc_error(error: grpc.RpcError, *, is_query: bool) -> DeepseekTritonErr
         return InvalidRequest(f"the request is larger than the server accepts: {details}")
     if too_large:
         return ProtocolError(f"a response is larger than connection.max_message_bytes: {details}")
+    if _NOT_CONNECTED.match(details) and _NOT_GRPC.search(details):
+        details += "; it hangs up on gRPC: does this port speak HTTP (http://)?"
     unprocessed = is_query and kind in (Overloaded, ServerUnavailable, DeadlineExceeded)
     return error_from_server(details, otherwise=kind, unprocessed=unprocessed or _was_refused(status, details))
 

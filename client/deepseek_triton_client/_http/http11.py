@@ -11,6 +11,9 @@ Headers = list[tuple[bytes, bytes]]
 Head = tuple[int, Mapping[str, str]]
 """Status and headers of a response; header names are in lower case."""
 
+_SETTINGS = b"\x04\0\0\0\0\0"
+"""Type, flags and stream of the frame that begins every HTTP/2 connection, behind its length of 3 bytes (RFC 9113)."""
+
 
 class Http11Protocol:
     """One request after the other on one connection. Raises h11.LocalProtocolError for a request that is not HTTP,
@@ -69,6 +72,10 @@ class Http11Protocol:
         try:
             return self._http.next_event()
         except h11.RemoteProtocolError as exc:
+            if self._http.trailing_data[0][3:].startswith(_SETTINGS):
+                raise h11.RemoteProtocolError(
+                    "it is HTTP/2, so this is a gRPC port: grpc:// instead of http://"
+                ) from exc
             if self._is_broken_off:
                 raise ConnectionAbortedError("the server closed it before the end of its response") from exc
             raise

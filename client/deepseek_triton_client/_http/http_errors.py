@@ -38,7 +38,7 @@ def connect_error(exc: OSError, url: str, timeout_s: float | None) -> DeepseekTr
     if isinstance(exc, ssl.SSLCertVerificationError):
         text = f"the server's certificate can't be trusted: {exc.verify_message}"
     elif isinstance(exc, ssl.SSLError):
-        text = f"the TLS handshake failed: {exc}"
+        text = f"the TLS handshake failed: {exc}; a port without TLS has http:// or grpc://"
     elif isinstance(exc, TimeoutError) and exc.errno is None and timeout_s is not None:
         text = f"no connection within {timeout_s:g} s"
     else:
@@ -64,7 +64,7 @@ def exchange_error(exc: Exception, what: str, timeout_s: float | None) -> Deepse
         # The text of the error may quote a header, and a header may be a secret.
         return InvalidRequest(f"{what}: the headers can't be sent as HTTP")
     if isinstance(exc, h11.ProtocolError):
-        return ProtocolError(f"{what}: the answer is not HTTP: {exc}")
+        return ProtocolError(f"{what}: the answer is not HTTP/1.1: {exc}")
     if isinstance(exc, TimeoutError) and exc.errno is None and timeout_s is not None:
         return ServerUnavailable(f"{what}: no answer within {timeout_s:g} s")
     # TLS 1.3 reports this after the handshake.
@@ -99,6 +99,24 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes) -> Deepse
         return ProtocolError(f"HTTP {status}: a redirect" + (f" to {host}" if host else "") + ", which is not followed")
     text = _error_text(status, headers, body)
     return error_from_server(text, otherwise=_by_status(status), unprocessed=status in _UNPROCESSED)
+
+
+def query_error(url: str, status: int, headers: Mapping[str, str], body: bytes) -> DeepseekTritonError | None:
+    """Return the error for the answer to a question about the server or its model; None where there is none."""
+    error = None if status == 200 else status_error(status, headers, body)
+    if isinstance(error, (AccessDenied, Overloaded, ProtocolError, ServerUnavailable)) or is_tritons(status, body):
+        return error
+    got = f"HTTP {status}: {body.decode(errors='replace')[:_QUOTED]!r}"
+    return ProtocolError(f"{url}: this is not Triton's HTTP port (8000 by default), it answers {got}")
+
+
+def is_tritons(status: int, body: bytes) -> bool:
+    """Whether Triton may have answered so, not another web server or a proxy: it sends JSON, or nothing."""
+    try:
+        found = json_object(body) if body else {}
+    except ProtocolError:
+        return False
+    return status != 404 or "error" in found
 
 
 def _host(location: str) -> str | None:

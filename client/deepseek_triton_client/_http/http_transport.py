@@ -40,6 +40,8 @@ from deepseek_triton_client._http.http_errors import (
     EXCHANGE_ERRORS,
     connect_error,
     exchange_error,
+    is_tritons,
+    query_error,
     status_error,
 )
 from deepseek_triton_client._http.sse import SseDecoder
@@ -99,8 +101,14 @@ class HttpTransport:
 
     async def metadata(self, timeout_s: float | None) -> ModelMetadata:
         status, headers, body = await self._get(self._model_path, timeout_s)
-        if status != 200:
-            raise _repeatable(status_error(status, headers, body))
+        error = query_error(str(self._server.endpoint), status, headers, body)
+        if error is not None:
+            raise _repeatable(error)
+        if not body:
+            raise ProtocolError(
+                f"{self._server.endpoint}: expected a model's metadata, got an empty answer, as Triton's "
+                "metrics port gives (8002 by default)"
+            )
         return _metadata(json_object(body))
 
     async def metrics(self, url: str, timeout_s: float | None) -> str:
@@ -156,8 +164,10 @@ class HttpTransport:
 
     async def _is_ready(self, path: str, timeout_s: float | None) -> bool:
         status, headers, body = await self._get(path, timeout_s)
-        error = None if status == 200 else status_error(status, headers, body)
+        error = query_error(str(self._server.endpoint), status, headers, body)
         if isinstance(error, (AccessDenied, ProtocolError)):  # waiting does not help
+            raise error
+        if error is not None and not is_tritons(status, body):  # a proxy, with nobody behind it
             raise error
         return error is None
 

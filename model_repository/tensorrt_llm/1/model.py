@@ -84,7 +84,8 @@ class TritonPythonModel:
         logger.info("%s is ready after %.1f s", config.model, time.monotonic() - started)
 
     def execute(self, requests: list[Any]) -> None:
-        """Take requests. The responses follow from delivery's threads (decoupled)."""
+        """Take requests. The responses follow from delivery's threads, also where the model is not decoupled: Triton
+        lets such a model answer by its senders too, so that no request waits for another."""
         if self._service is None:
             raise RuntimeError("execute before initialize")
         for request in requests:
@@ -120,9 +121,14 @@ class TritonPythonModel:
             self._exit_watch = None
 
     def _watched_server(self) -> ServerAbove:
-        """Return the tritonserver above this process, for the watcher, and start the guard."""
+        """Return the Triton server above this process, for the watcher, and start the guard."""
         pid = parent_server()
         if pid is None:
+            logger.warning(
+                "process %d above this one is no Triton server (it maps no libtritonserver): when the engine or this "
+                "process dies nobody ends it, and open requests get no time when it exits",
+                os.getppid(),
+            )
             return ServerAbove()
         try:
             self._guard = ProcessGuard(pid, own_regions())
@@ -153,7 +159,12 @@ class TritonReply:
     def send_error(self, error: BackendError) -> None:
         code = getattr(pb_utils.TritonError, TRITON_CODES[error.code])
         response = pb_utils.InferenceResponse(error=pb_utils.TritonError(error.wire_message(), code))
-        self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        try:
+            self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except pb_utils.TritonModelException:
+            # A sender of a model that is not decoupled takes one response, even if that one could not be sent. It still
+            # takes the end, of which Triton makes an error for the client.
+            self.finish()
 
     def is_cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())

@@ -18,8 +18,6 @@ from deepseek_backend.engines.simulated.simulated_engine import NEUTRAL_STEP_S
 from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServerProcess
 
-_ONLY_DECOUPLED = ('"decoupled": (lambda value: value is True', '"decoupled": (lambda value: value is False')
-"""The backend's rule, and what it becomes for the twin."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _IDLE = (3, 4)
 """Columns of /proc/stat's first line: idle and iowait."""
@@ -45,11 +43,9 @@ def _copy(made: Path, name: str) -> Path:
 
 
 def _make_whole(model: Path) -> None:
-    """Not decoupled: one response to each request. The backend would refuse that, because streams need it; whole
-    answers come out the same."""
+    """Not decoupled: one response to each request."""
     _change(model / "config.pbtxt", "decoupled: true", "decoupled: false")
     _change_settings(model, decoupled=False)
-    _change(model / "1/deepseek_backend/config.py", *_ONLY_DECOUPLED)
 
 
 def _change_settings(model: Path, **triton_config: Any) -> None:

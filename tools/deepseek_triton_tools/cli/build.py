@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deepseek_triton_tools.cli.parsing import VerbParser, path
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path
 from deepseek_triton_tools.cli.plan_options import add_plan_options
 
 
@@ -20,17 +20,25 @@ def add_options(verb: VerbParser) -> None:
     writing.add_argument("--output", type=path, required=True, metavar="DIR", help="the folder to write to")
     formats = "triton (default), trtllm-serve, trtllm-bench, trtllm-eval or quickstart"
     writing.add_argument("--format", default="triton", metavar="NAME", help=formats)
-    writing.add_argument("--force", action="store_true", help="replace a generated folder even if it was edited")
+    writing.add_argument("--force", action="store_true", help="replace an edited folder or another deployment")
     writing.add_argument(
         "--write-quant-config",
         action="store_true",
         help="write the plan's precision into hf_quant_config.json in --model's folder; a backup is kept",
     )
+    add_json(verb)
 
 
 def _build(args: argparse.Namespace) -> int:
     from deepseek_triton_tools.cli.plan_request import plan_request
     from deepseek_triton_tools.plans.build_summary import build
 
-    build(plan_request(args), args.output, force=args.force, format=args.format, quant_config=args.write_quant_config)
+    build(
+        plan_request(args),
+        args.output,
+        force=args.force,
+        format=args.format,
+        quant_config=args.write_quant_config,
+        as_json=args.json,
+    )
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,7 +79,7 @@ def _generate(args: argparse.Namespace) -> int:
         return run_batch(_batch(args, params), lambda: client_of(args))
     request = _request(args)
     completion: Completion | None = None
-    with to_reader(), client_of(args) as client:
+    with client_of(args) as client, to_reader():
         completion = _answer(client, request, params, args)
     if completion is None:
         return 0  # the reader has left
@@ -97,7 +98,7 @@ def _batch(args: argparse.Namespace, params: SamplingParams) -> Batch:
         raise ToolError("--input needs --output FILE (- is standard output)", exit_code=2)
     if args.resume and str(args.output) == "-":
         raise ToolError("--resume needs an --output that can be read again", exit_code=2)
-    if args.input.exists() and args.output.exists() and args.input.samefile(args.output):
+    if all(map(os.path.exists, (args.input, args.output))) and args.input.samefile(args.output):
         raise ToolError(f"--input and --output are the same file, {args.output}", exit_code=2)
     return Batch(
         input=args.input,

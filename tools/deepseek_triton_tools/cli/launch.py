@@ -348,7 +348,8 @@ def _start(args: argparse.Namespace) -> int:
     runs = args.submit and not args.dry_run
     if runs:
         _refuse(_missing(form, facts, options), InstallationError)
-    warnings = [*form.warnings(facts, options), *(() if runs else form.unmet_requirements(facts, options))]
+    warnings = [*_left_out(args), *form.warnings(facts, options)]
+    warnings += () if runs else form.unmet_requirements(facts, options)
     text = form.render(facts, options)
     _check_encoding(text)
     for line in warnings:
@@ -365,7 +366,7 @@ def _print_ssh_setup(args: argparse.Namespace) -> int:
     _refuse([*_same_ports(options), *mpirun.refusals(facts, options), *docker.invalid_options(facts, options)])
     text = ssh_setup.render_setup(facts, options)
     _check_encoding(text)
-    for line in mpirun.warnings(facts, options):
+    for line in (*_left_out(args), *mpirun.warnings(facts, options)):
         complain(f"note: {line}")
     return _print(text)
 
@@ -389,6 +390,9 @@ def _read(args: argparse.Namespace) -> tuple[LaunchFacts, LaunchOptions]:
     if getattr(args, "address", "") is None:  # --address is for all three; these have no option of their own
         others = [(name, os.environ[name]) for name in ("GRPC_ADDRESS", "METRICS_ADDRESS") if os.environ.get(name)]
         args.environment = [*others, *args.environment]
+    given_names = [name for name, _ in args.environment]
+    kept, _ = _engine_variables(args)
+    args.environment = [*((name, value) for name, value in kept.items() if name not in given_names), *args.environment]
     take_start_variables(args)
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()
@@ -398,6 +402,23 @@ def _read(args: argparse.Namespace) -> tuple[LaunchFacts, LaunchOptions]:
         given["hosts"] = from_file or mpirun.parse_hosts(args.hosts or "")
     names = [field.name for field in dataclasses.fields(LaunchOptions)]
     return facts, LaunchOptions(**{name: given[name] for name in names if given.get(name) is not None})
+
+
+def _engine_variables(args: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that are set here for the engine, and the names of those that the form leaves out."""
+    from deepseek_triton_tools.launching.containers import engine_variables
+
+    in_container = hasattr(args, "image") and getattr(args, "container", True)
+    return engine_variables(os.environ, in_container=in_container)
+
+
+def _left_out(args: argparse.Namespace) -> Iterator[str]:
+    _, names = _engine_variables(args)
+    for name in (name for name in names if name not in dict(args.environment)):
+        yield (
+            f"{name} is left out, because {printable(os.environ[name])} is a path of this machine and not of the "
+            f"container: --env {name}=PATH sets it there"
+        )
 
 
 def _refuse(refusals: Iterable[str], error: type[ToolError] = ToolError) -> None:

@@ -11,6 +11,7 @@ handler needs the generator (`deepseek_triton_build`), PyYAML or rich, it import
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Collection, Sequence
 from importlib import import_module
@@ -37,6 +38,10 @@ VERBS = {
 """Verb -> what it does. The module of the same name in this folder has `add_options(parser)`."""
 
 
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE}
+"""Errors of a machine that has no more room. Python names no file in them."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return the exit code."""
     output_streams.prepare()
@@ -61,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = _expected_error(error)
         if known is None:
             raise
-        output_streams.complain(f"deepseek-triton {verb}: {error}{_advice(error)}")
+        output_streams.complain(f"deepseek-triton {verb}: {_text(error)}{_advice(error)}")
         return known
 
 
@@ -93,6 +98,13 @@ def _parsed(words: Sequence[str], verb: str) -> argparse.Namespace:
     return args
 
 
+def _text(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    reason = error.strerror or str(error)
+    return reason if error.filename is None else f"{error.filename}: {reason}"
+
+
 def _advice(error: Exception) -> str:
     """Advice for a server that can't be reached, and for a package that is not installed."""
     from deepseek_triton_client import ModelNotReady, ServerUnavailable
@@ -112,6 +124,8 @@ def _expected_error(error: Exception) -> int | None:
     if isinstance(error, DeepseekTritonError) or _needs_tools(error):
         return 1
     if isinstance(error, ImportError) and "deepseek-triton[" in str(error):
+        return 1
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in _FULL):
         return 1
     if "deepseek_triton_build" not in sys.modules:  # importing it needs the extra `tools`
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,6 +111,8 @@ def about_option(given: str, parser: argparse.ArgumentParser, program: argparse.
         return f"; {name} is an option of {', '.join(verbs)}"
     if not name.startswith("-"):
         return "; text with blanks needs quotes, a server's address --url" if "--url" in _options(parser) else ""
+    import difflib
+
     nearest = difflib.get_close_matches(name, _options(parser), n=1, cutoff=_ALIKE)
     meant = f"; did you mean {nearest[0]}?" if nearest else ""
     return meant + ("; tritonserver's own arguments come after --" if getattr(parser, "rest", None) else "")
@@ -136,7 +137,7 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 # --- Options of several verbs ---
 
 
-def add_json(verb: VerbParser, page: str = "docs/generator.md") -> None:
+def add_json(verb: argparse._ActionsContainer, page: str = "docs/generator.md") -> None:
     verb.add_argument("--json", action="store_true", help=f"print one JSON document instead ({page})")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deepseek_triton_tools.cli.parsing import VerbParser, add_json
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, path
 from deepseek_triton_tools.cli.plan_options import add_plan_options
 
 
@@ -15,13 +15,23 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton plan nvidia/DeepSeek-R1-FP4 --gpu b200 --profile throughput --isl 1000 --osl 2000",
     )
     add_plan_options(verb)
-    add_json(verb)
+    shown = verb.add_mutually_exclusive_group()
+    add_json(shown)
+    shown.add_argument("--brief", action="store_true", help="leave out the settings and what was left out")
+    shown.add_argument("--diff", type=path, metavar="DIR", help="show what `build --output DIR` would change")
 
 
 def _plan(args: argparse.Namespace) -> int:
     from deepseek_triton_build import make_plan
     from deepseek_triton_tools.cli.plan_request import plan_request
-    from deepseek_triton_tools.plans.plan_view import show_plan
 
-    show_plan(make_plan(plan_request(args)), as_json=args.json)
+    plan = make_plan(plan_request(args))
+    if args.diff is not None:
+        from deepseek_triton_tools.plans.plan_diff import show_diff
+
+        show_diff(plan, args.diff)
+    else:
+        from deepseek_triton_tools.plans.plan_view import show_plan
+
+        show_plan(plan, as_json=args.json, brief=args.brief)
     return 0

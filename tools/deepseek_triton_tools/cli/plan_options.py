@@ -27,6 +27,18 @@ def add_plan_options(verb: VerbParser) -> None:
     engine = verb.add_argument_group("checkpoint and engine")
     engine.add_argument("--model", metavar="PATH", help="the checkpoint's folder (default: its Hugging Face name)")
     engine.add_argument("--engine", metavar="NAME", help="tensorrt_llm, transformers, simulated (default: by VARIANT)")
+    engine.add_argument(
+        "--no-decoupled",
+        dest="decoupled",
+        action="store_false",
+        help="one response to each request, for ModelInfer and /infer; no streams",
+    )
+    engine.add_argument(
+        "--backend-name",
+        choices=("python", "vllm"),
+        default="python",
+        help="in config.pbtxt; vllm for log-probabilities in Triton's OpenAI front end (default: python)",
+    )
     engine.add_argument("--preset", metavar="NAME", help="for --engine simulated: its speed; a wrong name lists all")
 
 

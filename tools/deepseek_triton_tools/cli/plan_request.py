@@ -26,7 +26,6 @@ from deepseek_triton_build.catalog import (
     variant_of_model,
     variants,
 )
-from deepseek_triton_build.check import read_facts
 from deepseek_triton_build.text import is_path, printable_line, short_repr
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
@@ -79,6 +78,8 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         pipeline_parallel_size=args.pp,
         engine=args.engine,
         preset=args.preset,
+        decoupled=args.decoupled,
+        backend_name=args.backend_name,
         model=model,
         allow_unpublished=args.allow_unpublished,
         overrides=tuple(row for text in args.set for row in overrides(text)),
@@ -175,6 +176,8 @@ def _named(given: str) -> _Named:
 
 def _about_folder(given: str) -> str:
     """Say how a folder is given. It tells DeepSeek-V3's architecture from V3.2's, but not R1 from V3."""
+    from deepseek_triton_build.check import read_facts
+
     name = read_facts(Path(given), given)[0].class_name if os.path.isfile(os.path.join(given, "config.json")) else None
     alike = [v.name for v in variants().values() if v.architecture and name in (None, v.architecture.class_name)]
     what = f"{_brief(given)} is a path" + (f", of a {_brief(name)}" if name else "")
@@ -238,6 +241,8 @@ def _precision_of(model: str, variant: str) -> str | None:
 def _precision_of_folder(model: str, served: Variant, architecture: Architecture) -> str | None:
     """Read the precision from a checkpoint's folder. Raises OptionError when it holds no whole checkpoint of the
     architecture, or an unknown quantization."""
+    from deepseek_triton_build.check import read_facts  # takes as long as half a plan, and few plans need it
+
     facts, findings = read_facts(Path(model), f"--model {model}")
     broken = [finding for finding in findings if finding.severity == "error"]
     if broken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,11 +23,13 @@ from deepseek_triton_client import (
     Timeouts,
 )
 from deepseek_triton_tools.cli.client_options import URL_HELP, add_server_options, client_settings
-from deepseek_triton_tools.cli.parsing import VerbParser, add_verb, duration
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, add_verb, duration
 from deepseek_triton_tools.terminal.output_streams import complain, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
 
 YES, NO, UNREACHABLE, TOO_LATE = 0, 1, 3, 4
+_ANSWERS = {YES: "yes", NO: "no", UNREACHABLE: "unreachable", TOO_LATE: "too late"}
+SCHEMA = "deepseek-triton/probe/1"
 
 _DEADLINE_S = {"live": 5.0, "ready": 5.0, "generate": 30.0}
 """Seconds for the whole of each question, unless --deadline is given."""
@@ -64,7 +67,9 @@ def add_options(verb: VerbParser) -> None:
         question.add_argument("url", metavar="URL", help=URL_HELP)
         help_text = f"seconds for the whole probe (default: {deadline_s:g})"
         question.add_argument("--deadline", type=duration, default=deadline_s, metavar="S", help=help_text)
-        question.add_argument("-q", "--quiet", action="store_true", help="print nothing: the exit code is the answer")
+        printed = question.add_mutually_exclusive_group()
+        printed.add_argument("-q", "--quiet", action="store_true", help="print nothing: the exit code is the answer")
+        add_json(printed, "docs/command-line.md")
         server = question.add_argument_group("server")
         add_server_options(server)
         if name == "generate":
@@ -83,8 +88,20 @@ def _probe(args: argparse.Namespace) -> int:
     deadline_s: float = args.deadline
     client = _client(args, deadline_s)
     _, ask = _QUESTIONS[args.question]
+    began = time.monotonic()
     verdict = _within(deadline_s, lambda: ask(client, deadline_s))
-    if not args.quiet:
+    if args.json:
+        document = {
+            "schema": SCHEMA,
+            "url": args.url,
+            "question": args.question,
+            "answer": _ANSWERS[verdict.code],
+            "exit_code": verdict.code,
+            "detail": verdict.line,
+            "seconds": round(time.monotonic() - began, 3),
+        }
+        _say(json.dumps(document), YES)
+    elif not args.quiet:
         _say(f"{args.url}: {verdict.line}", verdict.code)
     return verdict.code
 

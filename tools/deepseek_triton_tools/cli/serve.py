@@ -20,6 +20,11 @@ from deepseek_triton_tools.server.server_log import parse_log_line
 from deepseek_triton_tools.server.server_process import ServeOptions, ServerProcess, StartProgress
 from deepseek_triton_tools.terminal.status_line import StatusLine, clock
 
+_KILLED = (
+    "tritonserver had not ended {} s after the stop and was killed; as long as a client keeps a gRPC stream open, "
+    "Triton 2.51 doesn't end"
+)
+
 
 def add_options(verb: VerbParser) -> None:
     verb.runs(
@@ -72,6 +77,8 @@ def serve(options: ServeOptions) -> int:
             view.is_ready = True
             print(_ready_text(server), flush=True)
         code = server.wait()
+        if server.killed_after_s:
+            print(_KILLED.format(server.killed_after_s), file=sys.stderr)
         if code and not server.stop_requested:
             raise server.failure()
         return code
@@ -107,16 +114,18 @@ class _View:
 
 
 def _ready_text(server: ServerProcess) -> str:
+    addresses = [
+        f"  HTTP     {server.http_url}",
+        f"  gRPC     {server.address}:{server.grpc_port}",
+        f"  metrics  {server.metrics_url}",
+    ]
+    process = f"(tritonserver is process {server.pid})"
+    if not server.loaded_models:
+        load = f"curl -X POST {server.http_url}/v2/repository/models/{server.models[0]}/load"
+        return "\n".join([f"ready: no model is loaded {process}", *addresses, f"load one: {load}"])
     body = json.dumps({"text_input": "The capital of France is", "max_tokens": 32})
-    return "\n".join(
-        [
-            f"ready: {', '.join(server.models)} (tritonserver is process {server.pid})",
-            f"  HTTP     {server.http_url}",
-            f"  gRPC     {server.address}:{server.grpc_port}",
-            f"  metrics  {server.metrics_url}",
-            f"try it: curl -s {server.http_url}/v2/models/{server.models[0]}/generate -d '{body}'",
-        ]
-    )
+    ask = f"curl -s {server.http_url}/v2/models/{server.loaded_models[0]}/generate -d '{body}'"
+    return "\n".join([f"ready: {', '.join(server.loaded_models)} {process}", *addresses, f"try it: {ask}"])
 
 
 @contextlib.contextmanager

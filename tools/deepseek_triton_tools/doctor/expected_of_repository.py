@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from deepseek_triton_build.check import MODEL_GONE, MODEL_NOT_HERE, CheckedModel
 from deepseek_triton_tools.doctor.machine.capabilities import NEED_REPOSITORY
 from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer
 from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, Reported
+from deepseek_triton_tools.repository.launch_facts import START_SCRIPT
 from deepseek_triton_tools.repository.serving_facts import serving_of
 from deepseek_triton_tools.tool_errors import CheckpointError
 
@@ -43,9 +45,19 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
         gpu=checked.gpu,
         gpus_per_node=min(world, target.gpus_per_node) if target and world else world,
         world_size=world,
+        uses_nvcc=_uses_nvcc(repository),
         checkpoint=checkpoint,
         checkpoint_bytes=_checkpoint_bytes(str(model or repository)) if checkpoint else None,
     )
+
+
+def _uses_nvcc(repository: Path) -> bool:
+    """Tell whether its start.sh sets TRTLLM_DG_JIT_USE_NVCC to 1."""
+    try:
+        script = (repository / START_SCRIPT).read_text("utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.search(r"^export TRTLLM_DG_JIT_USE_NVCC=\W*(?:TRTLLM_DG_JIT_USE_NVCC:-)?1\b", script, re.M) is not None
 
 
 def _world_size(repository: Path, checked: CheckedModel) -> int | None:

@@ -105,7 +105,7 @@ def open_output(path: Path, *, keep: bool) -> Iterator[Output]:
     if str(path) == "-":
         yield Output(sys.stdout.fileno(), "standard output", can_resume=False)
         return
-    is_file = path.is_file() or not path.exists()  # not a device or a named pipe
+    is_file = os.path.isfile(path) or not os.path.exists(path)  # not a device or a named pipe
     try:
         descriptor = _open_to_append(path, keep=keep) if is_file else os.open(path, os.O_WRONLY)
     except FileExistsError as error:

@@ -17,6 +17,8 @@ Message = dict[str, Any]
 
 _INTERRUPTED = "interrupted"
 """Key beside role and content on an answer that was stopped. It is not sent to the server."""
+_SAVED = ("model", "params", "messages")
+"""Keys of a saved conversation."""
 
 
 class Conversation:
@@ -72,9 +74,12 @@ class Conversation:
         self.unanswered = None
 
     def save(self, path: Path, *, model: str) -> None:
-        """Write {messages, params, model} as JSON. When it raises ToolError, an older file is as it was."""
+        """Write {messages, params, model} as JSON. Only a file that this wrote is replaced. When it raises ToolError,
+        the file that was there is as it was."""
+        if os.path.lexists(path) and not _was_saved(path):
+            raise ToolError(f"{path} is there already, and /save did not write it; choose another name")
         params = {field.name: value for field, value in self.params.given()}
-        document = {"model": model, "params": params, "messages": self.messages}
+        document = dict(zip(_SAVED, (model, params, self.messages), strict=True))
         try:
             handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             try:
@@ -92,7 +97,7 @@ class Conversation:
         """Read a conversation that `save` wrote. Raises ToolError when the file is none."""
         try:
             document = json.loads(read_text(path))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ToolError(f"{path} is not JSON: {error}") from error
         if not isinstance(document, dict) or not isinstance(document.get("messages"), list):
             raise ToolError(f'{path}: expected an object with "messages", as /save writes it')
@@ -115,3 +120,14 @@ class Conversation:
         """Position of the user's last message."""
         positions = [position for position, message in enumerate(self.messages) if message["role"] == "user"]
         return positions[-1] if positions else None
+
+
+def _was_saved(path: Path) -> bool:
+    """Whether the file holds what `save` writes: a conversation, and nothing beside its keys."""
+    if not path.is_file():
+        return False  # reading a pipe would wait for ever
+    try:
+        Conversation.loaded(path)
+        return list(json.loads(read_text(path))) == list(_SAVED)
+    except ToolError:
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -64,10 +65,19 @@ def _make_checkpoint(console: Console) -> str:
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         cause = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ToolError(f"the demo's checkpoint can't be made: {cause}; install deepseek-triton[demo]")
+        raise ToolError(f"the demo's checkpoint can't be made: {cause}{_way_out(cause)}")
     folder = done.stdout.strip().splitlines()[-1]
     console.print(f"checkpoint    {folder}", soft_wrap=True)
     return Path(folder).name
+
+
+def _way_out(cause: str) -> str:
+    """What to do about an exception, by its last line: its kind, or the number of an error of the operating system."""
+    if cause.startswith(("ModuleNotFoundError", "ImportError")):
+        return "; pip install 'deepseek-triton[demo]'"
+    if re.search(r"\[Errno \d+\]|\(os error \d+\)", cause):
+        return "; the variable XDG_CACHE_HOME names another folder than ~/.cache for it"
+    return ""
 
 
 def _build_repository(console: Console, folder: Path, engine: str, preset: str | None) -> Path:

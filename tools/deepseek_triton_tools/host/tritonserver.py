@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,8 @@ from deepseek_triton_tools.tool_errors import InstallationError
 
 CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
 
-_BACKEND_FILES = ("libtriton_python.so", "triton_python_backend_utils.py")
+_LIBRARY = "libtriton_python.so"
+_BACKEND_FILES = (_LIBRARY, "triton_python_backend_utils.py")
 _STUB = "triton_python_backend_stub"
 
 
@@ -38,6 +39,24 @@ class Installation:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables to set, each with its whole value."""
     extra_args: tuple[str, ...] = ()
+    backends: Path = Path("/opt/tritonserver/backends")
+    """The server's backend directory; this is its own default, wherever the binary lies."""
+
+    def backend_directory(self, folder: Path, added: Iterable[Path]) -> Path:
+        """Make `folder` a backend directory with the server's backends and the folders `added`, and return it."""
+        backends = {backend.name: backend.absolute() for backend in (*self.backends.iterdir(), *added)}
+        shutil.copytree(backends.pop("python"), folder / "python", copy_function=_copy_library_link_rest)
+        for name, backend in backends.items():
+            (folder / name).symlink_to(backend)
+        return folder
+
+
+def _copy_library_link_rest(source: str, target: str) -> None:
+    """Triton refuses a link to the Python backend's library where a backend with a model.py needs it (2.51)."""
+    if Path(source).name == _LIBRARY:
+        shutil.copy(source, target)
+    else:
+        Path(target).symlink_to(source)
 
 
 def find_tritonserver(explicit: Path | None = None) -> Installation:
@@ -79,6 +98,7 @@ def _wheel_installation(package: Path) -> Installation:
     libpython = find_libpython()
     assert libpython is not None  # libpython_problem() has checked this
     libraries = [str(package.parent / "nvidia_pytriton.libs"), str(libpython.parent)]
+    backends = _backend_directory(package)
     return Installation(
         package / "tritonserver/bin/tritonserver",
         "wheel",
@@ -86,7 +106,8 @@ def _wheel_installation(package: Path) -> Installation:
             "LD_LIBRARY_PATH": _prepended(libraries, "LD_LIBRARY_PATH"),
             "PATH": _prepended([str(Path(sys.prefix, "bin"))], "PATH"),
         },
-        (f"--backend-directory={_backend_directory(package)}",),
+        (f"--backend-directory={backends}",),
+        backends,
     )
 
 
@@ -134,18 +155,27 @@ def _backend_directory(package: Path) -> Path:
     release = importlib.metadata.version("nvidia-pytriton")
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "deepseek-triton/backends")
     directory = root / f"{release}-py{_stub_path(package).parent.name}-{key}"
-    if directory.is_dir():
-        return directory
-    root.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
-    (scratch / "python").mkdir()
-    for source in [*(package / "tritonserver/backends/python" / name for name in _BACKEND_FILES), _stub_path(package)]:
-        (scratch / "python" / source.name).symlink_to(source)
+    if not os.path.isdir(directory):
+        try:
+            _make_backend_directory(package, directory)
+        except OSError as error:
+            raise InstallationError(
+                f"{root} can't be written: {error.strerror}; the variable XDG_CACHE_HOME names another folder for it"
+            ) from error
+    return directory
+
+
+def _make_backend_directory(package: Path, directory: Path) -> None:
+    """Raises OSError when neither this process nor another one can make it."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=directory.parent, prefix=".making-"))
     try:
+        (scratch / "python").mkdir()
+        backend = [package / "tritonserver/backends/python" / name for name in _BACKEND_FILES]
+        for source in [*backend, _stub_path(package)]:
+            (scratch / "python" / source.name).symlink_to(source)
         scratch.rename(directory)
     except OSError:
-        # Another process has made the folder first, or it can't be made.
         shutil.rmtree(scratch)
-        if not directory.is_dir():
+        if not directory.is_dir():  # else another process was first
             raise
-    return directory

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from deepseek_triton_build.catalog import is_engine_variable
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
@@ -32,6 +33,19 @@ KERNEL_CACHES: Mapping[str, str] = {
     "CUDA_CACHE_PATH": "cuda",
 }
 """Variable -> folder below the one that is kept."""
+
+
+def engine_variables(environment: Mapping[str, str], *, in_container: bool) -> tuple[dict[str, str], list[str]]:
+    """Return the variables of `environment` that are meant for the engine, and the names of those left out.
+
+    A container gets no paths: a folder of this machine, such as its CUDA_HOME, is another one there, or none.
+    """
+    found = {name: value for name, value in environment.items() if is_engine_variable(name)}
+    if not in_container:
+        return found, []
+    paths = [name for name, value in found.items() if value.startswith("/")]
+    kept = {name: value for name, value in found.items() if name not in paths}
+    return kept, [name for name in paths if name not in KERNEL_CACHES]
 
 
 def image_of(facts: LaunchFacts, options: LaunchOptions) -> str:

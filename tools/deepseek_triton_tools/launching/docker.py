@@ -145,7 +145,8 @@ def _memory(facts: LaunchFacts, options: LaunchOptions) -> Iterator[CommandPart]
             ["--shm-size", str(size)],
             f"/dev/shm of {sized(size)}: docker's default is 64 MiB, and NCCL, Open MPI and tritonserver's Python "
             "backend end with a bus error when it is full. 1 GiB for each rank and 1 GiB for tritonserver is an "
-            "assumption. Only the part that is used takes memory, and it is freed with the container.",
+            f"assumption.{facts.expert_copy_why} Only the part that is used takes memory, and it is freed with the "
+            "container.",
         )
     yield (
         ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"],

@@ -6,10 +6,8 @@ kubernetes_manifest.py writes the manifest, kubernetes_pods.py its pods; the tex
 from __future__ import annotations
 
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.launching import start_script
@@ -49,19 +47,9 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
 
 
 def _ask_start_script(facts: LaunchFacts, options: LaunchOptions) -> None:
-    """Run a copy of start.sh with DRY_RUN=1. The copy's path has no blank, like the path in the pods.
-
-    :raises ToolError: when start.sh refuses.
-    """
+    """:raises ToolError: when start.sh refuses."""
     hosts = {"HOSTS": ",".join(f"node{n}" for n in range(facts.nodes))} if facts.nodes > 1 else {}
-    with tempfile.TemporaryDirectory(prefix="deepseek-triton-") as folder:
-        copy = Path(folder, facts.start_script.name)
-        copy.write_bytes(facts.start_script.read_bytes())
-        try:
-            start_script.dry_run(copy, start_script.server_environment(options) | hosts, options.server_args)
-        except ToolError as error:
-            message = str(error).replace(str(copy), safe_name(str(facts.start_script)))
-            raise ToolError(message, exit_code=error.exit_code) from error
+    start_script.dry_run(facts.start_script, start_script.server_environment(options) | hosts, options.server_args)
 
 
 def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:

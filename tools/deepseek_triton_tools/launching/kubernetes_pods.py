@@ -245,7 +245,7 @@ class Pods:
             for variable, folder in kernel_environment().items():
                 yield {"name": variable, "value": folder}
         if self.options.environment:
-            yield "As requested."
+            yield "As requested, or as set where this was made."
             for variable, value in self.options.environment:
                 yield {"name": variable, "value": literal(value)}
 
@@ -398,8 +398,8 @@ class Pods:
             return f"/dev/shm, {sized(self._shm_bytes)} as requested. A container's default is 64 MiB."
         return (
             f"/dev/shm: 1 GiB for each of {self.facts.ranks_per_node} ranks, for NCCL and MPI, and 1 GiB for "
-            "tritonserver and its Python backend (an assumption). A container's default is 64 MiB. Only the part that "
-            "is used takes memory."
+            f"tritonserver and its Python backend (an assumption).{self.facts.expert_copy_why} A container's default "
+            "is 64 MiB. Only the part that is used takes memory."
         )
 
     def _checkpoints(self) -> Iterator[tuple[str, str, str, dict[str, object]]]:

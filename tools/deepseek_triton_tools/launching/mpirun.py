@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from deepseek_triton_build.catalog import is_for_every_rank
 from deepseek_triton_build.text import safe_name
 from deepseek_triton_tools.doctor.hosts import is_here
 from deepseek_triton_tools.doctor.machine.machine import Machine
@@ -18,8 +19,6 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SLOTS = re.compile(r"\s+(?:max[-_]?slots|slots)\s*=\s*\d+|:\d+", re.ASCII)
 _LEADER_ONLY = ("GRPC_ADDRESS", "METRICS_ADDRESS")
 """Variables that only tritonserver needs, which runs on the first node."""
-_FORWARDED = ("NCCL_", "UCX_", "GLOO_", "HF_TOKEN", "HF_HOME")
-"""Beginnings of the variables that start.sh hands to the other nodes."""
 
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
@@ -52,11 +51,11 @@ def warnings(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if not is_here(options.hosts[0], Machine()):
         here = "run it there, because mpirun and tritonserver run on the first host"
         yield f"{options.hosts[0]} is not this machine: {here}"
-    kept = [name for name, _ in options.environment if not name.startswith(_FORWARDED) and name not in _LEADER_ONLY]
+    kept = [name for name, _ in options.environment if not is_for_every_rank(name) and name not in _LEADER_ONLY]
     if kept:
         yield (
-            f"--env {', '.join(kept)}: start.sh hands only NCCL_*, UCX_*, GLOO_* and the plan's own variables to the "
-            "other nodes"
+            f"--env {', '.join(kept)}: start.sh hands only the variables of the engine and of what is below it "
+            "(TRTLLM_*, CUDA_*, NCCL_* and so on) to the other nodes"
         )
 
 

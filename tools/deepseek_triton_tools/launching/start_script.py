@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deepseek_triton_build.catalog import load_release
+from deepseek_triton_build.catalog import is_engine_variable, load_release
 from deepseek_triton_build.text import comment_lines
 from deepseek_triton_tools import text_templates
 from deepseek_triton_tools._version import __version__
@@ -73,15 +73,17 @@ def head(facts: LaunchFacts, form: str) -> list[str]:
 def dry_run(start_script: Path, environment: Mapping[str, str], server_args: Sequence[str] = ()) -> str:
     """Return what start.sh prints with DRY_RUN=1: the command that it would become, which a shell can run.
 
-    Its programs are looked for on this machine's PATH; a PATH in `environment` is meant for the server.
+    Its programs are looked for on this machine's PATH; a PATH in `environment` is meant for the server. The engine's
+    variables are those of `environment` only.
 
     :raises ToolError: when start.sh refuses.
     """
     path = os.environ.get("PATH", os.defpath)
+    own = {name: value for name, value in os.environ.items() if not is_engine_variable(name)}
     try:
         answer = subprocess.run(
             ["bash", str(start_script), *server_args],
-            env={**os.environ, LAUNCH_TAG: _NO_TAG, **environment, "PATH": path, "DRY_RUN": "1"},
+            env={**own, LAUNCH_TAG: _NO_TAG, **environment, "PATH": path, "DRY_RUN": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",

@@ -2,63 +2,89 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deepseek_triton_build import (
     DEFAULT_FORMAT,
     FORMATS,
-    EditedError,
-    KvAlgo,
     Plan,
     PlanRequest,
-    QuantConfigChange,
+    ReplacementError,
     format_files,
+    format_request,
     make_plan,
-    quant_config_change,
-    write_quant_config,
     write_repository,
 )
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.plans.plan_document import plan_document
 from deepseek_triton_tools.plans.plan_view import show_warnings
-from deepseek_triton_tools.terminal.output_streams import complain, printable, to_reader
+from deepseek_triton_tools.terminal.output_streams import complain, print_json, printable, to_reader
 from deepseek_triton_tools.tool_errors import ToolError
+
+if TYPE_CHECKING:
+    from deepseek_triton_build import KvAlgo, QuantConfigChange
 
 
 def build(
-    request: PlanRequest, output: Path, *, force: bool = False, format: str = DEFAULT_FORMAT, quant_config: bool = False
+    request: PlanRequest,
+    output: Path,
+    *,
+    force: bool = False,
+    format: str = DEFAULT_FORMAT,
+    quant_config: bool = False,
+    as_json: bool = False,
 ) -> None:
-    """Write the plan for `request` as the folder `output`, in `format`, and print a summary.
+    """Write the plan for `request` as the folder `output`, in `format`, and print a summary, or a document.
 
     `quant_config` writes or changes the checkpoint's hf_quant_config.json, so that it says what the plan does. Raises
     BuildError when it can't be planned or written, and nothing is left behind; ToolError when the checkpoint is wanted
     and not on this machine.
     """
-    plan = make_plan(request)
+    plan = make_plan(format_request(format, request))
     files = format_files(format, plan, version=__version__)
     changes: list[str] = []
     change = _quant_config(plan) if quant_config else None
     try:
         # The checkpoint is changed after all files could be written, and before they are moved to their place.
-        write_repository(
+        is_replaced = write_repository(
             files, output, force=force, before=None if change is None else lambda: changes.append(_apply(change))
         )
-    except EditedError as error:
+    except ReplacementError as error:
         for line in error.diff.splitlines():
             complain(line)
         raise
     with to_reader():
-        for line in [*summary(plan, output, format=format), *changes]:
+        if as_json:
+            document = {
+                "schema": SCHEMA,
+                "output": str(output),
+                "format": format,
+                "start": FORMATS[format].start,
+                "replaced": is_replaced,
+                "files": [file.path.as_posix() for file in files],
+                "quant_config": next(iter(changes), None),
+                "plan": plan_document(plan),
+            }
+            print_json(document)
+            return
+        for line in [*summary(plan, output, format=format, is_replaced=is_replaced), *changes]:
             print(printable(line))
         show_warnings(plan)
 
 
-def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[str]:
+SCHEMA = "deepseek-triton/build/1"
+
+
+def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT, is_replaced: bool = False) -> list[str]:
     """Return what a person wants to know after a build, one thing a line."""
-    script = f"{output}/{FORMATS[format].start}"
-    lines = [f"wrote {output}: {plan.variant.title}, as {FORMATS[format].title}"]
+    script = shlex.quote(f"{output}/{FORMATS[format].start}")
+    wrote = "wrote" if not is_replaced else "replaced"
+    lines = [f"{wrote} {output}: {plan.variant.title}, as {FORMATS[format].title}"]
     if plan.gpu is None or plan.release is None or plan.budget is None or plan.profile is None:
-        return [*lines, f"  {plan.engine} engine", f"run it here: deepseek-triton serve {output}"]
+        return [*lines, f"  {plan.engine} engine", f"run it here: deepseek-triton serve {shlex.quote(str(output))}"]
     budget = plan.budget
     recipe = f", recipe {plan.recipe.id}" if plan.recipe else ""
     runs = min(plan.max_concurrency, budget.concurrent_requests(plan.workload.isl or 0, plan.workload.osl or 0))
@@ -67,11 +93,11 @@ def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT) -> list[s
         f"  {plan.precision}, profile {plan.profile.name}{recipe}",
         f"  {plan.world_size} x {plan.gpu.title}: of {budget.memory / GIB:.0f} GiB each, "
         f"{budget.weights / GIB:.1f} weights, {budget.kv_cache / GIB:.1f} KV cache ({budget.kv_tokens:,} tokens), "
-        f"{budget.cuda_graphs / GIB:.1f} CUDA graphs, {(budget.context + budget.activations) / GIB:.1f} workspace, "
+        f"{budget.cuda_graphs / GIB:.1f} CUDA graphs, {(budget.workspace - budget.cuda_graphs) / GIB:.1f} workspace, "
         f"{budget.free / GIB:.1f} left free",
         f"  {runs:,} request{'' if runs == 1 else 's'} at once of {plan.workload.isl:,} tokens in and "
         f"{plan.workload.osl:,} out",
-        f"  TensorRT-LLM {plan.release.version}: {plan.image}",
+        f"  TensorRT-LLM {plan.release.version}: {plan.image_for(format)}",
         _checkpoint_line(plan),
         *_omission_lines(plan),
         _run_line(plan, script),
@@ -100,6 +126,8 @@ def _run_line(plan: Plan, script: str) -> str:
 
 def _quant_config(plan: Plan) -> QuantConfigChange:
     """Plan the change of hf_quant_config.json. Raises ToolError when the checkpoint's folder is not on this machine."""
+    from deepseek_triton_build import quant_config_change
+
     folder = Path(plan.request.model or "")
     if plan.checkpoint is None or not plan.request.model or not folder.is_dir():
         found = f"found {plan.request.model}" if plan.request.model else "found none"
@@ -113,6 +141,8 @@ def _quant_config(plan: Plan) -> QuantConfigChange:
 
 
 def _apply(change: QuantConfigChange) -> str:
-    """QuantConfigChange the checkpoint, and say so in a line."""
+    """Change the checkpoint, and say so in a line."""
+    from deepseek_triton_build import write_quant_config
+
     backup = write_quant_config(change)
     return change.summary + (f"; as it was: {backup}" if backup else "")

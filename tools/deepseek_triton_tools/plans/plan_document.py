@@ -60,7 +60,9 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "workload": dataclasses.asdict(plan.workload),
         "layout": dataclasses.asdict(plan.layout),
         "settings": [dataclasses.asdict(setting) for setting in plan.settings],
+        "files": [dataclasses.asdict(file) for file in plan.files],
         "environment": [dataclasses.asdict(variable) for variable in plan.environment],
+        "unset_environment": [dataclasses.asdict(variable) for variable in plan.unset_environment],
         "memory": _memory(plan.budget) if plan.budget else None,
         "concurrency": [dataclasses.asdict(row) for row in concurrency(plan)],
         "max_concurrency": plan.max_concurrency or None,
@@ -104,7 +106,7 @@ def launch(plan: Plan) -> PlannedLaunch:
         )
     formats = plan.profile.formats if plan.profile else ("triton",)
     script = FORMATS[formats[0]].start
-    in_container = f"in {plan.image}"
+    in_container = f"in {plan.image_for(formats[0])}"
     if plan.num_nodes > 1:
         hosts = ",".join(f"node{number}" for number in range(1, plan.num_nodes + 1))
         command = f"HOSTS={hosts} {script}"
@@ -133,6 +135,7 @@ def _memory(budget: Budget) -> dict[str, int]:
         "cuda_graphs": budget.cuda_graphs,
         "cuda_context": budget.context,
         "activations": budget.activations,
+        "sampler": budget.sampler,
         "free": budget.free,
         "kv_bytes_per_token": budget.kv_bytes_per_token,
         "kv_tokens": budget.kv_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deepseek_triton_build import Budget, EnvironmentVariable, Plan, Setting
+from deepseek_triton_build import Budget, EnvironmentVariable, Plan, Setting, footnotes
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_build.text import yaml_flow
 from deepseek_triton_tools.plans.plan_document import concurrency, launch, plan_document
@@ -17,25 +17,28 @@ _WIDE = 120
 """Columns of a terminal from which the settings are drawn as a table."""
 
 
-def show_plan(plan: Plan, *, as_json: bool) -> None:
+def show_plan(plan: Plan, *, as_json: bool, brief: bool = False) -> None:
+    """Print the plan; a brief one is without the settings."""
     with to_reader():
         if as_json:
             print_json(plan_document(plan))
         else:
-            _show(plan)
+            _show(plan, brief=brief)
 
 
-def _show(plan: Plan) -> None:
+def _show(plan: Plan, *, brief: bool) -> None:
     title, *rest = _headline(plan)
     print(styled(paragraph(title, ""), "1"))
     for line in rest:
         print(paragraph(line))
     print()
-    _show_settings(plan)
     _show_memory(plan)
+    if not brief:
+        _show_settings(plan)
     _show_launch(plan)
     show_warnings(plan)
-    _show_omissions(plan)
+    if not brief:
+        _show_omissions(plan)
 
 
 def _headline(plan: Plan) -> list[str]:
@@ -67,12 +70,8 @@ class _Line:
     section: str
     key: str
     value: str
-    reason: str
-    source: str
-
-    @property
-    def why(self) -> str:
-        return f"{self.reason} ({self.source})" if self.source else self.reason
+    why: str
+    """The reason with its source, or with the number of the source that several reasons rest on."""
 
 
 _SECTIONS = (
@@ -96,22 +95,33 @@ def _section(key: str) -> str:
 def _lines(plan: Plan) -> list[_Line]:
     """Return the lines in the order of the sections; within a section as they are written."""
     titles = [*(title for title, _ in _SECTIONS[:-1]), _OTHER, _SECTIONS[-1][0]]
-    settings = sorted(plan.settings, key=lambda setting: titles.index(_section(setting.key)))
+    in_files = [setting for file in plan.files for setting in file.settings]
+    settings = sorted([*plan.settings, *in_files], key=lambda setting: titles.index(_section(setting.key)))
     rows: list[tuple[str, str, str, Setting | EnvironmentVariable]] = [
-        *((_section(setting.key), setting.key, yaml_flow(setting.value), setting) for setting in settings),
+        *((_section(setting.key), setting.key, _shown(setting), setting) for setting in settings),
         *((_ENVIRONMENT, variable.name, variable.value, variable) for variable in plan.environment),
+        *((_ENVIRONMENT, variable.name, "not set", variable) for variable in plan.unset_environment),
     ]
-    recipe = plan.recipe.source if plan.recipe else None
+    notes = _notes(plan)
     return [
-        _Line(
-            section=section,
-            key=key,
-            value=value,
-            reason=line.reason,
-            source="the recipe" if line.source == recipe else line.source,
-        )
-        for section, key, value, line in rows
+        _Line(section=section, key=key, value=value, why=line.comment_with(notes)) for section, key, value, line in rows
     ]
+
+
+def _notes(plan: Plan) -> dict[str, int]:
+    """Number the sources that several reasons rest on."""
+    return footnotes((*plan.settings, *plan.environment))
+
+
+def _shown(setting: Setting) -> str:
+    """Return the value of a setting. The shapes of a warm-up, some thirty pairs, are shown by their range."""
+    if setting.key != "triton_config.warmup.shapes" or not setting.value:
+        return yaml_flow(setting.value)
+    requests, tokens = zip(*setting.value, strict=True)
+    return (
+        f"{len(setting.value)} shapes: {min(requests):,} to {max(requests):,} requests x {min(tokens):,} to "
+        f"{max(tokens):,} tokens"
+    )
 
 
 def _by_section(lines: list[_Line]) -> Iterator[tuple[str, list[_Line]]]:
@@ -134,6 +144,17 @@ def _show_settings(plan: Plan) -> None:
                 print(paragraph(f"{row.key}: {row.value}"))
                 print(styled(paragraph(row.why, "      ", ""), "2"))
             print()
+    _show_sources(plan)
+
+
+def _show_sources(plan: Plan) -> None:
+    notes = _notes(plan)
+    if not notes:
+        return
+    print(styled("Sources", "1"))
+    for source, number in notes.items():
+        print(paragraph(f"[{number}] {source}"))
+    print()
 
 
 def _draw(lines: list[_Line]) -> None:
@@ -150,8 +171,7 @@ def _draw(lines: list[_Line]) -> None:
     for title, rows in _by_section(lines):
         drawn.add_row(Text(title, "bold"))
         for row in rows:
-            reason = Text(row.reason).append(f" ({row.source})" if row.source else "", "dim")
-            drawn.add_row(Text(f"  {row.key}"), Text(row.value), reason)
+            drawn.add_row(Text(f"  {row.key}"), Text(row.value), Text(row.why))
         drawn.add_row()
     Console(highlight=False).print(drawn)
 
@@ -159,26 +179,39 @@ def _draw(lines: list[_Line]) -> None:
 def _show_memory(plan: Plan) -> None:
     if plan.budget is None:
         return
-    show(Table(title="Memory of one GPU", headings=("part", "GiB", ""), rows=memory_rows(plan.budget)))
-    rows = [(f"{c.isl:,}", f"{c.osl:,}", f"{c.kv_cache_holds:,}", f"{c.runs:,}") for c in concurrency(plan)]
+    rows = memory_rows(plan.budget)
+    sizes = [(mark, size) for mark, _, size, _ in rows if mark]
+    print(styled("Memory of one GPU", "1"))
+    print(f"  [{tables.bar(sizes, min(_BAR, tables.width() - 4))}]")
+    cells = [(mark, name, f"{size / GIB:6.1f}", what) for mark, name, size, what in rows]
+    show(Table(title="", headings=("", "part", "GiB", ""), rows=cells))
+    counts = [(f"{c.isl:,}", f"{c.osl:,}", f"{c.kv_cache_holds:,}", f"{c.runs:,}") for c in concurrency(plan)]
     title = f"Requests at once, of all {plan.world_size} GPUs; max_batch_size allows {plan.max_concurrency:,}"
-    show(Table(title=title, headings=("input tokens", "output tokens", "KV cache holds", "run at once"), rows=rows))
+    show(Table(title=title, headings=("input tokens", "output tokens", "KV cache holds", "run at once"), rows=counts))
 
 
-def memory_rows(budget: Budget) -> list[tuple[str, str, str]]:
-    """Return (part, GiB, what to know about it)."""
+_BAR = 72
+"""Characters of the bar, on a terminal that has them."""
+
+
+def memory_rows(budget: Budget) -> list[tuple[str, str, int, str]]:
+    """Return (mark in the bar, part, bytes, what to know about it)."""
     tokens = f"{budget.kv_bytes_per_token:,} bytes a token: {budget.kv_tokens:,} tokens"
     if budget.attention_dp_size > 1:
         tokens += f", {budget.total_kv_tokens:,} of all GPUs"
-    parts = (
-        ("weights", budget.weights, ""),
-        ("KV cache", budget.kv_cache, tokens),
-        ("CUDA graphs", budget.cuda_graphs, "an estimate"),
-        ("workspace", budget.context + budget.activations, "CUDA context, buffers and activations; an estimate"),
-        ("free", budget.free, "for what varies while it runs"),
-        ("in all", budget.memory, ""),
-    )
-    return [(name, f"{size / GIB:6.1f}", what) for name, size, what in parts]
+    return [
+        ("#", "weights", budget.weights, ""),
+        ("=", "KV cache", budget.kv_cache, tokens),
+        ("+", "CUDA graphs", budget.cuda_graphs, "an estimate"),
+        (
+            "-",
+            "workspace",
+            budget.workspace - budget.cuda_graphs,
+            "CUDA context, buffers, activations, sampler; an estimate",
+        ),
+        (".", "free", budget.free, "for what varies while it runs"),
+        ("", "in all", budget.memory, ""),
+    ]
 
 
 def _show_launch(plan: Plan) -> None:

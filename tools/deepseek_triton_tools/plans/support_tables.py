@@ -18,6 +18,7 @@ from deepseek_triton_build.catalog import (
     containers,
     find_gpu,
     gpus,
+    load_release,
     profiles,
     variants,
 )
@@ -32,8 +33,9 @@ _FIT_80_COLUMNS = 4
 """GPUs of one table on a narrower terminal."""
 _LEGEND = (
     "GPUs of one instance, the fewest as published (and as recommended for the best performance); -: can't work or is "
-    "not published; since: the oldest TensorRT-LLM. `variants "
-    "--json` has the reasons and what fits by arithmetic; `plan VARIANT --gpu GPU` shows the whole deployment."
+    "not published; *: your own checkpoint: --model, as nobody publishes one of this very model; since: the oldest "
+    "TensorRT-LLM. `variants --json` has the reasons and what fits by arithmetic; `plan VARIANT --gpu GPU` shows the "
+    "whole deployment."
 )
 
 
@@ -75,18 +77,24 @@ def _show(chosen: list[Gpu]) -> None:
 
 def _served() -> Iterable[tuple[Variant, KnownCheckpoint]]:
     for variant in variants().values():
-        for checkpoint in variant.checkpoints.values():
+        for checkpoint in (*variant.checkpoints.values(), *variant.own_checkpoints.values()):
             yield variant, checkpoint
 
 
 def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
-    request = PlanRequest(variant=variant.name, gpu=gpu.name, precision=checkpoint.precision, allow_unpublished=True)
+    request = PlanRequest(
+        variant=variant.name,
+        gpu=gpu.name,
+        precision=checkpoint.precision,
+        model=checkpoint.model or _OWN,
+        allow_unpublished=True,
+    )
     try:
         target = resolve_target(request)
     except RefusedPlanError as refused:
         return Cell(gpu=gpu.name, reason=str(refused))
     published = gpu.published_min_gpus.get(checkpoint.precision)
-    fewest = minimum_gpus(gpu, target.architecture, checkpoint)
+    fewest = minimum_gpus(gpu, target.architecture, target.checkpoint)
     usable = [name for name, profile in profiles().items() if _recipes(profile, gpu, checkpoint.precision)]
     reason = gpu.published_source if published else "fits by arithmetic; not published"
     return Cell(
@@ -99,6 +107,16 @@ def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
     )
 
 
+_OWN = "your-own"
+"""Stands for a user's own checkpoint, whose name changes nothing."""
+
+
+def _since(variant: Variant) -> str:
+    """Return the oldest release that a repository with the model is written for."""
+    oldest = RELEASES[-1]
+    return variant.min_release if load_release(oldest).is_before(variant.min_release) else oldest
+
+
 def _recipes(profile: Profile, gpu: Gpu, precision: str) -> list[Recipe]:
     return [recipe for recipe in profile.recipes if recipe.holds_for(gpu, precision)]
 
@@ -108,7 +126,8 @@ def _support_table(chosen: list[Gpu]) -> Table:
     for variant, checkpoint in _served():
         cells = [_cell(variant, checkpoint, gpu) for gpu in chosen]
         counts = [_count(cell) for cell in cells]
-        rows.append((variant.name, checkpoint.precision, *counts, variant.min_release))
+        mark = "" if checkpoint.model else "*"
+        rows.append((variant.name, f"{checkpoint.precision}{mark}", *counts, _since(variant)))
     headings = ("variant", "precision", *(gpu.name for gpu in chosen), "since")
     return Table(title="GPUs of one instance", headings=headings, rows=rows, is_grid=True)
 
@@ -166,9 +185,10 @@ def _document(chosen: list[Gpu]) -> dict[str, object]:
                 "variant": variant.name,
                 "title": variant.title,
                 "precision": checkpoint.precision,
-                "model": checkpoint.model,
-                "weight_bytes": checkpoint.weight_bytes,
-                "min_release": variant.min_release,
+                "model": checkpoint.model or None,
+                "also_named": list(checkpoint.alternatives),
+                "weight_bytes": checkpoint.weight_bytes or None,
+                "min_release": _since(variant),
                 "gpus": [asdict(_cell(variant, checkpoint, gpu)) for gpu in chosen],
             }
             for variant, checkpoint in _served()

@@ -49,6 +49,8 @@ class LaunchFacts:
     """Seconds that start.sh allows a start to take."""
     serving: Serving | None
     """The checkpoint; None for an engine that reads no weights."""
+    expert_copy: int = 0
+    """Bytes of the experts' copy in each node's /dev/shm; 0 without an online load balancer."""
 
     @property
     def start_script(self) -> Path:
@@ -74,12 +76,20 @@ class LaunchFacts:
 
     @property
     def shm_bytes(self) -> int:
-        """Bytes of /dev/shm: 1 GiB for each rank, and 1 GiB for tritonserver's Python backend.
+        """Bytes of /dev/shm: 1 GiB for each rank, 1 GiB for tritonserver's Python backend, and the experts' copy.
 
         NVIDIA's containers ask for --shm-size=1g. That this is enough for each process that uses NCCL's and Open MPI's
         transports is an assumption. Only what is used takes memory.
         """
-        return (self.ranks_per_node + 1) * _GIB
+        return (self.ranks_per_node + 1) * _GIB + self.expert_copy
+
+    @property
+    def expert_copy_why(self) -> str:
+        """A sentence about the experts' copy in /dev/shm; empty without one."""
+        if not self.expert_copy:
+            return ""
+        size = self.expert_copy / _GIB
+        return f" {size:,.0f} GiB of it are the copy of all experts, which wide EP's load balancer keeps."
 
 
 def facts_of(source: str) -> LaunchFacts:
@@ -126,7 +136,12 @@ def facts_of(source: str) -> LaunchFacts:
         nodes=-(-world_size // gpu.gpus_per_node) if gpu else 1,
         ready_within_s=int(match[1]) if match else _READY_WITHIN_S,
         serving=serving,
+        expert_copy=_count(stamp.values.get("shared_memory")),
     )
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _problem(source: str, folder: Path) -> str | None:

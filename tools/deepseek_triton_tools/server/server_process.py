@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import os
 import re
 import secrets
@@ -22,8 +24,9 @@ from pathlib import Path
 from deepseek_triton_client import Client, DeepseekTritonError, Timeouts
 from deepseek_triton_tools.host.free_ports import ENDPOINTS, Claim, Port, claim_ports
 from deepseek_triton_tools.host.process_sessions import kill_all, session_members
-from deepseek_triton_tools.host.tritonserver import find_tritonserver
+from deepseek_triton_tools.host.tritonserver import Installation, find_tritonserver
 from deepseek_triton_tools.server.server_log import HOPELESS, dead_engine, failure_cause, parse_log_line
+from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import RepositoryError, ServerFailedError, ToolError
 
 _TICK_S = 0.2
@@ -114,19 +117,26 @@ class ServerProcess:
         _check_server_args(options.server_args)
         self.options = options
         self.models = model_names(options.repository)
+        self.loaded_models: list[str] = []
+        """Those that could be called when the server became ready: all, unless the server was told to load fewer."""
         self.stop_requested = False
+        self.killed_after_s = 0
+        """Seconds after a stop at which the server was killed because it had not ended; 0 where that was not needed."""
         self._on_line = on_line
         self._process: subprocess.Popen[str] | None = None
         self._ended = threading.Event()
         self._reader: threading.Thread | None = None
         # The reader thread appends while others copy. Both are atomic in CPython.
         self._lines: deque[str] = deque(maxlen=_LOG_TAIL_LINES)
+        self._log_is_whole = True
         self._hopeless = False
         self._kill_at: float | None = None
+        self._patience_s = 0
         self._cleared = False
         self._claim: Claim | None = None
+        self._locks: list[int] = []
         self._shm_prefix = f"deepseek_triton_{secrets.token_hex(4)}_"
-        self._link_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._links: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
     def serving(
@@ -195,19 +205,21 @@ class ServerProcess:
         """Start the server, and return before it is ready. When it raises ToolError, nothing runs: there is no
         tritonserver, a port is taken, or the log can't be written."""
         installation = find_tritonserver(self.options.tritonserver)
-        self._release_ports()
+        self._release()
         options = self.options
         claim = claim_ports(options.host, options.http_port, options.grpc_port, options.metrics_port)
         self._claim = claim
+        self._mark_as_used()
         self.http_port, self.grpc_port, self.metrics_port = claim.http, claim.grpc, claim.metrics
         try:
             log = _open_log(self.options.log_file)
         except ToolError:
-            self._release_ports()
+            self._release()
             raise
         command = [
             *(sys.executable, "-I", "-S", "-c", _GUARDED_EXEC, str(os.getpid()), str(installation.binary)),
             *installation.extra_args,
+            *self._own_backends(installation),
             *self._arguments(),
             *self.options.server_args,
         ]
@@ -224,9 +236,19 @@ class ServerProcess:
             # The stop was requested before there was a process to signal.
             self._process.terminate()
 
-    def _release_ports(self) -> None:
+    def _mark_as_used(self) -> None:
+        """Lock the stamp of a generated repository, so that `build` doesn't replace what is being served."""
+        for stamp in self.options.repository.glob("*/deepseek-triton.json"):
+            with contextlib.suppress(OSError):  # a file system without locks
+                self._locks.append(os.open(stamp, os.O_RDONLY))
+                fcntl.flock(self._locks[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def _release(self) -> None:
+        """Give back the ports and the repository."""
         if self._claim is not None:
             self._claim.close()
+        while self._locks:
+            os.close(self._locks.pop())
 
     def _arguments(self) -> list[str]:
         ports = zip(ENDPOINTS, (self.http_port, self.grpc_port, self.metrics_port), strict=True)
@@ -245,10 +267,22 @@ class ServerProcess:
         repository = self.options.repository.absolute()
         if not re.search(r"\s", str(repository)):
             return repository
-        self._link_folder = tempfile.TemporaryDirectory(prefix="deepseek-triton-")
-        link = Path(self._link_folder.name, "repository")
+        link = self._link_folder() / "repository"
         link.symlink_to(repository)
         return link
+
+    def _own_backends(self, installation: Installation) -> list[str]:
+        """Return the argument for the backends that lie in the models' folders (`build --backend-name`), if any do."""
+        own = [path.parent for path in self.options.repository.glob("*/backends/*/model.py")]
+        if not own:
+            return []
+        return [f"--backend-directory={installation.backend_directory(self._link_folder() / 'backends', own)}"]
+
+    def _link_folder(self) -> Path:
+        """Return a folder of this launch's own."""
+        if self._links is None:
+            self._links = tempfile.TemporaryDirectory(prefix="deepseek-triton-")
+        return Path(self._links.name)
 
     def _read(self, process: subprocess.Popen[str], log: FileIO | None) -> None:
         """Run the reader thread, until the server and all its stubs have closed their end of the pipe."""
@@ -256,9 +290,17 @@ class ServerProcess:
         sinks: list[Callable[[str], object]] = [self._on_line] if self._on_line else []
         with process.stdout, log or contextlib.nullcontext():
             if log:
-                sinks.append(lambda line: log.write(f"{line}\n".encode()))
+                sinks.append(functools.partial(self._write_log, log))
             for line in process.stdout:
                 self._accept(line.rstrip("\n"), sinks)
+
+    def _write_log(self, log: FileIO, line: str) -> None:
+        try:
+            log.write(f"{line}\n".encode())
+        except OSError as error:
+            self._log_is_whole = False
+            complain(f"deepseek-triton serve: the log in {self.options.log_file} ends: {error.strerror}")
+            raise
 
     def _accept(self, line: str, sinks: list[Callable[[str], object]]) -> None:
         self._lines.append(line)
@@ -298,8 +340,10 @@ class ServerProcess:
         """Whether the server, every model and the metrics answer. The metrics are the last to come up."""
         expected = {"ready", "loading"} if self._was_given("--model-control-mode") else {"ready"}
         try:
-            if not all(self._state(model) in expected for model in self.models):
+            states = {model: self._state(model) for model in self.models}
+            if not expected.issuperset(states.values()):
                 return False
+            self.loaded_models = [model for model, state in states.items() if state == "ready"]
             if not self._was_given("--allow-metrics"):
                 with self._client(self.models[0]) as client:
                     client.metrics()
@@ -349,21 +393,24 @@ class ServerProcess:
     def _where_to_read_more(self) -> str:
         if self.options.verbose:
             return ""
-        path = self.options.log_file
+        path = self.options.log_file if self._log_is_whole else None
         if path is None:
             # After a load of an hour nobody wants to hear that --log-file would have helped, so the log is kept anyway.
-            descriptor, name = tempfile.mkstemp(prefix="deepseek-triton-server-", suffix=".log")
-            path = Path(name)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in self.log_tail)
+            try:
+                descriptor, name = tempfile.mkstemp(prefix="deepseek-triton-server-", suffix=".log")
+                path = Path(name)
+                with open(descriptor, "w", encoding="utf-8") as file:
+                    file.writelines(f"{line}\n" for line in self.log_tail)
+            except OSError as error:  # the cause matters more
+                return f" (the server's log can't be kept: {error.strerror})"
         return f" (the server's log: {path})"
 
     def request_stop(self, signum: int = signal.SIGTERM) -> None:
         """Ask the server to end, and return at once. It is killed when its time has run out, or by a second call. This
         is the only method for signal handlers. `wait` and `wait_until_ready` do the killing."""
         is_repeated, self.stop_requested = self.stop_requested, True
-        patience_s = 0 if is_repeated else self.options.exit_timeout_secs + _GRACE_S
-        self._kill_at = time.monotonic() + patience_s
+        self._patience_s = 0 if is_repeated else self.options.exit_timeout_secs + _GRACE_S
+        self._kill_at = time.monotonic() + self._patience_s
         if self._process is not None and not is_repeated:
             self._process.send_signal(signum)
 
@@ -388,6 +435,7 @@ class ServerProcess:
 
     def _kill_if_due(self) -> None:
         if self._process is not None and self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self.killed_after_s = self._patience_s
             kill_all(self._members)
 
     def _members(self) -> list[int]:
@@ -409,22 +457,36 @@ class ServerProcess:
         self._reader.join(_STUBS_LEAVE_S)
         for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
             region.unlink(missing_ok=True)
-        if self._link_folder is not None:
-            self._link_folder.cleanup()
-        self._release_ports()
+        if self._links is not None:
+            self._links.cleanup()
+            self._links = None
+        self._release()
         self._cleared = True
 
 
 def model_names(repository: Path) -> list[str]:
     """Return the names of the models in the folder, sorted. Raises RepositoryError when there is none."""
-    if not repository.is_dir():
-        raise RepositoryError(f"there is no folder {repository}: `deepseek-triton build` writes a model repository")
-    if (repository / "config.pbtxt").is_file():
+    try:
+        folders = sorted(repository.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        raise RepositoryError(
+            f"there is no folder {repository}: `deepseek-triton build` writes a model repository"
+        ) from None
+    except OSError as error:
+        raise RepositoryError(f"{repository} can't be read: {error.strerror}") from error
+    if os.path.isfile(repository / "config.pbtxt"):
         raise RepositoryError(f"{repository} is a model, not a model repository: give the folder above it")
-    models = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    models, closed = [], ""
+    for folder in folders:
+        try:
+            if (folder / "config.pbtxt").is_file():
+                models.append(folder.name)
+        except OSError as error:
+            closed += f"; {folder} can't be read: {error.strerror}"
     if not models:
         raise RepositoryError(
-            f"{repository} holds no model: expected {repository}/MODEL/config.pbtxt; `deepseek-triton build` writes one"
+            f"{repository} holds no model: expected {repository}/MODEL/config.pbtxt"
+            + (closed or "; `deepseek-triton build` writes one")
         )
     return models
 

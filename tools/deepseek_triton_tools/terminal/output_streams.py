@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,8 +26,8 @@ def to_reader() -> Iterator[None]:
     """A block that prints. Its reader (`head`, say) may leave at any line, which is no failure: the block ends, and the
     program goes on behind it.
 
-    Only print inside it: any OSError is taken for one of stdout. Raises ToolError when stdout can't be written for
-    another reason.
+    Raises ToolError when stdout can't be written for another reason. An OSError that names no file is taken for one of
+    stdout.
     """
     try:
         try:
@@ -38,11 +37,15 @@ def to_reader() -> Iterator[None]:
     except BrokenPipeError:
         _discard(sys.stdout)
     except OSError as error:
+        if error.filename is not None:
+            raise
         _discard(sys.stdout)
         raise ToolError(f"the output can't be written: {error.strerror}") from error
 
 
 def print_json(document: Mapping[str, Any]) -> None:
+    import json
+
     print(json.dumps(document, indent=2, allow_nan=False))
 
 

@@ -36,7 +36,8 @@ def width() -> int:
 
 def show(table: Table) -> None:
     """Print `table` to stdout."""
-    print(styled(paragraph(table.title, ""), "1"))
+    if table.title:
+        print(styled(paragraph(table.title, ""), "1"))
     table = replace(table, rows=[[printable(cell) for cell in row] for row in table.rows])
     if is_terminal():
         _draw(table)
@@ -65,6 +66,21 @@ def paragraph(text: str, indent: str = "  ", hanging: str = "  ") -> str:
             break_on_hyphens=False,
         )
     )
+
+
+def bar(parts: Sequence[tuple[str, int]], length: int) -> str:
+    """Return a bar in which each part has its own character, as often as its share of `length`.
+
+    :param parts: (character, size). A part that isn't empty gets one character at least, so that the bar may be longer
+        than `length` by the number of the parts at most.
+    """
+    total = sum(max(0, size) for _, size in parts)
+    drawn, end = "", 0
+    for character, size in parts:
+        end += max(0, size)
+        if size > 0:
+            drawn += character * max(1, round(length * end / total) - len(drawn))
+    return drawn
 
 
 def styled(text: str, code: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, TypeVar
 
@@ -60,12 +60,13 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownCheckpoint:
-    """One published set of weights of a variant."""
+    """One set of weights of a variant: a published one, or one that a user may have."""
 
     precision: Precision
     model: str
-    """Hugging Face name, `owner/name`."""
+    """Hugging Face name, `owner/name`; empty for weights of the variant that nobody publishes."""
     weight_bytes: int
+    """Bytes of all its files. 0 for weights that nobody publishes: the shapes then give the number."""
     bytes_status: Literal["measured", "computed", "estimated"]
     num_shards: int | None
     """Number of safetensors files; None when it is not known."""
@@ -76,7 +77,15 @@ class KnownCheckpoint:
     """Whether an NVFP4 checkpoint also stores attention's output projection as NVFP4; its other attention weights have
     16 bits."""
     source: str
-    alternatives: tuple[str, ...] = ()
+    published_for: str = ""
+    """The model that the weights belong to, where that is another one of the same architecture."""
+    alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+    """Other Hugging Face name -> the fields that differ for the checkpoint of that name."""
+
+    def under_each_name(self) -> Mapping[str, KnownCheckpoint]:
+        """Return Hugging Face name -> the checkpoint of that name, `model` first."""
+        own = {self.model: self} if self.model else {}
+        return own | {name: replace(self, model=name, **differs) for name, differs in self.alternatives.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +102,11 @@ class Variant:
     """Deployments whose pace the simulated engine can keep. A test compares them with the backend's own list."""
     architecture: Architecture | None = None
     checkpoints: Mapping[str, KnownCheckpoint] = field(default_factory=dict)
-    """Precision -> weights."""
+    """Precision -> the published weights."""
+    own_checkpoints: Mapping[str, KnownCheckpoint] = field(default_factory=dict)
+    """Precision -> weights that nobody publishes for this very model, which can be served all the same."""
     min_release: str = ""
-    """The oldest TensorRT-LLM release that repositories are written for."""
+    """The oldest TensorRT-LLM release that has the model."""
     min_release_source: str = ""
     thinks: bool = False
     """Whether the model reasons before each answer unless its chat template is told otherwise."""
@@ -202,28 +213,46 @@ def find_precision(name: str) -> Precision:
 
 def variant_of_model(model: str) -> tuple[Variant, KnownCheckpoint] | None:
     """Return the variant and checkpoint that the Hugging Face name `model` belongs to; None for an unknown name."""
-    for variant in variants().values():
-        for checkpoint in variant.checkpoints.values():
-            if model in (checkpoint.model, *checkpoint.alternatives):
-                return variant, checkpoint
-    return None
+    return _by_name().get(model)
+
+
+def variant_of_folder(path: str) -> tuple[Variant, KnownCheckpoint] | None:
+    """Return the variant and checkpoint whose Hugging Face name ends as `path` does, in any case; None for none."""
+    folder = path.rstrip("/").rpartition("/")[2].lower()
+    return next((found for name, found in _by_name().items() if name.rpartition("/")[2].lower() == folder), None)
+
+
+@cache
+def _by_name() -> Mapping[str, tuple[Variant, KnownCheckpoint]]:
+    return {
+        name: (variant, checkpoint)
+        for variant in variants().values()
+        for weights in (*variant.checkpoints.values(), *variant.own_checkpoints.values())
+        for name, checkpoint in weights.under_each_name().items()
+    }
 
 
 def _variant(name: str, entry: dict[str, Any]) -> Variant:
     lists = {key: tuple(entry.get(key, ())) for key in ("engines", "presets")}
-    checkpoints = {
-        precision: _checkpoint(find_precision(precision), row)
-        for precision, row in entry.get("checkpoints", {}).items()
+    weights = {
+        kind: {precision: _checkpoint(find_precision(precision), row) for precision, row in entry.get(kind, {}).items()}
+        for kind in ("checkpoints", "own_checkpoints")
     }
     architecture = architectures()[entry["architecture"]] if "architecture" in entry else None
-    return Variant(name=name, **(entry | lists | {"checkpoints": checkpoints, "architecture": architecture}))
+    return Variant(name=name, **(entry | lists | weights | {"architecture": architecture}))
+
+
+_NOT_GIVEN: Mapping[str, Any] = {
+    "model": "",
+    "weight_bytes": 0,
+    "bytes_status": "computed",
+    "num_shards": None,
+    "wo_quantized": False,
+}
 
 
 def _checkpoint(precision: Precision, row: dict[str, Any]) -> KnownCheckpoint:
-    defaults = {"num_shards": None, "wo_quantized": False}
-    return KnownCheckpoint(
-        precision=precision, **(defaults | row | {"alternatives": tuple(row.get("alternatives", ()))})
-    )
+    return KnownCheckpoint(precision=precision, **{**_NOT_GIVEN, **row})
 
 
 def _find(kind: str, name: str, entries: Mapping[str, _Entry]) -> _Entry:

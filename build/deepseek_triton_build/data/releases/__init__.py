@@ -9,11 +9,10 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
-from deepseek_triton_build.data.yaml_files import load_yaml
+from deepseek_triton_build.data.yaml_files import load_yaml, read_data
 from deepseek_triton_build.text import parse_yaml
 
 RELEASES = ("1.2.1", "1.2.0", "1.1.0", "1.0.0", "0.21.0")
@@ -201,6 +200,11 @@ def image_name(tag: str) -> str:
     return f"nvcr.io/nvidia/tritonserver:{tag}{_TRTLLM}"
 
 
+def release_image_name(version: str) -> str:
+    """Return the full name of TensorRT-LLM's own container (deployment guide for DeepSeek-R1, Run Docker Container)."""
+    return f"nvcr.io/nvidia/tensorrt-llm/release:{version}"
+
+
 def container_tag(tag: str) -> str:
     """Return the year and month, `26.07`, of a container.
 
@@ -236,7 +240,7 @@ def release_for_container(tag: str) -> Release:
 
 @cache
 def _load(version: str) -> Release:
-    text = (resources.files(__name__) / f"{version}.yaml").read_text(encoding="utf-8")
+    text = read_data(__name__, f"{version}.yaml")
     record = parse_yaml(text)
     return Release(
         version=record["release"],

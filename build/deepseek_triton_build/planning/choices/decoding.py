@@ -14,7 +14,8 @@ from deepseek_triton_build.planning.target import Target
 def speculation_settings(target: Target, sizes: Sizes, recipe: dict[str, Setting]) -> Iterable[Setting]:
     if not sizes.num_draft_tokens:
         if target.request.relaxed_acceptance:
-            raise RefusedPlanError("relaxed acceptance needs MTP's draft tokens, and MTP is off; add --mtp 3")
+            cause = "relaxed acceptance needs MTP's draft tokens, and MTP is off"
+            raise RefusedPlanError(cause, fix="add --mtp 3")
         return
     yield Setting("speculative_config.decoding_type", "MTP", "the checkpoint's own draft layer", source=GUIDE)
     yield Setting(

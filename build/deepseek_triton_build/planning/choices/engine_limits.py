@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.data.sources import DEPLOYMENT, GUIDE
-from deepseek_triton_build.planning.batch_sizes import Sizes
+from deepseek_triton_build.planning.batch_sizes import LONGEST_ANSWER, Sizes, seq_len_for
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.rules.size_limits import OOM_NUM_TOKENS
 
@@ -28,9 +28,18 @@ def limit_settings(target: Target, sizes: Sizes) -> Iterable[Setting]:
     yield Setting(
         "max_seq_len",
         sizes.max_seq_len,
-        f"prompt and answer together; the model reads up to {target.architecture.max_position_embeddings:,}",
+        f"prompt and answer together{_answer_reason(target, sizes)}; the model reads up to "
+        f"{target.architecture.max_position_embeddings:,}",
     )
     yield Setting("enable_chunked_prefill", sizes.chunked_prefill, _chunked_reason(target, sizes))
+
+
+def _answer_reason(target: Target, sizes: Sizes) -> str:
+    """Say why max_seq_len is short though nobody asked for these lengths."""
+    asked = target.request.workload.isl or target.request.workload.osl
+    if asked or sizes.max_seq_len != seq_len_for(sizes.max_num_tokens):
+        return ""
+    return f": no prompt is longer than {sizes.max_num_tokens:,}, and answers have up to {LONGEST_ANSWER:,}"
 
 
 def _num_tokens_reason(sizes: Sizes) -> str:

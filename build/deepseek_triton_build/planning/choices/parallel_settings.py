@@ -14,7 +14,9 @@ from deepseek_triton_build.rules.attention import LOW_CONCURRENCY
 
 def model_settings(target: Target) -> Iterable[Setting]:
     request, variant = target.request, target.variant
-    yield Setting("model", request.model or target.checkpoint.model, f"{variant.title}, {_weights_title(target)}")
+    other = target.checkpoint.published_for
+    title = f"{other}, planned as {variant.name}, whose architecture it has" if other else variant.title
+    yield Setting("model", request.model or target.checkpoint.model, f"{title}, {_weights_title(target)}")
     yield Setting("backend", "pytorch", "the engine DeepSeek runs on in TensorRT-LLM", source=GUIDE)
     yield Setting("trust_remote_code", variant.trust_remote_code, variant.trust_remote_code_reason)
 

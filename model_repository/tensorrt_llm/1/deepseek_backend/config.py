@@ -42,7 +42,8 @@ class BackendConfig:
     engine: str = "tensorrt_llm"
     """tensorrt_llm, transformers or simulated."""
     decoupled: bool = True
-    """A copy of config.pbtxt's transaction policy for upstream's model.py; the two must agree."""
+    """A copy of config.pbtxt's transaction policy for upstream's model.py; the two must agree. True: a request may get
+    several responses, as streams need. False: each gets one, which is all that ModelInfer and /infer can carry."""
     max_batch_size: int = 0
     """A copy of config.pbtxt's value, as above. 0: the engine batches, Triton does not."""
     default_max_tokens: int = 256
@@ -155,7 +156,7 @@ def _or_null(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "engine": (lambda value: value in ENGINE_NAMES, f"one of {', '.join(ENGINE_NAMES)}"),
-    "decoupled": (lambda value: value is True, "true: responses are sent when they are made"),
+    "decoupled": (lambda value: isinstance(value, bool), "true or false"),
     "max_batch_size": (_whole(0, 0), "0: the engine batches, Triton does not"),
     "default_max_tokens": (_whole(1, INT32_MAX), "a whole number from 1"),
     "default_sampling": (lambda value: isinstance(value, dict), "a mapping"),

@@ -32,6 +32,13 @@ streaming there is one response with all sequences, in order. In the JSON of /ge
 written as the value itself, and an output with several values as an array. `output_ids` holds the ids of the first
 sequence, then those of the second, and so on; `num_output_tokens` says how many belong to each sequence. When one
 sequence fails, the whole request fails.
+
+One response to each request
+----------------------------
+`build --no-decoupled` makes a model that is not decoupled, which is the default of TensorRT-LLM's llmapi model. gRPC's
+unary ModelInfer and HTTP's /infer, which Triton refuses for decoupled models, work with it as /generate does. A request
+with `streaming` or `stream` true is refused with E_UNSUPPORTED, and config.pbtxt has none of the inputs `stream_mode`,
+`stream_interval` and `stream_interval_ms`.
 """
 
 from __future__ import annotations
@@ -84,11 +91,12 @@ error. The code in the message is the same everywhere.
 
 ERROR_MEANINGS = {
     ErrorCode.INVALID_ARGUMENT: "a value, a type or a name is wrong; the message says which one and what is allowed",
-    ErrorCode.UNSUPPORTED: "the field is known, but this engine, or this release's sampler, does not support it",
+    ErrorCode.UNSUPPORTED: "the field is known, but this engine, this release's sampler or a model that is not "
+    "decoupled does not support it",
     ErrorCode.PROMPT_TOO_LONG: "the prompt does not fit max_seq_len; the message has both numbers",
     ErrorCode.OVERLOADED: "too many requests or tokens are in flight; send the request again later",
     ErrorCode.UNAVAILABLE: "the engine is dead or the model is being stopped; send the request to another server",
-    ErrorCode.CANCELLED: "the request was ended because its client had gone",
+    ErrorCode.CANCELLED: "the request was ended because its client had gone; also the answer to a stop request",
     ErrorCode.INTERNAL: "the engine failed; nothing is wrong with the request",
 }
 
@@ -327,9 +335,14 @@ REQUEST_FIELDS: tuple[SamplingFieldSpec, ...] = (
 )
 """Fields of the request as a whole. Each has one value."""
 
-# Optional on the wire, so that the backend, and not Triton, answers a request without it, with the contract's code.
+# Clients that fill in a model's inputs from its config.pbtxt, such as triton_cli, leave out the optional ones. Triton
+# only counts the inputs of a request, so another one in its place is enough (infer_request.cc of Triton's core).
 TEXT_INPUT = TensorSpec(
-    "text_input", "The prompt. Each of several prompts gets its own answer.", dtype=Dtype.STRING, dims=(-1,)
+    "text_input",
+    "The prompt. Each of several prompts gets its own answer. It may be empty beside messages or input_ids.",
+    dtype=Dtype.STRING,
+    dims=(-1,),
+    optional=False,
 )
 
 REQUEST_INPUTS: tuple[TensorSpec, ...] = (
@@ -350,7 +363,12 @@ REQUEST_INPUTS: tuple[TensorSpec, ...] = (
     ),
     _flag("streaming", "Send increments as they are made; otherwise there is one response at the end."),
     _flag("stream", "The same as streaming, under the name that Triton's vLLM backend uses."),
-    _flag("stop", "End the running request that has this request's id. Nothing is generated."),
+    _flag(
+        "stop",
+        "End the running requests that have this request's id; they are answered with their text so far. Nothing is "
+        "generated. The answer is the error E_CANCELLED, whether or not there was such a request. With "
+        'return_finish_reason it is a response with finish_reason "stop", or an error if nobody has the id.',
+    ),
     TensorSpec(
         "sampling_parameters",
         "One JSON object with any of the sampling fields, under their plain names.",
@@ -379,6 +397,14 @@ REQUEST_INPUTS: tuple[TensorSpec, ...] = (
 )
 
 INPUTS: tuple[TensorSpec, ...] = REQUEST_INPUTS + tuple(field.tensor for field in SAMPLING_FIELDS)
+
+_STREAM_SHAPE = frozenset({"stream_mode", "stream_interval", "stream_interval_ms"})
+
+
+def declared_inputs(*, decoupled: bool) -> tuple[TensorSpec, ...]:
+    """The inputs in config.pbtxt. A model that is not decoupled has no streams, so it lacks those that shape them; by
+    that clients know it. It keeps `streaming` and `stream`, which existing clients send as false."""
+    return INPUTS if decoupled else tuple(tensor for tensor in INPUTS if tensor.name not in _STREAM_SHAPE)
 
 
 def _output(name: str, dtype: Dtype, meaning: str) -> TensorSpec:

@@ -3,7 +3,7 @@
 BackendError                  has a code of the wire contract; the client reads its text
 ├── RequestError              the client's fault: a value, a name, a length
 ├── UnavailableError          the engine is dead or being stopped: try another server
-├── CancelledError            the request was ended because its client had gone
+├── CancelledError            the request was ended because its client had gone; the answer to a stop request
 └── EngineError               the engine's fault
 ConfigError                   model.yaml or config.pbtxt can't be served; holds every problem found
 """

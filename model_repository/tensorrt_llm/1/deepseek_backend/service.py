@@ -24,7 +24,14 @@ from deepseek_backend.delivery.delivery import Delivery
 from deepseek_backend.engine_warmup import warm_up
 from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, Step
 from deepseek_backend.engines.generate_request import GenerateRequest
-from deepseek_backend.errors import BackendError, EngineError, RequestError, UnavailableError, describe
+from deepseek_backend.errors import (
+    BackendError,
+    CancelledError,
+    EngineError,
+    RequestError,
+    UnavailableError,
+    describe,
+)
 from deepseek_backend.field_values import quoted
 from deepseek_backend.metrics.backend_metrics import BackendMetrics
 from deepseek_backend.process.readiness import TokenClock, readiness
@@ -37,6 +44,7 @@ from deepseek_backend.request.supported_fields import check_defaults, supported_
 
 logger = logging.getLogger(__name__)
 
+STOPPED = "request cancelled by client: no request with this id is running any more"
 STOPPING = "the model is being stopped; send the request to another server"
 
 
@@ -159,7 +167,11 @@ class Service:
             self._abort_in_engine(requests)
 
     def _stop_by_client_id(self, stopper: ActiveRequest) -> None:
-        """End every running request that has the stopper's id, then answer the stopper, with no text."""
+        """End every running request that has the stopper's id, then answer the stopper.
+
+        TensorRT-LLM's llmapi model answers CANCELLED whether or not there was such a request, and its client expects
+        that. Who asks for the finish reason is told what happened.
+        """
         if not stopper.client_id:
             raise RequestError('stop: expected the id of the request to end as this request\'s "id", got none')
         running = [
@@ -167,10 +179,12 @@ class Service:
             for active in self.snapshot()
             if active.client_id == stopper.client_id and active.requests and not active.ended
         ]
-        if not running:
-            raise RequestError(f"stop: no running request has the id {quoted(stopper.client_id)}")
         for active in running:
             self.end_early(active, cause="stop")
+        if "finish_reason" not in stopper.parsed.returned:
+            raise CancelledError(STOPPED)
+        if not running:
+            raise RequestError(f"stop: no running request has the id {quoted(stopper.client_id)}")
         stopper.end(finish_reason="stop")
         self.delivery.put_request(stopper)
 
@@ -244,7 +258,7 @@ class Service:
 
     def _count_ended(self, active: ActiveRequest) -> None:
         if not active.requests:
-            if active.error is not None:
+            if active.error is not None and not active.parsed.stop:  # a stop request is answered by an error
                 self._metrics.refused(active.error.code)
             return
         self._metrics.ended(
@@ -289,7 +303,8 @@ class Service:
         readiness = self.readiness()
         if readiness.alive != self._was_ready:
             self._was_ready = readiness.alive
-            logger.warning("ready again" if readiness.alive else f"not ready: {readiness.reason}")
+            level = logging.INFO if self.draining else logging.WARNING  # an ordinary stop is no reason to look
+            logger.log(level, "ready again" if readiness.alive else f"not ready: {readiness.reason}")
         self._metrics.observe_state(
             inflight=inflight,
             inflight_tokens=inflight_tokens,

@@ -127,8 +127,13 @@ def kill_all(tag: LaunchTag, *, spare: Collection[int] = ()) -> None:
         time.sleep(_TICK_S)
 
 
+def shared_memory(launch: str, name: str) -> Path:
+    """Return the path of what belongs to the launch and ends with it."""
+    return _SHARED_MEMORY / f"deepseek_triton_{launch}_{name}"
+
+
 def remove_shared_memory(launch: str) -> None:
     """Remove the regions that tritonserver's Python backend shares with its stubs: they stay when both are killed."""
-    for region in _SHARED_MEMORY.glob(f"deepseek_triton_{launch}_*"):
+    for region in _SHARED_MEMORY.glob(shared_memory(launch, "*").name):
         with contextlib.suppress(OSError):
             region.unlink()

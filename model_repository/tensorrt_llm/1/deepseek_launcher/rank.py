@@ -28,6 +28,7 @@ from deepseek_launcher.launch_tag import (
     terminate_servers,
 )
 from deepseek_launcher.output import OutputWriter, write_last_message
+from deepseek_launcher.repository_link import with_plain_path
 from deepseek_launcher.server_processes import DEFAULT_EXIT_TIMEOUT_S, LEAVE_S, PATIENCE_S, ServerWatch
 from deepseek_launcher.signals import END_NOW, ORDERLY, Signals, StopRequests
 from deepseek_launcher.supervisor_guard import SupervisorGuard
@@ -75,7 +76,9 @@ class _RankGuard:
         self._stderr = OutputWriter(2)
         self._send_event("started", **self._facts())
         environment = {**os.environ, LAUNCH_VARIABLE: self._tag.launch, RANK_VARIABLE: str(self._number)}
-        child = ChildProcess(self._command, environment)
+        # The ranks of other nodes have no server, so that the link's name is enough for them.
+        command = with_plain_path(self._command, self._tag.launch, make=self._number == 0)
+        child = ChildProcess(command, environment)
         server = ServerWatch(self._tag, self._command, spare=self._spare) if self._number == 0 else None
         tick_s = _OTHERS_TICK_S if server is None else _TICK_S
         left_behind = False

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import time
+from pathlib import Path
 
 from deepseek_launcher import children, launch_record, launch_tag, process_table
 from deepseek_launcher.command import option
@@ -37,6 +40,8 @@ class Supervision:
         children.adopt_orphans()
         self.stdout, self._stderr = OutputWriter(1), OutputWriter(2)
         self._record_file = self._write_record()
+        if options.repository is not None:
+            _mark_as_used(options.repository)
         self.set_ready(False)  # a supervisor that was killed with its guard, or a crash, may have left the file
 
     def take_signals(self, timeout_s: float) -> bool:
@@ -117,3 +122,14 @@ class Supervision:
         except (LauncherError, OSError) as error:
             self.say(f"goes on without being listed: {error}")
             return None
+
+
+def _mark_as_used(repository: Path) -> None:
+    """Lock the stamp of a generated repository until this process has ended.
+
+    The lock tells `deepseek-triton build` not to replace the repository. The kernel keeps it with the file, so it is
+    seen outside a container too.
+    """
+    for stamp in repository.glob("*/deepseek-triton.json"):
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(os.open(stamp, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -24,7 +24,7 @@ NEED_TRITONSERVER = (SERVE, DEMO, SIMULATED, LOCAL)
 """Those that need a tritonserver on this machine."""
 NEED_REPOSITORY = (SERVE, LOCAL)
 """Those that serve the repository that was named."""
-NEED_TOOLS = (GENERATOR, WARM, DEMO, SIMULATED, LOCAL, DOCKER, SLURM, KUBERNETES)
+NEED_TOOLS = (GENERATOR, WARM, DEMO, SIMULATED, LOCAL, DOCKER, MPIRUN, SLURM, KUBERNETES)
 """Those that need the packages of the extra `tools`."""
 
 CAPABILITIES = {
@@ -48,6 +48,17 @@ _STARTED_BY: Mapping[str, Mapping[str, str]] = {
     "simulated": {LOCAL: SIMULATED},
 }
 """Engine of the repository -> the launch forms that start it on this machine -> the capability they need besides."""
+
+
+def concerns(needs: Sequence[str], expected: Expected) -> bool:
+    """Return whether a check matters to the repository: one for an embedded engine needs no GPU, MPI or cluster.
+
+    :param needs: the capabilities that the check's finding would block; none is a check of the machine itself.
+    """
+    if expected.engine in (None, TENSORRT_LLM) or not needs:
+        return True
+    started = _STARTED_BY.get(expected.engine, {})
+    return not {CLIENT, *started, *started.values()}.isdisjoint(needs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ CHECKS: Sequence[MachineCheck] = (
     MachineCheck(id="libpython", title="libpython", needs=capabilities.NEED_TRITONSERVER, run=software.check_libpython),
     MachineCheck(id="glibc", title="C library", needs=capabilities.NEED_TRITONSERVER, run=software.check_glibc),
     MachineCheck(id="numpy", title="numpy", needs=capabilities.NEED_TRITONSERVER, run=software.check_numpy),
+    MachineCheck(id="yaml", title="PyYAML", needs=capabilities.NEED_TRITONSERVER, run=software.check_yaml),
     MachineCheck(id="tools", title="the tools' packages", needs=capabilities.NEED_TOOLS, run=software.check_tools),
     MachineCheck(id="client", title="the client's packages", needs=(capabilities.CLIENT,), run=software.check_client),
     MachineCheck(
@@ -36,6 +37,7 @@ CHECKS: Sequence[MachineCheck] = (
         run=software.check_python_backend,
     ),
     MachineCheck(id="tensorrt-llm", title="TensorRT-LLM", needs=(capabilities.SERVE,), run=software.check_tensorrt_llm),
+    MachineCheck(id="nvcc", title="NVCC", needs=(capabilities.SERVE,), run=software.check_nvcc),
     MachineCheck(id="known-bad", title="known faults", needs=(capabilities.SERVE,), run=software.check_known_bad),
     MachineCheck(id="mpi", title="MPI", needs=(capabilities.SERVE, capabilities.MPIRUN), run=mpi_setup.check_mpi),
     MachineCheck(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from deepseek_triton_tools.doctor.machine import nvidia_smi
+from deepseek_triton_tools.doctor.machine.capabilities import concerns
 from deepseek_triton_tools.doctor.machine.check_table import CHECKS
 from deepseek_triton_tools.doctor.machine.checks import gpu, mpi_setup, software, storage
 from deepseek_triton_tools.doctor.machine.expected import Expected
@@ -55,7 +56,9 @@ def examine(
 
 def _run(check: MachineCheck, machine: Machine, expected: Expected) -> MachineFinding:
     try:
-        return check.run(machine, expected)
+        finding = check.run(machine, expected)
+        # It still says no to the capabilities that need it.
+        return finding if concerns(check.needs, expected) else replace(finding, level="skipped")
     except nvidia_smi.NoGpusError:  # check_gpus says why
         return skipped("no GPU is seen")
     except OSError as problem:

@@ -42,6 +42,8 @@ class Expected:
     gpus_per_node: int | None = None
     """GPUs that are used on one machine."""
     world_size: int | None = None
+    uses_nvcc: bool = False
+    """Whether DeepGEMM compiles its kernels with NVCC."""
     checkpoint: str | None = None
     """Absolute path of its folder, or a Hugging Face name."""
     checkpoint_bytes: int | None = None

@@ -97,6 +97,8 @@ class HostProcess:
     name: str
     """The kernel's name of it: at most 15 characters."""
     command: tuple[str, ...] = ()
+    pid_inside: int | None = None
+    """Its pid as processes of its own container know it; None where the kernel does not tell (NSpid, proc(5))."""
     launch: str | None = None
     """Launch tag (DEEPSEEK_TRITON_LAUNCH) in its environment; None when it has none or can't be read."""
 
@@ -317,8 +319,17 @@ def _processes() -> Iterator[HostProcess]:
                 parent=int(parent),
                 name=before.partition("(")[2],
                 command=tuple(os.fsdecode(word) for word in command if word),
+                pid_inside=_pid_inside(folder),
                 launch=_launch(folder),
             )
+
+
+def _pid_inside(folder: Path) -> int | None:
+    """Return the last pid of the line NSpid, which has one for each pid namespace from this one to the process's."""
+    for line in (folder / "status").read_text(errors="replace").splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    return None
 
 
 def _launch(folder: Path) -> str | None:

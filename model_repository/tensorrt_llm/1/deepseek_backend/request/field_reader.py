@@ -64,8 +64,14 @@ class Problems:
 
 
 _PROMPTS = ("text_input", "messages", "input_ids")
-_GUIDE_ALIASES = ("structured_outputs", "guided_decoding")
+_GUIDE_OBJECTS = ("structured_outputs", "guided_decoding")
 """vLLM's names for an object that holds the guide: the present name and the one before."""
+_GUIDES = frozenset(field.name.removeprefix("guided_") for field in SAMPLING_FIELDS if field.guided)
+"""Names of the guides in such an object."""
+_WORD_LISTS = {"bad_words": "bad", "stop_words": "stop"}
+"""Names of lists in vLLM and TensorRT-LLM -> field. Clients also send them empty. A string there is not read, because
+its commas would part words in TensorRT-LLM."""
+_FOREIGN_NAMES = frozenset({"max_completion_tokens", *_WORD_LISTS, *_GUIDE_OBJECTS})
 
 
 class FieldReader:
@@ -97,9 +103,7 @@ class FieldReader:
 
     def _read_sampling_json(self, array: npt.NDArray[Any]) -> None:
         document = self._json_object("sampling_parameters", _first(array))
-        if any(alias in document for alias in _GUIDE_ALIASES):
-            document = self._with_guides(document)
-        for name, value in document.items():
+        for name, value in self._with_own_names(document).items():
             if value is None or (name == "logprobs" and value is False):  # OpenAI's clients write these for "not given"
                 continue
             field = SAMPLING_BY_NAME.get(name)
@@ -109,7 +113,7 @@ class FieldReader:
                 self.problems.add(partial(_unknown_field, name))
 
     def _read_parameters(self, parameters: Mapping[str, Any]) -> None:
-        for name, value in parameters.items():
+        for name, value in self._with_own_names(parameters).items():
             entry = _PARAMETERS.get(name)
             if entry is not None:
                 read, target = entry
@@ -119,6 +123,8 @@ class FieldReader:
 
     def read_prompts(self, inputs: Mapping[str, npt.NDArray[Any]]) -> tuple[Prompt, ...]:
         given = [name for name in _PROMPTS if name in inputs and inputs[name].size]
+        if len(given) > 1 and given[0] == "text_input" and not any(inputs["text_input"].flat):
+            del given[0]  # an empty one, sent because config.pbtxt says that it is required
         if len(given) != 1:
             got = " and ".join(given) or "none"
             self.problems.add(f"text_input: expected a prompt in one of {', '.join(_PROMPTS)}, got {got}")
@@ -182,15 +188,35 @@ class FieldReader:
             self.problems.add(str(error))
         return None
 
-    def _with_guides(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Return `document` with vLLM's objects taken apart into the contract's fields."""
+    def _with_own_names(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `document` with other servers' names replaced by the contract's, and vLLM's guides taken apart."""
+        if _FOREIGN_NAMES.isdisjoint(document):  # nearly always
+            return document
         fields = dict(document)
-        for alias in _GUIDE_ALIASES:
-            guides = self._json_object(alias, fields.pop(alias, None))
-            for name, guide in guides.items():
-                if fields.setdefault(f"guided_{name}", guide) != guide:
-                    self.problems.add(f"guided_{name}: given twice, by itself and in {alias}; expected one of them")
+        if "max_completion_tokens" in fields:
+            self._rename(fields, "max_completion_tokens", fields.pop("max_completion_tokens"), "max_tokens")
+        for alias, name in _WORD_LISTS.items():
+            if alias in fields and not fields[alias]:
+                del fields[alias]
+            elif isinstance(fields.get(alias), list):
+                self._rename(fields, alias, fields.pop(alias), name)
+        for alias in _GUIDE_OBJECTS:
+            for name, guide in self._json_object(alias, fields.pop(alias, None)).items():
+                # The whole of vLLM's dataclass says None and False for what it does not ask; its own state has a "_".
+                if guide is None or guide is False or name.startswith("_"):
+                    continue
+                if name in _GUIDES:
+                    self._rename(fields, alias, guide, f"guided_{name}")
+                else:
+                    self.problems.add(partial(_unknown_guide, alias, name))
         return fields
+
+    def _rename(self, fields: dict[str, Any], alias: str, value: object, name: str) -> None:
+        """Put into `fields`, as `name`, the value that `alias` gave."""
+        if fields.get(name) is None:
+            fields[name] = value
+        elif fields[name] != value:
+            self.problems.add(f"{name}: given twice, by itself and by {alias}; expected one of them")
 
     def _json_object(self, name: str, value: object) -> dict[str, Any]:
         """Return the object that `value` is, or holds as JSON text; an empty object for None."""
@@ -278,26 +304,56 @@ in proportion to the product of the lengths."""
 _NAMES_ELSEWHERE = {
     "prompt": "text_input",
     "max_new_tokens": "max_tokens",
-    "stop_words": "sampling_param_stop",
-    "stop_sequences": "sampling_param_stop",
+    "max_length": "max_tokens",
+    "request_output_len": "max_tokens",
+    "n_predict": "max_tokens",
+    "stop_words": "stop",
+    "stop_strings": "stop",
+    "stop_sequences": "stop",
+    "bad_words": "bad",
     "random_seed": "seed",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "num_return_sequences": "n",
+    "end_id": "stop_token_ids",
+    "top_logprobs": "logprobs",
+    "return_log_probs": "return_logprobs",
+    "json_schema": "guided_json",
+    "guided_choice": "guided_regex",
+    "choice": "regex",
+    "length_penalty": "",
 }
-"""Name on other servers -> name here."""
+"""Name on other servers -> name here; empty where nothing here does the same."""
 
 
 def _unknown_parameter(name: str) -> str:
     if name in _INPUT_NAMES:
         return f"{name}: expected an input tensor, got a request parameter"
-    return f"unknown parameter {quoted(name)}{_nearest(name, _KNOWN_NAMES)}"
+    return f"unknown parameter {quoted(name)}{_nearest(name, _KNOWN_NAMES, in_full=True)}"
 
 
 def _unknown_field(name: str) -> str:
-    return f"sampling_parameters: no field {quoted(name)}{_nearest(name, SAMPLING_BY_NAME)}"
+    plain = name.removeprefix("sampling_param_")
+    if name not in _KNOWN_NAMES:
+        hint = _nearest(name, SAMPLING_BY_NAME)
+    elif plain in SAMPLING_BY_NAME:
+        hint = f"; here it is {plain!r}"
+    else:
+        hint = "; it belongs beside sampling_parameters, not into it"
+    return f"sampling_parameters: no field {quoted(name)}{hint}"
 
 
-def _nearest(name: str, known: Any) -> str:
+def _unknown_guide(alias: str, name: str) -> str:
+    return f"{alias}: no guide {quoted(name)}{_nearest(name, _GUIDES)}"
+
+
+def _nearest(name: str, known: Any, *, in_full: bool = False) -> str:
+    """Return the hint to the name meant. `in_full`: a list's name is that of its tensor, for want of a plain one."""
     if name in _NAMES_ELSEWHERE:
-        return f"; here it is {_NAMES_ELSEWHERE[name]!r}"
+        meant = _NAMES_ELSEWHERE[name]
+        if in_full and meant in SAMPLING_BY_NAME and SAMPLING_BY_NAME[meant].many:
+            meant = SAMPLING_BY_NAME[meant].tensor.name
+        return f"; here it is {meant!r}" if meant else ""
     match = difflib.get_close_matches(name[:_NAME_LENGTH], list(known), n=1)
     return f"; did you mean {match[0]!r}?" if match else ""
 

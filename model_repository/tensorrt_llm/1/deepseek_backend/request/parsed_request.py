@@ -31,7 +31,7 @@ class ParsedRequest:
     """Milliseconds for which a stream's text may wait. None: no such time. Text leaves as soon as either bound is
     reached, and at once where neither is given."""
     stop: bool = False
-    """End the running request that has this request's id; nothing else in this request counts."""
+    """End the running request that has this request's id. Besides it only return_finish_reason counts."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = 0
     priority: int = 0

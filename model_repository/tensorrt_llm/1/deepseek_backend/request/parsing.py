@@ -44,7 +44,7 @@ def parse_request(
     reader.read(inputs, parameters)
     if reader.flags.get("stop"):
         _raise_problems(reader)
-        return ParsedRequest(stop=True)
+        return ParsedRequest(stop=True, returned=_returned(reader.flags, {}))
     prompts = reader.read_prompts(inputs)
     template_kwargs = _template_kwargs(reader, inputs, prompts)
     streaming = reader.agreed("streaming", "stream", default=False)
@@ -53,6 +53,8 @@ def parse_request(
     returned = _returned(reader.flags, fields)
     _check_together(reader, fields, len(prompts), config, streaming=streaming)
     _raise_problems(reader)
+    if streaming and not config.decoupled:
+        raise RequestError(_ONE_RESPONSE, code=ErrorCode.UNSUPPORTED)
     settings = reader.settings
     refuse_unsupported(fields, supported)
     if "priority" in settings:
@@ -77,6 +79,12 @@ def parse_request(
         separate_reasoning=reader.flags.get("separate_reasoning", config.separate_reasoning),
         returned=returned,
     )
+
+
+_ONE_RESPONSE = (
+    "streaming: expected false, because this model is not decoupled: it sends one response to each request. "
+    "Ask without streaming, or serve a model that was built without --no-decoupled"
+)
 
 
 def contradictions(fields: Mapping[str, Any], default_max_tokens: int, *, streaming: bool = False) -> list[str]:

@@ -192,8 +192,8 @@ def _who_holds_memory(machine: Machine, processes: Sequence[nvidia_smi.GpuProces
     ids = sorted({launch for process in processes if (launch := launches.get(process.pid))})
     others = [str(process.pid) for process in processes if not launches.get(process.pid)]
     fixes = [f"deepseek-triton launch stop {' '.join(ids)}"] if ids else []
-    fixes += [f"end {', '.join(others)} if nobody needs them"] if others else []
-    return "; ".join(described), "; ".join(fixes)
+    fixes += [f"end {', '.join(others)}"] if others else []
+    return "; ".join(described), f"if nobody needs them: {'; '.join(fixes)}"
 
 
 def check_health(machine: Machine, expected: Expected) -> MachineFinding:

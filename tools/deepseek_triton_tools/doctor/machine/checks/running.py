@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from deepseek_triton_tools.doctor.machine.checks.process_limits import SHM
@@ -16,6 +17,21 @@ _REGION_PREFIX = "deepseek_triton_"
 _MOST_NAMED = 3
 _DAEMONS = ("orted", "prted", "slurmstepd")
 """Programs that start ranks on a host where the supervisor is not, and end them when it ends: Open MPI 4, 5, Slurm."""
+_SLURM_MESSAGES: Mapping[str, tuple[str, str]] = {
+    "configuration source|configuration file|cannot stat file": (
+        "this machine belongs to no Slurm cluster: it has no slurm.conf, and DNS names none",
+        "submit it on a machine of the cluster, or name its slurm.conf with SLURM_CONF",
+    ),
+    "Unable to contact slurm controller": (
+        "the slurmctld that slurm.conf names doesn't answer",
+        "scontrol ping says which one that is: start it there",
+    ),
+    "(?i)munge|authentication": (
+        "Slurm's programs prove by munge who they are",
+        "start munge, with the cluster's key",
+    ),
+}
+"""Expression for what sinfo 22.05 says -> cause and fix. The first that fits counts."""
 
 
 def check_leftovers(machine: Machine, expected: Expected) -> MachineFinding:
@@ -26,10 +42,15 @@ def check_leftovers(machine: Machine, expected: Expected) -> MachineFinding:
             launches.setdefault(process.launch, []).append(process)
     by_pid = {process.pid: process for process in processes}
     orphaned = {name: members for name, members in launches.items() if not any(_supervises(m, by_pid) for m in members)}
-    stubs = _orphaned_stubs(by_pid)
-    regions = _unused_regions(machine, launches)
+    serving = [name for name, members in orphaned.items() if any(_is_served(member, by_pid) for member in members)]
+    ended = [name for name in orphaned if name not in serving]
+    stubs = [each.pid for each in processes if _is_stub(each) and not _is_served(each, by_pid)]
+    regions = _unused_regions(machine, processes)
     problems = [f"launch {name}: {_counted(members)}, no supervisor" for name, members in orphaned.items()]
-    fixes = [f"deepseek-triton launch stop {' '.join(orphaned)}"] if orphaned else []
+    fixes = [f"deepseek-triton launch stop {' '.join(ended)}"] if ended else []
+    if serving:
+        problems.append(f"a tritonserver of {' '.join(serving)} still runs")
+        fixes.append(f"when nobody needs that server any more: deepseek-triton launch stop {' '.join(serving)}")
     if stubs:
         problems.append(f"stubs without a tritonserver: {', '.join(map(str, stubs))}")
         fixes.append(f"kill {' '.join(map(str, stubs))}")
@@ -66,10 +87,25 @@ def _supervises(process: HostProcess, by_pid: Mapping[int, HostProcess]) -> bool
     return False
 
 
-def _orphaned_stubs(by_pid: Mapping[int, HostProcess]) -> Sequence[int]:
-    """Return the pids of stubs, and of their forks, that no longer have a tritonserver above them."""
-    stubs = [process for process in by_pid.values() if process.command and process.command[0].endswith(STUB)]
-    return [stub.pid for stub in stubs if not any(each.name == "tritonserver" for each in _ancestors(stub, by_pid))]
+def _is_stub(process: HostProcess) -> bool:
+    """Return whether it is a stub of Triton's Python backend, or a fork of one, which has the same command line."""
+    return bool(process.command) and process.command[0].endswith(STUB)
+
+
+def _is_served(stub: HostProcess, by_pid: Mapping[int, HostProcess]) -> bool:
+    """Return whether it is a stub whose tritonserver, whatever its name, is still its parent, or its original's.
+
+    Triton gives the stub the server's pid, as the server's pid namespace counts. At which place is Triton's own affair,
+    so any place counts: a healthy server is never taken for one that is gone.
+    """
+    if not _is_stub(stub):
+        return False
+    parent = stub.parent
+    for above in _ancestors(stub, by_pid):
+        if above.command != stub.command:
+            return str(above.pid_inside or above.pid) in stub.command
+        parent = above.parent
+    return str(parent) in stub.command
 
 
 def _ancestors(process: HostProcess, by_pid: Mapping[int, HostProcess]) -> Iterator[HostProcess]:
@@ -80,13 +116,23 @@ def _ancestors(process: HostProcess, by_pid: Mapping[int, HostProcess]) -> Itera
         process = above
 
 
-def _unused_regions(machine: Machine, launches: dict[str, list[HostProcess]]) -> Sequence[str]:
-    """Return the names of /dev/shm/deepseek_triton_<launch>_* whose launches don't run."""
+def _unused_regions(machine: Machine, processes: Sequence[HostProcess]) -> Sequence[str]:
+    """Return the names of /dev/shm/deepseek_triton_<launch>_* whose launches don't run.
+
+    `serve` has no launch tag in its environment, but its server and its stubs have the beginning of the name on their
+    command lines, which every user may read.
+    """
     try:
         names = [name for name in machine.list_folder(SHM) if name.startswith(_REGION_PREFIX)]
     except OSError:
         return []
-    return [name for name in names if _launch_of(name) not in launches]
+    running = {process.launch for process in processes}
+    lines = [" ".join(process.command) for process in processes]
+    return [
+        name
+        for name in names
+        if _launch_of(name) not in running and not any(f"{_REGION_PREFIX}{_launch_of(name)}_" in line for line in lines)
+    ]
 
 
 def check_docker(machine: Machine, expected: Expected) -> MachineFinding:
@@ -110,8 +156,9 @@ def check_slurm(machine: Machine, expected: Expected) -> MachineFinding:
         return note(f"{', '.join(missing)} not on PATH", "launch slurm --submit needs it", fix, blocks=True)
     done = machine.run("sinfo", "--noheader", "--format=%P %a %D %t")
     if done.code != 0:
-        fix = "start slurmctld and munge"
-        return note(f"sinfo failed{_last_line(done)}", "launch slurm --submit needs it", fix, blocks=True)
+        fallback = ("launch slurm --submit needs it", "make sinfo work first; it needs slurm.conf, slurmctld and munge")
+        cause, fix = next((why for words, why in _SLURM_MESSAGES.items() if re.search(words, done.err)), fallback)
+        return note(f"sinfo failed{_last_line(done)}", cause, fix, blocks=True)
     return ok("; ".join(line.strip() for line in done.out.splitlines()) or "no partition")
 
 
@@ -121,13 +168,18 @@ def check_kubectl(machine: Machine, expected: Expected) -> MachineFinding:
         return note("no kubectl on PATH", "launch kubernetes --submit needs it", fix, blocks=True)
     done = machine.run("kubectl", "config", "current-context")
     if done.code != 0:
-        result, fix = f"kubectl knows no cluster{_last_line(done)}", "kubectl config use-context NAME"
+        result = f"kubectl knows no cluster{_last_line(done)}"
+        contexts = machine.run("kubectl", "config", "get-contexts", "--output=name").out.split()
+        fix = "put the cluster's kubeconfig at ~/.kube/config, or name it with KUBECONFIG"
+        if contexts:
+            fix = f"kubectl config use-context {contexts[0]}"
+            fix += f" (or {', '.join(contexts[1:_MOST_NAMED])})" if contexts[1:] else ""
         return note(result, "launch kubernetes --submit needs it", fix, blocks=True)
     return ok(f"context {done.out.strip()}")
 
 
 def _last_line(done: Done) -> str:
-    if done.code is None:
-        return ": nothing before its deadline"
     lines = (done.err or done.out).strip().splitlines()
+    if done.code is None and not lines:
+        return ": nothing before its deadline"
     return f": {lines[-1].strip()[:160]}" if lines else ""

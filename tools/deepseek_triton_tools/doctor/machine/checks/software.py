@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from deepseek_triton_tools.doctor.machine.expected import Expected
 from deepseek_triton_tools.doctor.machine.known_bad import CONTAINER, BadCombination, find_bad_combinations
 from deepseek_triton_tools.doctor.machine.machine import Machine
@@ -21,8 +23,12 @@ from deepseek_triton_tools.host.tritonserver import CONTAINER_BINARY
 ENTRY_POINT = "trtllm-llmapi-launch"
 _PYTHONS = ("python3", "/opt/venv-tritonserver/bin/python3", "/usr/bin/python3")
 """Pythons that may have TensorRT-LLM. The second is container 26.04's (triton-inference-server/server issue 8824)."""
+_INSTALL_YAML = "pip install pyyaml"
 _INSTALL_DEMO = "pip install 'deepseek-triton[demo]'"
 STUB = "triton_python_backend_stub"
+_USE_NVCC = "TRTLLM_DG_JIT_USE_NVCC"
+_OLDEST_NVCC = "12.3"
+"""CUDA's version (TensorRT-LLM examples/models/core/deepseek_v3/README.md, DeepGEMM)."""
 
 
 def wheel_server(machine: Machine) -> str | None:
@@ -83,6 +89,15 @@ def check_numpy(machine: Machine, expected: Expected) -> MachineFinding:
             version, "with numpy 2 the wheel's Python backend silently hands over other values than were sent", fix
         )
     return ok(version)
+
+
+def check_yaml(machine: Machine, expected: Expected) -> MachineFinding:
+    if version := machine.python.packages.get("pyyaml"):
+        return ok(version)
+    cause = "the backend reads model.yaml with PyYAML, in the Python that tritonserver uses"
+    if server_binary(machine) is None:
+        return note("not installed", cause, _INSTALL_YAML, blocks=True)
+    return error("not installed", cause, _INSTALL_YAML)
 
 
 def check_tools(machine: Machine, expected: Expected) -> MachineFinding:
@@ -212,6 +227,27 @@ def _no_tensorrt_llm(machine: Machine, expected: Expected) -> tuple[str, str]:
             )
     image = expected.image or "nvcr.io/nvidia/tritonserver:<yy.mm>-trtllm-python-py3"
     return "serving DeepSeek on GPUs needs it", f"run in the container {image}"
+
+
+def check_nvcc(machine: Machine, expected: Expected) -> MachineFinding:
+    """DeepGEMM's own search for it is in TensorRT-LLM's cpp/tensorrt_llm/deep_gemm/compiler.cuh."""
+    if machine.environ.get(_USE_NVCC, "1") != "1" or not expected.uses_nvcc:
+        return skipped("no repository was named whose DeepGEMM compiles with NVCC")
+    if "tensorrt_llm" not in machine.python.packages:
+        return skipped("TensorRT-LLM is not installed here: its container has its own NVCC, or none")
+    given, home = machine.environ.get("TRTLLM_DG_NVCC_COMPILER"), machine.environ.get("CUDA_HOME")
+    nvcc = given or (f"{home}/bin/nvcc" if home else "nvcc")
+    asked = machine.run(nvcc, "--version")
+    found = re.search(r"release (\d+\.\d+)", asked.out)
+    other = f"start the server with {_USE_NVCC}=0, which compiles with NVRTC"
+    if asked.code != 0 or found is None:
+        where = f"{nvcc} can't be run" if given or home else "not on PATH, and CUDA_HOME is not set"
+        fix = f"set CUDA_HOME to the folder of a CUDA toolkit ({_OLDEST_NVCC} or newer) on every node, or {other}"
+        return error(where, f"start.sh sets {_USE_NVCC}=1: DeepGEMM compiles its kernels with NVCC", fix)
+    if is_before(found[1], _OLDEST_NVCC):
+        fix = f"set CUDA_HOME to the folder of a newer CUDA toolkit, or {other}"
+        return error(f"CUDA {found[1]} ({nvcc})", f"DeepGEMM needs CUDA {_OLDEST_NVCC} or newer", fix)
+    return ok(f"CUDA {found[1]} ({nvcc})")
 
 
 def check_known_bad(machine: Machine, expected: Expected) -> MachineFinding:

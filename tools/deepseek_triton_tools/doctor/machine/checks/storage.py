@@ -73,8 +73,8 @@ def checkpoint_folder(machine: Machine, expected: Expected) -> str | None:
         return None
     if os.path.isabs(expected.checkpoint):
         return expected.checkpoint if machine.is_folder(expected.checkpoint) else None
-    name, _, revision = expected.checkpoint.partition("@")
-    model = f"{hub_cache(machine.environ)}/models--{name.replace('/', '--')}"
+    revision = expected.checkpoint.partition("@")[2]
+    model = _hub_model(machine, expected)
     try:
         commit = machine.read(f"{model}/refs/{revision or 'main'}").strip()
     except OSError:
@@ -108,7 +108,7 @@ def check_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
         return skipped("none is known" if expected.repository else "no repository was named")
     folder = checkpoint_folder(machine, expected)
     if folder is None:
-        return _missing_checkpoint(expected)
+        return _missing_checkpoint(machine, expected)
     try:
         problems, num_bytes, num_files = _inspect(machine, folder)
     except OSError as problem:
@@ -121,15 +121,37 @@ def check_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
     return error(result, "the load fails half way, or loads wrong weights", "download or copy those files again")
 
 
-def _missing_checkpoint(expected: Expected) -> MachineFinding:
+def _missing_checkpoint(machine: Machine, expected: Expected) -> MachineFinding:
     assert expected.checkpoint is not None
-    size = f" {sized(expected.checkpoint_bytes)}" if expected.checkpoint_bytes else ""
     if os.path.isabs(expected.checkpoint):
         fix = "mount or copy it there, say with --model where it is, or build again with another --model"
         return error(f"{expected.checkpoint} is not there", "model.yaml names it", fix)
-    cause = f"the first load downloads{size or ' it'}, on each host"
-    fix = f"hf download {expected.checkpoint.partition('@')[0]} beforehand"
-    return warning(f"{expected.checkpoint} is not in the Hugging Face cache", cause, fix)
+    result = f"{expected.checkpoint} is not in the Hugging Face cache"
+    download = f"hf download {expected.checkpoint.partition('@')[0]}"
+    cache, wanted = hub_cache(machine.environ), _still_to_download(machine, expected)
+    free = machine.disk(_nearest_existing(machine, cache)).free
+    if wanted and free < wanted:
+        cause = f"the first load would download {sized(wanted)} to {cache}, which has {sized(free)} free"
+        fix = f"name a folder on a disk with that much in HF_HOME, then {download}; or build again with --model"
+        return error(result, cause, fix)
+    cause = f"the first load downloads {sized(wanted) if wanted else 'it'}, on each host"
+    return warning(result, cause, f"{download} beforehand")
+
+
+def _still_to_download(machine: Machine, expected: Expected) -> int:
+    """Return the bytes of a named checkpoint that the hub's cache lacks; 0 when nobody knows."""
+    blobs = f"{_hub_model(machine, expected)}/blobs"
+    try:
+        present = sum(machine.size(f"{blobs}/{name}") for name in machine.list_folder(blobs))
+    except OSError:  # nothing was downloaded yet
+        present = 0
+    return max(0, (expected.checkpoint_bytes or 0) - present)
+
+
+def _hub_model(machine: Machine, expected: Expected) -> str:
+    """Return the folder of a named checkpoint in the hub's cache."""
+    name = (expected.checkpoint or "").partition("@")[0]
+    return f"{hub_cache(machine.environ)}/models--{name.replace('/', '--')}"
 
 
 def _inspect(machine: Machine, folder: str) -> tuple[Sequence[str], int, int]:
@@ -236,7 +258,7 @@ def _cache_folders(machine: Machine, expected: Expected) -> Mapping[str, int]:
     }
     name = expected.checkpoint
     if name and not os.path.isabs(name) and checkpoint_folder(machine, expected) is None:
-        folders[hub_cache(environ)] = expected.checkpoint_bytes or _CACHE_WANTED
+        folders[hub_cache(environ)] = _still_to_download(machine, expected) or _CACHE_WANTED
     return folders
 
 

@@ -31,8 +31,8 @@ _OPTIONS = ("allow_version_mismatch",)
 def resolved_llm_args(config: BackendConfig, environ: Mapping[str, str], release: EngineRelease) -> dict[str, Any]:
     """Return the LLM arguments with everything that model.yaml leaves open.
 
-    A model path relative to the version folder becomes absolute, gpus_per_node is the number of GPUs of this instance,
-    and the PyTorch backend is named where it is not the release's default.
+    The paths of a model and of a load balancer's file relative to the version folder become absolute, gpus_per_node is
+    the number of GPUs of this instance, and the PyTorch backend is named where it is not the release's default.
     """
     llm_args = copy.deepcopy(dict(config.llm_args))
     if release.backend_to_name:
@@ -40,6 +40,10 @@ def resolved_llm_args(config: BackendConfig, environ: Mapping[str, str], release
     local = config.version_dir / config.model
     if local.is_dir():
         llm_args["model"] = str(local.resolve())
+    experts = llm_args.get("moe_config")
+    for section, key in ((llm_args, "moe_load_balancer"), (experts, "load_balancer")):
+        if isinstance(section, dict) and isinstance(section.get(key), str):
+            section[key] = str(config.version_dir.absolute() / section[key])
     if environ.get(VISIBLE_DEVICES):
         llm_args.setdefault("gpus_per_node", len(environ[VISIBLE_DEVICES].split(",")))
     return llm_args

@@ -1,0 +1,84 @@
+"""Triton inside another program, as in its OpenAI front end: the process is a Python, and no tritonserver runs."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from deepseek_backend.process.process_guard import NAME
+from deepseek_triton_tools.host.process_sessions import session_members
+from support.in_process import in_process
+from support.servers import build, change_yaml
+from support.waiting import wait_for
+
+PRESET = "h200x8-r1-fp8-max-throughput"
+LONG_ANSWER = 4000  # about 25 s of the twin's pace
+
+
+def serving(folder, **ours):
+    repository = build(folder / "repository", "tiny", "--engine", "simulated", "--preset", PRESET)
+    change_yaml(repository / "tensorrt_llm/1/model.yaml", **ours)
+    return in_process(repository, folder / "log")
+
+
+def runs(pid):
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def children_of(process):
+    """(stub, guard)"""
+    by_name = {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in session_members(process.pid)}
+    return by_name["triton_python_b"], by_name[NAME]
+
+
+def test_a_model_process_that_dies_ends_the_program(tmp_path):
+    with serving(tmp_path) as server:
+        stub, guard = children_of(server.process)
+        os.kill(stub, signal.SIGKILL)
+
+        assert server.wait() == -signal.SIGKILL
+        wait_for(lambda: not any(map(runs, (stub, guard))))
+        assert "the model's process has died" in server.log()
+
+
+def test_a_program_that_dies_leaves_nothing_behind(tmp_path):
+    with serving(tmp_path) as server:
+        stub, guard = children_of(server.process)
+        server.process.kill()
+
+        wait_for(lambda: not any(map(runs, (stub, guard))))
+
+
+def test_a_dead_engine_ends_the_program(tmp_path):
+    with serving(tmp_path, engine_options={"fail_after": 20}, fatal_grace_s=0) as server:
+        server.ask(text_input="the one that sees it happen", max_tokens=100)
+
+        assert server.answer()["error"].startswith("[E_UNAVAILABLE] ")
+        assert server.wait() == -signal.SIGKILL
+
+
+def test_a_program_that_is_told_to_exit_lets_open_requests_end(tmp_path):
+    with serving(tmp_path, drain_s=1) as server:
+        server.ask(text_input="in time", max_tokens=3)
+        assert server.answer()["finish_reason"] == "length"
+        time.sleep(4)  # it has listened for long enough to be known by it
+        server.ask(text_input="too long", max_tokens=LONG_ANSWER)
+        server.process.terminate()
+
+        answer = server.answer()
+        assert (answer["final"], answer["finish_reason"]) == (True, "cancelled")
+        assert server.wait() == 0
+        assert "the server is exiting: open requests have 1 s" in server.log()
+        assert "deepseek_backend WARNING: not ready" not in server.log()
+
+
+def test_a_program_at_work_is_not_taken_for_one_that_exits(tmp_path):
+    """Its main thread sleeps again and again, which tritonserver does only when it exits."""
+    with serving(tmp_path) as server:
+        for _ in range(5):
+            server.ask(text_input="at work", max_tokens=20)
+            assert server.answer()["finish_reason"] == "length"
+            time.sleep(1)

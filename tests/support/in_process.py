@@ -1,0 +1,75 @@
+"""Starting the program in_process_server.py, which has a Triton server inside, and speaking to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepseek_triton_tools.host.tritonserver import find_tritonserver
+from support.waiting import PATIENCE_S
+
+PROGRAM = Path(__file__).with_name("in_process_server.py")
+
+
+class InProcess:
+    """The program, started and spoken to."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    def ask(self, **request: object) -> None:
+        assert self.process.stdin
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+
+    def answer(self) -> dict[str, Any]:
+        """The next response, of whichever request."""
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line, self.log()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def wait(self) -> int:
+        """Its exit code, or minus the signal that ended it."""
+        return self.process.wait(PATIENCE_S)
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+
+@contextmanager
+def in_process(repository: Path, log: Path) -> Iterator[InProcess]:
+    """The program on the wheel's library, ready. It is killed at the end if it still runs."""
+    found = find_tritonserver()
+    if found.kind != "wheel":
+        pytest.skip("the server is not the nvidia-pytriton wheel's, whose files are known")
+    (library,) = found.binary.parents[3].glob("nvidia_pytriton.libs/libtritonserver*.so")
+    backends = found.extra_args[0].partition("=")[2]
+    command = [sys.executable, str(PROGRAM), str(library), backends, str(repository)]
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, **found.environment},
+            start_new_session=True,
+        ) as process,
+    ):
+        server = InProcess(process, log)
+        try:
+            assert server.answer() == {"ready": True}
+            yield server
+        finally:
+            process.kill()
