@@ -144,4 +144,4 @@ def _reasoning_parser(d: Deployment) -> Iterator[Violation]:
     parser = d.get("reasoning_parser")
     if parser and parser != REASONING_PARSER and d.architecture is not None:
         message = f"reasoning_parser {parser} is not the parser of DeepSeek's reasoning"
-        yield Violation("reasoning_parser", message, f"set reasoning_parser: {REASONING_PARSER}, or remove it")
+        yield Violation("reasoning_parser", message, f"remove reasoning_parser, or write {REASONING_PARSER}")
