@@ -136,6 +136,7 @@ _ONE = Case(name="one", num_streams=1, num_tokens=500, rate=100, systems=(OURS, 
 _ALL = (
     *(_FLAT_200, _over_http(_FLAT_200), _through_trtllm(_FLAT_200), _at_once(_FLAT_200)),
     *(_FLAT_2000, _over_http(_FLAT_2000), _through_trtllm(_FLAT_2000), _at_once(_FLAT_2000)),
+    replace(_at_once(_FLAT_200), name="flat-200-trtllm-at-once-4000", num_streams=4000),
     *(_PACED_1024, _over_http(_PACED_1024), _PACED_7168),
     *(_ONE, _over_http(_ONE)),
 )
