@@ -39,6 +39,7 @@ from deepseek_triton_build.check.rule_findings import (
     check_deployment,
     make_deployment,
     place_in,
+    with_balancer_file,
 )
 from deepseek_triton_build.check.schema import (
     MODEL_YAML,
@@ -161,7 +162,9 @@ class _ProgramCheck:
             sections = (TRITON_SECTION, *UPSTREAM_KEYS) if is_model_yaml else ()
             arguments = check_schema(document, release, other_sections=sections)
             self.findings += arguments.findings
-        settings = canonical_settings(arguments, release)
+        settings: dict[str, Any] = self.keep(
+            with_balancer_file(canonical_settings(arguments, release), self.folder, "")
+        )
         flags = None if script is None or program is None else read_flags(script, program)
         unknown: frozenset[str] = frozenset()
         if flags is not None:
