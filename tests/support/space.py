@@ -97,7 +97,7 @@ def build_and_check(plan: Plan, output: Path) -> list[str]:
     assert plan.profile is not None
     problems = []
     for name in plan.profile.formats:
-        write_repository(format_files(name, plan, version="0"), output / name)
+        write_repository(format_files(name, plan, version="0"), output / name, force=True)
         report = check_repository(output / name, CheckOptions())
         wrong = [finding for finding in report.findings if finding.severity == "error"]
         problems += [f"{name}: {plan.request}: {finding.code} {finding.message}" for finding in wrong]
