@@ -103,5 +103,18 @@ def test_one_that_ends_the_process_is_said(repository: Path, tmp_path: Path, mon
     assert any("its process ended with 7" in clause and "MPI_Init failed" in clause for clause in unchecked)
 
 
+def test_it_is_asked_as_no_rank_of_a_job(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorrt_llm.py").write_text(
+        "import os\nraise ImportError(sorted(n for n in os.environ if 'RANK' in n))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_RANK", "MY_RANK"):
+        monkeypatch.setenv(name, "0")
+
+    unchecked = check_repository(repository).unchecked
+
+    assert any("['MY_RANK']" in clause for clause in unchecked)
+
+
 def test_where_it_is_not_installed_nothing_is_said(repository: Path) -> None:
     assert not any("TorchLlmArgs" in clause for clause in check_repository(repository).unchecked)

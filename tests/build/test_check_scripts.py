@@ -16,7 +16,7 @@ from deepseek_triton_build.data.releases import load_release, spelling
 from deepseek_triton_build.render import quickstart
 from deepseek_triton_build.rules.rule import CANONICAL_RELEASE
 from support.check_faults import bases
-from support.checked import serious
+from support.checked import serious, write
 
 VARIABLES = [
     pytest.param("export A=1", {"A": "1"}, id="plain"),
@@ -161,3 +161,25 @@ def test_the_weights_of_a_file_alone_are_judged_by_the_number_of_gpus(tmp_path: 
     options = CheckOptions(release="1.2.1", variant="deepseek-r1", gpu="h200", num_gpus=4)
 
     assert {finding.code for finding in serious(check_repository(path, options))} == {"T013"}
+
+
+def test_a_script_whose_program_is_not_known_leaves_its_flags_unknown(tmp_path: Path) -> None:
+    bases()["wide"].write(tmp_path / "other")
+    script = tmp_path / "other/repository/serve.sh"
+    script.write_text("#!/bin/bash\nexec ./our-own-server\n")
+
+    report = check_repository(script.parent)
+
+    assert not report.has_errors
+    assert any("starts no program that is known here" in clause for clause in report.unchecked)
+    assert any("what flags may give" in clause for clause in report.unchecked)
+
+
+def test_a_repository_beside_a_script_is_checked_too(tmp_path: Path) -> None:
+    bases()["serve"].write(tmp_path)
+    write(tmp_path / "repository", model_yaml="")
+
+    report = check_repository(tmp_path / "repository")
+
+    assert [model.file for model in report.models] == ["extra-llm-api-config.yml", "tensorrt_llm/1/model.yaml"]
+    assert "S003" in {finding.code for finding in serious(report)}

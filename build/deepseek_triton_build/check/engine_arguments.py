@@ -18,6 +18,8 @@ from deepseek_triton_build.text import printable_line
 
 _MOST_SECONDS = 300
 """Limit of one question. The import alone takes up to a minute on a slow disk."""
+_OF_A_RANK = ("OMPI_", "PMIX_", "PMI_", "SLURM_")
+"""Beginnings of the variables by which a process would take itself for a rank of the job it is asked in."""
 _CLASS = "TensorRT-LLM's own TorchLlmArgs"
 
 
@@ -51,7 +53,8 @@ def _ask(document: Document) -> dict[str, Any]:
 
     program = Path(__file__).with_name("ask_engine.py").read_text(encoding="utf-8")
     command = [sys.executable, "-c", program, "model", TRITON_SECTION, *UPSTREAM_KEYS]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_RANK)}
+    environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
     text = yaml.safe_dump(dict(document.values))
     try:
         done = subprocess.run(

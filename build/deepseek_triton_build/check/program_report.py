@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from deepseek_triton_build.check.checkpoint_report import check_checkpoint, mtp_
 from deepseek_triton_build.check.codes import UNUSED_ARGUMENTS, WEIGHTS_TOO_LARGE
 from deepseek_triton_build.check.documents import Document, read_yaml
 from deepseek_triton_build.check.engine_arguments import engine_problems
-from deepseek_triton_build.check.finding import CheckedModel, Finding
+from deepseek_triton_build.check.finding import CheckCode, CheckedModel, Finding
 from deepseek_triton_build.check.flags import YAML_FLAGS, GivenFlags, flag_keys, read_flags, unused_flags
 from deepseek_triton_build.check.generated_origin import (
     RELEASE_RECORD,
@@ -53,10 +53,13 @@ from deepseek_triton_build.check.triton_config import triton_settings
 from deepseek_triton_build.check.variables import variable_problems
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.render.trtllm_commands import YAML_NAME
-from deepseek_triton_build.rules.rule import Deployment
+from deepseek_triton_build.rules.rule import Deployment, Violation
 from deepseek_triton_build.text import first_names
 
 Checked = tuple[CheckedModel, list[Finding]]
+
+_PROGRAM: Mapping[str, Any] = {"backend": "pytorch"}
+"""The arguments that TensorRT-LLM's programs have by themselves."""
 
 
 def is_program_folder(folder: Path) -> bool:
@@ -79,6 +82,34 @@ def check_programs(path: Path, options: CheckOptions) -> list[Checked]:
     return [check.check() for check in checks or [_ProgramCheck(folder=folder, yaml=yaml, options=options)]]
 
 
+@dataclass(frozen=True)
+class _Given:
+    """The LLM arguments of a program, from its YAML file and its flags."""
+
+    document: Document | None
+    arguments: CheckedArguments
+    flags: GivenFlags | None
+    settings: Mapping[str, Any]
+    """The arguments under canonical keys; the file's win over the flags'."""
+    unknown: frozenset[str]
+    """Canonical keys that may be given elsewhere."""
+
+    def places(self, release: Release) -> Callable[[str | None], Place]:
+        """Return the function that finds the place of a canonical key: in the YAML file, or else in the script."""
+        in_yaml = None if self.document is None else place_in(self.document, self.arguments, release)
+        flags = self.flags
+
+        def place(key: str | None) -> Place:
+            if flags is not None and key is not None and key in flags.settings:
+                line, flag = flags.places[key]
+                return flags.file, line, flag
+            if in_yaml is not None:
+                return in_yaml(key)
+            return (flags.file if flags is not None else ""), None, key or ""
+
+        return place
+
+
 @dataclass(kw_only=True)
 class _ProgramCheck:
     """The check of one script with its YAML file, or of a YAML file by itself, which collects the findings."""
@@ -95,13 +126,13 @@ class _ProgramCheck:
         stamp = self.keep(read_stamp(self.folder, ""))
         if not stamp.is_of_triton:
             self.findings += changed_files(stamp, self.folder, self.folder, "")
-        script = self.script
-        program = None if script is None else script.program
-        if script is not None:
-            self.findings += variable_problems(script)
+        program = None if self.script is None else self.script.program
+        if self.script is not None:
+            self.findings += variable_problems(self.script)
             if program is None:
-                self.unchecked.append(f"the flags in {script.file}, because it starts no program that is known here")
-        document = self.document(script, program)
+                why = "because it starts no program that is known here"
+                self.unchecked.append(f"the flags in {self.script.file}, {why}")
+        document = self.document(program)
         file = self.script_name if document is None and self.script_name else self.yaml.name
         recorded, _ = read_release_version(self.folder, "")
         release, release_from, unsure = find_release(
@@ -111,7 +142,7 @@ class _ProgramCheck:
         if document is not None or program is not None:
             self.findings += unsure
             model = (program and program.model) or _text(document, "model")
-            known = self.check_arguments(document, script, program, release, stamp, model or "")
+            known = self.check_rules(self.given(document, program, release), release, stamp, model or "")
         checked = CheckedModel(
             file=file,
             model=model,
@@ -133,29 +164,22 @@ class _ProgramCheck:
         self.findings += found
         return value
 
-    def document(self, script: ShellScript | None, program: Program | None) -> Document | None:
+    def document(self, program: Program | None) -> Document | None:
         """Return the content of the YAML file, where one is used."""
-        passed = None if script is None else _passed_yaml(script)
-        if script is None or passed is not None:
+        passed = None if self.script is None else _passed_yaml(self.script)
+        is_there = os.path.lexists(self.yaml)
+        if passed is not None or self.script is None or (program is None and is_there):
             yaml = self.yaml if passed is None else self.folder / passed
             document: Document | None = self.keep(read_yaml(yaml, yaml.name))
             return document
-        if program is not None and program.name != QUICKSTART and os.path.exists(self.yaml):
-            message = f"{script.file} starts {program.name} without {self.yaml.name}"
+        if program is not None and program.name != QUICKSTART and is_there:
+            message = f"{self.script.file} starts {program.name} without {self.yaml.name}"
             fix = f'write {YAML_FLAGS[0]} "$here/{self.yaml.name}" after {program.name}'
-            self.findings.append(UNUSED_ARGUMENTS.finding(message, fix, file=script.file))
+            self.findings.append(UNUSED_ARGUMENTS.finding(message, fix, file=self.script.file))
         return None
 
-    def check_arguments(
-        self,
-        document: Document | None,
-        script: ShellScript | None,
-        program: Program | None,
-        release: Release,
-        stamp: Stamp,
-        model: str,
-    ) -> Identity:
-        """Check the arguments wherever they are given, and return what the model is."""
+    def given(self, document: Document | None, program: Program | None, release: Release) -> _Given:
+        """Return the arguments wherever they are given, and add findings about the wrong ones."""
         is_model_yaml = document is not None and document.file == MODEL_YAML
         arguments = CheckedArguments()
         if document is not None:
@@ -165,33 +189,35 @@ class _ProgramCheck:
         settings: dict[str, Any] = self.keep(
             with_balancer_file(canonical_settings(arguments, release), self.folder, "")
         )
-        flags = None if script is None or program is None else read_flags(script, program)
-        unknown: frozenset[str] = frozenset()
-        if flags is not None:
+        if self.script is not None and program is not None:
+            flags = read_flags(self.script, program)
             if document is not None:
                 unused_flags(flags, document.values, settings, document.file)
             self.findings += flags.findings
-            settings = {"backend": "pytorch"} | flags.settings | settings
-            unknown = frozenset(flags.unknown)
             if flags.unread:
                 self.unchecked.append(f"flags that are not recorded here: {first_names(flags.unread)}")
-        elif not is_model_yaml and document is not None:
-            settings = {"backend": "pytorch"} | _divided(self.options.num_gpus, settings) | settings
-            unknown = flag_keys() - settings.keys() - _replaced_flags(document)
-            self.unchecked.append("the rules about what flags may give, because no script is beside the file")
-        facts = self.checkpoint(model)
+            settings = {**_PROGRAM} | flags.settings | settings
+            return _Given(document, arguments, flags, settings, frozenset(flags.unknown))
+        if document is None or is_model_yaml:
+            return _Given(document, arguments, None, settings, frozenset())
+        self.unchecked.append(
+            "the rules about what flags may give, because no script that passes the file is beside it"
+        )
+        settings = {**_PROGRAM} | _divided(self.options.num_gpus, settings) | settings
+        unknown = flag_keys() - settings.keys() - _replaced_flags(document)
+        return _Given(document, arguments, None, settings, unknown)
+
+    def check_rules(self, given: _Given, release: Release, stamp: Stamp, model: str) -> Identity:
+        """Check the checkpoint, the rules and the memory, and return what the model is."""
+        document, facts = given.document, self.checkpoint(model)
         line = None if document is None else document.line("model")
-        file = script.file if script is not None else self.yaml.name
-        known: Identity = self.keep(identify(self.options, stamp, model, facts, file, line))
-        triton = triton_settings(document) if document is not None and is_model_yaml else {}
-        variables = {} if script is None else script.known_values
-        deployment = make_deployment(settings, release, known, triton, variables, unknown)
-        misfits = list(memory_problems(deployment))
-        if unknown and "tensor_parallel_size" in settings:  # the weights of a rank hardly depend on the rest
-            whole = memory_problems(replace(deployment, unknown=frozenset()))
-            misfits = [(code, violation) for code, violation in whole if code is WEIGHTS_TOO_LARGE]
-        place = _place(document, arguments, flags, release)
-        self.findings += check_deployment(deployment, misfits, place)
+        named_in = self.yaml.name if self.script is None else self.script.file
+        known: Identity = self.keep(identify(self.options, stamp, model, facts, named_in, line))
+        triton = triton_settings(document) if document is not None and document.file == MODEL_YAML else {}
+        variables = {} if self.script is None else self.script.known_values
+        deployment = make_deployment(given.settings, release, known, triton, variables, given.unknown)
+        place = given.places(release)
+        self.findings += check_deployment(deployment, _misfits(deployment), place)
         if facts is not None:
             self.findings += mtp_problems(facts, deployment.num_draft_tokens)
         self.findings += _count_problems(deployment, known, place)
@@ -239,22 +265,18 @@ def _replaced_flags(document: Document) -> frozenset[str]:
     return frozenset(key for key in flag_keys() if "." in key and key.partition(".")[0] in document.values)
 
 
-def _place(document: Document | None, arguments: CheckedArguments, flags: GivenFlags | None, release: Release) -> Any:
-    """Return the function that finds the place of a canonical key: in the YAML file, or else in the script."""
-    in_yaml = None if document is None else place_in(document, arguments, release)
-
-    def place(key: str | None) -> Place:
-        if flags is not None and key is not None and key in flags.settings:
-            line, flag = flags.places[key]
-            return flags.file, line, flag
-        if in_yaml is not None:
-            return in_yaml(key)
-        return (flags.file if flags is not None else ""), None, key or ""
-
-    return place
+def _misfits(deployment: Deployment) -> list[tuple[CheckCode, Violation]]:
+    """Find what does not fit the memory of the GPUs. Of a file whose flags are not known, only the weights are judged,
+    because the weights of a rank hardly depend on the rest."""
+    if not deployment.unknown:
+        return list(memory_problems(deployment))
+    if "tensor_parallel_size" not in deployment.settings:
+        return []
+    found = memory_problems(replace(deployment, unknown=frozenset()))
+    return [(code, violation) for code, violation in found if code is WEIGHTS_TOO_LARGE]
 
 
-def _count_problems(deployment: Deployment, known: Identity, place: Any) -> Iterator[Finding]:
+def _count_problems(deployment: Deployment, known: Identity, place: Callable[[str | None], Place]) -> Iterator[Finding]:
     """Compare the ranks with the GPUs, where both are known."""
     ranks = deployment.settings.get("tensor_parallel_size", 1)
     if known.num_gpus is None or "tensor_parallel_size" in deployment.unknown:

@@ -26,12 +26,10 @@ def check_repository(directory: Path, options: CheckOptions | None = None) -> Re
     options = options or CheckOptions()
     require_model_root(options)
     _require_path(directory)
-    unreadable: list[Finding] = []
-    if os.path.isfile(directory) or is_program_folder(directory):
-        checked = check_programs(directory, options)
-    else:
-        models, unreadable = _models(directory)
-        checked = [check_model(folder, version, directory, options) for folder, version in models]
+    is_program = os.path.isfile(directory) or is_program_folder(directory)
+    checked = check_programs(directory, options) if is_program else []
+    models, unreadable = ([], []) if os.path.isfile(directory) else _models(directory, may_be_none=is_program)
+    checked += [check_model(folder, version, directory, options) for folder, version in models]
     findings = in_order([*unreadable, *(finding for _, found in checked for finding in found)])
     return Report(findings=findings, models=tuple(model for model, _ in checked))
 
@@ -48,10 +46,10 @@ def _require_path(directory: Path) -> None:
         raise NothingToCheckError(f"{directory}: can't be read: {error.strerror}; make it readable") from error
 
 
-def _models(directory: Path) -> tuple[list[tuple[Path, str]], list[Finding]]:
+def _models(directory: Path, *, may_be_none: bool) -> tuple[list[tuple[Path, str]], list[Finding]]:
     """Return each model's folder with the name of its version folder, and findings about folders that can't be read.
 
-    :raises NothingToCheckError: when there is no such folder.
+    :raises NothingToCheckError: when there is no such folder, unless there may be none.
     """
     try:
         names = sorted(os.listdir(directory))
@@ -67,6 +65,8 @@ def _models(directory: Path) -> tuple[list[tuple[Path, str]], list[Finding]]:
         except OSError as error:
             message, fix = f"{folder.name} can't be looked into: {error.strerror}", "make it readable and searchable"
             unreadable.append(UNREADABLE.finding(message, fix, file=folder.name))
+    if may_be_none:
+        return found, unreadable
     if not found and unreadable:
         raise NothingToCheckError(f"{directory}: {unreadable[0].message}; {unreadable[0].fix}")
     if not found:

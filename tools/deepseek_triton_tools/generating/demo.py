@@ -73,7 +73,7 @@ def _make_checkpoint(console: Console) -> str:
 
 
 def _way_out(cause: str) -> str:
-    """What to do about an exception, by its last line: its kind, or the number of an error of the operating system."""
+    """Say what to do about an exception, by its last line: its kind, or the number of an error of the system."""
     if cause.startswith(("ModuleNotFoundError", "ImportError")):
         return "; pip install 'deepseek-triton[demo]'"
     if re.search(r"\[Errno \d+\]|\(os error \d+\)", cause):
