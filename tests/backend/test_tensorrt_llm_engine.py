@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +23,12 @@ from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
-from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, complete_text, sampling_params
+from deepseek_backend.engines.tensorrt_llm.translation import (
+    INCOMPLETE,
+    complete_text,
+    generation_seconds,
+    sampling_params,
+)
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from deepseek_backend.release import read_release
 from deepseek_triton_build.catalog import RELEASES, load_release
@@ -260,6 +268,19 @@ def test_an_aborted_request_ends_as_cancelled_with_what_it_had(
     assert steps[-1].finish_reason == "cancelled"
     assert sum(len(step.token_ids) for step in steps) < 3000
     assert harness.engine.stats().num_running == 0
+
+
+@pytest.mark.parametrize(
+    ("first_s", "last_s", "expected"), [(5, 7.5, 2.5), (5, 5, 0), (5, 0, 0), (0, 7.5, math.nan), (None, 0, math.nan)]
+)
+def test_the_time_between_tokens_is_known_or_said_to_be_unknown(
+    first_s: float | None, last_s: float, expected: float
+) -> None:
+    timing = SimpleNamespace(
+        first_token_time=timedelta(seconds=first_s or 0), last_token_time=timedelta(seconds=last_s)
+    )
+    metrics = None if first_s is None else SimpleNamespace(timing_metrics=timing)
+    assert generation_seconds(metrics) == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"logprobs": 1}, {"max_tokens": 7, "ignore_eos": True}], ids=str)

@@ -129,8 +129,8 @@ def perf_metrics(metrics: Any) -> PerfMetrics:
 
 
 def generation_seconds(metrics: Any) -> float:
-    """Return the seconds from the first token to the last; NaN without metrics."""
-    if metrics is None:
+    """Return the seconds from the first token to the last; NaN where the metrics do not have them."""
+    if metrics is None or not metrics.timing_metrics.first_token_time:
         return math.nan
     duration: timedelta = metrics.timing_metrics.last_token_time - metrics.timing_metrics.first_token_time
     return max(0.0, duration.total_seconds())
