@@ -33,7 +33,8 @@ class Terminal:
             stdout=terminal,
             stderr=terminal,
             start_new_session=True,
-            env={**os.environ, "TERM": "xterm", **environment},
+            # Wide, so that what is waited for is not broken in two.
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "500", **environment},
         )
         os.close(terminal)
         self.seen = ""

@@ -154,6 +154,7 @@ LONG = "x" * 5000
         (["serve", "r1", "--exit-timeout", "\u00b2"], "expected a whole number of seconds"),
         (["serve", "r1", "--http-port", "9" * 5000], "expected a number from 1 to 65535 or auto"),
         (["plan", "deepseek-r1", "--isl", "9" * 5000], "expected a whole number from 1"),
+        (["demo", "--max-tokens", "0"], "expected a whole number from 1"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deepseek_triton_tools.cli.main import main
+from deepseek_triton_tools.terminal.output_streams import to_reader
 from support.rights import without_rights
 
 HTTPS = ["generate", "hi", "--retries", "0", "--url", "https://127.0.0.1:9"]
@@ -73,3 +74,9 @@ def test_a_file_that_no_verb_expected_is_named_too(
 
     assert main(["generate", "--file", "file"]) == 1
     assert capsys.readouterr().err == "deepseek-triton generate: file: Permission denied\n"
+
+
+@pytest.mark.usefixtures("_closed")
+def test_a_file_that_can_not_be_read_is_no_fault_of_stdout() -> None:
+    with pytest.raises(PermissionError), to_reader():
+        Path("file").read_text()
