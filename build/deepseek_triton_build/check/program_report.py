@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -238,10 +239,20 @@ class _ProgramCheck:
 
 
 def _passed_yaml(script: ShellScript) -> str | None:
-    """Return the name of the YAML file that the script passes to its program; None when it passes none."""
+    """Return the name of the YAML file that the script passes to its program; None when it passes none.
+
+    A script may pass a copy of it, under a name that is made when it runs.
+    """
     flags = script.program.flags if script.program is not None else ()
     named = next((flag.values[0].text for flag in flags if flag.name in YAML_FLAGS and flag.values), None)
-    return None if named is None else named.rpartition("/")[2]
+    name = None if named is None else named.rpartition("/")[2]
+    if name is None or "$" not in name:
+        return name
+    found = (_YAML_NAME.search(word.text) for command in script.commands for word in command)
+    return next((match[0] for match in found if match is not None), None)
+
+
+_YAML_NAME = re.compile(r"[\w.-]+\.ya?ml\b")
 
 
 def _divided(num_gpus: int | None, settings: Mapping[str, Any]) -> dict[str, int]:
