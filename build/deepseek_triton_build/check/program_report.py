@@ -207,7 +207,7 @@ class _ProgramCheck:
 
     def check_rules(self, given: _Given, release: Release, stamp: Stamp, model: str) -> Identity:
         """Check the checkpoint, the rules and the memory, and return what the model is."""
-        document, facts = given.document, self.checkpoint(model)
+        document, facts = given.document, self.checkpoint(model, has_tokenizer="tokenizer" not in given.settings)
         line = None if document is None else document.line("model")
         named_in = self.yaml.name if self.script is None else self.script.file
         known: Identity = self.keep(identify(self.options, stamp, model, facts, named_in, line))
@@ -226,15 +226,18 @@ class _ProgramCheck:
         self.unchecked += unchecked_facts(known, has_checkpoint=facts is not None)
         return known
 
-    def checkpoint(self, model: str) -> CheckpointFacts | None:
-        """Return what the checkpoint's files say; None when it is not on this machine."""
+    def checkpoint(self, model: str, *, has_tokenizer: bool) -> CheckpointFacts | None:
+        """Return what the checkpoint's files say; None when it is not on this machine.
+
+        :param has_tokenizer: whether its tokenizer is used.
+        """
         if not model and self.options.model_root is None:
             return None
         found = find_checkpoint_folder(model, self.folder, self.options.model_root)
         if found is None:
             return None
         label = found.resolve().as_posix().removeprefix(f"{self.folder.resolve().as_posix()}/")
-        facts: CheckpointFacts = self.keep(check_checkpoint(found, label, found))
+        facts: CheckpointFacts = self.keep(check_checkpoint(found, label, found if has_tokenizer else None))
         return facts
 
 
