@@ -7,6 +7,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+HOST := tools/deepseek_triton_tools/host
+# Of a Python to which the checks in $(HOST) are no Python.
+TOO_OLD := "Python 3.10, 3.11 or 3.12 is needed, this is %d.%d: name another, as in `make PYTHON=python3.12`"
 UNIT := tests/backend tests/build tests/client tests/contract tests/tools
 
 .PHONY: help venv demo unit test lint types docs generated check clean
@@ -36,7 +39,7 @@ types: $(INSTALLED)  ## mypy, strict
 docs: $(INSTALLED)  ## build the documentation as a site into .cache/site; a broken link is an error
 	@$(BIN)/zensical build --clean --strict
 
-generated: $(INSTALLED)  ## write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md and the index in ARCHITECTURE.md again
+generated: $(INSTALLED)  ## write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md, the index in ARCHITECTURE.md and the JSON of data/ again
 	@$(BIN)/python -m deepseek_triton_tools.generated_files
 
 check: lint types docs test  ## lint, types, docs and test
@@ -46,9 +49,9 @@ clean:  ## remove .venv and what the tools leave
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml
-	@$(PYTHON) tools/deepseek_triton_tools/host/preflight.py
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 8) or sys.exit($(TOO_OLD) % sys.version_info[:2])'
+	@$(PYTHON) $(HOST)/preflight.py
 	@echo "installing into $(VENV), about a minute the first time"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --editable '.[demo]' --group dev
+	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log
 	@touch $@

@@ -31,6 +31,7 @@ from deepseek_triton_build.data.releases import (
     load_release,
     release_for_container,
 )
+from deepseek_triton_build.data.yaml_files import json_twins
 
 __all__ = [
     "DEFAULT_PROFILE",
@@ -54,6 +55,7 @@ __all__ = [
     "gpus",
     "is_engine_variable",
     "is_for_every_rank",
+    "json_twins",
     "load_release",
     "profiles",
     "release_for_container",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import reprlib
 import textwrap
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
-
-import yaml
 
 LINE_WIDTH = 110
 """Characters of a line in generated files."""
@@ -19,8 +19,8 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 4, 2
 _LONGEST_YAML = 400
 """Characters of repr(value) up to which `short_yaml` writes a value in full."""
 _CONSTANTS = {True: "true", False: "false", None: "null"}
-# libyaml's loader is about ten times as fast as Python's; a build reads a thousand lines of release records.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_PLAIN = re.compile(r"(?!(?:yes|no|on|off|true|false|null)$)[a-z_][\w./-]*", re.ASCII | re.IGNORECASE)
+"""Text that YAML takes for text without quotes: a part of it, for the values that there are most of."""
 
 
 def parse_yaml(text: str) -> Any:
@@ -28,7 +28,10 @@ def parse_yaml(text: str) -> Any:
 
     :raises yaml.YAMLError: when the text is not YAML.
     """
-    return yaml.load(text, Loader=_Loader)
+    import yaml  # takes as long as a tenth of a build, and most verbs have no YAML to read or to quote
+
+    # libyaml's loader is about ten times as fast as Python's.
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def short_repr(value: Any) -> str:
@@ -46,8 +49,15 @@ def yaml_flow(value: Any) -> str:
         return _CONSTANTS[value]
     if isinstance(value, int):
         return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        # YAML's numbers have a dot before the exponent.
+        return repr(value) if "." in repr(value) else repr(value).replace("e", ".0e")
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
+        return value
+    import yaml
+
     # A list is dumped and its brackets are cut off: a scalar dumped alone would end with a line "...".
-    text = yaml.dump([value], Dumper=_LineDumper, default_flow_style=True, width=math.inf, sort_keys=False)
+    text = yaml.dump([value], Dumper=_line_dumper(), default_flow_style=True, width=math.inf, sort_keys=False)
     return text.strip()[1:-1]
 
 
@@ -71,18 +81,20 @@ def edit_instruction(settings: Mapping[str, Any]) -> str:
     )
 
 
-class _LineDumper(yaml.SafeDumper):
+@cache
+def _line_dumper() -> Any:
     """A dumper for single lines: it repeats a value instead of using an alias, and escapes line breaks."""
+    import yaml
 
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+    class LineDumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
 
+    def represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
-
-
-_LineDumper.add_representer(str, _represent_text)
+    LineDumper.add_representer(str, represent_text)
+    return LineDumper
 
 
 def printable_line(text: str) -> str:

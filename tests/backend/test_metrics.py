@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import threading
 import uuid
@@ -444,6 +445,34 @@ def test_a_request_through_the_service_is_counted(
     assert triton.buckets("inter_token_latency_seconds")["+Inf"] == 2
     assert (triton["ready"], triton["inflight_sequences"]) == (0, 0)
     assert triton.at("field_unsupported", field="min_p") == 1
+
+
+@pytest.mark.parametrize(
+    ("generation_s", "num_first", "num_between"), [(3.0, 1, 2), (0.0, 1, 2), (math.nan, 0, 0)], ids=str
+)
+def test_the_times_of_an_answer_that_comes_whole_are_the_engines(
+    metrics: BackendMetrics,
+    triton: FakeMetrics,
+    engine: ScriptedEngine,
+    generation_s: float,
+    num_first: int,
+    num_between: int,
+) -> None:
+    service = Service(parse_config({"model": "m"}, version_dir=Path()), engine, metrics=metrics)
+    service.start()
+    publisher = Publisher(metrics, triton, observe_state=service.publish_state, period_s=3600)
+    reply = _send(service, max_tokens=3)
+    (request,) = engine.requests
+    engine.step([(request, Step(token_ids=[1, 2, 3], finish_reason="length", generation_s=generation_s))])
+    assert reply.done.wait(10)
+    service.stop()
+    publisher.stop()
+
+    assert triton["generated_tokens_total"] == 3
+    assert triton.buckets("time_to_first_token_seconds")["+Inf"] == num_first
+    between = triton.buckets("inter_token_latency_seconds")
+    assert between["+Inf"] == num_between
+    assert between["1"] == (0 if generation_s else 2) * bool(num_between)
 
 
 def _send(service: Service, **parameters: object) -> ListReply:

@@ -21,6 +21,7 @@ from deepseek_backend.process.readiness import readiness
 from deepseek_backend.process.watcher import ServerAbove, drain_seconds
 from deepseek_backend.service import Service
 from support.fakes import ListReply, ScriptedEngine
+from support.waiting import wait_for
 
 
 @pytest.fixture
@@ -521,6 +522,93 @@ def test_an_idle_server_does_not_wait_for_tokens(engine):
         assert service.is_ready()
 
 
+@pytest.mark.parametrize(
+    ("parameters", "wants_steps"),
+    [
+        ({}, False),
+        ({"n": 2, "temperature": 0.8}, False),
+        ({"separate_reasoning": True}, False),
+        ({"timeout_ms": 1000}, False),
+        ({"stream": True}, True),
+        ({"sampling_param_stop": "x"}, True),
+    ],
+    ids=str,
+)
+def test_steps_are_asked_for_where_something_needs_them(service, engine, parameters, wants_steps):
+    engine.whole_answers = True
+    send(service, **parameters)
+    assert {request.wants_steps for request in engine.requests} == {wants_steps}
+
+
+def test_an_engine_that_gains_nothing_is_asked_for_steps(service, engine):
+    send(service)
+    assert engine.requests[0].wants_steps
+
+
+def test_an_answer_that_comes_whole_and_is_cut_short_has_the_engines_text_so_far(engine):
+    engine.whole_answers = True
+    with serving(engine) as service:
+        reply = send(service, client_id="a")
+        stops = [send(service, client_id="a", stop=True) for _ in range(2)]
+        (request,) = engine.requests
+        assert engine.aborted == [request.request_id]
+        assert not reply.finals
+        finish(engine, request, "so far", reason="cancelled")
+        wait(reply)
+        assert (reply.text, reply.last["finish_reason"]) == ("so far", "cancelled")
+        assert [wait(stop).finals for stop in stops] == [1, 1]
+        assert settled(service)
+
+
+def test_at_the_deadline_an_answer_that_comes_whole_has_the_engines_text_so_far(engine):
+    engine.whole_answers = True
+    with serving(engine) as service:
+        replies = [send(service, "a", "b", timeout_ms=1) for _ in range(2)]
+        requests = engine.requests
+        wait_for(lambda: len(engine.aborted) == len(requests))
+        for request in requests:
+            finish(engine, request, "so far", reason="cancelled")
+        for reply in replies:
+            assert wait(reply).last["finish_reason"] == ["timeout", "timeout"]
+            assert reply.last["text_output"] == ["so far", "so far"]
+        assert settled(service)
+        assert len(engine.aborted) == len(requests)
+
+
+def test_a_gone_client_is_no_reason_to_wait_for_the_text_so_far(engine):
+    engine.whole_answers = True
+    with serving(engine) as service:
+        reply = send(service)
+        reply.cancelled = True
+        wait(reply)
+        assert engine.aborted == [engine.requests[0].request_id]
+
+
+def test_an_abort_while_a_whole_answer_is_submitted_reaches_the_engine(engine, monkeypatch):
+    engine.whole_answers = True
+    with serving(engine) as service:
+        submit = engine.submit
+
+        def slowly(request, sink):
+            service.end_all(cause="drain")
+            engine.aborted.clear()  # the engine does not know the request yet
+            submit(request, sink)
+
+        monkeypatch.setattr(engine, "submit", slowly)
+        send(service)
+        assert engine.aborted == [engine.requests[0].request_id]
+
+
+@pytest.mark.slow
+def test_an_engine_that_works_without_a_step_does_not_hang(engine):
+    with serving(engine, {"hang_s": 1}) as service:
+        send(service)
+        time.sleep(1.1)
+        assert not service.is_ready()
+        engine.worked_at_s = time.monotonic()
+        assert service.is_ready()
+
+
 def test_an_engine_that_hangs_is_not_ready_and_one_that_idles_is():
     alive = EngineHealth(alive=True)
 
@@ -555,8 +643,9 @@ def test_a_change_of_the_readiness_is_a_warning_and_that_of_a_stop_is_not(engine
 class Story:
     """A service driven by hand, without threads: every interleaving is a list of calls."""
 
-    def __init__(self, streaming):
+    def __init__(self, streaming, whole_answers):
         self.engine = ScriptedEngine()
+        self.engine.whole_answers = whole_answers
         self.exiting = False
         self.streaming = streaming
         ours = {"drain_s": 60, "on_fatal": "unready", "max_inflight": 6}
@@ -638,9 +727,9 @@ MOVES.remove("finish_everything")
 
 @pytest.mark.slow
 @settings(max_examples=300)
-@given(st.booleans(), st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 15)), max_size=40))
-def test_on_every_interleaving_each_request_gets_one_final_response_and_none_is_left(streaming, moves):
-    story = Story(streaming)
+@given(st.booleans(), st.booleans(), st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 15)), max_size=40))
+def test_on_every_interleaving_each_request_gets_one_final_response_and_none_is_left(streaming, whole_answers, moves):
+    story = Story(streaming, whole_answers)
     for move, number in moves:
         getattr(story, move)(number)
     story.finish_everything()

@@ -182,6 +182,35 @@ def test_while_it_waits_for_its_turn_a_stream_is_left_alone():
     assert len(taken) == 2
 
 
+def test_a_step_that_comes_while_others_are_taken_is_looked_at():
+    found = []
+
+    def take(entry, pending, step, at_s):
+        entry.has_tokens = True
+        if step.text == "a":
+            step_queue.put([(request, token("b"))])
+            found.extend(step_queue.collect())
+        return False
+
+    step_queue = StepQueue(take, fail=None)
+    entry, request = opened(step_queue, begun=False)
+    step_queue.put([(request, token("a"))])
+    assert step_queue.collect() == []
+    assert found == [entry]
+
+
+def test_an_idle_stream_is_found_once_and_again_after_its_turn():
+    step_queue, taken = recording()
+    entry, request = opened(step_queue)
+    for text, expected in (("a", [entry]), ("b", [])):
+        step_queue.put([(request, token(text))])
+        assert step_queue.collect() == expected
+    step_queue.catch_up(entry)
+    step_queue.put([(request, token("c"))])
+    assert step_queue.collect() == [entry]
+    assert [text for _, _, text, _ in taken] == ["ab"]
+
+
 def test_what_waits_for_a_turn_is_bounded():
     step_queue, taken = recording()
     entry, request = opened(step_queue)

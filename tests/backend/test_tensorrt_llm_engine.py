@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,12 +22,19 @@ from deepseek_backend.contract import SAMPLING_BY_NAME, ErrorCode
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.tensorrt_llm import TensorRTLLMEngine
-from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, complete_text, sampling_params
+from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
+from deepseek_backend.engines.tensorrt_llm.translation import (
+    INCOMPLETE,
+    complete_text,
+    generation_seconds,
+    sampling_params,
+)
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from deepseek_backend.release import read_release
 from deepseek_triton_build.catalog import RELEASES, load_release
 from deepseek_triton_build.data.releases.spelling import spell
 from standin.harness import WAIT_S, Harness, MakeEngine, Sink, guided_llm_args
+from support.waiting import wait_for
 
 MTP = {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
 MTP_SAMPLING = {**MTP, "allow_advanced_sampling": True}
@@ -260,6 +270,80 @@ def test_an_aborted_request_ends_as_cancelled_with_what_it_had(
     assert harness.engine.stats().num_running == 0
 
 
+@pytest.mark.parametrize(
+    ("first_s", "last_s", "expected"), [(5, 7.5, 2.5), (5, 5, 0), (5, 0, 0), (0, 7.5, math.nan), (None, 0, math.nan)]
+)
+def test_the_time_between_tokens_is_known_or_said_to_be_unknown(
+    first_s: float | None, last_s: float, expected: float
+) -> None:
+    timing = SimpleNamespace(
+        first_token_time=timedelta(seconds=first_s or 0), last_token_time=timedelta(seconds=last_s)
+    )
+    metrics = None if first_s is None else SimpleNamespace(timing_metrics=timing)
+    assert generation_seconds(metrics) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"logprobs": 1}, {"max_tokens": 7, "ignore_eos": True}], ids=str)
+def test_an_answer_that_wants_no_steps_comes_whole_and_is_the_same(
+    make_engine: MakeEngine, sampling: dict[str, Any]
+) -> None:
+    harness = make_engine(enable_iter_perf_stats=True)
+    assert harness.engine.capabilities.whole_answers
+    streamed = harness.run(**sampling)
+    (step,) = harness.run(**sampling, wants_steps=False)
+    assert step.text == "".join(each.text for each in streamed)
+    assert step.token_ids == [token_id for each in streamed for token_id in each.token_ids]
+    assert list(step.logprobs) == [entry for each in streamed for entry in each.logprobs]
+    assert (step.finish_reason, step.stop_reason) == (streamed[-1].finish_reason, streamed[-1].stop_reason)
+    assert step.num_input_tokens == streamed[-1].num_input_tokens
+    assert step.generation_s is not None
+    assert step.generation_s >= 0
+    assert step.perf_metrics is None
+    assert all(each.generation_s is None for each in streamed)
+
+
+def test_a_whole_answer_that_is_aborted_brings_what_it_had(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "STATS_PERIOD_S", 0.02)
+    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "200")
+    harness = make_engine(enable_iter_perf_stats=True)
+    request = harness.submit(max_tokens=3000, ignore_eos=True, wants_steps=False)
+    wait_for(lambda: harness.engine.health().worked_at_s > 0)
+    harness.engine.abort(request.request_id)
+    (step,) = harness.sink.result(request)
+    assert step.finish_reason == "cancelled"
+    assert 0 < len(step.token_ids) < 3000
+    assert step.text
+
+
+def test_a_whole_answer_aborted_in_tensorrt_llms_queue_is_not_waited_for(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "WHOLE_ABORT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(engine_module, "ABORT_TIMEOUT_S", 10 * WAIT_S)
+    monkeypatch.setenv("STANDIN_TOKENS_PER_S", "50")
+    harness = make_engine(enable_iter_perf_stats=True, max_batch_size=1)
+    running = harness.submit(max_tokens=3000, ignore_eos=True)
+    harness.sink.wait_for(lambda: bool(harness.sink.steps_of(running)))
+    waiting = harness.submit(wants_steps=False)
+    wait_for(lambda: getattr(harness.engine._open.get(waiting.request_id), "output", None) is not None)
+    harness.engine.abort(waiting.request_id)
+    (step,) = harness.sink.result(waiting)
+    assert (step.finish_reason, step.text) == ("cancelled", "")
+    harness.engine.abort(running.request_id)
+    harness.sink.result(running)
+
+
+@pytest.mark.parametrize(
+    ("release", "llm_args"), [("1.2.1", {}), ("0.21.0", {"enable_iter_perf_stats": True})], ids=str
+)
+def test_without_a_sign_of_life_or_the_tokens_times_no_answer_comes_whole(
+    make_engine: MakeEngine, release: str, llm_args: dict[str, Any]
+) -> None:
+    assert not make_engine(release, **llm_args).engine.capabilities.whole_answers
+
+
 @pytest.mark.slow
 def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engine(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
@@ -271,7 +355,7 @@ def test_a_request_aborted_before_its_prompt_is_tokenised_never_reaches_the_engi
         harness.engine._llm.tokenizer, "encode", lambda *a, **k: tokenised.wait(WAIT_S) and encode(*a, **k)
     )
     monkeypatch.setattr(harness.engine._llm, "generate_async", lambda **_: pytest.fail("it was submitted"))
-    request = harness.submit()
+    request = harness.submit("x" * (engine_module.MAX_SHORT_PROMPT + 1))
     harness.engine.abort(request.request_id)
     harness.engine._loop.call(tokenised.set)  # after the abort, on the same thread
     (step,) = harness.sink.result(request)

@@ -87,11 +87,14 @@ def test_an_unknown_release_or_gpu_in_the_options_is_an_error(tmp_path: Path, wr
         check_repository(tmp_path, CheckOptions(**wrong))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("place", ["", "tensorrt_llm"], ids=["beside the model", "in the model's folder"])
-def test_a_python_based_backend_may_have_another_name(tmp_path: Path, place: str) -> None:
+def test_a_python_based_backend_may_have_another_name_and_lies_where_triton_takes_it_for_no_model(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, config=edited(CONFIG, 'backend: "python"', 'backend: "vllm"'))
-    assert "backends/vllm" in only(check_repository(tmp_path, OPTIONS), "C005").fix
-    folder = tmp_path / place / "backends" / "vllm"
+    (tmp_path / "backends/vllm").mkdir(parents=True)
+    (tmp_path / "backends/vllm/model.py").touch()
+    assert "tensorrt_llm/backends/vllm" in only(check_repository(tmp_path, OPTIONS), "C005").fix
+    folder = tmp_path / "tensorrt_llm/backends/vllm"
     folder.mkdir(parents=True)
     (tmp_path / "tensorrt_llm/1/model.py").rename(folder / "model.py")
 

@@ -92,6 +92,7 @@ CATALOG = [
     "gpus",
     "is_engine_variable",
     "is_for_every_rank",
+    "json_twins",
     "load_release",
     "profiles",
     "release_for_container",

@@ -63,7 +63,7 @@ def test_a_backend_with_a_name_of_its_own_lies_in_the_models_folder(backend_name
 
 def test_a_backends_name_is_for_triton_only():
     with pytest.raises(
-        RefusedPlanError, match=r"--backend-name is for Triton, and trtllm-serve \(.*\) has no use for it"
+        RefusedPlanError, match=r"^--backend-name: only Triton has a use for it, trtllm-serve \(.*\) has none$"
     ):
         format_files("trtllm-serve", make_plan(replace(R1, backend_name="vllm")), version="0")
 

@@ -98,9 +98,26 @@ def test_the_backend_gives_the_engine_the_whole_path(tmp_path, release):
 
 
 @pytest.mark.parametrize("release", BY_PATH)
-def test_check_finds_nothing_wrong_with_it(tmp_path, release):
-    write_repository(format_files("triton", make_plan(replace(WIDE, release=release)), version="1"), tmp_path / "r")
+@pytest.mark.parametrize("format", FORMATS)
+def test_check_finds_nothing_wrong_with_it(tmp_path, release, format):
+    write_repository(format_files(format, make_plan(replace(WIDE, release=release)), version="1"), tmp_path / "r")
+    found = check_repository(tmp_path / "r", CheckOptions()).findings
 
-    assert [
-        found for found in check_repository(tmp_path / "r", CheckOptions()).findings if found.severity == "error"
-    ] == []
+    assert [finding for finding in found if finding.severity == "error"] == []
+
+
+@pytest.mark.parametrize("release", BY_PATH)
+@pytest.mark.parametrize("format", ["triton", "trtllm-serve"])
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        pytest.param("num_slots: 280", "M005", id="slots that can't be divided"),
+        pytest.param("num_slots: [", "S002", id="no YAML"),
+    ],
+)
+def test_check_reads_the_file(tmp_path, release, format, text, code):
+    write_repository(format_files(format, make_plan(replace(WIDE, release=release)), version="1"), tmp_path / "r")
+    [file] = (tmp_path / "r").rglob(NAME)
+    file.write_text(text)
+
+    assert code in [found.code for found in check_repository(tmp_path / "r", CheckOptions()).findings]

@@ -1,8 +1,11 @@
-"""Lines that are read and messages that are written, in tables, without processes."""
+"""Lines that are read and messages that are written, in tables; of processes only mpirun, for its own words."""
 
 import dataclasses
 import hashlib
 import json
+import os
+import shutil
+import subprocess
 
 import pytest
 
@@ -93,11 +96,54 @@ def test_the_rank_of_a_line(line, rank):
             "  Remote daemon: [[20113,0],1] on node node2",
             "mpirun has lost the connection to node2: its network, or orted there",
         ),
+        (
+            "ssh: Could not resolve hostname node2: Name or service not known",
+            "ssh: Could not resolve hostname node2: Name or service not known",
+        ),
+        (
+            "root@node2: Permission denied (publickey,password).",
+            "ssh: root@node2: Permission denied (publickey,password)",
+        ),
+        ("Host key verification failed.", "ssh: Host key verification failed"),
+        (
+            "bash: line 1: orted: command not found",
+            "orted: command not found on another host: Open MPI has to be there, too",
+        ),
+        (
+            "There are not enough slots available in the system to satisfy the 16",
+            "the hosts have fewer slots than 16 ranks, as in node1:8",
+        ),
+        (
+            "mpirun has detected an attempt to run as root.",
+            "mpirun doesn't run as root unless OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM are 1",
+        ),
+        ("Executable: trtllm-llmapi-launch", "mpirun can't find trtllm-llmapi-launch"),
+        ('mpirun: Error: unknown option "--x"', 'mpirun: unknown option "--x'),
+        (
+            "[1,3]<stderr>:It looks like MPI_INIT failed for some reason; your parallel process is",
+            "MPI can't start in a rank: MPI_INIT failed",
+        ),
         ("all is well", None),
     ],
 )
 def test_causes(line, cause):
     assert cause_of(line) == cause
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (["-n", "4000", "true"], "the hosts have fewer slots than 4000 ranks, as in node1:8"),
+        (["-n", "1", "no-such-program"], "mpirun can't find no-such-program"),
+        (["--no-such-option"], 'mpirun: unknown option "--no-such-option'),
+    ],
+)
+def test_causes_in_what_mpirun_says(arguments, cause):
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(["mpirun", *arguments], env=os.environ | allowed, capture_output=True, text=True)
+
+    assert [found for found in map(cause_of, (done.stdout + done.stderr).splitlines()) if found] == [cause]
 
 
 @pytest.mark.parametrize("before", ["", "[1,3]<stderr>:", "3: "])

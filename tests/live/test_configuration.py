@@ -86,15 +86,15 @@ def test_a_config_pbtxt_that_disagrees_is_refused(repository: Path, old: str, ne
 @pytest.mark.parametrize(
     ("ours", "expected"),
     [
-        ({"decoupled": False}, "triton_config.decoupled: expected true: responses are sent when they are made"),
-        ({"max_batch_size": 8}, "triton_config.max_batch_size: expected 0: the engine batches, Triton does not"),
+        ({"decoupled": False}, "decoupled: config.pbtxt says True, model.yaml says False; set both alike"),
+        ({"max_batch_size": 8}, "max_batch_size: expected 0: the engine batches, Triton does not, got 8"),
     ],
     ids=["decoupled", "max_batch_size"],
 )
 def test_a_model_yaml_that_disagrees_is_refused(repository: Path, ours: dict[str, object], expected: str) -> None:
     change_yaml(repository, **ours)
 
-    assert f"{expected}, got {next(iter(ours.values()))}" in failure(repository)
+    assert expected in failure(repository)
 
 
 def test_both_disagreements_are_said_at_once(repository: Path) -> None:

@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
+
+import pytest
 
 from deepseek_backend.process.process_guard import NAME
 from deepseek_triton_tools.host.process_sessions import session_members
@@ -15,10 +18,13 @@ PRESET = "h200x8-r1-fp8-max-throughput"
 LONG_ANSWER = 4000  # about 25 s of the twin's pace
 
 
-def serving(folder, **ours):
+AS_INIT = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def serving(folder, before=(), **ours):
     repository = build(folder / "repository", "tiny", "--engine", "simulated", "--preset", PRESET)
     change_yaml(repository / "tensorrt_llm/1/model.yaml", **ours)
-    return in_process(repository, folder / "log")
+    return in_process(repository, folder / "log", before)
 
 
 def runs(pid):
@@ -42,6 +48,18 @@ def test_a_model_process_that_dies_ends_the_program(tmp_path):
         assert server.wait() == -signal.SIGKILL
         wait_for(lambda: not any(map(runs, (stub, guard))))
         assert "the model's process has died" in server.log()
+
+
+def test_a_model_process_that_dies_ends_process_1_of_a_container_though_it_waits_for_open_requests(tmp_path):
+    """There the kernel ignores a SIGKILL, and a SIGTERM alone makes the program wait for ever."""
+    if subprocess.run([*AS_INIT, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no process can be given pids of its own here")
+    with serving(tmp_path, AS_INIT) as server:
+        server.ask(text_input="nobody goes on with it", max_tokens=LONG_ANSWER, streaming=True)
+        assert not server.answer()["final"]
+        os.kill(children_of(server.process)[0], signal.SIGKILL)
+
+        assert server.wait() != 0
 
 
 def test_a_program_that_dies_leaves_nothing_behind(tmp_path):

@@ -61,6 +61,7 @@ class Harness:
         *,
         max_tokens: int = 1000,
         prompt_token_ids: tuple[int, ...] | None = None,
+        wants_steps: bool = True,
         **sampling: Any,
     ) -> GenerateRequest:
         self._count += 1
@@ -70,6 +71,7 @@ class Harness:
             prompt_token_ids=prompt_token_ids,
             sampling=SamplingParams(**sampling),
             max_tokens=max_tokens,
+            wants_steps=wants_steps,
         )
         self.engine.submit(request, self.sink)
         return request

@@ -92,6 +92,8 @@ class ScriptedEngine:
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
         self.alive = True
+        self.whole_answers = False
+        self.worked_at_s = 0.0
         self.stopped = False
         self._sink: StepSink | None = None
 
@@ -113,6 +115,7 @@ class ScriptedEngine:
             max_seq_len=4096,
             max_prompt_bytes=self.MAX_PROMPT_BYTES,
             bos_token=self.BOS,
+            whole_answers=self.whole_answers,
             unsupported={"guided_regex": "no grammar in a script"},
         )
 
@@ -128,7 +131,7 @@ class ScriptedEngine:
         self.aborted.append(request_id)
 
     def health(self) -> EngineHealth:
-        return EngineHealth(alive=self.alive)
+        return EngineHealth(alive=self.alive, worked_at_s=self.worked_at_s)
 
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.requests), num_waiting=0)

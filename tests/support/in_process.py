@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,17 @@ class InProcess:
 
 
 @contextmanager
-def in_process(repository: Path, log: Path) -> Iterator[InProcess]:
-    """The program on the wheel's library, ready. It is killed at the end if it still runs."""
+def in_process(repository: Path, log: Path, before: Sequence[str] = ()) -> Iterator[InProcess]:
+    """The program on the wheel's library, ready. It is killed at the end if it still runs.
+
+    `before` is a command that runs the command after it.
+    """
     found = find_tritonserver()
     if found.kind != "wheel":
         pytest.skip("the server is not the nvidia-pytriton wheel's, whose files are known")
     (library,) = found.binary.parents[3].glob("nvidia_pytriton.libs/libtritonserver*.so")
     backends = found.extra_args[0].partition("=")[2]
-    command = [sys.executable, str(PROGRAM), str(library), backends, str(repository)]
+    command = [*before, sys.executable, str(PROGRAM), str(library), backends, str(repository)]
     with (
         log.open("w") as stderr,
         subprocess.Popen(

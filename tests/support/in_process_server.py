@@ -65,7 +65,8 @@ class _Server:
                 "InferenceRequestAppendInputData", request, name.encode(), data, _SIZE(len(data)), _CPU, _INT64(0)
             )
         for name, value in parameters.items():
-            self._call("InferenceRequestSetIntParameter", request, name.encode(), _INT64(value))
+            kind, number = ("Bool", ctypes.c_bool(value)) if isinstance(value, bool) else ("Int", _INT64(value))
+            self._call(f"InferenceRequestSet{kind}Parameter", request, name.encode(), number)
         *_, respond, release = self._callbacks
         self._call("InferenceRequestSetReleaseCallback", request, release, None)
         self._call("InferenceRequestSetResponseCallback", request, self._allocator, None, respond, request)

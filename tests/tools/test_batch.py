@@ -393,7 +393,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(model_server, folder):
         assert model_server.waiting.wait(30)
         terminal.type(CTRL_C)
         terminal.read_until("stopped: 3 of 6 rows done")
-        terminal.read_until("the same command with --resume goes on in out.jsonl")
+        terminal.read_until("--resume goes on in out.jsonl")
         assert terminal.exit_code() == 130
 
     assert model_server.gone.wait(30)

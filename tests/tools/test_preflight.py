@@ -1,13 +1,15 @@
 import ast
 import platform
+import re
 import subprocess
 import sys
 import sysconfig
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
-from deepseek_triton_tools.host import preflight
+from deepseek_triton_tools.host import pip_install, preflight
 
 VersionInfo = namedtuple("VersionInfo", "major minor micro releaselevel serial")
 
@@ -100,3 +102,69 @@ def test_old_pythons_can_read_the_file():
     """It must be able to say that the Python is too old; no syntax newer than 3.8's."""
     with open(preflight.__file__, encoding="utf-8") as file:
         ast.parse(file.read(), feature_version=(3, 8))
+
+
+CONNECTION = "WARNING: Retrying (Retry(total=4)) after connection broken by "
+LOST = "ERROR: No matching distribution found for pip>=25.1\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        pytest.param(
+            f"{CONNECTION}'NewConnectionError('<HTTPConnection at 0x7>: Failed to establish a new connection: "
+            f"[Errno 111] Connection refused')': /simple/pip/\n{LOST}",
+            "the package index can't be reached ([Errno 111] Connection refused)",
+            id="refused",
+        ),
+        pytest.param(
+            f"{CONNECTION}'ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: "
+            f"407 Proxy Authentication Required'))': /simple/pip/\n{LOST}",
+            "the package index can't be reached (407 Proxy Authentication Required)",
+            id="proxy",
+        ),
+        pytest.param(
+            f"{CONNECTION}'ReadTimeoutError(\"HTTPSConnectionPool(host='a', port=443): Read timed out. "
+            f"(read timeout=15)\")': /simple/pip/\n{LOST}",
+            "the package index can't be reached (timed out)",
+            id="timeout",
+        ),
+        pytest.param(
+            "WARNING: ... SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify "
+            f"failed: self-signed certificate in certificate chain (_ssl.c:1006)'))\n{LOST}",
+            "the package index can't be trusted (CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed",
+            id="certificate",
+        ),
+        pytest.param(LOST, "no package index that answered has pip>=25.1 for this Python", id="nothing found"),
+        pytest.param(
+            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n",
+            "No space left on device: make room, or let TMPDIR name another folder",
+            id="full disk",
+        ),
+        pytest.param("note: a\nERROR: the metadata is odd\nhint: b\n", "the metadata is odd", id="another error"),
+        pytest.param("Traceback\nKeyError: 1\n", "KeyError: 1", id="a crash"),
+        pytest.param("", "no output", id="nothing"),
+    ],
+)
+def test_why_pip_failed_is_one_line(output, told):
+    said = pip_install.failure(output)
+
+    assert said.startswith(told)
+    assert "\n" not in said
+
+
+def test_make_refuses_a_python_that_the_checks_themselves_are_too_new_for():
+    """As Python 2.7 and 3.6 would: neither reads the annotations of preflight.py."""
+    makefile = Path(preflight.__file__).parents[3].joinpath("Makefile").read_text()
+    check = re.search(r"\$\(PYTHON\) -c '(.+)'\n", makefile)[1]
+    message = re.search(r"^TOO_OLD := (.+)$", makefile, re.MULTILINE)[1]
+    program = check.replace("$(TOO_OLD)", message)
+
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.version_info = (2, 7, 18); {program}"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "Python 3.10, 3.11 or 3.12 is needed, this is 2.7: name another, as in `make PYTHON=python3.12`\n"
+    )

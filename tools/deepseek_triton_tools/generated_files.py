@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deepseek_triton_build import PlanRequest, contract_page, make_plan, model_repository, repository_files
+from deepseek_triton_build.catalog import json_twins
 from deepseek_triton_build.check import rules_page
 from deepseek_triton_tools._version import __version__
 
@@ -29,6 +30,7 @@ def generated_files() -> dict[Path, bytes]:
     files[architecture] = (written + _INDEX + "\n".join(_index(repository.parent))).encode()
     files[repository.parent / "docs" / "contract.md"] = contract_page().encode()
     files[repository.parent / "docs" / "rules.md"] = rules_page().encode()
+    files |= json_twins()
     return files
 
 
@@ -58,7 +60,7 @@ def _first_sentence(docstring: str) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m deepseek_triton_tools.generated_files",
-        description="Write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md, ARCHITECTURE.md's index again.",
+        description="Write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md, ARCHITECTURE.md, JSON again.",
         allow_abbrev=False,
     )
     parser.parse_args(argv)

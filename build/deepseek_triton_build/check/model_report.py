@@ -36,7 +36,13 @@ from deepseek_triton_build.check.model_identity import (
 )
 from deepseek_triton_build.check.pbtxt import NAME as CONFIG
 from deepseek_triton_build.check.pbtxt import ModelConfig, backend_folder, check_config, read_config
-from deepseek_triton_build.check.rule_findings import canonical_settings, check_deployment, make_deployment, place_in
+from deepseek_triton_build.check.rule_findings import (
+    canonical_settings,
+    check_deployment,
+    make_deployment,
+    place_in,
+    with_balancer_file,
+)
 from deepseek_triton_build.check.schema import (
     MODEL_YAML,
     TRITON_SECTION,
@@ -201,7 +207,10 @@ class _Model:
         known: Identity = self.keep(
             identify(self.options, self.stamp, _model_of(document), facts, self.file, document.line("model"))
         )
-        settings, place = canonical_settings(arguments, release), place_in(document, arguments, release)
+        settings: dict[str, Any] = self.keep(
+            with_balancer_file(canonical_settings(arguments, release), self.version_dir, self.in_version)
+        )
+        place = place_in(document, arguments, release)
         variables = {} if script is None else script.known_values
         deployment = make_deployment(settings, release, known, triton, variables)
         misfits = list(memory_problems(deployment)) if _num_ranks(document, settings) is not None else []

@@ -125,7 +125,8 @@ def check_config(
         text = f"expected backend {_PYTHON}, found {short_repr(message.backend or message.platform or None)}"
         fix = f'write backend: "{_PYTHON}"'
         if is_inside(message.backend) and message.backend:
-            fix += f", or put {message.backend}'s model.py into backends/{safe_name(message.backend)}"
+            place = f"{safe_name(folder_name)}/backends/{safe_name(message.backend)}"
+            fix += f", or put {message.backend}'s model.py into {place}"
         yield config.finding(WRONG_BACKEND, text, fix, at="backend")
     policies = (("decoupled", message.model_transaction_policy.decoupled), ("max_batch_size", message.max_batch_size))
     for key, here in policies if triton is not None else ():
@@ -145,12 +146,13 @@ def backend_folder(config: ModelConfig, folder: Path) -> Path | None:
     """Return the folder of the Python-based backend that the model in `folder` names; None when it names none.
 
     Such a backend is a folder with a model.py (triton-inference-server/python_backend, Python Based Backends). `build
-    --backend-name` writes it into backends/ of the repository.
+    --backend-name` writes it into backends/ of the model's folder. In the repository itself, Triton takes backends/ for
+    a model and fails to load it (2.51).
     """
     name = config.message.backend
     if name in ("", _PYTHON) or not is_inside(name):
         return None
-    places = (above / "backends" / name for above in (folder.parent, folder.parent.parent, folder))
+    places = (above / "backends" / name for above in (folder, folder.parent.parent))
     return next((place for place in places if os.path.isfile(place / "model.py")), None)
 
 

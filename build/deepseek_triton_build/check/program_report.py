@@ -40,6 +40,7 @@ from deepseek_triton_build.check.rule_findings import (
     check_deployment,
     make_deployment,
     place_in,
+    with_balancer_file,
 )
 from deepseek_triton_build.check.schema import (
     MODEL_YAML,
@@ -186,7 +187,9 @@ class _ProgramCheck:
             sections = (TRITON_SECTION, *UPSTREAM_KEYS) if is_model_yaml else ()
             arguments = check_schema(document, release, other_sections=sections)
             self.findings += arguments.findings
-        settings = canonical_settings(arguments, release)
+        settings: dict[str, Any] = self.keep(
+            with_balancer_file(canonical_settings(arguments, release), self.folder, "")
+        )
         if self.script is not None and program is not None:
             flags = read_flags(self.script, program)
             if document is not None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.documents import Document
+from deepseek_triton_build.check.documents import Document, read_yaml
 from deepseek_triton_build.check.finding import CheckCode, Finding, make_finding
 from deepseek_triton_build.check.model_identity import Identity
 from deepseek_triton_build.check.schema import CheckedArguments
 from deepseek_triton_build.data.releases import Release, spelling
 from deepseek_triton_build.rules import violations
+from deepseek_triton_build.rules.moe import BALANCER
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 Place = tuple[str, int | None, str]
@@ -20,6 +23,21 @@ Place = tuple[str, int | None, str]
 def canonical_settings(arguments: CheckedArguments, release: Release) -> dict[str, Any]:
     """Return the arguments under canonical keys. A key in a wrong place counts as if it were in the right one."""
     return arguments.meant | spelling.canonical(arguments.settings, release.version)
+
+
+def with_balancer_file(settings: dict[str, Any], folder: Path, label: str) -> tuple[dict[str, Any], list[Finding]]:
+    """Return the settings with those in the load balancer's file, if it is named by its path and is on this machine.
+
+    :param settings: the LLM arguments under canonical keys.
+    :param folder: the folder from which a relative path counts.
+    :param label: the beginning of file names in findings.
+    """
+    name = settings.get(BALANCER)
+    if not isinstance(name, str) or not os.path.isfile(folder / name):
+        return settings, []
+    document, findings = read_yaml(folder / name, f"{label}{name}")
+    given = {} if document is None else document.values
+    return settings | {f"{BALANCER}.{key}": value for key, value in given.items() if isinstance(key, str)}, findings
 
 
 def make_deployment(

@@ -8,12 +8,11 @@ from deepseek_triton_build.data.catalog import MoeBackendRow, find_moe_backends
 from deepseek_triton_build.data.releases.spelling import spell
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.rules.attention import LOW_CONCURRENCY
+from deepseek_triton_build.rules.moe import BALANCER
 
 LARGEST_EXPERT_PARALLEL = 8
 """Above it the support matrix of MoE back ends has wide EP only."""
 WIDE_EP = "WIDEEP"
-BALANCER = "moe_config.load_balancer"
-"""The section of wide EP's load balancer, which copies the busiest experts."""
 
 
 def choose_layout(target: Target, *, attention_dp: bool) -> Layout:

@@ -20,8 +20,8 @@ from deepseek_triton_build.data.setting_types import (
 )
 from deepseek_triton_build.data.sources import LLM_ARGS
 from deepseek_triton_build.data.type_strings import fits, in_words
-from deepseek_triton_build.planning.layout import BALANCER
 from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.rules.moe import BALANCER
 from deepseek_triton_build.text import nearest_name, short_repr
 
 _NEEDED = (

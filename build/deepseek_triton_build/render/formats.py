@@ -46,10 +46,14 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
         what = f"profile {plan.profile.name}" if plan.profile is not None else f"the {plan.engine} engine"
         named = " or ".join(f"--format {entry}" for entry in usable)
         raise RefusedPlanError(f"{what} can't be written as {name} ({FORMATS[name].title}); use {named}")
-    if name != DEFAULT_FORMAT and not plan.request.decoupled:
-        raise RefusedPlanError(f"--no-decoupled is for Triton, and {name} ({FORMATS[name].title}) has no use for it")
-    if name != DEFAULT_FORMAT and plan.request.backend_name != PYTHON_BACKEND:
-        raise RefusedPlanError(f"--backend-name is for Triton, and {name} ({FORMATS[name].title}) has no use for it")
+    for_triton = {
+        "--no-decoupled": not plan.request.decoupled,
+        "--backend-name": plan.request.backend_name != PYTHON_BACKEND,
+    }
+    given = [option for option, is_given in for_triton.items() if is_given]
+    if given and name != DEFAULT_FORMAT:
+        what = f"{name} ({FORMATS[name].title})"
+        raise RefusedPlanError(f"{' and '.join(given)}: only Triton has a use for it, {what} has none")
     return FORMATS[name].files(plan, version)
 
 

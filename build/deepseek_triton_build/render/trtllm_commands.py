@@ -80,11 +80,12 @@ def extra_llm_api_config(args: TrtllmArguments, *, stamp: str, program: str, scr
 
 
 def _options(plan: Plan) -> list[str]:
-    return ["--extra_llm_api_options", '"$config"' if plan.files else f'"$here/{YAML_NAME}"']
+    folder = "$config" if plan.files else "$here"
+    return ["--extra_llm_api_options", f'"{folder}/{YAML_NAME}"']
 
 
 def _whole_paths(plan: Plan) -> list[str]:
-    """Return the lines that set `config` to a copy of the YAML, in which the paths of the plan's files are whole."""
+    """Return the lines that write a copy of the YAML into `config`, with whole paths of the plan's files."""
     if not plan.files:
         return []
     filled = [f"text=\"${{text//': {file.name}'/\": '$here/{file.name}'\"}}\"" for file in plan.files]
@@ -92,8 +93,8 @@ def _whole_paths(plan: Plan) -> list[str]:
         *comment_lines("Programs look for the files that the YAML names from the folder where they were started."),
         f'text="$(<"$here/{YAML_NAME}")"',
         *filled,
-        'config="$(mktemp)"',
-        'printf "%s\\n" "$text" > "$config"',
+        'config="$(mktemp -d)"',
+        f'printf "%s\\n" "$text" > "$config/{YAML_NAME}"',
     ]
 
 

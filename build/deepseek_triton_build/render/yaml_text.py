@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import yaml
-
 from deepseek_triton_build.data.planned_settings import Setting, SettingsFile, footnotes
 from deepseek_triton_build.text import LINE_WIDTH, comment_lines, yaml_flow
 
@@ -64,6 +62,8 @@ def _entry(name: str, value: Any, indent: str) -> Iterator[str]:
         yield f"{indent}{name}:"
         yield from _wrapped(value, indent + "  ")
         return
+    import yaml
+
     block = yaml.safe_dump(value, default_flow_style=False, sort_keys=False, width=math.inf)
     yield f"{indent}{name}:"
     yield from textwrap.indent(block, indent + "  ").splitlines()

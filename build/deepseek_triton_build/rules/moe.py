@@ -13,7 +13,8 @@ from deepseek_triton_build.rules.rule import Deployment, RuleTable, UnknownFactE
 RULES = RuleTable()
 _MATRIX = f"{DEPLOYMENT}, MoE Backend Support Matrix"
 _BACKEND = "moe_config.backend"
-_BALANCER = "moe_config.load_balancer"
+BALANCER = "moe_config.load_balancer"
+"""The section of the expert load balancer; releases before 1.1 take the path of a file with its settings."""
 
 
 @RULES.error(
@@ -97,7 +98,7 @@ def _wide_fp8(d: Deployment) -> Iterator[Violation]:
         yield Violation("moe_expert_parallel_size", message, fix)
     elif _has_balancer(d):
         message = "WIDEEP has no expert load balancer for FP8"
-        yield Violation(_BALANCER, message, "remove moe_config.load_balancer, or use fp4 weights")
+        yield Violation(BALANCER, message, "remove moe_config.load_balancer, or use fp4 weights")
 
 
 @RULES.error(
@@ -120,7 +121,7 @@ def _wide_ep(d: Deployment) -> Iterator[Violation]:
     source="TensorRT-LLM examples/wide_ep/README.md; tensorrt_llm/llmapi/llm_args.py",
 )
 def _slots(d: Deployment) -> Iterator[Violation]:
-    key = f"{_BALANCER}.num_slots"
+    key = f"{BALANCER}.num_slots"
     slots, ep = d.get(key), d.layout.expert_parallel_size
     experts = d.architecture.num_routed_experts if d.architecture is not None else None
     if not slots:
@@ -149,7 +150,7 @@ def _balanced_backend(d: Deployment) -> Iterator[Violation]:
             row = find_moe_backends(d.gpu, d.precision, d.layout.expert_parallel_size)
         usable = [name for name in able if row is None or name in row.backends]
         instead = f"set {_BACKEND}: {' or '.join(usable)}, or " if usable else ""
-        yield Violation(_BALANCER, message, f"{instead}remove {_BALANCER}")
+        yield Violation(BALANCER, message, f"{instead}remove {BALANCER}")
 
 
 @RULES.note(
@@ -169,12 +170,12 @@ def _host_copy(d: Deployment) -> Iterator[Violation]:
         fix = (
             f"give the container a /dev/shm of {shm:,.0f} GiB and 1 GiB for each rank, or set layer_updates_per_iter: 0"
         )
-        yield Violation(f"{_BALANCER}.layer_updates_per_iter", message, fix)
+        yield Violation(f"{BALANCER}.layer_updates_per_iter", message, fix)
 
 
 def shared_expert_bytes(d: Deployment) -> int:
     """Return the bytes of the experts' copy in each node's /dev/shm, which the online load balancer makes; else 0."""
-    updates = d.get(f"{_BALANCER}.layer_updates_per_iter")
+    updates = d.get(f"{BALANCER}.layer_updates_per_iter")
     if not updates or not _has_balancer(d) or d.architecture is None or d.checkpoint is None:
         return 0
     return expert_bytes(d.architecture, d.checkpoint)
@@ -224,5 +225,5 @@ def _unbounded_pass(d: Deployment) -> Iterator[Violation]:
 
 
 def _has_balancer(d: Deployment) -> bool:
-    given = d.settings.get(_BALANCER)
-    return isinstance(given, str) or bool(d.get(f"{_BALANCER}.num_slots"))
+    given = d.settings.get(BALANCER)
+    return isinstance(given, str) or bool(d.get(f"{BALANCER}.num_slots"))

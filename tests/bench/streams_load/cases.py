@@ -42,6 +42,8 @@ class Case:
     """Of each stream."""
     systems: tuple[str, ...]
     protocol: Protocol = "gRPC"
+    streaming: bool = True
+    """False: each answer comes in one response."""
     rate: float | None = None
     """Tokens a second of each stream; None: flat out."""
     open_s: float = 0.0
@@ -57,7 +59,8 @@ class Case:
     def title(self) -> str:
         pace = f"{self.rate:g} tokens/s each" if self.rate else "flat out"
         opened = f", opened over {self.open_s:g} s" if self.open_s else ""
-        return f"{self.num_streams:,} x {self.num_tokens:,} tokens, {pace}{opened}, {self.protocol}"
+        at_once = "" if self.streaming else " at once"
+        return f"{self.num_streams:,} x {self.num_tokens:,} tokens{at_once}, {pace}{opened}, {self.protocol}"
 
 
 _MINIMAL = (OURS, CUMULATIVE, DELTA)
@@ -82,6 +85,11 @@ _BESIDE_PEER = (
     Target(system=TRTLLM_10, measure="tokens_per_s", at_least=5, versus=PEER),
     Target(system=TRTLLM_10, measure="tokens_per_s", at_least=1, versus=PEER_10),
 )
+_AT_ONCE_BESIDE_PEER = (
+    *(Target(system=system, measure="undelivered", at_most=0) for system in (TRTLLM_1, TRTLLM_10)),
+    *(Target(system=system, measure="tokens_per_s", at_least=1, versus=PEER) for system in (TRTLLM_1, TRTLLM_10)),
+    *(Target(system=system, measure="stub_cpu", at_most=1, versus=PEER) for system in (TRTLLM_1, TRTLLM_10)),
+)
 _BESIDE_IDEAL_1024 = (
     _ALL_THERE,
     Target(system=OURS, measure="over_ideal", at_most=1.03),
@@ -93,11 +101,16 @@ _BESIDE_IDEAL_7168 = (
     Target(system=OURS, measure="over_ideal", at_most=1.05),
     Target(system=OURS, measure="lag_p99_ms", at_most=3000),
 )
-_AT_ONCE = (_ALL_THERE, Target(system=OURS, measure="lag_ms", at_most=2))
+_LITTLE_LAG = (_ALL_THERE, Target(system=OURS, measure="lag_ms", at_most=2))
 
 
 def _over_http(case: Case) -> Case:
     return replace(case, name=f"{case.name}-http", protocol="HTTP")
+
+
+def _at_once(case: Case) -> Case:
+    through = _through_trtllm(case)
+    return replace(through, name=f"{through.name}-at-once", streaming=False, targets=_AT_ONCE_BESIDE_PEER)
 
 
 def _through_trtllm(case: Case) -> Case:
@@ -118,11 +131,12 @@ _PACED_7168 = Case(
     systems=(OURS,),
     targets=_BESIDE_IDEAL_7168,
 )
-_ONE = Case(name="one", num_streams=1, num_tokens=500, rate=100, systems=(OURS, DELTA), targets=_AT_ONCE)
+_ONE = Case(name="one", num_streams=1, num_tokens=500, rate=100, systems=(OURS, DELTA), targets=_LITTLE_LAG)
 
 _ALL = (
-    *(_FLAT_200, _over_http(_FLAT_200), _through_trtllm(_FLAT_200)),
-    *(_FLAT_2000, _over_http(_FLAT_2000), _through_trtllm(_FLAT_2000)),
+    *(_FLAT_200, _over_http(_FLAT_200), _through_trtllm(_FLAT_200), _at_once(_FLAT_200)),
+    *(_FLAT_2000, _over_http(_FLAT_2000), _through_trtllm(_FLAT_2000), _at_once(_FLAT_2000)),
+    replace(_at_once(_FLAT_200), name="flat-200-trtllm-at-once-4000", num_streams=4000),
     *(_PACED_1024, _over_http(_PACED_1024), _PACED_7168),
     *(_ONE, _over_http(_ONE)),
 )

@@ -44,6 +44,7 @@ class Share:
     port: int
     model: str
     prompt: str
+    streaming: bool
     first: int
     step: int
     num_streams: int
@@ -56,7 +57,7 @@ class Share:
 
     def fields(self, num_tokens: int) -> Fields:
         """Of one request."""
-        return {"text_input": self.prompt, "streaming": True, "sampling_param_max_tokens": num_tokens}
+        return {"text_input": self.prompt, "streaming": self.streaming, "sampling_param_max_tokens": num_tokens}
 
 
 class Connection(Protocol):

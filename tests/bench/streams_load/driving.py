@@ -84,6 +84,7 @@ def _share(system: str, case: Case, server: ServerProcess, folder: Path, first: 
         port=server.grpc_port if case.protocol == "gRPC" else server.http_port,
         model=model,
         prompt=PROMPT,
+        streaming=case.streaming,
         first=first,
         step=step,
         num_streams=case.num_streams,

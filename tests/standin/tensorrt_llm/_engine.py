@@ -284,15 +284,16 @@ class Engine:
 
     def _statistics(self, batch: list[Sequence]) -> dict[str, Any]:
         drafts = len(batch) * (self._tokens_per_iteration - 1)
+        num_blocks = sum([sequence.num_blocks for sequence in batch])
         return {
             "iterLatencyMS": self._iteration_s * 1000,
             "numActiveRequests": len(batch),
             "numQueuedRequests": len(self._waiting),
             "kvCacheStats": {
                 "maxNumBlocks": TOTAL_BLOCKS,
-                "usedNumBlocks": sum(sequence.num_blocks for sequence in batch),
+                "usedNumBlocks": num_blocks,
                 "reusedBlocks": 0,
-                "missedBlocks": sum(sequence.num_blocks for sequence in batch),
+                "missedBlocks": num_blocks,
             },
             "specDecodingStats": {"numDraftTokens": drafts, "numAcceptedTokens": drafts} if drafts else None,
         }

@@ -16,7 +16,7 @@ from deepseek_triton_tools.cli.sampling_options import add_sampling_options, ass
 from deepseek_triton_tools.generating.completion_records import as_json, tokens_per_s
 from deepseek_triton_tools.generating.conversation import Conversation
 from deepseek_triton_tools.terminal.model_text import AnswerPrinter, dimmed, visible
-from deepseek_triton_tools.terminal.output_streams import complain
+from deepseek_triton_tools.terminal.output_streams import columns, complain, wrapped
 from deepseek_triton_tools.terminal.typed_lines import edited, is_interactive, piped, turns
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -56,7 +56,8 @@ def _chat(args: argparse.Namespace) -> int:
     with client_of(args) as client:
         if not is_interactive():
             return _talk(Chat(client, conversation, args, interactive=False), piped)
-        print(dimmed(f"{args.model} on {client.url}; /help says what there is, Ctrl-D ends it", sys.stdout))
+        greeting = f"{args.model} on {client.url}; /help says what there is, Ctrl-D ends it"
+        print(dimmed(wrapped(greeting, columns(sys.stdout)), sys.stdout))
         with edited() as read:
             _talk(Chat(client, conversation, args, interactive=True), read)
         print()
@@ -196,7 +197,8 @@ class Chat:
         self._tell(f"{len(self._conversation.messages)} messages loaded from {path}")
 
     def _help(self, _: str) -> None:
-        print(_COMMANDS)
+        for line in _COMMANDS.splitlines():
+            print(wrapped(line, columns(sys.stdout), hanging=" " * 19))
 
     def _quit(self, _: str) -> None:
         self.is_over = True

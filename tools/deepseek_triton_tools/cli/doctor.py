@@ -41,6 +41,8 @@ _WORDS: dict[Level, tuple[str, str]] = {
     "error": ("error", "31"),
 }
 """Level -> (the word in front of a finding, its ANSI style)."""
+_ANSWERS = {True: ("yes", "32"), False: ("no ", "31")}
+"""Whether something works -> (the word in front of it, its ANSI style)."""
 _HIDDEN = ("ok", "skipped")
 """Levels that only --verbose shows."""
 _PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
@@ -213,20 +215,25 @@ def _show(findings: Sequence[Reported], can: Sequence[Capability], *, verbose: b
     print(_counts(findings, verbose=verbose))
     print(f"\n{styled('what works here', '1')}")
     for capability in can:
-        print(paragraph(_capability(capability, several=several), "  ", "       "))
+        _print_marked(_ANSWERS[capability.works], _capability(capability, several=several), "  ")
 
 
 def _show_finding(found: Reported, *, several: bool) -> None:
     word, style = _WORDS[found.finding.level]
     where = f"{found.host}: " if several else ""
-    line = f"{where}{found.title}: {found.finding.result}"
-    first, *rest = paragraph(line, "", "         ").split("\n")
-    print("\n".join([f"{styled(f'{word:<7}', style)}  {first}", *rest]))
+    _print_marked((f"{word:<7}", style), f"{where}{found.title}: {found.finding.result}")
     if found.finding.level in _HIDDEN:
         return
     for label, text in (("", found.finding.cause), ("fix: ", found.finding.fix)):
         if text:
             print(paragraph(f"{label}{text}", "         "))
+
+
+def _print_marked(mark: tuple[str, str], text: str, indent: str = "") -> None:
+    """Print a word in its style, and `text` behind it in a column of its own."""
+    word, style = mark
+    column = f"{indent}{' ' * len(word)}  "
+    print(f"{indent}{styled(word, style)}  {paragraph(text, column, '').removeprefix(column)}")
 
 
 def _counts(findings: Sequence[Reported], *, verbose: bool) -> str:
@@ -237,9 +244,8 @@ def _counts(findings: Sequence[Reported], *, verbose: bool) -> str:
 
 
 def _capability(capability: Capability, *, several: bool) -> str:
-    answer = styled("yes", "32") if capability.works else styled("no ", "31")
     blocked = [f"{found.host}: {found.title}" if several else found.title for found in capability.blocked_by]
-    return f"{answer}  {capability.title}" + (f" (in the way: {', '.join(dict.fromkeys(blocked))})" if blocked else "")
+    return capability.title + (f" (in the way: {', '.join(dict.fromkeys(blocked))})" if blocked else "")
 
 
 def _document(

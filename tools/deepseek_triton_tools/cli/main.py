@@ -5,7 +5,7 @@ wrong; 130 interrupted. `serve` passes on tritonserver's own; `warm`, `probe`, `
 
 A verb's file holds its options and its handler. Only the file of the verb that is asked for is imported. Where a
 handler needs the generator (`deepseek_triton_build`), PyYAML or rich, it imports them itself: they come with the extra
-`tools`, and importing the generator's rules takes 0.15 s, so that --help works without the one and before the other.
+`tools`, and importing them takes longer than the rest of --help.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from collections.abc import Collection, Sequence
 from importlib import import_module
 
 from deepseek_triton_tools._version import __version__
-from deepseek_triton_tools.cli.parsing import Handler, HelpFormatter, VerbParser, about_option, add_verb
+from deepseek_triton_tools.cli.parsing import Handler, HelpFormatter, VerbParser, about_option, add_verb, nearest
 from deepseek_triton_tools.terminal import output_streams
+from deepseek_triton_tools.tool_errors import ToolError
 
 VERBS = {
     "demo": "see it work: make a tiny DeepSeek, serve it on a real tritonserver, call it",
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def program_parser(verbs: Collection[str]) -> argparse.ArgumentParser:
     """The parser of the whole command line, with the options of `verbs` only."""
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="deepseek-triton",
         usage="%(prog)s [-h] [--version] VERB ...",
         description="Serve DeepSeek-V3, R1 and V3.2-Exp on NVIDIA Triton Inference Server.",
@@ -91,6 +92,9 @@ def program_parser(verbs: Collection[str]) -> argparse.ArgumentParser:
 
 
 def _parsed(words: Sequence[str], verb: str) -> argparse.Namespace:
+    if verb and verb not in VERBS:
+        meant = nearest(verb, VERBS) or "; deepseek-triton --help lists them"
+        raise ToolError(f"there is no such verb{meant}", exit_code=2)
     args, unknown = program_parser([verb]).parse_known_args(words)
     if unknown:
         hint = about_option(unknown[0], args.parser, program_parser(VERBS))
@@ -117,7 +121,6 @@ def _advice(error: Exception) -> str:
 def _expected_error(error: Exception) -> int | None:
     """The exit code for an error that explains itself; None for a bug, whose traceback is wanted."""
     from deepseek_triton_client import DeepseekTritonError
-    from deepseek_triton_tools.tool_errors import ToolError
 
     if isinstance(error, ToolError):
         return error.exit_code

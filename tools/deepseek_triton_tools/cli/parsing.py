@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from deepseek_triton_tools.terminal.output_streams import columns
 from deepseek_triton_tools.tool_errors import ToolError
 
 Handler = Callable[[argparse.Namespace], int]
@@ -19,7 +23,7 @@ class VerbParser(argparse.ArgumentParser):
     """The parser of a verb (`launch`) or of a form of one (`launch docker`)."""
 
     names: Callable[[], str] | None = None
-    """Returns a last section of the help. It is looked up when the help is shown, and needs the extra `tools`."""
+    """Returns a last section of the help. It is looked up when the help is shown."""
     rest: str | None = None
     """The attribute that gets the words after `--`, as a list."""
     form_first: Callable[[list[str]], str] | None = None
@@ -45,7 +49,8 @@ class VerbParser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         given = list(args or ())
         if self.form_first and given and given[0] not in (*forms_of(self), "-h", "--help"):
-            raise ToolError(self.form_first(given), exit_code=2)
+            meant = nearest(given[0], forms_of(self))
+            raise ToolError(f"there is no {given[0]}{meant}" if meant else self.form_first(given), exit_code=2)
         if self.rest is None:
             return super().parse_known_args(given, namespace)
         end = given.index("--") if "--" in given else len(given)
@@ -53,16 +58,26 @@ class VerbParser(argparse.ArgumentParser):
         setattr(known, self.rest, given[end + 1 :])
         return known, unknown
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        out = file or sys.stderr
+        width = columns(out)
+        super()._print_message("".join(_fitted(line, width) for line in message.splitlines(keepends=True)), out)
+
     def format_help(self) -> str:
         text = super().format_help()
-        if self.names is None:
-            return text
-        try:
-            return f"{text}\n{self.names()}"
-        except ModuleNotFoundError:
-            return (
-                f"{text}\npip install 'deepseek-triton[tools]' adds the names to this page, and what the verb needs\n"
-            )
+        return text if self.names is None else f"{text}\n{self.names()}"
+
+
+def _fitted(line: str, width: int) -> str:
+    """Break a line of the help where it is longer than `width`: a command so that it can still be copied."""
+    if len(line) <= width:
+        return line
+    is_command = line.lstrip().startswith("deepseek-triton ")
+    first_column = re.match(r" *(?:\S+ {2,})?", line)
+    indent = " " * (first_column.end() if first_column and not is_command else 4)
+    quoted = re.sub(r"\"[^\"]*\"|'[^']*'", lambda match: match[0].replace(" ", "\0"), line.rstrip("\n"))
+    lines = textwrap.wrap(quoted, width - 2, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return (" \\\n" if is_command else "\n").join(lines).replace("\0", " ") + "\n"
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -111,15 +126,21 @@ def about_option(given: str, parser: argparse.ArgumentParser, program: argparse.
         return f"; {name} is an option of {', '.join(verbs)}"
     if not name.startswith("-"):
         return "; text with blanks needs quotes, a server's address --url" if "--url" in _options(parser) else ""
-    import difflib
-
-    nearest = difflib.get_close_matches(name, _options(parser), n=1, cutoff=_ALIKE)
-    meant = f"; did you mean {nearest[0]}?" if nearest else ""
-    return meant + ("; tritonserver's own arguments come after --" if getattr(parser, "rest", None) else "")
+    return nearest(name, _options(parser)) + (
+        "; tritonserver's own arguments come after --" if getattr(parser, "rest", None) else ""
+    )
 
 
 _ALIKE = 0.7
 """The dashes alone make any two options somewhat alike."""
+
+
+def nearest(given: str, names: Iterable[str]) -> str:
+    """Ask whether one of `names` was meant; empty where none is alike."""
+    import difflib
+
+    found = difflib.get_close_matches(given, list(names), n=1, cutoff=_ALIKE)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -132,6 +153,13 @@ def _leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 def _options(parser: argparse.ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings]
+
+
+def require_tools() -> None:
+    """Raise ModuleNotFoundError without the extra `tools`. Whether a verb works mustn't depend on what it comes across:
+    most plans have nothing that PyYAML is needed for."""
+    if find_spec("yaml") is None:
+        raise ModuleNotFoundError("No module named 'yaml'", name="yaml")
 
 
 # --- Options of several verbs ---

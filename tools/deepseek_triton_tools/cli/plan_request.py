@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from deepseek_triton_build import PlanRequest, Workload
 from deepseek_triton_build.catalog import (
     DEFAULT_PROFILE,
@@ -27,6 +25,7 @@ from deepseek_triton_build.catalog import (
     variants,
 )
 from deepseek_triton_build.text import is_path, printable_line, short_repr
+from deepseek_triton_tools.cli.parsing import require_tools
 from deepseek_triton_tools.terminal.output_streams import complain
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -54,6 +53,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     an option or an unknown Hugging Face name, UnknownNameError for an unknown container, and RefusedPlanError for one
     whose release can't be used.
     """
+    require_tools()
     named = _named(args.variant)
     _refuse_meaningless(args, named.variant)
     model = _model(args.model, named)
@@ -110,6 +110,8 @@ def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
 def overrides(text: str) -> Iterator[tuple[str, Any]]:
     """Yield the settings of one --set; there are several when the value is a mapping. Values are hashable. Raises
     OptionError when it is not KEY=VALUE with a value in YAML."""
+    import yaml
+
     key, equals, written = text.partition("=")
     key = key.strip()
     if not equals or not all(part.isidentifier() for part in key.split(".")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deepseek_triton_tools.cli.parsing import VerbParser, add_json
+from deepseek_triton_tools.cli.parsing import VerbParser, add_json, require_tools
 
 
 def add_options(verb: VerbParser) -> None:
@@ -14,6 +14,7 @@ def add_options(verb: VerbParser) -> None:
 
 
 def _variants(args: argparse.Namespace) -> int:
+    require_tools()
     from deepseek_triton_tools.plans.support_tables import show_variants
 
     show_variants(args.gpu, as_json=args.json)

@@ -18,7 +18,8 @@ from deepseek_triton_client import Client, Completion
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.generating.completion_records import tokens_per_s
 from deepseek_triton_tools.server.server_process import ServerProcess
-from deepseek_triton_tools.terminal.tables import Table, show
+from deepseek_triton_tools.terminal import tables
+from deepseek_triton_tools.terminal.tables import Table, paragraph, show
 from deepseek_triton_tools.tool_errors import ToolError
 
 PROMPTS = (
@@ -45,9 +46,9 @@ class _Row:
 
 def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: Path | None) -> None:
     """Make a checkpoint, build a repository, serve it, ask it, show the answers, stop. Raises ToolError."""
-    console = Console(highlight=False)
+    console = tables.console()
     started = time.monotonic()
-    console.print(f"[bold]deepseek-triton demo[/bold]: {_ABOUT[engine]}.\n", soft_wrap=True)
+    print(f"{paragraph(f'deepseek-triton demo: {_ABOUT[engine]}.', '')}\n", flush=True)
     checkpoint = _make_checkpoint(console) if engine == "transformers" else "none"
     with tempfile.TemporaryDirectory(prefix="deepseek-triton-demo-") as scratch:
         repository = _build_repository(console, Path(scratch, "repository"), engine, preset)
@@ -72,7 +73,7 @@ def _make_checkpoint(console: Console) -> str:
 
 
 def _way_out(cause: str) -> str:
-    """What to do about an exception, by its last line: its kind, or the number of an error of the operating system."""
+    """Say what to do about an exception, by its last line: its kind, or the number of an error of the system."""
     if cause.startswith(("ModuleNotFoundError", "ImportError")):
         return "; pip install 'deepseek-triton[demo]'"
     if re.search(r"\[Errno \d+\]|\(os error \d+\)", cause):

@@ -22,6 +22,7 @@ from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.plans.plan_document import plan_document
 from deepseek_triton_tools.plans.plan_view import show_warnings
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, printable, to_reader
+from deepseek_triton_tools.terminal.tables import paragraph
 from deepseek_triton_tools.tool_errors import ToolError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def build(
             print_json(document)
             return
         for line in [*summary(plan, output, format=format, is_replaced=is_replaced), *changes]:
-            print(printable(line))
+            print(paragraph(printable(line), "", "    "))
         show_warnings(plan)
 
 

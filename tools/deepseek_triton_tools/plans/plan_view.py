@@ -159,7 +159,6 @@ def _show_sources(plan: Plan) -> None:
 
 def _draw(lines: list[_Line]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -173,7 +172,7 @@ def _draw(lines: list[_Line]) -> None:
         for row in rows:
             drawn.add_row(Text(f"  {row.key}"), Text(row.value), Text(row.why))
         drawn.add_row()
-    Console(highlight=False).print(drawn)
+    tables.console().print(drawn)
 
 
 def _show_memory(plan: Plan) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TextIO
+
+from deepseek_triton_tools.terminal.output_streams import has_style
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """The control characters of ASCII and Latin-1, which begin every escape sequence, without newline and tab. Other
@@ -17,9 +18,8 @@ def visible(text: str) -> str:
 
 
 def dimmed(text: str, out: TextIO) -> str:
-    """Return `text` dimmed if `out` is a terminal that can do it, and NO_COLOR (no-color.org) is not set."""
-    has_style = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return f"\x1b[2m{text}\x1b[0m" if text and has_style else text
+    """Return `text` dimmed if `out` shows it."""
+    return f"\x1b[2m{text}\x1b[0m" if text and has_style(out) else text
 
 
 class AnswerPrinter:

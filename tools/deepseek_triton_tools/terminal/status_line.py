@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable
 
-from deepseek_triton_tools.terminal.output_streams import complain, printable
+from deepseek_triton_tools.terminal.output_streams import can_redraw, columns, complain, printable
 
 _REDRAW_S = 0.1
 
@@ -15,7 +14,7 @@ _REDRAW_S = 0.1
 class StatusLine:
     def __init__(self, plain_s: float = 10.0) -> None:
         """`plain_s`: where stderr is no terminal, seconds before the first line and between two lines."""
-        self.is_terminal = sys.stderr.isatty()
+        self.is_terminal = can_redraw(sys.stderr)
         self._period_s = _REDRAW_S if self.is_terminal else plain_s
         # On a terminal the line is drawn at once.
         self._shown_s = float("-inf") if self.is_terminal else time.monotonic()
@@ -28,7 +27,7 @@ class StatusLine:
         self._shown_s = now
         if self.is_terminal:
             # One column less than the terminal has, because a full line wraps on some terminals.
-            self._write(f"\r\x1b[K{printable(line())[: shutil.get_terminal_size().columns - 1]}")
+            self._write(f"\r\x1b[K{_fitted(printable(line()), columns(sys.stderr) - 1)}")
         else:
             complain(line())
 
@@ -46,6 +45,14 @@ class StatusLine:
     def _write(self, text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+def _fitted(text: str, width: int) -> str:
+    """Return as many whole words of `text` as there is room for."""
+    if len(text) <= width:
+        return text
+    words, blank, _ = text[: width - 1].rpartition(" ")
+    return f"{words.rstrip() if blank else text[: width - 2]} …"
 
 
 def clock(seconds: float) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from deepseek_triton_tools.terminal.output_streams import printable
+from deepseek_triton_tools.terminal.output_streams import NO_LIMIT, has_style, printable, terminal_columns, wrapped
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Row = Sequence[str]
 
@@ -31,7 +32,7 @@ def is_terminal() -> bool:
 
 
 def width() -> int:
-    return shutil.get_terminal_size().columns if is_terminal() else 10_000
+    return terminal_columns(sys.stdout) if is_terminal() else NO_LIMIT
 
 
 def show(table: Table) -> None:
@@ -56,16 +57,7 @@ def plain_lines(rows: Sequence[Row]) -> list[str]:
 
 def paragraph(text: str, indent: str = "  ", hanging: str = "  ") -> str:
     """Return `text` wrapped to the terminal's width; in a pipe it stays one line."""
-    return "\n".join(
-        textwrap.wrap(
-            printable(text),
-            max(40, width()),
-            initial_indent=indent,
-            subsequent_indent=indent + hanging,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    )
+    return wrapped(text, width(), indent=indent, hanging=hanging)
 
 
 def bar(parts: Sequence[tuple[str, int]], length: int) -> str:
@@ -84,19 +76,26 @@ def bar(parts: Sequence[tuple[str, int]], length: int) -> str:
 
 
 def styled(text: str, code: str) -> str:
-    """Return `text` in an ANSI style (1 bold, 2 dim, 31 red, 33 yellow) if stdout is a terminal."""
-    return f"\x1b[{code}m{text}\x1b[0m" if is_terminal() and text else text
+    """Return `text` in an ANSI style (1 bold, 2 dim, 31 red, 33 yellow) if stdout shows it."""
+    return f"\x1b[{code}m{text}\x1b[0m" if text and has_style(sys.stdout) else text
+
+
+def console() -> Console:
+    """A console of rich that prints to stdout as the other functions do."""
+    from rich.console import Console
+
+    return Console(highlight=False, color_system="auto" if has_style(sys.stdout) else None)
 
 
 def _draw(table: Table) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table as RichTable
+    from rich.text import Text
 
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for number, heading in enumerate(table.headings):
         justify: Literal["left", "right"] = "right" if table.is_grid and number > 1 else "left"
-        drawn.add_column(heading, justify=justify, overflow="fold", no_wrap=table.is_grid)
+        drawn.add_column(heading, justify=justify, overflow="fold", no_wrap=table.is_grid and number > 0)
     for row in table.rows:
-        drawn.add_row(*row)
-    Console(highlight=False, markup=False).print(drawn)
+        drawn.add_row(*map(Text, row))  # no markup
+    console().print(drawn)

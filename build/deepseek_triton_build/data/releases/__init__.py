@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import RefusedPlanError, UnknownNameError
 from deepseek_triton_build.data.yaml_files import load_yaml, read_data
-from deepseek_triton_build.text import parse_yaml
 
 RELEASES = ("1.2.1", "1.2.0", "1.1.0", "1.0.0", "0.21.0")
 """Releases that repositories are generated for, newest first."""
@@ -241,7 +240,7 @@ def release_for_container(tag: str) -> Release:
 @cache
 def _load(version: str) -> Release:
     text = read_data(__name__, f"{version}.yaml")
-    record = parse_yaml(text)
+    record = load_yaml(__name__, f"{version}.yaml")
     return Release(
         version=record["release"],
         containers=tuple(record["containers"]),

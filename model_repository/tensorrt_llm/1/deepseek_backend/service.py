@@ -22,7 +22,7 @@ from deepseek_backend.answer.active_request import ActiveRequest, Reply
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.delivery.delivery import Delivery
 from deepseek_backend.engine_warmup import warm_up
-from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, Step
+from deepseek_backend.engines.base import Engine, EngineHealth, EngineStats, FinishReason, Step
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.errors import (
     BackendError,
@@ -151,9 +151,11 @@ class Service:
         return active
 
     def _submit(self, active: ActiveRequest, parsed: ParsedRequest, timeout_us: int) -> None:
-        requests = expand(parsed, self._engine, self._ids)
-        admitted = self._admission.admit(requests)
         deadline_s = _deadline_s(active.arrived_s, parsed.timeout_ms, timeout_us or parsed.timeout_us)
+        # Steps are dear, and an answer sent at once needs them only where a stop string may end it.
+        wants_steps = parsed.streaming or bool(parsed.sampling.stop) or not self._engine.capabilities.whole_answers
+        requests = expand(parsed, self._engine, self._ids, wants_steps=wants_steps)
+        admitted = self._admission.admit(requests)
         if not active.begin(parsed, requests, admitted=admitted, deadline_s=deadline_s):
             admitted.release()  # the server is exiting and has ended everything
             return
@@ -163,7 +165,8 @@ class Service:
             if active.ended:
                 break
             self._engine.submit(request, self)
-        if active.ended:  # while it was being submitted: an abort may have come before the engine knew the request
+        # While it was being submitted: an abort may have come before the engine knew the request.
+        if active.ended or active.awaits_abort:
             self._abort_in_engine(requests)
 
     def _stop_by_client_id(self, stopper: ActiveRequest) -> None:
@@ -227,9 +230,16 @@ class Service:
     def end_early(
         self, active: ActiveRequest, *, cause: str, error: BackendError | None = None, timed_out: bool = False
     ) -> None:
-        """End a request before the engine does: with the error, or with the text so far."""
+        """End a request before the engine does: with the error, or with the text so far.
+
+        Where the engine keeps the text so far, its last step ends the request.
+        """
         self.delivery.flush(active)
-        if active.end(finish_reason="timeout" if timed_out else "cancelled", error=error):
+        reason: FinishReason = "timeout" if timed_out else "cancelled"
+        if error is None and active.has_text_in_engine:
+            if active.mark_aborted(reason):
+                self.abort(active.requests, cause=cause)
+        elif active.end(finish_reason=reason, error=error):
             self.abort(active.requests, cause=cause)
         self.delivery.put_request(active)  # also where flush took the engine's own end: nobody else may have queued it
 
@@ -286,13 +296,18 @@ class Service:
 
     def readiness(self) -> EngineHealth:
         """Whether requests should be sent here, and why not."""
+        health = self._engine.health()
         return readiness(
-            self._engine.health(),
+            health,
             draining=bool(self.draining),
             num_open=self.num_open,
-            idle_s=self._token_clock.idle_s,
+            idle_s=self._idle_s(health),
             hang_s=self.config.hang_s,
         )
+
+    def _idle_s(self, health: EngineHealth) -> float:
+        """Seconds since the engine made a token, as far as its steps and its health tell."""
+        return min(self._token_clock.idle_s, time.monotonic() - health.worked_at_s)
 
     def is_ready(self) -> bool:
         return self.readiness().alive
@@ -308,7 +323,7 @@ class Service:
         self._metrics.observe_state(
             inflight=inflight,
             inflight_tokens=inflight_tokens,
-            idle_s=self._token_clock.idle_s,
+            idle_s=self._idle_s(self._engine.health()),
             ready=readiness.alive,
             stats=self._stats_without_warmup(),
         )

@@ -112,7 +112,23 @@ _CAUSES = tuple(
         (r"(error while loading shared libraries: .+)", "{}"),
         (r"(Socket '\S+' already in use)", "{}"),
         (r"deepseek-triton: (.+ can't be started: .+)", "{}"),
-        # Open MPI 4.1, help-errmgr-base.txt, "node-died".
+        # Of OpenSSH and bash, before mpirun says at length that it could not start its daemons.
+        (r"^ssh: (.+)", "ssh: {}"),
+        (r"^(\S+@\S+: Permission denied \(.+)", "ssh: {}"),
+        (r"^(Host key verification failed)", "ssh: {}"),
+        (r"(orted: command not found)", "{} on another host: Open MPI has to be there, too"),
+        # Open MPI 4.1, help-orterun.txt, help-orte-rmaps-base.txt, help-mpi-runtime.txt and help-errmgr-base.txt.
+        (
+            r"^There are not enough slots .+ satisfy the (\d+)",
+            "the hosts have fewer slots than {} ranks, as in node1:8",
+        ),
+        (
+            r"^\w+ has detected an attempt to (run as root)",
+            "mpirun doesn't {} unless OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM are 1",
+        ),
+        (r"^Executable: +(.+)", "mpirun can't find {}"),
+        (r"^mpirun: Error: (.+)", "mpirun: {}"),
+        (r"It looks like (\w+) failed for some reason", "MPI can't start in a rank: {} failed"),
         (r"^\s*Remote daemon: \S+ on node (\S+)", "mpirun has lost the connection to {}: its network, or orted there"),
     )
 )

@@ -126,8 +126,9 @@ class LLM:
             if self._tokenizer is None:
                 raise ValueError("tokenizer is required to tokenize string prompt")
             return inputs, self._tokenizer.encode(inputs, params.add_special_tokens)
-        if isinstance(inputs, list) and all(isinstance(token, int) for token in inputs):
-            if self._tokenizer is not None and not all(0 <= token < len(self._tokenizer.tokenizer) for token in inputs):
+        if isinstance(inputs, list) and set(map(type, inputs)) <= {int}:
+            vocab_size = math.inf if self._tokenizer is None else len(self._tokenizer.tokenizer)
+            if inputs and not (min(inputs) >= 0 and max(inputs) < vocab_size):
                 raise AssertionError("a token id outside the vocabulary fails on the GPU and takes the engine along")
             return None, inputs
         raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")

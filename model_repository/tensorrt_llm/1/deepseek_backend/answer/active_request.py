@@ -74,6 +74,8 @@ class ActiveRequest:
         self.requests: tuple[GenerateRequest, ...] = ()
         """The requests given to the engine, one for each sequence."""
         self.sequences: list[SequenceBuffer] = []
+        self._abort_reason: FinishReason | None = None
+        """The finish reason for what the engine ends because it was told to."""
         self.has_sent = False
         """A response with text has been sent."""
         self.num_tokens_waiting = 0
@@ -157,6 +159,8 @@ class ActiveRequest:
             sequence = self.sequences[index]
             if sequence.settled or not self._advance(RequestEvent.TOKENS):
                 return StepEffect.NOTHING
+            if self._abort_reason is not None and step.finish_reason == "cancelled":
+                step.finish_reason = self._abort_reason
             had_ended = sequence.ended
             if step.error is not None and not had_ended:
                 self._end_locked(error=step.error)
@@ -176,6 +180,24 @@ class ActiveRequest:
             if sequence.matched_stop and not had_ended and step.finish_reason is None:
                 return StepEffect.SEND_AND_ABORT if send else StepEffect.ABORT
             return StepEffect.SEND if send else StepEffect.NOTHING
+
+    @property
+    def has_text_in_engine(self) -> bool:
+        """The engine has the text so far, and sends it when it ends or is aborted."""
+        return not self.ended and any(not request.wants_steps for request in self.requests)
+
+    @property
+    def awaits_abort(self) -> bool:
+        """The engine was told to end the request, and its last step is awaited."""
+        return self._abort_reason is not None
+
+    def mark_aborted(self, finish_reason: FinishReason) -> bool:
+        """Note why the engine is told to end the request. False: it was told already."""
+        with self._lock:
+            if self._abort_reason is not None:
+                return False
+            self._abort_reason = finish_reason
+            return True
 
     def end(self, *, finish_reason: FinishReason | None = None, error: BackendError | None = None) -> bool:
         """Fix the outcome: a finish reason with the text so far, or an error. False: it was fixed already."""

@@ -14,6 +14,7 @@ response. Triton's own part of sending comes on top, some 20 microseconds in thi
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -194,7 +195,9 @@ class Delivery:
         """Give the request a step; true when there may be something to send."""
         active = entry.active
         effect = active.add(pending.index, step, at_s)
-        if step.token_ids:
+        if step.generation_s is not None:
+            self._count_whole_answer(entry, len(step.token_ids), at_s, step.generation_s)
+        elif step.token_ids:
             self._count_tokens(entry, pending, len(step.token_ids), at_s)
         if effect is StepEffect.NOTHING:
             return False
@@ -208,10 +211,22 @@ class Delivery:
         before_s, pending.last_token_s = pending.last_token_s, at_s
         self._metrics.tokens(num_tokens, None if before_s is None else at_s - before_s)
         if not entry.has_tokens:
-            with self._entries_lock:  # of several sequences one has the first
-                is_first, entry.has_tokens = not entry.has_tokens, True
-            if is_first:
-                self._metrics.first_token(at_s - entry.active.arrived_s)
+            self._count_first(entry, at_s)
+
+    def _count_whole_answer(self, entry: QueueEntry, num_tokens: int, at_s: float, generation_s: float) -> None:
+        """Count the tokens of an answer that came in one step at `at_s`. Times that are not known are left out."""
+        self._metrics.tokens(min(num_tokens, 1), None)
+        is_timed = not math.isnan(generation_s)
+        if num_tokens > 1:
+            self._metrics.tokens(num_tokens - 1, generation_s if is_timed else None)
+        if num_tokens and is_timed:
+            self._count_first(entry, at_s - generation_s)
+
+    def _count_first(self, entry: QueueEntry, at_s: float) -> None:
+        with self._entries_lock:  # of several sequences one has the first
+            is_first, entry.has_tokens = not entry.has_tokens, True
+        if is_first:
+            self._metrics.first_token(at_s - entry.active.arrived_s)
 
     def _give_up(self, active: ActiveRequest, error: EngineError) -> None:
         """Close a request to which nothing can be sent any more, and have the engine end it."""

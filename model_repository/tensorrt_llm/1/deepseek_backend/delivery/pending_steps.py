@@ -8,6 +8,9 @@ from itertools import chain
 
 from deepseek_backend.engines.base import Step
 
+MAX_STEPS = 32
+"""Most steps of one sequence that wait for the request's turn, or for the end of an answer that is not streamed."""
+
 
 @dataclass(slots=True, eq=False)
 class PendingSteps:
@@ -17,7 +20,11 @@ class PendingSteps:
     """Number of the sequence within its request."""
     is_watched: bool
     """A stop string may end the answer, so every step is taken at once and by itself."""
+    is_eager: bool
+    """Every step is looked at: a stop string may end the answer, or how much waits decides when it is sent."""
     steps: list[Step] = field(default_factory=list)
+    is_noted: bool = False
+    """Whoever serves the request next finds `steps`. Further ones need no look, as long as they are few."""
     first_s: float = 0.0
     """Time at which the sequence's first step came, by time.monotonic()."""
     last_s: float = 0.0
@@ -35,8 +42,12 @@ class PendingSteps:
         Steps are joined where that changes nothing; the sequence's first step stays by itself, because its time is
         measured. Steps that came together share the time between them.
         """
+        self.is_noted = False  # first: a step that comes from now on is looked at
         steps = self.steps[:]
         del self.steps[: len(steps)]  # steps that the step queue has appended meanwhile stay
+        if self.taken_s and steps and not self.is_watched and steps[-1].error is None:  # nearly always
+            self.taken_s = self.last_s
+            return [(self.last_s, joined(steps)[0])]
         first = [] if self.taken_s else steps[:1]
         taken = [(self.first_s, step) for step in first]
         rest, since_s = steps[len(first) :], self.taken_s or self.first_s

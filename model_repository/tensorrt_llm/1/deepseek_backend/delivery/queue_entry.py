@@ -8,10 +8,7 @@ from enum import Enum, auto
 
 from deepseek_backend.answer.active_request import ActiveRequest
 from deepseek_backend.answer.states import RequestState
-from deepseek_backend.delivery.pending_steps import PendingSteps
-
-MAX_STEPS = 32
-"""Most steps of one sequence that wait for the request's turn, or for the end of an answer that is not streamed."""
+from deepseek_backend.delivery.pending_steps import MAX_STEPS, PendingSteps
 
 
 class Urgency(Enum):
@@ -59,8 +56,10 @@ class QueueEntry:
         self.wants_few_chunks = active.parsed.wants_few_chunks
         self.has_tokens = False
         """The request's first token has been taken."""
+        is_watched = bool(active.parsed.sampling.stop)
         self.pending: Sequence[PendingSteps] = [
-            PendingSteps(index, bool(request.sampling.stop)) for index, request in enumerate(active.requests)
+            PendingSteps(index, is_watched, is_watched or self.wants_few_chunks)
+            for index, request in enumerate(active.requests)
         ]
         """The steps of each sequence that wait to be taken."""
 

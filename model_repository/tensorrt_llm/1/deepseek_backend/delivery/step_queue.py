@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from deepseek_backend.delivery.pending_steps import PendingSteps
+from deepseek_backend.delivery.pending_steps import MAX_STEPS, PendingSteps
 from deepseek_backend.delivery.queue_entry import QueueEntry
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest
@@ -47,11 +47,9 @@ class StepQueue:
         """`fail` ends a request that could not take its step."""
         self._take = take
         self._fail = fail
-        self._expected: dict[GenerateRequest, tuple[QueueEntry, PendingSteps]] = {}
-        self._unbegun: dict[GenerateRequest, PendingSteps] = {}
-        """The part of `_expected` that has had no step so far."""
-        self._appends: dict[GenerateRequest, Callable[[Step], None]] = {}
-        """The `append` of each request's pending steps. It is looked up for each token."""
+        self._pending: dict[GenerateRequest, PendingSteps] = {}
+        """It is looked up for each token."""
+        self._entries: dict[GenerateRequest, QueueEntry] = {}
         self._iterations: deque[tuple[float, Steps]] = deque()
         """(time.monotonic() at which the iteration came, its steps)"""
         self._collecting = threading.Lock()
@@ -59,16 +57,14 @@ class StepQueue:
     def expect(self, entry: QueueEntry) -> None:
         """Accept steps for the entry's requests from now on."""
         for request, pending in zip(entry.active.requests, entry.pending, strict=True):
-            self._expected[request] = entry, pending
-            self._unbegun[request] = pending
-            self._appends[request] = pending.steps.append
+            self._entries[request] = entry
+            self._pending[request] = pending
 
     def forget(self, entry: QueueEntry) -> None:
         """Drop the steps that still come for the entry's requests."""
         for request in entry.active.requests:
-            self._expected.pop(request, None)
-            self._unbegun.pop(request, None)
-            self._appends.pop(request, None)
+            self._pending.pop(request, None)
+            self._entries.pop(request, None)
 
     def put(self, steps: Steps) -> None:
         """Leave the steps of one iteration."""
@@ -120,28 +116,34 @@ class StepQueue:
         return entry.active.parsed.streaming and not entry.wants_few_chunks and not entry.queue_state.in_line
 
     def _sort_in(self) -> list[tuple[QueueEntry, PendingSteps]]:
-        """Move the iterations' steps to their sequences, and return the sequences that moved."""
-        moved: dict[GenerateRequest, None] = {}
-        appends, came_s = self._appends, 0.0
+        """Move the iterations' steps to their sequences, and return the sequences that somebody has to look at.
+
+        Under load most steps join others that are waiting for their turn already, and cost no more than this loop.
+        """
+        moved: dict[GenerateRequest, PendingSteps] = {}
+        pending_of = self._pending
         for _ in range(len(self._iterations)):
             came_s, steps = self._iterations.popleft()
-            if self._unbegun:
-                self._note_first(steps, came_s)
             for request, step in steps:
-                try:
-                    appends[request](step)
-                except KeyError:  # the request is over
+                pending = pending_of.get(request)
+                if pending is None:  # the request is over
                     continue
-                moved[request] = None
-        found = [entry for request in moved if (entry := self._expected.get(request)) is not None]
-        for _, pending in found:
-            pending.last_s = came_s
-        return found
-
-    def _note_first(self, steps: Steps, came_s: float) -> None:
-        for request, _ in steps:
-            if pending := self._unbegun.pop(request, None):
-                pending.first_s = pending.last_s = came_s
+                pending.steps.append(step)
+                pending.last_s = came_s
+                if not pending.is_noted:
+                    pending.is_noted = True
+                    pending.first_s = pending.first_s or came_s
+                elif (
+                    step.finish_reason is None
+                    and step.error is None
+                    and not pending.is_eager
+                    and len(pending.steps) < MAX_STEPS
+                ):
+                    continue
+                moved[request] = pending
+        return [
+            (entry, pending) for request, pending in moved.items() if (entry := self._entries.get(request)) is not None
+        ]
 
     def _give(self, entry: QueueEntry, pending: PendingSteps) -> bool:
         try:

@@ -101,6 +101,8 @@ class Step:
     """Number of prompt tokens found in the KV cache; known on the last step at the latest."""
     perf_metrics: PerfMetrics | None = None
     """Set on the last step, where sampling.return_perf_metrics asks for them."""
+    generation_s: float | None = None
+    """Seconds from the first to the last of token_ids, where they are a whole answer; NaN where they are not known."""
 
 
 class StepSink(Protocol):
@@ -148,6 +150,8 @@ class Capabilities:
     """Text that add_special_tokens puts before a prompt, unless the prompt begins with it."""
     priority: bool = False
     """Whether requests with a higher priority go first."""
+    whole_answers: bool = False
+    """Whether it is cheaper to send an answer in one step, where GenerateRequest.wants_steps is False."""
     unsupported: dict[str, str] = field(default_factory=dict)
     """Field name -> reason of its refusal, where there is more to say than "not supported by this engine"."""
 
@@ -157,6 +161,8 @@ class EngineHealth:
     alive: bool
     reason: str = ""
     """Cause of death, in one line; empty while it is alive."""
+    worked_at_s: float = 0.0
+    """Time at which the engine last ran an iteration for requests, by time.monotonic(). 0: only its steps tell."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,8 @@ class GenerateRequest:
     """sampling.max_tokens or the model's default. The engine cuts it to the room that its context leaves."""
     priority: int = 0
     """Priority; a higher one goes first. It is 0 for engines whose capabilities lack it."""
+    wants_steps: bool = True
+    """False: the whole answer may come in the last step, which an abort brings too, with the text so far."""
 
 
 def utf8_length(text: str) -> int:

@@ -128,7 +128,7 @@ class ExitWatch:
 
 
 class _Sign(Protocol):
-    """What a program looks like from outside while its Triton server waits for open requests, to exit then."""
+    """A look at a program from outside that tells whether its Triton server waits for open requests, to exit then."""
 
     def shown(self, now: float) -> bool | None:
         """Return whether it looks so at this moment; None where this look says nothing."""

@@ -99,6 +99,9 @@ def _end_server(server: int, server_pid: int, regions: Sequence[Path]) -> None:
     _say("the engine is dead: the model's process has died; ending tritonserver")
     if server_pid == INIT:
         crash_init(regions)
+        if not _ended(server, _SERVER_ENDS_S):
+            # The web server of Triton's OpenAI front end waits for open requests, which nobody answers, until a SIGINT.
+            signal.pidfd_send_signal(server, signal.SIGINT)
     else:
         signal.pidfd_send_signal(server, signal.SIGKILL)
     _ended(server, _SERVER_ENDS_S)

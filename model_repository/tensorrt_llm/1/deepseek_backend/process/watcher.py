@@ -18,9 +18,10 @@ from deepseek_backend.errors import BackendError, CancelledError, UnavailableErr
 
 logger = logging.getLogger(__name__)
 
-MAX_CHECKS_PER_S = 2000
+MAX_CHECKS_PER_S = 1000
 """Most clients asked a second. Asking Triton whether a client has gone is a message there and back, and a wait for
-Python's lock: about 25 microseconds of processor, 0.05 core at this rate. 7,000 open streams are asked every 3.5 s."""
+Python's lock: with 7,000 streams under way 65 microseconds of processor were seen, 0.07 core at this rate. They are all
+asked within 7 s."""
 MARGIN_S = 5.0
 """Seconds of the exit timeout left for sending the last responses and stopping the engine; half of a shorter one."""
 

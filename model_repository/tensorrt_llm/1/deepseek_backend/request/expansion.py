@@ -15,7 +15,9 @@ MAX_ECHO_CHARACTERS = 16 << 20
 """Most characters of prompts repeated in one response: each answer to a prompt repeats it."""
 
 
-def expand(parsed: ParsedRequest, engine: Engine, ids: Iterator[int]) -> list[GenerateRequest]:
+def expand(
+    parsed: ParsedRequest, engine: Engine, ids: Iterator[int], *, wants_steps: bool = True
+) -> list[GenerateRequest]:
     """Return the requests to the engine, prompt by prompt, with ids from `ids`.
 
     :raises RequestError: for a prompt that can't be served, or a conversation that can't be rendered.
@@ -46,6 +48,7 @@ def expand(parsed: ParsedRequest, engine: Engine, ids: Iterator[int]) -> list[Ge
                 sampling=_with_own_seed(sampling, choice),
                 max_tokens=parsed.max_tokens,
                 priority=parsed.priority,
+                wants_steps=wants_steps,
             )
             for choice in range(answers)
         ]

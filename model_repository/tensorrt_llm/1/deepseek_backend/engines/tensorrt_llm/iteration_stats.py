@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ class IterationStats:
     """Sum over all iterations."""
     num_accepted_draft_tokens: int = 0
     """Sum over all iterations."""
+    worked_at_s: float = 0.0
+    """Time at which an iteration with requests was last reported, by time.monotonic()."""
     extra: dict[str, float] = field(default_factory=dict)
 
     def add(self, row: Mapping[str, Any] | str | bytes) -> None:
@@ -27,6 +30,8 @@ class IterationStats:
         values = row if isinstance(row, Mapping) else json.loads(row)
         cache = values.get("kvCacheStats") or {}
         drafts = values.get("specDecodingStats") or {}
+        if _whole(values, "numActiveRequests"):
+            self.worked_at_s = time.monotonic()
         self.num_queued = _whole(values, "numQueuedRequests")
         self.kv_blocks_used = _whole(cache, "usedNumBlocks")
         self.kv_blocks_total = _whole(cache, "maxNumBlocks")

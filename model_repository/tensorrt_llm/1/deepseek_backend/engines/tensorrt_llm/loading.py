@@ -104,8 +104,13 @@ def make_llm(package: Any, llm_args: Mapping[str, Any], objects: Mapping[str, An
 
 
 def make_capabilities(
-    max_seq_len: int, support: SamplerSupport, bos_token: str, max_prompt_bytes: int | None
+    max_seq_len: int, support: SamplerSupport, bos_token: str, max_prompt_bytes: int | None, *, has_statistics: bool
 ) -> Capabilities:
+    """Return what the engine can do.
+
+    :param has_statistics: TensorRT-LLM reports its iterations. Without them, or without the times of its tokens, an
+        answer that comes whole would tell nothing while it is made, and no time to its first token afterwards.
+    """
     unsupported = {name: why for name, why in support.unsupported.items() if name not in APPLIED_OUTSIDE}
     if "logprobs" in unsupported:
         unsupported["best_of"] = f"needs logprobs to choose by; {unsupported['logprobs']}"
@@ -116,6 +121,7 @@ def make_capabilities(
         max_seq_len=max_seq_len,
         max_prompt_bytes=max_prompt_bytes,
         bos_token=bos_token,
+        whole_answers=has_statistics and "return_perf_metrics" in support.fields,
         unsupported=unsupported,
     )
 

@@ -15,14 +15,24 @@ from deepseek_backend.engines.base import Step, TokenLogprobs
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import token_logprobs
-from deepseek_backend.engines.tensorrt_llm.translation import complete_text, finish_reason, perf_metrics, whole_text
+from deepseek_backend.engines.tensorrt_llm.translation import (
+    complete_text,
+    finish_reason,
+    generation_seconds,
+    perf_metrics,
+    whole_text,
+)
 
 
 class OutputIncrements:
     """The steps of one request; `output` is its RequestOutput."""
 
-    def __init__(self, request: GenerateRequest, output: Any, tokenizer: PromptTokenizer) -> None:
+    def __init__(
+        self, request: GenerateRequest, output: Any, tokenizer: PromptTokenizer, *, is_whole: bool = False
+    ) -> None:
+        """`is_whole`: the answer comes in one response, with its performance metrics."""
         self._sampling = request.sampling
+        self._is_whole = is_whole
         self._output = output
         self._tokenizer = tokenizer
         self._num_chars_sent = 0
@@ -53,6 +63,8 @@ class OutputIncrements:
         self.num_tokens_sent += len(token_ids)
         if reason is not None:
             step.finish_reason, step.stop_reason = finish_reason(reason), output.stop_reason
+            if self._is_whole:
+                step.generation_s = generation_seconds(output.request_perf_metrics)
             if self._sampling.return_perf_metrics and output.request_perf_metrics is not None:
                 step.perf_metrics = perf_metrics(output.request_perf_metrics)
         return step

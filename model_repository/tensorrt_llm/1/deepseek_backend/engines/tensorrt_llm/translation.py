@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -125,6 +126,14 @@ def perf_metrics(metrics: Any) -> PerfMetrics:
         total_accepted_draft_tokens=drafts.total_accepted_draft_tokens,
         total_draft_tokens=drafts.total_draft_tokens,
     )
+
+
+def generation_seconds(metrics: Any) -> float:
+    """Return the seconds from the first token to the last; NaN where the metrics do not have them."""
+    if metrics is None or not metrics.timing_metrics.first_token_time:
+        return math.nan
+    duration: timedelta = metrics.timing_metrics.last_token_time - metrics.timing_metrics.first_token_time
+    return max(0.0, duration.total_seconds())
 
 
 def _nanoseconds(time: timedelta) -> int:

@@ -1,0 +1,128 @@
+"""What people see: at a terminal of 80 columns, at one without escape sequences, and with NO_COLOR."""
+
+from __future__ import annotations
+
+import io
+import re
+from contextlib import redirect_stderr
+
+import pytest
+
+from deepseek_triton_tools.cli.main import VERBS, main
+from deepseek_triton_tools.cli.parsing import VerbParser
+from deepseek_triton_tools.terminal import output_streams
+from deepseek_triton_tools.terminal.status_line import StatusLine
+from support.terminal_session import Terminal
+
+R1 = ["plan", "deepseek-r1", "--gpu", "h200", "--gpus"]
+SHOWN = {
+    "help": ["--help"],
+    "plan help": ["plan", "--help"],
+    "warm help": ["warm", "files", "--help"],
+    "launch help": ["launch", "docker", "--help"],
+    "variants": ["variants"],
+    "plan": [*R1, "8"],
+    "a refused plan": [*R1, "3"],
+    "a wrong option": ["generate", "hello", "--modle", "x"],
+    "build": ["build", "tiny", "--engine", "simulated", "--output", "OUT"],
+    "doctor": ["doctor"],
+    "nobody there": ["generate", "hello", "--retries", "0", "--url", "http://127.0.0.1:9"],
+}
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def shown(argv: list[str], folder: object, **environment: str) -> str:
+    """All that a terminal shows, which has 80 columns as long as it says nothing of its size."""
+    with Terminal(*[str(folder) if word == "OUT" else word for word in argv], **environment) as terminal:
+        terminal.exit_code()
+        return terminal.seen.replace("\r\n", "\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("argv", SHOWN.values(), ids=SHOWN)
+def test_80_columns_are_enough_and_nothing_is_cut(argv: list[str], tmp_path: object) -> None:
+    lines = _STYLE.sub("", shown(argv, tmp_path, COLUMNS="")).splitlines()
+
+    assert lines
+    # A path or a name that is longer than the terminal is wide stays whole.
+    assert [line for line in lines if len(line) > 80 and " " in line.strip()] == []
+    assert "…" not in "".join(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
+@pytest.mark.parametrize("argv", [["variants"], [*R1, "8"], ["doctor"]], ids=lambda argv: argv[0])
+def test_no_style_where_none_is_wanted(argv: list[str], environment: dict[str, str], tmp_path: object) -> None:
+    assert _STYLE.search(shown(argv, tmp_path))
+    assert "\x1b" not in shown(argv, tmp_path, **environment)
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> FakeTerminal:
+    """A terminal of 40 columns, to become standard error: pytest sets its own after the fixtures."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    return FakeTerminal()
+
+
+def test_a_status_line_ends_with_a_whole_word(terminal: FakeTerminal) -> None:
+    with redirect_stderr(terminal):
+        StatusLine().show(lambda: "loading tensorrt_llm, 0:00:17  Loading weights concurrently")
+
+    assert terminal.getvalue() == "\r\x1b[Kloading tensorrt_llm, 0:00:17 …"
+
+
+def test_a_terminal_without_escape_sequences_gets_lines(
+    terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with redirect_stderr(terminal):
+        line = StatusLine(plain_s=0)
+        line.show(lambda: "loading")
+        line.clear()
+
+    assert terminal.getvalue() == "loading\n"
+
+
+def test_an_error_is_broken_between_words(terminal: FakeTerminal) -> None:
+    with redirect_stderr(terminal):
+        output_streams.complain("one two three four five six seven eight nine ten \x1b eleven")
+
+    assert terminal.getvalue() == "one two three four five six seven eight\n  nine ten \\x1b eleven\n"
+
+
+def test_a_command_of_the_help_can_be_copied_from_two_lines(terminal: FakeTerminal) -> None:
+    given = '  deepseek-triton generate "a b c d" --max-tokens 5 --x\n  --gpu   h100, h200, h20-96, b200, gb200\n'
+    with redirect_stderr(terminal):
+        VerbParser()._print_message(given)
+
+    assert terminal.getvalue() == (
+        '  deepseek-triton generate "a b c d" \\\n    --max-tokens 5 --x\n'
+        "  --gpu   h100, h200, h20-96, b200,\n          gb200\n"
+    )
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if len(verb) > 4])
+def test_a_mistyped_verb_gets_its_neighbour(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = verb[:2] + verb[3:]
+
+    assert main([wrong, "x"]) == 2
+    assert capsys.readouterr().err == f"deepseek-triton {wrong}: there is no such verb; did you mean {verb}?\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["xyzzy"], "deepseek-triton xyzzy: there is no such verb; deepseek-triton --help lists them"),
+        (["launch", "dokcer", "r1"], "deepseek-triton launch: there is no dokcer; did you mean docker?"),
+        (["probe", "raedy", "http://x"], "deepseek-triton probe: there is no raedy; did you mean ready?"),
+    ],
+)
+def test_another_word_for_a_verb_or_a_form(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert capsys.readouterr().err == f"{told}\n"
