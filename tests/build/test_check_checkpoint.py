@@ -529,3 +529,21 @@ def test_no_json_ends_in_an_exception(
     (weights / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
 
     assert checked(weights, stamp={"variant": config, "files": quant}, release="1.2.1").findings
+
+
+def test_a_tokenizer_of_another_place_is_the_one_that_counts(weights: Path) -> None:
+    for name in TOKENIZER:
+        (weights / name).unlink()
+    elsewhere = weights.parent / "tokenizer"
+    elsewhere.mkdir()
+    codes = {}
+    for named in ("", "tokenizer: deepseek-ai/DeepSeek-R1\n", f"tokenizer: {elsewhere}\n"):
+        root = weights.parent / f"repository{len(codes)}"
+        write(root, model_yaml=named + edited(MODEL_YAML, "deepseek-ai/DeepSeek-R1", str(weights)))
+        codes[named] = [finding.file for finding in serious(check_repository(root, OPTIONS)) if finding.code == "W014"]
+
+    assert list(codes.values()) == [
+        [f"{weights}/tokenizer.json", f"{weights}/tokenizer_config.json"],
+        [],
+        [f"{elsewhere}/tokenizer.json", f"{elsewhere}/tokenizer_config.json"],
+    ]

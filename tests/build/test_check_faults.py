@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from support.check_faults import FAULTS, Fault, bases, recipes
+from support.check_faults import EXTRA, FAULTS, MODEL_YAML, SERVE, Fault, bases, recipes
+from support.checked import serious
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -35,6 +37,41 @@ def test_published_arguments_have_only_the_errors_that_are_known(name: str, tmp_
 
     assert {finding.code for finding in findings if finding.severity == "error"} == set(recipes()[name]["errors"])
     assert [one.name for one in FAULTS if one.base == f"recipe {name}" and one.is_found_in(findings)] == []
+
+
+MISSPELLED = {
+    "a letter missing": lambda key: key[:-1],
+    "two letters exchanged": lambda key: key[:-3] + key[-2] + key[-3] + key[-1],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", MISSPELLED)
+@pytest.mark.parametrize(
+    ("base", "file", "key"),
+    [
+        ("r1", MODEL_YAML, r"(?m)^ *([a-z_]+):"),
+        ("mtp", MODEL_YAML, r"(?m)^ *([a-z_]+):"),
+        ("fp4", MODEL_YAML, r"(?m)^ *([a-z_]+):"),
+        ("wide", EXTRA, r"(?m)^ *([a-z_]+):"),
+        ("serve", SERVE, r"(?m)^  --([a-z_]+) .*\\$"),
+    ],
+)
+def test_any_key_or_flag_that_is_misspelled_is_found(base: str, file: str, key: str, how: str, tmp_path: Path) -> None:
+    bases()[base].write(tmp_path)
+    text = (tmp_path / file).read_text()
+    before = {(one.code, one.message) for one in bases()[base].check(tmp_path, {}).findings}
+    missed = []
+    for found in re.finditer(key, text):
+        spelled = MISSPELLED[how](found[1])
+        if spelled == found[1]:
+            continue
+        (tmp_path / file).write_text(text[: found.start(1)] + spelled + text[found.end(1) :])
+        findings = serious(bases()[base].check(tmp_path, {}))
+        if all((one.code, one.message) in before for one in findings):
+            missed.append(spelled)
+
+    assert missed == []
 
 
 def test_the_table_is_as_long_as_promised() -> None:

@@ -123,6 +123,7 @@ def bases() -> Mapping[str, Base]:
         "v32": Base(request=PlanRequest(variant="deepseek-v3.2-exp", gpu="b200")),
         "old": Base(request=_r1(release="1.1.0", profile="latency")),
         "serve": Base(request=_r1(), format="trtllm-serve"),
+        "copied": Base(request=_r1("gb200-nvl72", profile="wide-ep", release="1.0.0"), format="trtllm-serve"),
         "bench": Base(request=_r1(), format="trtllm-bench"),
         "wide": Base(request=_r1("gb200-nvl72", profile="wide-ep"), format="trtllm-serve"),
         "quickstart": Base(request=_r1(), format="quickstart"),
@@ -658,6 +659,12 @@ FAULTS: tuple[Fault, ...] = (
             "M004",
             "no expert load balancer",
         ),
+    ),
+    *_of(
+        "copied",  # the script passes a copy of the YAML file, in which the balancer's path is whole
+        ("experts on one node", replace(S, "--ep_size 32", "--ep_size 8"), "M002", "expert parallelism 8"),
+        ("attention DP off", put(EXTRA, "enable_attention_dp", "false"), "M007", "enable_attention_dp: true"),
+        ("the balancer's file gone", gone("repository/moe-load-balancer.yaml"), "S008", "moe-load-balancer.yaml"),
     ),
     *_of(
         "bench",

@@ -227,7 +227,9 @@ class _Model:
         model, root = _model_of(document), self.root.resolve().as_posix()
         found = find_checkpoint_folder(model, self.version_dir, self.options.model_root)
         tokenizer, named = found, document.values.get("tokenizer")
-        if isinstance(named, str) and is_path(named):
+        if isinstance(named, str) and not is_path(named):
+            tokenizer = None  # a Hugging Face name, which rule E008 judges
+        elif isinstance(named, str):
             tokenizer = find_checkpoint_folder(named, self.version_dir, None)
             if tokenizer is None:
                 self.findings.append(absent_checkpoint(document, named, "tokenizer", strict=self.options.strict))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -209,7 +210,7 @@ class _ProgramCheck:
 
     def check_rules(self, given: _Given, release: Release, stamp: Stamp, model: str) -> Identity:
         """Check the checkpoint, the rules and the memory, and return what the model is."""
-        document, facts = given.document, self.checkpoint(model)
+        document, facts = given.document, self.checkpoint(model, has_tokenizer="tokenizer" not in given.settings)
         line = None if document is None else document.line("model")
         named_in = self.yaml.name if self.script is None else self.script.file
         known: Identity = self.keep(identify(self.options, stamp, model, facts, named_in, line))
@@ -228,23 +229,36 @@ class _ProgramCheck:
         self.unchecked += unchecked_facts(known, has_checkpoint=facts is not None)
         return known
 
-    def checkpoint(self, model: str) -> CheckpointFacts | None:
-        """Return what the checkpoint's files say; None when it is not on this machine."""
+    def checkpoint(self, model: str, *, has_tokenizer: bool) -> CheckpointFacts | None:
+        """Return what the checkpoint's files say; None when it is not on this machine.
+
+        :param has_tokenizer: whether its tokenizer is used.
+        """
         if not model and self.options.model_root is None:
             return None
         found = find_checkpoint_folder(model, self.folder, self.options.model_root)
         if found is None:
             return None
         label = found.resolve().as_posix().removeprefix(f"{self.folder.resolve().as_posix()}/")
-        facts: CheckpointFacts = self.keep(check_checkpoint(found, label, found))
+        facts: CheckpointFacts = self.keep(check_checkpoint(found, label, found if has_tokenizer else None))
         return facts
 
 
 def _passed_yaml(script: ShellScript) -> str | None:
-    """Return the name of the YAML file that the script passes to its program; None when it passes none."""
+    """Return the name of the YAML file that the script passes to its program; None when it passes none.
+
+    A script may pass a copy of it, under a name that is made when it runs.
+    """
     flags = script.program.flags if script.program is not None else ()
     named = next((flag.values[0].text for flag in flags if flag.name in YAML_FLAGS and flag.values), None)
-    return None if named is None else named.rpartition("/")[2]
+    name = None if named is None else named.rpartition("/")[2]
+    if name is None or "$" not in name:
+        return name
+    found = (_YAML_NAME.search(word.text) for command in script.commands for word in command)
+    return next((match[0] for match in found if match is not None), None)
+
+
+_YAML_NAME = re.compile(r"[\w.-]+\.ya?ml\b")
 
 
 def _divided(num_gpus: int | None, settings: Mapping[str, Any]) -> dict[str, int]:
