@@ -22,6 +22,7 @@ from deepseek_launcher import rank_events
 from deepseek_launcher.main import _parser as launcher_parser
 from deepseek_triton_client import InvalidRequest
 from deepseek_triton_client.testing import FakeServer
+from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.cli.main import VERBS, main, program_parser
 from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
 from support.check_faults import write_weights
@@ -67,6 +68,31 @@ def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
 def test_no_section_is_empty(page: str) -> None:
     """A heading stands above text, or above a heading of the next level."""
     assert re.findall(r"^(#+) .*\n+\1 .*$", read(page), re.MULTILINE) == []
+
+
+SHIPPED = [
+    path
+    for folder in ("build", "client", "tools", "model_repository")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".sh", ".yaml", ".pbtxt", ".md", ".toml") and "__pycache__" not in path.parts
+]
+
+
+def test_every_page_that_a_program_names_is_there() -> None:
+    """The wheel holds these pages, too: tests/tools/test_packaging.py."""
+    named = {
+        (path, page) for path in SHIPPED for page in re.findall(r"(?<![\w/-])docs/[\w-]+\.md", path.read_text("utf-8"))
+    }
+    assert len({page for _, page in named}) > 5
+    assert {(path, page) for path, page in named if page not in PAGES and page != "docs/llmapi.md"} == set()
+
+
+def test_no_program_looks_for_this_project_on_an_index() -> None:
+    """No public one has it."""
+    texts = {path: path.read_text("utf-8") for path in SHIPPED} | {ROOT / page: read(page) for page in PAGES}
+    assert {path for path, text in texts.items() if re.search(r"pip install '?deepseek-triton", text)} == set()
+    for extra in {extra for text in texts.values() for extra in re.findall(r"install_extra\([\"'](\w+)", text)}:
+        assert f"\n{extra} = [" in read("pyproject.toml")
 
 
 @pytest.fixture(scope="module")
@@ -233,10 +259,14 @@ def _make(argv: list[str]) -> None:
 
 
 def _pip(argv: list[str]) -> None:
-    assert argv[1] == "install"
-    (extras,) = (re.fullmatch(r"(?:\.|deepseek_triton-\S+\.whl)(?:\[(.*)\])?", word) for word in argv[2:])
-    assert extras is not None, argv
-    assert extras[1] is None or f"\n{extras[1]} = [" in read("pyproject.toml")
+    """tests/tools/test_packaging.py builds the wheel and installs it."""
+    *options, given = argv[2:]
+    if argv[1] == "wheel":
+        assert (options, given) == (["--no-deps"], ".")
+    else:
+        name = re.fullmatch(rf"(?:\.|deepseek_triton-{__version__}-py3-none-any\.whl)(?:\[(\w+)\])?", given)
+        assert name is not None, argv
+        assert name[1] is None or f"\n{name[1]} = [" in read("pyproject.toml")
 
 
 def _supervise(argv: list[str]) -> None:
