@@ -183,4 +183,4 @@ for kind in (Client, AsyncClient):
     except ImportError as exc:
         print(exc)
 """
-    assert python(code).count("pip install deepseek-triton[grpc]") == 2
+    assert python(code).count("pip install 'tritonclient[grpc]'") == 2

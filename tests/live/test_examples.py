@@ -1,9 +1,13 @@
-"""Every program in examples/ runs as its README says."""
+"""Every program in examples/ runs as its README says, and so does what the pages ask a server."""
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from deepseek_triton_client import Client
 from deepseek_triton_tools.server.server_process import ServerProcess
+from support.documents import PAGES, Command, Snippet, commands, snippets
 from support.servers import url
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -68,3 +74,72 @@ def test_a_slurm_job(tmp_path: Path) -> None:
     script = tmp_path / "r1x2.sbatch"
     assert "#SBATCH --nodes=2" in script.read_text()
     subprocess.run(["bash", "-n", script], check=True)
+
+
+ASKING = {"curl", "generate", "probe", "chat"}
+
+
+def at(server: ServerProcess, text: str) -> str:
+    """What a page says, for this server in place of the one on the default ports."""
+    text = re.sub(r"grpc://\w+:8001", url(server, "grpc"), text)
+    return re.sub(r"(http://)?localhost:8000", url(server, "http"), text)
+
+
+def asking(page: str) -> list[Command]:
+    """The commands of a page that need nothing but a server; the stop request has a test of its own."""
+    found = (command for command in commands(page) if {command.program, *command.argv[1:2]} & ASKING)
+    return [command for command in found if "job-7" not in command.statement]
+
+
+def shell(server: ServerProcess, folder: Path, statement: str) -> subprocess.CompletedProcess[str]:
+    # The commands without an address ask the default port.
+    statement = re.sub(r"(deepseek-triton (?:generate|chat))(?!.*--url)", r"\1 --url http://localhost:8000", statement)
+    script = at(server, f"U=localhost:8000/v2/models/tensorrt_llm\n{statement}")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    environment = {**os.environ, "PATH": path, "XDG_STATE_HOME": str(folder)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if asking(page)])
+def test_what_a_page_asks_a_server_is_answered(simulated_server: ServerProcess, tmp_path: Path, page: str) -> None:
+    (tmp_path / "report.txt").write_text("A report.")
+    (tmp_path / "talk.json").write_text('[{"role": "user", "content": "Why?"}]')
+    (tmp_path / "prompts.jsonl").write_text('"Why?"\n')
+    for command in asking(page):
+        done = shell(simulated_server, tmp_path, command.statement)
+        assert done.returncode == 0, f"{command.statement}: {done.stdout}{done.stderr}"
+        assert command.program != "curl" or '"text_output"' in done.stdout, done.stdout
+
+
+def test_the_stream_of_the_page_still_runs_when_its_stop_is_typed(
+    simulated_server: ServerProcess, tmp_path: Path
+) -> None:
+    """A reader needs some seconds to type it in a second terminal."""
+    stream, stop = (command for command in commands("docs/requests.md") if "job-7" in command.statement)
+    request = json.loads(stream.argv[-1])
+    with Client(url(simulated_server, "http")) as client:
+        assert request["max_tokens"] > 30 * 100, "a deployment makes some hundred tokens a second"
+        client.generate("first", max_tokens=1)
+    began = f"{stream.statement} > stream & sleep 2; {stop.statement} > stop; wait"
+    assert shell(simulated_server, tmp_path, began).returncode == 0
+    events = [json.loads(line[6:]) for line in (tmp_path / "stream").read_text().splitlines() if line[:5] == "data:"]
+    assert len(events) > 10
+    assert events[-1]["finish_reason"] == "cancelled"
+    assert json.loads((tmp_path / "stop").read_text())["error"].startswith("[E_CANCELLED]")
+
+
+PYTHON = [snippet for snippet in snippets("python") if "Client(" in snippet.text and "pytest" not in snippet.text]
+
+
+@pytest.mark.parametrize("snippet", PYTHON, ids=str)
+def test_the_python_of_a_page_runs(
+    simulated_server: ServerProcess, snippet: Snippet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = compile(at(simulated_server, snippet.text), str(snippet), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result = eval(code, {})
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
+    assert len(capsys.readouterr().out) > 100

@@ -1,4 +1,3 @@
-import itertools
 import shlex
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from deepseek_triton_tools.cli.main import VERBS, main, program_parser
 from deepseek_triton_tools.cli.parsing import forms_of
 from deepseek_triton_tools.cli.plan_request import plan_request
 from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
+from support.documents import PAGES, commands
 
 PARSER = program_parser(VERBS)
 
@@ -262,34 +262,12 @@ def test_the_other_shells_have_a_script_too(shell, first):
     assert run("completion", shell).stdout.startswith(first)
 
 
-def commands_in(page):
-    """Every deepseek-triton command in the code blocks of a Markdown page."""
-    blocks = Path(page).read_text("utf-8").split("```")[1::2]
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    lines = [line.removeprefix("until ").partition(";")[0] for line in lines]
-    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("deepseek-triton ")]
-    return [list(itertools.takewhile(lambda word: word not in ("|", ">"), argv)) for argv in commands]
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/generator.md", "docs/launch.md"])
-def test_every_command_in_the_docs_is_one(page):
-    commands = [argv for argv in commands_in(page) if argv[0].islower() and argv[0] != "demo:"]
-    commands = [argv for argv in commands if "DIR" not in argv and "[" not in "".join(argv)]  # how it is called
-
-    assert len(commands) > 4
-    for argv in commands:
-        args, unknown = PARSER.parse_known_args(argv)
-        assert unknown == [], argv
-        if argv[0] in ("plan", "build") and args.variant != "tiny":
-            assert make_plan(plan_request(args)).release is not None
-
-
 def test_a_folder_has_one_deployment_in_all_the_docs():
     """Whoever types the commands of several pages would be asked for --force otherwise."""
     deployments = defaultdict(set)
-    for argv in (argv for page in ("README.md", *Path("docs").glob("*.md")) for argv in commands_in(page)):
-        if argv[0] == "build" and argv[1] in variants():
-            args = PARSER.parse_args(argv)
+    for argv in (command.argv for page in PAGES for command in commands(page)):
+        if "build" in argv[1:2] and argv[2] in variants():
+            args = PARSER.parse_args(argv[1:])
             deployments[args.output].add(build_options(make_plan(plan_request(args)), format=args.format))
 
     assert len(deployments) > 3

@@ -7,6 +7,7 @@ import pytest
 
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.generating.demo import PROMPTS
+from deepseek_triton_tools.pages import install_extra
 
 pytestmark = pytest.mark.slow
 
@@ -50,4 +51,4 @@ def test_a_package_that_is_missing_is_told_as_such(tmp_path):
     done = demo(f"cd '{tmp_path}';", XDG_CACHE_HOME=str(tmp_path))
 
     assert done.returncode == 1
-    assert done.stderr.endswith("No module named safetensors; pip install 'deepseek-triton[demo]'\n")
+    assert done.stderr.endswith(f"No module named safetensors; {install_extra('demo')}\n")

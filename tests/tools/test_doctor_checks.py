@@ -212,7 +212,7 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("client", having(deepseek__triton="0.1.0", h11="1"), NOTHING, "error", "certifi missing"),
     ("client", having(deepseek__triton="0.1.0", h11="1", certifi="1"), NOTHING, "ok", "gRPC needs"),
     ("transformers", having(), NOTHING, "note", "torch, transformers"),
-    ("transformers", having(), TINY, "error", "pip install 'deepseek-triton[demo]'"),
+    ("transformers", having(), TINY, "error", "pip install '.[demo]'"),
     (
         "transformers",
         having(torch="2.13.0", transformers="5.2", safetensors="1", jinja2="3"),
@@ -224,8 +224,8 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("tritonserver", of_wheel(), NOTHING, "ok", "nvidia-pytriton 0.7.0"),
     ("tritonserver", of_wheel(), TINY, "ok", "nvidia-pytriton 0.7.0"),
     ("tritonserver", of_wheel(), R1, "ok", "nvidia-pytriton 0.7.0"),
-    ("tritonserver", machine(programs={}), NOTHING, "note", "deepseek-triton[server]"),
-    ("tritonserver", machine(programs={}), TINY, "error", "deepseek-triton[server]"),
+    ("tritonserver", machine(programs={}), NOTHING, "note", "pip install '.[server]'"),
+    ("tritonserver", machine(programs={}), TINY, "error", "pip install '.[server]'"),
     ("tritonserver", machine(programs={}), R1, "error", IMAGE),
     ("tritonserver", machine(programs={}), replace(R1, by_triton=False), "note", IMAGE),
     (

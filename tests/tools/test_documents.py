@@ -1,19 +1,34 @@
-"""The README, and the documentation as a site."""
+"""The README and the documentation: every command and snippet in them, and the site."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
-from deepseek_triton_tools.cli.main import VERBS
+from deepseek_backend.config import parse_config
+from deepseek_backend.metrics.backend_metrics import FAMILIES, PREFIX
+from deepseek_launcher import rank_events
+from deepseek_launcher.main import _parser as launcher_parser
+from deepseek_triton_client import InvalidRequest
+from deepseek_triton_client.testing import FakeServer
+from deepseek_triton_tools._version import __version__
+from deepseek_triton_tools.cli.main import VERBS, main, program_parser
+from deepseek_triton_tools.launching.launch_forms import LAUNCH_FORMS
+from support.check_faults import write_weights
+from support.documents import PAGES, ROOT, Snippet, commands, read, snippets
 
-ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text("utf-8")
+README = read("README.md")
 
 
 def test_the_readme_is_short() -> None:
@@ -29,6 +44,55 @@ def test_the_index_names_every_page() -> None:
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md", "changelog.md"}
     index = (ROOT / "docs/index.md").read_text("utf-8")
     assert {page for page in pages if f"({page})" not in index} == set()
+
+
+def _anchors(text: str) -> set[str]:
+    """The name of each section, as the site and GitHub make it."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    named = (re.sub(r"[`*]|<.*?>", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading)) for heading in headings)
+    slugs = {re.sub(r"[^\w -]", "", name.lower()).strip().replace(" ", "-") for name in named}
+    return slugs | set(re.findall(r'<a id="(.*?)">', text))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
+    """The strict site sees the pages in docs/ only."""
+    for address in re.findall(r"\]\((?!https?:)([^)\s]+)\)", read(page)):
+        name, _, anchor = address.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        assert target.exists(), address
+        assert not anchor or anchor in _anchors(target.read_text("utf-8")), address
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_section_is_empty(page: str) -> None:
+    """A heading stands above text, or above a heading of the next level."""
+    assert re.findall(r"^(#+) .*\n+\1 .*$", read(page), re.MULTILINE) == []
+
+
+SHIPPED = [
+    path
+    for folder in ("build", "client", "tools", "model_repository")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".sh", ".yaml", ".pbtxt", ".md", ".toml") and "__pycache__" not in path.parts
+]
+
+
+def test_every_page_that_a_program_names_is_there() -> None:
+    """The wheel holds these pages, too: tests/tools/test_packaging.py."""
+    named = {
+        (path, page) for path in SHIPPED for page in re.findall(r"(?<![\w/-])docs/[\w-]+\.md", path.read_text("utf-8"))
+    }
+    assert len({page for _, page in named}) > 5
+    assert {(path, page) for path, page in named if page not in PAGES and page != "docs/llmapi.md"} == set()
+
+
+def test_no_program_looks_for_this_project_on_an_index() -> None:
+    """No public one has it."""
+    texts = {path: path.read_text("utf-8") for path in SHIPPED} | {ROOT / page: read(page) for page in PAGES}
+    assert {path for path, text in texts.items() if re.search(r"pip install '?deepseek-triton", text)} == set()
+    for extra in {extra for text in texts.values() for extra in re.findall(r"install_extra\([\"'](\w+)", text)}:
+        assert f"\n{extra} = [" in read("pyproject.toml")
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +123,213 @@ def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
         if address
     }
     assert found == set()
+
+
+LANGUAGES = {"sh", "python", "yaml", "json", "promql", "text"}
+FOLDERS = {
+    command.argv[command.argv.index("--output") + 1]
+    for page in PAGES
+    for command in commands(page)
+    if "build" in command.argv
+}
+BUILDS_R1 = "getting-started.md#3-build-and-check"
+PARSER = program_parser(VERBS)
+METRICS = {f"{PREFIX}{family.name}" if not family.name.startswith(PREFIX) else family.name for family in FAMILIES}
+
+
+def test_every_snippet_says_what_it_is() -> None:
+    """A test of another kind runs each kind; output, which nobody types, is text."""
+    assert {str(snippet) for snippet in snippets() if snippet.language not in LANGUAGES} == set()
+
+
+@pytest.mark.parametrize("snippet", snippets("yaml"), ids=str)
+def test_the_yaml_of_a_page_is_what_its_reader_takes(snippet: Snippet, tmp_path: Path) -> None:
+    document = yaml.safe_load(snippet.text)
+    if "rules" in document:  # prometheus-adapter's
+        [rule] = document["rules"]
+        assert rule["seriesQuery"].partition("{")[0] in METRICS
+    else:
+        parse_config({"model": "tiny"} | document, version_dir=tmp_path)
+
+
+@pytest.mark.parametrize("snippet", snippets("promql"), ids=str)
+def test_the_queries_of_a_page_name_metrics(snippet: Snippet) -> None:
+    named = {name.removesuffix("_bucket") for name in re.findall(r"deepseek_triton_\w+", snippet.text)}
+    assert named
+    assert named <= METRICS
+
+
+@pytest.mark.slow
+def test_the_document_of_doctor_has_the_shape_of_its_page(capsys: pytest.CaptureFixture[str]) -> None:
+    [snippet] = snippets("json", page="docs/doctor.md")
+    main(["doctor", "--json"])
+    shown, real = json.loads(snippet.text), json.loads(capsys.readouterr().out)
+    assert (shown.keys(), shown["schema"]) == (real.keys(), real["schema"])
+    for name in ("findings", "capabilities"):
+        assert shown[name][0].keys() == real[name][0].keys()
+
+
+def test_the_rows_of_a_batch_are_those_of_its_page(tmp_path: Path) -> None:
+    [snippet] = snippets("json", page="docs/command-line.md")
+    (tmp_path / "in").write_text('{"id": "q-17", "prompt": "hi"}\n{"id": "q-18", "prompt": "hi"}\n')
+    with FakeServer() as server:
+        server.script(["hi"], InvalidRequest("...", code="E_PROMPT_TOO_LONG"))
+        files = ["--input", f"{tmp_path}/in", "--output", f"{tmp_path}/out"]
+        assert main(["generate", *files, "--concurrency", "1", "--url", server.url]) == 1
+    shown, real = map(str.splitlines, (snippet.text, (tmp_path / "out").read_text()))
+    assert [list(json.loads(row)) for row in shown] == [list(json.loads(row)) for row in real]
+
+
+@pytest.mark.parametrize("name", ["survey", "pytest"])
+def test_the_python_of_a_page_runs(name: str, tmp_path: Path) -> None:
+    """tests/live/test_examples.py has those that need a server."""
+    [snippet] = [snippet for snippet in snippets("python") if name in snippet.text]
+    write_weights(tmp_path / "models/DeepSeek-R1")
+    program = tmp_path / "test_snippet.py"
+    summarize = """\n
+def summarize(client, text):
+    try:
+        return client.generate(text, max_tokens=200).text
+    except Exception:
+        return None
+"""
+    program.write_text(snippet.text.replace("/models/", f"{tmp_path}/models/") + summarize)
+    run = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if name == "pytest" else []
+    done = subprocess.run([sys.executable, *run, program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout or re.search(r"^0 \d+$", done.stdout, re.MULTILINE)
+
+
+def test_the_lines_of_a_rank_are_those_of_its_page() -> None:
+    lines = [
+        line for snippet in snippets("text") for line in snippet.text.splitlines() if "deepseek-triton rank" in line
+    ]
+    assert len(lines) == 3
+    for line in lines:
+        assert rank_events.parse(line.replace('"..."', f'"{16 * "0"}"'), "0123abcd") is not None, line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_the_commands_of_a_page_work_in_their_order(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run, or where that takes GPUs, other machines or a server, put to the program's own parser, beside the
+    repositories that the page itself has built. tests/live/test_examples.py asks a server what the pages ask it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_weights(tmp_path / "models/DeepSeek-R1")
+    typed = commands(page)
+    if BUILDS_R1 in read(page):
+        typed = [*(command for command in commands("docs/getting-started.md") if "build" in command.argv), *typed]
+    for command in typed:
+        argv = [re.sub("^(/mnt)?/models/", f"{tmp_path}/models/", word) for word in command.argv]
+        missing = {word for word in argv[1:] if word in FOLDERS and not Path(word).is_dir()}
+        if "build" not in argv:
+            assert missing == set(), f"{command.statement}: not built before"
+        assert command.program in PROGRAMS or Path(argv[0]).suffix == ".sh", command.statement
+        capsys.readouterr()
+        PROGRAMS.get(command.program, _script)(argv)
+        if command.output:
+            Path(command.output).write_text(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_the_text_are_ones(page: str) -> None:
+    for span in re.findall(
+        r"`(?:\.venv/bin/)?deepseek-triton ([^`]+)`", re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
+    ):
+        if re.search(r"\b[A-Z]{2,}|\.\.\.|\|", span) is None and " -" in span:
+            assert PARSER.parse_known_args(shlex.split(span))[1] == [], span
+
+
+def _ours(argv: list[str]) -> None:
+    _, unknown = PARSER.parse_known_args(argv[1:])
+    assert unknown == []
+    verb, *rest = argv[1:]
+    if verb == "launch" and rest[0] in LAUNCH_FORMS:
+        rest = [rest[0], "--dry-run", *(word for word in rest[1:] if word not in ("--submit", "--dry-run"))]
+    is_here = verb != "check" or Path(rest[0]).is_dir()
+    if verb in ("build", "plan", "variants", "check") or (verb == "launch" and rest[0] not in ("stop", "list")):
+        assert not is_here or main([verb, *rest]) == 0, argv
+
+
+def _make(argv: list[str]) -> None:
+    subprocess.run(["make", "--dry-run", *argv[1:]], cwd=ROOT, check=True, capture_output=True)
+
+
+def _pip(argv: list[str]) -> None:
+    """tests/tools/test_packaging.py builds the wheel and installs it."""
+    *options, given = argv[2:]
+    if argv[1] == "wheel":
+        assert (options, given) == (["--no-deps"], ".")
+    else:
+        name = re.fullmatch(rf"(?:\.|deepseek_triton-{__version__}-py3-none-any\.whl)(?:\[(\w+)\])?", given)
+        assert name is not None, argv
+        assert name[1] is None or f"\n{name[1]} = [" in read("pyproject.toml")
+
+
+def _supervise(argv: list[str]) -> None:
+    assert argv[1] == "supervise.py"
+    launcher_parser().parse_args(argv[2:])
+
+
+def _script(argv: list[str]) -> None:
+    subprocess.run(["bash", "-n", argv[0]], check=True)
+
+
+def _bash(argv: list[str]) -> None:
+    _script(argv[1:])
+
+
+def _really(argv: list[str]) -> None:
+    subprocess.run(argv, check=True, capture_output=True)
+
+
+def _cp(argv: list[str]) -> None:
+    assert Path(argv[-2]).exists()
+
+
+def _docker(argv: list[str]) -> None:
+    """There is no daemon. docker parses the whole command before it looks for one."""
+    for at, word in enumerate(argv):
+        if word == "-c":
+            subprocess.run(["bash", "-n", "-c", argv[at + 1]], check=True)
+    if shutil.which("docker"):
+        done = subprocess.run(argv, env={**os.environ, "DOCKER_HOST": "unix:///nobody"}, capture_output=True, text=True)
+        assert "nobody" in done.stderr, done.stderr
+
+
+def _kubectl(argv: list[str]) -> None:
+    if shutil.which("kubectl"):
+        nowhere = [*argv, "--server=http://127.0.0.1:9", "--request-timeout=1s"]
+        done = subprocess.run(nowhere, capture_output=True, text=True)
+        assert "refused" in done.stderr, done.stderr
+
+
+def _slurm(argv: list[str]) -> None:
+    """Its programs have the options; what srun runs is a command too."""
+    if shutil.which(argv[0]):
+        Path("slurm.conf").write_text("ClusterName=none\nSlurmctldHost=localhost\n")
+        helping = {**os.environ, "SLURM_CONF": os.path.abspath("slurm.conf")}
+        done = subprocess.run([argv[0], "--help"], env=helping, capture_output=True, text=True, check=True)
+        listed = done.stdout + done.stderr
+        options = list(itertools.takewhile(lambda word: word != "bash", argv[1:]))
+        assert [word for word in options if word[:2] == "--" and word.partition("=")[0] not in listed] == []
+    if "-c" in argv:
+        task = {"SLURM_LOCALID": "3", "SLURM_NTASKS_PER_NODE": "8"}
+        script = argv[-1].replace("exec ", "echo ")
+        said = subprocess.run(["bash", "-c", script], env=task, capture_output=True, text=True, check=True).stdout
+        assert "--share 4/8" in said
+        _ours(said.split())
+
+
+def _of_a_server(argv: list[str]) -> None:
+    """tests/live/test_examples.py runs it."""
+
+
+PROGRAMS: Mapping[str, Callable[[list[str]], None]] = {
+    "deepseek-triton": _ours, "make": _make, "pip": _pip, "python3": _supervise, "bash": _bash, "mkdir": _really,
+    "ssh-keygen": _really, "cp": _cp, "docker": _docker, "kubectl": _kubectl, "srun": _slurm, "scancel": _slurm,
+    "curl": _of_a_server, "cat": _of_a_server,
+}  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from deepseek_triton_build import model_repository
+from deepseek_triton_tools.pages import install_extra
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +53,22 @@ def test_the_wheel_holds_every_package_and_the_model_repository(wheel):
     for path in backend.rglob("*.py"):
         relative = path.relative_to(model_repository()).as_posix()
         assert f"deepseek_triton_build/model_repository/{relative}" in names
+
+
+def test_the_wheel_holds_every_page(wheel):
+    """Messages name them."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    pages = [f"deepseek_triton_tools/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")]
+
+    assert [page for page in pages if page not in names] == []
+
+
+def test_help_says_where_the_pages_are(base):
+    printed = base.run("--help").stdout
+
+    folder = Path(printed.partition("such as docs/rules.md, are in ")[2].strip())
+    assert "site-packages" in str(folder)
+    assert (folder / "rules.md").is_file()
 
 
 def test_the_wheel_holds_nothing_else(wheel):
@@ -142,7 +159,7 @@ def test_a_base_install_says_what_other_verbs_need(base, argv, tmp_path):
     (line,) = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "")
     assert line.startswith(f"deepseek-triton {argv[0]}: ")
-    assert line.endswith("; pip install 'deepseek-triton[tools]'")
+    assert line.endswith(f"; {install_extra('tools')}")
     helped = base.run(argv[0], "--help")
     assert (helped.returncode, helped.stderr) == (0, "")
     assert "examples:" in helped.stdout
@@ -153,7 +170,7 @@ def test_grpc_without_its_extra_is_one_line(base):
 
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1
-    assert "deepseek-triton[grpc]" in line
+    assert "pip install 'tritonclient[grpc]'" in line
 
 
 def test_importing_the_client_imports_nothing_heavy():

@@ -94,7 +94,7 @@ def read_config(path: Path, file: str) -> tuple[ModelConfig | None, list[Finding
     messages = _messages()
     if messages is None:
         message = f"{file} was not checked, because tritonclient's gRPC part is not installed"
-        return None, [NO_PROTOBUF.finding(message, "pip install 'deepseek-triton[grpc]'", file=file)]
+        return None, [NO_PROTOBUF.finding(message, "pip install 'tritonclient[grpc]'", file=file)]
     from google.protobuf import text_format
 
     try:

@@ -84,5 +84,5 @@ def _check_entries(
 
 
 def _unknown(document: Document, dotted: str, owner: str, near: str | None) -> Finding:
-    fix = f"did you mean {near}?" if near else "remove it; docs/configuration.md lists the keys"
+    fix = f"did you mean {near}?" if near else "remove it, or write one of the keys in docs/configuration.md"
     return document.finding(WRONG_SETTING, dotted, f"{dotted} is not a key of {owner}", fix)

@@ -221,7 +221,7 @@ def _refuse_backend_setting(key: str, value: Any) -> None:
         section, known = name, WARMUP_SETTINGS
     if section not in known:
         near = nearest_name(section, known)
-        hint = f"; did you mean {near}?" if near else "; docs/configuration.md lists its settings"
+        hint = f"; did you mean {near}?" if near else f"; it has {', '.join(known)}"
         raise RefusedPlanError(f"{_TRITON}{key} is not a setting of the backend{hint}")
     if known is not BACKEND_SETTINGS:
         judge = warmup_problem if known is WARMUP_SETTINGS else sampling_problem

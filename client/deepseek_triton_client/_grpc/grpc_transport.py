@@ -37,7 +37,7 @@ try:
     from google.protobuf.message import DecodeError
     from tritonclient.grpc import service_pb2 as pb
 except (ImportError, RuntimeError) as exc:  # tritonclient without its grpc extra raises RuntimeError
-    raise ImportError("grpc:// URLs need more packages: pip install deepseek-triton[grpc]") from exc
+    raise ImportError("grpc:// URLs need one more package: pip install 'tritonclient[grpc]'") from exc
 
 from deepseek_triton_client._grpc.grpc_channel import GrpcCall, GrpcChannel, check_headers, credentials, options, target
 from deepseek_triton_client._grpc.grpc_errors import from_rpc_error

@@ -18,6 +18,7 @@ from importlib import import_module
 
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.cli.parsing import Handler, HelpFormatter, VerbParser, about_option, add_verb, nearest
+from deepseek_triton_tools.pages import install_extra, pages_folder
 from deepseek_triton_tools.terminal import output_streams
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -77,7 +78,8 @@ def program_parser(verbs: Collection[str]) -> argparse.ArgumentParser:
         prog="deepseek-triton",
         usage="%(prog)s [-h] [--version] VERB ...",
         description="Serve DeepSeek-V3, R1 and V3.2-Exp on NVIDIA Triton Inference Server.",
-        epilog="Options of a verb: deepseek-triton VERB --help. Try it without a GPU: deepseek-triton demo",
+        epilog="Options of a verb: deepseek-triton VERB --help. Try it without a GPU: deepseek-triton demo\n"
+        f"The pages that messages name, such as docs/rules.md, are in {pages_folder()}",
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"deepseek-triton {__version__}")
@@ -115,7 +117,7 @@ def _advice(error: Exception) -> str:
 
     if isinstance(error, ServerUnavailable) and error.code is None and not isinstance(error, ModelNotReady):
         return "; is the server running and ready there (http:// is port 8000, grpc:// 8001)?"
-    return "; pip install 'deepseek-triton[tools]'" if _needs_tools(error) else ""
+    return f"; {install_extra('tools')}" if _needs_tools(error) else ""
 
 
 def _expected_error(error: Exception) -> int | None:
@@ -126,7 +128,7 @@ def _expected_error(error: Exception) -> int | None:
         return error.exit_code
     if isinstance(error, DeepseekTritonError) or _needs_tools(error):
         return 1
-    if isinstance(error, ImportError) and "deepseek-triton[" in str(error):
+    if isinstance(error, ImportError) and "pip install" in str(error):
         return 1
     if isinstance(error, OSError) and (error.filename is not None or error.errno in _FULL):
         return 1

@@ -11,7 +11,7 @@ from deepseek_triton_tools.doctor.machine.expected import Expected, expected_to_
 from deepseek_triton_tools.doctor.machine.remote import EXPECTED_FILE
 
 _PACKAGE = "deepseek_triton_tools"
-SENT = ("__init__.py", "_version.py", "tool_errors.py", "host", "doctor/__init__.py", "doctor/machine")
+SENT = ("__init__.py", "_version.py", "pages.py", "tool_errors.py", "host", "doctor/__init__.py", "doctor/machine")
 """The files and folders that are sent. They import each other and the standard library only (a test holds that)."""
 _NEEDED = "Python 3.10 or newer is needed"
 BOOTSTRAP = (

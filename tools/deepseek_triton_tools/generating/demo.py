@@ -17,6 +17,7 @@ from deepseek_triton_build import PlanRequest, make_plan, repository_files, vers
 from deepseek_triton_client import Client, Completion
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.generating.completion_records import tokens_per_s
+from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.terminal import tables
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
@@ -75,7 +76,7 @@ def _make_checkpoint(console: Console) -> str:
 def _way_out(cause: str) -> str:
     """Say what to do about an exception, by its last line: its kind, or the number of an error of the system."""
     if cause.startswith(("ModuleNotFoundError", "ImportError")):
-        return "; pip install 'deepseek-triton[demo]'"
+        return f"; {install_extra('demo')}"
     if re.search(r"\[Errno \d+\]|\(os error \d+\)", cause):
         return "; the variable XDG_CACHE_HOME names another folder than ~/.cache for it"
     return ""

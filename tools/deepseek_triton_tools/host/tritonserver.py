@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deepseek_triton_tools.host.preflight import find_libpython, glibc_problem, libpython_problem
+from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.tool_errors import InstallationError
 
 CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
@@ -78,7 +79,7 @@ def find_tritonserver(explicit: Path | None = None) -> Installation:
         return _wheel_installation(package)
     raise InstallationError(
         "no tritonserver on PATH, in /opt/tritonserver/bin or in this Python's environment: "
-        "pip install 'deepseek-triton[server]', run in NVIDIA's Triton container, or name one with --tritonserver"
+        f"{install_extra('server')}; or run in NVIDIA's Triton container, or name one with --tritonserver"
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from deepseek_triton_build.catalog import find_gpu, find_precision, find_variant, load_release
 from deepseek_triton_build.check import CheckedModel, CheckOptions, Finding, Report, check_repository
+from deepseek_triton_tools.pages import pages_folder
 from deepseek_triton_tools.terminal.output_streams import print_json, printable, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
@@ -76,7 +77,8 @@ def _counts(report: Report) -> str:
         return "ok: nothing found in what was checked" if report.unchecked else "ok: nothing found"
     counts = Counter(finding.severity for finding in report.findings)
     shown = [f"{counts[name]} {name}{'' if counts[name] == 1 else 's'}" for name in ("error", "warning", "note")]
-    return f"{'not ok' if report.has_errors else 'ok'}: {', '.join(shown)}; docs/rules.md explains the codes"
+    verdict = "not ok" if report.has_errors else "ok"
+    return f"{verdict}: {', '.join(shown)}; {pages_folder() / 'rules.md'} explains the codes"
 
 
 def _document(report: Report) -> dict[str, object]:

@@ -32,7 +32,7 @@ warm() {
   say "warming"
   timeout --signal=TERM --kill-after=10 "$left" "$program" warm files @@{checkpoints_quoted} 9>&-
   code=$?
-  # 0: warm; 3: only a part fits; 124: out of time. docs/warm.md has the other codes.
+  # 0: warm; 3: only a part fits; 124: out of time; 1: a file is missing or damaged; 4: the storage stalled.
   case $code in
     0) say "warm" ;;
     *) say "not all warm (exit code $code): the engine reads the rest itself" ;;

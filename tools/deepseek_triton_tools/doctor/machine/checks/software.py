@@ -19,12 +19,13 @@ from deepseek_triton_tools.doctor.machine.machine_finding import (
 from deepseek_triton_tools.doctor.machine.versions import is_before, version_numbers
 from deepseek_triton_tools.host.preflight import NEWEST_PYTHON, OLDEST_GLIBC, OLDEST_PYTHON
 from deepseek_triton_tools.host.tritonserver import CONTAINER_BINARY
+from deepseek_triton_tools.pages import install_extra
 
 ENTRY_POINT = "trtllm-llmapi-launch"
 _PYTHONS = ("python3", "/opt/venv-tritonserver/bin/python3", "/usr/bin/python3")
 """Pythons that may have TensorRT-LLM. The second is container 26.04's (triton-inference-server/server issue 8824)."""
 _INSTALL_YAML = "pip install pyyaml"
-_INSTALL_DEMO = "pip install 'deepseek-triton[demo]'"
+_INSTALL_DEMO = install_extra("demo")
 STUB = "triton_python_backend_stub"
 _USE_NVCC = "TRTLLM_DG_JIT_USE_NVCC"
 _OLDEST_NVCC = "12.3"
@@ -108,7 +109,7 @@ def check_tools(machine: Machine, expected: Expected) -> MachineFinding:
     if not missing:
         return ok("installed")
     cause = "all commands except serve, probe, generate, chat and doctor need them"
-    return note(f"{', '.join(missing)} missing", cause, "pip install 'deepseek-triton[tools]'", blocks=True)
+    return note(f"{', '.join(missing)} missing", cause, install_extra("tools"), blocks=True)
 
 
 def check_client(machine: Machine, expected: Expected) -> MachineFinding:
@@ -119,7 +120,7 @@ def check_client(machine: Machine, expected: Expected) -> MachineFinding:
     if missing:
         fix = f"pip install {' '.join(missing)}"
         return error(f"{', '.join(missing)} missing", "the client needs them for HTTP", fix)
-    grpc = "HTTP and gRPC" if "tritonclient" in packages else "HTTP; gRPC needs pip install 'deepseek-triton[grpc]'"
+    grpc = "HTTP and gRPC" if "tritonclient" in packages else f"HTTP; gRPC needs {install_extra('grpc')}"
     return ok(grpc)
 
 
@@ -139,7 +140,7 @@ def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
     if binary is None:
         fix = f"run in NVIDIA's Triton container{_image(expected)}"
         if not expected.is_tensorrt_llm:
-            fix = f"pip install 'deepseek-triton[server]', or {fix}"
+            fix = f"{install_extra('server')}; or {fix}"
         cause = "not on PATH, in /opt/tritonserver/bin or in this Python's environment"
         is_needed = expected.repository and expected.by_triton
         return error("none", cause, fix) if is_needed else note("none", cause, fix, blocks=True)
