@@ -172,7 +172,7 @@ def test_a_server_that_hangs(small_repository):
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["alive", "http://localhost"], "expected live, ready or generate, got 'alive'"),
+        (["alive", "http://localhost"], "there is no alive; did you mean live?"),
         (["live"], "required: URL"),
         (["live", "ftp://localhost"], "ftp://"),
         (["live", "http://localhost", "--deadline", "0"], "expected a number of seconds above 0"),

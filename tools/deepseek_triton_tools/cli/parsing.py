@@ -49,7 +49,7 @@ class VerbParser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         given = list(args or ())
         if self.form_first and given and given[0] not in (*forms_of(self), "-h", "--help"):
-            meant = nearest(given[0], forms_of(self))
+            meant = "" if given[0].startswith("-") else nearest(given[0], forms_of(self))
             raise ToolError(f"there is no {given[0]}{meant}" if meant else self.form_first(given), exit_code=2)
         if self.rest is None:
             return super().parse_known_args(given, namespace)
