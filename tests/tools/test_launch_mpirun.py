@@ -14,6 +14,11 @@ from support.recording import become_by, recording
 from support.supervising import free_ports, port_options
 
 
+@pytest.fixture
+def tmp_path(plain_path):
+    return plain_path
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """R1 for two nodes with eight GPUs each."""
