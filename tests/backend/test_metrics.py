@@ -32,6 +32,7 @@ from deepseek_backend.metrics.backend_metrics import (
 from deepseek_backend.metrics.publishing import MetricsLease, Publisher
 from deepseek_backend.service import Service
 from support.fakes import ListReply, ScriptedEngine
+from support.waiting import PATIENCE_S
 
 
 @dataclass
@@ -432,7 +433,7 @@ def test_a_request_through_the_service_is_counted(
     engine.step([(request, Step(token_ids=[1], num_input_tokens=4))])
     engine.step([(request, Step(token_ids=[2, 3], num_input_tokens=4, num_cached_tokens=2, finish_reason="length"))])
     for reply in (served, refused):
-        assert reply.done.wait(10)
+        assert reply.done.wait(PATIENCE_S)
     service.stop()
     publisher.stop()
 
@@ -464,7 +465,7 @@ def test_the_times_of_an_answer_that_comes_whole_are_the_engines(
     reply = _send(service, max_tokens=3)
     (request,) = engine.requests
     engine.step([(request, Step(token_ids=[1, 2, 3], finish_reason="length", generation_s=generation_s))])
-    assert reply.done.wait(10)
+    assert reply.done.wait(PATIENCE_S)
     service.stop()
     publisher.stop()
 

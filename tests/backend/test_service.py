@@ -21,7 +21,7 @@ from deepseek_backend.process.readiness import readiness
 from deepseek_backend.process.watcher import ServerAbove, drain_seconds
 from deepseek_backend.service import Service
 from support.fakes import ListReply, ScriptedEngine
-from support.waiting import wait_for
+from support.waiting import PATIENCE_S, wait_for
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def finish(engine, request, text="", reason="stop"):
 
 
 def wait(reply):
-    assert reply.done.wait(10), "no final response"
+    assert reply.done.wait(PATIENCE_S), "no final response"
     return reply
 
 

@@ -19,6 +19,7 @@ from deepseek_triton_build import PlanRequest, make_plan, repository_files, writ
 from deepseek_triton_build.catalog import RELEASES
 from standin.loading import standin
 from support.fakes import ListReply
+from support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +106,7 @@ def test_the_repository_loads_and_answers(release, changes, tmp_path):
         service.start()
         inputs = {"text_input": np.array([b"Hello"], dtype=np.object_)}
         service.accept(inputs, json.dumps({"max_tokens": 5, "ignore_eos": True}), reply)
-        assert reply.done.wait(60)
+        assert reply.done.wait(PATIENCE_S)
         service.stop()
 
     assert reply.errors == []

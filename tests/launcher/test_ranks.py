@@ -99,15 +99,15 @@ def test_a_rank_killed_from_outside_is_noticed(supervise):
 
 
 def test_over_the_deadline_ranks_are_named_with_host_and_phase(supervise):
-    """One of four ranks never starts and one is slow."""
+    """One of four ranks never starts and one is slow. Ten seconds: the others start Python on a busy machine, too."""
     fast = "echo '[TRT-LLM] [I] Creating CUDA graph instances for 8 batch sizes.'"
     slow = "echo 'Loading weights:  10%|#'"
     script = f"if [[ $DEEPSEEK_TRITON_RANK = 2 ]]; then {slow}; else {fast}; fi; sleep 1000"
-    options = ["--ranks", "4", "--ranks-per-node", "2", "--hosts", "node1,node2", "--ready-within", "2.5"]
+    options = ["--ranks", "4", "--ranks-per-node", "2", "--hosts", "node1,node2", "--ready-within", "10"]
     running = supervise(*by_hand("bash", "-c", script), options=options, environment={"RANKS": "0 1 2"})
 
     assert running.wait() == 4
-    words = f"not ready within 2.5 s: rank 3 on node2 never started; rank 2 on {HOST}: loading weights for"
+    words = f"not ready within 10 s: rank 3 on node2 never started; rank 2 on {HOST}: loading weights for"
     assert words in running.said
     assert not running.others()
 

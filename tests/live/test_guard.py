@@ -17,6 +17,7 @@ from deepseek_triton_client import Client
 from deepseek_triton_tools.host.process_sessions import session_members
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.servers import build, url
+from support.waiting import PATIENCE_S
 
 
 def name(pid):
@@ -40,7 +41,7 @@ def children_of(server_pid):
 
 
 def gone(*pids):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while any(map(running, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not any(map(running, pids))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 """Only ever reached by a test that fails."""
 
 _POLL_S = 0.05

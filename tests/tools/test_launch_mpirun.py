@@ -12,6 +12,12 @@ from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.launching import mpirun
 from support.recording import become_by, recording
 from support.supervising import free_ports, port_options
+from support.waiting import PATIENCE_S
+
+
+@pytest.fixture
+def tmp_path(plain_path):
+    return plain_path
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +231,7 @@ def test_ssh_reaches_the_sshd_that_the_script_starts(setup, tmp_path):
 
 
 def wait_for(port):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         with socket.socket() as client:
             if client.connect_ex(("127.0.0.1", port)) == 0:

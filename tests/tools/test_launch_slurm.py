@@ -14,9 +14,14 @@ from support.recording import recording
 from support.supervising import free_ports, port_options
 
 
+@pytest.fixture
+def tmp_path(plain_path):
+    return plain_path
+
+
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("built")
+def built(plain_folder):
+    folder = plain_folder / "built"
     builds = {
         "r1": ["deepseek-r1", "--gpu", "h200", "--model", "/models/R1"],
         "r1x2": ["deepseek-r1", "--gpu", "h100", "--gpus", "16", "--model", "/models/R1"],

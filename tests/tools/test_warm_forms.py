@@ -20,7 +20,7 @@ from deepseek_triton_build.arithmetic import ENGINE_START_S
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.warming import forms, take_survey
 from deepseek_triton_tools.warming.pagecache.residency import evict
-from support.waiting import wait_for
+from support.waiting import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("init-container", "systemd", "slurm-prolog")
@@ -75,13 +75,8 @@ def test_every_number_has_its_reason(form, repository, name):
     assert f"(as given by --rate) take {math.ceil(R1_BYTES / 2e9)} s" in comments(text)
     assert "assumed" in comments(form(name, repository))
     assert "@@" not in text
-    assert (
-        max(
-            len(line.replace(sys.executable, "python").replace(str(Path(sys.executable).parent), ""))
-            for line in text.splitlines()
-        )
-        <= 120
-    )
+    here = (str(Path(sys.executable).parent), os.environ["HF_HUB_CACHE"])  # as long as they happen to be
+    assert [line for line in text.splitlines() if len(line) > 120 and not any(path in line for path in here)] == []
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -212,7 +207,7 @@ def test_a_snapshot_of_a_hugging_face_cache_is_mounted_with_its_blobs(form, chec
     assert mount["mountPath"] == str(snapshot.parent.parent)
     assert pod["initContainers"][0]["args"][0] == str(snapshot)
     assert is_readable_in_a_pod(pod, snapshot)
-    assert settings(form("systemd", snapshot))["RequiresMountsFor"] == str(snapshot.parent.parent)
+    assert settings(form("systemd", snapshot))["RequiresMountsFor"].strip('"') == str(snapshot.parent.parent)
 
 
 def test_a_snapshot_that_is_not_here_is_mounted_with_its_blobs(form, tmp_path):
@@ -282,8 +277,8 @@ def test_the_unit_is_ready_when_the_files_are_held(form, repository, tmp_path):
     assert unit["Type"] == "notify"
     assert unit["LimitMEMLOCK"] == "infinity"
     assert unit["Before"] == "tritonserver.service"
-    assert unit["RequiresMountsFor"] == f"{tmp_path}/hub"
-    assert unit["Environment"] == f"HF_HUB_CACHE={tmp_path}/hub"
+    assert unit["RequiresMountsFor"].strip('"') == f"{tmp_path}/hub"
+    assert unit["Environment"].strip('"') == f"HF_HUB_CACHE={tmp_path}/hub"
     assert unit["ExecStart"].endswith(" warm files deepseek-ai/DeepSeek-R1 --hold")
     assert int(unit["TimeoutStartSec"]) >= 2 * R1_BYTES / 2e9
 
@@ -319,7 +314,8 @@ def prolog(form, tmp_path):
 
     def run(source, change=lambda text: text, **environment):
         script, log = tmp_path / "prolog.sh", tmp_path / "warm.log"
-        script.write_text(change(form("slurm-prolog", source)))
+        # A small checkpoint has two seconds, in which Python may not even start on a machine with other work.
+        script.write_text(change(with_limit(int(PATIENCE_S))(form("slurm-prolog", source))))
         usual = {"DEEPSEEK_TRITON_WARM_LOG": str(log), "DEEPSEEK_TRITON_WARM_LOCK": str(tmp_path / "lock")}
         environment = usual | environment
         with subprocess.Popen(

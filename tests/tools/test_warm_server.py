@@ -40,6 +40,7 @@ from deepseek_triton_tools.warming.server.shapes import Shape, planned_shapes
 from deepseek_triton_tools.warming.server.warm_server import ServerWarmOptions, warm_server
 from support.contract_metadata import METADATA
 from support.model_server import END, WAIT
+from support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -195,7 +196,7 @@ def test_at_the_limit_what_is_open_is_cancelled_and_the_rest_is_not_begun(model_
 
     assert done.code == 3
     assert statuses(done) == ["steady", "not reached", "not reached"]
-    assert model_server.gone.wait(10)
+    assert model_server.gone.wait(PATIENCE_S)
     assert not any(length(body) == 32 for body in model_server.bodies)
 
 
@@ -646,7 +647,7 @@ def test_a_signal_cancels_what_is_open_and_what_was_finished_is_reported(model_s
     assert len(shape["rounds"]) >= 2
     assert "interrupted: what was open is cancelled" in err
     assert "Traceback" not in err
-    assert model_server.gone.wait(10)
+    assert model_server.gone.wait(PATIENCE_S)
     assert not (tmp_path / "ready").exists()
 
 
