@@ -112,6 +112,15 @@ def test_over_the_deadline_ranks_are_named_with_host_and_phase(supervise):
     assert not running.others()
 
 
+def test_a_lost_node_is_the_cause_whatever_the_ranks_write_at_their_end(supervise):
+    """On a busy machine tritonserver, told to end by mpirun, writes its tables and an error after mpirun's words."""
+    late = "echo '  Remote daemon: [[1,0],1] on node node2'; seq 1000; echo 'error: creating server: Internal - failed'"
+    running = supervise("bash", "-c", f"{late}; exit 205", options=["--ranks", "2"])
+
+    assert running.wait() == 205
+    assert "exit code 205: mpirun has lost the connection to node2" in running.said
+
+
 def test_nodes_with_different_files_are_stopped_at_once(supervise, tmp_path):
     for rank in range(3):
         model = tmp_path / f"node{rank}/model"

@@ -12,7 +12,7 @@ import pytest
 from deepseek_launcher import mpi_environment, node_identity, rank_events
 from deepseek_launcher.children import how_ended
 from deepseek_launcher.command import is_turned_off, option, seconds
-from deepseek_launcher.phases import PHASES, cause_of, phase_of, rank_of
+from deepseek_launcher.phases import PHASES, cause_of, lost_node_of, phase_of, rank_of
 from deepseek_launcher.restarts import End, Outcome, Restarts
 from deepseek_launcher.world import World
 from deepseek_triton_tools.server import waiting
@@ -93,10 +93,6 @@ def test_the_rank_of_a_line(line, rank):
         ),
         ("E1 x] \"failed to load 'r1' version 1: Internal: no such file\"", "Internal: no such file"),
         (
-            "  Remote daemon: [[20113,0],1] on node node2",
-            "mpirun has lost the connection to node2: its network, or orted there",
-        ),
-        (
             "ssh: Could not resolve hostname node2: Name or service not known",
             "ssh: Could not resolve hostname node2: Name or service not known",
         ),
@@ -144,6 +140,12 @@ def test_causes_in_what_mpirun_says(arguments, cause):
     done = subprocess.run(["mpirun", *arguments], env=os.environ | allowed, capture_output=True, text=True)
 
     assert [found for found in map(cause_of, (done.stdout + done.stderr).splitlines()) if found] == [cause]
+
+
+def test_a_node_that_mpirun_has_lost():
+    lost = "mpirun has lost the connection to node2: its network, or orted there"
+    assert lost_node_of("  Remote daemon: [[20113,0],1] on node node2") == lost
+    assert lost_node_of("all is well") is None
 
 
 @pytest.mark.parametrize("before", ["", "[1,3]<stderr>:", "3: "])

@@ -86,7 +86,10 @@ def test_both_files_say_whether_the_model_is_decoupled(argv, expected, tmp_path,
     ("argv", "code", "expected"),
     [
         pytest.param(
-            ["--no-decoupled", "--format", "trtllm-serve"], 1, "only Triton has a use for it", id="one response elsewhere"
+            ["--no-decoupled", "--format", "trtllm-serve"],
+            1,
+            "only Triton has a use for it",
+            id="one response elsewhere",
         ),
         pytest.param(["--profile", "ctx"], 1, "--format trtllm-serve", id="ctx for triton"),
         pytest.param(["--format", "vllm"], 2, "unknown format 'vllm'", id="format"),

@@ -87,6 +87,15 @@ def test_every_page_that_a_program_names_is_there() -> None:
     assert {(path, page) for path, page in named if page not in PAGES and page != "docs/llmapi.md"} == set()
 
 
+def test_every_json_document_has_a_page() -> None:
+    """`--json` names the page in its help."""
+    schemas = {
+        name for path in SHIPPED for name in re.findall(r'"(deepseek-triton/[\w-]+/\d+)"', path.read_text("utf-8"))
+    }
+    assert len(schemas) > 5
+    assert {name for name in schemas if not any(name in read(page) for page in PAGES)} == set()
+
+
 def test_no_program_looks_for_this_project_on_an_index() -> None:
     """No public one has it."""
     texts = {path: path.read_text("utf-8") for path in SHIPPED} | {ROOT / page: read(page) for page in PAGES}

@@ -20,7 +20,7 @@ from deepseek_launcher.launch_tag import LAUNCH_VARIABLE, kill_all, remove_share
 from deepseek_launcher.launcher_errors import StillRunningError
 from deepseek_launcher.line_splitter import Lines
 from deepseek_launcher.output import OutputReader
-from deepseek_launcher.phases import cause_of
+from deepseek_launcher.phases import cause_of, lost_node_of
 from deepseek_launcher.process_table import Process
 from deepseek_launcher.restarts import End, Outcome
 from deepseek_launcher.server_health import HealthAnswer, ServerHealth
@@ -60,6 +60,7 @@ class Attempt:
             hosts=self._options.hosts,
         )
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._lost_node: str | None = None
         self._began = time.monotonic()
         self._progress_at = self._began + _PROGRESS_EVERY_S
         self._ready_at: float | None = None
@@ -98,6 +99,7 @@ class Attempt:
     def _take_line(self, line: str) -> bool:
         """Learn from a line of output; return whether to pass it on. Called in the reader's thread."""
         self._tail.append(line[:_TAIL_CHARACTERS])
+        self._lost_node = self._lost_node or lost_node_of(line)
         failed = self._world.take(line)
         if failed is not None and self._first_failed is None and not (self._supervision.stop.stopping or self._is_over):
             self._first_failed = failed
@@ -219,7 +221,7 @@ class Attempt:
         supervision.say(f"{what} ({answer.problem}); its processes run, nothing is done about it")
 
     def _fatal(self, reason: str, code: int) -> Outcome:
-        cause = next(filter(None, map(cause_of, reversed(list(self._tail)))), None)
+        cause = self._lost_node or next(filter(None, map(cause_of, reversed(list(self._tail)))), None)
         return self._outcome(End.FATAL, code, f"{reason}: {cause}" if cause else reason)
 
     def _outcome(self, end: End, code: int, reason: str) -> Outcome:

@@ -129,10 +129,17 @@ _CAUSES = tuple(
         (r"^Executable: +(.+)", "mpirun can't find {}"),
         (r"^mpirun: Error: (.+)", "mpirun: {}"),
         (r"It looks like (\w+) failed for some reason", "MPI can't start in a rank: {} failed"),
-        (r"^\s*Remote daemon: \S+ on node (\S+)", "mpirun has lost the connection to {}: its network, or orted there"),
     )
 )
 _LONGEST_CAUSE = 300
+_LOST_NODE = re.compile(r"^\s*Remote daemon: \S+ on node (\S+)")
+"""Open MPI 4.1, help-errmgr-base.txt, "node-died"."""
+
+
+def lost_node_of(line: str) -> str | None:
+    """Return that mpirun has lost a node, if the line says so. All that ranks write afterwards follows from it."""
+    match = _LOST_NODE.search(line)
+    return f"mpirun has lost the connection to {match[1]}: its network, or orted there" if match else None
 
 
 def cause_of(line: str) -> str | None:
