@@ -48,7 +48,7 @@ class StepQueue:
         self._take = take
         self._fail = fail
         self._pending: dict[GenerateRequest, PendingSteps] = {}
-        """It is looked up for each token."""
+        """Request -> its steps that wait. This is looked up for each token."""
         self._entries: dict[GenerateRequest, QueueEntry] = {}
         self._iterations: deque[tuple[float, Steps]] = deque()
         """(time.monotonic() at which the iteration came, its steps)"""
