@@ -289,7 +289,7 @@ def test_facts_of_what_was_built(built):
 
     assert (one.nodes, one.ranks_per_node, one.gpus_per_node, one.gpu, one.sm) == (1, 8, 8, "h200", 90)
     assert (two.nodes, two.ranks_per_node, two.mounts) == (2, 8, {"/models/DeepSeek-R1": "/models/DeepSeek-R1"})
-    assert (tiny.world_size, tiny.gpus_per_node, tiny.image, tiny.serving) == (1, 0, None, None)
+    assert (tiny.world_size, tiny.gpus_per_node, tiny.image, tiny.mounts) == (1, 0, None, {})
     assert one.ready_within_s == two.ready_within_s == 5280
     assert one.shm_bytes == 9 * 2**30
 
