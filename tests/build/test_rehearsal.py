@@ -184,6 +184,7 @@ def source(tmp_path, monkeypatch):
     for name, text in {**files, "r1/tokenizer_config.json": "r1"}.items():
         (folder / name).write_text(text)
     write_checksums(folder)
+    (folder / "README.md").write_text("the model card")
     monkeypatch.setattr(carried_checkpoint.model_source, "version_dir", lambda: tmp_path / "1")
     return folder
 
@@ -203,7 +204,7 @@ def test_each_variant_carries_its_own_chat_template_and_true_checksums(source, v
     carried = carried_files(make_plan(rehearsal(variant=variant)))
     names = {"config.json", "model.safetensors", "tokenizer_config.json"}
 
-    assert set(carried) == {f"tiny/{name}" for name in (*names, CHECKSUMS)}
+    assert set(carried) == {f"tiny/{name}" for name in (*names, "README.md", CHECKSUMS)}
     assert carried["tiny/tokenizer_config.json"] == template
     assert checksums(carried[f"tiny/{CHECKSUMS}"]) == {
         name: hashlib.sha256(carried[f"tiny/{name}"]).hexdigest() for name in names
