@@ -1,26 +1,23 @@
 """Answers the questions with the reference engine: `python -m tiny_checkpoint.answering CHECKPOINT ANSWERS.json`.
 
-The answers are greedy. `tiny_checkpoint.score` scores them.
+The answers are greedy, and `tiny_checkpoint.score` scores them. The backend must be on PYTHONPATH, as `make
+tiny-checkpoint` says.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tiny_checkpoint.questions import questions
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "model_repository/tensorrt_llm/1"))
-
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
+from tiny_checkpoint.questions import questions
 
 MAX_TOKENS = 220
 
