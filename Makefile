@@ -5,6 +5,8 @@ PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+# Stamps: what the demo needs is in .venv; what the tests need, too.
+DEMO := $(VENV)/.demo
 INSTALLED := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 HOST := tools/deepseek_triton_tools/host
@@ -19,7 +21,7 @@ help:  ## show this
 
 venv: $(INSTALLED)  ## make .venv with everything in it; PYTHON=python3.12 names another Python
 
-demo: $(INSTALLED)  ## see it work: a tiny DeepSeek on a real tritonserver, without a GPU
+demo: $(DEMO)  ## see it work: a tiny DeepSeek on a real tritonserver, without a GPU
 	@$(BIN)/deepseek-triton demo
 
 unit: $(INSTALLED)  ## run the quick tests, without a server: what you run while you work
@@ -48,10 +50,15 @@ clean:  ## remove .venv and what the tools leave
 	rm -rf $(VENV) dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml
+$(DEMO): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 8) or sys.exit($(TOO_OLD) % sys.version_info[:2])'
 	@$(PYTHON) $(HOST)/preflight.py
-	@echo "installing into $(VENV), about a minute the first time"
+	@echo "installing what the demo needs into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log
+	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log 115 --editable '.[demo]'
+	@touch $@
+
+$(INSTALLED): $(DEMO)
+	@echo "installing what the tests need into $(VENV)"
+	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log 85 --group dev
 	@touch $@
