@@ -14,10 +14,21 @@ HOST := tools/deepseek_triton_tools/host
 TOO_OLD := "Python 3.10, 3.11 or 3.12 is needed, this is %d.%d: name another, as in `make PYTHON=python3.12`"
 UNIT := tests/backend tests/build tests/client tests/contract tests/tools
 
-.PHONY: help venv demo unit test lint types docs generated check clean
+TRAINED := .cache/tiny-checkpoint
+# How the embedded checkpoint is trained again. The last line prints its scores.
+define TRAINING
+export PYTHONPATH=model_repository/tensorrt_llm/1
+$(BIN)/python -m tiny_checkpoint.tokenizer $(TRAINED)
+$(BIN)/python -m tiny_checkpoint.train --output $(TRAINED)
+$(BIN)/python -m tiny_checkpoint.export $(TRAINED) $(TRAINED)/tiny
+$(BIN)/python -m tiny_checkpoint.answering $(TRAINED)/tiny $(TRAINED)/answers.json
+$(BIN)/python -m tiny_checkpoint.score $(TRAINED)/answers.json
+endef
+
+.PHONY: help venv demo unit test lint types docs generated tiny-checkpoint check clean
 
 help:  ## show this
-	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## */\t/' | expand -t 17
 
 venv: $(INSTALLED)  ## make .venv with everything in it; PYTHON=python3.12 names another Python
 
@@ -43,6 +54,11 @@ docs: $(INSTALLED)  ## build the documentation as a site into .cache/site; a bro
 
 generated: $(INSTALLED)  ## write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md, the index in ARCHITECTURE.md and the JSON of data/ again
 	@$(BIN)/python -m deepseek_triton_tools.generated_files
+
+tiny-checkpoint: export COMMANDS = $(TRAINING)
+tiny-checkpoint: $(DEMO)  ## train the embedded checkpoint again, in minutes on a GPU; without one it says how
+	@if $(BIN)/python -c 'import torch; torch.zeros(1, device="cuda")' 2>/dev/null; then sh -exc "$$COMMANDS"; else \
+	echo "This needs a GPU and a torch that can use it: $(BIN)/pip install --group training. Then:"; echo "$$COMMANDS"; fi
 
 check: lint types docs test  ## lint, types, docs and test
 
