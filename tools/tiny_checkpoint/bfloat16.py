@@ -83,13 +83,12 @@ _DTYPES = {"F8_E4M3": np.uint8, "BF16": np.uint16, "F32": np.float32}
 
 
 def _open(path: Path) -> tuple[Header, npt.NDArray[np.uint8]]:
-    """Return the header in the order of the data, and the data that follows it."""
+    """Return the header, and the data that follows it."""
     everything = np.memmap(path, np.uint8, "r")
     length = int(everything[:8].view("<u8")[0])
     header: Header = json.loads(bytes(everything[8 : 8 + length]))
     header.pop("__metadata__", None)
-    in_order = dict(sorted(header.items(), key=lambda item: int(item[1]["data_offsets"][0])))
-    return in_order, everything[8 + length :]
+    return header, everything[8 + length :]
 
 
 def _tensor(data: npt.NDArray[np.uint8], entry: dict[str, Any]) -> npt.NDArray[Any]:
