@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from deepseek_backend.engines.generate_request import Messages
 from deepseek_backend.engines.prompting import render_chat
 from deepseek_backend.engines.simulated import chat_form
-from deepseek_backend.engines.transformers.tiny_checkpoint import BOS, CHAT_TEMPLATE, EOS
+from deepseek_backend.engines.reference.tiny_checkpoint import BOS, CHAT_TEMPLATE, EOS
 from deepseek_backend.errors import RequestError
 
 Render = Callable[[Messages, Mapping[str, Any]], str]

@@ -21,9 +21,9 @@ from deepseek_backend.engines import create_engine
 from deepseek_backend.engines.base import PerfMetrics, Step, TokenLogprobs
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
 from deepseek_backend.engines.prompting import bos_token
-from deepseek_backend.engines.transformers import TransformersEngine, token_logprobs
-from deepseek_backend.engines.transformers.model_runner import ModelRunner
-from deepseek_backend.engines.transformers.tiny_checkpoint import (
+from deepseek_backend.engines.reference import ReferenceEngine, token_logprobs
+from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_backend.engines.reference.tiny_checkpoint import (
     BOS,
     EOS,
     ensure_tiny_checkpoint,
@@ -85,7 +85,7 @@ _ids = itertools.count()
 
 
 def submit(
-    engine: TransformersEngine,
+    engine: ReferenceEngine,
     collector: Collector,
     prompt: str | Sequence[int] = PROMPT,
     max_tokens: int = 8,
@@ -107,7 +107,7 @@ def submit(
 
 
 def generate(
-    engine: TransformersEngine, prompt: str | Sequence[int] = PROMPT, max_tokens: int = 8, **sampling: Any
+    engine: ReferenceEngine, prompt: str | Sequence[int] = PROMPT, max_tokens: int = 8, **sampling: Any
 ) -> Answer:
     _, answer = submit(engine, Collector(), prompt, max_tokens, **sampling)
     assert answer.last
@@ -116,7 +116,7 @@ def generate(
 
 def config(model: str | Path, version_dir: Path = Path(), **options: Any) -> BackendConfig:
     return BackendConfig(
-        engine="transformers",
+        engine="reference",
         llm_args={"model": str(model)},
         engine_options={"device": "cpu", **options},
         version_dir=version_dir,
@@ -134,18 +134,18 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[TransformersEngine]:
+def engine(folder: Path) -> Iterator[ReferenceEngine]:
     """Make an engine with fewer slots than the largest test has requests, so that rows wait, join and leave."""
-    engine = TransformersEngine(config(folder, max_num_seqs=5))
+    engine = ReferenceEngine(config(folder, max_num_seqs=5))
     engine.start()
     yield engine
     engine.stop()
 
 
 @pytest.fixture
-def own_engine(folder: Path) -> Iterator[TransformersEngine]:
+def own_engine(folder: Path) -> Iterator[ReferenceEngine]:
     """Make an engine for a single test, which may stop or break it."""
-    engine = TransformersEngine(config(folder, max_num_seqs=2))
+    engine = ReferenceEngine(config(folder, max_num_seqs=2))
     engine.start()
     yield engine
     engine.stop()
@@ -155,7 +155,7 @@ def own_engine(folder: Path) -> Iterator[TransformersEngine]:
 
 
 def test_concurrent_requests_give_the_same_text_as_alone_and_as_generate(
-    engine: TransformersEngine, folder: Path, tokenizer: Tokenizer
+    engine: ReferenceEngine, folder: Path, tokenizer: Tokenizer
 ) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     collector = Collector()
@@ -175,13 +175,13 @@ def test_concurrent_requests_give_the_same_text_as_alone_and_as_generate(
     assert max(collector.call_sizes) >= 5, "never ran as one batch"
 
 
-def test_counts_the_prompt_with_bos_unless_told_otherwise(engine: TransformersEngine, tokenizer: Tokenizer) -> None:
+def test_counts_the_prompt_with_bos_unless_told_otherwise(engine: ReferenceEngine, tokenizer: Tokenizer) -> None:
     num_tokens = len(tokenizer.encode(PROMPT).ids)
     assert {step.num_input_tokens for step in generate(engine).steps} == {num_tokens}
     assert generate(engine, add_special_tokens=False).last.num_input_tokens == num_tokens - 1
 
 
-def test_a_seed_repeats_whatever_runs_beside_it(engine: TransformersEngine) -> None:
+def test_a_seed_repeats_whatever_runs_beside_it(engine: ReferenceEngine) -> None:
     alone = generate(engine, max_tokens=30, temperature=0.8, seed=11)
     collector = Collector()
     others = [submit(engine, collector, prompt, 20)[1] for prompt in DEMO_PROMPTS[1:]]
@@ -191,7 +191,7 @@ def test_a_seed_repeats_whatever_runs_beside_it(engine: TransformersEngine) -> N
     assert again.text == alone.text != different.text
 
 
-def test_stop_token_ends_the_text_and_is_counted_not_shown(engine: TransformersEngine, tokenizer: Tokenizer) -> None:
+def test_stop_token_ends_the_text_and_is_counted_not_shown(engine: ReferenceEngine, tokenizer: Tokenizer) -> None:
     free = generate(engine, max_tokens=10)
     stop_id = free.token_ids[6]
     end = free.token_ids.index(stop_id) + 1
@@ -203,7 +203,7 @@ def test_stop_token_ends_the_text_and_is_counted_not_shown(engine: TransformersE
     assert said.text == tokenizer.decode(free.token_ids[:end])
 
 
-def test_min_tokens_delays_the_stop(engine: TransformersEngine) -> None:
+def test_min_tokens_delays_the_stop(engine: ReferenceEngine) -> None:
     first = generate(engine, max_tokens=1).token_ids[0]
     answer = generate(engine, max_tokens=6, min_tokens=4, stop_token_ids=(first,))
     assert first not in answer.token_ids[:4]
@@ -212,7 +212,7 @@ def test_min_tokens_delays_the_stop(engine: TransformersEngine) -> None:
 
 @pytest.mark.parametrize("as_list", [False, True])
 def test_end_token_of_the_generation_config_ends_the_text(
-    engine: TransformersEngine, folder: Path, tmp_path: Path, as_list: bool
+    engine: ReferenceEngine, folder: Path, tmp_path: Path, as_list: bool
 ) -> None:
     free = generate(engine, max_tokens=12)
     eos = free.token_ids[8]
@@ -221,7 +221,7 @@ def test_end_token_of_the_generation_config_ends_the_text(
     generation_config = json.loads((copy / "generation_config.json").read_text())
     generation_config["eos_token_id"] = [1, eos] if as_list else eos
     (copy / "generation_config.json").write_text(json.dumps(generation_config))
-    other = TransformersEngine(config(copy))
+    other = ReferenceEngine(config(copy))
     other.start()
     try:
         answer = generate(other, max_tokens=12)
@@ -237,7 +237,7 @@ def test_end_token_of_the_generation_config_ends_the_text(
 # --- prompts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_in_token_ids_is_used_unchanged(engine: TransformersEngine, tokenizer: Tokenizer) -> None:
+def test_a_prompt_in_token_ids_is_used_unchanged(engine: ReferenceEngine, tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode(PROMPT).ids
     answer = generate(engine, token_ids)
     assert answer.token_ids == generate(engine).token_ids
@@ -246,7 +246,7 @@ def test_a_prompt_in_token_ids_is_used_unchanged(engine: TransformersEngine, tok
 
 
 @pytest.mark.parametrize("beyond", [-1, 0])
-def test_token_ids_outside_the_vocabulary_are_refused(engine: TransformersEngine, folder: Path, beyond: int) -> None:
+def test_token_ids_outside_the_vocabulary_are_refused(engine: ReferenceEngine, folder: Path, beyond: int) -> None:
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
     token_id = -1 if beyond else vocab_size
     error = generate(engine, [5, token_id], repetition_penalty=1.2).last.error
@@ -256,7 +256,7 @@ def test_token_ids_outside_the_vocabulary_are_refused(engine: TransformersEngine
 
 
 @pytest.mark.parametrize("kept", [1, 3, 1000])
-def test_truncation_keeps_the_last_tokens(engine: TransformersEngine, tokenizer: Tokenizer, kept: int) -> None:
+def test_truncation_keeps_the_last_tokens(engine: ReferenceEngine, tokenizer: Tokenizer, kept: int) -> None:
     token_ids = tokenizer.encode(PROMPT).ids
     expected = generate(engine, token_ids[-kept:])
     for prompt in (PROMPT, token_ids):
@@ -265,7 +265,7 @@ def test_truncation_keeps_the_last_tokens(engine: TransformersEngine, tokenizer:
         assert answer.last.num_input_tokens == min(kept, len(token_ids))
 
 
-def test_begin_of_sentence_token_is_known(engine: TransformersEngine, tokenizer: Tokenizer) -> None:
+def test_begin_of_sentence_token_is_known(engine: ReferenceEngine, tokenizer: Tokenizer) -> None:
     assert engine.capabilities.bos_token == BOS
     document = json.loads(tokenizer.to_str())
     document["post_processor"] = None
@@ -278,7 +278,7 @@ def test_begin_of_sentence_token_is_known(engine: TransformersEngine, tokenizer:
 CHAT = [{"role": "user", "content": "Hello"}]
 
 
-def test_chat_is_rendered_by_the_checkpoints_template(engine: TransformersEngine, tokenizer: Tokenizer) -> None:
+def test_chat_is_rendered_by_the_checkpoints_template(engine: ReferenceEngine, tokenizer: Tokenizer) -> None:
     assert engine.render_chat(CHAT, {}) == f"{BOS}<｜User｜>Hello<｜Assistant｜></think>"
     prompt = engine.render_chat([*CHAT, {"role": "assistant", "content": "Hi"}, *CHAT], {"thinking": True})
     assert prompt == f"{BOS}<｜User｜>Hello<｜Assistant｜></think>Hi{EOS}<｜User｜>Hello<｜Assistant｜><think>"
@@ -290,7 +290,7 @@ def test_chat_is_rendered_by_the_checkpoints_template(engine: TransformersEngine
     "name",
     ["chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "return_tensors", "conversation"],
 )
-def test_a_request_can_not_set_the_renderers_own_arguments(engine: TransformersEngine, name: str) -> None:
+def test_a_request_can_not_set_the_renderers_own_arguments(engine: ReferenceEngine, name: str) -> None:
     with pytest.raises(RequestError, match=rf"^chat_template_kwargs: {name} can't be set by a request$"):
         engine.render_chat(CHAT, {"thinking": True, name: "{{ messages }}"})
 
@@ -308,7 +308,7 @@ def test_a_request_can_not_set_the_renderers_own_arguments(engine: TransformersE
     ],
 )
 def test_a_refusal_of_the_template_is_the_callers_fault_in_one_line(
-    engine: TransformersEngine, messages: Any, template_kwargs: dict[str, Any], problem: str
+    engine: ReferenceEngine, messages: Any, template_kwargs: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(RequestError, match=r"messages: the chat template refuses them: .*" + problem) as caught:
         engine.render_chat(messages, template_kwargs)
@@ -321,7 +321,7 @@ def test_without_a_chat_template_chat_is_not_supported(folder: Path, tmp_path: P
     tokenizer_config = json.loads((copy / "tokenizer_config.json").read_text())
     del tokenizer_config["chat_template"]
     (copy / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
-    engine = TransformersEngine(config(copy))
+    engine = ReferenceEngine(config(copy))
     with pytest.raises(UnavailableError, match="not been started"):
         engine.render_chat(CHAT, {})
     engine.start()
@@ -361,7 +361,7 @@ def check_logprobs(
     ],
 )
 def test_logprobs_are_those_of_the_plain_model_before_sampling(
-    engine: TransformersEngine, folder: Path, tokenizer: Tokenizer, number: int, sampling: dict[str, Any]
+    engine: ReferenceEngine, folder: Path, tokenizer: Tokenizer, number: int, sampling: dict[str, Any]
 ) -> None:
     """Other requests of the batch want no logprobs, or another number of them."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
@@ -385,7 +385,7 @@ def test_logprobs_are_those_of_the_plain_model_before_sampling(
 
 
 def test_a_long_prompts_logits_never_exist_all_at_once(
-    own_engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+    own_engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert own_engine._checkpoint
     head, sizes = own_engine._checkpoint.model.lm_head, []
@@ -407,7 +407,7 @@ def test_a_long_prompts_logits_never_exist_all_at_once(
         assert [entry.logprob for entry in piece] == pytest.approx([entry.logprob for entry in whole], abs=1e-4)
 
 
-def test_asking_for_logprobs_changes_no_text(engine: TransformersEngine) -> None:
+def test_asking_for_logprobs_changes_no_text(engine: ReferenceEngine) -> None:
     for sampling in ({}, {"temperature": 1.5, "seed": 4, "frequency_penalty": 1.0}):
         plain = generate(engine, max_tokens=20, **sampling)
         asked = generate(engine, max_tokens=20, logprobs=3, prompt_logprobs=0, **sampling)
@@ -417,7 +417,7 @@ def test_asking_for_logprobs_changes_no_text(engine: TransformersEngine) -> None
 # --- other fields of a request ----------------------------------------------------------------------------------------
 
 
-def test_bad_strings_are_not_generated(engine: TransformersEngine) -> None:
+def test_bad_strings_are_not_generated(engine: ReferenceEngine) -> None:
     """The string is one token, several tokens, or in the middle of the text, whose beginning stays the same."""
     free = generate(engine, max_tokens=30)
     words = free.text.split()
@@ -429,7 +429,7 @@ def test_bad_strings_are_not_generated(engine: TransformersEngine) -> None:
     assert generate(engine, max_tokens=30, bad=("not to be met",)).text == free.text
 
 
-def test_performance_metrics_come_with_the_last_step(engine: TransformersEngine) -> None:
+def test_performance_metrics_come_with_the_last_step(engine: ReferenceEngine) -> None:
     before = time.monotonic_ns()
     answer = generate(engine, max_tokens=5, return_perf_metrics=True)
     metrics = answer.last.perf_metrics
@@ -462,7 +462,7 @@ class SlowCollector(Collector):
         super().on_steps(steps)
 
 
-def test_higher_priority_goes_first_and_equals_in_order(own_engine: TransformersEngine) -> None:
+def test_higher_priority_goes_first_and_equals_in_order(own_engine: ReferenceEngine) -> None:
     collector = SlowCollector()
     submit(own_engine, collector, max_tokens=1)
     assert collector.delivering.wait(TIMEOUT_S)
@@ -481,7 +481,7 @@ def test_higher_priority_goes_first_and_equals_in_order(own_engine: Transformers
     assert own_engine.capabilities.priority
 
 
-def test_a_request_cancelled_before_it_ran_has_cached_nothing(own_engine: TransformersEngine) -> None:
+def test_a_request_cancelled_before_it_ran_has_cached_nothing(own_engine: ReferenceEngine) -> None:
     collector = SlowCollector()
     submit(own_engine, collector)
     assert collector.delivering.wait(TIMEOUT_S)
@@ -493,7 +493,7 @@ def test_a_request_cancelled_before_it_ran_has_cached_nothing(own_engine: Transf
     assert metrics == PerfMetrics(arrival_time_ns=metrics.arrival_time_ns)
 
 
-def test_every_field_of_the_contract_is_served_or_refused_with_a_reason(engine: TransformersEngine) -> None:
+def test_every_field_of_the_contract_is_served_or_refused_with_a_reason(engine: ReferenceEngine) -> None:
     """The service applies best_of, where the engine has logprobs to choose by."""
     capabilities = engine.capabilities
     guided = {field.name for field in SAMPLING_FIELDS if field.guided}
@@ -506,45 +506,45 @@ def test_every_field_of_the_contract_is_served_or_refused_with_a_reason(engine: 
 
 
 @pytest.fixture(scope="module")
-def short_engine(folder: Path) -> Iterator[TransformersEngine]:
-    engine = TransformersEngine(config(folder, max_seq_len=10))
+def short_engine(folder: Path) -> Iterator[ReferenceEngine]:
+    engine = ReferenceEngine(config(folder, max_seq_len=10))
     engine.start()
     yield engine
     engine.stop()
 
 
-def test_max_tokens_is_cut_to_the_room_left(short_engine: TransformersEngine) -> None:
+def test_max_tokens_is_cut_to_the_room_left(short_engine: ReferenceEngine) -> None:
     answer = generate(short_engine, max_tokens=1000)
     assert answer.last.finish_reason == "length"
     assert len(answer.token_ids) == 10 - answer.last.num_input_tokens
     assert short_engine.capabilities.max_seq_len == 10
 
 
-def test_longest_prompt_gets_one_token(short_engine: TransformersEngine) -> None:
+def test_longest_prompt_gets_one_token(short_engine: ReferenceEngine) -> None:
     answer = generate(short_engine, " the" * 8, max_tokens=5)
     assert (answer.last.num_input_tokens, len(answer.token_ids)) == (9, 1)
 
 
-def test_too_long_a_prompt_is_refused_with_both_numbers(short_engine: TransformersEngine) -> None:
+def test_too_long_a_prompt_is_refused_with_both_numbers(short_engine: ReferenceEngine) -> None:
     error = generate(short_engine, " the" * 9).last.error
     assert isinstance(error, RequestError)
     assert error.code is ErrorCode.PROMPT_TOO_LONG
     assert "10 tokens and at most 9 fit" in str(error)
 
 
-def test_truncation_makes_a_long_prompt_fit(short_engine: TransformersEngine) -> None:
+def test_truncation_makes_a_long_prompt_fit(short_engine: ReferenceEngine) -> None:
     answer = generate(short_engine, " the" * 100, truncate_prompt_tokens=9)
     assert (answer.last.finish_reason, answer.last.num_input_tokens) == ("length", 9)
     assert generate(short_engine, " the" * 100, truncate_prompt_tokens=10).last.error is not None
 
 
-def test_a_prompt_without_tokens_is_refused(engine: TransformersEngine) -> None:
+def test_a_prompt_without_tokens_is_refused(engine: ReferenceEngine) -> None:
     error = generate(engine, "", add_special_tokens=False).last.error
     assert isinstance(error, RequestError)
     assert generate(engine).last.finish_reason == "length"
 
 
-def test_context_may_outgrow_the_first_cache(engine: TransformersEngine) -> None:
+def test_context_may_outgrow_the_first_cache(engine: ReferenceEngine) -> None:
     """Beyond 256 tokens the cache doubles, and a short request beside it goes on unchanged."""
     expected = generate(engine, max_tokens=DEMO_MAX_TOKENS).text
     collector = Collector()
@@ -558,7 +558,7 @@ def test_context_may_outgrow_the_first_cache(engine: TransformersEngine) -> None
 # --- life cycle ------------------------------------------------------------------------------------------------------
 
 
-def test_abort_ends_running_and_waiting_requests(own_engine: TransformersEngine) -> None:
+def test_abort_ends_running_and_waiting_requests(own_engine: ReferenceEngine) -> None:
     collector = Collector()
     running = [submit(own_engine, collector, max_tokens=4000) for _ in range(2)]
     for _, answer in running:
@@ -577,7 +577,7 @@ def test_abort_ends_running_and_waiting_requests(own_engine: TransformersEngine)
     assert generate(own_engine).last.finish_reason == "length"
 
 
-def test_stats_count_running_and_waiting(own_engine: TransformersEngine) -> None:
+def test_stats_count_running_and_waiting(own_engine: ReferenceEngine) -> None:
     collector = Collector()
     answers = [submit(own_engine, collector, max_tokens=4000)[1] for _ in range(3)]
     for answer in answers[:2]:
@@ -587,7 +587,7 @@ def test_stats_count_running_and_waiting(own_engine: TransformersEngine) -> None
     assert 0 < stats.kv_blocks_used < stats.kv_blocks_total == 2 * 4096
 
 
-def test_stop_cancels_open_requests_and_refuses_further_ones(own_engine: TransformersEngine) -> None:
+def test_stop_cancels_open_requests_and_refuses_further_ones(own_engine: ReferenceEngine) -> None:
     collector = Collector()
     answers = [submit(own_engine, collector, max_tokens=4000)[1] for _ in range(4)]
     assert answers[0].started.wait(TIMEOUT_S)
@@ -600,7 +600,7 @@ def test_stop_cancels_open_requests_and_refuses_further_ones(own_engine: Transfo
     assert own_engine.stats().num_running == 0
 
 
-def test_stop_cancels_requests_that_the_thread_has_not_seen(own_engine: TransformersEngine) -> None:
+def test_stop_cancels_requests_that_the_thread_has_not_seen(own_engine: ReferenceEngine) -> None:
     """They are submitted while the engine delivers, and it is stopped before it looks for new ones."""
     collector = SlowCollector()
     submit(own_engine, collector, max_tokens=4000)
@@ -615,7 +615,7 @@ def test_stop_cancels_requests_that_the_thread_has_not_seen(own_engine: Transfor
     assert unseen.last.finish_reason == "cancelled"
 
 
-def test_a_request_that_makes_the_tokenizer_fail_is_answered(own_engine: TransformersEngine) -> None:
+def test_a_request_that_makes_the_tokenizer_fail_is_answered(own_engine: ReferenceEngine) -> None:
     error = generate(own_engine, "\ud800").last.error
     assert isinstance(error, EngineError)
     assert "can't be read: TypeError" in str(error)
@@ -623,7 +623,7 @@ def test_a_request_that_makes_the_tokenizer_fail_is_answered(own_engine: Transfo
 
 
 def test_a_request_without_room_on_the_device_is_answered_and_the_others_go_on(
-    own_engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+    own_engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -641,19 +641,19 @@ def test_a_request_without_room_on_the_device_is_answered_and_the_others_go_on(
     assert own_engine.health().alive
 
 
-def test_aborts_of_a_stopped_engine_are_not_kept(own_engine: TransformersEngine) -> None:
+def test_aborts_of_a_stopped_engine_are_not_kept(own_engine: ReferenceEngine) -> None:
     own_engine.stop()
     own_engine.abort("a")
     assert not own_engine._aborts
 
 
-def test_load_is_timed_in_phases(own_engine: TransformersEngine) -> None:
+def test_load_is_timed_in_phases(own_engine: ReferenceEngine) -> None:
     assert list(own_engine.load_seconds) == ["checkpoint", "tokenizer", "weights"]
     assert all(0 <= seconds < TIMEOUT_S for seconds in own_engine.load_seconds.values())
 
 
 def test_before_start_no_request_is_served(folder: Path) -> None:
-    engine = TransformersEngine(config(folder))
+    engine = ReferenceEngine(config(folder))
     assert engine.load_seconds == {}
     assert not engine.health().alive
     assert isinstance(generate(engine).last.error, UnavailableError)
@@ -664,7 +664,7 @@ def test_before_start_no_request_is_served(folder: Path) -> None:
 
 @pytest.mark.parametrize("forward", ["prefill", "decode"])
 def test_a_failing_forward_pass_fails_every_request_and_the_engine(
-    own_engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, forward: str
+    own_engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch, forward: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of\nmemory")
@@ -704,12 +704,12 @@ def test_a_failing_forward_pass_fails_every_request_and_the_engine(
 )
 def test_bad_options_are_refused_by_name(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        TransformersEngine(config("tiny", **options))
+        ReferenceEngine(config("tiny", **options))
 
 
 def test_a_missing_checkpoint_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    engine = TransformersEngine(config("empty", tmp_path))
+    engine = ReferenceEngine(config("empty", tmp_path))
     with pytest.raises(EngineError, match=r"can't load the checkpoint 'empty': \w+: ") as caught:
         engine.start()
     assert "\n" not in str(caught.value)
@@ -717,7 +717,7 @@ def test_a_missing_checkpoint_is_reported_in_one_line(tmp_path: Path) -> None:
 
 
 def test_max_seq_len_beyond_the_checkpoint_is_refused(folder: Path) -> None:
-    engine = TransformersEngine(config(folder, max_seq_len=5000))
+    engine = ReferenceEngine(config(folder, max_seq_len=5000))
     with pytest.raises(EngineError, match=r"max_seq_len is 5000, .* 4096"):
         engine.start()
 
@@ -733,11 +733,11 @@ def test_model_may_be_relative_to_the_version_folder(folder: Path) -> None:
 
 
 def test_tiny_is_made_in_the_users_cache(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: TransformersEngine
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: ReferenceEngine
 ) -> None:
     shutil.copytree(folder, tmp_path / "deepseek-triton" / folder.name)  # else its check would run again
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tiny = TransformersEngine(config("tiny", dtype="bfloat16"))
+    tiny = ReferenceEngine(config("tiny", dtype="bfloat16"))
     tiny.start()
     try:
         assert len(generate(tiny).token_ids) == 8

@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer
 
 from deepseek_backend.engines.generate_request import SamplingParams
-from deepseek_backend.engines.transformers.tiny_checkpoint import build_tokenizer
-from deepseek_backend.engines.transformers.token_logprobs import prompt_logprobs, token_logprobs
-from deepseek_backend.engines.transformers.token_sampling import TokenSampler, sample_tokens, spellings
+from deepseek_backend.engines.reference.tiny_checkpoint import build_tokenizer
+from deepseek_backend.engines.reference.token_logprobs import prompt_logprobs, token_logprobs
+from deepseek_backend.engines.reference.token_sampling import TokenSampler, sample_tokens, spellings
 
 VOCAB_SIZE = 12
 TOKENIZER = Tokenizer.from_str(json.dumps(build_tokenizer()))

@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deepseek_backend.engines.transformers import tiny_checkpoint
-from deepseek_backend.engines.transformers.tiny_checkpoint import (
+from deepseek_backend.engines.reference import tiny_checkpoint
+from deepseek_backend.engines.reference.tiny_checkpoint import (
     BOS,
     EOS,
     PAD,

@@ -417,7 +417,7 @@ def loaded(config, engine=None, **kwargs):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "options", "model"),
-    [("simulated", {}, "m"), ("transformers", {"num_threads": 1, "device": "cpu"}, "tiny")],
+    [("simulated", {}, "m"), ("reference", {"num_threads": 1, "device": "cpu"}, "tiny")],
 )
 def test_every_engine_can_be_warmed_with_nothing_left_of_it(engine, options, model, log):
     metrics = BackendMetrics()

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from deepseek_backend.engines.base import timed
 from deepseek_backend.engines.prompting import bos_token
-from deepseek_backend.engines.transformers.tiny_checkpoint import ensure_tiny_checkpoint
+from deepseek_backend.engines.reference.tiny_checkpoint import ensure_tiny_checkpoint
 from deepseek_backend.errors import EngineError, describe
 
 TINY = "tiny"

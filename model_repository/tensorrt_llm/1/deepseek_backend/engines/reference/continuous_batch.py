@@ -15,10 +15,10 @@ import torch
 from tokenizers import Tokenizer
 
 from deepseek_backend.engines.base import Step, TokenLogprobs
-from deepseek_backend.engines.transformers.batched_generation import BatchedGeneration
-from deepseek_backend.engines.transformers.model_runner import ModelRunner
-from deepseek_backend.engines.transformers.token_logprobs import prompt_logprobs, token_logprobs
-from deepseek_backend.engines.transformers.token_sampling import sample_tokens
+from deepseek_backend.engines.reference.batched_generation import BatchedGeneration
+from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_backend.engines.reference.token_logprobs import prompt_logprobs, token_logprobs
+from deepseek_backend.engines.reference.token_sampling import sample_tokens
 from deepseek_backend.errors import EngineError, describe
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from deepseek_backend.engines.transformers.slot_cache import SlotCache
+from deepseek_backend.engines.reference.slot_cache import SlotCache
 
 
 class ModelRunner:

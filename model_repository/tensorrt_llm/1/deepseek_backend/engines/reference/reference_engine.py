@@ -29,10 +29,10 @@ from deepseek_backend.engines.base import (
 )
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.prompting import render_chat
-from deepseek_backend.engines.transformers.batched_generation import BatchedGeneration
-from deepseek_backend.engines.transformers.checkpoint_loading import LoadedCheckpoint, load_checkpoint
-from deepseek_backend.engines.transformers.continuous_batch import ContinuousBatch
-from deepseek_backend.engines.transformers.model_runner import ModelRunner
+from deepseek_backend.engines.reference.batched_generation import BatchedGeneration
+from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint, load_checkpoint
+from deepseek_backend.engines.reference.continuous_batch import ContinuousBatch
+from deepseek_backend.engines.reference.model_runner import ModelRunner
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, describe
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_MAX_SEQ_LEN = 4096
 
 _SAMPLING_FIELDS = EMBEDDED_FIELDS | {"repetition_penalty", "presence_penalty", "frequency_penalty", "bad"}
-_NO_GUIDE = "the transformers engine has no guided decoding; TensorRT-LLM has, with guided_decoding_backend"
+_NO_GUIDE = "the reference engine has no guided decoding; TensorRT-LLM has, with guided_decoding_backend"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def _device_problems(device: Any) -> list[str]:
     return []
 
 
-class TransformersEngine:
+class ReferenceEngine:
     """An `Engine` around a ContinuousBatch, which one thread drives."""
 
     def __init__(self, config: BackendConfig) -> None:
@@ -140,7 +140,7 @@ class TransformersEngine:
         runner = ModelRunner(checkpoint.model, options.max_num_seqs)
         self._batch = ContinuousBatch(runner, checkpoint.tokenizer, options.max_num_seqs)
         self._down = ""
-        self._thread = threading.Thread(target=self._run, args=(self._batch,), name="transformers-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._batch,), name="reference-engine", daemon=True)
         self._thread.start()
 
     @property

@@ -4,7 +4,7 @@ Its text is nonsense. It gives real forward passes (MLA, grouped sigmoid routing
 without room for 671 billion parameters. Its bytes are always the same: numpy's frozen RandomState draws the weights,
 and the tokenizer is written down, not trained.
 
-`python -m deepseek_backend.engines.transformers.tiny_checkpoint [--output DIR]` makes it and prints the folder.
+`python -m deepseek_backend.engines.reference.tiny_checkpoint [--output DIR]` makes it and prints the folder.
 """
 
 from __future__ import annotations
