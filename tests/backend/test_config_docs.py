@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from deepseek_backend.config import ENGINE_NAMES, BackendConfig
+from deepseek_backend.engines.reference.reference_engine import EngineOptions as ReferenceOptions
 from deepseek_backend.engines.simulated.simulated_options import _RULES as SIMULATED
 from deepseek_backend.engines.tensorrt_llm.loading import _OPTIONS as TENSORRT_LLM
-from deepseek_backend.engines.reference.reference_engine import EngineOptions as ReferenceOptions
 
 KEYS, _, OPTIONS = (Path(__file__).parents[2] / "docs/configuration.md").read_text().partition("\n## engine_options\n")
 

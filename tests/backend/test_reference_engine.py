@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
-import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, DeepseekV32Config, DeepseekV32ForCausalLM, PreTrainedTokenizerFast
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_FIELDS, ErrorCode
@@ -23,15 +23,14 @@ from deepseek_backend.engines.generate_request import GenerateRequest, SamplingP
 from deepseek_backend.engines.prompting import bos_token
 from deepseek_backend.engines.reference import ReferenceEngine, token_logprobs
 from deepseek_backend.engines.reference.model_runner import ModelRunner
-from deepseek_backend.engines.reference.tiny_checkpoint import (
-    BOS,
-    EOS,
-    ensure_tiny_checkpoint,
-)
+from deepseek_backend.engines.reference.token_logprobs import log_softmax
 from deepseek_backend.errors import ConfigError, EngineError, RequestError, UnavailableError
 from support.demo_decoding import DEMO_MAX_TOKENS, DEMO_PROMPTS
+from support.random_checkpoint import BOS, EOS
 
 pytestmark = pytest.mark.slow
+
+Logits = npt.NDArray[np.float32]
 
 TIMEOUT_S = 120
 PROMPT = DEMO_PROMPTS[0]
@@ -118,14 +117,14 @@ def config(model: str | Path, version_dir: Path = Path(), **options: Any) -> Bac
     return BackendConfig(
         engine="reference",
         llm_args={"model": str(model)},
-        engine_options={"device": "cpu", **options},
+        engine_options=options,
         version_dir=version_dir,
     )
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ensure_tiny_checkpoint(tmp_path_factory.getbasetemp() / "cache")
+def folder(random_checkpoint: Path) -> Path:
+    return random_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -151,20 +150,27 @@ def own_engine(folder: Path) -> Iterator[ReferenceEngine]:
     engine.stop()
 
 
+def plain_logits(engine: ReferenceEngine, token_ids: Sequence[int]) -> Logits:
+    """Return the logits [len(token_ids), vocab_size] of one forward pass over a whole sequence, without a batch."""
+    assert engine._checkpoint
+    runner = ModelRunner(engine._checkpoint.model, 1)
+    return runner.logits(runner.prefill(token_ids))
+
+
 # --- generation ------------------------------------------------------------------------------------------------------
 
 
-def test_concurrent_requests_give_the_same_text_as_alone_and_as_generate(
-    engine: ReferenceEngine, folder: Path, tokenizer: Tokenizer
+def test_concurrent_requests_give_the_same_text_as_alone_and_as_plain_passes(
+    engine: ReferenceEngine, tokenizer: Tokenizer
 ) -> None:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
     collector = Collector()
     jobs = [(prompt, max_tokens) for max_tokens in (3, 17, 33, DEMO_MAX_TOKENS) for prompt in DEMO_PROMPTS]
     answers = {job: submit(engine, collector, *job)[1] for job in jobs}
+    assert all(answer.last for answer in answers.values())
     for prompt in DEMO_PROMPTS:
-        input_ids = torch.tensor([tokenizer.encode(prompt).ids])
-        (output,) = model.generate(input_ids, do_sample=False, max_new_tokens=DEMO_MAX_TOKENS)
-        expected = output[input_ids.shape[1] :].tolist()
+        prompt_ids, expected = tokenizer.encode(prompt).ids, answers[prompt, DEMO_MAX_TOKENS].token_ids
+        logits = plain_logits(engine, prompt_ids + expected[:-1])
+        assert logits[len(prompt_ids) - 1 :].argmax(-1).tolist() == expected
         for max_tokens in (3, 17, 33, DEMO_MAX_TOKENS):
             answer = answers[prompt, max_tokens]
             assert answer.last.finish_reason == "length"
@@ -269,8 +275,9 @@ def test_begin_of_sentence_token_is_known(engine: ReferenceEngine, tokenizer: To
     assert engine.capabilities.bos_token == BOS
     document = json.loads(tokenizer.to_str())
     document["post_processor"] = None
-    without = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(document)))
-    assert bos_token(without) == ""
+    without = Tokenizer.from_str(json.dumps(document))
+    encode: Any = lambda text, special: without.encode(text, add_special_tokens=special).ids  # noqa: E731
+    assert bos_token(encode, without.decode) == ""
 
 
 # --- chat ------------------------------------------------------------------------------------------------------------
@@ -299,12 +306,12 @@ def test_a_request_can_not_set_the_renderers_own_arguments(engine: ReferenceEngi
     ("messages", "template_kwargs", "problem"),
     [
         pytest.param([{"role": "wizard", "content": "a"}], {}, r"user or assistant, got wizard$", id="role"),
-        pytest.param([{"role": "user", "content": None}], {}, r"UndefinedError: .*content", id="no content"),
+        pytest.param([{"role": "user", "content": None}], {}, r"TypeError: .*NoneType", id="no content"),
         pytest.param([{"role": "user", "content": 7}], {}, r"TypeError: ", id="number"),
-        pytest.param(["Hello"], {}, r"AttributeError: ", id="string"),
-        pytest.param([], {}, r"ValueError: .*empty", id="empty"),
+        pytest.param(["Hello"], {}, r"TypeError: expected each message to be an object", id="string"),
+        pytest.param([], {}, r"ValueError: expected at least one message", id="empty"),
         pytest.param(CHAT, {"messages": []}, r"TypeError: .*messages", id="twice"),
-        pytest.param(CHAT, {"tools": [3]}, r"ValueError: Tools should", id="tools"),
+        pytest.param(CHAT, {"tools": [3]}, r"ValueError: expected each of the tools", id="tools"),
     ],
 )
 def test_a_refusal_of_the_template_is_the_callers_fault_in_one_line(
@@ -337,17 +344,17 @@ def test_without_a_chat_template_chat_is_not_supported(folder: Path, tmp_path: P
 
 
 def check_logprobs(
-    entries: Sequence[TokenLogprobs], token_ids: Sequence[int], logits: torch.Tensor, number: int, tokenizer: Tokenizer
+    entries: Sequence[TokenLogprobs], token_ids: Sequence[int], logits: Logits, number: int, tokenizer: Tokenizer
 ) -> None:
     """Check `entries` against the plain model's `logits` [len(token_ids), vocab_size]."""
     assert len(entries) == len(token_ids)
-    for got, token_id, row in zip(entries, token_ids, logits.log_softmax(-1), strict=True):
-        values, likeliest = row.sort(descending=True)
+    for got, token_id, row in zip(entries, token_ids, log_softmax(logits), strict=True):
+        likeliest = np.argsort(-row)
         expected_ids = [token_id, *(i for i in likeliest[:number].tolist() if i != token_id)]
         assert [entry.token_id for entry in got] == expected_ids
         for entry in got:
             assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=1e-3)
-            assert entry.rank == 1 + int((values > row[entry.token_id]).sum())
+            assert entry.rank == 1 + int((row > row[entry.token_id]).sum())
             assert entry.text == tokenizer.decode([entry.token_id], skip_special_tokens=False)
 
 
@@ -361,18 +368,16 @@ def check_logprobs(
     ],
 )
 def test_logprobs_are_those_of_the_plain_model_before_sampling(
-    engine: ReferenceEngine, folder: Path, tokenizer: Tokenizer, number: int, sampling: dict[str, Any]
+    engine: ReferenceEngine, tokenizer: Tokenizer, number: int, sampling: dict[str, Any]
 ) -> None:
     """Other requests of the batch want no logprobs, or another number of them."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
     collector = Collector()
     _, quiet = submit(engine, collector, max_tokens=20)
     _, answer = submit(engine, collector, max_tokens=20, logprobs=number, prompt_logprobs=number, **sampling)
     _, other = submit(engine, collector, max_tokens=10, logprobs=20)
     assert all(one.last.finish_reason == "length" for one in (quiet, answer, other))
     prompt_ids = tokenizer.encode(PROMPT).ids
-    with torch.no_grad():
-        (logits,) = model(torch.tensor([prompt_ids + answer.token_ids])).logits
+    logits = plain_logits(engine, prompt_ids + answer.token_ids)
     entries = [entry for step in answer.steps for entry in step.logprobs]
     check_logprobs(entries, answer.token_ids, logits[len(prompt_ids) - 1 : -1], number, tokenizer)
     first, *of_prompt = answer.steps[0].prompt_logprobs
@@ -387,16 +392,20 @@ def test_logprobs_are_those_of_the_plain_model_before_sampling(
 def test_a_long_prompts_logits_never_exist_all_at_once(
     own_engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert own_engine._checkpoint
-    head, sizes = own_engine._checkpoint.model.lm_head, []
-    hook = head.register_forward_hook(lambda _module, _inputs, logits: sizes.append(logits.shape[:-1].numel()))
+    sizes = []
+    make_logits = ModelRunner.logits
+
+    def counted(runner: ModelRunner, hidden: Logits) -> Logits:
+        sizes.append(len(hidden))
+        return make_logits(runner, hidden)
+
+    monkeypatch.setattr(ModelRunner, "logits", counted)
     prompt = " the river is wide" * 3
     (at_once, *_) = generate(own_engine, prompt, max_tokens=1, prompt_logprobs=2).steps
     assert sizes == [at_once.num_input_tokens - 1, 1]
     sizes.clear()
     monkeypatch.setattr(token_logprobs, "_ROWS_AT_ONCE", 5)
     (in_pieces, *_) = generate(own_engine, prompt, max_tokens=1, prompt_logprobs=2).steps
-    hook.remove()
     assert max(sizes) == 5
     assert in_pieces.token_ids == at_once.token_ids
     assert len(in_pieces.prompt_logprobs) == len(at_once.prompt_logprobs)
@@ -622,16 +631,21 @@ def test_a_request_that_makes_the_tokenizer_fail_is_answered(own_engine: Referen
     assert own_engine.health().alive
 
 
-def test_a_request_without_room_on_the_device_is_answered_and_the_others_go_on(
+def test_a_request_without_room_in_memory_is_answered_and_the_others_go_on(
     own_engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert own_engine._checkpoint
+    vocab_size, make_zeros = own_engine._checkpoint.vocab_size, np.zeros
+
+    def no_room_for_a_vocabulary(shape: Any, *arguments: Any, **options: Any) -> Any:
+        if shape == vocab_size:
+            raise MemoryError("Unable to allocate 4 GiB: out of memory")
+        return make_zeros(shape, *arguments, **options)
 
     collector = Collector()
     _, other = submit(own_engine, collector, max_tokens=4000)
     assert other.started.wait(TIMEOUT_S)
-    monkeypatch.setattr(torch, "zeros", fail)
+    monkeypatch.setattr(np, "zeros", no_room_for_a_vocabulary)
     _, answer = submit(own_engine, collector, repetition_penalty=1.2)
     assert isinstance(answer.last.error, EngineError)
     assert "out of memory" in str(answer.last.error)
@@ -690,16 +704,17 @@ def test_a_failing_forward_pass_fails_every_request_and_the_engine(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        pytest.param({"max_num_seq": 4}, r"max_num_seq: unknown option; known: device, dtype", id="unknown"),
+        pytest.param(
+            {"max_num_seq": 4}, r"max_num_seq: unknown option; known: max_num_seqs, max_seq_len", id="unknown"
+        ),
         pytest.param({"max_num_seqs": 0}, r"max_num_seqs: expected a whole number from 1, got 0", id="no slots"),
         pytest.param({"max_num_seqs": True}, r"max_num_seqs: expected a whole number", id="bool"),
         pytest.param({"max_seq_len": 1}, r"max_seq_len: expected a whole number from 2, got 1", id="no room"),
         pytest.param({"num_threads": "2"}, r"num_threads: expected a whole number from 1, got '2'", id="string"),
-        pytest.param({"dtype": "fp8"}, r"dtype: expected one of float32, bfloat16, float16, got 'fp8'", id="dtype"),
+        pytest.param({"device": "cpu"}, r"device: unknown option", id="device"),
         pytest.param(
-            {"device": "gpu"}, r"device: expected a torch device such as cpu or cuda:0, got 'gpu'", id="device"
+            {"a": 1, "num_threads": 0}, r"a: unknown .*; triton_config.engine_options.num_threads: expected", id="both"
         ),
-        pytest.param({"a": 1, "dtype": 3}, r"a: unknown .*; triton_config.engine_options.dtype: expected", id="both"),
     ],
 )
 def test_bad_options_are_refused_by_name(options: dict[str, Any], problem: str) -> None:
@@ -707,12 +722,18 @@ def test_bad_options_are_refused_by_name(options: dict[str, Any], problem: str) 
         ReferenceEngine(config("tiny", **options))
 
 
-def test_a_missing_checkpoint_is_reported_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nowhere", r"^there is no checkpoint at /.*/nowhere, where .* the reference engine downloads nothing$"),
+        ("empty", r"^can't load the checkpoint 'empty': config.json: can't be read: No such file or directory$"),
+    ],
+)
+def test_a_missing_checkpoint_is_reported_in_one_line(tmp_path: Path, name: str, problem: str) -> None:
     (tmp_path / "empty").mkdir()
-    engine = ReferenceEngine(config("empty", tmp_path))
-    with pytest.raises(EngineError, match=r"can't load the checkpoint 'empty': \w+: ") as caught:
+    engine = ReferenceEngine(config(name, tmp_path))
+    with pytest.raises(EngineError, match=problem):
         engine.start()
-    assert "\n" not in str(caught.value)
     assert not engine.health().alive
 
 
@@ -732,72 +753,19 @@ def test_model_may_be_relative_to_the_version_folder(folder: Path) -> None:
         engine.stop()
 
 
-def test_tiny_is_made_in_the_users_cache(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: ReferenceEngine
-) -> None:
-    shutil.copytree(folder, tmp_path / "deepseek-triton" / folder.name)  # else its check would run again
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tiny = ReferenceEngine(config("tiny", dtype="bfloat16"))
-    tiny.start()
-    try:
-        assert len(generate(tiny).token_ids) == 8
-    finally:
-        tiny.stop()
-
-
 # --- forward passes --------------------------------------------------------------------------------------------------
 
 
-def tiny_v3(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder)
-
-
-def tiny_v32(_folder: Path) -> Any:
-    """A random V3.2 whose indexer has to choose, as sequences are longer than index_topk.
-
-    With few heads many tokens would score exactly 0, and among those the choice is arbitrary.
-    """
-    torch.manual_seed(0)
-    config = DeepseekV32Config(
-        vocab_size=1000,
-        hidden_size=64,
-        intermediate_size=128,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        first_k_dense_replace=1,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        n_routed_experts=8,
-        n_group=4,
-        topk_group=2,
-        num_experts_per_tok=2,
-        q_lora_rank=32,
-        kv_lora_rank=32,
-        qk_nope_head_dim=16,
-        qk_rope_head_dim=8,
-        v_head_dim=16,
-        index_n_heads=16,
-        index_head_dim=16,
-        index_topk=12,
-        max_position_embeddings=512,
-        initializer_range=0.2,
-    )
-    return DeepseekV32ForCausalLM(config).eval()
-
-
-@pytest.mark.parametrize("make_model", [tiny_v3, tiny_v32])
-def test_logits_of_a_changing_batch_are_those_of_the_plain_model(folder: Path, make_model: Any) -> None:
+def test_logits_of_a_changing_batch_are_those_of_plain_passes(engine: ReferenceEngine) -> None:
     """Rows of mixed lengths join and leave, and the logits of every row are compared at every step."""
-    model = make_model(folder)
-    runner = ModelRunner(model, max_num_seqs=3)
+    assert engine._checkpoint
+    runner = ModelRunner(engine._checkpoint.model, max_num_seqs=3)
     rows: list[list[int]] = []
 
-    def check(logits: torch.Tensor, rows: list[list[int]]) -> None:
-        assert logits.shape[0] == len(rows)
+    def check(logits: Logits, rows: list[list[int]]) -> None:
+        assert len(logits) == len(rows)
         for got, row in zip(logits, rows, strict=True):
-            with torch.no_grad():
-                expected = model(torch.tensor([row])).logits[0, -1]
-            torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(got, plain_logits(engine, row)[-1], rtol=0, atol=1e-4)
 
     def join(prompt: list[int]) -> None:
         logits = runner.logits(runner.prefill(prompt)[-1:])

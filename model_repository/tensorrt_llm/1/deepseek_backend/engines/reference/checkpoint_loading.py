@@ -1,36 +1,31 @@
-"""Loads a checkpoint with transformers: the model, its tokenizer, and its begin and end tokens."""
+"""Loads a checkpoint: the model, its tokenizer and chat template, and its begin and end tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
+from tokenizers.processors import TemplateProcessing
 
 from deepseek_backend.engines.base import timed
 from deepseek_backend.engines.prompting import bos_token
-from deepseek_backend.engines.reference.tiny_checkpoint import ensure_tiny_checkpoint
+from deepseek_backend.engines.reference.chat_template import ChatTemplate
+from deepseek_backend.engines.reference.deepseek_config import read_config, read_json, token_ids
+from deepseek_backend.engines.reference.deepseek_model import DeepseekModel
+from deepseek_backend.engines.reference.tensor_files import TensorFiles, check_checksums
 from deepseek_backend.errors import EngineError, describe
-
-TINY = "tiny"
-"""Name of the demo's checkpoint, which is made at its first use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedCheckpoint:
     """A loaded model, its tokenizer and its limits."""
 
-    model: Any
-    """A transformers model with a language-modelling head, in evaluation mode."""
+    model: DeepseekModel
     tokenizer: Tokenizer
-    """The tokenizer inside that of transformers: several threads may use it."""
-    chat_tokenizer: Any
-    """The tokenizer of transformers, for its chat template only."""
+    """Several threads may use it."""
+    chat_template: ChatTemplate
     bos_token: str
     eos_token_ids: frozenset[int]
     vocab_size: int
@@ -46,55 +41,62 @@ class LoadedCheckpoint:
         return token_ids
 
 
-def load_checkpoint(name: str, *, version_dir: Path, device: str, dtype: str) -> LoadedCheckpoint:
-    """Load the checkpoint `name`: "tiny", a folder (relative to `version_dir`), or a name on the Hugging Face hub.
-
-    Code in the checkpoint is not run.
+def load_checkpoint(name: str, *, version_dir: Path) -> LoadedCheckpoint:
+    """Load the checkpoint in the folder `name`, which is relative to `version_dir`. Code in it is not run.
 
     :raises EngineError: with the cause in one line.
     """
-    # A progress bar would only fill a server's log.
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    folder = version_dir / name
+    if not folder.is_dir():
+        raise EngineError(
+            f"there is no checkpoint at {folder.absolute()}, where model.yaml's model: {name} points: give a folder, "
+            "with an absolute path or beside model.yaml; the reference engine downloads nothing"
+        )
     load_seconds: dict[str, float] = {}
     try:
         with timed(load_seconds, "checkpoint"):
-            source = _source(name, version_dir)
+            check_checksums(folder)
+            config = read_config(folder)
         with timed(load_seconds, "tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            tokenizer, chat_template = _load_tokenizer(folder)
         with timed(load_seconds, "weights"):
-            # experts_implementation stays at transformers' default, grouped_mm: model_runner has the speeds.
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                source, dtype=getattr(torch, dtype), attn_implementation="sdpa", trust_remote_code=False
-            )
-            model = model.to(device).eval()
-    except Exception as error:  # transformers may raise anything
-        raise EngineError(f"can't load the checkpoint {name!r}: {describe(error)}") from error
+            model = DeepseekModel(config, TensorFiles(folder, config.weight_block_size))
+    except Exception as error:  # tokenizers and jinja2 may raise anything
+        cause = str(error) if isinstance(error, EngineError) else describe(error)
+        raise EngineError(f"can't load the checkpoint {name!r}: {cause}") from error
     return LoadedCheckpoint(
         model=model,
-        tokenizer=tokenizer.backend_tokenizer,
-        chat_tokenizer=tokenizer,
-        bos_token=bos_token(tokenizer),
-        eos_token_ids=_eos_token_ids(model),
-        vocab_size=model.config.vocab_size,
-        max_position_embeddings=model.config.max_position_embeddings,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        bos_token=bos_token(
+            lambda text, special: tokenizer.encode(text, add_special_tokens=special).ids,
+            lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        ),
+        eos_token_ids=_eos_token_ids(folder) or config.eos_token_ids,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
         longest_token_bytes=max(len(token.encode()) for token in tokenizer.get_vocab()),
         load_seconds=load_seconds,
     )
 
 
-def _source(name: str, version_dir: Path) -> str:
-    if name == TINY:
-        return str(ensure_tiny_checkpoint())
-    folder = version_dir / name
-    return str(folder) if folder.is_dir() else name
+def _load_tokenizer(folder: Path) -> tuple[Tokenizer, ChatTemplate]:
+    """Return the tokenizer and the chat template.
+
+    add_bos_token in tokenizer_config.json counts: DeepSeek's own tokenizer.json does not put the token before a text.
+    """
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    chat_template = ChatTemplate(folder)
+    bos = chat_template.special_tokens.get("bos_token")
+    if bos and read_json(folder / "tokenizer_config.json").get("add_bos_token"):
+        bos_id = tokenizer.token_to_id(bos)
+        if tokenizer.encode("a").ids[:1] != [bos_id]:
+            tokenizer.post_processor = TemplateProcessing(
+                single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, bos_id)]
+            )
+    return tokenizer, chat_template
 
 
-def _eos_token_ids(model: Any) -> frozenset[int]:
-    """Return the end tokens of generation_config.json, or else config.json; either may give one, several or none."""
-    generation_config = getattr(model, "generation_config", None)
-    eos = getattr(generation_config, "eos_token_id", None)
-    if eos is None:
-        eos = model.config.eos_token_id
-    if eos is None:
-        return frozenset()
-    return frozenset([eos] if isinstance(eos, int) else eos)
+def _eos_token_ids(folder: Path) -> frozenset[int]:
+    path = folder / "generation_config.json"
+    return token_ids(read_json(path).get("eos_token_id")) if path.is_file() else frozenset()
