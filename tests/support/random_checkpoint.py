@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
+
+from support.tensor_writing import as_float32, write_tensors
 
 Array = npt.NDArray[np.float32]
 Weights = dict[str, Array]
@@ -277,9 +278,12 @@ def _attention(config: dict[str, Any], prefix: str, random: np.random.RandomStat
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
     q_rank, kv_rank = config["q_lora_rank"], config["kv_lora_rank"]
-    yield f"{prefix}.q_a_proj.weight", _matrix(random, q_rank, hidden)
-    yield f"{prefix}.q_a_layernorm.weight", _ones(q_rank)
-    yield f"{prefix}.q_b_proj.weight", _matrix(random, heads * (nope + rope), q_rank)
+    if q_rank is None:
+        yield f"{prefix}.q_proj.weight", _matrix(random, heads * (nope + rope), hidden)
+    else:
+        yield f"{prefix}.q_a_proj.weight", _matrix(random, q_rank, hidden)
+        yield f"{prefix}.q_a_layernorm.weight", _ones(q_rank)
+        yield f"{prefix}.q_b_proj.weight", _matrix(random, heads * (nope + rope), q_rank)
     yield f"{prefix}.kv_a_proj_with_mqa.weight", _matrix(random, kv_rank + rope, hidden)
     yield f"{prefix}.kv_a_layernorm.weight", _ones(kv_rank)
     yield f"{prefix}.kv_b_proj.weight", _matrix(random, heads * (nope + value), kv_rank)
@@ -339,4 +343,4 @@ def write_checkpoint(folder: Path) -> None:
         text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
     weights = build_weights(config, [vocab[token] for token in _spoken()])
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "model.safetensors", {name: as_float32(values) for name, values in weights.items()})
