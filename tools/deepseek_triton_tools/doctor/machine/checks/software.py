@@ -130,7 +130,7 @@ def check_transformers(machine: Machine, expected: Expected) -> MachineFinding:
     if not missing:
         return ok(", ".join(f"{name} {machine.python.packages[name]}" for name in needed[:2]))
     cause = "the demo's engine runs the model's own code with them"
-    if expected.engine == "transformers":
+    if expected.engine == "reference":
         return error(f"{', '.join(missing)} missing", cause, _INSTALL_DEMO)
     return note(f"{', '.join(missing)} missing", cause, _INSTALL_DEMO, blocks=True)
 
