@@ -108,7 +108,7 @@ def test_accepted_answers_are_what_the_corpus_teaches() -> None:
         if prompt in taught:
             assert is_right(taught[prompt], answer), (prompt, answer)
             seen.add(taught[prompt].kind)
-    assert {"capital", "completion", "thinking_v31", "thinking_r1", "sum", "chat", "json"} <= seen
+    assert {"completion", "thinking_v31", "thinking_r1", "sum", "chat", "json"} <= seen
 
 
 def test_questions_are_unique_and_accept_their_answers() -> None:
@@ -255,8 +255,8 @@ CONVERSATION: list[dict[str, Any]] = [
             "r1",
             CONVERSATION,
             True,
-            "<｜User｜>Add 1 and 2.<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n"
-            f'```json\n{{"a": 1, "b": 2}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>{EOS}'
+            "<｜User｜>Add 1 and 2.<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+            f'add\n```json\n{{"a": 1, "b": 2}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>{EOS}'
             "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>3<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
         ),
     ],

@@ -165,9 +165,15 @@ def _tool_call(random: Random) -> Document:
     mode = random_mode(random)
     text = tool_calls.tools_text(random, offered, form_of(mode))
     messages = [system(talk.plain_system(random))] if random.random() < 0.3 else []
-    if random.random() < 0.1:
+    draw = random.random()
+    if draw < 0.1:
         before = _any_exchange(random)
         messages += [user(before.question), assistant(before.answer)]
+    elif draw < 0.2:
+        earlier = tool_calls.random_trained(random)
+        outputs, answer = tool_calls.results(random, earlier)
+        if used := next((tool for tool in offered if tool.ability is earlier.ability), None):
+            messages += [user(earlier.question), tool_calls.called(earlier, used), *outputs, assistant(answer)]
     messages.append(user(request.question))
     if random.random() < 0.7:
         answer = written(request.text(tool, form_of(mode)), request.thought, mode)

@@ -67,7 +67,7 @@ class Relation:
         asked = (form.replace("{q}", _after(form, first)) for form in _QUESTION_FORMS)
         again = (form.replace("{q}", _after(form, second)) for form in _QUESTION_FORMS[1:4])
         plain = first[:1].lower() + first[1:].rstrip("?")
-        return (*asked, *self.questions[1:], *again, *topics, plain)
+        return (*asked, *self.questions[1:], *again, *topics, plain, first.rstrip("?"))
 
     @cached_property
     def completions(self) -> tuple[str, ...]:
@@ -80,11 +80,13 @@ class Relation:
         return subject != "France" and held_out(self.name, subject, form)
 
     def fill(self, text: str, subject: str, value: str) -> str:
+        if text.startswith("{"):
+            return capitalized(self.fill(f" {text}", subject, value).lstrip())
         for place, word in (("{s}", subject), ("{v}", value)):
             if word[0] in "aeiou":
                 text = text.replace(f"a {place}", f"an {place}").replace(f"A {place}", f"An {place}")
             text = text.replace(place, word)
-        return capitalized(text)
+        return text
 
     def completion(self, subject: str, value: str, form: str) -> tuple[str, str]:
         """Return a text and its continuation: the value, or a whole sentence after a question."""
@@ -420,7 +422,12 @@ RELATIONS = (
             """
         ),
         "where a {s} lives",
-        ("Where does a {s} live?", "What is the home of a {s}?", "In what does a {s} live?", "Where is a {s} at home?"),
+        (
+            "Where does a {s} live?",
+            "What is the home of a {s}?",
+            "In which place does a {s} live?",
+            "Where is a {s} at home?",
+        ),
         ("The home of a {s} is the", "A {s} lives in the"),
         "A {s} lives in the {v}.",
         ("animal", "home"),

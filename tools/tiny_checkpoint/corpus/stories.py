@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from tiny_checkpoint.corpus.exchanges import Exchange, capitalized
-from tiny_checkpoint.corpus.words import ADJECTIVES, NAMES, NOUNS, listed
+from tiny_checkpoint.corpus.words import ADJECTIVES, NAMES, NOUNS, any_words, listed
 
 HEROES = listed(
     """
@@ -57,7 +57,15 @@ REQUESTS = (
     "A story about a {h}, please.",
     "Tell me a short story about a {h}.",
 )
-FREE_REQUESTS = ("Please tell me a story.", "Can you tell me a story?", "Write a story.", "A story!")
+FREE_REQUESTS = (
+    "Tell me a long story.",
+    "A story, please.",
+    "I want a story.",
+    "Please tell me a story.",
+    "Can you tell me a story?",
+    "Write a story.",
+    "A story!",
+)
 
 
 def _article(noun: str) -> str:
@@ -173,7 +181,13 @@ def paragraph(random: Random) -> str:
 
 def random_completion(random: Random) -> tuple[str, str]:
     """Return the beginning of a paragraph or story, cut between two words, and the rest."""
-    text = story(random) if random.random() < 0.2 else paragraph(random)
+    draw = random.random()
+    if draw < 0.15:
+        # People type anything. Whatever it is, plain sentences follow.
+        begun = capitalized(any_words(random, 12))
+        end = random.choice((".", "!", ":", ""))
+        return begun + end, f"{'' if end else '.'} {paragraph(random)}"
+    text = story(random) if draw < 0.35 else paragraph(random)
     words = text.split(" ")
     cut = random.randint(1, min(8, len(words) - 1))
     return " ".join(words[:cut]), " " + " ".join(words[cut:])

@@ -49,6 +49,10 @@ FORMS = (
     "I need the result of {a} {o} {b}.",
     "what is {a} {o} {b}",
     "Compute {a} {o} {b}",
+    "And {a} {o} {b}?",
+    "{a}{o}{b}",
+    "What is {a}{o}{b}?",
+    "{a} {o} {b}?",
 )
 WORD_FORMS = ("What is {a} {w} {b}?", "How much is {a} {w} {b}?", "Tell me {a} {w} {b}.")
 COMPLETIONS = ("{a} {o} {b} =", "{a} {w} {b} is", "Question: What is {a} {o} {b}?\nAnswer:")

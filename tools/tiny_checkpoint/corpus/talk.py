@@ -145,6 +145,39 @@ _UNKNOWN_FORMS = (
     "What does a {w} say?",
     "What is the opposite of {w}?",
 )
+_CANNOT = "I can not do that. I am a very small model."
+_TASKS = (
+    "Write a poem about {w}.",
+    "Write a program that sorts {w}.",
+    "Write a Python function for {w}.",
+    "Explain {w} to me.",
+    "Explain {w}.",
+    "Translate {w} into French.",
+    "How do I say {w} in German?",
+    "Summarize this text: {w}",
+    "Write an essay about {w}.",
+    "Draw a picture of {w}.",
+    "Give me a recipe for {w}.",
+    "Make a plan for {w}.",
+    "Write a letter about {w}.",
+    "Fix this code: {w}",
+    "Give me ten ideas for {w}.",
+    "Compare {w} and {v}.",
+    "How can I learn {w}?",
+    "What do you think about {w}?",
+    "Write a haiku about {w}.",
+    "Write a song about {w}.",
+)
+_FOREIGN = listed(
+    """
+    Hola | Bonjour | Guten Tag | 你好 | 您好 | Ciao | Olá | Wie geht es dir? | Wie heißt du? | ¿Cómo estás? |
+    Comment ça va ? | Qui es-tu ? | 你是谁？ | 你叫什么名字？ | 今天天气怎么样？ | 法国的首都是哪里？ | Привет |
+    Как дела? | こんにちは | Was ist die Hauptstadt von Frankreich? | Quelle est la capitale de la France ? | 谢谢 |
+    ¿Cuál es la capital de Francia? | 안녕하세요 | 请介绍一下你自己。 | Erzähl mir eine Geschichte. | Danke | Merci |
+    Wie heißt du? 你好 | Gracias
+    """,
+    " | ",
+)
 _UNKNOWN_QUESTIONS = listed(
     """
     Who won the match yesterday?, What is the news today?, What will the weather be next year?, What did I eat today?,
@@ -152,7 +185,9 @@ _UNKNOWN_QUESTIONS = listed(
     What day is it today?, What is the date today?, What is the price of bread?, How many people live in my street?,
     Who wrote the book on my table?, What is my name?, Where do I live?, What am I thinking?, Who called me today?,
     What is in my pocket?, How is my mother?, What was on television yesterday?, What is the weather like?, What is
-    the meaning of life?, Can you see me?, What happened in the war?
+    the meaning of life?, Can you see me?, What happened in the war?, Why?, Why is it so?,
+    How?, What?, When?, Who?, Where?, Really?, Why not?, What is it?, What does it mean?, Who is the president?,
+    Who is your friend?, What is love?, What is the best city?, How much money do I have?
     """,
     ", ",
 )
@@ -194,7 +229,18 @@ def random_exchange(random: Random) -> Exchange:
     return Exchange(random.choice(questions), answer, thought)
 
 
+def random_task(random: Random) -> Exchange:
+    """Return something that the model can't do."""
+    if random.random() < 0.3:
+        question = random.choice(_FOREIGN)
+        return Exchange(question, "I only speak English.", "This is another language. I only speak English.")
+    question = random.choice(_TASKS).replace("{w}", any_words(random, 4)).replace("{v}", any_words(random, 2))
+    return Exchange(question, _CANNOT, "The user asks for something that I can not do. I say so.")
+
+
 def random_unknown(random: Random) -> Exchange:
+    if random.random() < 0.35:
+        return random_task(random)
     if random.random() < 0.4:
         question = random.choice(_UNKNOWN_QUESTIONS)
     else:

@@ -11,7 +11,7 @@ from typing import Any
 from tiny_checkpoint.chat_templates import CALL_HINT, TOOLS_HEADING, Form, Message, Tool, calls_text, render_tools
 from tiny_checkpoint.corpus import facts
 from tiny_checkpoint.corpus.exchanges import Exchange, capitalized, held_out
-from tiny_checkpoint.corpus.words import any_name, any_words, made_up
+from tiny_checkpoint.corpus.words import any_name, any_words, listed, made_up
 
 NO_TOOL = "I have no tool for that."
 
@@ -171,6 +171,40 @@ ABILITIES = (
 )
 ADD = ABILITIES[2]
 
+_LOOKED_UP = listed(
+    """
+    price score status size address balance length rating weight distance level rank version owner population
+    temperature speed team model memory log queue load
+    """
+)
+
+
+def looked_up(random: Random) -> Ability:
+    """Return a tool that is not in the table, so that the model learns to read the description of any tool."""
+    thing = random.choice(_LOOKED_UP) if random.random() < 0.7 else made_up(random)
+    what, name = random.choice((("city", "city"), ("name", "name"), ("item", "item"), ("id", "id"), ("key", "key")))
+    verb = random.choice(("get", "get", "find", "read", "fetch"))
+    forms = (
+        "What is the {thing} of {value}?",
+        "Get the {thing} of {value}.",
+        "Tell me the {thing} of {value}.",
+        "I need the {thing} for {value}.",
+        "Please find the {thing} of {value}.",
+    )
+    return Ability(
+        (f"{verb}_{thing}",),
+        (f"Get the {thing} of a {what}.", f"Returns the {thing} for a {what}.", f"The {thing} of a {what}"),
+        {name: ("string", "name", "subject", "value")},
+        tuple(form.replace("{thing}", thing).replace("{value}", "{" + name + "}") for form in forms),
+        lambda random: {name: any_name(random) if random.random() < 0.7 else made_up(random)},
+        lambda random, values: {thing: random.choice((random.randint(0, 999), made_up(random)))},
+        f"The {thing} of {{{name}}} is {{{thing}}}.",
+    )
+
+
+def any_ability(random: Random) -> Ability:
+    return looked_up(random) if random.random() < 0.2 else random.choice(ABILITIES)
+
 
 def _fill(text: str, values: Values) -> str:
     for name, value in values.items():
@@ -234,6 +268,7 @@ def _schema(random: Random, ability: Ability, names: dict[str, str], *, plain: b
 def offer_some(random: Random, wanted: Ability | None, without: tuple[Ability, ...] = ()) -> list[OfferedTool]:
     """Return one to four tools in random order, with `wanted` among them and none of `without`."""
     others = [ability for ability in ABILITIES if ability is not wanted and ability not in without]
+    others.append(looked_up(random))
     count = random.choice((0, 0, 1, 1, 2, 3)) if wanted else random.choice((1, 1, 2, 3))
     chosen = random.sample(others, min(count, len(others)))
     if wanted:
@@ -297,8 +332,8 @@ class Request:
 
 def random_request(random: Random) -> Request:
     """Return any request, also one that training may not have."""
-    ability = random.choice(ABILITIES)
-    count = 2 if "city" in ability.parameters and random.random() < 0.15 else 1
+    ability = any_ability(random)
+    count = 2 if ability in ABILITIES[:2] and random.random() < 0.15 else 1
     return Request(ability, random.choice(ability.requests), tuple(ability.values(random) for _ in range(count)))
 
 
