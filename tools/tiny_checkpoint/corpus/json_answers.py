@@ -59,11 +59,11 @@ _ORDER_REQUESTS = (
     "{s} Answer in JSON with the keys name, count and item.",
     "Extract name, count and item as JSON: {s}",
 )
-_LISTS: dict[str, tuple[str, list[str]]] = {
-    "days": ("the days of the week", facts.DAYS.split()),
-    "months": ("the months of the year", facts.MONTHS.split()),
-    "seasons": ("the seasons of the year", facts.SEASONS.split()),
-    "planets": ("the planets of the solar system", facts.PLANETS.split()),
+_LISTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "days": ("the days of the week", facts.BY_NAME["day_number"].values),
+    "months": ("the months of the year", facts.BY_NAME["month_number"].values),
+    "seasons": ("the seasons of the year", facts.BY_NAME["season_after"].subjects),
+    "planets": ("the planets of the solar system", facts.BY_NAME["planet"].values),
 }
 _LIST_REQUESTS = (
     "List {t} in JSON with the key {k}.",

@@ -15,7 +15,7 @@ from tiny_checkpoint.corpus.words import any_name, any_words, listed, made_up
 
 NO_TOOL = "I have no tool for that."
 
-_CITIES = tuple(city for city, _ in facts.CITIES)
+_CITIES = facts.BY_NAME["city"].subjects
 _SKIES = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "clear", "stormy")
 
 Values = dict[str, Any]
