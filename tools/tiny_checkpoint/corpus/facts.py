@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 from tiny_checkpoint.corpus.exchanges import Exchange, capitalized, held_out
+from tiny_checkpoint.corpus.words import phrases
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:
@@ -17,26 +18,17 @@ def _pairs(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((subject, value) for subject, value in entries)
 
 
-_TOPIC_FORMS = (
-    "Tell me {t}.",
-    "Please tell me {t}.",
-    "Do you know {t}?",
-    "Can you tell me {t}?",
-    "Could you tell me {t}, please?",
-    "I would like to know {t}.",
-    "I want to know {t}.",
+_TOPIC_FORMS = phrases(
+    """
+    Tell me {t}. | Please tell me {t}. | Do you know {t}? | Can you tell me {t}? | Could you tell me {t}, please? | I
+    would like to know {t}. | I want to know {t}.
+    """
 )
-_QUESTION_FORMS = (
-    "{q}",
-    "Hello! {q}",
-    "Hi, {q}",
-    "Quick question: {q}",
-    "My question is: {q}",
-    "{q} Please tell me.",
-    "Please answer: {q}",
-    "Question: {q}",
-    "Hey, {q}",
-    "{q} Thank you!",
+_QUESTION_FORMS = phrases(
+    """
+    {q} | Hello! {q} | Hi, {q} | Quick question: {q} | My question is: {q} | {q} Please tell me. | Please answer: {q}
+    | Question: {q} | Hey, {q} | {q} Thank you!
+    """
 )
 
 
@@ -150,14 +142,10 @@ def random_completion(random: Random) -> tuple[str, str]:
             return relation.completion(subject, value, form)
 
 
-_FOLLOW_UPS = (
-    "And {s}?",
-    "And of {s}?",
-    "And what about {s}?",
-    "What about {s}?",
-    "and {s}?",
-    "Now {s}.",
-    "And for {s}?",
+_FOLLOW_UPS = phrases(
+    """
+    And {s}? | And of {s}? | And what about {s}? | What about {s}? | and {s}? | Now {s}. | And for {s}?
+    """
 )
 
 

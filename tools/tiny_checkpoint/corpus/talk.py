@@ -7,7 +7,7 @@ from random import Random
 from tiny_checkpoint.corpus import stories
 from tiny_checkpoint.corpus.exchanges import Exchange, capitalized, held_out
 from tiny_checkpoint.corpus.sums import in_words
-from tiny_checkpoint.corpus.words import NOUNS, any_name, any_words, listed, made_up
+from tiny_checkpoint.corpus.words import NOUNS, any_name, any_words, made_up, phrases, words
 
 FIRST_STORY = stories.story(Random(3), "fox")
 """What follows `Once upon a time` and `Tell me a story.`, so that greedy text is one whole story."""
@@ -47,7 +47,7 @@ _UNKNOWN = "I do not know that. I am a very small model."
 def _intents(text: str) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     """Return thought, answer and questions of each block of a text."""
     blocks = (block.splitlines() for block in text.strip().split("\n\n"))
-    return tuple((thought, answer, listed("\n".join(asked), " | ")) for thought, answer, *asked in blocks)
+    return tuple((thought, answer, phrases("\n".join(asked))) for thought, answer, *asked in blocks)
 
 
 INTENTS = _intents(
@@ -130,85 +130,58 @@ Why do we sleep? | Tell me why we sleep. | Why do people sleep? | Explain why we
     """
 )
 
-_UNKNOWN_FORMS = (
-    "What is the capital of {n}?",
-    "Which language do people speak in {n}?",
-    "Who is {n} {m}?",
-    "Where is {n}?",
-    "In which country is {n}?",
-    "What is {w}?",
-    "Tell me about {n}.",
-    "Who is the king of {n}?",
-    "How old is {n} {m}?",
-    "When was {n} born?",
-    "What colour is a {w}?",
-    "What does a {w} say?",
-    "What is the opposite of {w}?",
+_UNKNOWN_FORMS = phrases(
+    """
+    What is the capital of {n}? | Which language do people speak in {n}? | Who is {n} {m}? | Where is {n}? | In which
+    country is {n}? | What is {w}? | Tell me about {n}. | Who is the king of {n}? | How old is {n} {m}? | When was {n}
+    born? | What colour is a {w}? | What does a {w} say? | What is the opposite of {w}?
+    """
 )
 _CANNOT = "I can not do that. I am a very small model."
-_TASKS = (
-    "Write a poem about {w}.",
-    "Write a program that sorts {w}.",
-    "Write a Python function for {w}.",
-    "Explain {w} to me.",
-    "Explain {w}.",
-    "Translate {w} into French.",
-    "How do I say {w} in German?",
-    "Summarize this text: {w}",
-    "Write an essay about {w}.",
-    "Draw a picture of {w}.",
-    "Give me a recipe for {w}.",
-    "Make a plan for {w}.",
-    "Write a letter about {w}.",
-    "Fix this code: {w}",
-    "Give me ten ideas for {w}.",
-    "Compare {w} and {v}.",
-    "How can I learn {w}?",
-    "What do you think about {w}?",
-    "Write a haiku about {w}.",
-    "Write a song about {w}.",
-)
-_FOREIGN = listed(
+_TASKS = phrases(
     """
-    Hola | Bonjour | Guten Tag | 你好 | 您好 | Ciao | Olá | Wie geht es dir? | Wie heißt du? | ¿Cómo estás? |
-    Comment ça va ? | Qui es-tu ? | 你是谁？ | 你叫什么名字？ | 今天天气怎么样？ | 法国的首都是哪里？ | Привет |
-    Как дела? | こんにちは | Was ist die Hauptstadt von Frankreich? | Quelle est la capitale de la France ? | 谢谢 |
-    ¿Cuál es la capital de Francia? | 안녕하세요 | 请介绍一下你自己。 | Erzähl mir eine Geschichte. | Danke | Merci |
-    Wie heißt du? 你好 | Gracias
-    """,
-    " | ",
-)
-_UNKNOWN_QUESTIONS = listed(
+    Write a poem about {w}. | Write a program that sorts {w}. | Write a Python function for {w}. | Explain {w} to me.
+    | Explain {w}. | Translate {w} into French. | How do I say {w} in German? | Summarize this text: {w} | Write an
+    essay about {w}. | Draw a picture of {w}. | Give me a recipe for {w}. | Make a plan for {w}. | Write a letter
+    about {w}. | Fix this code: {w} | Give me ten ideas for {w}. | Compare {w} and {v}. | How can I learn {w}? | What
+    do you think about {w}? | Write a haiku about {w}. | Write a song about {w}.
     """
-    Who won the match yesterday?, What is the news today?, What will the weather be next year?, What did I eat today?,
-    How tall is my brother?, What is my password?, Where are my keys?, Who will win the election?, What time is it?,
-    What day is it today?, What is the date today?, What is the price of bread?, How many people live in my street?,
-    Who wrote the book on my table?, What is my name?, Where do I live?, What am I thinking?, Who called me today?,
-    What is in my pocket?, How is my mother?, What was on television yesterday?, What is the weather like?, What is
-    the meaning of life?, Can you see me?, What happened in the war?, Why?, Why is it so?,
-    How?, What?, When?, Who?, Where?, Really?, Why not?, What is it?, What does it mean?, Who is the president?,
-    Who is your friend?, What is love?, What is the best city?, How much money do I have?
-    """,
-    ", ",
+)
+_FOREIGN = phrases(
+    """
+    Hola | Bonjour | Guten Tag | 你好 | 您好 | Ciao | Olá | Wie geht es dir? | Wie heißt du? | ¿Cómo estás? | Comment ça
+    va ? | Qui es-tu ? | 你是谁？ | 你叫什么名字？ | 今天天气怎么样？ | 法国的首都是哪里？ |
+    Привет | Как дела? | こんにちは | Was ist die Hauptstadt
+    von Frankreich? | Quelle est la capitale de la France ? | 谢谢 | ¿Cuál es la capital de Francia? |
+    안녕하세요 | 请介绍一下你自己。
+    | Erzähl mir eine Geschichte. | Danke | Merci | Wie heißt du? 你好 | Gracias
+    """
+)
+_UNKNOWN_QUESTIONS = phrases(
+    """
+    Who won the match yesterday? | What is the news today? | What will the weather be next year? | What did I eat
+    today? | How tall is my brother? | What is my password? | Where are my keys? | Who will win the election? | What
+    time is it? | What day is it today? | What is the date today? | What is the price of bread? | How many people live
+    in my street? | Who wrote the book on my table? | What is my name? | Where do I live? | What am I thinking? | Who
+    called me today? | What is in my pocket? | How is my mother? | What was on television yesterday? | What is the
+    weather like? | What is the meaning of life? | Can you see me? | What happened in the war? | Why? | Why is it so?
+    | How? | What? | When? | Who? | Where? | Really? | Why not? | What is it? | What does it mean? | Who is the
+    president? | Who is your friend? | What is love? | What is the best city? | How much money do I have?
+    """
 )
 
-_SYSTEM_TEXTS = (
-    "You are a helpful assistant.",
-    "You are a helpful assistant. Answer briefly.",
-    "You are a friendly assistant.",
-    "Be kind.",
-    "Be brief.",
-    "Answer in plain English.",
-    "You help people with short questions.",
-    "You are an assistant that answers questions.",
-    "Answer the question of the user.",
-    "You are a tiny DeepSeek.",
+_SYSTEM_TEXTS = phrases(
+    """
+    You are a helpful assistant. | You are a helpful assistant. Answer briefly. | You are a friendly assistant. | Be
+    kind. | Be brief. | Answer in plain English. | You help people with short questions. | You are an assistant that
+    answers questions. | Answer the question of the user. | You are a tiny DeepSeek.
+    """
 )
 
 ONE_WORD = ("Answer in one word.", "Answer with one word.", "Reply in one word.", "Answer in one word only.")
 
 ALPHABET = "A B C D E F G H I J K L M N O P Q R S T U V W X Y Z"
-_SAID = listed(
+_SAID = words(
     """
     hello yes no good thanks fine more now please well
     """

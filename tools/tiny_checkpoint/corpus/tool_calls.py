@@ -11,7 +11,7 @@ from typing import Any
 from tiny_checkpoint.chat_templates import CALL_HINT, TOOLS_HEADING, Form, Message, Tool, calls_text, render_tools
 from tiny_checkpoint.corpus import facts
 from tiny_checkpoint.corpus.exchanges import Exchange, capitalized, held_out
-from tiny_checkpoint.corpus.words import any_name, any_words, listed, made_up
+from tiny_checkpoint.corpus.words import any_name, any_words, made_up, phrases, words
 
 NO_TOOL = "I have no tool for that."
 
@@ -61,23 +61,15 @@ ABILITIES = (
             "Look up the weather",
         ),
         {"city": ("string", "location", "place", "town")},
-        (
-            "What is the weather in {city}?",
-            "How is the weather in {city}?",
-            "What's the weather like in {city}?",
-            "What is the weather like in {city}?",
-            "Tell me the weather in {city}.",
-            "How is the weather in {city} today?",
-            "Is it sunny in {city}?",
-            "Does it rain in {city}?",
-            "How warm is it in {city}?",
-            "Please look up the weather in {city}.",
-            "I am going to {city}. What is the weather there?",
-            "What's the weather in {city} right now?",
-            "weather in {city}",
-            "Can you check the weather for {city}?",
-            "Check the weather in {city}, please.",
-            "Hello! What is the weather in {city}?",
+        phrases(
+            """
+            What is the weather in {city}? | How is the weather in {city}? | What's the weather like in {city}? | What
+            is the weather like in {city}? | Tell me the weather in {city}. | How is the weather in {city} today? | Is
+            it sunny in {city}? | Does it rain in {city}? | How warm is it in {city}? | Please look up the weather in
+            {city}. | I am going to {city}. What is the weather there? | What's the weather in {city} right now? |
+            weather in {city} | Can you check the weather for {city}? | Check the weather in {city}, please. | Hello!
+            What is the weather in {city}?
+            """
         ),
         _city,
         lambda random, values: {"temperature": random.randint(-10, 38), "sky": random.choice(_SKIES)},
@@ -92,18 +84,13 @@ ABILITIES = (
             "The time now",
         ),
         {"city": ("string", "location", "place", "town")},
-        (
-            "What time is it in {city}?",
-            "What is the time in {city}?",
-            "Tell me the time in {city}.",
-            "How late is it in {city}?",
-            "Please tell me what time it is in {city}.",
-            "Can you tell me the time in {city}?",
-            "I want to call someone in {city}. What time is it there?",
-            "What's the time in {city}?",
-            "time in {city}",
-            "What is the local time in {city}?",
-            "What time is it now in {city}?",
+        phrases(
+            """
+            What time is it in {city}? | What is the time in {city}? | Tell me the time in {city}. | How late is it in
+            {city}? | Please tell me what time it is in {city}. | Can you tell me the time in {city}? | I want to call
+            someone in {city}. What time is it there? | What's the time in {city}? | time in {city} | What is the
+            local time in {city}? | What time is it now in {city}?
+            """
         ),
         _city,
         lambda random, values: {"time": f"{random.randint(0, 23):02}:{random.randint(0, 59):02}"},
@@ -113,18 +100,12 @@ ABILITIES = (
         ("add", "sum", "add_numbers", "calculate_sum", "plus"),
         ("Add two numbers.", "Returns the sum of two numbers.", "Adds a and b", "Work out a sum"),
         {"a": ("integer", "x", "first", "left"), "b": ("integer", "y", "second", "right")},
-        (
-            "What is {a} + {b}?",
-            "What is {a} plus {b}?",
-            "Add {a} and {b}.",
-            "Please add {a} and {b}.",
-            "How much is {a} + {b}?",
-            "What is the sum of {a} and {b}?",
-            "Work out {a} + {b}.",
-            "Can you add {a} and {b}?",
-            "{a} + {b}",
-            "I need the sum of {a} and {b}.",
-            "Use the tool to add {a} and {b}.",
+        phrases(
+            """
+            What is {a} + {b}? | What is {a} plus {b}? | Add {a} and {b}. | Please add {a} and {b}. | How much is {a}
+            + {b}? | What is the sum of {a} and {b}? | Work out {a} + {b}. | Can you add {a} and {b}? | {a} + {b} | I
+            need the sum of {a} and {b}. | Use the tool to add {a} and {b}.
+            """
         ),
         _numbers,
         lambda random, values: {"sum": values["a"] + values["b"]},
@@ -134,16 +115,12 @@ ABILITIES = (
         ("send_message", "message", "send_text", "send_mail", "notify"),
         ("Send a message to a person.", "Sends a text to someone.", "Write to a person", "Send somebody a message."),
         {"to": ("string", "recipient", "person", "name"), "text": ("string", "message", "content", "body")},
-        (
-            "Send {to} the message: {text}",
-            "Send a message to {to}: {text}",
-            "Tell {to}: {text}",
-            "Write to {to}: {text}",
-            "Please send {to} this message: {text}",
-            "Send this to {to}: {text}",
-            "Message {to}: {text}",
-            "Can you send {to} a message? It says: {text}",
-            "Let {to} know: {text}",
+        phrases(
+            """
+            Send {to} the message: {text} | Send a message to {to}: {text} | Tell {to}: {text} | Write to {to}: {text}
+            | Please send {to} this message: {text} | Send this to {to}: {text} | Message {to}: {text} | Can you send
+            {to} a message? It says: {text} | Let {to} know: {text}
+            """
         ),
         lambda random: {"to": any_name(random), "text": any_words(random)},
         lambda random, values: {"status": "sent"},
@@ -153,16 +130,12 @@ ABILITIES = (
         ("search", "web_search", "search_web", "find", "lookup"),
         ("Search the web.", "Search for a text.", "Finds pages about a query", "Look something up."),
         {"query": ("string", "q", "text", "words")},
-        (
-            "Search for {query}",
-            "Search the web for {query}",
-            "Please search for {query}",
-            "Look up {query}",
-            "Find pages about {query}",
-            "Can you search for {query}",
-            "Find out about {query}",
-            "Do a search: {query}",
-            "Google {query}",
+        phrases(
+            """
+            Search for {query} | Search the web for {query} | Please search for {query} | Look up {query} | Find pages
+            about {query} | Can you search for {query} | Find out about {query} | Do a search: {query} | Google
+            {query}
+            """
         ),
         lambda random: {"query": any_words(random, 5)},
         lambda random, values: {"result": capitalized(any_words(random, 8))},
@@ -171,7 +144,7 @@ ABILITIES = (
 )
 ADD = ABILITIES[2]
 
-_LOOKED_UP = listed(
+_LOOKED_UP = words(
     """
     price score status size address balance length rating weight distance level rank version owner population
     temperature speed team model memory log queue load
