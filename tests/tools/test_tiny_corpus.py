@@ -23,7 +23,7 @@ from tiny_checkpoint.questions import Question, is_right, questions
 from tiny_checkpoint.special_tokens import BOS, EOS, MARKER_TOKENS, PAD
 from tiny_checkpoint.tokenizer import VOCABULARY_SIZE, train_tokenizer
 
-SAMPLE_SIZE = 20_000
+SAMPLE_SIZE = 4_000
 
 
 @cache
@@ -86,6 +86,7 @@ def test_thoughts_of_sums_end_in_the_result() -> None:
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_held_out_questions_are_in_no_training_document() -> None:
     held_out = [question.prompt for question in questions() if question.split == "held_out"]
     prompts = {document.segments[0].text for document in training_documents(3, 50_000)}
@@ -100,6 +101,7 @@ def test_no_earlier_turn_asks_a_held_out_question() -> None:
             assert first not in held_out
 
 
+@pytest.mark.slow
 def test_accepted_answers_are_what_the_corpus_teaches() -> None:
     taught = {question.prompt: question for question in questions() if question.split == "taught"}
     seen = set()
@@ -148,6 +150,7 @@ def test_json_and_calls_are_compared_as_parsed(kind: str, accepted: str, text: s
 # --- tokenizer --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_training_twice_gives_the_same_tokenizer() -> None:
     assert json.dumps(train_tokenizer(sample())) == json.dumps(train_tokenizer(sample()))
 
