@@ -93,7 +93,10 @@ class Relation:
         answer = self.fill(self.answer, subject, value)
         topic = self.fill("The question is " + self.topic, subject, value)
         thought = f"{topic}. I know this: {answer}"
-        return Exchange(self.fill(form, subject, value), answer, thought, capitalized(value))
+        question = self.fill(form, subject, value)
+        # Who writes a question in small letters writes the names in it so too.
+        question = question.lower() if form[0].islower() else question
+        return Exchange(question, answer, thought, capitalized(value))
 
 
 def _after(form: str, question: str) -> str:

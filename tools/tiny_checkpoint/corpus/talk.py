@@ -221,6 +221,10 @@ def random_unknown(random: Random) -> Exchange:
         question = random.choice(_UNKNOWN_FORMS).replace("{w}", made_up(random))
         for place, name in names.items():
             question = question.replace(place, name)
+    return not_known(question)
+
+
+def not_known(question: str) -> Exchange:
     return Exchange(question, _UNKNOWN, "The user asks for something that I never learned. I say so.")
 
 

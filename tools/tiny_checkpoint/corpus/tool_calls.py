@@ -142,7 +142,7 @@ ABILITIES = (
         "I found this: {result}.",
     ),
 )
-ADD = ABILITIES[2]
+OF_CITIES, ADD = ABILITIES[:2], ABILITIES[2]
 
 _LOOKED_UP = words(
     """
@@ -173,10 +173,6 @@ def looked_up(random: Random) -> Ability:
         lambda random, values: {thing: random.choice((random.randint(0, 999), made_up(random)))},
         f"The {thing} of {{{name}}} is {{{thing}}}.",
     )
-
-
-def any_ability(random: Random) -> Ability:
-    return looked_up(random) if random.random() < 0.2 else random.choice(ABILITIES)
 
 
 def _fill(text: str, values: Values) -> str:
@@ -303,16 +299,19 @@ class Request:
         return calls_text([tool.call(values) for values in self.values], form)
 
 
-def random_request(random: Random) -> Request:
-    """Return any request, also one that training may not have."""
-    ability = any_ability(random)
-    count = 2 if ability in ABILITIES[:2] and random.random() < 0.15 else 1
+def random_request(random: Random, abilities: tuple[Ability, ...] = ()) -> Request:
+    """Return any request, or one of `abilities`, also one that training may not have."""
+    if abilities or random.random() < 0.8:
+        ability = random.choice(abilities or ABILITIES)
+    else:
+        ability = looked_up(random)
+    count = 2 if ability in OF_CITIES and random.random() < 0.15 else 1
     return Request(ability, random.choice(ability.requests), tuple(ability.values(random) for _ in range(count)))
 
 
-def random_trained(random: Random) -> Request:
+def random_trained(random: Random, abilities: tuple[Ability, ...] = ()) -> Request:
     while True:
-        request = random_request(random)
+        request = random_request(random, abilities)
         if not request.held_out:
             return request
 
