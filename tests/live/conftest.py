@@ -45,7 +45,7 @@ def _has_answered_all(server: ServerProcess) -> bool:
 
 @pytest.fixture(scope="session")
 def tiny_server() -> Iterator[ServerProcess]:
-    """The transformers engine on the demo checkpoint: model_repository/ as it is checked out."""
+    """The reference engine on the demo checkpoint: model_repository/ as it is checked out."""
     with serving(model_repository()) as server:
         yield server
 

@@ -474,7 +474,7 @@ GUIDES: Fields = {
 @pytest.mark.parametrize(
     ("server", "reason"),
     [
-        ("tiny_server", "the transformers engine has no guided decoding"),
+        ("tiny_server", "the reference engine has no guided decoding"),
         ("simulated_server", "the simulated engine writes filler text, which follows no form"),
     ],
     indirect=["server"],

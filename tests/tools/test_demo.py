@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 SIMULATED = ["--engine", "simulated", "--preset", "b200x8-r1-fp4-min-latency"]
 
 
-@pytest.mark.parametrize("options", [[], SIMULATED], ids=["transformers", "simulated"])
+@pytest.mark.parametrize("options", [[], SIMULATED], ids=["reference", "simulated"])
 def test_the_demo_answers_every_prompt_and_stops(options, capsys):
     assert main(["demo", "--max-tokens", "12", *options]) == 0
 

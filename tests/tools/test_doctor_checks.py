@@ -43,7 +43,7 @@ R1 = Expected(
 )
 THEIRS = replace(R1, is_ours=False)
 TWO_NODES = replace(R1, world_size=16)
-TINY = Expected(repository="/tiny", is_ours=True, engine="transformers")
+TINY = Expected(repository="/tiny", is_ours=True, engine="reference")
 HUB = replace(R1, checkpoint="deepseek-ai/DeepSeek-R1")
 HUB_SMALL = replace(HUB, checkpoint_bytes=100)
 VAST = {"/root/.cache": Disk(total=2000 * GIB, free=1000 * GIB)}

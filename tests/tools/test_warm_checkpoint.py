@@ -453,7 +453,7 @@ def test_several_models_give_each_checkpoint_once(tmp_path):
 def test_what_the_engine_does_not_read_is_left_out(tmp_path):
     weights = write_weights(tmp_path / "x")
     (weights / "extra.safetensors").write_bytes(shard("c"))
-    served(tmp_path / "one", "m", 1, f"model: {weights}\ntriton_config:\n  engine: transformers\n")
+    served(tmp_path / "one", "m", 1, f"model: {weights}\ntriton_config:\n  engine: reference\n")
     served(tmp_path / "other", "m", 1, f"model: {weights}\n")
 
     by_index, by_folder = only(tmp_path / "one"), only(tmp_path / "other")
@@ -466,7 +466,7 @@ def test_what_the_engine_does_not_read_is_left_out(tmp_path):
 def test_a_checkpoint_of_two_engines_has_all_files_that_one_of_them_reads(tmp_path):
     weights = write_weights(tmp_path / "x")
     (weights / "extra.safetensors").write_bytes(shard("c"))
-    for model, engine in (("a", "transformers"), ("b", "tensorrt_llm"), ("c", "transformers")):
+    for model, engine in (("a", "reference"), ("b", "tensorrt_llm"), ("c", "reference")):
         served(tmp_path / "r", model, 1, f"model: {weights}\ntriton_config:\n  engine: {engine}\n")
 
     assert names(only(tmp_path / "r")) == ["extra.safetensors", FIRST, SECOND]
@@ -483,7 +483,7 @@ def test_the_simulated_engine_is_nothing_to_warm(repository):
 
 
 def test_a_model_without_weights_beside_one_with_is_passed_over(tmp_path):
-    served(tmp_path / "r", "a", 1, "model: tiny\ntriton_config:\n  engine: transformers\n")
+    served(tmp_path / "r", "a", 1, "model: tiny\ntriton_config:\n  engine: reference\n")
     served(tmp_path / "r", "b", 1, f"model: {write_weights(tmp_path / 'x')}\n")
 
     assert only(tmp_path / "r").folder == tmp_path / "x"

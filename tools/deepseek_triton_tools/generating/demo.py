@@ -32,7 +32,7 @@ PROMPTS = (
 """The prompts of TensorRT-LLM's quick start."""
 
 _ABOUT = {
-    "transformers": "real forward passes of DeepSeek-V3's code; the tiny checkpoint's weights are random, its text is "
+    "reference": "real forward passes of DeepSeek-V3's code; the tiny checkpoint's weights are random, its text is "
     "nonsense",
     "simulated": "a simulated engine: the pace is a deployment's, the words are filler text",
 }
@@ -50,7 +50,7 @@ def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: 
     console = tables.console()
     started = time.monotonic()
     print(f"{paragraph(f'deepseek-triton demo: {_ABOUT[engine]}.', '')}\n", flush=True)
-    checkpoint = _make_checkpoint(console) if engine == "transformers" else "none"
+    checkpoint = _make_checkpoint(console) if engine == "reference" else "none"
     with tempfile.TemporaryDirectory(prefix="deepseek-triton-demo-") as scratch:
         repository = _build_repository(console, Path(scratch, "repository"), engine, preset)
         with _serve(console, repository, tritonserver) as server:
@@ -62,7 +62,7 @@ def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: 
 def _make_checkpoint(console: Console) -> str:
     """Return the name of the demo's checkpoint, made or cached. Another process makes it: torch isn't imported here."""
     with console.status("making the checkpoint"):
-        command = [sys.executable, "-m", "deepseek_backend.engines.transformers.tiny_checkpoint"]
+        command = [sys.executable, "-m", "deepseek_backend.engines.reference.tiny_checkpoint"]
         environment = os.environ | {"PYTHONPATH": str(version_dir()), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:

@@ -129,8 +129,8 @@ def check_reference(machine: Machine, expected: Expected) -> MachineFinding:
     missing = [name for name in needed if name not in machine.python.packages]
     if not missing:
         return ok(", ".join(f"{name} {machine.python.packages[name]}" for name in needed))
-    cause = "the demo's engine runs the model's own code with them"
-    if expected.engine == "transformers":
+    cause = "the demo's engine needs them"
+    if expected.engine == "reference":
         return error(f"{', '.join(missing)} missing", cause, _INSTALL_DEMO)
     return note(f"{', '.join(missing)} missing", cause, _INSTALL_DEMO, blocks=True)
 

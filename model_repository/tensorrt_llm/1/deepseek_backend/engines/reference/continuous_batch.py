@@ -11,14 +11,15 @@ import time
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from deepseek_backend.engines.base import Step, TokenLogprobs
-from deepseek_backend.engines.transformers.batched_generation import BatchedGeneration
-from deepseek_backend.engines.transformers.model_runner import ModelRunner
-from deepseek_backend.engines.transformers.token_logprobs import prompt_logprobs, token_logprobs
-from deepseek_backend.engines.transformers.token_sampling import sample_tokens
+from deepseek_backend.engines.reference.batched_generation import BatchedGeneration
+from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_backend.engines.reference.token_logprobs import prompt_logprobs, token_logprobs
+from deepseek_backend.engines.reference.token_sampling import sample_tokens
 from deepseek_backend.errors import EngineError, describe
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class ContinuousBatch:
         generation = self._waiting[0]
         try:
             generation.make_sampler()
-        except Exception as error:  # probably the device has no room for this request's penalties
+        except Exception as error:  # probably there is no memory for this request's penalties
             logger.exception("a request can't be started")
             step = generation.step(error=EngineError(f"the request can't be started: {describe(error)}"))
             self.steps.append((self._waiting.pop(0), step))
@@ -118,7 +119,7 @@ class ContinuousBatch:
         step.prompt_logprobs = prompt_entries
 
     def _choose(
-        self, logits: torch.Tensor, generations: Sequence[BatchedGeneration]
+        self, logits: npt.NDArray[np.float32], generations: Sequence[BatchedGeneration]
     ) -> tuple[list[int], Mapping[int, TokenLogprobs]]:
         """Return the next token of each row of `logits`, and the log-probabilities of the rows that request them."""
         requested = {row: n for row, one in enumerate(generations) if (n := one.request.sampling.logprobs) is not None}

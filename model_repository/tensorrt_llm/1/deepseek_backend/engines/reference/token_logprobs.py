@@ -4,32 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from deepseek_backend.engines.base import Logprob, TokenLogprobs
+
+Array = npt.NDArray[np.float32]
 
 _ROWS_AT_ONCE = 256
 """Rows of a prompt whose logits exist at a time: those of a long prompt over a real vocabulary would take gigabytes."""
 
 
-@torch.inference_mode()
 def token_logprobs(
-    logits: torch.Tensor, token_ids: Sequence[int], num_likeliest: Sequence[int], tokenizer: Tokenizer
+    logits: Array, token_ids: Sequence[int], num_likeliest: Sequence[int], tokenizer: Tokenizer
 ) -> list[TokenLogprobs]:
     """Return for each row of `logits` [n, vocab_size] its token of `token_ids`, then its `num_likeliest` tokens."""
-    logprobs = logits.log_softmax(-1)
-    own = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
-    ranks = 1 + (logprobs > own).sum(-1)
-    likeliest = logprobs.topk(min(max(num_likeliest), logprobs.shape[-1]))
-    own_entries = zip(token_ids, own[:, 0].tolist(), ranks.tolist(), strict=True)
-    rows = zip(own_entries, likeliest.indices.tolist(), likeliest.values.tolist(), num_likeliest, strict=True)
+    logprobs = log_softmax(logits)
+    own = logprobs[np.arange(len(logprobs)), token_ids]
+    ranks = 1 + np.count_nonzero(logprobs > own[:, None], axis=-1)
+    likeliest = _likeliest(logprobs, max(num_likeliest))
+    values = np.take_along_axis(logprobs, likeliest, -1)
+    own_entries = zip(token_ids, own.tolist(), ranks.tolist(), strict=True)
+    rows = zip(own_entries, likeliest.tolist(), values.tolist(), num_likeliest, strict=True)
     return [_entries(entry, ids[:number], values, tokenizer) for entry, ids, values, number in rows]
 
 
 def prompt_logprobs(
-    hidden: torch.Tensor,
-    logits: Callable[[torch.Tensor], torch.Tensor],
+    hidden: Array,
+    logits: Callable[[Array], Array],
     prompt_ids: Sequence[int],
     num_likeliest: int,
     tokenizer: Tokenizer,
@@ -45,6 +48,26 @@ def prompt_logprobs(
         before = logits(hidden[start - 1 : start - 1 + len(token_ids)])
         result += token_logprobs(before, token_ids, [num_likeliest] * len(token_ids), tokenizer)
     return result
+
+
+def log_softmax(logits: Array) -> Array:
+    """Return the logarithm of the probabilities that `logits` [n, vocab_size] mean."""
+    shifted: Array = logits - logits.max(axis=-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
+
+
+def _likeliest(logprobs: Array, number: int) -> npt.NDArray[np.intp]:
+    """Return the token ids of the `number` largest of each row, in descending order; equal ones by id."""
+    vocab_size = logprobs.shape[-1]
+    number = min(number, vocab_size)
+    # A partition first: sorting a whole vocabulary takes a hundred times as long.
+    some = np.argpartition(logprobs, vocab_size - number, axis=-1)[:, vocab_size - number :] if number else None
+    if some is None:
+        return np.empty((len(logprobs), 0), np.intp)
+    some.sort(axis=-1)
+    order = np.argsort(-np.take_along_axis(logprobs, some, -1), axis=-1, kind="stable")
+    return np.take_along_axis(some, order, -1)
 
 
 def _entries(

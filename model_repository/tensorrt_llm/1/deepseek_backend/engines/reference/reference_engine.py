@@ -1,8 +1,4 @@
-"""Runs a DeepSeek checkpoint that fits one device with transformers' model code. It is the embedded default.
-
-transformers' own continuous batching fails on DeepSeek-V3: its cache takes head_dim, which is the rotary part, for the
-width of the key. The batching is therefore ours (`continuous_batch`, `slot_cache`), and the model theirs, unchanged.
-"""
+"""Runs a DeepSeek-V3 checkpoint in numpy, on the CPU. It is the embedded default, and the measure of other engines."""
 
 from __future__ import annotations
 
@@ -11,8 +7,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
-
-import torch
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import SAMPLING_FIELDS
@@ -29,35 +23,31 @@ from deepseek_backend.engines.base import (
 )
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 from deepseek_backend.engines.prompting import render_chat
-from deepseek_backend.engines.transformers.batched_generation import BatchedGeneration
-from deepseek_backend.engines.transformers.checkpoint_loading import LoadedCheckpoint, load_checkpoint
-from deepseek_backend.engines.transformers.continuous_batch import ContinuousBatch
-from deepseek_backend.engines.transformers.model_runner import ModelRunner
+from deepseek_backend.engines.reference.batched_generation import BatchedGeneration
+from deepseek_backend.engines.reference.blas_threads import set_blas_threads
+from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint, load_checkpoint
+from deepseek_backend.engines.reference.continuous_batch import ContinuousBatch
+from deepseek_backend.engines.reference.model_runner import ModelRunner
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, describe
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_MAX_SEQ_LEN = 4096
 
 _SAMPLING_FIELDS = EMBEDDED_FIELDS | {"repetition_penalty", "presence_penalty", "frequency_penalty", "bad"}
-_NO_GUIDE = "the transformers engine has no guided decoding; TensorRT-LLM has, with guided_decoding_backend"
+_NO_GUIDE = "the reference engine has no guided decoding; TensorRT-LLM has, with guided_decoding_backend"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """`triton_config.engine_options`. The engine chooses a value for None at its start."""
 
-    device: str | None = None
-    """Torch device. Default: cuda where there is one, else cpu."""
-    dtype: str | None = None
-    """float32, bfloat16 or float16. Default: float32 on cpu, else bfloat16."""
     max_num_seqs: int = 32
     """Limit on requests in the running batch; further ones wait."""
     max_seq_len: int | None = None
     """Limit on prompt plus generated tokens. Default: the model's max_position_embeddings, 4,096 at most."""
     num_threads: int | None = None
-    """Number of threads of one operation on the CPU. Default: torch's choice."""
+    """Number of threads of one matrix product. Default: OpenBLAS's choice, which is one for each core."""
 
 
 def parse_options(values: Mapping[str, Any]) -> EngineOptions:
@@ -72,23 +62,12 @@ def parse_options(values: Mapping[str, Any]) -> EngineOptions:
         value = values.get(name, least)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             problems.append(f"{name}: expected a whole number from {least}, got {value!r}")
-    if values.get("dtype", _DTYPES[0]) not in _DTYPES:
-        problems.append(f"dtype: expected one of {', '.join(_DTYPES)}, got {values['dtype']!r}")
-    problems += _device_problems(values.get("device", "cpu"))
     if problems:
         raise ConfigError([f"triton_config.engine_options.{problem}" for problem in problems])
     return EngineOptions(**values)
 
 
-def _device_problems(device: Any) -> list[str]:
-    try:
-        torch.device(device)
-    except (RuntimeError, TypeError):
-        return [f"device: expected a torch device such as cpu or cuda:0, got {device!r}"]
-    return []
-
-
-class TransformersEngine:
+class ReferenceEngine:
     """An `Engine` around a ContinuousBatch, which one thread drives."""
 
     def __init__(self, config: BackendConfig) -> None:
@@ -119,13 +98,9 @@ class TransformersEngine:
         :raises EngineError: when it can't be loaded, or its context is shorter than max_seq_len.
         """
         options = self._options
-        device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        dtype = options.dtype or ("float32" if torch.device(device).type == "cpu" else "bfloat16")
         if options.num_threads is not None:
-            torch.set_num_threads(options.num_threads)
-        checkpoint = load_checkpoint(
-            self._config.model, version_dir=self._config.version_dir, device=device, dtype=dtype
-        )
+            set_blas_threads(options.num_threads)
+        checkpoint = load_checkpoint(self._config.model, version_dir=self._config.version_dir)
         max_seq_len = _max_seq_len(options.max_seq_len, checkpoint.max_position_embeddings)
         self._capabilities = Capabilities(
             sampling_fields=_SAMPLING_FIELDS,
@@ -140,7 +115,7 @@ class TransformersEngine:
         runner = ModelRunner(checkpoint.model, options.max_num_seqs)
         self._batch = ContinuousBatch(runner, checkpoint.tokenizer, options.max_num_seqs)
         self._down = ""
-        self._thread = threading.Thread(target=self._run, args=(self._batch,), name="transformers-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._batch,), name="reference-engine", daemon=True)
         self._thread.start()
 
     @property
@@ -153,7 +128,7 @@ class TransformersEngine:
         return self._load_seconds
 
     def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
-        return render_chat(self._loaded().chat_tokenizer, messages, template_kwargs)
+        return render_chat(self._loaded().chat_template, messages, template_kwargs)
 
     def submit(self, request: GenerateRequest, sink: StepSink) -> None:
         """Tokenize in the caller's thread, and leave the rest to the engine's thread."""
@@ -204,8 +179,6 @@ class TransformersEngine:
         if self._thread is not None:
             self._thread.join()
         self._thread = self._batch = self._checkpoint = None
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
     def _loaded(self) -> LoadedCheckpoint:
         """Return the loaded checkpoint.

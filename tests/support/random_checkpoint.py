@@ -1,26 +1,21 @@
-"""Makes the demo's checkpoint: all keys and tensor names of DeepSeek-V3, with four million random parameters.
+"""Makes a checkpoint for tests: all keys and tensor names of DeepSeek-V3, with four million random parameters.
 
-Its text is nonsense. It gives real forward passes (MLA, grouped sigmoid routing, a shared expert, YaRN) to machines
-without room for 671 billion parameters. Its bytes are always the same: numpy's frozen RandomState draws the weights,
-and the tokenizer is written down, not trained.
-
-`python -m deepseek_backend.engines.transformers.tiny_checkpoint [--output DIR]` makes it and prints the folder.
+Its text is nonsense, and never ends by itself. Its bytes are always the same: numpy's frozen RandomState draws the
+weights, and the tokenizer is written down, not trained.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import itertools
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from support.tensor_writing import as_float32, write_tensors
 
 Array = npt.NDArray[np.float32]
 Weights = dict[str, Array]
@@ -283,9 +278,12 @@ def _attention(config: dict[str, Any], prefix: str, random: np.random.RandomStat
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
     q_rank, kv_rank = config["q_lora_rank"], config["kv_lora_rank"]
-    yield f"{prefix}.q_a_proj.weight", _matrix(random, q_rank, hidden)
-    yield f"{prefix}.q_a_layernorm.weight", _ones(q_rank)
-    yield f"{prefix}.q_b_proj.weight", _matrix(random, heads * (nope + rope), q_rank)
+    if q_rank is None:
+        yield f"{prefix}.q_proj.weight", _matrix(random, heads * (nope + rope), hidden)
+    else:
+        yield f"{prefix}.q_a_proj.weight", _matrix(random, q_rank, hidden)
+        yield f"{prefix}.q_a_layernorm.weight", _ones(q_rank)
+        yield f"{prefix}.q_b_proj.weight", _matrix(random, heads * (nope + rope), q_rank)
     yield f"{prefix}.kv_a_proj_with_mqa.weight", _matrix(random, kv_rank + rope, hidden)
     yield f"{prefix}.kv_a_layernorm.weight", _ones(kv_rank)
     yield f"{prefix}.kv_b_proj.weight", _matrix(random, heads * (nope + value), kv_rank)
@@ -324,8 +322,6 @@ def _matrix(random: np.random.RandomState, rows: int, columns: int, std: float |
 
 def write_checkpoint(folder: Path) -> None:
     """Write all files of the checkpoint into the existing `folder`."""
-    from safetensors.numpy import save_file
-
     tokenizer = build_tokenizer()
     vocab: dict[str, int] = tokenizer["model"]["vocab"]
     config = build_config(len(vocab))
@@ -347,53 +343,4 @@ def write_checkpoint(folder: Path) -> None:
         text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
     weights = build_weights(config, [vocab[token] for token in _spoken()])
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def ensure_tiny_checkpoint(cache_dir: Path | None = None) -> Path:
-    """Return the checkpoint's folder in `cache_dir` (default: the user's cache); make it at the first use.
-
-    Two processes may do this at once. Each writes a folder of its own, and the first one that renames it wins.
-    """
-    cache_dir = cache_dir or _user_cache() / "deepseek-triton"
-    # A change of this file may make another checkpoint.
-    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    folder = cache_dir / f"tiny-{version}"
-    make_checkpoint(folder)
-    return folder
-
-
-def make_checkpoint(folder: Path) -> None:
-    """Write the checkpoint beside `folder`, and rename it to `folder` unless that exists by then."""
-    if (folder / "config.json").is_file():
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-        draft = Path(temporary) / "checkpoint"
-        draft.mkdir()
-        write_checkpoint(draft)
-        try:
-            draft.rename(folder)
-        except OSError:
-            if not (folder / "config.json").is_file():
-                raise
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Make the demo's tiny DeepSeek-V3 checkpoint and print its folder.")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write (default: in the user's cache)")
-    output: Path | None = parser.parse_args(argv).output
-    if output is None:
-        output = ensure_tiny_checkpoint()
-    else:
-        make_checkpoint(output)
-    print(output)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    write_tensors(folder / "model.safetensors", {name: as_float32(values) for name, values in weights.items()})

@@ -1,17 +1,21 @@
 """Chooses the next token of each row from its logits, by the sampling fields of each request.
 
 The order is: penalties, min_tokens, bad, temperature, top_k, top_p, min_p. Each filter sees only the tokens that the
-one before has left. Random numbers are drawn on the CPU, one per token, so that a seed gives the same on every device.
+one before has left. A random number is drawn per token, so that a seed gives the same whatever runs beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from deepseek_backend.engines.generate_request import SamplingParams
+
+Array = npt.NDArray[np.float32]
+Probabilities = npt.NDArray[np.float64]
 
 
 def spellings(tokenizer: Tokenizer, bad: Iterable[str]) -> list[list[int]]:
@@ -32,7 +36,6 @@ class TokenSampler:
         end_ids: Iterable[int],
         bad_sequences: Sequence[Sequence[int]] = (),
         vocab_size: int,
-        device: torch.device,
     ) -> None:
         """Make the sampler.
 
@@ -41,44 +44,41 @@ class TokenSampler:
         """
         self.greedy = params.greedy
         self._params = params
-        self._generator = torch.Generator()
-        if params.seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(params.seed)
-        self._end_ids = torch.tensor([i for i in end_ids if i < vocab_size], dtype=torch.long, device=device)
+        self._random = np.random.default_rng(None if params.seed is None else params.seed % 2**64)
+        self._end_ids = [i for i in end_ids if i < vocab_size]
         self._bad = [(list(before), last) for *before, last in bad_sequences]
         self._output_ids: list[int] = []
         # [vocab_size]. Made only for penalties, because they are large with a real vocabulary.
-        self._counts: torch.Tensor | None = None
+        self._counts: Array | None = None
         if _penalizes(params):
-            self._counts = torch.zeros(vocab_size, device=device)
-            self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            self._seen[torch.tensor(prompt_ids, dtype=torch.long, device=device)] = True
+            self._counts = np.zeros(vocab_size, np.float32)
+            self._seen = np.zeros(vocab_size, np.bool_)
+            self._seen[list(prompt_ids)] = True
 
-    def adjust(self, logits: torch.Tensor) -> None:
+    def adjust(self, logits: Array) -> None:
         """Apply penalties, min_tokens and bad to `logits` [vocab_size] in place."""
         if self._counts is not None:
-            penalty = self._params.repetition_penalty or 1.0
-            repeated = torch.where(logits > 0, logits / penalty, logits * penalty)
-            logits.copy_(torch.where(self._seen, repeated, logits))
-            logits -= self._counts * (self._params.frequency_penalty or 0.0)
-            logits -= (self._counts > 0) * (self._params.presence_penalty or 0.0)
+            penalty = np.float32(self._params.repetition_penalty or 1.0)
+            repeated = np.where(logits > 0, logits / penalty, logits * penalty)
+            np.copyto(logits, repeated, where=self._seen)
+            logits -= self._counts * np.float32(self._params.frequency_penalty or 0.0)
+            logits -= (self._counts > 0) * np.float32(self._params.presence_penalty or 0.0)
         if len(self._output_ids) < (self._params.min_tokens or 0):
-            logits[self._end_ids] = -torch.inf
+            logits[self._end_ids] = -np.inf
         if self._bad:
-            logits[[last for before, last in self._bad if self._output_ends_with(before)]] = -torch.inf
+            logits[[last for before, last in self._bad if self._output_ends_with(before)]] = -np.inf
 
-    def choose(self, logits: torch.Tensor) -> int:
+    def choose(self, logits: Array) -> int:
         """Draw a token from the adjusted `logits` [vocab_size]."""
         temperature = 1.0 if self._params.temperature is None else self._params.temperature
         # The largest is subtracted so that a small temperature does not overflow. float64 keeps the small summands of a
         # sum over 130,000 tokens.
-        scaled = (logits.double() - logits.max()) / temperature
-        probabilities, token_ids = scaled.softmax(-1).sort(descending=True, stable=True)
-        kept = probabilities[: self._num_kept(probabilities)].cumsum(-1).cpu()
-        threshold = torch.rand((), generator=self._generator, dtype=torch.float64) * kept[-1]
-        index = int(torch.searchsorted(kept, threshold, right=True))
+        probabilities = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+        token_ids = np.argsort(-probabilities, kind="stable")
+        descending = probabilities[token_ids]
+        kept = descending[: self._num_kept(descending)].cumsum()
+        threshold = self._random.random() * kept[-1]
+        index = int(kept.searchsorted(threshold, side="right"))
         return int(token_ids[min(index, len(kept) - 1)])
 
     def record(self, token_id: int) -> None:
@@ -91,15 +91,18 @@ class TokenSampler:
     def _output_ends_with(self, token_ids: list[int]) -> bool:
         return not token_ids or self._output_ids[-len(token_ids) :] == token_ids
 
-    def _num_kept(self, probabilities: torch.Tensor) -> int:
-        """Return how many of `probabilities`, in descending order, pass the filters, which keep the likeliest."""
+    def _num_kept(self, probabilities: Probabilities) -> int:
+        """Return how many of `probabilities`, in descending order and to any scale, pass the filters.
+
+        The filters keep the likeliest.
+        """
         num_kept = min(self._params.top_k or len(probabilities), len(probabilities))
         if self._params.top_p is not None:
-            cumulative = probabilities[:num_kept].cumsum(-1)
+            cumulative = probabilities[:num_kept].cumsum()
             before = cumulative - probabilities[:num_kept]
-            num_kept = int((before < self._params.top_p * cumulative[-1]).sum())
+            num_kept = np.count_nonzero(before < self._params.top_p * cumulative[-1])
         if self._params.min_p is not None:
-            num_kept = int((probabilities[:num_kept] >= self._params.min_p * probabilities[0]).sum())
+            num_kept = np.count_nonzero(probabilities[:num_kept] >= self._params.min_p * probabilities[0])
         return max(1, num_kept)  # a top_p below the smallest step of a float would keep none
 
 
@@ -107,8 +110,7 @@ def _penalizes(params: SamplingParams) -> bool:
     return (params.repetition_penalty or 1.0) != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
 
 
-@torch.inference_mode()
-def sample_tokens(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> list[int]:
+def sample_tokens(logits: Array, samplers: Sequence[TokenSampler]) -> list[int]:
     """Choose and record the next token of each row of `logits` [n, vocab_size] float32, which is changed."""
     for row, sampler in zip(logits, samplers, strict=True):
         sampler.adjust(row)

@@ -9,9 +9,9 @@ from typing import Literal
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, StepSink
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.prompting import check_prompt_length, prompt_token_ids
-from deepseek_backend.engines.transformers.checkpoint_loading import LoadedCheckpoint
-from deepseek_backend.engines.transformers.detokenizer import Detokenizer
-from deepseek_backend.engines.transformers.token_sampling import TokenSampler, spellings
+from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint
+from deepseek_backend.engines.reference.detokenizer import Detokenizer
+from deepseek_backend.engines.reference.token_sampling import TokenSampler, spellings
 from deepseek_backend.errors import BackendError
 
 
@@ -24,7 +24,7 @@ class BatchedGeneration:
     def __init__(
         self, request: GenerateRequest, sink: StepSink, checkpoint: LoadedCheckpoint, max_seq_len: int
     ) -> None:
-        """Make the request. This needs the tokenizer only, not the device.
+        """Make the request. This needs the tokenizer only, not the model.
 
         :raises RequestError: when the prompt can't be served.
         """
@@ -48,7 +48,7 @@ class BatchedGeneration:
         self._checkpoint = checkpoint
 
     def make_sampler(self) -> None:
-        """Make what the request needs on the device. The engine's thread calls it before the prefill."""
+        """Make the arrays that sampling needs. The engine's thread calls it before the prefill."""
         sampling, checkpoint = self.request.sampling, self._checkpoint
         self.sampler = TokenSampler(
             sampling,
@@ -56,7 +56,6 @@ class BatchedGeneration:
             end_ids=checkpoint.eos_token_ids.union(sampling.stop_token_ids),
             bad_sequences=self._bad_sequences,
             vocab_size=checkpoint.vocab_size,
-            device=checkpoint.model.device,
         )
 
     def advance(self, token_id: int) -> Step:
