@@ -94,7 +94,7 @@ def served_models(model_yaml: Path) -> list[ServedModel]:
         )
     if engine == _REFERENCE and model == _TINY:
         raise NothingToReadError(
-            f"{model_yaml}: the model {_TINY} is a folder of 16 MB beside it; there is nothing to warm"
+            f"{model_yaml}: the backend makes the model {_TINY} when it starts; there is nothing to warm"
         )
     revision = document.values.get("revision")
     found = ServedModel(
