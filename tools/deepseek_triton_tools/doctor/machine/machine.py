@@ -47,6 +47,7 @@ PACKAGES = (
     "rich",
     "safetensors",
     "tensorrt_llm",
+    "tokenizers",
     "torch",
     "transformers",
     "tritonclient",
