@@ -215,10 +215,10 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("reference", having(), TINY, "error", "pip install '.[demo]'"),
     (
         "reference",
-        having(tokenizers="0.23.3", jinja2="3"),
+        having(numpy="1.26.4", tokenizers="0.23.3", jinja2="3"),
         TINY,
         "ok",
-        "tokenizers 0.23.3, jinja2 3",
+        "numpy 1.26.4, tokenizers 0.23.3, jinja2 3",
     ),
     ("tritonserver", machine(), R1, "ok", "version 2.71.0, container 26.07"),
     ("tritonserver", of_wheel(), NOTHING, "ok", "nvidia-pytriton 0.7.0"),

@@ -125,11 +125,11 @@ def check_client(machine: Machine, expected: Expected) -> MachineFinding:
 
 
 def check_reference(machine: Machine, expected: Expected) -> MachineFinding:
-    needed = ("tokenizers", "jinja2")
+    needed = ("numpy", "tokenizers", "jinja2")
     missing = [name for name in needed if name not in machine.python.packages]
     if not missing:
         return ok(", ".join(f"{name} {machine.python.packages[name]}" for name in needed))
-    cause = "the demo's engine needs them"
+    cause = "the reference engine, which the demo runs, needs them"
     if expected.engine == "reference":
         return error(f"{', '.join(missing)} missing", cause, _INSTALL_DEMO)
     return note(f"{', '.join(missing)} missing", cause, _INSTALL_DEMO, blocks=True)
