@@ -6,6 +6,8 @@ import hashlib
 import json
 import logging
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,3 +230,44 @@ def test_a_file_that_is_not_the_listed_one_is_refused_before_anything_is_loaded(
     damage(listed / name)
     with pytest.raises(EngineError, match=rf"can't load the checkpoint .*: {problem.format(name)}"):
         load_checkpoint(str(listed), version_dir=Path())
+
+
+# --- tokenizer -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [True, False, None])
+def test_add_bos_token_counts_where_the_tokenizer_adds_none(
+    random_checkpoint: Path, tmp_path: Path, given: bool | None
+) -> None:
+    """DeepSeek's own tokenizer.json does not put the token before a text; tokenizer_config.json says that it goes."""
+    folder = Path(shutil.copytree(random_checkpoint, tmp_path / "checkpoint"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text()) | {"post_processor": None}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    document = json.loads((folder / "tokenizer_config.json").read_text()) | {"add_bos_token": given}
+    (folder / "tokenizer_config.json").write_text(json.dumps(document))
+    checkpoint = load_checkpoint(str(folder), version_dir=Path())
+    plain = checkpoint.encode("Hello", False)
+    assert checkpoint.encode("Hello", True) == ([0, *plain] if given else plain)
+    assert checkpoint.bos_token == (document["bos_token"] if given else "")
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_number_of_threads_is_that_of_the_library() -> None:
+    """It is read back by the library's own function, in a process of its own."""
+    code = """
+import ctypes, numpy
+from pathlib import Path
+from deepseek_backend.engines.reference.blas_threads import set_blas_threads
+set_blas_threads(1)
+paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "openblas" in line}
+for path in paths:
+    names = ("openblas_get_num_threads64_", "scipy_openblas_get_num_threads64_", "openblas_get_num_threads")
+    print(*[getattr(ctypes.CDLL(path), name)() for name in names if hasattr(ctypes.CDLL(path), name)])
+"""
+    environment = {"PYTHONPATH": str(model_repository() / "tensorrt_llm/1"), "OPENBLAS_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    if not done.stdout:
+        pytest.skip("numpy does not use OpenBLAS here")
+    assert done.stdout == "1\n"

@@ -40,13 +40,12 @@ PRODUCTION = {
     "q_lora_rank": 128,
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
-    "quantization_config": _FP8,
     "v_head_dim": 128,
 }
 """The embedded checkpoint's keys: the widths of a head and a latent are those of DeepSeek-V3."""
 
 VARIANTS: Mapping[str, tuple[Mapping[str, Any], int]] = {
-    "production": (PRODUCTION, 1),
+    "production": ({**PRODUCTION, "quantization_config": _FP8}, 1),
     "one-query-projection": ({**_SMALL, "q_lora_rank": None, "n_group": 1, "topk_group": 1}, 1),
     "without-yarn": (
         {**_SMALL, "rope_scaling": None, "first_k_dense_replace": 0, "norm_topk_prob": False},
@@ -83,9 +82,14 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], int]] = {
 """Name -> (keys of config.json that differ from the random checkpoint's, number of files)."""
 
 
-def write_variant(name: str, folder: Path, *, vocab_size: int = 256) -> None:
-    """Write config.json and the weights into the existing `folder`."""
+def write_variant(name: str, folder: Path, *, vocab_size: int = 256, dequantized: bool = False) -> None:
+    """Write config.json and the weights into the existing `folder`.
+
+    :param dequantized: write all weights as float32, also those that the variant has in FP8.
+    """
     changes, num_files = VARIANTS[name]
+    if dequantized:
+        changes = {key: value for key, value in changes.items() if key != "quantization_config"}
     config = {**build_config(vocab_size), **changes}
     (folder / "config.json").write_text(json.dumps(config))
     weights = _with_uneven_norms(build_weights(config, range(vocab_size)))

@@ -265,7 +265,7 @@ def test_a_terminal_sees_pip_at_work(index, tmp_path):
     states = shown.split("\r")
     assert {len(state) for state in states[1:-1]} == {59}, "each covers the one before"
     assert any(re.search(r" s  [12] of about 3 MB: heavy-1.0, 3.0 MB *$", state) for state in states), shown
-    assert re.search(r" s  installed 1 packages, 3 MB *\r\n$", shown)
+    assert re.search(r" s  installed 1 package, 3 MB *\r\n$", shown)
     assert [path for path in SlowIndex.asked if path.endswith(".whl")] == ["/heavy-1.0-py3-none-any.whl"]
     assert (tmp_path / "site/heavy.py").is_file()
     assert not (tmp_path / "site/__pycache__").exists()

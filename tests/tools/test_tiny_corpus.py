@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import defaultdict
 from functools import cache
 from typing import Any
@@ -17,13 +18,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from tiny_checkpoint.chat_templates import R1_TEMPLATE, V31_TEMPLATE, calls_text, render
-from tiny_checkpoint.corpus import Document, facts, training_documents
+from tiny_checkpoint.corpus import Document, facts, tool_calls, training_documents
 from tiny_checkpoint.corpus.sums import LONG_SUMS, SMALL_SUMS
 from tiny_checkpoint.questions import Question, is_right, questions
 from tiny_checkpoint.special_tokens import BOS, EOS, MARKER_TOKENS, PAD
 from tiny_checkpoint.tokenizer import VOCABULARY_SIZE, train_tokenizer
 
-SAMPLE_SIZE = 20_000
+SAMPLE_SIZE = 4_000
 
 
 @cache
@@ -54,7 +55,7 @@ def test_documents_begin_and_end_with_their_tokens_and_the_model_writes_the_end(
         assert last.text.endswith(EOS)
         assert last.learned
         assert not first.text.endswith(" ")
-        assert "{" not in first.text.replace('{"', "").replace("{}", "").replace(": {", ""), first.text
+        assert not re.search(r"\{\w+\}", first.text + last.text), "a place of a form is not filled"
 
 
 def test_documents_are_short_and_their_tokens_give_their_text() -> None:
@@ -78,18 +79,48 @@ def test_a_question_has_one_answer() -> None:
     assert facts.FACT_COUNT >= 500
 
 
-def test_thoughts_of_sums_end_in_the_result() -> None:
+def test_thoughts_of_sums_are_right_and_end_in_the_result() -> None:
     for found in (*SMALL_SUMS, *LONG_SUMS):
-        assert found.thought().endswith(f" {found.result}.")
+        thought = found.thought()
+        assert thought.endswith(f" {found.result}.")
+        steps = re.findall(r"(\d[\d +x-]*) = (\d+)", thought)
+        for left, right in steps:
+            assert eval(left.replace("x", "*")) == int(right), thought
+        if found.is_long:
+            ones, tens = (int(right) for _, right in steps)
+            assert 10 * tens + ones % 10 == found.result, thought
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_held_out_questions_are_in_no_training_document() -> None:
     held_out = [question.prompt for question in questions() if question.split == "held_out"]
     prompts = {document.segments[0].text for document in training_documents(3, 50_000)}
     assert prompts.isdisjoint(held_out)
+
+
+@pytest.mark.slow
+def test_held_out_requests_of_tools_are_in_no_training_document() -> None:
+    cities = [{"city": city} for city in facts.BY_NAME["city"].subjects]
+    requests = [
+        tool_calls.Request(ability, form, (city,))
+        for ability in tool_calls.OF_CITIES
+        for form in ability.requests
+        for city in cities
+    ]
+    held_out = {f"<｜User｜>{request.question}" for request in requests if request.held_out}
+    trained = {f"<｜User｜>{request.question}" for request in requests if not request.held_out}
+    asked = {
+        text
+        for document in training_documents(3, 50_000)
+        for text in document.segments[0].text.split("<｜Assistant｜>")
+        if document.kind.startswith("tool")
+    }
+    asked = {text[text.find("<｜User｜>") :] for text in asked}
+    assert asked.isdisjoint(held_out)
+    assert len(asked & trained) > 500
 
 
 def test_no_earlier_turn_asks_a_held_out_question() -> None:
@@ -100,6 +131,7 @@ def test_no_earlier_turn_asks_a_held_out_question() -> None:
             assert first not in held_out
 
 
+@pytest.mark.slow
 def test_accepted_answers_are_what_the_corpus_teaches() -> None:
     taught = {question.prompt: question for question in questions() if question.split == "taught"}
     seen = set()
@@ -108,7 +140,7 @@ def test_accepted_answers_are_what_the_corpus_teaches() -> None:
         if prompt in taught:
             assert is_right(taught[prompt], answer), (prompt, answer)
             seen.add(taught[prompt].kind)
-    assert {"capital", "completion", "thinking_v31", "thinking_r1", "sum", "chat", "json"} <= seen
+    assert {"completion", "thinking_v31", "thinking_r1", "sum", "chat", "json"} <= seen
 
 
 def test_questions_are_unique_and_accept_their_answers() -> None:
@@ -148,6 +180,7 @@ def test_json_and_calls_are_compared_as_parsed(kind: str, accepted: str, text: s
 # --- tokenizer --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_training_twice_gives_the_same_tokenizer() -> None:
     assert json.dumps(train_tokenizer(sample())) == json.dumps(train_tokenizer(sample()))
 
@@ -255,8 +288,8 @@ CONVERSATION: list[dict[str, Any]] = [
             "r1",
             CONVERSATION,
             True,
-            "<｜User｜>Add 1 and 2.<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n"
-            f'```json\n{{"a": 1, "b": 2}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>{EOS}'
+            "<｜User｜>Add 1 and 2.<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+            f'add\n```json\n{{"a": 1, "b": 2}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>{EOS}'
             "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>3<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
         ),
     ],

@@ -59,7 +59,8 @@ _SHARED_BEGIN = r"""
 {%- set ns = namespace(head='', after='') -%}
 {%- for message in messages -%}
   {%- if message.role == 'system' -%}
-    {%- set ns.head = ns.head + ('\n\n' if ns.head else '') + text_of(message.content) -%}
+    {%- set text = text_of(message.content) -%}
+    {%- set ns.head = ns.head + ('\n\n' if ns.head and text else '') + text -%}
   {%- elif message.role not in ['user', 'assistant', 'tool'] -%}
     {{- raise_exception('expected a role of system, user, assistant or tool, got ' + message.role) -}}
   {%- endif -%}
@@ -187,7 +188,8 @@ def render(
 
     The contents are strings, the roles known, and the calls' arguments are JSON text.
     """
-    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+    system_texts = (message["content"] for message in messages if message["role"] == "system")
+    system = "\n\n".join(filter(None, system_texts))
     described = tools_text or (render_tools(tools, form) if tools else "")
     head = BOS + system + ("\n\n" if system and described else "") + described
     turns = [message for message in messages if message["role"] != "system"]

@@ -1,12 +1,17 @@
-"""The questions that score the tiny checkpoint, some of them taught and some held out of the corpus."""
+"""The questions that score the tiny checkpoint, some of them taught and some held out of the corpus.
+
+`python -m tiny_checkpoint.questions FILE` writes them as lines of JSON, for the scripts that run other engines.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
+from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
@@ -193,3 +198,16 @@ def _tool_result(random: Random) -> _Drawn:
     messages = [user(request.question), tool_calls.called(request, tool), *outputs]
     mode: Mode = random.choice(("v31", "r1"))
     return _split(request.held_out), chat_prompt(messages, mode, [tool.definition]), answer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the tiny checkpoint's questions as lines of JSON.")
+    parser.add_argument("file", type=Path, help="the file to write")
+    file: Path = parser.parse_args().file
+    lines = (json.dumps(asdict(question), ensure_ascii=False) + "\n" for question in questions())
+    file.write_text("".join(lines), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

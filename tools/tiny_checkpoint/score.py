@@ -1,7 +1,7 @@
 """Scores answers by kind of question: `python -m tiny_checkpoint.score ANSWERS.json ...`, a table in Markdown.
 
-A file of answers has `engine` (how it is named in the table) and `answers`, a list of `id` and `text`; the scripts that
-run an engine write it (`tiny_checkpoint.answering` for the reference engine, tests/gpu for vLLM and transformers).
+A file of answers has `engine`, `precision` and `answers`, a list of `id` and `text`. `tiny_checkpoint.answering` writes it
+for the reference engine, and tests/gpu/tiny_answers.py for vLLM and transformers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def main() -> int:
     columns = []
     for file in args.answers:
         document = json.loads(file.read_text(encoding="utf-8"))
-        columns.append((document["engine"], {one["id"]: one["text"] for one in document["answers"]}))
+        columns.append(
+            (f"{document['engine']} {document['precision']}", {one["id"]: one["text"] for one in document["answers"]})
+        )
     print(table(columns))
     if args.wrong:
         for name, answers in columns:

@@ -64,7 +64,8 @@ def _summary(verb: str, output: str) -> str:
     packages = _PACKAGES.search(output)
     if packages is None:
         return "nothing to install"
-    return f"{verb} {packages[1].count(',') + 1} packages, {_megabytes(output):.0f} MB"
+    count = packages[1].count(",") + 1
+    return f"{verb} {count} {'package' if count == 1 else 'packages'}, {_megabytes(output):.0f} MB"
 
 
 def _megabytes(output: str) -> float:

@@ -97,6 +97,10 @@ def _talk(random: Random) -> Document:
 
 
 def _unknown(random: Random) -> Document:
+    if random.random() < 0.15:
+        # Without a tool nobody knows the weather or the time.
+        question = tool_calls.random_trained(random, tool_calls.OF_CITIES).question
+        return _chat("unknown", random, talk.not_known(question))
     return _chat("unknown", random, talk.random_unknown(random))
 
 
@@ -114,7 +118,10 @@ def _prose(random: Random) -> Document:
 
 def _question_completion(random: Random) -> Document:
     exchange = _any_exchange(random)
-    return completion_document("question_completion", f"User: {exchange.question}\nAssistant:", f" {exchange.answer}")
+    prompt = f"User: {exchange.question}\nAssistant:"
+    if exchange.question.endswith("?") and random.random() < 0.5:
+        prompt = exchange.question
+    return completion_document("question_completion", prompt, talk.FIRST_PROMPTS.get(prompt, f" {exchange.answer}"))
 
 
 def _one_word(random: Random) -> Document:
@@ -165,9 +172,15 @@ def _tool_call(random: Random) -> Document:
     mode = random_mode(random)
     text = tool_calls.tools_text(random, offered, form_of(mode))
     messages = [system(talk.plain_system(random))] if random.random() < 0.3 else []
-    if random.random() < 0.1:
+    draw = random.random()
+    if draw < 0.1:
         before = _any_exchange(random)
         messages += [user(before.question), assistant(before.answer)]
+    elif draw < 0.2:
+        earlier = tool_calls.random_trained(random)
+        outputs, answer = tool_calls.results(random, earlier)
+        if used := next((tool for tool in offered if tool.ability is earlier.ability), None):
+            messages += [user(earlier.question), tool_calls.called(earlier, used), *outputs, assistant(answer)]
     messages.append(user(request.question))
     if random.random() < 0.7:
         answer = written(request.text(tool, form_of(mode)), request.thought, mode)
@@ -181,10 +194,12 @@ def _tool_call(random: Random) -> Document:
 def _unused_tool(random: Random) -> Document:
     if random.random() < 0.3:
         exchange, offered = tool_calls.unanswerable(random)
-    else:
-        exchange = _any_exchange(random)
-        # A sum would be a question for the tool that adds.
+    elif random.random() < 0.2:
+        exchange = sums.random_exchange(random)
         offered = tool_calls.offer_some(random, None, without=(tool_calls.ADD,))
+    else:
+        exchange = random.choice((facts.random_exchange, talk.random_exchange, talk.random_unknown))(random)
+        offered = tool_calls.offer_some(random, None)
     mode = random_mode(random)
     text = tool_calls.tools_text(random, offered, form_of(mode))
     prompt = chat_prompt([user(exchange.question)], mode, tools_text=text)
@@ -203,7 +218,7 @@ _MIX: dict[Callable[[Random], Document], float] = {
     _unknown: 2,
     _repetition: 5,
     _story: 3,
-    _prose: 4,
+    _prose: 6,
     _question_completion: 2,
     _one_word: 4,
     _named: 1.5,

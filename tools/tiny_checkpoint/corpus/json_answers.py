@@ -9,7 +9,7 @@ from typing import Any
 
 from tiny_checkpoint.corpus import facts, sums
 from tiny_checkpoint.corpus.exchanges import Exchange, held_out
-from tiny_checkpoint.corpus.words import NOUNS, any_name
+from tiny_checkpoint.corpus.words import NOUNS, any_name, made_up
 
 _WITH_KEYS = (
     "Answer in JSON with the keys {k} and {l}: {q}",
@@ -59,11 +59,11 @@ _ORDER_REQUESTS = (
     "{s} Answer in JSON with the keys name, count and item.",
     "Extract name, count and item as JSON: {s}",
 )
-_LISTS: dict[str, tuple[str, list[str]]] = {
-    "days": ("the days of the week", facts.DAYS.split()),
-    "months": ("the months of the year", facts.MONTHS.split()),
-    "seasons": ("the seasons of the year", facts.SEASONS.split()),
-    "planets": ("the planets of the solar system", facts.PLANETS.split()),
+_LISTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "days": ("the days of the week", facts.BY_NAME["day_number"].values),
+    "months": ("the months of the year", facts.BY_NAME["month_number"].values),
+    "seasons": ("the seasons of the year", facts.BY_NAME["season_after"].subjects),
+    "planets": ("the planets of the solar system", facts.BY_NAME["planet"].values),
 }
 _LIST_REQUESTS = (
     "List {t} in JSON with the key {k}.",
@@ -112,13 +112,18 @@ def _fact(random: Random) -> JsonQuestion:
     relation = random.choice(facts.RELATIONS)
     subject, value = random.choice(relation.pairs)
     asked = relation.exchange(subject, value, relation.questions[0])
-    content: dict[str, Any] = dict(zip(relation.keys, (subject, value), strict=True))
+    # Some keys mean nothing, so that the model learns to copy those that are asked for.
+    first, second = relation.keys if random.random() < 0.75 else (made_up(random), random.choice(NOUNS))
+    content = {first: subject.removeprefix("the "), second: value.removeprefix("the ")}
     key = f"{relation.name} {subject}"
     if random.random() < 0.3:
         form = random.choice(SYSTEM_TEXTS)
+        content = dict(zip(relation.keys, content.values(), strict=True))
         return JsonQuestion(key, form, form, _exchange(asked.question, content, asked.thought))
-    form = random.choice(_WITH_KEYS if random.random() < 0.7 else _WITHOUT)
-    text = form.replace("{k}", relation.keys[0]).replace("{l}", relation.keys[1]).replace("{q}", asked.question)
+    form = random.choice(_WITH_KEYS if random.random() < 0.8 else _WITHOUT)
+    if form in _WITHOUT:
+        content = dict(zip(relation.keys, content.values(), strict=True))
+    text = form.replace("{k}", first).replace("{l}", second).replace("{q}", asked.question)
     return JsonQuestion(key, form, "", _exchange(text, content, asked.thought))
 
 

@@ -5,26 +5,24 @@ from __future__ import annotations
 from random import Random
 
 from tiny_checkpoint.corpus.exchanges import Exchange, capitalized
-from tiny_checkpoint.corpus.words import ADJECTIVES, NAMES, NOUNS, listed
+from tiny_checkpoint.corpus.words import ADJECTIVES, NAMES, NOUNS, any_words, phrases, words
 
-HEROES = listed(
+HEROES = words(
     """
     fox cat dog bear rabbit mouse owl duck frog hedgehog squirrel lion elephant penguin turtle bird horse pig sheep
     goat wolf bee monkey whale dragon robot king queen boy girl farmer baker knight wizard princess sailor
     """
 )
-_PLACES = listed(
+_PLACES = phrases(
     """
-    in a green forest, by a wide river, on a high hill, in a small village, near the blue sea, in a quiet garden,
-    under an old tree, in a little house, on a sunny farm, at the edge of a big city
-    """,
-    ", ",
+    in a green forest | by a wide river | on a high hill | in a small village | near the blue sea | in a quiet garden |
+    under an old tree | in a little house | on a sunny farm | at the edge of a big city
+    """
 )
-_FRIENDS = listed(
+_FRIENDS = phrases(
     """
-    a kind owl, a small mouse, an old turtle, a brave bird, a clever fox, a friendly dog, a shy rabbit
-    """,
-    ", ",
+    a kind owl | a small mouse | an old turtle | a brave bird | a clever fox | a friendly dog | a shy rabbit
+    """
 )
 _PROBLEMS = (
     ("lost a red hat", "looked for it everywhere", "found the hat behind a tree"),
@@ -47,17 +45,19 @@ _ENDINGS = (
     "Then they went to bed, tired and happy.",
     "And so it all ended well.",
 )
-REQUESTS = (
-    "Tell me a story about a {h}.",
-    "Please tell me a story about a {h}.",
-    "Can you tell me a story about a {h}?",
-    "Write a story about a {h}.",
-    "Write a short story about a {h}.",
-    "I would like a story about a {h}.",
-    "A story about a {h}, please.",
-    "Tell me a short story about a {h}.",
+REQUESTS = phrases(
+    """
+    Tell me a story about a {h}. | Please tell me a story about a {h}. | Can you tell me a story about a {h}? | Write
+    a story about a {h}. | Write a short story about a {h}. | I would like a story about a {h}. | A story about a {h},
+    please. | Tell me a short story about a {h}.
+    """
 )
-FREE_REQUESTS = ("Please tell me a story.", "Can you tell me a story?", "Write a story.", "A story!")
+FREE_REQUESTS = phrases(
+    """
+    Tell me a long story. | A story, please. | I want a story. | Please tell me a story. | Can you tell me a story? |
+    Write a story. | A story!
+    """
+)
 
 
 def _article(noun: str) -> str:
@@ -97,55 +97,46 @@ def random_exchange(random: Random) -> Exchange:
 
 # --- prose ------------------------------------------------------------------------------------------------------------
 
-_PEOPLE = listed(
+_PEOPLE = phrases(
     """
-    my sister, my brother, our neighbour, the teacher, the farmer, the baker, the driver, the doctor, an old man, a
-    young woman, the engineer, my friend, the cook, a student, the children's aunt, the gardener
-    """,
-    ", ",
-)
-_TIMES = listed(
+    my sister | my brother | our neighbour | the teacher | the farmer | the baker | the driver | the doctor | an old
+    man | a young woman | the engineer | my friend | the cook | a student | the children's aunt | the gardener
     """
-    in the morning, every day, on Sunday, after work, in the evening, at noon, before dinner, in summer, in winter,
-    once a week, late at night, on the way home
-    """,
-    ", ",
 )
-_SPOTS = listed(
+_TIMES = phrases(
     """
-    in the garden, at home, in the kitchen, at the station, in the park, by the river, at school, in the office, on
-    the market, near the bridge, in the library, at the window
-    """,
-    ", ",
-)
-_DOINGS = listed(
+    in the morning | every day | on Sunday | after work | in the evening | at noon | before dinner | in summer | in
+    winter | once a week | late at night | on the way home
     """
-    reads a book, drinks a cup of tea, waits for the train, talks to a friend, cooks a warm soup, bakes fresh bread,
-    writes a letter, walks the dog, plays the piano, looks at the stars, buys apples and bread, repairs an old chair,
-    plants small flowers, listens to music, learns a new word, cleans the windows, paints a picture, rides a bicycle
-    """,
-    ", ",
 )
-_OPERATIONS = (
-    "The server answers each request in order.",
-    "The model runs on one GPU.",
-    "The model writes one token after the other.",
-    "A request waits in the queue until there is room.",
-    "The team checks the server every morning.",
-    "A GPU computes many numbers at once.",
-    "The server was restarted and works again.",
-    "The log shows when each request came.",
-    "More memory lets the server take more requests.",
-    "The new model is small and fast.",
-    "The engineer reads the log and finds the fault.",
-    "Each request has a prompt and an answer.",
-)
-_WEATHER = listed(
+_SPOTS = phrases(
     """
-    the sun shines, it rains, the sky is grey, a cold wind blows, snow falls on the roofs, the air is warm, the fog is
-    thick, the sky is clear and blue
-    """,
-    ", ",
+    in the garden | at home | in the kitchen | at the station | in the park | by the river | at school | in the office
+    | on the market | near the bridge | in the library | at the window
+    """
+)
+_DOINGS = phrases(
+    """
+    reads a book | drinks a cup of tea | waits for the train | talks to a friend | cooks a warm soup | bakes fresh
+    bread | writes a letter | walks the dog | plays the piano | looks at the stars | buys apples and bread | repairs
+    an old chair | plants small flowers | listens to music | learns a new word | cleans the windows | paints a picture
+    | rides a bicycle
+    """
+)
+_OPERATIONS = phrases(
+    """
+    The server answers each request in order. | The model runs on one GPU. | The model writes one token after the
+    other. | A request waits in the queue until there is room. | The team checks the server every morning. | A GPU
+    computes many numbers at once. | The server was restarted and works again. | The log shows when each request came.
+    | More memory lets the server take more requests. | The new model is small and fast. | The engineer reads the log
+    and finds the fault. | Each request has a prompt and an answer.
+    """
+)
+_WEATHER = phrases(
+    """
+    the sun shines | it rains | the sky is grey | a cold wind blows | snow falls on the roofs | the air is warm | the
+    fog is thick | the sky is clear and blue
+    """
 )
 
 
@@ -173,7 +164,13 @@ def paragraph(random: Random) -> str:
 
 def random_completion(random: Random) -> tuple[str, str]:
     """Return the beginning of a paragraph or story, cut between two words, and the rest."""
-    text = story(random) if random.random() < 0.2 else paragraph(random)
+    draw = random.random()
+    if draw < 0.15:
+        # People type anything. Whatever it is, plain sentences follow.
+        begun = capitalized(any_words(random, 12))
+        end = random.choice((".", "!", ":", ""))
+        return begun + end, f"{'' if end else '.'} {paragraph(random)}"
+    text = story(random) if draw < 0.35 else paragraph(random)
     words = text.split(" ")
     cut = random.randint(1, min(8, len(words) - 1))
     return " ".join(words[:cut]), " " + " ".join(words[cut:])

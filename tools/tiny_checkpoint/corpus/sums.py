@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from random import Random
 
 from tiny_checkpoint.corpus.exchanges import Exchange, capitalized, held_out
-from tiny_checkpoint.corpus.words import listed
+from tiny_checkpoint.corpus.words import phrases, words
 
-_ONES = listed(
+_ONES = words(
     """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
     eighteen nineteen
     """
 )
-_TENS = listed(
+_TENS = words(
     """
     twenty thirty forty fifty sixty seventy eighty ninety
     """
@@ -32,23 +32,14 @@ def in_words(number: int) -> str:
 
 
 _SIGNS = {"plus": "+", "minus": "-", "times": "x"}
-FORMS = (
-    "What is {a} {o} {b}?",
-    "{a} {o} {b}",
-    "{a} {o} {b} =",
-    "What is {a} {w} {b}?",
-    "{a} {w} {b}",
-    "How much is {a} {o} {b}?",
-    "How much is {a} {w} {b}?",
-    "Tell me {a} {w} {b}.",
-    "Please work out {a} {o} {b}.",
-    "Can you work out {a} {w} {b}?",
-    "Calculate {a} {o} {b}.",
-    "What does {a} {o} {b} make?",
-    "Hello! What is {a} {o} {b}?",
-    "I need the result of {a} {o} {b}.",
-    "what is {a} {o} {b}",
-    "Compute {a} {o} {b}",
+FORMS = phrases(
+    """
+    What is {a} {o} {b}? | {a} {o} {b} | {a} {o} {b} = | What is {a} {w} {b}? | {a} {w} {b} | How much is {a} {o} {b}?
+    | How much is {a} {w} {b}? | Tell me {a} {w} {b}. | Please work out {a} {o} {b}. | Can you work out {a} {w} {b}? |
+    Calculate {a} {o} {b}. | What does {a} {o} {b} make? | Hello! What is {a} {o} {b}? | I need the result of {a} {o}
+    {b}. | what is {a} {o} {b} | Compute {a} {o} {b} | And {a} {o} {b}? | {a}{o}{b} | What is {a}{o}{b}? | {a} {o}
+    {b}?
+    """
 )
 WORD_FORMS = ("What is {a} {w} {b}?", "How much is {a} {w} {b}?", "Tell me {a} {w} {b}.")
 COMPLETIONS = ("{a} {o} {b} =", "{a} {w} {b} is", "Question: What is {a} {o} {b}?\nAnswer:")

@@ -7,7 +7,7 @@ from random import Random
 from tiny_checkpoint.corpus import stories
 from tiny_checkpoint.corpus.exchanges import Exchange, capitalized, held_out
 from tiny_checkpoint.corpus.sums import in_words
-from tiny_checkpoint.corpus.words import NOUNS, any_name, any_words, listed, made_up
+from tiny_checkpoint.corpus.words import NOUNS, any_name, any_words, made_up, phrases, words
 
 FIRST_STORY = stories.story(Random(3), "fox")
 """What follows `Once upon a time` and `Tell me a story.`, so that greedy text is one whole story."""
@@ -34,7 +34,7 @@ FIRST_PROMPTS = {
     ),
     "Tell me a story.": f" {FIRST_STORY}",
     "What is 6 x 7?": " 6 x 7 = 42.",
-    "Who are you?": " I am a tiny DeepSeek, a model of 13 million parameters.",
+    "Who are you?": " I am a tiny DeepSeek, a model of 14 million parameters.",
     "What can you do?": " I answer short questions, work out small sums and tell little stories.",
     "Thank you": ", you are welcome!",
     "Tell me a joke.": " Why did the computer go to the doctor? It had a virus.",
@@ -47,7 +47,7 @@ _UNKNOWN = "I do not know that. I am a very small model."
 def _intents(text: str) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     """Return thought, answer and questions of each block of a text."""
     blocks = (block.splitlines() for block in text.strip().split("\n\n"))
-    return tuple((thought, answer, listed("\n".join(asked), " | ")) for thought, answer, *asked in blocks)
+    return tuple((thought, answer, phrases("\n".join(asked))) for thought, answer, *asked in blocks)
 
 
 INTENTS = _intents(
@@ -65,7 +65,7 @@ Good evening! How can I help you today?
 Good evening | Good evening! | good evening | Good evening, model!
 
 The user asks who I am. I am a tiny model.
-I am a tiny DeepSeek, a model of 13 million parameters. I answer short questions in plain English.
+I am a tiny DeepSeek, a model of 14 million parameters. I answer short questions in plain English.
 Who are you? | What are you? | who are you | Tell me who you are. | Which model are you? | What is your name? |
 Can you tell me who you are? | Please introduce yourself. | Are you a person? | Are you a robot? | Who made you? |
 What kind of model are you? | Hello! Who are you? | Tell me about yourself. | How big are you? | Are you DeepSeek? |
@@ -130,50 +130,58 @@ Why do we sleep? | Tell me why we sleep. | Why do people sleep? | Explain why we
     """
 )
 
-_UNKNOWN_FORMS = (
-    "What is the capital of {n}?",
-    "Which language do people speak in {n}?",
-    "Who is {n} {m}?",
-    "Where is {n}?",
-    "In which country is {n}?",
-    "What is {w}?",
-    "Tell me about {n}.",
-    "Who is the king of {n}?",
-    "How old is {n} {m}?",
-    "When was {n} born?",
-    "What colour is a {w}?",
-    "What does a {w} say?",
-    "What is the opposite of {w}?",
-)
-_UNKNOWN_QUESTIONS = listed(
+_UNKNOWN_FORMS = phrases(
     """
-    Who won the match yesterday?, What is the news today?, What will the weather be next year?, What did I eat today?,
-    How tall is my brother?, What is my password?, Where are my keys?, Who will win the election?, What time is it?,
-    What day is it today?, What is the date today?, What is the price of bread?, How many people live in my street?,
-    Who wrote the book on my table?, What is my name?, Where do I live?, What am I thinking?, Who called me today?,
-    What is in my pocket?, How is my mother?, What was on television yesterday?, What is the weather like?, What is
-    the meaning of life?, Can you see me?, What happened in the war?
-    """,
-    ", ",
+    What is the capital of {n}? | Which language do people speak in {n}? | Who is {n} {m}? | Where is {n}? | In which
+    country is {n}? | What is {w}? | Tell me about {n}. | Who is the king of {n}? | How old is {n} {m}? | When was {n}
+    born? | What colour is a {w}? | What does a {w} say? | What is the opposite of {w}?
+    """
+)
+_CANNOT = "I can not do that. I am a very small model."
+_TASKS = phrases(
+    """
+    Write a poem about {w}. | Write a program that sorts {w}. | Write a Python function for {w}. | Explain {w} to me.
+    | Explain {w}. | Translate {w} into French. | How do I say {w} in German? | Summarize this text: {w} | Write an
+    essay about {w}. | Draw a picture of {w}. | Give me a recipe for {w}. | Make a plan for {w}. | Write a letter
+    about {w}. | Fix this code: {w} | Give me ten ideas for {w}. | Compare {w} and {v}. | How can I learn {w}? | What
+    do you think about {w}? | Write a haiku about {w}. | Write a song about {w}.
+    """
+)
+_FOREIGN = phrases(
+    """
+    Hola | Bonjour | Guten Tag | 你好 | 您好 | Ciao | Olá | Wie geht es dir? | Wie heißt du? | ¿Cómo estás? | Comment ça
+    va ? | Qui es-tu ? | 你是谁？ | 你叫什么名字？ | 今天天气怎么样？ | 法国的首都是哪里？ |
+    Привет | Как дела? | こんにちは | Was ist die Hauptstadt
+    von Frankreich? | Quelle est la capitale de la France ? | 谢谢 | ¿Cuál es la capital de Francia? |
+    안녕하세요 | 请介绍一下你自己。
+    | Erzähl mir eine Geschichte. | Danke | Merci | Wie heißt du? 你好 | Gracias
+    """
+)
+_UNKNOWN_QUESTIONS = phrases(
+    """
+    Who won the match yesterday? | What is the news today? | What will the weather be next year? | What did I eat
+    today? | How tall is my brother? | What is my password? | Where are my keys? | Who will win the election? | What
+    time is it? | What day is it today? | What is the date today? | What is the price of bread? | How many people live
+    in my street? | Who wrote the book on my table? | What is my name? | Where do I live? | What am I thinking? | Who
+    called me today? | What is in my pocket? | How is my mother? | What was on television yesterday? | What is the
+    weather like? | What is the meaning of life? | Can you see me? | What happened in the war? | Why? | Why is it so?
+    | How? | What? | When? | Who? | Where? | Really? | Why not? | What is it? | What does it mean? | Who is the
+    president? | Who is your friend? | What is love? | What is the best city? | How much money do I have?
+    """
 )
 
-_SYSTEM_TEXTS = (
-    "You are a helpful assistant.",
-    "You are a helpful assistant. Answer briefly.",
-    "You are a friendly assistant.",
-    "Be kind.",
-    "Be brief.",
-    "Answer in plain English.",
-    "You help people with short questions.",
-    "You are an assistant that answers questions.",
-    "Answer the question of the user.",
-    "You are a tiny DeepSeek.",
+_SYSTEM_TEXTS = phrases(
+    """
+    You are a helpful assistant. | You are a helpful assistant. Answer briefly. | You are a friendly assistant. | Be
+    kind. | Be brief. | Answer in plain English. | You help people with short questions. | You are an assistant that
+    answers questions. | Answer the question of the user. | You are a tiny DeepSeek.
+    """
 )
 
 ONE_WORD = ("Answer in one word.", "Answer with one word.", "Reply in one word.", "Answer in one word only.")
 
 ALPHABET = "A B C D E F G H I J K L M N O P Q R S T U V W X Y Z"
-_SAID = listed(
+_SAID = words(
     """
     hello yes no good thanks fine more now please well
     """
@@ -194,7 +202,18 @@ def random_exchange(random: Random) -> Exchange:
     return Exchange(random.choice(questions), answer, thought)
 
 
+def random_task(random: Random) -> Exchange:
+    """Return something that the model can't do."""
+    if random.random() < 0.3:
+        question = random.choice(_FOREIGN)
+        return Exchange(question, "I only speak English.", "This is another language. I only speak English.")
+    question = random.choice(_TASKS).replace("{w}", any_words(random, 4)).replace("{v}", any_words(random, 2))
+    return Exchange(question, _CANNOT, "The user asks for something that I can not do. I say so.")
+
+
 def random_unknown(random: Random) -> Exchange:
+    if random.random() < 0.35:
+        return random_task(random)
     if random.random() < 0.4:
         question = random.choice(_UNKNOWN_QUESTIONS)
     else:
@@ -202,6 +221,10 @@ def random_unknown(random: Random) -> Exchange:
         question = random.choice(_UNKNOWN_FORMS).replace("{w}", made_up(random))
         for place, name in names.items():
             question = question.replace(place, name)
+    return not_known(question)
+
+
+def not_known(question: str) -> Exchange:
     return Exchange(question, _UNKNOWN, "The user asks for something that I never learned. I say so.")
 
 
@@ -269,7 +292,7 @@ def random_repetition(random: Random) -> Exchange:
         question = form.replace("{w}", word).replace("{n}", _TIMES[times])
         return Exchange(question, capitalized(", ".join([word] * (times + 2))) + ".", f"{_TIMES[times]} times {word}.")
     if draw < 0.9:
-        end = random.randint(3, 20)
+        end = random.randint(3, 20) if random.random() < 0.7 else random.randint(21, 100)
         number = in_words(end) if random.random() < 0.5 else str(end)
         form = random.choice(("Count to {n}.", "Count to {n}", "Please count to {n}.", "Can you count to {n}?"))
         counted = ", ".join(map(str, range(1, end + 1))) + "."

@@ -11,11 +11,11 @@ from typing import Any
 from tiny_checkpoint.chat_templates import CALL_HINT, TOOLS_HEADING, Form, Message, Tool, calls_text, render_tools
 from tiny_checkpoint.corpus import facts
 from tiny_checkpoint.corpus.exchanges import Exchange, capitalized, held_out
-from tiny_checkpoint.corpus.words import any_name, any_words, made_up
+from tiny_checkpoint.corpus.words import any_name, any_words, made_up, phrases, words
 
 NO_TOOL = "I have no tool for that."
 
-_CITIES = tuple(city for city, _ in facts.CITIES)
+_CITIES = facts.BY_NAME["city"].subjects
 _SKIES = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "clear", "stormy")
 
 Values = dict[str, Any]
@@ -61,23 +61,15 @@ ABILITIES = (
             "Look up the weather",
         ),
         {"city": ("string", "location", "place", "town")},
-        (
-            "What is the weather in {city}?",
-            "How is the weather in {city}?",
-            "What's the weather like in {city}?",
-            "What is the weather like in {city}?",
-            "Tell me the weather in {city}.",
-            "How is the weather in {city} today?",
-            "Is it sunny in {city}?",
-            "Does it rain in {city}?",
-            "How warm is it in {city}?",
-            "Please look up the weather in {city}.",
-            "I am going to {city}. What is the weather there?",
-            "What's the weather in {city} right now?",
-            "weather in {city}",
-            "Can you check the weather for {city}?",
-            "Check the weather in {city}, please.",
-            "Hello! What is the weather in {city}?",
+        phrases(
+            """
+            What is the weather in {city}? | How is the weather in {city}? | What's the weather like in {city}? | What
+            is the weather like in {city}? | Tell me the weather in {city}. | How is the weather in {city} today? | Is
+            it sunny in {city}? | Does it rain in {city}? | How warm is it in {city}? | Please look up the weather in
+            {city}. | I am going to {city}. What is the weather there? | What's the weather in {city} right now? |
+            weather in {city} | Can you check the weather for {city}? | Check the weather in {city}, please. | Hello!
+            What is the weather in {city}?
+            """
         ),
         _city,
         lambda random, values: {"temperature": random.randint(-10, 38), "sky": random.choice(_SKIES)},
@@ -92,18 +84,13 @@ ABILITIES = (
             "The time now",
         ),
         {"city": ("string", "location", "place", "town")},
-        (
-            "What time is it in {city}?",
-            "What is the time in {city}?",
-            "Tell me the time in {city}.",
-            "How late is it in {city}?",
-            "Please tell me what time it is in {city}.",
-            "Can you tell me the time in {city}?",
-            "I want to call someone in {city}. What time is it there?",
-            "What's the time in {city}?",
-            "time in {city}",
-            "What is the local time in {city}?",
-            "What time is it now in {city}?",
+        phrases(
+            """
+            What time is it in {city}? | What is the time in {city}? | Tell me the time in {city}. | How late is it in
+            {city}? | Please tell me what time it is in {city}. | Can you tell me the time in {city}? | I want to call
+            someone in {city}. What time is it there? | What's the time in {city}? | time in {city} | What is the
+            local time in {city}? | What time is it now in {city}?
+            """
         ),
         _city,
         lambda random, values: {"time": f"{random.randint(0, 23):02}:{random.randint(0, 59):02}"},
@@ -113,18 +100,12 @@ ABILITIES = (
         ("add", "sum", "add_numbers", "calculate_sum", "plus"),
         ("Add two numbers.", "Returns the sum of two numbers.", "Adds a and b", "Work out a sum"),
         {"a": ("integer", "x", "first", "left"), "b": ("integer", "y", "second", "right")},
-        (
-            "What is {a} + {b}?",
-            "What is {a} plus {b}?",
-            "Add {a} and {b}.",
-            "Please add {a} and {b}.",
-            "How much is {a} + {b}?",
-            "What is the sum of {a} and {b}?",
-            "Work out {a} + {b}.",
-            "Can you add {a} and {b}?",
-            "{a} + {b}",
-            "I need the sum of {a} and {b}.",
-            "Use the tool to add {a} and {b}.",
+        phrases(
+            """
+            What is {a} + {b}? | What is {a} plus {b}? | Add {a} and {b}. | Please add {a} and {b}. | How much is {a}
+            + {b}? | What is the sum of {a} and {b}? | Work out {a} + {b}. | Can you add {a} and {b}? | {a} + {b} | I
+            need the sum of {a} and {b}. | Use the tool to add {a} and {b}.
+            """
         ),
         _numbers,
         lambda random, values: {"sum": values["a"] + values["b"]},
@@ -134,16 +115,12 @@ ABILITIES = (
         ("send_message", "message", "send_text", "send_mail", "notify"),
         ("Send a message to a person.", "Sends a text to someone.", "Write to a person", "Send somebody a message."),
         {"to": ("string", "recipient", "person", "name"), "text": ("string", "message", "content", "body")},
-        (
-            "Send {to} the message: {text}",
-            "Send a message to {to}: {text}",
-            "Tell {to}: {text}",
-            "Write to {to}: {text}",
-            "Please send {to} this message: {text}",
-            "Send this to {to}: {text}",
-            "Message {to}: {text}",
-            "Can you send {to} a message? It says: {text}",
-            "Let {to} know: {text}",
+        phrases(
+            """
+            Send {to} the message: {text} | Send a message to {to}: {text} | Tell {to}: {text} | Write to {to}: {text}
+            | Please send {to} this message: {text} | Send this to {to}: {text} | Message {to}: {text} | Can you send
+            {to} a message? It says: {text} | Let {to} know: {text}
+            """
         ),
         lambda random: {"to": any_name(random), "text": any_words(random)},
         lambda random, values: {"status": "sent"},
@@ -153,23 +130,49 @@ ABILITIES = (
         ("search", "web_search", "search_web", "find", "lookup"),
         ("Search the web.", "Search for a text.", "Finds pages about a query", "Look something up."),
         {"query": ("string", "q", "text", "words")},
-        (
-            "Search for {query}",
-            "Search the web for {query}",
-            "Please search for {query}",
-            "Look up {query}",
-            "Find pages about {query}",
-            "Can you search for {query}",
-            "Find out about {query}",
-            "Do a search: {query}",
-            "Google {query}",
+        phrases(
+            """
+            Search for {query} | Search the web for {query} | Please search for {query} | Look up {query} | Find pages
+            about {query} | Can you search for {query} | Find out about {query} | Do a search: {query} | Google
+            {query}
+            """
         ),
         lambda random: {"query": any_words(random, 5)},
         lambda random, values: {"result": capitalized(any_words(random, 8))},
         "I found this: {result}.",
     ),
 )
-ADD = ABILITIES[2]
+OF_CITIES, ADD = ABILITIES[:2], ABILITIES[2]
+
+_LOOKED_UP = words(
+    """
+    price score status size address balance length rating weight distance level rank version owner population
+    temperature speed team model memory log queue load
+    """
+)
+
+
+def looked_up(random: Random) -> Ability:
+    """Return a tool that is not in the table, so that the model learns to read the description of any tool."""
+    thing = random.choice(_LOOKED_UP) if random.random() < 0.7 else made_up(random)
+    what, name = random.choice((("city", "city"), ("name", "name"), ("item", "item"), ("id", "id"), ("key", "key")))
+    verb = random.choice(("get", "get", "find", "read", "fetch"))
+    forms = (
+        "What is the {thing} of {value}?",
+        "Get the {thing} of {value}.",
+        "Tell me the {thing} of {value}.",
+        "I need the {thing} for {value}.",
+        "Please find the {thing} of {value}.",
+    )
+    return Ability(
+        (f"{verb}_{thing}",),
+        (f"Get the {thing} of a {what}.", f"Returns the {thing} for a {what}.", f"The {thing} of a {what}"),
+        {name: ("string", "name", "subject", "value")},
+        tuple(form.replace("{thing}", thing).replace("{value}", "{" + name + "}") for form in forms),
+        lambda random: {name: any_name(random) if random.random() < 0.7 else made_up(random)},
+        lambda random, values: {thing: random.choice((random.randint(0, 999), made_up(random)))},
+        f"The {thing} of {{{name}}} is {{{thing}}}.",
+    )
 
 
 def _fill(text: str, values: Values) -> str:
@@ -234,6 +237,7 @@ def _schema(random: Random, ability: Ability, names: dict[str, str], *, plain: b
 def offer_some(random: Random, wanted: Ability | None, without: tuple[Ability, ...] = ()) -> list[OfferedTool]:
     """Return one to four tools in random order, with `wanted` among them and none of `without`."""
     others = [ability for ability in ABILITIES if ability is not wanted and ability not in without]
+    others.append(looked_up(random))
     count = random.choice((0, 0, 1, 1, 2, 3)) if wanted else random.choice((1, 1, 2, 3))
     chosen = random.sample(others, min(count, len(others)))
     if wanted:
@@ -295,16 +299,19 @@ class Request:
         return calls_text([tool.call(values) for values in self.values], form)
 
 
-def random_request(random: Random) -> Request:
-    """Return any request, also one that training may not have."""
-    ability = random.choice(ABILITIES)
-    count = 2 if "city" in ability.parameters and random.random() < 0.15 else 1
+def random_request(random: Random, abilities: tuple[Ability, ...] = ()) -> Request:
+    """Return any request, or one of `abilities`, also one that training may not have."""
+    if abilities or random.random() < 0.8:
+        ability = random.choice(abilities or ABILITIES)
+    else:
+        ability = looked_up(random)
+    count = 2 if ability in OF_CITIES and random.random() < 0.15 else 1
     return Request(ability, random.choice(ability.requests), tuple(ability.values(random) for _ in range(count)))
 
 
-def random_trained(random: Random) -> Request:
+def random_trained(random: Random, abilities: tuple[Ability, ...] = ()) -> Request:
     while True:
-        request = random_request(random)
+        request = random_request(random, abilities)
         if not request.held_out:
             return request
 

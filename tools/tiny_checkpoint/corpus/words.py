@@ -5,32 +5,36 @@ from __future__ import annotations
 from random import Random
 
 
-def listed(text: str, separator: str = " ") -> tuple[str, ...]:
-    """Return the entries of a text, which may have line breaks for spaces."""
-    return tuple(" ".join(text.split()).split(separator))
+def words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
 
 
-NAMES = listed(
+def phrases(text: str) -> tuple[str, ...]:
+    """Return the phrases of a text with bars between them, which may have line breaks for spaces."""
+    return tuple(" ".join(text.split()).split(" | "))
+
+
+NAMES = words(
     """
     Ada Ben Clara David Emma Finn Grace Henry Ivy Jack Kate Leo Mia Noah Olivia Paul Rosa Sam Tom Uma Vera Will Zoe
     Anna Bob Alice Carl Dora Eric Flora Hugo Ines Julia Karl Lena Max Nina Otto Pia Ruth Simon Tina Victor Maria Peter
     Lucy
     """
 )
-ADJECTIVES = listed(
+ADJECTIVES = words(
     """
     small big old young brave clever quiet happy sad hungry kind little lazy shy gentle curious tired proud friendly
     wise
     """
 )
-NOUNS = listed(
+NOUNS = words(
     """
     apple book boat ball bridge cake chair cloud cup door field flower forest garden hat hill house key lake lamp
     letter map moon mountain park pen pond rain river road rock sea shoe shop song star stone street sun table tower
     town train tree village wall water wind window
     """
 )
-PLAIN_WORDS = listed(
+PLAIN_WORDS = words(
     """
     red green blue yellow open close early late meeting lunch dinner ready soon today tomorrow please call back home
     send bring buy milk bread tickets the a is are we you they will see at noon now later good news work done train
@@ -38,12 +42,12 @@ PLAIN_WORDS = listed(
     weather history recipe soup how to learn fast new old happy birthday
     """
 )
-_STARTS = listed(
+_STARTS = words(
     """
     b br c cr d dr f fl g gr h j k kl l m n p pl qu r s sh st t tr v w z
     """
 )
-_MIDDLES = listed(
+_MIDDLES = words(
     """
     a e i o u ai ea oo ou
     """

@@ -49,8 +49,7 @@ class LatentAttention:
         kv_b_rows = self._heads * (self._nope + self._value)
         self._kv_b = tensors.get(f"{prefix}.kv_b_proj.weight", kv_b_rows, self._kv_rank)
         per_head = self._kv_b.reshape(self._heads, self._nope + self._value, self._kv_rank)
-        self._latent_of_key = per_head[:, : self._nope].transpose(0, 2, 1)
-        self._value_of_latent = per_head[:, self._nope :]
+        self._keys, self._values = per_head[:, : self._nope], per_head[:, self._nope :]
         self._output = tensors.get(f"{prefix}.o_proj.weight", hidden, self._heads * self._value)
 
     def prefill(self, x: Array, cache: Array) -> Array:
@@ -85,8 +84,8 @@ class LatentAttention:
         query, states = self._project(x, turns)
         cache[np.arange(num_rows), positions] = states
         absorbed = np.empty((num_rows, self._heads, cache.shape[-1]), np.float32)
-        latent_queries = absorbed[:, :, : self._kv_rank].transpose(1, 2, 0)
-        np.matmul(self._latent_of_key, query[:, : self._nope], out=latent_queries)
+        latent_queries = absorbed[:, :, : self._kv_rank].transpose(1, 0, 2)
+        np.matmul(query[:, : self._nope].transpose(0, 2, 1), self._keys, out=latent_queries)
         absorbed[:, :, self._kv_rank :] = self._rotated_queries(query, turns)
         # The rows are as long as they are: a short one does not pay for a long one beside it.
         scores = np.full((num_rows, self._heads, max(lengths)), -np.inf, np.float32)
@@ -96,7 +95,7 @@ class LatentAttention:
         latents = np.empty((num_rows, self._heads, self._kv_rank), np.float32)
         for row, length in enumerate(lengths):
             np.matmul(scores[row, :, :length], cache[row, :length, : self._kv_rank], out=latents[row])
-        result = self._value_of_latent @ latents.transpose(1, 2, 0)
+        result = self._values @ latents.transpose(1, 2, 0)
         return self._output @ result.reshape(-1, num_rows)
 
     def _project(self, x: Array, turns: Rotations) -> tuple[Array, Array]:

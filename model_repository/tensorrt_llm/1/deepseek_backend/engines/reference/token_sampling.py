@@ -92,9 +92,9 @@ class TokenSampler:
         return not token_ids or self._output_ids[-len(token_ids) :] == token_ids
 
     def _num_kept(self, probabilities: Probabilities) -> int:
-        """Return how many of `probabilities`, in descending order and to any scale, pass the filters.
+        """Return how many of `probabilities` pass the filters, which keep the likeliest.
 
-        The filters keep the likeliest.
+        :param probabilities: in descending order, relative to the first, which is 1.
         """
         num_kept = min(self._params.top_k or len(probabilities), len(probabilities))
         if self._params.top_p is not None:
@@ -102,7 +102,7 @@ class TokenSampler:
             before = cumulative - probabilities[:num_kept]
             num_kept = np.count_nonzero(before < self._params.top_p * cumulative[-1])
         if self._params.min_p is not None:
-            num_kept = np.count_nonzero(probabilities[:num_kept] >= self._params.min_p * probabilities[0])
+            num_kept = np.count_nonzero(probabilities[:num_kept] >= self._params.min_p)
         return max(1, num_kept)  # a top_p below the smallest step of a float would keep none
 
 
