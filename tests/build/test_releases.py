@@ -332,7 +332,7 @@ def test_the_standin_has_the_recorded_outputs(release: Release, package: Any) ->
 
 
 def test_the_standin_needs_a_running_event_loop(package: Any) -> None:
-    llm = package.LLM(model="m", backend="pytorch")
+    llm = package.LLM(model="owner/m", backend="pytorch")
     try:
         with pytest.raises(RuntimeError, match="event loop"):
             llm.generate_async(inputs=[3, 4, 5])
@@ -356,22 +356,22 @@ def test_the_standin_needs_a_running_event_loop(package: Any) -> None:
 )
 def test_the_standin_refuses_what_the_release_would(package: Any, arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):
-        package.LLM(model="m", backend="pytorch", **arguments)
+        package.LLM(model="owner/m", backend="pytorch", **arguments)
 
 
 def test_the_standin_runs_nothing_but_pytorch(release: Release, package: Any) -> None:
     if release.default_backend == "pytorch":
-        package.LLM(model="m").shutdown()
+        package.LLM(model="owner/m").shutdown()
     else:
         with pytest.raises(ValueError, match="expected backend 'pytorch', got None"):
-            package.LLM(model="m")
+            package.LLM(model="owner/m")
 
 
 def test_the_standin_takes_a_speculative_config_only_from_upstreams_parser(package: Any) -> None:
     from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 
     section = {"decoding_type": "MTP", "num_nextn_predict_layers": 1}
-    mapping = {"model": "m", "backend": "pytorch", "speculative_config": section}
+    mapping = {"model": "owner/m", "backend": "pytorch", "speculative_config": section}
     with pytest.raises(ValueError, match="speculative_config"):
         package.LLM(**mapping)
     package.LLM(**update_llm_args_with_extra_dict({}, mapping)).shutdown()
@@ -383,7 +383,7 @@ def test_the_standins_result_can_be_waited_for_without_a_loop(package: Any) -> N
     async def submit() -> Any:
         return llm.generate_async(inputs="Why?", sampling_params=package.SamplingParams(max_tokens=5))
 
-    llm = package.LLM(model="m", backend="pytorch")
+    llm = package.LLM(model="owner/m", backend="pytorch")
     try:
         output = asyncio.run(submit())
         assert len(output.result(timeout=60).outputs[0].token_ids) == 5
@@ -423,7 +423,7 @@ def test_the_standin_counts_cached_tokens_where_the_release_does(release: Releas
     async def submit() -> Any:
         return await llm.generate_async(inputs="x" * 99, sampling_params=package.SamplingParams(max_tokens=2)).aresult()
 
-    llm = package.LLM(model="m", backend="pytorch")
+    llm = package.LLM(model="owner/m", backend="pytorch")
     try:
         output = asyncio.run(submit())
         assert hasattr(output, "cached_tokens") is release.version.startswith("1.2.")

@@ -279,6 +279,19 @@ CASES: dict[str, tuple[Deployment, Deployment]] = {
         deployed({"tensor_parallel_size": 16, "gpus_per_node": 8}),
     ),
     "P008": (deployed({"gpus_per_node": 4}), deployed({"gpus_per_node": 8})),
+    "P009": (deployed(variant="tiny"), deployed({"enable_attention_dp": True}, variant="tiny")),
+    "P010": (
+        deployed({"tensor_parallel_size": 32, "moe_expert_parallel_size": 1}),
+        deployed({"tensor_parallel_size": 16, "moe_expert_parallel_size": 1}),
+    ),
+    "P011": (
+        deployed(
+            {"tensor_parallel_size": 4, "moe_expert_parallel_size": 4, "pipeline_parallel_size": 4}, variant="tiny"
+        ),
+        deployed(
+            {"tensor_parallel_size": 4, "moe_expert_parallel_size": 4, "pipeline_parallel_size": 3}, variant="tiny"
+        ),
+    ),
     "V001": (deployed(FP8_KV, **V32), deployed(FP8_KV, **V32, **B200)),
     "V002": (deployed(**V32), deployed(BLOCKS_64, **V32)),
     "V003": (deployed(release="1.1.0", **V32), deployed(BLOCKS_64, release="1.1.0", **V32)),

@@ -126,7 +126,8 @@ BY_HAND = st.tuples(
 )
 REQUESTS = st.builds(
     PlanRequest,
-    variant=st.sampled_from([name for name, variant in space.variants().items() if variant.checkpoints]),
+    variant=st.sampled_from(list(space.variants())),
+    engine=st.just("tensorrt_llm"),
     gpu=st.sampled_from(list(space.gpus())),
     num_gpus=st.none() | st.sampled_from(space.GPU_COUNTS),
     precision=st.none() | st.sampled_from(list(space.PRECISIONS)),

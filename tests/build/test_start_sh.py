@@ -41,8 +41,8 @@ def run(tmp_path):
 
 
 def script_of(request):
-    files = {file.path.as_posix(): file.content.decode() for file in repository_files(make_plan(request), version="1")}
-    return files["start.sh"]
+    files = {file.path.as_posix(): file.content for file in repository_files(make_plan(request), version="1")}
+    return files["start.sh"].decode()
 
 
 def parts_of(argv):

@@ -31,6 +31,7 @@ CASES = [
         "throughput": {"gpu": "b200", "precision": "fp4", "profile": "throughput"},
         "latency": {"gpu": "h200", "profile": "latency"},
         "quickstart": {"gpu": "h200", "profile": "quickstart"},
+        "rehearsal": {"variant": "tiny", "engine": "tensorrt_llm", "gpu": "h200"},
     }.items()
 ]
 
@@ -92,7 +93,7 @@ def test_no_engine_imports_another(engine):
 
 @pytest.mark.parametrize(("release", "changes"), CASES)
 def test_the_repository_loads_and_answers(release, changes, tmp_path):
-    plan = make_plan(PlanRequest(variant="deepseek-r1", release=release, **changes))
+    plan = make_plan(PlanRequest(**{"variant": "deepseek-r1", "release": release, **changes}))
     write_repository(repository_files(plan, version="0"), tmp_path / "repository")
     version_dir = tmp_path / "repository/tensorrt_llm/1"
     config = load_config(version_dir / "model.yaml")

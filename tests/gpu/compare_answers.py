@@ -27,13 +27,13 @@ def compare_demo(first: dict[str, Any], second: dict[str, Any]) -> Iterator[str]
     for demo in first["demo"]:
         index = first_difference(demo["token_ids"], others[demo["prompt"]]["token_ids"])
         if index is None:
-            yield f"same, {len(demo['token_ids'])} tokens: {demo['prompt']}"
+            yield f"same, {len(demo['token_ids'])} tokens: {demo['prompt']!r}"
             continue
         at = f"differs at token {index}"
         if index < len(demo["choices"]):
             choice = demo["choices"][index]
             at += f", margin {choice['logprob'] - choice['other_logprob']:.4f}"
-        yield f"{at}: {demo['prompt']}"
+        yield f"{at}: {demo['prompt']!r}"
 
 
 def compare_questions(first: dict[str, Any], second: dict[str, Any]) -> str:

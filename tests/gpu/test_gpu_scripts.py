@@ -173,9 +173,9 @@ def test_a_difference_is_told_with_the_margin_of_the_first_engine():
     first = report((0, [1, 2], choices), (1, [1, 2], choices), (2, [1], choices[:1]))
     second = report((0, [1, 2], []), (1, [1, 3], []), (2, [1, 9], []))
     assert list(compare_demo(first, second)) == [
-        "same, 2 tokens: p0",
-        "differs at token 1, margin 0.1250: p1",
-        "differs at token 1: p2",
+        "same, 2 tokens: 'p0'",
+        "differs at token 1, margin 0.1250: 'p1'",
+        "differs at token 1: 'p2'",
     ]
 
 

@@ -55,9 +55,16 @@ def install_launchers() -> Path:
     return folder
 
 
-def prepare(folder: Path, mpi4py: Path) -> Launched:
-    """Build the repository for two nodes of eight H100, and the programs. Its path is one that a shell would split."""
-    repository = build(folder / "a repository", "deepseek-r1", "--gpu", "h100", "--gpus", str(RANKS))
+TWO_NODES = ("deepseek-r1", "--gpu", "h100", "--gpus", str(RANKS))
+
+
+def prepare(folder: Path, mpi4py: Path, *plan: str) -> Launched:
+    """Build the repository, by default for two nodes of eight H100, and the programs. Its path is one that a shell
+    would split.
+
+    :param plan: the words after `build`.
+    """
+    repository = build(folder / "a repository", *(plan or TWO_NODES))
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(STANDIN, repository / "tensorrt_llm/1/tensorrt_llm", ignore=ignore)
     programs = folder / "bin"

@@ -34,13 +34,23 @@ from deepseek_triton_build.render.stamp import plan_hash
 
 
 def all_requests() -> Iterator[PlanRequest]:
-    """Yield every variant x GPU x count x precision x profile x release."""
-    names = [name for name, variant in variants().items() if variant.checkpoints]
-    axes = (names, gpus(), (None, *GPU_COUNTS), PRECISIONS, profiles(), RELEASES)
+    """Yield every variant x GPU x count x precision x profile x release, for TensorRT-LLM."""
+    axes = (variants(), gpus(), (None, *GPU_COUNTS), PRECISIONS, profiles(), RELEASES)
     for variant, gpu, count, precision, profile, release in itertools.product(*axes):
         yield PlanRequest(
-            variant=variant, gpu=gpu, num_gpus=count, precision=precision, profile=profile, release=release
+            variant=variant,
+            gpu=gpu,
+            num_gpus=count,
+            precision=precision,
+            profile=profile,
+            release=release,
+            engine=engine_of(variant),
         )
+
+
+def engine_of(variant: str) -> str | None:
+    """Return the engine to ask for: none where TensorRT-LLM is the variant's own."""
+    return None if variants()[variant].engines[0] == "tensorrt_llm" else "tensorrt_llm"
 
 
 def plan_or_refusal(request: PlanRequest) -> Plan | RefusedPlanError:

@@ -141,6 +141,28 @@ def test_the_repository_of_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
     assert by_check(said)["tritonserver"]["level"] == "ok"
 
 
+@pytest.mark.parametrize(
+    ("plan", "command"),
+    [
+        (["deepseek-r1", "--gpu", "h200"], "--gpu h200 --gpus 8 --trtllm 1.2.1 --output rehearsal"),
+        (["deepseek-r1", "--gpu", "gb200-nvl72", "--profile", "wide-ep"], "--gpu gb200-nvl72 --gpus 16 --trtllm 1.2.1"),
+        (["tiny", "--engine", "simulated"], None),
+    ],
+)
+def test_a_load_of_hours_is_rehearsed_first(
+    plan: list[str], command: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["build", *plan, "--output", str(tmp_path / "r")]) == 0
+    monkeypatch.setattr(verb, "Machine", FakedMachine)
+    capsys.readouterr()
+
+    main(["doctor", str(tmp_path / "r")])
+
+    shown = " ".join(capsys.readouterr().out.split())
+    rehearsal = "deepseek-triton build tiny --engine tensorrt_llm"
+    assert f"{rehearsal} {command}" in shown if command else rehearsal not in shown
+
+
 def test_text_has_cause_and_fix_and_hides_what_is_in_order(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

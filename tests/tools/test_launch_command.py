@@ -289,7 +289,7 @@ def test_facts_of_what_was_built(built):
 
     assert (one.nodes, one.ranks_per_node, one.gpus_per_node, one.gpu, one.sm) == (1, 8, 8, "h200", 90)
     assert (two.nodes, two.ranks_per_node, two.mounts) == (2, 8, {"/models/DeepSeek-R1": "/models/DeepSeek-R1"})
-    assert (tiny.world_size, tiny.gpus_per_node, tiny.image, tiny.serving) == (1, 0, None, None)
+    assert (tiny.world_size, tiny.gpus_per_node, tiny.image, tiny.mounts) == (1, 0, None, {})
     assert one.ready_within_s == two.ready_within_s == 5280
     assert one.shm_bytes == 9 * 2**30
 
@@ -377,3 +377,18 @@ def test_every_form_waits_as_long_as_the_supervisor(built):
     assert f'exit_timeout="${{EXIT_TIMEOUT:-{times.exit_timeout_s}}}"' in (built / "r1/start.sh").read_text()
     assert f"exit_timeout + {times.mpirun_kill_s - times.exit_timeout_s}))" in (built / "r1/start.sh").read_text()
     assert times.exit_timeout_s < times.supervisor_kill_s < times.mpirun_kill_s < times.docker_stop_timeout_s
+
+
+# A checkpoint inside the repository
+
+
+def test_a_config_map_cant_hold_a_checkpoint(refusal):
+    line = refusal("kubernetes", "tiny", "--image", "tritonserver:here", code=1)
+
+    assert "--repository-claim, or build it without the checkpoint that it holds: --model" in line
+
+
+def test_a_container_mounts_the_repository_once(built, capsys):
+    assert main(["launch", "docker", str(built / "tiny"), "--image", "tritonserver:here", "--dry-run"]) == 0
+
+    assert capsys.readouterr().out.count(f"--mount type=bind,source={built / 'tiny'}") == 1

@@ -472,8 +472,11 @@ def test_a_checkpoint_of_two_engines_has_all_files_that_one_of_them_reads(tmp_pa
     assert names(only(tmp_path / "r")) == ["extra.safetensors", FIRST, SECOND]
 
 
-def test_the_embedded_tiny_model_is_nothing_to_warm(tmp_path):
-    assert "there is nothing to warm" in refused(generated(tmp_path / "tiny", variant="tiny"))
+def test_the_checkpoint_inside_a_repository_is_found(tmp_path):
+    served(tmp_path / "r", "a", 1, "model: tiny\ntriton_config:\n  engine: reference\n")
+    write_weights(tmp_path / "r/a/1/tiny")
+
+    assert only(tmp_path / "r").folder == tmp_path / "r/a/1/tiny"
 
 
 def test_the_simulated_engine_is_nothing_to_warm(repository):
@@ -483,7 +486,7 @@ def test_the_simulated_engine_is_nothing_to_warm(repository):
 
 
 def test_a_model_without_weights_beside_one_with_is_passed_over(tmp_path):
-    served(tmp_path / "r", "a", 1, "model: tiny\ntriton_config:\n  engine: reference\n")
+    served(tmp_path / "r", "a", 1, "model: tiny\ntriton_config:\n  engine: simulated\n")
     served(tmp_path / "r", "b", 1, f"model: {write_weights(tmp_path / 'x')}\n")
 
     assert only(tmp_path / "r").folder == tmp_path / "x"

@@ -106,7 +106,7 @@ def test_a_checkpoint_of_unknown_size_is_refused(tmp_path, capsys):
 
 
 def test_a_model_without_weights_is_refused(tmp_path, capsys):
-    assert main(["build", "tiny", "--output", str(tmp_path / "tiny")]) == 0
+    assert main(["build", "tiny", "--engine", "simulated", "--output", str(tmp_path / "tiny")]) == 0
     capsys.readouterr()
     assert main(["warm", "form", "systemd", str(tmp_path / "tiny")]) == 1
     assert "nothing to warm" in capsys.readouterr().err

@@ -64,6 +64,7 @@ class CheckpointFacts:
     """The content of hf_quant_config.json; None without one."""
     class_name: str | None
     architecture: Architecture | None
+    """The architecture of that class whose figures are the nearest; None for another class."""
     quantization: str | None
     """The quantization as the checkpoint spells it; None without one."""
     quantization_file: str
@@ -79,10 +80,7 @@ class CheckpointFacts:
     @property
     def other_figures(self) -> Mapping[str, tuple[Any, Any]]:
         """Key of config.json -> its value and the architecture's, where the two differ."""
-        if self.architecture is None:
-            return {}
-        wanted = {key: getattr(self.architecture, name) for key, name in _FIGURES.items() if key in self.config}
-        return {key: (self.config[key], value) for key, value in wanted.items() if self.config[key] != value}
+        return {} if self.architecture is None else _differing(self.config, self.architecture)
 
     @property
     def precision(self) -> Precision | None:
@@ -97,7 +95,8 @@ def read_facts(folder: Path, label: str) -> tuple[CheckpointFacts, list[Finding]
         quant, found = read_json(folder / QUANT_CONFIG, f"{label}/{QUANT_CONFIG}")
         findings += found
     class_name = _class_name(config or {})
-    architecture = next((a for a in architectures().values() if a.class_name == class_name), None)
+    alike = [a for a in architectures().values() if a.class_name == class_name]
+    architecture = min(alike, key=lambda a: len(_differing(config or {}, a)), default=None)
     if config is not None and architecture is None:
         known = " or ".join(a.class_name for a in architectures().values())
         message = f"expected architectures: {known}, found {short_repr(class_name)}"
@@ -119,6 +118,11 @@ def read_facts(folder: Path, label: str) -> tuple[CheckpointFacts, list[Finding]
         is_whole=not findings,
     )
     return facts, findings
+
+
+def _differing(config: Mapping[str, Any], architecture: Architecture) -> Mapping[str, tuple[Any, Any]]:
+    wanted = {key: getattr(architecture, name) for key, name in _FIGURES.items() if key in config}
+    return {key: (config[key], value) for key, value in wanted.items() if config[key] != value}
 
 
 def _class_name(config: Mapping[str, Any]) -> str | None:

@@ -170,6 +170,7 @@ def identify(
     variant, checkpoint = _by_name(options, stamp, model)
     architecture = variant.architecture if variant else None
     if facts is not None:
+        facts = _as_meant(facts, architecture)
         is_planned = options.variant is not None or stamp.text("variant") is not None
         findings += _contradictions(facts, variant, checkpoint, is_planned=is_planned)
         architecture = _architecture(facts, variant) or architecture
@@ -183,6 +184,13 @@ def identify(
     num_gpus = options.num_gpus or stamp.num_gpus
     known = Identity(variant=variant, architecture=architecture, checkpoint=checkpoint, gpu=gpu, num_gpus=num_gpus)
     return known, findings
+
+
+def _as_meant(facts: CheckpointFacts, meant: Architecture | None) -> CheckpointFacts:
+    """Return `facts` compared with the architecture that the model is meant to have, where they share a class."""
+    if meant is None or facts.architecture is None or facts.architecture.class_name != meant.class_name:
+        return facts
+    return replace(facts, architecture=meant)
 
 
 def _unknown_names(stamp: Stamp) -> Iterator[Finding]:

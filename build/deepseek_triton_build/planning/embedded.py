@@ -15,7 +15,7 @@ ENGINE_REASONS = {
 
 def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tuple[Setting, ...]:
     """Return the settings in model.yaml of a model that needs no TensorRT-LLM."""
-    made = "made on first use, cached, deterministic" if not request.model else "the checkpoint you named"
+    made = "the folder beside this file" if not request.model else "the checkpoint you named"
     settings = [
         Setting("model", request.model or variant.model, f"{variant.title}; {made}"),
         Setting("triton_config.engine", engine, ENGINE_REASONS[engine]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deepseek_triton_build.arithmetic.gpu_memory import Layout
+from deepseek_triton_build.arithmetic.shares import LARGEST_EXPERT_PARALLEL, divides_attention
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import MoeBackendRow, find_moe_backends
 from deepseek_triton_build.data.releases.spelling import spell
@@ -10,8 +11,6 @@ from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.rules.attention import LOW_CONCURRENCY
 from deepseek_triton_build.rules.moe import BALANCER
 
-LARGEST_EXPERT_PARALLEL = 8
-"""Above it the support matrix of MoE back ends has wide EP only."""
 WIDE_EP = "WIDEEP"
 
 
@@ -37,9 +36,17 @@ def choose_layout(target: Target, *, attention_dp: bool) -> Layout:
     )
 
 
+def needs_attention_dp(target: Target) -> bool:
+    """Tell whether tensor parallelism can't divide the attention of the target."""
+    ranks = max(1, target.num_gpus // max(1, target.request.pipeline_parallel_size))
+    return not divides_attention(target.architecture, target.precision, ranks)
+
+
 def wants_attention_dp(target: Target) -> bool:
     """Tell whether attention DP should be on: as published, but for another concurrency on for many requests and off
-    for few, which it serves slower. Wide EP doesn't run without it."""
+    for few, which it serves slower. Wide EP doesn't run without it, and neither do GPUs that can't share the heads."""
+    if needs_attention_dp(target):
+        return True
     published = bool(target.recipe.value("enable_attention_dp", False))
     asked = target.request.workload.concurrency
     is_wide = target.recipe.value("moe_config.backend") == WIDE_EP

@@ -99,6 +99,11 @@ class Plan:
         return None if self.checkpoint is None else self.checkpoint.precision
 
     @property
+    def carries_checkpoint(self) -> bool:
+        """Whether the variant's own checkpoint lies in the repository. The simulated engine reads none."""
+        return bool(self.variant.model) and not self.request.model and self.engine != "simulated"
+
+    @property
     def image(self) -> str | None:
         """The container to run the plan in: the one asked for, else the newest with the release."""
         if self.release is None:

@@ -8,7 +8,7 @@ from itertools import combinations, product
 from typing import Any
 
 from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS
-from deepseek_triton_build.data.catalog import PRECISIONS, gpus
+from deepseek_triton_build.data.catalog import PRECISIONS, find_variant, gpus
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 from deepseek_triton_build.planning.plan_request import PlanRequest
@@ -28,7 +28,7 @@ def ways_that_work(request: PlanRequest, works: Callable[[PlanRequest], bool]) -
     usual = [way for way in found if not way.keys() & {"workload", "model"}]
     if found:
         return tuple(usual[:_MOST_WAYS] or found[:1])
-    for number in (2, 3, 4):
+    for number in (2, 3, 4, 5):
         for names in combinations(alternatives, number):
             if way := _first(request, works, _changes(alternatives, names)):
                 return (way,)
@@ -61,7 +61,7 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
         "num_gpus": sorted(set(GPU_COUNTS) - {request.num_gpus}, key=lambda count: _distance(request.num_gpus, count)),
         "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
         "release": [DEFAULT_RELEASE],
-        "profile": [DEFAULT_PROFILE],
+        "profile": [find_variant(request.variant).profile or DEFAULT_PROFILE],
         "allow_unpublished": [True],
         "pipeline_parallel_size": [1],
         "mtp": [3, None] if request.relaxed_acceptance else [None],

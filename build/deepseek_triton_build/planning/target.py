@@ -17,6 +17,7 @@ from deepseek_triton_build.arithmetic.gpu_memory import (
     weight_bytes_per_gpu,
     weights,
 )
+from deepseek_triton_build.arithmetic.shares import divides_experts
 from deepseek_triton_build.build_errors import RefusedPlanError
 from deepseek_triton_build.data.catalog import (
     Architecture,
@@ -29,8 +30,16 @@ from deepseek_triton_build.data.catalog import (
     find_variant,
     variant_of_folder,
     variant_of_model,
+    variants,
 )
-from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Profile, Recipe, Workload, find_profile
+from deepseek_triton_build.data.catalog.profiles import (
+    ANY_WORKLOAD,
+    DEFAULT_PROFILE,
+    Profile,
+    Recipe,
+    Workload,
+    find_profile,
+)
 from deepseek_triton_build.data.releases import RELEASES, Release, load_release
 from deepseek_triton_build.planning.checkpoint_defaults import read_json_object
 from deepseek_triton_build.planning.plan_request import PlanRequest
@@ -85,7 +94,7 @@ def resolve_target(request: PlanRequest) -> Target:
         )
     gpu = find_gpu(request.gpu)
     release = _release(request.release)
-    profile = find_profile(request.profile)
+    profile = _profile(request, variant)
     precision = find_precision(request.precision) if request.precision else _default_precision(variant, gpu)
     checkpoint = _checkpoint(variant, precision, request.model)
     deployment = Deployment(
@@ -135,6 +144,19 @@ def _release(version: str) -> Release:
     return release
 
 
+def _profile(request: PlanRequest, variant: Variant) -> Profile:
+    """Return the profile asked for; the default is the variant's own, where it has one."""
+    is_default = request.profile == DEFAULT_PROFILE
+    profile = find_profile(variant.profile if variant.profile and is_default else request.profile)
+    owners = [entry.name for entry in variants().values() if entry.profile == profile.name]
+    if variant.profile and variant.name not in owners:
+        cause = f"{variant.name} has one profile, {variant.profile}; {profile.name} is for the models at full size"
+        raise RefusedPlanError(cause, fix="leave --profile out")
+    if owners and variant.name not in owners:
+        raise RefusedPlanError(f"profile {profile.name} is for {' and '.join(owners)} only", fix="choose another one")
+    return profile
+
+
 def _default_precision(variant: Variant, gpu: Gpu) -> Precision:
     return "fp4" if gpu.architecture == "blackwell" and "fp4" in variant.checkpoints else "fp8"
 
@@ -151,6 +173,11 @@ def _checkpoint(variant: Variant, precision: Precision, model: str | None) -> Kn
     if precision in variant.checkpoints:
         return dataclasses.replace(variant.checkpoints[precision], **_quantization_here(model))
     assert variant.architecture is not None  # a variant without one has no weights
+    if variant.model:
+        stored = " and ".join(variant.checkpoints)
+        raise RefusedPlanError(
+            f"{variant.name} is stored as {stored} only, not as {precision}", fix="leave --precision out"
+        )
     if model is None and precision in variant.own_checkpoints:
         known = ", ".join(f"{name} ({entry.model})" for name, entry in variant.checkpoints.items())
         raise RefusedPlanError(
@@ -209,7 +236,7 @@ def _size(
     if usual is None:
         raise RefusedPlanError(f"profile {profile.name} has no recipe for {checkpoint.precision} on {gpu.name}")
     num_gpus = request.num_gpus or max(fewest, usual.num_gpus or 0)
-    _refuse_count(num_gpus, gpu)
+    _refuse_count(num_gpus, request.pipeline_parallel_size, architecture, checkpoint, gpu)
     if num_gpus < fewest:
         cause = _too_few(num_gpus, fewest, variant, architecture, checkpoint, gpu)
         raise RefusedPlanError(cause, fix=f"use {fewest} GPUs")
@@ -223,14 +250,20 @@ def _fewest(
     fits = minimum_gpus(gpu, architecture, checkpoint)
     if fits is None:
         raise RefusedPlanError(f"{variant.name} ({checkpoint.precision}) does not fit {GPU_COUNTS[-1]} x {gpu.name}")
-    return fits if request.allow_unpublished else max(fits, gpu.published_min_gpus.get(checkpoint.precision, fits))
+    # What is published is about the models at full size.
+    if request.allow_unpublished or variant.model:
+        return fits
+    return max(fits, gpu.published_min_gpus.get(checkpoint.precision, fits))
 
 
-def _refuse_count(num_gpus: int, gpu: Gpu) -> None:
-    if num_gpus not in GPU_COUNTS:
-        counts = ", ".join(map(str, GPU_COUNTS))
-        cause = f"{num_gpus} GPUs can't share 128 attention heads and 256 experts evenly"
-        raise RefusedPlanError(cause, fix=f"use {counts}")
+def _refuse_count(
+    num_gpus: int, stages: int, architecture: Architecture, checkpoint: KnownCheckpoint, gpu: Gpu
+) -> None:
+    a = architecture
+    even = [count for count in GPU_COUNTS if divides_experts(a, checkpoint.precision, max(1, count // max(1, stages)))]
+    if num_gpus not in even:
+        cause = f"{num_gpus} GPUs can't share {a.num_heads} attention heads and {a.num_routed_experts} experts evenly"
+        raise RefusedPlanError(cause, fix=f"use {', '.join(map(str, even))}")
     if gpu.nvlink_domain >= num_gpus or num_gpus % gpu.gpus_per_node == 0:
         return
     raise RefusedPlanError(f"{num_gpus} x {gpu.name} is not a whole number of nodes ({gpu.gpus_per_node} GPUs each)")

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from deepseek_triton_build.data import model_source
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.planning.plan_request import ENGINES, PYTHON_BACKEND
+from deepseek_triton_build.render.carried_checkpoint import carried_files
 from deepseek_triton_build.render.config_pbtxt import config_pbtxt
 from deepseek_triton_build.render.model_yaml import model_yaml
 from deepseek_triton_build.render.stamp import MANIFEST, manifest, stamp_line
@@ -41,6 +42,7 @@ def repository_files(plan: Plan, version: str) -> list[File]:
             for file in plan.files
         ),
         *_backend_files(plan),
+        *(File(PurePosixPath(MODEL, "1", name), content) for name, content in carried_files(plan).items()),
         *_named_backend(plan.request.backend_name),
     ]
     if plan.release is not None:

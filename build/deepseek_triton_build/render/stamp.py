@@ -63,12 +63,15 @@ def manifest(plan: Plan, version: str, files: Mapping[str, bytes], *, format: st
 
 
 def plan_hash(plan: Plan) -> str:
-    """Return the SHA-256 of the settings, environment and layout of `plan`. Their reasons do not count."""
+    """Return the SHA-256 of the settings, environment and layout of `plan`, and of its checkpoint's edition. Reasons do
+    not count."""
     content: dict[str, Any] = {
         "settings": {setting.key: setting.value for setting in plan.settings},
         "environment": {variable.name: variable.value for variable in plan.environment},
         "layout": dataclasses.asdict(plan.layout),
     }
+    if plan.carries_checkpoint and plan.variant.edition:
+        content["edition"] = plan.variant.edition
     if plan.files:
         content["files"] = {setting.key: setting.value for file in plan.files for setting in file.settings}
     return sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())

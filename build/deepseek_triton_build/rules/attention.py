@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.arithmetic.shares import divides_attention
 from deepseek_triton_build.data.sources import GUIDE, LLM_ARGS, PY_EXECUTOR_CREATOR
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
@@ -121,7 +122,10 @@ def _low_concurrency(d: Deployment) -> Iterator[Violation]:
     requests = f"at most {batch * layout.attention_dp_size} requests at once"
     # Many requests then wait for room in the KV cache, which attention DP uses best.
     many_wait = (d.concurrency or 0) > LOW_CONCURRENCY
-    if layout.attention_dp and layout.tensor_parallel_size > 1 and not many_wait:
+    can_share = d.architecture is None or divides_attention(
+        d.architecture, d.precision or "", layout.tensor_parallel_size
+    )
+    if layout.attention_dp and layout.tensor_parallel_size > 1 and can_share and not many_wait:
         message, fix = (
             f"{requests}: with attention DP one GPU alone computes a request's attention, which is slower",
             "set enable_attention_dp: false",

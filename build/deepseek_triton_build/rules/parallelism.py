@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deepseek_triton_build.arithmetic.shares import FP8_BLOCK, cut_attention_blocks
 from deepseek_triton_build.data.sources import GUIDE
 from deepseek_triton_build.rules.rule import Deployment, RuleTable, Violation
 
 RULES = RuleTable()
+_LINEAR = "TensorRT-LLM tensorrt_llm/_torch/modules/linear.py (load_weight_shard)"
 _RULES_OF_AICONFIGURATOR = "ai-dynamo/aiconfigurator, trtllm.rule"
 
 
@@ -131,3 +133,48 @@ def _gpus_per_node(d: Deployment) -> Iterator[Violation]:
         message = f"gpus_per_node {given}: a node with {d.gpu.name} usually has {d.gpu.gpus_per_node}"
         fix = f"set gpus_per_node: {d.gpu.gpus_per_node}, or remove it, unless the nodes really have {given}"
         yield Violation("gpus_per_node", message, fix)
+
+
+@RULES.error(
+    "P009",
+    title="Tensor parallelism divides attention's FP8 weights in whole blocks of 128 x 128",
+    why="The engine divides weights and scales each for themselves and rounds up: cut blocks get a neighbour's scale, "
+    "or none at all. Attention DP gives every rank all blocks.",
+    source=_LINEAR,
+)
+def _attention_blocks(d: Deployment) -> Iterator[Violation]:
+    a, tp = d.architecture, d.layout.tensor_parallel_size
+    if a is None or d.layout.attention_dp or d.precision not in ("fp8", "w4a8") or a.num_heads % tp:  # P001
+        return
+    if cut := cut_attention_blocks(a, tp):
+        message = f"tensor_parallel_size {tp} leaves a rank {cut}, which are no whole FP8 blocks of {FP8_BLOCK}"
+        yield Violation("tensor_parallel_size", message, "set enable_attention_dp: true, or use fewer ranks")
+
+
+@RULES.error(
+    "P010",
+    title="The experts' tensor parallelism divides their FP8 weights in whole blocks of 128 x 128",
+    why="Each rank of a group holds an equal part of every expert's columns, with the scales of whole blocks.",
+    source="TensorRT-LLM tensorrt_llm/_torch/modules/fused_moe/quantization.py; " + _LINEAR,
+)
+def _expert_blocks(d: Deployment) -> Iterator[Violation]:
+    a, layout = d.architecture, d.layout
+    ranks = layout.tensor_parallel_size // layout.expert_parallel_size
+    if a is not None and d.precision == "fp8" and ranks > 1 and a.moe_intermediate_size % (FP8_BLOCK * ranks):
+        message = (
+            f"dividing an expert's {a.moe_intermediate_size} columns among {ranks} ranks cuts its FP8 blocks of "
+            f"{FP8_BLOCK}"
+        )
+        yield Violation("moe_expert_parallel_size", message, "raise moe_expert_parallel_size, or use fewer ranks")
+
+
+@RULES.error(
+    "P011",
+    title="Each pipeline stage has a layer",
+    why="The layers are divided among the stages; a stage without one has nothing to run.",
+    source="TensorRT-LLM tensorrt_llm/mapping.py (pp_layers)",
+)
+def _stages(d: Deployment) -> Iterator[Violation]:
+    if d.architecture is not None and d.pipeline_parallel_size > d.architecture.num_layers:
+        message = f"{d.architecture.num_layers} layers can't fill {d.pipeline_parallel_size} pipeline stages"
+        yield Violation("pipeline_parallel_size", message, f"use at most {d.architecture.num_layers} stages")

@@ -240,7 +240,7 @@ class Engine:
         batch: list[Sequence] = []
         due = 0.0
         while not self._stopped.is_set():
-            self._waiting += self._arrivals(wait=not batch)
+            self._waiting += self._arrivals(wait=not batch and not self._waiting)
             batch = self._iterate(self._filled_up(batch))
             if batch and self._iteration_s:
                 due = max(due + self._iteration_s, time.monotonic())

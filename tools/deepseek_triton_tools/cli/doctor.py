@@ -112,6 +112,8 @@ def _doctor(args: argparse.Namespace) -> int:
             print_json(_document(findings, can, facts, code))
         else:
             _show(findings, can, verbose=args.verbose, several=len(visits) > 1)
+            if rehearsal := _rehearsal(expected):
+                print(f"\n{styled('first', '1')}\n{paragraph(rehearsal, '  ')}")
     return code
 
 
@@ -227,6 +229,25 @@ def _show_finding(found: Reported, *, several: bool) -> None:
     for label, text in (("", found.finding.cause), ("fix: ", found.finding.fix)):
         if text:
             print(paragraph(f"{label}{text}", "         "))
+
+
+def _rehearsal(expected: Expected) -> str:
+    """Return how to try this machine before the weights are loaded; an empty string where they are small or unknown."""
+    if not expected.is_tensorrt_llm or not expected.gpu or (expected.checkpoint_bytes or 0) < _LARGE:
+        return ""
+    gpus = min(expected.world_size or 1, _MOST_GPUS_OF_TINY)
+    release = f" --trtllm {expected.release}" if expected.release else ""
+    return (
+        f"rehearse it, because these are {expected.checkpoint_bytes or 0:,} bytes of weights: the tiny model takes "
+        "about a minute, on the same container, driver, NCCL, MPI and kernels: deepseek-triton build tiny --engine "
+        f"tensorrt_llm --gpu {expected.gpu} --gpus {gpus}{release} --output rehearsal"
+    )
+
+
+_LARGE = 10**10
+"""Bytes of weights from which a rehearsal is worth its minute."""
+_MOST_GPUS_OF_TINY = 16
+"""The most GPUs that can share the tiny model's 8 experts."""
 
 
 def _print_marked(mark: tuple[str, str], text: str, indent: str = "") -> None:

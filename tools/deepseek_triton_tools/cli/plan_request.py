@@ -58,7 +58,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     _refuse_meaningless(args, named.variant)
     model = _model(args.model, named)
     precision = _precision(args.precision, named, model)
-    if args.gpu is None and _needs_gpu(named.variant):
+    if args.gpu is None and _needs_gpu(named.variant, args.engine):
         raise OptionError(f"{named.variant} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)")
     release = release_for_container(args.image).version if args.image is not None else args.trtllm
     if args.model and model and (note := _note_on_model(model)):
@@ -86,8 +86,8 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     )
 
 
-def _needs_gpu(variant: str) -> bool:
-    return variant in variants() and bool(variants()[variant].checkpoints)
+def _needs_gpu(variant: str, engine: str | None) -> bool:
+    return variant in variants() and (engine or variants()[variant].engines[0]) == "tensorrt_llm"
 
 
 _FOR_GPUS = (
@@ -99,12 +99,15 @@ _FOR_GPUS = (
 
 def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
     """Raise OptionError when there are options that would change nothing."""
-    if variant not in variants() or _needs_gpu(variant):
+    if variant not in variants() or _needs_gpu(variant, args.engine):
         return
     values = {option: getattr(args, option[2:].replace("-", "_")) for option in _FOR_GPUS}
     given = [option for option, value in values.items() if value is not None and value is not False and value != []]
     if given:
-        raise OptionError(f"{variant} runs on an embedded engine, without TensorRT-LLM: leave out {', '.join(given)}")
+        other = ", or add --engine tensorrt_llm" if "tensorrt_llm" in variants()[variant].engines else ""
+        raise OptionError(
+            f"{variant} runs on an embedded engine, without TensorRT-LLM: leave out {', '.join(given)}{other}"
+        )
 
 
 def overrides(text: str) -> Iterator[tuple[str, Any]]:
@@ -180,8 +183,10 @@ def _about_folder(given: str) -> str:
     """Say how a folder is given. It tells DeepSeek-V3's architecture from V3.2's, but not R1 from V3."""
     from deepseek_triton_build.check import read_facts
 
-    name = read_facts(Path(given), given)[0].class_name if os.path.isfile(os.path.join(given, "config.json")) else None
-    alike = [v.name for v in variants().values() if v.architecture and name in (None, v.architecture.class_name)]
+    facts = read_facts(Path(given), given)[0] if os.path.isfile(os.path.join(given, "config.json")) else None
+    name = facts.class_name if facts else None
+    meant = facts.architecture if facts else None
+    alike = [v.name for v in variants().values() if v.architecture == meant or (name is None and not v.model)]
     what = f"{_brief(given)} is a path" + (f", of a {_brief(name)}" if name else "")
     if not alike:
         return f"{what}, which is no model that is served here; known so far: {', '.join(variants())}"
@@ -191,7 +196,8 @@ def _about_folder(given: str) -> str:
 
 
 def _unknown_model(given: str) -> str:
-    models = [checkpoint.model for variant in variants().values() for checkpoint in variant.checkpoints.values()]
+    published = [variant for variant in variants().values() if not variant.model]
+    models = [checkpoint.model for variant in published for checkpoint in variant.checkpoints.values()]
     nearest = difflib.get_close_matches(given, models, n=1)
     if _is_distilled(given):
         return f"{given}: {_DISTILLED}; known so far: {', '.join(models)}"
@@ -250,7 +256,7 @@ def _precision_of_folder(model: str, served: Variant, architecture: Architecture
     if broken:
         problems = "; ".join(f"{finding.file}: {finding.message}" for finding in broken)
         raise OptionError(f"{problems}; name the folder of a whole checkpoint")
-    if facts.architecture != architecture:
+    if facts.architecture is None or facts.architecture.class_name != architecture.class_name:
         expected, found = architecture.class_name, short_repr(facts.class_name)
         raise OptionError(f"--model {model}: expected a {expected} for {served.name}, its config.json says {found}")
     if facts.quantization is not None and facts.precision is None:

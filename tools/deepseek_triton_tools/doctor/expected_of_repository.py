@@ -73,7 +73,7 @@ def _world_size(repository: Path, checked: CheckedModel) -> int | None:
 
 def _checkpoint(repository: Path, checked: CheckedModel, model: Path | None) -> str | None:
     """Return the checkpoint's folder or name; None for an engine that reads none."""
-    if checked.engine == "simulated" or not checked.model or checked.model == "tiny":
+    if checked.engine == "simulated" or not checked.model:
         return None
     if model is not None:
         return os.path.abspath(model)

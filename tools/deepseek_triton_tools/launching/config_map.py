@@ -73,10 +73,7 @@ def repository_files(folder: Path) -> list[RepositoryFile]:
             status = path.stat()
             size += status.st_size
             if size > MAX_BYTES:
-                raise RepositoryError(
-                    f"{folder} is larger than {sized(MAX_BYTES)}, the limit of a ConfigMap: put it on a volume and "
-                    "name its claim with --repository-claim"
-                )
+                raise RepositoryError(_too_large(folder))
             content = path.read_bytes()
         except OSError as error:
             raise _unreadable(path, error) from error
@@ -86,6 +83,16 @@ def repository_files(folder: Path) -> list[RepositoryFile]:
         is_executable = bool(status.st_mode & 0o100)
         files.append(RepositoryFile(path=name, key=key, content=content, is_executable=is_executable))
     return files
+
+
+def _too_large(folder: Path) -> str:
+    said = (
+        f"{folder} is larger than {sized(MAX_BYTES)}, the limit of a ConfigMap: put it on a volume and name its claim "
+        "with --repository-claim"
+    )
+    if any(folder.rglob("*.safetensors")):
+        said += ", or build it without the checkpoint that it holds: --model with the checkpoint's own path"
+    return said
 
 
 def _unreadable(path: Path, error: OSError) -> RepositoryError:

@@ -110,6 +110,8 @@ def _checkpoint_line(plan: Plan) -> str:
     if plan.request.model and plan.request.model != plan.checkpoint.model:
         return f"  checkpoint: {plan.request.model}, as the container sees it"
     size = plan.checkpoint.weight_bytes / 1e9
+    if plan.carries_checkpoint:
+        return f"  checkpoint: {plan.checkpoint.model}, {size * 1000:.0f} MB inside the folder"
     return f"  checkpoint: {plan.checkpoint.model}, {size:.0f} GB for the container to download; --model names a folder"
 
 

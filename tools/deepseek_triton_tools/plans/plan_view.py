@@ -217,10 +217,10 @@ def _show_launch(plan: Plan) -> None:
     how = launch(plan)
     print(styled("Start", "1"))
     if plan.checkpoint is not None:
-        weights, host = plan.checkpoint.weight_bytes / 1e9, plan.host_memory / 1e9
+        weights, host = _decimal(plan.checkpoint.weight_bytes), _decimal(plan.host_memory)
         print(
             paragraph(
-                f"loads {weights:,.0f} GB of weights; with {host:,.0f} GB of memory available on each node the engine "
+                f"loads {weights} of weights; with {host} of memory available on each node the engine "
                 "reads them ahead, with less it loads more slowly"
             )
         )
@@ -228,6 +228,11 @@ def _show_launch(plan: Plan) -> None:
     ranks = f", {how.mpi_ranks} MPI ranks" if how.mpi_ranks else ""
     print(paragraph(f"{nodes}{ranks}: {how.command}, {how.where}"))
     print(paragraph(f"`deepseek-triton build` with the same options and --output DIR writes it, with {how.script}"))
+
+
+def _decimal(size: int) -> str:
+    """Return bytes in gigabytes, or in megabytes where they are less than one."""
+    return f"{size / 1e9:,.0f} GB" if size >= 1e9 else f"{size / 1e6:,.0f} MB"
 
 
 def show_warnings(plan: Plan) -> None:

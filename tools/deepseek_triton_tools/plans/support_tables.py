@@ -93,9 +93,19 @@ def _cell(variant: Variant, checkpoint: KnownCheckpoint, gpu: Gpu) -> Cell:
         target = resolve_target(request)
     except RefusedPlanError as refused:
         return Cell(gpu=gpu.name, reason=str(refused))
-    published = gpu.published_min_gpus.get(checkpoint.precision)
     fewest = minimum_gpus(gpu, target.architecture, target.checkpoint)
-    usable = [name for name, profile in profiles().items() if _recipes(profile, gpu, checkpoint.precision)]
+    if variant.model:  # what is published is about the models at full size
+        reason = "fits by arithmetic"
+        return Cell(
+            gpu=gpu.name, published_gpus=fewest, minimum_gpus=fewest, profiles=(variant.profile,), reason=reason
+        )
+    published = gpu.published_min_gpus.get(checkpoint.precision)
+    kept = {entry.profile for entry in variants().values()}
+    usable = [
+        name
+        for name, profile in profiles().items()
+        if name not in kept and _recipes(profile, gpu, checkpoint.precision)
+    ]
     reason = gpu.published_source if published else "fits by arithmetic; not published"
     return Cell(
         gpu=gpu.name,

@@ -71,8 +71,10 @@ class LaunchFacts:
 
     @property
     def mounts(self) -> dict[str, str]:
-        """Folders that a container mounts for the checkpoint: path in the container -> path on this machine."""
-        return dict(self.serving.mounts) if self.serving else {}
+        """Folders that a container mounts for the checkpoint: path in the container -> path on this machine. None for
+        one inside the repository, which is mounted anyway."""
+        found = self.serving.mounts.items() if self.serving else ()
+        return {place: source for place, source in found if not Path(place).is_relative_to(self.folder)}
 
     @property
     def shm_bytes(self) -> int:

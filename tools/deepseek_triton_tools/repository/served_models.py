@@ -14,7 +14,6 @@ from deepseek_triton_tools.tool_errors import CheckpointError
 
 MODEL_YAML = "model.yaml"
 _TENSORRT_LLM, _REFERENCE, _SIMULATED = "tensorrt_llm", "reference", "simulated"
-_TINY = "tiny"
 _DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
 """Keys of speculative_config that name a draft model: the second one in TensorRT-LLM 1.1, the first in 0.21 and 1.2."""
 
@@ -91,10 +90,6 @@ def served_models(model_yaml: Path) -> list[ServedModel]:
     if not isinstance(model, str) or not model:
         raise CheckpointError(
             f"{model_yaml}: expected model: and a checkpoint's folder or name, found {short_repr(model)}"
-        )
-    if engine == _REFERENCE and model == _TINY:
-        raise NothingToReadError(
-            f"{model_yaml}: the backend makes the model {_TINY} when it starts; there is nothing to warm"
         )
     revision = document.values.get("revision")
     found = ServedModel(

@@ -97,7 +97,11 @@ class Variant:
     engines: tuple[str, ...]
     """The engines it runs on; the first is the default."""
     model: str = ""
-    """The `model:` of a variant without checkpoints: "tiny"."""
+    """The folder beside model.yaml of a checkpoint that travels in every repository; empty where none does."""
+    edition: str = ""
+    """The folder in that checkpoint whose files take the place of those beside it; empty for none."""
+    profile: str = ""
+    """The only profile that the variant has; empty: all but those that other variants keep to themselves."""
     presets: tuple[str, ...] = ()
     """Deployments whose pace the simulated engine can keep. A test compares them with the backend's own list."""
     architecture: Architecture | None = None
@@ -208,7 +212,14 @@ def find_precision(name: str) -> Precision:
     for precision in PRECISIONS:
         if lower == precision or PRECISION_ALIASES.get(lower) == precision:
             return precision
-    raise UnknownNameError("precision", name, (*PRECISIONS, *PRECISION_ALIASES))
+    note = _NO_BF16 if lower in ("bf16", "bfloat16") else ""
+    raise UnknownNameError("precision", name, (*PRECISIONS, *PRECISION_ALIASES), note=note)
+
+
+_NO_BF16 = (
+    "BF16 would only help GPUs without FP8, and TensorRT-LLM has no MLA kernels for DeepSeek there (rule H001); leave "
+    "--precision out"
+)
 
 
 def variant_of_model(model: str) -> tuple[Variant, KnownCheckpoint] | None:
@@ -229,6 +240,7 @@ def _by_name() -> Mapping[str, tuple[Variant, KnownCheckpoint]]:
         for variant in variants().values()
         for weights in (*variant.checkpoints.values(), *variant.own_checkpoints.values())
         for name, checkpoint in weights.under_each_name().items()
+        if not variant.model  # a folder called like it may hold anything
     }
 
 

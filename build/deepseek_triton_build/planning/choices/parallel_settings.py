@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget
+from deepseek_triton_build.arithmetic.shares import FP8_BLOCK
 from deepseek_triton_build.data.planned_settings import Setting
 from deepseek_triton_build.data.sources import GUIDE
 from deepseek_triton_build.planning.batch_sizes import Sizes
+from deepseek_triton_build.planning.layout import needs_attention_dp
 from deepseek_triton_build.planning.target import Target
 from deepseek_triton_build.rules.attention import LOW_CONCURRENCY
 
@@ -30,13 +32,13 @@ def parallelism_settings(target: Target, sizes: Sizes, budget: Budget) -> Iterab
     yield Setting(
         "tensor_parallel_size",
         layout.tensor_parallel_size,
-        f"{target.num_gpus} GPUs hold one copy of the weights, each {each:.1f} of its "
+        f"{target.num_gpus} GPUs hold one copy of the weights, each {each:{'.1f' if each >= 0.1 else '.3f'}} of its "
         f"{budget.memory / GIB:.1f} GiB{_recommended(target)}",
     )
     yield Setting(
         "moe_expert_parallel_size",
         layout.expert_parallel_size,
-        _expert_reason(layout.tensor_parallel_size, layout.expert_parallel_size),
+        _expert_reason(target, layout.tensor_parallel_size, layout.expert_parallel_size),
     )
     yield Setting(
         "pipeline_parallel_size", layout.pipeline_parallel_size, _pipeline_reason(target, layout.pipeline_parallel_size)
@@ -54,10 +56,11 @@ def _recommended(target: Target) -> str:
     return f"; {more} GPUs are recommended for the best performance" if more > target.num_gpus else ""
 
 
-def _expert_reason(tp: int, ep: int) -> str:
+def _expert_reason(target: Target, tp: int, ep: int) -> str:
+    number = target.architecture.num_routed_experts
     if ep == tp:
-        return f"each GPU holds whole experts, 256 / {ep}"
-    divided = f"256 experts in {ep} groups, each expert divided among {tp // ep} GPUs"
+        return f"each GPU holds whole experts, {number} / {ep}"
+    divided = f"{number} experts in {ep} groups, each expert divided among {tp // ep} GPUs"
     return f"{divided}; above 8 only wide EP's back end is published"
 
 
@@ -72,6 +75,13 @@ def _pipeline_reason(target: Target, pp: int) -> str:
 def _attention_dp_reason(target: Target, sizes: Sizes) -> str:
     if sizes.attention_dp_reason:
         return sizes.attention_dp_reason
+    if sizes.layout.attention_dp and needs_attention_dp(target):
+        a = target.architecture
+        return (
+            f"each GPU attends to requests of its own, because {sizes.layout.tensor_parallel_size} GPUs can't share "
+            f"{a.num_heads} heads of {a.qk_nope_head_dim + a.qk_rope_head_dim} columns in whole FP8 blocks of "
+            f"{FP8_BLOCK}"
+        )
     if sizes.layout.attention_dp:
         return (
             f"each GPU attends to requests of its own: above {LOW_CONCURRENCY} concurrent requests the KV cache, which "

@@ -10,6 +10,7 @@ import math
 import queue
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from tensorrt_llm._detokenizer import Detokenizer
@@ -112,6 +113,11 @@ class LLM:
             yield json.dumps(row) if number % 2 else row
 
     def _refuse_to_load(self) -> None:
+        model = Path(self._llm_args["model"])
+        if model.is_dir() and not (model / "config.json").is_file():
+            raise OSError(f"{model} does not appear to have a file named config.json")
+        if not model.is_dir() and len(model.parts) == 1:
+            raise OSError(f"{model} is not a local folder and is not a valid model identifier")
         if RECORD["default_backend"] == "tensorrt" and self._llm_args["backend"] != "pytorch":
             raise ValueError(f"no TensorRT engine: expected backend 'pytorch', got {self._llm_args['backend']!r}")
         for need in RECORD["sampler"]["needs"]:

@@ -1,0 +1,68 @@
+"""The checkpoint that travels in every repository of a variant that has one: its files, checked by their checksums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from deepseek_triton_build.build_errors import UnusableCheckpointError
+from deepseek_triton_build.data import model_source
+from deepseek_triton_build.planning.plan import Plan
+from deepseek_triton_build.render.stamp import sha256
+
+CHECKSUMS = "checksums.sha256"
+"""The file with the checksum of every other one, in the form of sha256sum."""
+
+
+def carried_files(plan: Plan) -> Mapping[str, bytes]:
+    """Return relative path -> content of the checkpoint that goes with `plan`; nothing where none does.
+
+    :raises UnusableCheckpointError: when the checkpoint is not in this installation, or is damaged.
+    """
+    if not plan.carries_checkpoint:
+        return {}
+    files = _files(model_source.version_dir() / plan.variant.model, plan.variant.edition)
+    return {f"{plan.variant.model}/{name}": content for name, content in files.items()}
+
+
+@lru_cache(maxsize=4)
+def _files(source: Path, edition: str) -> Mapping[str, bytes]:
+    """Return the files that the checksums name, and checksums of them. Those in the folder `edition` replace those
+    beside it; those of other editions stay behind."""
+    recorded = _recorded(source / CHECKSUMS)
+    names = {name: name for name in recorded if "/" not in name}
+    if edition:
+        inside = f"{edition}/"
+        replaced = {name.removeprefix(inside): name for name in recorded if name.startswith(inside)}
+        if not replaced:
+            raise UnusableCheckpointError(f"{source / CHECKSUMS}: expected files in {inside}, found none; {_MEND}")
+        names |= replaced
+    content = {name: _checked(source / origin, recorded[origin]) for name, origin in sorted(names.items())}
+    lines = [f"{sha256(data)}  {name}\n" for name, data in content.items()]
+    return content | {CHECKSUMS: "".join(lines).encode()}
+
+
+_MEND = "restore the folder from this project's repository, or name another checkpoint with --model"
+
+
+def _recorded(path: Path) -> Mapping[str, str]:
+    """Return name -> checksum."""
+    lines = _read(path).decode("utf-8", errors="replace").splitlines()
+    return {name: checksum for checksum, _, name in (line.partition("  ") for line in lines if line)}
+
+
+def _checked(path: Path, checksum: str) -> bytes:
+    content = _read(path)
+    if sha256(content) != checksum:
+        raise UnusableCheckpointError(
+            f"{path}: expected the file that {CHECKSUMS} names, found another or a cut one; {_MEND}"
+        )
+    return content
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UnusableCheckpointError(f"{path}: can't be read: {error.strerror}; {_MEND}") from error

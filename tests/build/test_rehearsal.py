@@ -1,0 +1,303 @@
+"""The rehearsal: the tiny model planned for TensorRT-LLM, and its checkpoint, which travels in the repository."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepseek_triton_build import (
+    BuildError,
+    PlanRequest,
+    RefusedPlanError,
+    UnusableCheckpointError,
+    make_plan,
+    model_repository,
+    repository_files,
+    write_repository,
+)
+from deepseek_triton_build.arithmetic.gpu_memory import weights
+from deepseek_triton_build.catalog import Variant, find_variant, gpus
+from deepseek_triton_build.check import CheckOptions, check_repository
+from deepseek_triton_build.render import carried_checkpoint
+from deepseek_triton_build.render.carried_checkpoint import CHECKSUMS, carried_files
+from deepseek_triton_build.render.model_yaml import model_yaml
+from support.deepseek_loader import BLOCK, problems, published_tensors, tensors_in
+
+GOLDEN = Path(__file__).with_name("golden_rehearsal")
+SOURCE = model_repository() / "tensorrt_llm/1/tiny"
+TINY, R1 = find_variant("tiny"), find_variant("deepseek-r1")
+with_checkpoint = pytest.mark.skipif(not SOURCE.is_dir(), reason=f"{SOURCE} is not in this checkout")
+
+
+def rehearsal(**changes: Any) -> PlanRequest:
+    return PlanRequest(**{"variant": "tiny", "gpu": "h200", "engine": "tensorrt_llm", **changes})
+
+
+def architecture_of(variant: Variant):
+    assert variant.architecture is not None
+    return variant.architecture
+
+
+# The plan
+
+
+@pytest.mark.parametrize("variant", ["tiny", "tiny-r1"])
+@pytest.mark.parametrize(
+    ("num_gpus", "expert_parallel", "attention_dp"),
+    [(None, 1, False), (1, 1, False), (2, 2, False), (4, 4, False), (8, 8, True), (16, 8, True)],
+)
+def test_how_it_is_divided(variant, num_gpus, expert_parallel, attention_dp):
+    plan = make_plan(rehearsal(variant=variant, num_gpus=num_gpus))
+
+    assert plan.world_size == (num_gpus or 1)
+    assert (plan.layout.expert_parallel_size, plan.layout.attention_dp) == (expert_parallel, attention_dp)
+    assert plan.canonical["speculative_config.num_nextn_predict_layers"] == 1
+    assert [warning.rule.code for warning in plan.warnings] == []
+
+
+@pytest.mark.parametrize("gpu", [name for name, gpu in gpus().items() if gpu.architecture != "ampere"])
+@pytest.mark.parametrize("num_gpus", [1, 8])
+def test_every_gpu_with_fp8_has_a_plan(gpu, num_gpus):
+    assert make_plan(rehearsal(gpu=gpu, num_gpus=num_gpus)).precision == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "suggestion"),
+    [
+        pytest.param({"num_gpus": 3}, "3 GPUs can't share 8 attention heads and 8 experts", {"num_gpus": 4}, id="3"),
+        pytest.param({"num_gpus": 5}, "5 GPUs can't share 8 attention heads", {"num_gpus": 8}, id="5"),
+        pytest.param({"num_gpus": 6}, "6 GPUs can't share 8 attention heads", {"num_gpus": 8}, id="6"),
+        pytest.param({"num_gpus": 7}, "7 GPUs can't share 8 attention heads", {"num_gpus": 8}, id="7"),
+        pytest.param({"num_gpus": 32}, "32 GPUs can't share 8 attention heads", {"num_gpus": 16}, id="32"),
+        pytest.param({"gpu": "a100"}, "A100 80 GB SXM is Ampere", {"gpu": "h200"}, id="no FP8"),
+        pytest.param({"precision": "fp4"}, "stored as fp8 only", {"precision": "fp8"}, id="precision"),
+        pytest.param({"profile": "throughput"}, "one profile, rehearsal", {"profile": "rehearsal"}, id="profile"),
+        pytest.param(
+            {"num_gpus": 4, "pipeline_parallel_size": 4},
+            "3 layers can't fill 4",
+            {"pipeline_parallel_size": 1},
+            id="pp",
+        ),
+        pytest.param(
+            {"num_gpus": 8, "overrides": (("enable_attention_dp", False),)},
+            "leaves a rank 1 x 192 of q_b_proj, which are no whole FP8 blocks",
+            {"overrides": ()},
+            id="attention DP",
+        ),
+    ],
+)
+def test_what_cant_work_names_what_does(changes, words, suggestion):
+    with pytest.raises(RefusedPlanError) as refused:
+        make_plan(rehearsal(**changes))
+
+    assert words in str(refused.value)
+    assert refused.value.suggestion == suggestion
+
+
+def test_its_profile_is_for_nothing_else():
+    with pytest.raises(RefusedPlanError, match="profile rehearsal is for tiny and tiny-r1 only"):
+        make_plan(PlanRequest(variant="deepseek-r1", gpu="h200", profile="rehearsal"))
+
+
+def test_bf16_is_refused_with_the_reason():
+    with pytest.raises(BuildError, match="no MLA kernels for DeepSeek there"):
+        make_plan(rehearsal(precision="bf16"))
+
+
+@pytest.mark.parametrize("num_gpus", [1, 8])
+def test_the_settings_are_those_of_the_golden_file(num_gpus):
+    """`deepseek-triton build tiny --engine tensorrt_llm --gpu h200 --gpus N` writes it, below its first line."""
+    text = model_yaml(make_plan(rehearsal(num_gpus=num_gpus)), stamp="golden")
+
+    assert text == (GOLDEN / f"h200x{num_gpus}.yaml").read_text("utf-8")
+
+
+# The shares that the loader makes
+
+
+@pytest.mark.parametrize(
+    ("variant", "tensor_parallel_size", "attention_dp"),
+    [
+        *((TINY, size, False) for size in (1, 2, 4)),
+        *((TINY, size, True) for size in (2, 4, 8)),
+        *((R1, size, False) for size in (8, 16, 32)),
+        (R1, 8, True),
+    ],
+    ids=lambda value: value.name if isinstance(value, Variant) else str(value),
+)
+def test_every_rank_gets_whole_blocks(variant, tensor_parallel_size, attention_dp):
+    a = architecture_of(variant)
+    found = problems(published_tensors(a), a, tensor_parallel_size=tensor_parallel_size, attention_dp=attention_dp)
+
+    assert found == []
+
+
+def test_eight_ranks_would_cut_the_blocks_of_tiny():
+    a = architecture_of(TINY)
+
+    assert problems(published_tensors(a), a, tensor_parallel_size=8, attention_dp=False) == [
+        f"model.layers.{layer}.self_attn.q_b_proj: 1536 values and 12 scales on 8 ranks" for layer in range(4)
+    ]
+
+
+_BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1}
+
+
+@pytest.mark.parametrize("variant", [TINY, R1], ids=["tiny", "r1"])
+def test_the_arithmetic_counts_the_published_tensors(variant):
+    a, checkpoint = architecture_of(variant), variant.checkpoints["fp8"]
+    sizes = []
+    for dtype, shape in published_tensors(a).values():
+        count = _BYTES[dtype]
+        for length in shape:
+            count *= length
+        sizes.append(count)
+
+    assert sum(sizes) == weights(a, checkpoint).total == checkpoint.weight_bytes
+
+
+@with_checkpoint
+def test_the_checkpoint_is_what_the_loader_reads():
+    tensors = tensors_in(SOURCE / "model.safetensors")
+    config = json.loads((SOURCE / "config.json").read_text("utf-8"))
+
+    assert tensors == published_tensors(architecture_of(TINY))
+    assert config["quantization_config"]["weight_block_size"] == [BLOCK, BLOCK]
+    assert config["num_key_value_heads"] == config["num_attention_heads"]
+
+
+# The checkpoint travels
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A checkpoint of a few bytes in the place of the project's own."""
+    folder = tmp_path / "1" / "tiny"
+    (folder / "r1").mkdir(parents=True)
+    files = {"config.json": "{}", "model.safetensors": "weights", "tokenizer_config.json": "v3.1"}
+    for name, text in {**files, "r1/tokenizer_config.json": "r1"}.items():
+        (folder / name).write_text(text)
+    write_checksums(folder)
+    monkeypatch.setattr(carried_checkpoint.model_source, "version_dir", lambda: tmp_path / "1")
+    return folder
+
+
+def write_checksums(folder):
+    names = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n" for path in names]
+    (folder / CHECKSUMS).write_text("".join(lines))
+
+
+def checksums(text):
+    return {name: checksum for checksum, name in (line.split("  ") for line in text.decode().splitlines())}
+
+
+@pytest.mark.parametrize(("variant", "template"), [("tiny", b"v3.1"), ("tiny-r1", b"r1")])
+def test_each_variant_carries_its_own_chat_template_and_true_checksums(source, variant, template):
+    carried = carried_files(make_plan(rehearsal(variant=variant)))
+    names = {"config.json", "model.safetensors", "tokenizer_config.json"}
+
+    assert set(carried) == {f"tiny/{name}" for name in (*names, CHECKSUMS)}
+    assert carried["tiny/tokenizer_config.json"] == template
+    assert checksums(carried[f"tiny/{CHECKSUMS}"]) == {
+        name: hashlib.sha256(carried[f"tiny/{name}"]).hexdigest() for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"model": "/models/tiny"}, id="another folder"),
+        pytest.param({"engine": "simulated", "gpu": None}, id="no weights are read"),
+        pytest.param({"variant": "deepseek-r1"}, id="full size"),
+    ],
+)
+def test_nothing_travels_where_nothing_is_read(source, changes):
+    assert carried_files(make_plan(rehearsal(**changes))) == {}
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        pytest.param(lambda folder: shutil.rmtree(folder), "checksums.sha256: can't be read", id="no folder"),
+        pytest.param(
+            lambda folder: (folder / "config.json").unlink(), "config.json: can't be read", id="a file is gone"
+        ),
+        pytest.param(lambda folder: (folder / "config.json").write_text("{"), "another or a cut one", id="cut"),
+        pytest.param(
+            lambda folder: (shutil.rmtree(folder / "r1"), write_checksums(folder)), "files in r1/", id="no r1"
+        ),
+    ],
+)
+def test_a_damaged_source_is_one_line_with_the_fix(source, damage, words):
+    damage(source)
+    with pytest.raises(UnusableCheckpointError) as raised:
+        carried_files(make_plan(rehearsal(variant="tiny-r1")))
+
+    assert words in str(raised.value)
+    assert "restore the folder" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def changed_config(folder):
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"num_attention_heads": 16}))
+
+
+def cut(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def swapped(folder):
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@with_checkpoint
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        pytest.param(lambda folder: None, None, id="whole"),
+        pytest.param(cut, "model.safetensors was changed since it was generated", id="cut"),
+        pytest.param(swapped, "model.safetensors was changed since it was generated", id="swapped"),
+        pytest.param(changed_config, "num_attention_heads 16, not 8", id="config"),
+        pytest.param(lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json", id="no tokenizer"),
+        pytest.param(shutil.rmtree, "are gone since the folder was generated", id="gone"),
+    ],
+)
+def test_check_looks_at_the_checkpoint_inside(tmp_path, damage, words):
+    write_repository(repository_files(make_plan(rehearsal(num_gpus=8)), version="0"), tmp_path / "r")
+    damage(tmp_path / "r/tensorrt_llm/1/tiny")
+
+    report = check_repository(tmp_path / "r", CheckOptions())
+
+    messages = [finding.message for finding in report.findings]
+    assert messages == [] if words is None else any(words in message for message in messages), messages
+
+
+@with_checkpoint
+def test_a_checkpoint_of_another_shape_is_not_taken_for_the_planned_one(tmp_path):
+    """Both have the class DeepseekV3ForCausalLM."""
+    request = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8, model=str(SOURCE))
+    write_repository(repository_files(make_plan(request), version="0"), tmp_path / "r")
+
+    found = [finding.message for finding in check_repository(tmp_path / "r", CheckOptions()).findings]
+
+    assert any(message.startswith("expected the figures of deepseek-r1, found") for message in found), found
+
+
+@with_checkpoint
+def test_the_same_plan_gives_the_same_bytes():
+    plan = make_plan(rehearsal(variant="tiny-r1"))
+    other = replace(plan, request=replace(plan.request, num_gpus=1))
+
+    assert repository_files(plan, version="0") == repository_files(other, version="0")
