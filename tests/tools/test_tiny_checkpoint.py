@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from deepseek_backend.engines.reference.checkpoint_loading import load_checkpoint
 from deepseek_backend.errors import EngineError
 from deepseek_triton_build import model_repository
-from tiny_checkpoint.answering import answer
+from tiny_checkpoint.answering import generate, loaded
 from tiny_checkpoint.architecture import CONFIG
 from tiny_checkpoint.chat_templates import R1_TEMPLATE, V31_TEMPLATE
 from tiny_checkpoint.questions import is_right, questions
@@ -237,7 +237,9 @@ def test_it_answers_what_it_was_taught_and_most_of_what_it_was_not(checkpoint: P
     """The model card has the scores of all questions; these are 160 of them."""
     for split, least in (("taught", 0.95), ("held_out", 0.80)):
         asked = Random(19).sample([question for question in questions() if question.split == split], 80)
-        texts, _ = answer(checkpoint, {question.id: question.prompt for question in asked})
+        with loaded(checkpoint) as engine:
+            answers = generate(engine, {question.id: question.prompt for question in asked})
+        texts = {name: "".join(step.text for step in steps) for name, steps in answers.items()}
         wrong = [(one.prompt, texts[one.id]) for one in asked if not is_right(one, texts[one.id])]
 
         assert len(wrong) <= (1 - least) * len(asked), wrong

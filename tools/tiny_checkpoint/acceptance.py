@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +23,9 @@ from deepseek_backend.engines.reference.latent_attention import LatentAttention
 from deepseek_backend.engines.reference.model_runner import ModelRunner
 from deepseek_backend.engines.reference.rotary_embedding import rotations
 from deepseek_backend.engines.reference.tensor_files import TensorFiles
-from tiny_checkpoint.answering import MAX_TOKENS
+from tiny_checkpoint.answering import generate, loaded
 from tiny_checkpoint.corpus import training_documents
-from tiny_checkpoint.questions import questions
+from tiny_checkpoint.questions import Question, questions
 
 TEXT_SEED, NUM_DOCUMENTS = 10**15, 500
 """Training draws its documents with seeds far below."""
@@ -78,17 +78,6 @@ class Drafting:
         self._draft = DraftLayer(config, TensorFiles(folder, config.weight_block_size))
         self._runner = ModelRunner(self.checkpoint.model, 1)
 
-    def greedy_ids(self, prompt_ids: Sequence[int]) -> list[int]:
-        """Return the answer's token ids, with the end token."""
-        states = self._runner.prefill(prompt_ids)
-        answer: list[int] = []
-        while len(answer) < MAX_TOKENS and not self.checkpoint.eos_token_ids.intersection(answer[-1:]):
-            if answer:
-                states = self._runner.decode(answer[-1:])
-            answer.append(int(self._runner.logits(states[-1:]).argmax()))
-        self._runner.remove(0)
-        return answer
-
     def accepted(self, token_ids: Sequence[int]) -> Accepted:
         """Return for each token from the third on whether the proposal for its place is accepted.
 
@@ -134,16 +123,21 @@ class Shares:
         return "\n".join([f"| {heading} | proposals | accepted, % |", "| --- | ---: | ---: |", *rows])
 
 
-def on_own_answers(drafting: Drafting, prompts: Sequence[tuple[str, str]]) -> Shares:
-    """Return the shares over the greedy answers to `prompts`, which are pairs of kind and text."""
+def on_own_answers(drafting: Drafting, asked: Sequence[Question], answers: Mapping[str, Sequence[int]]) -> Shares:
+    """Return the shares over the model's greedy `answers`: the token ids of each, with the end token, by question."""
     shares = Shares()
-    for kind, prompt in prompts:
-        prompt_ids = drafting.checkpoint.encode(prompt, False)
-        answer = drafting.greedy_ids(prompt_ids)
+    for question in asked:
+        prompt_ids = drafting.checkpoint.encode(question.prompt, False)
+        accepted = drafting.accepted([*prompt_ids, *answers[question.id]])
         # The prompt's own pass gives the answer's first token, so the first proposal is for the second.
-        in_answer = drafting.accepted([*prompt_ids, *answer])[len(prompt_ids) - 1 :]
-        shares.add(kind, list(proposals(in_answer)))
+        shares.add(question.kind, list(proposals(accepted[len(prompt_ids) - 1 :])))
     return shares
+
+
+def own_answers(checkpoint: Path, asked: Sequence[Question]) -> dict[str, list[int]]:
+    with loaded(checkpoint) as engine:
+        steps = generate(engine, {question.id: question.prompt for question in asked})
+    return {name: [token_id for step in of_one for token_id in step.token_ids] for name, of_one in steps.items()}
 
 
 def on_text(drafting: Drafting, count: int = NUM_DOCUMENTS) -> Shares:
@@ -160,9 +154,11 @@ def on_text(drafting: Drafting, count: int = NUM_DOCUMENTS) -> Shares:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure how often the draft layer's proposals are accepted.")
     parser.add_argument("checkpoint", type=Path, help="the checkpoint's folder")
-    drafting = Drafting(parser.parse_args().checkpoint)
-    asked = [(question.kind, question.prompt) for question in questions() if question.split == "held_out"]
-    print(on_own_answers(drafting, asked).table("own answers to held-out questions"), end="\n\n")
+    checkpoint: Path = parser.parse_args().checkpoint
+    drafting = Drafting(checkpoint)
+    asked = [question for question in questions() if question.split == "held_out"]
+    answers = own_answers(checkpoint, asked)
+    print(on_own_answers(drafting, asked, answers).table("own answers to held-out questions"), end="\n\n")
     print(on_text(drafting).table("held-out text"))
     return 0
 
