@@ -5,6 +5,8 @@ PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+# Stamps: what the demo needs is in .venv; what the tests need, too.
+DEMO := $(VENV)/.demo
 INSTALLED := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 HOST := tools/deepseek_triton_tools/host
@@ -12,14 +14,25 @@ HOST := tools/deepseek_triton_tools/host
 TOO_OLD := "Python 3.10, 3.11 or 3.12 is needed, this is %d.%d: name another, as in `make PYTHON=python3.12`"
 UNIT := tests/backend tests/build tests/client tests/contract tests/tools
 
-.PHONY: help venv demo unit test lint types docs generated check clean
+TRAINED := .cache/tiny-checkpoint
+# How the embedded checkpoint is trained again. The last line prints its scores.
+define TRAINING
+export PYTHONPATH=model_repository/tensorrt_llm/1
+$(BIN)/python -m tiny_checkpoint.tokenizer $(TRAINED)
+$(BIN)/python -m tiny_checkpoint.train --output $(TRAINED)
+$(BIN)/python -m tiny_checkpoint.export $(TRAINED) $(TRAINED)/tiny
+$(BIN)/python -m tiny_checkpoint.answering $(TRAINED)/tiny $(TRAINED)/answers.json
+$(BIN)/python -m tiny_checkpoint.score $(TRAINED)/answers.json
+endef
+
+.PHONY: help venv demo unit test lint types docs generated tiny-checkpoint check clean
 
 help:  ## show this
-	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## */\t/' | expand -t 17
 
 venv: $(INSTALLED)  ## make .venv with everything in it; PYTHON=python3.12 names another Python
 
-demo: $(INSTALLED)  ## see it work: a tiny DeepSeek on a real tritonserver, without a GPU
+demo: $(DEMO)  ## see it work: a tiny DeepSeek on a real tritonserver, without a GPU
 	@$(BIN)/deepseek-triton demo
 
 unit: $(INSTALLED)  ## run the quick tests, without a server: what you run while you work
@@ -42,16 +55,26 @@ docs: $(INSTALLED)  ## build the documentation as a site into .cache/site; a bro
 generated: $(INSTALLED)  ## write config.pbtxt, model.yaml, docs/contract.md, docs/rules.md, the index in ARCHITECTURE.md and the JSON of data/ again
 	@$(BIN)/python -m deepseek_triton_tools.generated_files
 
+tiny-checkpoint: export COMMANDS = $(TRAINING)
+tiny-checkpoint: $(DEMO)  ## train the embedded checkpoint again, in minutes on a GPU; without one it says how
+	@if $(BIN)/python -c 'import torch; torch.zeros(1, device="cuda")' 2>/dev/null; then sh -exc "$$COMMANDS"; else \
+	echo "This needs a GPU and a torch that can use it: $(BIN)/pip install --group training. Then:"; echo "$$COMMANDS"; fi
+
 check: lint types docs test  ## lint, types, docs and test
 
 clean:  ## remove .venv and what the tools leave
 	rm -rf $(VENV) dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml
+$(DEMO): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 8) or sys.exit($(TOO_OLD) % sys.version_info[:2])'
 	@$(PYTHON) $(HOST)/preflight.py
-	@echo "installing into $(VENV), about a minute the first time"
+	@echo "installing what the demo needs into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log
+	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log 115 --editable '.[demo]'
+	@touch $@
+
+$(INSTALLED): $(DEMO)
+	@echo "installing what the tests need into $(VENV)"
+	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log 85 --group dev
 	@touch $@

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +21,16 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a server that goes away is n
 # Shared machines stall for seconds: neither a slow example nor a slow draw says anything about the code.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a small DeepSeek-V3 with random weights: real forward passes, and long answers."""
+    from support.random_checkpoint import write_checkpoint
+
+    folder = tmp_path_factory.mktemp("random_checkpoint")
+    write_checkpoint(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)

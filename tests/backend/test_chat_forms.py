@@ -1,37 +1,36 @@
-"""The simulated engine's chat form and the tiny checkpoint's template: both make the same prompt of a conversation."""
+"""The simulated engine's chat form and the random checkpoint's template make the same prompt of a conversation."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from deepseek_backend.engines.generate_request import Messages
 from deepseek_backend.engines.prompting import render_chat
+from deepseek_backend.engines.reference.chat_template import ChatTemplate
 from deepseek_backend.engines.simulated import chat_form
-from deepseek_backend.engines.transformers.tiny_checkpoint import BOS, CHAT_TEMPLATE, EOS
 from deepseek_backend.errors import RequestError
+from support.random_checkpoint import BOS, CHAT_TEMPLATE, EOS
 
 Render = Callable[[Messages, Mapping[str, Any]], str]
 
-TOKENIZER = PreTrainedTokenizerFast(
-    tokenizer_object=Tokenizer(BPE()), bos_token=BOS, eos_token=EOS, chat_template=CHAT_TEMPLATE
-)
-FORMS: dict[str, Render] = {
-    "simulated": chat_form.render,
-    "tiny": lambda messages, template_kwargs: render_chat(TOKENIZER, messages, template_kwargs),
-}
+FORMS = ("simulated", "checkpoint")
 
 CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 
 
 @pytest.fixture(params=FORMS)
-def render(request: pytest.FixtureRequest) -> Render:
-    return FORMS[request.param]
+def render(request: pytest.FixtureRequest, tmp_path: Path) -> Render:
+    if request.param == "simulated":
+        return chat_form.render
+    tokens = {"bos_token": BOS, "eos_token": EOS, "chat_template": CHAT_TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokens))
+    template = ChatTemplate(tmp_path)
+    return lambda messages, template_kwargs: render_chat(template, messages, template_kwargs)
 
 
 def says(role: str, content: str | None, **more: Any) -> dict[str, Any]:

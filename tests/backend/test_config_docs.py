@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from deepseek_backend.config import ENGINE_NAMES, BackendConfig
+from deepseek_backend.engines.reference.reference_engine import EngineOptions as ReferenceOptions
 from deepseek_backend.engines.simulated.simulated_options import _RULES as SIMULATED
 from deepseek_backend.engines.tensorrt_llm.loading import _OPTIONS as TENSORRT_LLM
-from deepseek_backend.engines.transformers.transformers_engine import EngineOptions as TransformersOptions
 
 KEYS, _, OPTIONS = (Path(__file__).parents[2] / "docs/configuration.md").read_text().partition("\n## engine_options\n")
 
@@ -21,7 +21,7 @@ def rows(section):
 
 ROWS = rows(KEYS)
 ENGINE_ROWS = {name: rows(text) for name, text in re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", OPTIONS, re.M | re.S)}
-TRANSFORMERS = {option.name: option.default for option in dataclasses.fields(TransformersOptions)}
+REFERENCE = {option.name: option.default for option in dataclasses.fields(ReferenceOptions)}
 NOT_KEYS = {"llm_args", "version_dir"}
 
 
@@ -39,7 +39,7 @@ def test_the_default_is_the_one_on_the_page(key):
 
 
 @pytest.mark.parametrize(
-    ("engine", "options"), [("tensorrt_llm", TENSORRT_LLM), ("transformers", TRANSFORMERS), ("simulated", SIMULATED)]
+    ("engine", "options"), [("tensorrt_llm", TENSORRT_LLM), ("reference", REFERENCE), ("simulated", SIMULATED)]
 )
 def test_every_option_of_an_engine_is_on_the_page_and_no_other(engine, options):
     assert engine in ENGINE_NAMES

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from deepseek_backend.engines.generate_request import SamplingParams
-from deepseek_backend.engines.transformers.tiny_checkpoint import build_tokenizer
-from deepseek_backend.engines.transformers.token_logprobs import prompt_logprobs, token_logprobs
-from deepseek_backend.engines.transformers.token_sampling import TokenSampler, sample_tokens, spellings
+from deepseek_backend.engines.reference.token_logprobs import prompt_logprobs, token_logprobs
+from deepseek_backend.engines.reference.token_sampling import TokenSampler, sample_tokens, spellings
+from support.random_checkpoint import build_tokenizer
 
 VOCAB_SIZE = 12
 TOKENIZER = Tokenizer.from_str(json.dumps(build_tokenizer()))
@@ -33,13 +32,12 @@ def sampler(
         end_ids=end_ids,
         bad_sequences=bad_sequences,
         vocab_size=VOCAB_SIZE,
-        device=torch.device("cpu"),
     )
 
 
 def draws(count: int, **params: Any) -> list[int]:
     one = sampler(**params)
-    return [sample_tokens(torch.tensor(LOGITS)[None], [one])[0] for _ in range(count)]
+    return [sample_tokens(LOGITS[None].copy(), [one])[0] for _ in range(count)]
 
 
 def reference(
@@ -124,7 +122,7 @@ def test_without_a_seed_each_request_draws_its_own() -> None:
 
 def test_a_seeded_row_does_not_depend_on_its_neighbours() -> None:
     rows = [sampler(temperature=1.0, seed=5), sampler(), sampler(temperature=1.0, seed=6)]
-    batch = [sample_tokens(torch.tensor(LOGITS).repeat(3, 1), rows) for _ in range(40)]
+    batch = [sample_tokens(np.repeat(LOGITS[None], 3, 0), rows) for _ in range(40)]
     assert [step[0] for step in batch] == draws(40, temperature=1.0, seed=5)
     assert {step[1] for step in batch} == {int(LOGITS.argmax())}
 
@@ -135,14 +133,14 @@ def test_penalties() -> None:
     one = sampler(prompt_ids=prompt, repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2)
     for token in output:
         one.record(token)
-    logits = torch.tensor(LOGITS)
+    logits = LOGITS.copy()
     one.adjust(logits)
     expected = LOGITS.tolist()
     for token in {*prompt, *output}:
         expected[token] = expected[token] / 1.5 if expected[token] > 0 else expected[token] * 1.5
     for token in set(output):
         expected[token] -= 0.3 + 0.2 * output.count(token)
-    np.testing.assert_allclose(logits.numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(logits, expected, rtol=1e-6)
 
 
 def test_penalties_steer_greedy_rows_too() -> None:
@@ -153,7 +151,7 @@ def test_min_tokens_delays_the_end() -> None:
     """Stop tokens outside the vocabulary are allowed, and never generated."""
     best = int(LOGITS.argmax())
     one = sampler(end_ids=(best, VOCAB_SIZE + 5), min_tokens=2)
-    tokens = [sample_tokens(torch.tensor(LOGITS)[None], [one])[0] for _ in range(3)]
+    tokens = [sample_tokens(LOGITS[None].copy(), [one])[0] for _ in range(3)]
     second = int(np.argsort(-LOGITS)[1])
     assert tokens == [second, second, best]
 
@@ -179,14 +177,14 @@ def test_the_last_token_of_a_bad_sequence_is_forbidden_after_the_others(
     one = sampler(prompt_ids=(0, 1), bad_sequences=((5,), (1, 2), (0, 1, 3)))
     for token_id in output:
         one.record(token_id)
-    logits = torch.tensor(LOGITS)
+    logits = LOGITS.copy()
     one.adjust(logits)
-    assert set(logits.isinf().nonzero()[:, 0].tolist()) == forbidden
+    assert set(np.isinf(logits).nonzero()[0].tolist()) == forbidden
 
 
 def test_bad_sequences_that_have_not_begun_forbid_nothing() -> None:
     one = sampler(bad_sequences=((1, 2),))
-    logits = torch.tensor(LOGITS)
+    logits = LOGITS.copy()
     one.adjust(logits)
     assert logits.tolist() == LOGITS.tolist()
 
@@ -202,25 +200,27 @@ def test_bad_strings_are_spelt_at_the_beginning_of_a_word_and_inside_one() -> No
 
 def test_logprobs_have_the_chosen_token_first_and_the_others_in_order() -> None:
     """Equally likely tokens share a rank, and a request may ask for more tokens than there are."""
-    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0, -1.0], [0.0, 2.0, 1.0, 2.5, -1.0]])
+    logits = np.array([[0.0, 2.0, 1.0, 2.0, -1.0], [0.0, 2.0, 1.0, 2.5, -1.0]], np.float32)
     chosen_fourth, chosen_first = token_logprobs(logits, [0, 3], [3, 100], TOKENIZER)
     assert [entry.token_id for entry in chosen_fourth] == [0, 1, 3, 2]
     assert [entry.rank for entry in chosen_fourth] == [4, 1, 1, 3]
     assert [entry.token_id for entry in chosen_first] == [3, 1, 2, 0, 4]
     assert [entry.rank for entry in chosen_first] == [1, 2, 3, 4, 5]
     np.testing.assert_allclose(
-        [entry.logprob for entry in chosen_first], logits[1].log_softmax(-1)[[3, 1, 2, 0, 4]], rtol=1e-6
+        [entry.logprob for entry in chosen_first],
+        np.log(np.exp(logits[1]) / np.exp(logits[1]).sum())[[3, 1, 2, 0, 4]],
+        rtol=1e-5,
     )
     assert sum(np.exp(entry.logprob) for entry in chosen_first) == pytest.approx(1)
 
 
 def test_a_long_prompts_logprobs_are_made_in_parts() -> None:
     random = np.random.default_rng(0)
-    logits = torch.tensor(random.standard_normal((600, VOCAB_SIZE)), dtype=torch.float32)
+    logits = random.standard_normal((600, VOCAB_SIZE)).astype(np.float32)
     prompt_ids = random.integers(VOCAB_SIZE, size=600).tolist()
     sizes = []
 
-    def head(hidden: torch.Tensor) -> torch.Tensor:
+    def head(hidden: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         sizes.append(len(hidden))
         return hidden
 

@@ -416,12 +416,12 @@ def loaded(config, engine=None, **kwargs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("engine", "options", "model"),
-    [("simulated", {}, "m"), ("transformers", {"num_threads": 1, "device": "cpu"}, "tiny")],
+    ("engine", "options"),
+    [("simulated", {}), ("reference", {"num_threads": 1})],
 )
-def test_every_engine_can_be_warmed_with_nothing_left_of_it(engine, options, model, log):
+def test_every_engine_can_be_warmed_with_nothing_left_of_it(engine, options, random_checkpoint, log):
     metrics = BackendMetrics()
-    with loaded(configured(engine, options, model), metrics=metrics) as service:
+    with loaded(configured(engine, options, str(random_checkpoint)), metrics=metrics) as service:
         counters = {sample.name: sample.value for sample in metrics.samples() if sample.kind is Kind.COUNTER}
         stats = service._engine.stats()
 

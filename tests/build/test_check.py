@@ -38,7 +38,7 @@ def test_the_repository_in_the_checkout_has_no_findings() -> None:
 
     assert report.findings == ()
     assert [(model.model, model.engine, model.backend) for model in report.models] == [
-        ("tiny", "transformers", "deepseek-triton")
+        ("tiny", "reference", "deepseek-triton")
     ]
 
 
@@ -208,7 +208,7 @@ def test_a_key_that_only_upstream_takes_is_wrong_for_our_backend(tmp_path: Path)
     assert only(check_repository(tmp_path, OPTIONS), "S011").line == 5
 
 
-@pytest.mark.parametrize("engine", ["transformers", "simulated"])
+@pytest.mark.parametrize("engine", ["reference", "simulated"])
 def test_an_embedded_engine_ignores_llm_arguments_and_nothing_stops_its_load(tmp_path: Path, engine: str) -> None:
     write_repository(
         repository_files(make_plan(PlanRequest(variant="tiny", engine=engine)), version="0"), tmp_path / "r"

@@ -30,7 +30,7 @@ CHOICES = [
     "delta",
     "cumulative",
     "tensorrt_llm",
-    "transformers",
+    "reference",
     "simulated",
 ]
 

@@ -116,7 +116,7 @@ def test_one_half_of_a_disaggregated_pair_is_written_for_trtllm_serve_only(name,
 
 def test_other_engines_than_tensorrt_llm_are_written_for_triton_only():
     with pytest.raises(
-        RefusedPlanError, match=r"the transformers engine can't be written as quickstart .*--format triton$"
+        RefusedPlanError, match=r"the reference engine can't be written as quickstart .*--format triton$"
     ):
         format_files("quickstart", make_plan(PlanRequest(variant="tiny")), version="1.0")
 

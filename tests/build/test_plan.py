@@ -65,7 +65,7 @@ def test_every_line_has_a_reason(changes):
 def test_the_tiny_model_needs_no_gpu():
     plan = make_plan(PlanRequest(variant="tiny"))
 
-    assert plan.engine == "transformers"
+    assert plan.engine == "reference"
     assert plan.budget is None
     assert all(setting.reason for setting in plan.settings)
 
@@ -537,7 +537,7 @@ def test_an_unknown_preset_is_refused_before_anything_is_written():
         ),
         pytest.param(V32 | {"precision": "w4a8"}, RefusedPlanError, "W4AFP8 is for V3 and R1", id="V3.2 in W4A8"),
         pytest.param({"engine": "vllm"}, UnknownNameError, "unknown engine 'vllm'", id="engine"),
-        pytest.param({"engine": "transformers"}, RefusedPlanError, "runs on: tensorrt_llm", id="wrong engine"),
+        pytest.param({"engine": "reference"}, RefusedPlanError, "runs on: tensorrt_llm", id="wrong engine"),
         pytest.param({"preset": "x"}, RefusedPlanError, "simulated engine", id="preset without the simulated engine"),
         pytest.param({"release": "0.20.0"}, RefusedPlanError, "use 0.21.0", id="release without a record"),
         pytest.param({"release": "1.2.2"}, UnknownNameError, "unknown TensorRT-LLM release '1.2.2'", id="release"),

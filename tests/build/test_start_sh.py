@@ -27,7 +27,7 @@ KINDS = {
     "one-node": R1,
     "two-nodes": TWO_NODES,
     "trays-of-four": PlanRequest(variant="deepseek-r1", gpu="gb200", num_gpus=8),
-    "transformers": TINY,
+    "reference": TINY,
     "simulated": SIMULATED,
     **{f"r1-{release}": replace(R1, release=release) for release in RELEASES},
 }
@@ -325,7 +325,7 @@ def test_a_launch_tag_that_is_set_stays(run):
 # The other engines
 
 
-@pytest.mark.parametrize("request_", [TINY, SIMULATED], ids=["transformers", "simulated"])
+@pytest.mark.parametrize("request_", [TINY, SIMULATED], ids=["reference", "simulated"])
 def test_other_engines_have_one_guard_and_no_mpi(run, request_):
     options, ranks, guarded = parts_of(run(request_, "a b", "", HTTP_PORT="9").argv)
 
@@ -379,7 +379,7 @@ def test_an_odd_value_of_a_variable_is_printed_unchanged(tmp_path, value):
         ("--allow-http=false", "HTTP"),
     ],
 )
-@pytest.mark.parametrize("request_", [R1, TINY], ids=["tensorrt-llm", "transformers"])
+@pytest.mark.parametrize("request_", [R1, TINY], ids=["tensorrt-llm", "reference"])
 def test_settings_that_the_supervisor_needs_are_refused_as_arguments(run, request_, argument, expected):
     [line] = refusals(run(request_, argument, "9"))
 
@@ -399,7 +399,7 @@ def test_words_that_the_launcher_would_split_are_refused(run, value):
     assert "trtllm-llmapi-launch splits words" in line
 
 
-@pytest.mark.parametrize("kind", ["one-node", "two-nodes", "transformers"])
+@pytest.mark.parametrize("kind", ["one-node", "two-nodes", "reference"])
 @pytest.mark.parametrize("folder", ["my r1", "it's", '"', "$HOME `id`", "a;b", "ü", "-n *"])
 def test_the_repository_may_lie_in_any_folder(tmp_path, kind, folder):
     """The guard of rank 0 makes a link for a path that the launcher or Triton's Python backend would split."""

@@ -37,7 +37,7 @@ CASES = [
 
 REQUESTS = {
     "tensorrt_llm": PlanRequest(variant="deepseek-r1", gpu="h200"),
-    "transformers": PlanRequest(variant="tiny"),
+    "reference": PlanRequest(variant="tiny"),
     "simulated": PlanRequest(variant="tiny", engine="simulated"),
 }
 LOAD = """
@@ -68,7 +68,6 @@ def test_a_repository_holds_loads_and_names_its_own_engine_only(engine, tmp_path
     others = [name for name in ENGINES if name != engine]
 
     assert {path.parent.name for path in backend.glob("engines/*/__init__.py")} == {engine}
-    assert bool(list(backend.rglob("tiny_checkpoint.py"))) == (engine == "transformers")
     assert (backend / "process/overlay").exists() == (engine == "tensorrt_llm")
 
     loaded = subprocess.run(

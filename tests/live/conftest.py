@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deepseek_triton_build import model_repository
 from deepseek_triton_client import Client
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.hosts import Host, HostsError, two_hosts
@@ -44,9 +43,14 @@ def _has_answered_all(server: ServerProcess) -> bool:
 
 
 @pytest.fixture(scope="session")
-def tiny_server() -> Iterator[ServerProcess]:
-    """The transformers engine on the demo checkpoint: model_repository/ as it is checked out."""
-    with serving(model_repository()) as server:
+def random_repository(random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reference engine on random weights, whose text never ends by itself."""
+    return build(tmp_path_factory.mktemp("random") / "repository", "tiny", "--model", str(random_checkpoint))
+
+
+@pytest.fixture(scope="session")
+def tiny_server(random_repository: Path) -> Iterator[ServerProcess]:
+    with serving(random_repository) as server:
         yield server
 
 

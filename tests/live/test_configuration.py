@@ -49,9 +49,9 @@ def failure(repository: Path) -> str:
     return message
 
 
-def test_auto_complete_makes_no_difference(tiny_server: ServerProcess) -> None:
+def test_auto_complete_makes_no_difference(tiny_server: ServerProcess, random_repository: Path) -> None:
     """config.pbtxt says everything, so there is nothing for Triton to complete."""
-    with ServerProcess.serving(model_repository(), server_args=("--disable-auto-complete-config",)) as server:
+    with ServerProcess.serving(random_repository, server_args=("--disable-auto-complete-config",)) as server:
         assert _described(server) == _described(tiny_server)
         assert generated(server) == generated(tiny_server)
 
@@ -122,7 +122,7 @@ def test_all_bad_keys_are_reported_at_once(repository: Path) -> None:
     message = failure(repository)
 
     for expected in (
-        "triton_config.engine: expected one of tensorrt_llm, transformers, simulated, got 'vllm'",
+        "triton_config.engine: expected one of tensorrt_llm, reference, simulated, got 'vllm'",
         "triton_config.default_max_tokenz: unknown key, did you mean default_max_tokens?; known: ",
         "triton_config.stream_mode: expected one of delta, cumulative, got 'both'",
         "triton_config.default_timeout_ms: expected a whole number of milliseconds from 1, or null, got 0",
@@ -143,9 +143,9 @@ def test_a_default_that_the_engine_does_not_do_is_refused(repository: Path) -> N
 
 
 def test_bad_engine_options_are_reported_at_once(repository: Path) -> None:
-    change_yaml(repository, engine_options={"num_thread": 1, "dtype": "int4"})
+    change_yaml(repository, engine_options={"num_thread": 1, "max_num_seqs": 0})
 
     message = failure(repository)
 
     assert "triton_config.engine_options.num_thread: unknown option; known: " in message
-    assert "triton_config.engine_options.dtype: expected one of float32, bfloat16, float16, got 'int4'" in message
+    assert "triton_config.engine_options.max_num_seqs: expected a whole number from 1, got 0" in message

@@ -75,7 +75,7 @@ _ONE_BY_ONE: dict[str, tuple[object, bool]] = {
     "top_p": (0.3, True),
     "min_p": (0.9, True),
     "seed": (8, True),
-    "repetition_penalty": (1.7, True),
+    "repetition_penalty": (0.4, True),
     "presence_penalty": (1.5, False),
     "frequency_penalty": (-1.5, False),
     "min_tokens": (3, False),
@@ -474,7 +474,7 @@ GUIDES: Fields = {
 @pytest.mark.parametrize(
     ("server", "reason"),
     [
-        ("tiny_server", "the transformers engine has no guided decoding"),
+        ("tiny_server", "the reference engine has no guided decoding"),
         ("simulated_server", "the simulated engine writes filler text, which follows no form"),
     ],
     indirect=["server"],

@@ -1,4 +1,4 @@
-"""The transformers engine under a real tritonserver: real forward passes, over HTTP and gRPC, streamed and not."""
+"""The reference engine under a real tritonserver: real forward passes, over HTTP and gRPC, streamed and not."""
 
 import shutil
 import subprocess

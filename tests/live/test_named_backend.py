@@ -17,8 +17,9 @@ def processes_of(server):
     return {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in session_members(server.pid)}
 
 
-def test_a_model_answers_as_under_tritons_own_backend(tmp_path, tiny_server):
-    repository = build(tmp_path / "repository with blanks", "tiny", "--backend-name", "vllm")
+def test_a_model_answers_as_under_tritons_own_backend(tmp_path, tiny_server, random_checkpoint):
+    model = ("tiny", "--model", str(random_checkpoint))
+    repository = build(tmp_path / "repository with blanks", *model, "--backend-name", "vllm")
     asked = {"max_tokens": 8, "logprobs": 2}
     with ServerProcess.serving(repository) as server:
         config = httpx.get(f"{server.http_url}/v2/models/tensorrt_llm/config").json()

@@ -56,9 +56,9 @@ BOTH = pytest.mark.parametrize("scheme", ["grpc", "http"])
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("not_decoupled")
-    repository = build(folder / "repository", "tiny", "--no-decoupled")
+    repository = build(folder / "repository", "tiny", "--model", str(random_checkpoint), "--no-decoupled")
     crowd = ("tiny", "--engine", "simulated", "--preset", "h200x8-r1-fp8-max-throughput")
     for name, options in {CROWD: crowd, TRTLLM: ("deepseek-r1", "--gpu", "h200", "--gpus", "8")}.items():
         model = repository / name
@@ -274,9 +274,9 @@ def test_our_client_asks_for_no_stream(client_kind: ClientKind, server: ServerPr
             client.generate(PROMPT, stream_interval=2)
 
 
-def test_a_response_that_cannot_be_sent_is_answered(tmp_path: Path) -> None:
+def test_a_response_that_cannot_be_sent_is_answered(random_checkpoint: Path, tmp_path: Path) -> None:
     """/dev/shm is too small for it. Such a model's sender takes no second response, so no error either."""
-    repository = build(tmp_path / "repository", "tiny", "--no-decoupled")
+    repository = build(tmp_path / "repository", "tiny", "--model", str(random_checkpoint), "--no-decoupled")
     script = tmp_path / "full.py"
     script.write_text(_FULL)
     command = ["unshare", "--mount", sys.executable, str(script), str(repository)]

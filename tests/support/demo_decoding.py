@@ -1,4 +1,4 @@
-"""Prompts whose greedy decoding on the tiny checkpoint is the same on every machine and in every batch."""
+"""Prompts whose greedy decoding on the random checkpoint is the same on every machine and in every batch."""
 
 DEMO_PROMPTS = (
     "Hello, my name is",

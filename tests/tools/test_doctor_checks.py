@@ -43,7 +43,7 @@ R1 = Expected(
 )
 THEIRS = replace(R1, is_ours=False)
 TWO_NODES = replace(R1, world_size=16)
-TINY = Expected(repository="/tiny", is_ours=True, engine="transformers")
+TINY = Expected(repository="/tiny", is_ours=True, engine="reference")
 HUB = replace(R1, checkpoint="deepseek-ai/DeepSeek-R1")
 HUB_SMALL = replace(HUB, checkpoint_bytes=100)
 VAST = {"/root/.cache": Disk(total=2000 * GIB, free=1000 * GIB)}
@@ -65,7 +65,7 @@ MODEL: Mapping[str, Any] = {
 }
 GOOD_FILES = {STUB: b"", "/r1/start.sh": "#!", "/r1/tensorrt_llm/1/model.yaml": "model: /models/R1", **MODEL}
 WHEEL = "/env/pytriton/tritonserver"
-DEMO = dict.fromkeys(("torch", "transformers", "safetensors", "jinja2", "pyyaml"), "1.0") | {"numpy": "1.26.4"}
+DEMO = dict.fromkeys(("tokenizers", "jinja2", "pyyaml"), "1.0") | {"numpy": "1.26.4"}
 BARE = {name: path for name, path in GOOD_PROGRAMS.items() if name != "tritonserver"}
 
 
@@ -211,14 +211,14 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
     ("client", having(), NOTHING, "skipped", "not installed"),
     ("client", having(deepseek__triton="0.1.0", h11="1"), NOTHING, "error", "certifi missing"),
     ("client", having(deepseek__triton="0.1.0", h11="1", certifi="1"), NOTHING, "ok", "gRPC needs"),
-    ("transformers", having(), NOTHING, "note", "torch, transformers"),
-    ("transformers", having(), TINY, "error", "pip install '.[demo]'"),
+    ("reference", having(), NOTHING, "note", "tokenizers, jinja2"),
+    ("reference", having(), TINY, "error", "pip install '.[demo]'"),
     (
-        "transformers",
-        having(torch="2.13.0", transformers="5.2", safetensors="1", jinja2="3"),
+        "reference",
+        having(numpy="1.26.4", tokenizers="0.23.3", jinja2="3"),
         TINY,
         "ok",
-        "torch 2.13.0, transformers 5.2",
+        "numpy 1.26.4, tokenizers 0.23.3, jinja2 3",
     ),
     ("tritonserver", machine(), R1, "ok", "version 2.71.0, container 26.07"),
     ("tritonserver", of_wheel(), NOTHING, "ok", "nvidia-pytriton 0.7.0"),
@@ -890,7 +890,7 @@ def test_a_folder_that_several_caches_share_is_named_once() -> None:
             with_files(files={"/tiny/a": ""}),
             TINY,
             {"demo": False, "simulated": True, "launch-local": False},
-        ),  # no torch
+        ),  # no tokenizers
         (machine(), replace(TINY, engine="simulated"), {"demo": False, "launch-local": False}),  # there is no /tiny
         (with_files(files={"/tiny/a": ""}), replace(TINY, engine="simulated"), {"demo": False, "launch-local": True}),
         (machine(), R1, {"tensorrt-llm": True, "launch-local": True, "launch-mpirun": True}),

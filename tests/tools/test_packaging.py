@@ -50,9 +50,10 @@ def test_the_wheel_holds_every_package_and_the_model_repository(wheel):
     ):
         assert name in names
     backend = model_repository() / "tensorrt_llm/1"
-    for path in backend.rglob("*.py"):
-        relative = path.relative_to(model_repository()).as_posix()
-        assert f"deepseek_triton_build/model_repository/{relative}" in names
+    for path in backend.rglob("*"):
+        if path.is_file() and path.parent.name != "__pycache__":
+            relative = path.relative_to(model_repository()).as_posix()
+            assert f"deepseek_triton_build/model_repository/{relative}" in names
 
 
 def test_the_wheel_holds_every_page(wheel):
@@ -77,6 +78,20 @@ def test_the_wheel_holds_nothing_else(wheel):
     assert {top for top in tops if not top.endswith(".dist-info")} == {
         "deepseek_triton_build", "deepseek_triton_client", "deepseek_triton_tools",
     }  # fmt: skip
+
+
+def test_no_extra_needs_torch(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        lines = archive.read(name).decode().splitlines()
+    required = [Requirement(line.partition(": ")[2]) for line in lines if line.startswith("Requires-Dist: ")]
+
+    others = [requirement for requirement in required if requirement.name != "deepseek-triton"]
+    needed = {requirement.name for requirement in others}
+    for requirement in others:
+        needed |= _needed(metadata.requires(requirement.name) or [], requirement.extras)
+    assert {"numpy", "tokenizers", "huggingface-hub", "nvidia-pytriton"} <= needed
+    assert needed.isdisjoint({"torch", "transformers"})
 
 
 class Environment:

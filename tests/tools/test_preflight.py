@@ -1,11 +1,19 @@
 import ast
+import io
+import os
 import platform
+import pty
 import re
 import subprocess
 import sys
 import sysconfig
+import threading
+import time
+import zipfile
 from collections import namedtuple
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -151,6 +159,127 @@ def test_why_pip_failed_is_one_line(output, told):
 
     assert said.startswith(told)
     assert "\n" not in said
+
+
+FETCHED = (
+    "Obtaining file:///a\nCollecting one\n  Downloading one-1.0-py3-none-any.whl.metadata (1.2 kB)\n"
+    "  Downloading one-1.0-py3-none-any.whl (340 kB)\n"
+    "Collecting two\n  Using cached two-2.0-py3-none-any.whl (18.3 MB)\n"
+    "Collecting big\n  Downloading big_one-0.7.0-py3-none-manylinux_2_35_x86_64.whl (55.4 MB)\nProgress 0 of 55369373\n"
+)
+INSTALLING = f"{FETCHED}Progress 55369373 of 55369373\nInstalling collected packages: one, two, big-one\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        pytest.param("", "asking the package index", id="nothing yet"),
+        pytest.param(FETCHED.partition("  Using")[0], "0 of about 115 MB: one-1.0, 340 kB", id="a small file"),
+        pytest.param(FETCHED.partition("Coll")[0], "asking the package index", id="no file yet"),
+        pytest.param(FETCHED, "19 of about 115 MB: big_one-0.7.0, 55.4 MB", id="begins"),
+        pytest.param(
+            f"{FETCHED}Progress 30000000 of 55369373\nProg", "49 of about 115 MB: big_one-0.7.0, 55.4 MB", id="half"
+        ),
+        pytest.param(
+            f"{FETCHED}Progress 55369373 of 55369373\nCollecting c\n  Downloading c-1.tar.gz (512 bytes)\n",
+            "74 of about 115 MB: c-1.tar.gz, 512 bytes",
+            id="the next file",
+        ),
+        pytest.param(INSTALLING, "installing 3 packages, 74 MB", id="installing"),
+    ],
+)
+def test_how_far_pip_is(output, told):
+    assert pip_install.progress(output, 115) == told
+
+
+class SlowIndex(BaseHTTPRequestHandler):
+    """A package index with one wheel, which it sends in ten pieces."""
+
+    wheel: ClassVar = b""
+    asked: ClassVar = []
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        self.send_response(200)
+        if self.path.endswith(".whl"):
+            self.send_header("Content-Length", str(len(self.wheel)))
+            self.end_headers()
+            piece = len(self.wheel) // 10 + 1
+            for start in range(0, len(self.wheel), piece):
+                self.wfile.write(self.wheel[start : start + piece])
+                time.sleep(0.3)
+        else:
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b'<a href="/heavy-1.0-py3-none-any.whl">heavy-1.0-py3-none-any.whl</a>')
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def index(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("heavy.py", "#" * 3_000_000)
+        archive.writestr("heavy-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: heavy\nVersion: 1.0\n")
+        archive.writestr("heavy-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("heavy-1.0.dist-info/RECORD", "")
+    SlowIndex.wheel, SlowIndex.asked = content.getvalue(), []
+    with ThreadingHTTPServer(("127.0.0.1", 0), SlowIndex) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def command(index, folder, name):
+    options = ["--target", str(folder / "site"), "--index-url", f"{index}/simple", "--no-cache-dir"]
+    return [sys.executable, pip_install.__file__, str(folder / "pip.log"), "3", *options, name]
+
+
+def on_a_terminal(argv):
+    """All that it shows, and its exit status."""
+    screen, terminal = pty.openpty()
+    process = subprocess.Popen(argv, stdout=terminal, stderr=terminal, env={**os.environ, "COLUMNS": "60"})
+    os.close(terminal)
+    shown = b""
+    try:
+        while data := os.read(screen, 65536):
+            shown += data
+    except OSError:  # EIO: Linux's end of a terminal
+        pass
+    finally:
+        os.close(screen)
+    return shown.decode(), process.wait()
+
+
+@pytest.mark.slow
+def test_a_terminal_sees_pip_at_work(index, tmp_path):
+    shown, exit_status = on_a_terminal(command(index, tmp_path, "heavy"))
+
+    assert exit_status == 0, shown
+    assert shown.count("\n") == 1, "it is one line"
+    states = shown.split("\r")
+    assert {len(state) for state in states[1:-1]} == {59}, "each covers the one before"
+    assert any(re.search(r" s  [12] of about 3 MB: heavy-1.0, 3.0 MB *$", state) for state in states), shown
+    assert re.search(r" s  installed 1 package, 3 MB *\r\n$", shown)
+    assert [path for path in SlowIndex.asked if path.endswith(".whl")] == ["/heavy-1.0-py3-none-any.whl"]
+    assert (tmp_path / "site/heavy.py").is_file()
+    assert not (tmp_path / "site/__pycache__").exists()
+
+
+@pytest.mark.slow
+def test_a_log_gets_lines_and_the_cause(index, tmp_path):
+    done = subprocess.run(command(index, tmp_path, "absent"), capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert re.fullmatch(r" +\d+ s  pip failed\n", done.stdout)
+    assert done.stderr == (
+        f"pip failed: no package index that answered has absent for this Python (its output: {tmp_path}/pip.log)\n"
+    )
 
 
 def test_make_refuses_a_python_that_the_checks_themselves_are_too_new_for():

@@ -453,7 +453,7 @@ def test_several_models_give_each_checkpoint_once(tmp_path):
 def test_what_the_engine_does_not_read_is_left_out(tmp_path):
     weights = write_weights(tmp_path / "x")
     (weights / "extra.safetensors").write_bytes(shard("c"))
-    served(tmp_path / "one", "m", 1, f"model: {weights}\ntriton_config:\n  engine: transformers\n")
+    served(tmp_path / "one", "m", 1, f"model: {weights}\ntriton_config:\n  engine: reference\n")
     served(tmp_path / "other", "m", 1, f"model: {weights}\n")
 
     by_index, by_folder = only(tmp_path / "one"), only(tmp_path / "other")
@@ -466,14 +466,14 @@ def test_what_the_engine_does_not_read_is_left_out(tmp_path):
 def test_a_checkpoint_of_two_engines_has_all_files_that_one_of_them_reads(tmp_path):
     weights = write_weights(tmp_path / "x")
     (weights / "extra.safetensors").write_bytes(shard("c"))
-    for model, engine in (("a", "transformers"), ("b", "tensorrt_llm"), ("c", "transformers")):
+    for model, engine in (("a", "reference"), ("b", "tensorrt_llm"), ("c", "reference")):
         served(tmp_path / "r", model, 1, f"model: {weights}\ntriton_config:\n  engine: {engine}\n")
 
     assert names(only(tmp_path / "r")) == ["extra.safetensors", FIRST, SECOND]
 
 
 def test_the_checkpoint_inside_a_repository_is_found(tmp_path):
-    served(tmp_path / "r", "a", 1, "model: tiny\ntriton_config:\n  engine: transformers\n")
+    served(tmp_path / "r", "a", 1, "model: tiny\ntriton_config:\n  engine: reference\n")
     write_weights(tmp_path / "r/a/1/tiny")
 
     assert only(tmp_path / "r").folder == tmp_path / "r/a/1/tiny"

@@ -124,7 +124,7 @@ MODEL_MISSING = _error("S020", "model.yaml names the model", "Without a model, t
 IGNORED_KEY = _warning(
     "S021",
     "Every key does something",
-    "The sections of release 0.21 ignore keys that they don't know. The engines transformers and simulated take only "
+    "The sections of release 0.21 ignore keys that they don't know. The engines reference and simulated take only "
     "`model`, whatever the release.",
     _LLM_ARGS,
 )

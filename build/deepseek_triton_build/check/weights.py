@@ -36,7 +36,7 @@ _AGAIN = "download it again"
 def files_read(folder: Path, *, only_indexed: bool = False) -> list[str]:
     """Return the names of the weight files in `folder` that the engine reads, sorted.
 
-    :param only_indexed: whether the engine reads only the files that the index names, as transformers does.
+    :param only_indexed: whether the engine reads only the files that the index names, as the reference engine does.
         TensorRT-LLM reads every weight file in the folder.
     :raises OSError: when the folder can't be listed, or no file in it can be opened.
     """

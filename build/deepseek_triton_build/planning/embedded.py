@@ -1,4 +1,4 @@
-"""The settings of the embedded engines: transformers and the simulated engine."""
+"""The settings of the embedded engines: the reference engine and the simulated engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from deepseek_triton_build.planning.plan_request import PlanRequest
 
 ENGINE_REASONS = {
     "tensorrt_llm": "TensorRT-LLM's PyTorch backend through its LLM API",
-    "transformers": "real forward passes of the model's own code, on CPU or one GPU",
+    "reference": "real forward passes of DeepSeek-V3 in numpy, on the CPU",
     "simulated": "a simulation, at the pace of its preset's deployment if it has a preset; its text means nothing",
 }
 
@@ -22,7 +22,7 @@ def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tu
         *transaction_settings(request),
         Setting("triton_config.default_max_tokens", 64, "its text means nothing, so short answers will do"),
     ]
-    if engine == "transformers":
+    if engine == "reference":
         reason = "a model this small gains nothing from more, and tritonserver's own threads need the cores"
         settings.append(Setting("triton_config.engine_options.num_threads", 1, reason))
     if request.preset:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
 
-EMBEDDED_ENGINES = ("transformers", "simulated")
+EMBEDDED_ENGINES = ("reference", "simulated")
 ENGINES = ("tensorrt_llm", *EMBEDDED_ENGINES)
 PYTHON_BACKEND = "python"
 BACKEND_NAMES = (PYTHON_BACKEND, "vllm")

@@ -13,8 +13,8 @@ def add_options(verb: VerbParser) -> None:
         "deepseek-triton demo",
         "deepseek-triton demo --engine simulated --preset h200x8-r1-fp8-min-latency",
     )
-    engines = ("transformers", "simulated")
-    help_text = "transformers computes the answers, simulated sends filler text (default: %(default)s)"
+    engines = ("reference", "simulated")
+    help_text = "reference computes the answers, simulated sends filler text (default: %(default)s)"
     verb.add_argument("--engine", choices=engines, default=engines[0], help=help_text)
     help_text = "the deployment whose speed the simulated engine imitates; an unknown name lists all"
     verb.add_argument("--preset", metavar="NAME", help=help_text)

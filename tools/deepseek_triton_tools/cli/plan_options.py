@@ -26,7 +26,7 @@ def add_plan_options(verb: VerbParser) -> None:
     _add_overrides(verb.add_argument_group("instead of what the profile chooses"))
     engine = verb.add_argument_group("checkpoint and engine")
     engine.add_argument("--model", metavar="PATH", help="the checkpoint's folder (default: its Hugging Face name)")
-    engine.add_argument("--engine", metavar="NAME", help="tensorrt_llm, transformers, simulated (default: by VARIANT)")
+    engine.add_argument("--engine", metavar="NAME", help="tensorrt_llm, reference, simulated (default: by VARIANT)")
     engine.add_argument(
         "--no-decoupled",
         dest="decoupled",

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -13,15 +9,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from deepseek_triton_build import PlanRequest, make_plan, repository_files, version_dir, write_repository
+from deepseek_triton_build import PlanRequest, make_plan, repository_files, write_repository
 from deepseek_triton_client import Client, Completion
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.generating.completion_records import tokens_per_s
-from deepseek_triton_tools.pages import install_extra
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.terminal import tables
 from deepseek_triton_tools.terminal.tables import Table, paragraph, show
-from deepseek_triton_tools.tool_errors import ToolError
 
 PROMPTS = (
     "Hello, my name is",
@@ -32,8 +26,7 @@ PROMPTS = (
 """The prompts of TensorRT-LLM's quick start."""
 
 _ABOUT = {
-    "transformers": "real forward passes of DeepSeek-V3's code; the tiny checkpoint's weights are random, its text is "
-    "nonsense",
+    "reference": "real forward passes of a tiny DeepSeek-V3, in numpy",
     "simulated": "a simulated engine: the pace is a deployment's, the words are filler text",
 }
 
@@ -46,40 +39,17 @@ class _Row:
 
 
 def run_demo(*, engine: str, preset: str | None, max_tokens: int, tritonserver: Path | None) -> None:
-    """Make a checkpoint, build a repository, serve it, ask it, show the answers, stop. Raises ToolError."""
+    """Build a repository, serve it, ask it, show the answers, stop. Raises ToolError."""
     console = tables.console()
     started = time.monotonic()
     print(f"{paragraph(f'deepseek-triton demo: {_ABOUT[engine]}.', '')}\n", flush=True)
-    checkpoint = _make_checkpoint(console) if engine == "transformers" else "none"
+    checkpoint = "tiny" if engine == "reference" else "none"
     with tempfile.TemporaryDirectory(prefix="deepseek-triton-demo-") as scratch:
         repository = _build_repository(console, Path(scratch, "repository"), engine, preset)
         with _serve(console, repository, tritonserver) as server:
             rows = _ask_all(console, server, max_tokens)
     show(_table(rows, engine, preset, checkpoint))
     console.print(f"Stopped cleanly; {time.monotonic() - started:.0f} s in all.")
-
-
-def _make_checkpoint(console: Console) -> str:
-    """Return the name of the demo's checkpoint, made or cached. Another process makes it: torch isn't imported here."""
-    with console.status("making the checkpoint"):
-        command = [sys.executable, "-m", "deepseek_backend.engines.transformers.tiny_checkpoint"]
-        environment = os.environ | {"PYTHONPATH": str(version_dir()), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        cause = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ToolError(f"the demo's checkpoint can't be made: {cause}{_way_out(cause)}")
-    folder = done.stdout.strip().splitlines()[-1]
-    console.print(f"checkpoint    {folder}", soft_wrap=True)
-    return Path(folder).name
-
-
-def _way_out(cause: str) -> str:
-    """Say what to do about an exception, by its last line: its kind, or the number of an error of the system."""
-    if cause.startswith(("ModuleNotFoundError", "ImportError")):
-        return f"; {install_extra('demo')}"
-    if re.search(r"\[Errno \d+\]|\(os error \d+\)", cause):
-        return "; the variable XDG_CACHE_HOME names another folder than ~/.cache for it"
-    return ""
 
 
 def _build_repository(console: Console, folder: Path, engine: str, preset: str | None) -> Path:

@@ -13,7 +13,7 @@ from deepseek_triton_build.text import short_repr
 from deepseek_triton_tools.tool_errors import CheckpointError
 
 MODEL_YAML = "model.yaml"
-_TENSORRT_LLM, _TRANSFORMERS, _SIMULATED = "tensorrt_llm", "transformers", "simulated"
+_TENSORRT_LLM, _REFERENCE, _SIMULATED = "tensorrt_llm", "reference", "simulated"
 _DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
 """Keys of speculative_config that name a draft model: the second one in TensorRT-LLM 1.1, the first in 0.21 and 1.2."""
 
@@ -97,7 +97,7 @@ def served_models(model_yaml: Path) -> list[ServedModel]:
         name=model,
         revision=revision if isinstance(revision, str) else None,
         is_draft=False,
-        only_indexed=engine == _TRANSFORMERS,
+        only_indexed=engine == _REFERENCE,
     )
     return [found, *_drafts(model_yaml, _section(document.values, "speculative_config"))]
 

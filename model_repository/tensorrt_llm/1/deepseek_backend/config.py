@@ -18,7 +18,7 @@ from deepseek_backend.contract import INT32_MAX, MAX_STREAM_INTERVAL_MS, SAMPLIN
 from deepseek_backend.errors import ConfigError
 from deepseek_backend.field_values import check_value, quoted
 
-ENGINE_NAMES = ("tensorrt_llm", "transformers", "simulated")
+ENGINE_NAMES = ("tensorrt_llm", "reference", "simulated")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class BackendConfig:
     """Everything under `triton_config`, and the LLM arguments beside it."""
 
     engine: str = "tensorrt_llm"
-    """tensorrt_llm, transformers or simulated."""
+    """tensorrt_llm, reference or simulated."""
     decoupled: bool = True
     """A copy of config.pbtxt's transaction policy for upstream's model.py; the two must agree. True: a request may get
     several responses, as streams need. False: each gets one, which is all that ModelInfer and /infer can carry."""

@@ -44,7 +44,7 @@ CAPABILITIES = {
 
 _STARTED_BY: Mapping[str, Mapping[str, str]] = {
     TENSORRT_LLM: {LOCAL: SERVE, MPIRUN: SERVE},
-    "transformers": {LOCAL: DEMO},
+    "reference": {LOCAL: DEMO},
     "simulated": {LOCAL: SIMULATED},
 }
 """Engine of the repository -> the launch forms that start it on this machine -> the capability they need besides."""

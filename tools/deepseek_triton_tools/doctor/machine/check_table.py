@@ -24,9 +24,7 @@ CHECKS: Sequence[MachineCheck] = (
     MachineCheck(id="yaml", title="PyYAML", needs=capabilities.NEED_TRITONSERVER, run=software.check_yaml),
     MachineCheck(id="tools", title="the tools' packages", needs=capabilities.NEED_TOOLS, run=software.check_tools),
     MachineCheck(id="client", title="the client's packages", needs=(capabilities.CLIENT,), run=software.check_client),
-    MachineCheck(
-        id="transformers", title="the demo's packages", needs=(capabilities.DEMO,), run=software.check_transformers
-    ),
+    MachineCheck(id="reference", title="the demo's packages", needs=(capabilities.DEMO,), run=software.check_reference),
     MachineCheck(
         id="tritonserver", title="tritonserver", needs=capabilities.NEED_TRITONSERVER, run=software.check_tritonserver
     ),

@@ -45,9 +45,8 @@ PACKAGES = (
     "openai",
     "pyyaml",
     "rich",
-    "safetensors",
     "tensorrt_llm",
-    "torch",
+    "tokenizers",
     "transformers",
     "tritonclient",
 )

@@ -16,7 +16,7 @@ from deepseek_backend.errors import ConfigError
 
 ENGINES = {
     "tensorrt_llm": "TensorRTLLMEngine",
-    "transformers": "TransformersEngine",
+    "reference": "ReferenceEngine",
     "simulated": "SimulatedEngine",
 }
 """Name of an engine -> its class, in the package of that name."""

@@ -1,6 +1,6 @@
 """Prompts in every engine: rendering a conversation, making token ids, checking the length.
 
-A tokenizer here is one of transformers, or TensorRT-LLM's, which wraps one.
+What renders a chat is TensorRT-LLM's tokenizer, which wraps one of transformers, or the reference engine's template.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from deepseek_backend.errors import RequestError, describe
 
 _TEMPLATE_DATA = {"tools", "documents"}
 """Arguments of apply_chat_template that the template itself reads; the others control the library."""
-_NO_TEMPLATE = "chat_template is not set"
+_CONTROLS = {"chat_template", "continue_final_message", "return_dict", "return_tensors", "tokenizer_kwargs"}
+"""Further ones of transformers, which no engine takes from a request: it means the same everywhere."""
+NO_CHAT_TEMPLATE = "chat_template is not set"
 """Part of the message of transformers' ValueError."""
 
 
@@ -36,7 +38,7 @@ def render_chat(tokenizer: Any, messages: Messages, template_kwargs: Mapping[str
         )
     except Exception as error:  # the checkpoint's own template may raise anything
         # Only the error tells. A look for a template would be wrong: DeepSeek-V3.2's tokenizer has code instead of one.
-        if isinstance(error, ValueError) and _NO_TEMPLATE in str(error):
+        if isinstance(error, ValueError) and NO_CHAT_TEMPLATE in str(error):
             raise RequestError(
                 "messages: the checkpoint has no chat template; send text_input, written the way the model expects",
                 code=ErrorCode.UNSUPPORTED,
@@ -49,7 +51,7 @@ def _reserved_arguments(tokenizer: Any) -> set[str]:
     """Return the library's own arguments, also of the wrapped tokenizer: the wrapper passes on unknown ones."""
     both = (tokenizer, unwrapped(tokenizer))
     named = {name for one in both for name in inspect.signature(one.apply_chat_template).parameters}
-    return named - _TEMPLATE_DATA
+    return (named | _CONTROLS) - _TEMPLATE_DATA
 
 
 def unwrapped(tokenizer: Any) -> Any:
@@ -97,11 +99,14 @@ def check_prompt_length(num_tokens: int, most: int, *, limit: str = "max_seq_len
         )
 
 
-def bos_token(tokenizer: Any) -> str:
-    """Return the text that `tokenizer` puts before a prompt; "" for none."""
-    plain = tokenizer.encode("a", add_special_tokens=False)
-    added = takewhile(lambda token_id: token_id not in plain, tokenizer.encode("a", add_special_tokens=True))
-    return str(tokenizer.decode(list(added), skip_special_tokens=False))
+def bos_token(encode: Callable[[str, bool], Sequence[int]], decode: Callable[[Sequence[int]], str]) -> str:
+    """Return the text that a tokenizer puts before a prompt; "" for none.
+
+    :param encode: makes token ids of a text, with special tokens around it or without.
+    :param decode: makes text of token ids, with special tokens.
+    """
+    plain = encode("a", False)
+    return decode(list(takewhile(lambda token_id: token_id not in plain, encode("a", True))))
 
 
 def _check_ids(token_ids: Sequence[int], vocab_size: int | None) -> None:

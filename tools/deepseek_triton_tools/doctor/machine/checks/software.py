@@ -124,13 +124,13 @@ def check_client(machine: Machine, expected: Expected) -> MachineFinding:
     return ok(grpc)
 
 
-def check_transformers(machine: Machine, expected: Expected) -> MachineFinding:
-    needed = ("torch", "transformers", "safetensors", "jinja2")
+def check_reference(machine: Machine, expected: Expected) -> MachineFinding:
+    needed = ("numpy", "tokenizers", "jinja2")
     missing = [name for name in needed if name not in machine.python.packages]
     if not missing:
-        return ok(", ".join(f"{name} {machine.python.packages[name]}" for name in needed[:2]))
-    cause = "the demo's engine runs the model's own code with them"
-    if expected.engine == "transformers":
+        return ok(", ".join(f"{name} {machine.python.packages[name]}" for name in needed))
+    cause = "the reference engine, which the demo runs, needs them"
+    if expected.engine == "reference":
         return error(f"{', '.join(missing)} missing", cause, _INSTALL_DEMO)
     return note(f"{', '.join(missing)} missing", cause, _INSTALL_DEMO, blocks=True)
 

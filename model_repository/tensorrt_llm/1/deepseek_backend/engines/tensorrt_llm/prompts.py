@@ -20,7 +20,7 @@ class PromptTokenizer:
     @property
     def bos_token(self) -> str:
         """Text that `prompt_token_ids` puts before a prompt; "" for none."""
-        return prompting.bos_token(self._tokenizer)
+        return prompting.bos_token(self._encode, lambda ids: self.decode(ids, skip_special_tokens=False))
 
     def prompt_token_ids(self, request: GenerateRequest) -> list[int]:
         """Return the prompt in token ids, cut to truncate_prompt_tokens: TensorRT-LLM cuts only prompts that are text.

@@ -1,0 +1,102 @@
+"""Loads a checkpoint: the model, its tokenizer and chat template, and its begin and end tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from deepseek_backend.engines.base import timed
+from deepseek_backend.engines.prompting import bos_token
+from deepseek_backend.engines.reference.chat_template import ChatTemplate
+from deepseek_backend.engines.reference.deepseek_config import read_config, read_json, token_ids
+from deepseek_backend.engines.reference.deepseek_model import DeepseekModel
+from deepseek_backend.engines.reference.tensor_files import TensorFiles, check_checksums
+from deepseek_backend.errors import EngineError, describe
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedCheckpoint:
+    """A loaded model, its tokenizer and its limits."""
+
+    model: DeepseekModel
+    tokenizer: Tokenizer
+    """Several threads may use it."""
+    chat_template: ChatTemplate
+    bos_token: str
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    max_position_embeddings: int
+    longest_token_bytes: int
+    """Bytes of the longest token: no text has fewer tokens than its bytes divided by this."""
+    load_seconds: Mapping[str, float]
+    """Seconds that each phase of the load took."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of `text`. Any thread may call it."""
+        token_ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return token_ids
+
+
+def load_checkpoint(name: str, *, version_dir: Path) -> LoadedCheckpoint:
+    """Load the checkpoint in the folder `name`, which is relative to `version_dir`. Code in it is not run.
+
+    :raises EngineError: with the cause in one line.
+    """
+    folder = version_dir / name
+    if not folder.is_dir():
+        raise EngineError(
+            f"there is no checkpoint at {folder.absolute()}, where model.yaml's model: {name} points: give a folder, "
+            "with an absolute path or beside model.yaml; the reference engine downloads nothing"
+        )
+    load_seconds: dict[str, float] = {}
+    try:
+        with timed(load_seconds, "checkpoint"):
+            check_checksums(folder)
+            config = read_config(folder)
+        with timed(load_seconds, "tokenizer"):
+            tokenizer, chat_template = _load_tokenizer(folder)
+        with timed(load_seconds, "weights"):
+            model = DeepseekModel(config, TensorFiles(folder, config.weight_block_size))
+    except Exception as error:  # tokenizers and jinja2 may raise anything
+        cause = str(error) if isinstance(error, EngineError) else describe(error)
+        raise EngineError(f"can't load the checkpoint {name!r}: {cause}") from error
+    return LoadedCheckpoint(
+        model=model,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        bos_token=bos_token(
+            lambda text, special: tokenizer.encode(text, add_special_tokens=special).ids,
+            lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        ),
+        eos_token_ids=_eos_token_ids(folder) or config.eos_token_ids,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        longest_token_bytes=max(len(token.encode()) for token in tokenizer.get_vocab()),
+        load_seconds=load_seconds,
+    )
+
+
+def _load_tokenizer(folder: Path) -> tuple[Tokenizer, ChatTemplate]:
+    """Return the tokenizer and the chat template.
+
+    add_bos_token in tokenizer_config.json counts: DeepSeek's own tokenizer.json does not put the token before a text.
+    """
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    chat_template = ChatTemplate(folder)
+    bos = chat_template.special_tokens.get("bos_token")
+    if bos and read_json(folder / "tokenizer_config.json").get("add_bos_token"):
+        bos_id = tokenizer.token_to_id(bos)
+        if tokenizer.encode("a").ids[:1] != [bos_id]:
+            tokenizer.post_processor = TemplateProcessing(
+                single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, bos_id)]
+            )
+    return tokenizer, chat_template
+
+
+def _eos_token_ids(folder: Path) -> frozenset[int]:
+    path = folder / "generation_config.json"
+    return token_ids(read_json(path).get("eos_token_id")) if path.is_file() else frozenset()

@@ -1,0 +1,122 @@
+"""Chooses the next token of each row from its logits, by the sampling fields of each request.
+
+The order is: penalties, min_tokens, bad, temperature, top_k, top_p, min_p. Each filter sees only the tokens that the
+one before has left. A random number is drawn per token, so that a seed gives the same whatever runs beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from deepseek_backend.engines.generate_request import SamplingParams
+
+Array = npt.NDArray[np.float32]
+Probabilities = npt.NDArray[np.float64]
+
+
+def spellings(tokenizer: Tokenizer, bad: Iterable[str]) -> list[list[int]]:
+    """Return the token sequences that write a string of `bad`, at the beginning of a word or inside one."""
+    texts = [text for word in bad for text in (word, f" {word}")]
+    sequences = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    return [sequence for sequence in sequences if sequence]
+
+
+class TokenSampler:
+    """Chooses the tokens of one request."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        prompt_ids: Sequence[int],
+        end_ids: Iterable[int],
+        bad_sequences: Sequence[Sequence[int]] = (),
+        vocab_size: int,
+    ) -> None:
+        """Make the sampler.
+
+        :param end_ids: end and stop tokens, which min_tokens delays. Ids outside the vocabulary are ignored.
+        :param bad_sequences: token ids; the last of a sequence is never chosen after the others.
+        """
+        self.greedy = params.greedy
+        self._params = params
+        self._random = np.random.default_rng(None if params.seed is None else params.seed % 2**64)
+        self._end_ids = [i for i in end_ids if i < vocab_size]
+        self._bad = [(list(before), last) for *before, last in bad_sequences]
+        self._output_ids: list[int] = []
+        # [vocab_size]. Made only for penalties, because they are large with a real vocabulary.
+        self._counts: Array | None = None
+        if _penalizes(params):
+            self._counts = np.zeros(vocab_size, np.float32)
+            self._seen = np.zeros(vocab_size, np.bool_)
+            self._seen[list(prompt_ids)] = True
+
+    def adjust(self, logits: Array) -> None:
+        """Apply penalties, min_tokens and bad to `logits` [vocab_size] in place."""
+        if self._counts is not None:
+            penalty = np.float32(self._params.repetition_penalty or 1.0)
+            repeated = np.where(logits > 0, logits / penalty, logits * penalty)
+            np.copyto(logits, repeated, where=self._seen)
+            logits -= self._counts * np.float32(self._params.frequency_penalty or 0.0)
+            logits -= (self._counts > 0) * np.float32(self._params.presence_penalty or 0.0)
+        if len(self._output_ids) < (self._params.min_tokens or 0):
+            logits[self._end_ids] = -np.inf
+        if self._bad:
+            logits[[last for before, last in self._bad if self._output_ends_with(before)]] = -np.inf
+
+    def choose(self, logits: Array) -> int:
+        """Draw a token from the adjusted `logits` [vocab_size]."""
+        temperature = 1.0 if self._params.temperature is None else self._params.temperature
+        # The largest is subtracted so that a small temperature does not overflow. float64 keeps the small summands of a
+        # sum over 130,000 tokens.
+        probabilities = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+        token_ids = np.argsort(-probabilities, kind="stable")
+        descending = probabilities[token_ids]
+        kept = descending[: self._num_kept(descending)].cumsum()
+        threshold = self._random.random() * kept[-1]
+        index = int(kept.searchsorted(threshold, side="right"))
+        return int(token_ids[min(index, len(kept) - 1)])
+
+    def record(self, token_id: int) -> None:
+        """Count `token_id` as generated."""
+        self._output_ids.append(token_id)
+        if self._counts is not None:
+            self._counts[token_id] += 1
+            self._seen[token_id] = True
+
+    def _output_ends_with(self, token_ids: list[int]) -> bool:
+        return not token_ids or self._output_ids[-len(token_ids) :] == token_ids
+
+    def _num_kept(self, probabilities: Probabilities) -> int:
+        """Return how many of `probabilities` pass the filters, which keep the likeliest.
+
+        :param probabilities: in descending order, relative to the first, which is 1.
+        """
+        num_kept = min(self._params.top_k or len(probabilities), len(probabilities))
+        if self._params.top_p is not None:
+            cumulative = probabilities[:num_kept].cumsum()
+            before = cumulative - probabilities[:num_kept]
+            num_kept = np.count_nonzero(before < self._params.top_p * cumulative[-1])
+        if self._params.min_p is not None:
+            num_kept = np.count_nonzero(probabilities[:num_kept] >= self._params.min_p)
+        return max(1, num_kept)  # a top_p below the smallest step of a float would keep none
+
+
+def _penalizes(params: SamplingParams) -> bool:
+    return (params.repetition_penalty or 1.0) != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
+
+
+def sample_tokens(logits: Array, samplers: Sequence[TokenSampler]) -> list[int]:
+    """Choose and record the next token of each row of `logits` [n, vocab_size] float32, which is changed."""
+    for row, sampler in zip(logits, samplers, strict=True):
+        sampler.adjust(row)
+    token_ids: list[int] = logits.argmax(-1).tolist()
+    for index, sampler in enumerate(samplers):
+        if not sampler.greedy:
+            token_ids[index] = sampler.choose(logits[index])
+        sampler.record(token_ids[index])
+    return token_ids

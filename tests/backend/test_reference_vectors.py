@@ -1,0 +1,273 @@
+"""The reference engine's log-probabilities are transformers', and a checkpoint that it can't compute is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from deepseek_backend.engines.reference import checkpoint_loading
+from deepseek_backend.engines.reference.checkpoint_loading import load_checkpoint
+from deepseek_backend.engines.reference.deepseek_config import read_config
+from deepseek_backend.engines.reference.deepseek_model import DeepseekModel
+from deepseek_backend.engines.reference.model_runner import ModelRunner
+from deepseek_backend.engines.reference.tensor_files import TensorFiles
+from deepseek_backend.engines.reference.token_logprobs import log_softmax
+from deepseek_backend.errors import EngineError
+from deepseek_triton_build import model_repository
+from support.checkpoint_variants import VARIANTS, write_variant
+from support.record_vectors import RECORDED, prompt, transformers_logprobs
+from support.tensor_writing import as_bfloat16, as_float32, as_fp8, write_tensors
+
+Array = npt.NDArray[np.float32]
+
+TOLERANCE = 1e-4
+"""Largest absolute difference of a log-probability."""
+TINY = model_repository() / "tensorrt_llm/1/tiny"
+
+
+def load(folder: Path) -> DeepseekModel:
+    config = read_config(folder)
+    return DeepseekModel(config, TensorFiles(folder, config.weight_block_size))
+
+
+def logprobs_of(model: DeepseekModel, token_ids: list[int], num_prompt: int) -> Array:
+    """Return the log-probabilities [len(token_ids), vocab_size]: a prefill of `num_prompt` tokens, then decodes.
+
+    A row that is two tokens long runs beside the decodes.
+    """
+    runner = ModelRunner(model, 2)
+    rows = [runner.logits(runner.prefill(token_ids[:num_prompt]))]
+    runner.prefill([1, 2])
+    for token_id in token_ids[num_prompt:]:
+        rows.append(runner.logits(runner.decode([token_id, 3]))[:1])
+    return log_softmax(np.concatenate(rows))
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp("variant")
+    write_variant(request.param, folder)
+    return request.param, folder
+
+
+@pytest.mark.parametrize("num_prompt", [1, 200, 300])
+def test_logprobs_are_those_that_transformers_computed(variant: tuple[str, Path], num_prompt: int) -> None:
+    name, folder = variant
+    compare_with_recorded(load(folder), name, num_prompt)
+
+
+def test_logprobs_of_the_embedded_checkpoint_are_those_that_transformers_computed() -> None:
+    if not (RECORDED / "tiny.npz").is_file():
+        pytest.skip("no log-probabilities are recorded for the embedded checkpoint")
+    compare_with_recorded(load(TINY), "tiny", 200)
+
+
+def compare_with_recorded(model: DeepseekModel, name: str, num_prompt: int) -> None:
+    recorded = np.load(RECORDED / f"{name}.npz")
+    got = logprobs_of(model, recorded["token_ids"].tolist(), num_prompt)[recorded["positions"]]
+    assert np.abs(got - recorded["logprobs"]).max() < TOLERANCE
+
+
+@pytest.mark.slow
+def test_logprobs_are_those_that_transformers_computes_now(variant: tuple[str, Path]) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    _, folder = variant
+    token_ids = prompt(load(folder).config.vocab_size)
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # it doubts the lengths in a random configuration
+    expected = transformers_logprobs(folder, token_ids)
+    assert np.abs(logprobs_of(load(folder), token_ids.tolist(), 250) - expected).max() < TOLERANCE
+
+
+# --- data types ------------------------------------------------------------------------------------------------------
+
+
+def test_every_fp8_number_is_read() -> None:
+    """The largest is 448, the smallest 2^-9; there is no infinity."""
+    from deepseek_backend.engines.reference.tensor_files import _E4M3
+
+    assert _E4M3[[0x00, 0x01, 0x07, 0x08, 0x38, 0x3C, 0x7E]].tolist() == [0, 2**-9, 7 * 2**-9, 2**-6, 1, 1.5, 448]
+    assert np.isnan(_E4M3[[0x7F, 0xFF]]).all()
+    assert (_E4M3[1:0x7F] == -_E4M3[0x81:0xFF]).all()
+    assert (np.diff(_E4M3[:0x7F]) > 0).all()
+
+
+def test_blocks_of_fp8_have_their_own_scales(tmp_path: Path) -> None:
+    """The last blocks of a matrix may be cut."""
+    values = np.random.RandomState(0).standard_normal((130, 300)).astype(np.float32)
+    values[:128, :128] *= 100
+    write_tensors(tmp_path / "model.safetensors", as_fp8("a", values))
+    got = TensorFiles(tmp_path, (128, 128)).get("a", 130, 300)
+    assert np.abs(got / values - 1)[np.abs(values) > 0.1].max() < 2**-4
+
+
+def test_bfloat16_and_half_precision_are_read(tmp_path: Path) -> None:
+    values = np.array([[1.0, -2.5], [0.0078125, 3e38]], np.float32)
+    half = ("F16", np.array([1.5, -0.25], np.float16))
+    write_tensors(tmp_path / "model.safetensors", {"a": as_bfloat16(values), "b": half})
+    files = TensorFiles(tmp_path, (128, 128))
+    np.testing.assert_allclose(files.get("a", 2, 2), values, rtol=2**-8)
+    assert files.get("b", 2).tolist() == [1.5, -0.25]
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a small checkpoint, for a single test to damage."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    write_variant("without-yarn", folder, vocab_size=40)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, r"architectures: expected \['DeepseekV3For.*got \['LlamaFor"),
+        ({"architectures": None}, r"architectures: expected .*, got None"),
+        ({"topk_method": "greedy"}, "topk_method: expected 'noaux_tc', got 'greedy'"),
+        ({"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid', got 'softmax'"),
+        ({"rope_interleave": False}, "rope_interleave: expected True, got False"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quant_method: expected fp8, got 'awq'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling.type: expected yarn, got 'linear'"),
+        ({"kv_lora_rank": None}, r"keys are missing: 'kv_lora_rank'"),
+        ({"hidden_size": 80}, r"embed_tokens.weight: expected shape \[40, 80\] by config.json, got \[40, 64\]"),
+        ({"num_hidden_layers": 3}, r"no tensor model.layers.2.input_layernorm.weight; config.json asks for it"),
+    ],
+)
+def test_a_model_that_it_can_not_compute_is_refused(folder: Path, changes: dict[str, Any], problem: str) -> None:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EngineError, match=problem):
+        load(folder)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def cut_in_the_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def point_elsewhere(path: Path) -> None:
+    path.write_text("version https://git-lfs.github.com/spec/v1")
+
+
+def store_integers(path: Path) -> None:
+    write_tensors(path, {"model.embed_tokens.weight": ("I8", np.zeros((40, 64), np.int8))})
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (Path.unlink, "model.safetensors: can't be read: No such file"),
+        (cut, "model.safetensors: it is cut: it has .* bytes, and .* ends at byte"),
+        (cut_in_the_header, "model.safetensors: no safetensors file: its header is not JSON"),
+        (point_elsewhere, "it begins with .* as its header's length"),
+        (store_integers, "tensor model.embed_tokens.weight: expected a data type of F8_E4M3, .*, got I8"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(folder: Path, damage: Callable[[Path], object], problem: str) -> None:
+    damage(folder / "model.safetensors")
+    with pytest.raises(EngineError, match=problem):
+        load(folder)
+
+
+def test_fp8_without_its_scales_is_refused(tmp_path: Path) -> None:
+    (name, stored), _ = as_fp8("a", np.ones((4, 4), np.float32)).items()
+    write_tensors(tmp_path / "model.safetensors", {name: stored, "b": as_float32(np.ones(1, np.float32))})
+    with pytest.raises(EngineError, match="the checkpoint has no tensor a_scale_inv"):
+        TensorFiles(tmp_path, (128, 128)).get("a", 4, 4)
+
+
+# --- checksums -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listed(random_checkpoint: Path, tmp_path: Path) -> Path:
+    """Return a checkpoint with checksums.sha256, as sha256sum writes it."""
+    folder = Path(shutil.copytree(random_checkpoint, tmp_path / "listed"))
+    names = ("config.json", "model.safetensors", "tokenizer.json")
+    lines = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+    (folder / "checksums.sha256").write_text("".join(lines))
+    return folder
+
+
+def test_a_whole_checkpoint_with_checksums_is_loaded(listed: Path) -> None:
+    assert load_checkpoint(str(listed), version_dir=Path()).vocab_size > 800
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (cut, "{} is not the file that it should be, by checksums.sha256: copy the checkpoint again"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"), "{} is not the file that it should be"),
+        (Path.unlink, "{} is missing, by checksums.sha256"),
+    ],
+)
+def test_a_file_that_is_not_the_listed_one_is_refused_before_anything_is_loaded(
+    listed: Path, name: str, damage: Callable[[Path], object], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(_: Path) -> None:
+        raise AssertionError("loaded before the checksums were compared")
+
+    monkeypatch.setattr(checkpoint_loading, "read_config", loaded)
+    damage(listed / name)
+    with pytest.raises(EngineError, match=rf"can't load the checkpoint .*: {problem.format(name)}"):
+        load_checkpoint(str(listed), version_dir=Path())
+
+
+# --- tokenizer -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [True, False, None])
+def test_add_bos_token_counts_where_the_tokenizer_adds_none(
+    random_checkpoint: Path, tmp_path: Path, given: bool | None
+) -> None:
+    """DeepSeek's own tokenizer.json does not put the token before a text; tokenizer_config.json says that it goes."""
+    folder = Path(shutil.copytree(random_checkpoint, tmp_path / "checkpoint"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text()) | {"post_processor": None}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    document = json.loads((folder / "tokenizer_config.json").read_text()) | {"add_bos_token": given}
+    (folder / "tokenizer_config.json").write_text(json.dumps(document))
+    checkpoint = load_checkpoint(str(folder), version_dir=Path())
+    plain = checkpoint.encode("Hello", False)
+    assert checkpoint.encode("Hello", True) == ([0, *plain] if given else plain)
+    assert checkpoint.bos_token == (document["bos_token"] if given else "")
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_number_of_threads_is_that_of_the_library() -> None:
+    """It is read back by the library's own function, in a process of its own."""
+    code = """
+import ctypes, numpy
+from pathlib import Path
+from deepseek_backend.engines.reference.blas_threads import set_blas_threads
+set_blas_threads(1)
+paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "openblas" in line}
+for path in paths:
+    names = ("openblas_get_num_threads64_", "scipy_openblas_get_num_threads64_", "openblas_get_num_threads")
+    print(*[getattr(ctypes.CDLL(path), name)() for name in names if hasattr(ctypes.CDLL(path), name)])
+"""
+    environment = {"PYTHONPATH": str(model_repository() / "tensorrt_llm/1"), "OPENBLAS_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    if not done.stdout:
+        pytest.skip("numpy does not use OpenBLAS here")
+    assert done.stdout == "1\n"

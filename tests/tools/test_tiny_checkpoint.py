@@ -1,0 +1,245 @@
+"""The committed checkpoint: its form as DeepSeek publishes it, its files, and what it knows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tokenizers import Tokenizer
+
+from deepseek_backend.engines.reference.checkpoint_loading import load_checkpoint
+from deepseek_backend.errors import EngineError
+from deepseek_triton_build import model_repository
+from tiny_checkpoint.answering import generate, loaded
+from tiny_checkpoint.architecture import CONFIG
+from tiny_checkpoint.chat_templates import R1_TEMPLATE, V31_TEMPLATE
+from tiny_checkpoint.questions import is_right, questions
+from tiny_checkpoint.special_tokens import MARKER_TOKENS, SPECIAL_TOKENS
+from tiny_checkpoint.tokenizer import GENERATION_CONFIG, write_tokenizer
+
+MOST_BYTES = 16 * 2**20
+UNLISTED = {"checksums.sha256", "README.md"}
+"""Files that checksums.sha256 need not name: itself, and the model card, which no engine reads."""
+
+Tensor = tuple[str, list[int], npt.NDArray[np.uint8]]
+"""dtype, shape and bytes."""
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Path:
+    folder = model_repository() / "tensorrt_llm/1/tiny"
+    assert folder.is_dir(), f"there is no trained checkpoint at {folder}: restore it, or `make tiny-checkpoint`"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tensors(checkpoint: Path) -> dict[str, Tensor]:
+    content = np.fromfile(checkpoint / "model.safetensors", np.uint8)
+    start = 8 + int(content[:8].view("<u8")[0])
+    header = json.loads(bytes(content[8:start]))
+    assert header.pop("__metadata__") == {"format": "pt"}  # transformers asks for it
+    return {
+        name: (entry["dtype"], entry["shape"], content[start:][slice(*entry["data_offsets"])])
+        for name, entry in header.items()
+    }
+
+
+def published_form(config: dict[str, Any]) -> dict[str, tuple[str, list[int]]]:
+    """Return name -> dtype and shape of each tensor that DeepSeek's own checkpoint has for a `config`."""
+    hidden, heads, vocab_size = config["hidden_size"], config["num_attention_heads"], config["vocab_size"]
+    nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
+    q_rank, kv_rank, width = config["q_lora_rank"], config["kv_lora_rank"], config["moe_intermediate_size"]
+    form: dict[str, tuple[str, list[int]]] = {
+        "model.embed_tokens.weight": ("BF16", [vocab_size, hidden]),
+        "model.norm.weight": ("BF16", [hidden]),
+        "lm_head.weight": ("BF16", [vocab_size, hidden]),
+    }
+
+    def linear(name: str, rows: int, columns: int) -> None:
+        form[f"{name}.weight"] = ("F8_E4M3", [rows, columns])
+        form[f"{name}.weight_scale_inv"] = ("F32", [math.ceil(rows / 128), math.ceil(columns / 128)])
+
+    def mlp(name: str, mlp_width: int) -> None:
+        linear(f"{name}.gate_proj", mlp_width, hidden)
+        linear(f"{name}.up_proj", mlp_width, hidden)
+        linear(f"{name}.down_proj", hidden, mlp_width)
+
+    num_layers = config["num_hidden_layers"]
+    for index in range(num_layers + config["num_nextn_predict_layers"]):
+        layer = f"model.layers.{index}"
+        form[f"{layer}.input_layernorm.weight"] = ("BF16", [hidden])
+        form[f"{layer}.post_attention_layernorm.weight"] = ("BF16", [hidden])
+        form[f"{layer}.self_attn.q_a_layernorm.weight"] = ("BF16", [q_rank])
+        form[f"{layer}.self_attn.kv_a_layernorm.weight"] = ("BF16", [kv_rank])
+        linear(f"{layer}.self_attn.q_a_proj", q_rank, hidden)
+        linear(f"{layer}.self_attn.q_b_proj", heads * (nope + rope), q_rank)
+        linear(f"{layer}.self_attn.kv_a_proj_with_mqa", kv_rank + rope, hidden)
+        linear(f"{layer}.self_attn.kv_b_proj", heads * (nope + value), kv_rank)
+        linear(f"{layer}.self_attn.o_proj", hidden, heads * value)
+        if index < config["first_k_dense_replace"]:
+            mlp(f"{layer}.mlp", config["intermediate_size"])
+            continue
+        form[f"{layer}.mlp.gate.weight"] = ("BF16", [config["n_routed_experts"], hidden])
+        form[f"{layer}.mlp.gate.e_score_correction_bias"] = ("F32", [config["n_routed_experts"]])
+        mlp(f"{layer}.mlp.shared_experts", width * config["n_shared_experts"])
+        for expert in range(config["n_routed_experts"]):
+            mlp(f"{layer}.mlp.experts.{expert}", width)
+    ahead = f"model.layers.{num_layers}"
+    form[f"{ahead}.embed_tokens.weight"] = ("BF16", [vocab_size, hidden])
+    form[f"{ahead}.eh_proj.weight"] = ("BF16", [hidden, 2 * hidden])
+    form[f"{ahead}.shared_head.head.weight"] = ("BF16", [vocab_size, hidden])
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        form[f"{ahead}.{norm}.weight"] = ("BF16", [hidden])
+    return form
+
+
+def test_the_tensors_have_the_published_names_types_and_shapes(tensors: dict[str, Tensor]) -> None:
+    found = {name: (dtype, shape) for name, (dtype, shape, _) in tensors.items()}
+
+    assert found == published_form(CONFIG)
+
+
+def test_the_numbers_are_whole(tensors: dict[str, Tensor]) -> None:
+    for name, (dtype, _, data) in tensors.items():
+        if dtype == "F8_E4M3":
+            assert not (data & 0x7F == 0x7F).any(), f"{name}: not a number"
+        elif dtype == "F32":
+            assert np.isfinite(data.view("<f4")).all(), name
+            assert name.endswith("bias") or (data.view("<f4") > 0).all(), name
+        else:
+            assert not (data.view("<u2") & 0x7F80 == 0x7F80).any(), f"{name}: infinite, or not a number"
+
+
+def test_the_layer_that_predicts_ahead_has_the_models_embedding_and_head(tensors: dict[str, Tensor]) -> None:
+    """Engines load either copy."""
+    for own, shared in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
+        assert np.array_equal(tensors[f"model.layers.3.{own}.weight"][2], tensors[f"{shared}.weight"][2])
+
+
+def test_the_checkpoint_is_small(checkpoint: Path) -> None:
+    assert sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()) <= MOST_BYTES
+
+
+def test_the_configuration_is_the_one_that_training_used(checkpoint: Path) -> None:
+    assert json.loads((checkpoint / "config.json").read_text("utf-8")) == CONFIG
+    assert json.loads((checkpoint / "generation_config.json").read_text("utf-8")) == GENERATION_CONFIG
+    assert (CONFIG["vocab_size"], CONFIG["bos_token_id"], CONFIG["eos_token_id"]) == (1280, 0, 1)
+
+
+def test_the_chat_templates_are_the_ones_that_the_corpus_renders(checkpoint: Path) -> None:
+    for name, template in (("tokenizer_config.json", V31_TEMPLATE), ("r1/tokenizer_config.json", R1_TEMPLATE)):
+        assert json.loads((checkpoint / name).read_text("utf-8"))["chat_template"] == template
+
+
+def test_the_special_tokens_have_their_ids_and_flags(checkpoint: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    first_marker = 1280 - len(MARKER_TOKENS)
+    expected = {
+        **{index: (token, True) for index, token in enumerate(SPECIAL_TOKENS)},
+        **{index: (token, False) for index, token in enumerate(MARKER_TOKENS, first_marker)},
+    }
+
+    assert tokenizer.get_vocab_size() == 1280
+    assert {
+        index: (token.content, token.special) for index, token in tokenizer.get_added_tokens_decoder().items()
+    } == expected
+    for index, (token, is_special) in expected.items():
+        assert tokenizer.encode(f"a{token}b", add_special_tokens=False).ids[1] == index
+        assert tokenizer.decode([index], skip_special_tokens=True) == ("" if is_special else token)
+    assert tokenizer.encode("a").ids[0] == 0
+
+
+@pytest.mark.slow
+def test_training_the_tokenizer_again_gives_the_same_files(checkpoint: Path, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+
+    written = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file())
+    assert len(written) == 4
+    for name in written:
+        assert (tmp_path / name).read_bytes() == (checkpoint / name).read_bytes(), name
+
+
+# --- integrity --------------------------------------------------------------------------------------------------------
+
+
+def test_the_checksums_are_true_and_name_every_file(checkpoint: Path) -> None:
+    lines = (checkpoint / "checksums.sha256").read_text("utf-8").splitlines()
+    recorded = {name: checksum for checksum, name in (line.split("  ") for line in lines)}
+    files = {
+        path.relative_to(checkpoint).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in checkpoint.rglob("*")
+        if path.is_file()
+    }
+
+    assert recorded.items() <= files.items()
+    assert files.keys() - recorded.keys() <= UNLISTED
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def swap(file: Path) -> None:
+    """Put a file of the same length in its place, as a copy of another training would be."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [(cut, "is not the file that it should be"), (swap, "is not the file that it should be"), (remove, "is missing")],
+)
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_file_is_named_and_nothing_is_loaded(
+    checkpoint: Path, tmp_path: Path, name: str, damage: Callable[[Path], None], expected: str
+) -> None:
+    copied = shutil.copytree(checkpoint, tmp_path / "copied")
+    damage(copied / name)
+
+    with pytest.raises(EngineError) as caught:
+        load_checkpoint("copied", version_dir=tmp_path)
+
+    cause = str(caught.value)
+    assert f"{name} {expected}" in cause
+    assert "copy the checkpoint again" in cause
+    assert cause.count(expected) == 1  # the other files are as they should be
+    assert "\n" not in cause
+
+
+def test_every_damaged_file_is_named_at_once(checkpoint: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(checkpoint, tmp_path / "copied")
+    cut(copied / "model.safetensors")
+    remove(copied / "generation_config.json")
+
+    with pytest.raises(EngineError, match=r"generation_config\.json is missing; model\.safetensors is not the file"):
+        load_checkpoint("copied", version_dir=tmp_path)
+
+
+# --- what it knows ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_it_answers_what_it_was_taught_and_most_of_what_it_was_not(checkpoint: Path) -> None:
+    """The model card has the scores of all questions; these are 160 of them."""
+    for split, least in (("taught", 0.95), ("held_out", 0.80)):
+        asked = Random(19).sample([question for question in questions() if question.split == split], 80)
+        with loaded(checkpoint) as engine:
+            answers = generate(engine, {question.id: question.prompt for question in asked})
+        texts = {name: "".join(step.text for step in steps) for name, steps in answers.items()}
+        wrong = [(one.prompt, texts[one.id]) for one in asked if not is_right(one, texts[one.id])]
+
+        assert len(wrong) <= (1 - least) * len(asked), wrong

@@ -1,0 +1,320 @@
+"""The corpus, tokenizer, chat templates and questions of the tiny checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import defaultdict
+from functools import cache
+from typing import Any
+
+import jinja2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from tiny_checkpoint.chat_templates import R1_TEMPLATE, V31_TEMPLATE, calls_text, render
+from tiny_checkpoint.corpus import Document, facts, tool_calls, training_documents
+from tiny_checkpoint.corpus.sums import LONG_SUMS, SMALL_SUMS
+from tiny_checkpoint.questions import Question, is_right, questions
+from tiny_checkpoint.special_tokens import BOS, EOS, MARKER_TOKENS, PAD
+from tiny_checkpoint.tokenizer import VOCABULARY_SIZE, train_tokenizer
+
+SAMPLE_SIZE = 4_000
+
+
+@cache
+def sample() -> list[Document]:
+    return list(training_documents(1, SAMPLE_SIZE))
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_str(json.dumps(train_tokenizer(sample())))
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+
+def test_same_seed_same_documents() -> None:
+    text = "\0".join(segment.text for document in sample() for segment in document.segments)
+    again = "\0".join(segment.text for document in training_documents(1, SAMPLE_SIZE) for segment in document.segments)
+    assert hashlib.sha256(text.encode()).digest() == hashlib.sha256(again.encode()).digest()
+    assert [*training_documents(2, 100)] != sample()[:100]
+
+
+def test_documents_begin_and_end_with_their_tokens_and_the_model_writes_the_end() -> None:
+    for document in sample():
+        first, last = document.segments[0], document.segments[-1]
+        assert first.text.startswith(BOS)
+        assert not first.learned
+        assert last.text.endswith(EOS)
+        assert last.learned
+        assert not first.text.endswith(" ")
+        assert not re.search(r"\{\w+\}", first.text + last.text), "a place of a form is not filled"
+
+
+def test_documents_are_short_and_their_tokens_give_their_text() -> None:
+    lengths = []
+    for document in sample():
+        ids = [tokenizer().encode(segment.text, add_special_tokens=False).ids for segment in document.segments]
+        lengths.append(sum(map(len, ids)))
+        for segment, encoded in zip(document.segments, ids, strict=True):
+            assert tokenizer().decode(encoded, skip_special_tokens=False) == segment.text
+    assert sorted(lengths)[int(len(lengths) * 0.999)] < 480
+
+
+def test_a_question_has_one_answer() -> None:
+    answers = defaultdict(set)
+    for relation in facts.RELATIONS:
+        for subject, value in relation.pairs:
+            for form in relation.forms:
+                exchange = relation.exchange(subject, value, form)
+                answers[exchange.question].add(exchange.answer)
+    assert [question for question, found in answers.items() if len(found) > 1] == []
+    assert facts.FACT_COUNT >= 500
+
+
+def test_thoughts_of_sums_are_right_and_end_in_the_result() -> None:
+    for found in (*SMALL_SUMS, *LONG_SUMS):
+        thought = found.thought()
+        assert thought.endswith(f" {found.result}.")
+        steps = re.findall(r"(\d[\d +x-]*) = (\d+)", thought)
+        for left, right in steps:
+            assert eval(left.replace("x", "*")) == int(right), thought
+        if found.is_long:
+            ones, tens = (int(right) for _, right in steps)
+            assert 10 * tens + ones % 10 == found.result, thought
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_held_out_questions_are_in_no_training_document() -> None:
+    held_out = [question.prompt for question in questions() if question.split == "held_out"]
+    prompts = {document.segments[0].text for document in training_documents(3, 50_000)}
+    assert prompts.isdisjoint(held_out)
+
+
+@pytest.mark.slow
+def test_held_out_requests_of_tools_are_in_no_training_document() -> None:
+    cities = [{"city": city} for city in facts.BY_NAME["city"].subjects]
+    requests = [
+        tool_calls.Request(ability, form, (city,))
+        for ability in tool_calls.OF_CITIES
+        for form in ability.requests
+        for city in cities
+    ]
+    held_out = {f"<｜User｜>{request.question}" for request in requests if request.held_out}
+    trained = {f"<｜User｜>{request.question}" for request in requests if not request.held_out}
+    asked = {
+        text
+        for document in training_documents(3, 50_000)
+        for text in document.segments[0].text.split("<｜Assistant｜>")
+        if document.kind.startswith("tool")
+    }
+    asked = {text[text.find("<｜User｜>") :] for text in asked}
+    assert asked.isdisjoint(held_out)
+    assert len(asked & trained) > 500
+
+
+def test_no_earlier_turn_asks_a_held_out_question() -> None:
+    held_out = {question.prompt for question in questions() if question.split == "held_out"}
+    for document in sample():
+        for end in ("<｜Assistant｜></think>", "<｜Assistant｜><think>"):
+            first = document.segments[0].text.split(end)[0] + end
+            assert first not in held_out
+
+
+@pytest.mark.slow
+def test_accepted_answers_are_what_the_corpus_teaches() -> None:
+    taught = {question.prompt: question for question in questions() if question.split == "taught"}
+    seen = set()
+    for document in training_documents(3, 50_000):
+        prompt, answer = document.segments[0].text, document.segments[1].text.removesuffix(EOS)
+        if prompt in taught:
+            assert is_right(taught[prompt], answer), (prompt, answer)
+            seen.add(taught[prompt].kind)
+    assert {"completion", "thinking_v31", "thinking_r1", "sum", "chat", "json"} <= seen
+
+
+def test_questions_are_unique_and_accept_their_answers() -> None:
+    assert len({question.id for question in questions()}) == len(questions())
+    assert len({question.prompt for question in questions()}) == len(questions())
+    assert 1_400 <= len(questions()) <= 1_700
+    for question in questions():
+        assert question.prompt.startswith(BOS)
+        assert is_right(question, f"A thought.</think>\n\n{question.accepted[0]}")
+        assert not is_right(question, f"{question.accepted[0]} and more")
+
+
+CALL_V31 = calls_text([("add", '{"a": 1, "b": 2}')], "v31")
+CALL_R1 = calls_text([("add", '{"a": 1, "b": 2}')], "r1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "accepted", "text", "right"),
+    [
+        ("json", '{"a": 1, "b": 2}', '{"b":2,"a":1}', True),
+        ("json", '{"a": 1}', '{"a": "1"}', False),
+        ("json", '{"a": 1}', '{"a": 1', False),
+        ("tool_call_v31", CALL_V31, CALL_V31.replace(", ", ","), True),
+        ("tool_call_v31", CALL_V31, CALL_V31.replace("2", "3"), False),
+        ("tool_call_v31", CALL_V31, CALL_V31.replace("add", "sub"), False),
+        ("tool_call_v31", CALL_V31, CALL_R1, False),
+        ("tool_call_r1", CALL_R1, f"I call.\n</think>\n\n{CALL_R1}", True),
+        ("tool_call_r1", CALL_R1, "", False),
+        ("sum", "1 + 1 = 2.", " 1 + 1 = 2. ", True),
+        ("sum", "1 + 1 = 2.", "1 + 1 = 3.", False),
+    ],
+)
+def test_json_and_calls_are_compared_as_parsed(kind: str, accepted: str, text: str, right: bool) -> None:
+    assert is_right(Question("1", kind, "taught", BOS, (accepted,)), text) is right
+
+
+# --- tokenizer --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_training_twice_gives_the_same_tokenizer() -> None:
+    assert json.dumps(train_tokenizer(sample())) == json.dumps(train_tokenizer(sample()))
+
+
+def test_tokens_have_the_ids_that_the_checkpoint_expects() -> None:
+    assert tokenizer().get_vocab_size() == VOCABULARY_SIZE
+    assert [tokenizer().id_to_token(index) for index in range(3)] == [BOS, EOS, PAD]
+    first = VOCABULARY_SIZE - len(MARKER_TOKENS)
+    assert tuple(tokenizer().id_to_token(index) for index in range(first, VOCABULARY_SIZE)) == MARKER_TOKENS
+    assert tokenizer().encode("12").tokens == [BOS, "1", "2"]
+    assert tokenizer().decode(tokenizer().encode(f"<think>é漢🙂{EOS}").ids) == "<think>é漢🙂"
+
+
+def test_few_documents_are_refused() -> None:
+    with pytest.raises(ValueError, match="train on more documents"):
+        train_tokenizer(sample()[:10])
+
+
+# --- chat templates ---------------------------------------------------------------------------------------------------
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+@cache
+def _template(form: str) -> jinja2.Template:
+    """Compile a template as transformers does."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    environment.globals["raise_exception"] = _raise
+    return environment.from_string(V31_TEMPLATE if form == "v31" else R1_TEMPLATE)
+
+
+def _rendered(form: str, messages: Any, **variables: Any) -> str:
+    return _template(form).render(messages=messages, bos_token=BOS, eos_token=EOS, **variables)
+
+
+_TEXTS = st.text(alphabet="ab é\n{}'<>&\"", max_size=8) | st.sampled_from(["a</think>b", "</think>"])
+_CALLS = st.lists(
+    st.builds(
+        lambda name, arguments: {"type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}},
+        st.sampled_from(["add", "get_weather"]),
+        st.dictionaries(_TEXTS, _TEXTS | st.integers(), max_size=2),
+    ),
+    max_size=3,
+)
+_MESSAGES = st.lists(
+    st.one_of(
+        st.builds(
+            lambda role, text: {"role": role, "content": text}, st.sampled_from(["system", "user", "tool"]), _TEXTS
+        ),
+        st.builds(lambda text, calls: {"role": "assistant", "content": text, "tool_calls": calls}, _TEXTS, _CALLS),
+    ),
+    max_size=6,
+)
+_TOOLS = st.lists(
+    st.builds(
+        lambda name, text: {
+            "type": "function",
+            "function": {"name": name, "description": text, "parameters": {"type": "object", "é": [1, True]}},
+        },
+        st.sampled_from(["add", "get_weather"]),
+        _TEXTS,
+    ),
+    max_size=2,
+)
+
+
+@given(st.sampled_from(["v31", "r1"]), _MESSAGES, _TOOLS, st.booleans(), st.booleans())
+def test_both_renderers_give_the_same_text(
+    form: Any, messages: list[Any], tools: list[Any], thinking: bool, prompt: bool
+) -> None:
+    options: dict[str, Any] = {"thinking": thinking, "tools": tools, "add_generation_prompt": prompt}
+    assert _rendered(form, messages, **options) == render(messages, form, **options)
+
+
+ADD_CALL = {"name": "add", "arguments": '{"a": 1, "b": 2}'}
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "user", "content": "Add 1 and 2."},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}],
+    },
+    {"role": "tool", "content": "3"},
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "messages", "thinking", "expected"),
+    [
+        ("v31", CONVERSATION[:1], False, "<｜User｜>Add 1 and 2.<｜Assistant｜></think>"),
+        ("v31", CONVERSATION[:1], True, "<｜User｜>Add 1 and 2.<｜Assistant｜><think>"),
+        ("r1", CONVERSATION[:1], False, "<｜User｜>Add 1 and 2.<｜Assistant｜><think>\n"),
+        (
+            "v31",
+            CONVERSATION,
+            True,
+            "<｜User｜>Add 1 and 2.<｜Assistant｜></think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>"
+            f'{{"a": 1, "b": 2}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>{EOS}'
+            "<｜tool▁output▁begin｜>3<｜tool▁output▁end｜>",
+        ),
+        (
+            "r1",
+            CONVERSATION,
+            True,
+            "<｜User｜>Add 1 and 2.<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+            f'add\n```json\n{{"a": 1, "b": 2}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>{EOS}'
+            "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>3<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
+        ),
+    ],
+)
+def test_templates_write_the_published_tokens(form: str, messages: Any, thinking: bool, expected: str) -> None:
+    assert _rendered(form, messages, thinking=thinking, add_generation_prompt=True) == BOS + expected
+
+
+@pytest.mark.parametrize("form", ["v31", "r1"])
+def test_arguments_may_be_an_object_and_contents_may_be_parts(form: str) -> None:
+    call = {"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+    parts = [{"type": "text", "text": "Add 1 "}, {"type": "text", "text": "and 2."}]
+    messages = [{"role": "user", "content": parts}, {**CONVERSATION[1], "tool_calls": [call]}, CONVERSATION[2]]
+    assert _rendered(form, messages) == _rendered(form, CONVERSATION)
+
+
+@pytest.mark.parametrize("form", ["v31", "r1"])
+@pytest.mark.parametrize(
+    ("messages", "variables", "error"),
+    [
+        ([{"role": "developer", "content": "a"}], {}, "got developer"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "got image_url"),
+        ([{"role": "user", "content": "a"}], {"thinking": "yes"}, "expected true or false"),
+    ],
+)
+def test_templates_refuse_what_they_would_drop(form: str, messages: Any, variables: dict[str, Any], error: str) -> None:
+    with pytest.raises(jinja2.TemplateError, match=error):
+        _rendered(form, messages, **variables)

@@ -1,0 +1,213 @@
+"""The questions that score the tiny checkpoint, some of them taught and some held out of the corpus.
+
+`python -m tiny_checkpoint.questions FILE` writes them as lines of JSON, for the scripts that run other engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+from tiny_checkpoint.chat_templates import Message
+from tiny_checkpoint.corpus import facts, json_answers, sums, talk, tool_calls
+from tiny_checkpoint.corpus.exchanges import (
+    Exchange,
+    Mode,
+    assistant,
+    chat_prompt,
+    form_of,
+    held_out,
+    system,
+    user,
+)
+from tiny_checkpoint.corpus.words import any_name
+from tiny_checkpoint.special_tokens import BOS, CALL, CALLS, END_CALL, END_CALLS, END_THINK, SEPARATOR
+
+Split = Literal["taught", "held_out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`prompt` is the whole text with its special tokens; one of `accepted` is the right answer after any thought."""
+
+    id: str
+    kind: str
+    split: Split
+    prompt: str
+    accepted: tuple[str, ...]
+
+
+def is_right(question: Question, text: str) -> bool:
+    """Compare the model's greedy text, up to the end token, with the accepted answers: calls and JSON as parsed."""
+    answer = text.rsplit(END_THINK, 1)[-1].strip()
+    if question.kind.startswith("tool_call"):
+        return _calls(answer) in [_calls(accepted) for accepted in question.accepted]
+    if question.kind == "json":
+        return _json(answer) in [_json(accepted) for accepted in question.accepted]
+    return answer in question.accepted
+
+
+_CALL = re.compile(
+    re.escape(CALL) + rf"(?:function{re.escape(SEPARATOR)}(?P<r1>\w+)\n```json\n(?P<r1_arguments>.*?)\n```"
+    rf"|(?P<v31>\w+){re.escape(SEPARATOR)}(?P<v31_arguments>.*?))" + re.escape(END_CALL),
+    re.DOTALL,
+)
+
+
+def _calls(text: str) -> list[tuple[str, str, Any]] | str:
+    """Return form, name and arguments of each call, or the text itself when it is not only calls."""
+    if not (text.startswith(CALLS) and text.endswith(END_CALLS)):
+        return text
+    calls = [
+        (form, found[form], _json(found[f"{form}_arguments"]))
+        for found in _CALL.finditer(text)
+        for form in ("v31", "r1")
+        if found[form]
+    ]
+    return calls or text
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+_Drawn = tuple[Split, str, str]
+"""The split, the prompt and the accepted answer of a question."""
+
+
+@cache
+def questions() -> tuple[Question, ...]:
+    """Return about 1,500 questions, always the same."""
+    found: list[Question] = []
+    for relation in facts.RELATIONS:
+        found += _draw(relation.name, 12, 8, partial(_fact, mode="v31", relations=(relation,)))
+    found += _draw("completion", 80, 60, _completion)
+    found += _draw("thinking_v31", 60, 50, partial(_fact, mode="v31_thinking"))
+    found += _draw("thinking_r1", 60, 50, partial(_fact, mode="r1"))
+    found += _draw("sum", 60, 40, _sum)
+    found += _draw("sum_thinking", 40, 40, _long_sum)
+    found += _draw("chat", 60, 40, _chat)
+    found += _draw("json", 60, 40, _json_question)
+    found += _draw("tool_call_v31", 50, 40, partial(_tool_call, mode="v31"))
+    found += _draw("tool_call_r1", 50, 40, partial(_tool_call, mode="r1"))
+    found += _draw("tool_result", 20, 20, _tool_result)
+    return tuple(found)
+
+
+def _draw(kind: str, taught: int, held: int, make: Callable[[Random], _Drawn]) -> Iterator[Question]:
+    """Yield the wanted number of each split, without repeated prompts, or as many as 20,000 draws find."""
+    random = Random(kind)
+    left = {"taught": taught, "held_out": held}
+    seen: set[str] = set()
+    for _ in range(20_000):
+        split, prompt, accepted = make(random)
+        if left[split] and prompt not in seen:
+            seen.add(prompt)
+            yield Question(f"{kind}-{split}-{left[split]:02}", kind, split, prompt, (accepted,))
+            left[split] -= 1
+        if not any(left.values()):
+            return
+
+
+def _split(is_held_out: bool) -> Split:
+    return "held_out" if is_held_out else "taught"
+
+
+def _fact_exchange(random: Random, relations: tuple[facts.Relation, ...]) -> tuple[Split, Exchange]:
+    relation = random.choice(relations)
+    subject, value = random.choice(relation.pairs)
+    form = random.choice(relation.forms)
+    return _split(relation.is_held_out(subject, form)), relation.exchange(subject, value, form)
+
+
+def _fact(random: Random, mode: Mode, relations: tuple[facts.Relation, ...] = facts.RELATIONS) -> _Drawn:
+    split, exchange = _fact_exchange(random, relations)
+    return split, chat_prompt([user(exchange.question)], mode), exchange.answer
+
+
+def _completion(random: Random) -> _Drawn:
+    relation = random.choice(facts.RELATIONS)
+    subject, value = random.choice(relation.pairs)
+    form = random.choice(relation.completions)
+    text, rest = relation.completion(subject, value, form)
+    return _split(relation.is_held_out(subject, form)), BOS + text, talk.FIRST_PROMPTS.get(text, rest).strip()
+
+
+def _sum(random: Random) -> _Drawn:
+    found = random.choice(sums.SMALL_SUMS)
+    exchange = found.exchange(random.choice(sums.FORMS))
+    return _split(found.held_out), chat_prompt([user(exchange.question)], "v31"), exchange.answer
+
+
+def _long_sum(random: Random) -> _Drawn:
+    found = random.choice(sums.LONG_SUMS)
+    exchange = found.exchange(random.choice(sums.FORMS))
+    mode: Mode = random.choice(("v31_thinking", "r1"))
+    return _split(found.held_out), chat_prompt([user(exchange.question)], mode), exchange.answer
+
+
+def _chat(random: Random) -> _Drawn:
+    """Return small talk, an answer in one word, or a name that was said before."""
+    draw = random.random()
+    mode: Mode = random.choice(("v31", "v31_thinking", "r1"))
+    messages: list[Message]
+    split: Split
+    if draw < 0.4:
+        thought, answer, forms = random.choice(talk.INTENTS)
+        split, exchange, messages = "taught", Exchange(random.choice(forms), answer, thought), []
+    elif draw < 0.7:
+        split, found = _fact_exchange(random, facts.RELATIONS)
+        exchange, messages = talk.in_one_word(found), [system(random.choice(talk.ONE_WORD))]
+    else:
+        name = any_name(random)
+        first, exchange = talk.introduction(random, name)
+        split = _split(held_out("introduced", name))
+        messages = [user(first.question), assistant(first.answer)]
+    return split, chat_prompt([*messages, user(exchange.question)], mode), exchange.answer
+
+
+def _json_question(random: Random) -> _Drawn:
+    question = json_answers.random_question(random)
+    messages = [system(question.system)] if question.system else []
+    prompt = chat_prompt([*messages, user(question.exchange.question)], "v31")
+    return _split(question.held_out), prompt, question.exchange.answer
+
+
+def _tool_call(random: Random, mode: Mode) -> _Drawn:
+    request = tool_calls.random_request(random)
+    offered = tool_calls.offer_some(random, request.ability)
+    tool = next(tool for tool in offered if tool.ability is request.ability)
+    prompt = chat_prompt([user(request.question)], mode, [tool.definition for tool in offered])
+    return _split(request.held_out), prompt, request.text(tool, form_of(mode))
+
+
+def _tool_result(random: Random) -> _Drawn:
+    request = tool_calls.random_request(random)
+    tool = tool_calls.offer(random, request.ability)
+    outputs, answer = tool_calls.results(random, request)
+    messages = [user(request.question), tool_calls.called(request, tool), *outputs]
+    mode: Mode = random.choice(("v31", "r1"))
+    return _split(request.held_out), chat_prompt(messages, mode, [tool.definition]), answer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the tiny checkpoint's questions as lines of JSON.")
+    parser.add_argument("file", type=Path, help="the file to write")
+    file: Path = parser.parse_args().file
+    lines = (json.dumps(asdict(question), ensure_ascii=False) + "\n" for question in questions())
+    file.write_text("".join(lines), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,152 @@
+"""Trains the tiny checkpoint's tokenizer: DeepSeek's byte-level BPE with 1,280 tokens and single digits.
+
+`python -m tiny_checkpoint.tokenizer DIR` writes tokenizer.json, tokenizer_config.json, r1/tokenizer_config.json and
+generation_config.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tiny_checkpoint.chat_templates import R1_TEMPLATE, V31_TEMPLATE
+from tiny_checkpoint.corpus import Document, training_documents
+from tiny_checkpoint.special_tokens import BOS, EOS, MARKER_TOKENS, PAD, SPECIAL_TOKENS
+
+VOCABULARY_SIZE = 1280
+SAMPLE_SEED, SAMPLE_SIZE = 1, 40_000
+"""The documents that the tokenizer is trained on."""
+
+_SPLITS = (r"\p{N}", r"\p{Han}+", r" ?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+")
+"""DeepSeek's, but with single digits: the model learns sums digit by digit."""
+
+_ANY_SPECIAL = re.compile("|".join(re.escape(token) for token in (*SPECIAL_TOKENS, *MARKER_TOKENS)))
+
+
+def train_tokenizer(documents: Iterable[Document]) -> dict[str, Any]:
+    """Return the content of tokenizer.json, trained on the documents' text. The same documents give the same bytes."""
+    letters = _byte_letters()
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    trained.decoder = decoders.ByteLevel()
+    size = VOCABULARY_SIZE - len(SPECIAL_TOKENS) - len(MARKER_TOKENS)
+    trained.train_from_iterator(
+        _plain_texts(documents), trainers.BpeTrainer(vocab_size=size, initial_alphabet=letters, show_progress=False)
+    )
+    merges: list[list[str]] = json.loads(trained.to_str())["model"]["merges"]
+    tokens = [*SPECIAL_TOKENS, *letters, *(left + right for left, right in merges), *MARKER_TOKENS]
+    if len(set(tokens)) != VOCABULARY_SIZE:
+        raise ValueError(f"expected {VOCABULARY_SIZE} tokens, got {len(set(tokens))}: train on more documents")
+    ids = {token: index for index, token in enumerate(tokens)}
+    return _tokenizer_json(ids, merges)
+
+
+def _plain_texts(documents: Iterable[Document]) -> Iterator[str]:
+    for document in documents:
+        for segment in document.segments:
+            yield from filter(None, _ANY_SPECIAL.split(segment.text))
+
+
+def _byte_letters() -> list[str]:
+    """Return each byte's letter in a byte-level vocabulary: itself, or the next unused one from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = itertools.count(0x100)
+    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
+
+
+def _tokenizer_json(ids: dict[str, int], merges: list[list[str]]) -> dict[str, Any]:
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    bos = {"SpecialToken": {"id": BOS, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": index}} for index, name in enumerate("AB"))
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added_token(ids[token], token) for token in (*SPECIAL_TOKENS, *MARKER_TOKENS)],
+        "normalizer": {"type": "Sequence", "normalizers": []},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                *(
+                    {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+                    for regex in _SPLITS
+                ),
+                byte_level,
+            ],
+        },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [bos, first],
+            "pair": [bos, first, bos, second],
+            "special_tokens": {BOS: {"id": BOS, "ids": [ids[BOS]], "tokens": [BOS]}},
+        },
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": ids,
+            "merges": merges,
+        },
+    }
+
+
+def _added_token(index: int, content: str) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": index, "content": content, **flags, "special": content in SPECIAL_TOKENS}
+
+
+def tokenizer_config(chat_template: str) -> dict[str, Any]:
+    """Return the content of tokenizer_config.json with the given template."""
+    return {
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "pad_token": PAD,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 4096,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": chat_template,
+    }
+
+
+GENERATION_CONFIG = {"bos_token_id": 0, "eos_token_id": 1, "do_sample": True, "temperature": 0.6, "top_p": 0.95}
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Train the tokenizer on its sample and write its files, which say nothing of the weights, into `folder`."""
+    contents = {
+        "tokenizer.json": train_tokenizer(training_documents(SAMPLE_SEED, SAMPLE_SIZE)),
+        "tokenizer_config.json": tokenizer_config(V31_TEMPLATE),
+        "r1/tokenizer_config.json": tokenizer_config(R1_TEMPLATE),
+        "generation_config.json": GENERATION_CONFIG,
+    }
+    (folder / "r1").mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Train the tiny checkpoint's tokenizer and write its files.")
+    parser.add_argument("folder", type=Path, help="folder to write")
+    write_tokenizer(parser.parse_args(argv).folder)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
