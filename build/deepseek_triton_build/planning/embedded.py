@@ -12,6 +12,11 @@ ENGINE_REASONS = {
     "simulated": "a simulation, at the pace of its preset's deployment if it has a preset; its text means nothing",
 }
 
+_DEFAULT_MAX_TOKENS = {
+    "reference": (256, "room for the longest answers that the tiny model was taught, which end by themselves"),
+    "simulated": (64, "its text means nothing, so short answers will do"),
+}
+
 
 def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tuple[Setting, ...]:
     """Return the settings in model.yaml of a model that needs no TensorRT-LLM."""
@@ -20,7 +25,7 @@ def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tu
         Setting("model", request.model or variant.model, f"{variant.title}; {made}"),
         Setting("triton_config.engine", engine, ENGINE_REASONS[engine]),
         *transaction_settings(request),
-        Setting("triton_config.default_max_tokens", 64, "its text means nothing, so short answers will do"),
+        Setting("triton_config.default_max_tokens", *_DEFAULT_MAX_TOKENS[engine]),
     ]
     if engine == "reference":
         reason = "a model this small gains nothing from more, and tritonserver's own threads need the cores"
