@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
@@ -23,7 +22,7 @@ from deepseek_triton_client import Client
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
 from support.client_kinds import ClientKind
-from support.servers import url
+from support.servers import build, url
 from support.wire import STREAMS, WAYS, WHOLE, Answer, Way, ask
 from tiny_checkpoint.corpus.words import made_up
 from tiny_checkpoint.questions import questions
@@ -50,19 +49,9 @@ def v31_server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def r1_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    repository = copied(tmp_path_factory.mktemp("r1") / "repository")
-    tiny = repository / "tensorrt_llm/1/tiny"
-    shutil.copyfile(tiny / "r1/tokenizer_config.json", tiny / "tokenizer_config.json")
-    (tiny / "checksums.sha256").unlink()
-    with ServerProcess.serving(repository) as server:
+    with ServerProcess.serving(build(tmp_path_factory.mktemp("r1") / "repository", "tiny-r1")) as server:
         yield server
     assert server.returncode == 0, "\n".join(server.log_tail[-60:])
-
-
-def copied(folder: Path) -> Path:
-    """Copy the model repository as it is checked out."""
-    shutil.copytree(model_repository(), folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
 
 
 def said(*texts: str, system: str = "") -> list[dict[str, Any]]:
@@ -424,7 +413,7 @@ def test_no_tool_is_called_where_none_fits(v31_server: ServerProcess, way: Way) 
 
 
 def test_a_server_does_not_load_a_cut_checkpoint_and_names_the_file(tmp_path: Path) -> None:
-    repository = copied(tmp_path / "repository")
+    repository = build(tmp_path / "repository", "tiny")
     weights = repository / "tensorrt_llm/1/tiny/model.safetensors"
     with weights.open("r+b") as file:
         file.truncate(weights.stat().st_size - 1)
