@@ -143,6 +143,7 @@ def folder(tmp_path: Path) -> Path:
         ({"rope_interleave": False}, "rope_interleave: expected True, got False"),
         ({"quantization_config": {"quant_method": "awq"}}, "quant_method: expected fp8, got 'awq'"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling.type: expected yarn, got 'linear'"),
+        ({"n_group": 8}, "n_group: expected groups of two or more of the 8 experts, of equal size, got 8 groups"),
         ({"kv_lora_rank": None}, r"keys are missing: 'kv_lora_rank'"),
         ({"hidden_size": 80}, r"embed_tokens.weight: expected shape \[40, 80\] by config.json, got \[40, 64\]"),
         ({"num_hidden_layers": 3}, r"no tensor model.layers.2.input_layernorm.weight; config.json asks for it"),

@@ -48,7 +48,7 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], int]] = {
     "production": ({**PRODUCTION, "quantization_config": _FP8}, 1),
     "one-query-projection": ({**_SMALL, "q_lora_rank": None, "n_group": 1, "topk_group": 1}, 1),
     "without-yarn": (
-        {**_SMALL, "rope_scaling": None, "first_k_dense_replace": 0, "norm_topk_prob": False},
+        {**_SMALL, "rms_norm_eps": 0.01, "rope_scaling": None, "first_k_dense_replace": 0, "norm_topk_prob": False},
         1,
     ),
     "mscale": (

@@ -1,7 +1,7 @@
 """Scores answers by kind of question: `python -m tiny_checkpoint.score ANSWERS.json ...`, a table in Markdown.
 
-A file of answers has `engine`, `precision` and `answers`, a list of `id` and `text`. `tiny_checkpoint.answering` writes it
-for the reference engine, and tests/gpu/tiny_answers.py for vLLM and transformers.
+A file of answers has `engine`, `precision` and `answers`, a list of `id` and `text`. `tiny_checkpoint.answering` writes
+it for the reference engine, and tests/gpu/tiny_answers.py for vLLM and transformers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tiny_checkpoint.questions import Question, is_right, questions
+
+SPLITS = ("taught", "held_out")
+"""The order of the two numbers in a cell."""
 
 
 def scores(answers: dict[str, str]) -> dict[tuple[str, str], tuple[int, int]]:
@@ -27,17 +30,22 @@ def scores(answers: dict[str, str]) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def table(columns: Sequence[tuple[str, dict[str, str]]]) -> str:
-    """Return the scores in Markdown: a row for each kind and split, a column for each engine."""
+    """Return the scores in Markdown: a row for each kind, a column for each engine; `all` comes last."""
     by_engine = [(name, scores(answers)) for name, answers in columns]
     lines = [
         "| kind | questions | " + " | ".join(f"{name}, %" for name, _ in by_engine) + " |",
         "| --- | ---: |" + " ---: |" * len(by_engine),
     ]
-    for kind, split in sorted(by_engine[0][1], key=lambda key: (key[1] != "taught", key[0] == "all", key[0])):
-        cells = [f"{100 * found[kind, split][0] / found[kind, split][1]:.1f}" for _, found in by_engine]
-        label = f"{kind}, {split.replace('_', ' ')}"
-        lines.append(f"| {label} | {by_engine[0][1][kind, split][1]} | " + " | ".join(cells) + " |")
+    kinds = {kind for _, found in by_engine for kind, _ in found}
+    for kind in sorted(kinds, key=lambda kind: (kind == "all", kind)):
+        counts = [str(by_engine[0][1][kind, split][1]) for split in SPLITS]
+        cells = [" / ".join(_percent(*found[kind, split]) for split in SPLITS) for _, found in by_engine]
+        lines.append(f"| {kind} | {' / '.join(counts)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _percent(right: int, asked: int) -> str:
+    return f"{100 * right / asked:.1f}".removesuffix(".0")
 
 
 def wrong_answers(answers: dict[str, str]) -> list[tuple[Question, str]]:

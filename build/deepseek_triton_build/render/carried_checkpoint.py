@@ -12,7 +12,9 @@ from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render.stamp import sha256
 
 CHECKSUMS = "checksums.sha256"
-"""The file with the checksum of every other one, in the form of sha256sum."""
+"""The file with the checksums of those that an engine reads, in the form of sha256sum."""
+_CARD = "README.md"
+"""The model card, which says under which licence the rest may travel. No engine reads it, so it needs no checksum."""
 
 
 def carried_files(plan: Plan) -> Mapping[str, bytes]:
@@ -28,8 +30,8 @@ def carried_files(plan: Plan) -> Mapping[str, bytes]:
 
 @lru_cache(maxsize=4)
 def _files(source: Path, edition: str) -> Mapping[str, bytes]:
-    """Return the files that the checksums name, and checksums of them. Those in the folder `edition` replace those
-    beside it; those of other editions stay behind."""
+    """Return the files that the checksums name, checksums of them, and the model card. Files in the folder `edition`
+    replace those beside it; those of other editions stay behind."""
     recorded = _recorded(source / CHECKSUMS)
     names = {name: name for name in recorded if "/" not in name}
     if edition:
@@ -40,7 +42,8 @@ def _files(source: Path, edition: str) -> Mapping[str, bytes]:
         names |= replaced
     content = {name: _checked(source / origin, recorded[origin]) for name, origin in sorted(names.items())}
     lines = [f"{sha256(data)}  {name}\n" for name, data in content.items()]
-    return content | {CHECKSUMS: "".join(lines).encode()}
+    card = {_CARD: _read(source / _CARD)}
+    return content | card | {CHECKSUMS: "".join(lines).encode()}
 
 
 _MEND = "restore the folder from this project's repository, or name another checkpoint with --model"

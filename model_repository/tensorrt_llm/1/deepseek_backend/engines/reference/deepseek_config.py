@@ -107,9 +107,17 @@ def read_config(folder: Path) -> DeepseekConfig:
     }
     names = DeepseekConfig.__dataclass_fields__
     try:
-        return DeepseekConfig(**{name: value for name, value in given.items() if name in names})
+        config = DeepseekConfig(**{name: value for name, value in given.items() if name in names})
     except TypeError as error:  # its message ends with the names of the missing keys
         raise EngineError(f"config.json: keys are missing: {str(error).partition(': ')[2]}") from error
+    if config.topk_group < config.n_group and (
+        config.n_routed_experts % config.n_group or config.n_routed_experts < 2 * config.n_group
+    ):
+        raise EngineError(
+            f"config.json: n_group: expected groups of two or more of the {config.n_routed_experts} experts, of equal "
+            f"size, got {config.n_group} groups"
+        )
+    return config
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class MixtureOfExperts:
     def _mask_groups(self, choice: Array) -> None:
         """Leave the experts of topk_group groups in `choice`. A group's score is the sum of its two best."""
         config = self._config
-        groups = choice.reshape(len(choice), config.n_group, -1)
+        groups = choice.reshape(len(choice), config.n_group, -1)  # a view: what is written there is in `choice`
         best_two = np.partition(groups, -2, axis=-1)[..., -2:]
         dropped = _smallest(np.add.reduce(best_two, axis=-1), config.n_group - config.topk_group)
         groups[np.arange(len(choice))[:, None], dropped] = -np.inf

@@ -19,6 +19,8 @@ from deepseek_backend.engines.reference.tensor_files import TensorFiles
 
 Array = npt.NDArray[np.float32]
 
+_EPS = 1e-6
+"""Of the two norms inside. The published code leaves them at its default, whatever rms_norm_eps says."""
 _QUERIES_AT_ONCE = 256
 """Tokens of a prompt whose scores exist at a time: those of 4,096 tokens and 8 heads would take 512 MB."""
 
@@ -29,7 +31,6 @@ class LatentAttention:
     def __init__(self, config: DeepseekConfig, tensors: TensorFiles, prefix: str, rotations: Rotations) -> None:
         self._heads, self._kv_rank, self._value = config.num_attention_heads, config.kv_lora_rank, config.v_head_dim
         self._nope, self._rope = config.qk_nope_head_dim, config.qk_rope_head_dim
-        self._eps = config.rms_norm_eps
         self._rotations = rotations
         hidden, query_width = config.hidden_size, self._heads * (self._nope + self._rope)
         kv_a = tensors.get(f"{prefix}.kv_a_proj_with_mqa.weight", self._kv_rank + self._rope, hidden)
@@ -103,9 +104,9 @@ class LatentAttention:
         both = self._query_and_latent @ x
         query, latent, rotary_key = np.split(both, [self._q_rank, self._q_rank + self._kv_rank])
         if self._has_q_b:
-            query = self._q_b @ rms_norm(query, self._q_norm, self._eps)
+            query = self._q_b @ rms_norm(query, self._q_norm, _EPS)
         states = np.empty((x.shape[1], self._kv_rank + self._rope), np.float32)
-        states[:, : self._kv_rank] = rms_norm(latent, self._latent_norm, self._eps).T
+        states[:, : self._kv_rank] = rms_norm(latent, self._latent_norm, _EPS).T
         states[:, self._kv_rank :] = rotary_key.T
         rotary = states[:, self._kv_rank :].view(np.complex64)
         rotary *= turns

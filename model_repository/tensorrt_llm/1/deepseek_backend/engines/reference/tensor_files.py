@@ -124,7 +124,7 @@ class TensorFiles:
             return self._dequantized(name, stored)
         if entry.dtype == "BF16":
             return (stored.astype(np.uint32) << 16).view(np.float32)
-        return stored.astype(np.float32)
+        return stored.astype(np.float32, copy=False)
 
     def _dequantized(self, name: str, stored: npt.NDArray[np.uint8]) -> Array:
         rows, columns = stored.shape
