@@ -20,7 +20,7 @@ from deepseek_backend.engines.reference.tensor_files import TensorFiles
 Array = npt.NDArray[np.float32]
 
 _EPS = 1e-6
-"""Of the two norms inside. The published code leaves them at its default, whatever rms_norm_eps says."""
+"""Epsilon of the two norms inside: the default in the published code, which gives them no rms_norm_eps."""
 _QUERIES_AT_ONCE = 256
 """Tokens of a prompt whose scores exist at a time: those of 4,096 tokens and 8 heads would take 512 MB."""
 
