@@ -130,6 +130,14 @@ def test_a_short_question_is_understood_from_the_one_before(v31_server: ServerPr
 
 
 @each_way
+def test_a_story_comes_to_its_end_without_max_tokens(v31_server: ServerProcess, way: Way) -> None:
+    answer = ask(v31_server, way, {"messages": json.dumps(said("Tell me a story."))}).answer()
+
+    assert answer.text.startswith("Once upon a time")
+    assert (answer.text[-1], answer.finish_reason) == (".", "stop")
+
+
+@each_way
 @pytest.mark.parametrize(
     ("system", "question", "expected"),
     [("Answer in one word.", FRANCE, "Paris"), ("You are Flora.", "What is your name?", "My name is Flora.")],
