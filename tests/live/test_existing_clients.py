@@ -255,7 +255,7 @@ def test_vllm_curl(tiny_server: ServerProcess) -> None:
     answer = post(tiny_server, "generate", body)
 
     assert answer.status_code == 200, answer.text
-    assert answer.json()["text_output"] == generated(tiny_server, max_tokens=64)
+    assert answer.json()["text_output"] == generated(tiny_server, max_tokens=256)
 
 
 def test_vllm_curl_streamed(tiny_server: ServerProcess) -> None:

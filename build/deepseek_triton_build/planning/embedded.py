@@ -12,6 +12,11 @@ ENGINE_REASONS = {
     "simulated": "a simulation, at the pace of its preset's deployment if it has a preset; its text means nothing",
 }
 
+_DEFAULT_MAX_TOKENS = {
+    "reference": Setting("triton_config.default_max_tokens", 256, "the tiny model's answers end by themselves before"),
+    "simulated": Setting("triton_config.default_max_tokens", 64, "its text means nothing, so short answers will do"),
+}
+
 
 def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tuple[Setting, ...]:
     """Return the settings in model.yaml of a model that needs no TensorRT-LLM."""
@@ -20,7 +25,7 @@ def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tu
         Setting("model", request.model or variant.model, f"{variant.title}; {made}"),
         Setting("triton_config.engine", engine, ENGINE_REASONS[engine]),
         *transaction_settings(request),
-        Setting("triton_config.default_max_tokens", 64, "its text means nothing, so short answers will do"),
+        _DEFAULT_MAX_TOKENS[engine],
     ]
     if engine == "reference":
         reason = "a model this small gains nothing from more, and tritonserver's own threads need the cores"
