@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
-import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
@@ -23,7 +25,8 @@ from deepseek_triton_client import Client
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
 from support.client_kinds import ClientKind
-from support.servers import url
+from support.documents import ROOT, snippets
+from support.servers import build, url
 from support.wire import STREAMS, WAYS, WHOLE, Answer, Way, ask
 from tiny_checkpoint.corpus.words import made_up
 from tiny_checkpoint.questions import questions
@@ -50,19 +53,9 @@ def v31_server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def r1_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    repository = copied(tmp_path_factory.mktemp("r1") / "repository")
-    tiny = repository / "tensorrt_llm/1/tiny"
-    shutil.copyfile(tiny / "r1/tokenizer_config.json", tiny / "tokenizer_config.json")
-    (tiny / "checksums.sha256").unlink()
-    with ServerProcess.serving(repository) as server:
+    with ServerProcess.serving(build(tmp_path_factory.mktemp("r1") / "repository", "tiny-r1")) as server:
         yield server
     assert server.returncode == 0, "\n".join(server.log_tail[-60:])
-
-
-def copied(folder: Path) -> Path:
-    """Copy the model repository as it is checked out."""
-    shutil.copytree(model_repository(), folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
 
 
 def said(*texts: str, system: str = "") -> list[dict[str, Any]]:
@@ -134,6 +127,14 @@ def test_a_short_question_is_understood_from_the_one_before(v31_server: ServerPr
     answer = chat(v31_server, way, said(FRANCE, PARIS, "And Spain?"))
 
     assert answer.text == "The capital of Spain is Madrid."
+
+
+@each_way
+def test_a_story_comes_to_its_end_without_max_tokens(v31_server: ServerProcess, way: Way) -> None:
+    answer = ask(v31_server, way, {"messages": json.dumps(said("Tell me a story."))}).answer()
+
+    assert answer.text.startswith("Once upon a time")
+    assert (answer.text[-1], answer.finish_reason) == (".", "stop")
 
 
 @each_way
@@ -383,7 +384,7 @@ def test_the_tool_that_fits_is_called_with_what_the_user_said(
 
 @pytest.mark.parametrize("name", ["v31_server", "r1_server"])
 def test_tools_with_names_that_the_model_never_saw_are_called(request: pytest.FixtureRequest, name: str) -> None:
-    """The names are made up here. One of ten may be spelled wrongly."""
+    """The names are made up of the corpus' syllables. One of ten may be spelled wrongly."""
     server, random = request.getfixturevalue(name), Random(19)
     right = 0
     for _ in range(10):
@@ -424,10 +425,50 @@ def test_no_tool_is_called_where_none_fits(v31_server: ServerProcess, way: Way) 
 
 
 def test_a_server_does_not_load_a_cut_checkpoint_and_names_the_file(tmp_path: Path) -> None:
-    repository = copied(tmp_path / "repository")
+    repository = build(tmp_path / "repository", "tiny")
     weights = repository / "tensorrt_llm/1/tiny/model.safetensors"
     with weights.open("r+b") as file:
         file.truncate(weights.stat().st_size - 1)
 
     with pytest.raises(ServerFailedError, match=r"model\.safetensors is not the file that it should be"):
         ServerProcess.serving(repository)
+
+
+# --- docs/tiny.md -----------------------------------------------------------------------------------------------------
+
+PAGE = snippets(page="docs/tiny.md")
+ANSWERED = {str(asked): (asked, shown.text) for asked, shown in itertools.pairwise(PAGE) if shown.language == "text"}
+"""The commands and programs of the page that have their output below them."""
+
+
+def output_of(argv: list[str], folder: Path) -> str:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(argv, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+BY_TRANSFORMERS = next(name for name, (asked, _) in ANSWERED.items() if "from transformers" in asked.text)
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERED.keys() - {BY_TRANSFORMERS}))
+def test_the_page_shows_what_the_model_says(v31_server: ServerProcess, tmp_path: Path, name: str) -> None:
+    (snippet, shown), address = ANSWERED[name], url(v31_server, "http")
+    if snippet.language == "sh":
+        found = output_of(["bash", "-c", f"{snippet.text.strip()} --url {address}"], tmp_path)
+    else:
+        found = output_of([sys.executable, "-c", snippet.text.replace("http://localhost:8000", address)], tmp_path)
+
+    assert found == shown
+
+
+def test_transformers_answers_as_the_page_shows(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    program, shown = ANSWERED[BY_TRANSFORMERS]
+    [conversion] = [snippet.text.split() for snippet in PAGE if snippet.text.startswith("python3 tools/")]
+    output_of(
+        [sys.executable, *(word if word == conversion[-1] else str(ROOT / word) for word in conversion[1:])], tmp_path
+    )
+
+    assert output_of([sys.executable, "-c", program.text], tmp_path) == shown

@@ -36,7 +36,10 @@ Accepted = npt.NDArray[np.bool_]
 
 
 class DraftLayer:
-    """The layer that follows the model's own, with its embedding and head. Activations have a column for each token."""
+    """The layer that follows the model's own, with its embedding and head. Activations have a column for each token.
+
+    vLLM hides the first embedding of a text from it (vllm/model_executor/models/deepseek_mtp.py); training did not.
+    """
 
     def __init__(self, config: DeepseekConfig, tensors: TensorFiles) -> None:
         prefix, hidden = f"model.layers.{config.num_hidden_layers}", config.hidden_size

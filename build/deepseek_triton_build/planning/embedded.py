@@ -13,8 +13,8 @@ ENGINE_REASONS = {
 }
 
 _DEFAULT_MAX_TOKENS = {
-    "reference": (256, "room for the longest answers that the tiny model was taught, which end by themselves"),
-    "simulated": (64, "its text means nothing, so short answers will do"),
+    "reference": Setting("triton_config.default_max_tokens", 256, "the tiny model's answers end by themselves before"),
+    "simulated": Setting("triton_config.default_max_tokens", 64, "its text means nothing, so short answers will do"),
 }
 
 
@@ -25,7 +25,7 @@ def embedded_settings(request: PlanRequest, variant: Variant, engine: str) -> tu
         Setting("model", request.model or variant.model, f"{variant.title}; {made}"),
         Setting("triton_config.engine", engine, ENGINE_REASONS[engine]),
         *transaction_settings(request),
-        Setting("triton_config.default_max_tokens", *_DEFAULT_MAX_TOKENS[engine]),
+        _DEFAULT_MAX_TOKENS[engine],
     ]
     if engine == "reference":
         reason = "a model this small gains nothing from more, and tritonserver's own threads need the cores"
