@@ -15,7 +15,7 @@ TOO_OLD := "Python 3.10, 3.11 or 3.12 is needed, this is %d.%d: name another, as
 UNIT := tests/backend tests/build tests/client tests/contract tests/tools
 
 TRAINED := .cache/tiny-checkpoint
-# How the embedded checkpoint is trained again. The last line prints its scores.
+# How the embedded checkpoint is trained again. The last lines print its scores.
 define TRAINING
 export PYTHONPATH=model_repository/tensorrt_llm/1
 $(BIN)/python -m tiny_checkpoint.tokenizer $(TRAINED)
@@ -23,6 +23,7 @@ $(BIN)/python -m tiny_checkpoint.train --output $(TRAINED)
 $(BIN)/python -m tiny_checkpoint.export $(TRAINED) $(TRAINED)/tiny
 $(BIN)/python -m tiny_checkpoint.answering $(TRAINED)/tiny $(TRAINED)/answers.json
 $(BIN)/python -m tiny_checkpoint.score $(TRAINED)/answers.json
+$(BIN)/python -m tiny_checkpoint.acceptance $(TRAINED)/tiny
 endef
 
 .PHONY: help venv demo unit test lint types docs generated tiny-checkpoint check clean
