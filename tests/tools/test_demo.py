@@ -8,6 +8,7 @@ import pytest
 
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.generating.demo import PROMPTS
+from support.documents import read
 from support.terminal_session import Terminal
 
 pytestmark = pytest.mark.slow
@@ -43,6 +44,10 @@ def test_a_pipe_gets_whole_lines_that_say_who_speaks(capsys: pytest.CaptureFixtu
     assert 'get_weather with {"city": "Oslo"}' in tool[3][1]
     assert "demo plays the tool" in tool[3][1]
     assert all(word in tool[5][1] for word in ("12", "cloudy", "Oslo"))
+
+    readme = re.search(r"^```text\n(prompt .*?)^```$", read("README.md"), re.DOTALL | re.MULTILINE)
+    assert readme is not None
+    assert [line for line in readme[1].splitlines() if line and line not in printed.splitlines()] == []
 
     rows = re.findall(r"  (HTTP|gRPC)  \d+ ms +\d+ +\d+ +(.*)", printed)
     assert rows == [("HTTP", "the model")] * 4 + [("gRPC", "the model")] + [("HTTP", "the model")] * 3
