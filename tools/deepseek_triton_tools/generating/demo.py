@@ -143,7 +143,8 @@ def _use_tool(transcript: _Transcript, client: Client) -> None:
         return
     name, arguments = call
     result = json.dumps(_RESULT)
-    _say("demo", f"The model wrote a call in DeepSeek's form: {name} with {arguments}. This demo plays the tool.")
+    wrote = f"The model wrote a call in DeepSeek's form: {name} with {arguments}."
+    _say("demo", f"{wrote} This demo plays the tool and makes up a result.")
     _say("tool result", result)
     called = {"type": "function", "function": {"name": name, "arguments": arguments}}
     messages += [
