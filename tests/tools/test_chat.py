@@ -89,6 +89,16 @@ def test_reasoning_is_dimmed_and_not_sent_back(chat, model_server):
     assert conversation_of(model_server.bodies[1])[1] == ("assistant", "\n\nyes \x9b2J")
 
 
+def test_an_answer_that_is_cut_off_says_by_what(chat, model_server):
+    terminal = chat()
+    model_server.answer = lambda _: iter([{"text_output": "half", **END, "finish_reason": "length"}])
+    assert "cut off by max_tokens (/params) or a full context]" in say(terminal, "a long story")
+
+
+def test_thinking_is_told_in_words(chat):
+    assert "thinking: on\x1b" in say(chat(), "/thinking on")
+
+
 def half_and_wait(_):
     yield {"text_output": "half"}
     yield WAIT

@@ -1,37 +1,105 @@
+"""What a person who runs the demo reads, in a pipe and at a terminal."""
+
+from __future__ import annotations
+
 import re
 
 import pytest
 
-from deepseek_triton_build import version_dir
 from deepseek_triton_tools.cli.main import main
 from deepseek_triton_tools.generating.demo import PROMPTS
+from support.documents import read
+from support.terminal_session import Terminal
 
 pytestmark = pytest.mark.slow
 
 SIMULATED = ["--engine", "simulated", "--preset", "b200x8-r1-fp4-min-latency"]
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(
-            [],
-            marks=pytest.mark.skipif(not (version_dir() / "tiny").is_dir(), reason="there is no checkpoint yet"),
-            id="reference",
-        ),
-        pytest.param(SIMULATED, id="simulated"),
-    ],
-)
-def test_the_demo_answers_every_prompt_and_stops(options, capsys):
-    assert main(["demo", "--max-tokens", "12", *options]) == 0
+def test_a_pipe_gets_whole_lines_that_say_who_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo"]) == 0
 
     printed = capsys.readouterr().out
-    assert all(prompt in printed for prompt in PROMPTS)
-    rows = re.findall(r"  (HTTP|gRPC)  \d+ ms +(\d+) ", printed)
-    assert rows == [("HTTP", "12")] * 4 + [("gRPC", "12")]
+    assert "\x1b" not in printed
+    lines = [line for line in printed.splitlines() if re.match(r"\w[\w ]{12} ", line)]
+    spoken = [(line[:14].strip(), line[14:]) for line in lines]
+    prompts = [text for label, text in spoken if label == "prompt"]
+    assert prompts == [*PROMPTS, f"{PROMPTS[0]} (over gRPC)"]
+    after = dict(zip(prompts, [spoken[spoken.index(("prompt", prompt)) + 1] for prompt in prompts], strict=True))
+    assert {label for label, _ in after.values()} == {"model"}
+    assert after["The capital of France is"][1].startswith("Paris.")
+    assert after[prompts[0]] == after[prompts[-1]]
+
+    chat = spoken[spoken.index(("user", "What is 27 + 45?")) :]
+    assert [label for label, _ in chat[:3]] == ["user", "thinking", "model"]
+    assert "carry 1" in chat[1][1]
+    assert "27 + 45 = 72" in chat[2][1]
+    assert "<think>" not in printed
+    assert "</think>" not in printed
+
+    tool = spoken[spoken.index(("tool offered", "get_weather(city): Get the weather in a city.")) :]
+    assert [label for label, _ in tool] == ["tool offered", "user", "model", "demo", "tool result", "model"]
+    assert '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Oslo"}<｜tool▁call▁end｜>' in tool[2][1]
+    assert 'get_weather with {"city": "Oslo"}' in tool[3][1]
+    assert "demo plays the tool" in tool[3][1]
+    assert all(word in tool[5][1] for word in ("12", "cloudy", "Oslo"))
+
+    readme = re.search(r"^```text\n(prompt .*?)^```$", read("README.md"), re.DOTALL | re.MULTILINE)
+    assert readme is not None
+    assert [line for line in readme[1].splitlines() if line and line not in printed.splitlines()] == []
+
+    rows = re.findall(r"  (HTTP|gRPC)  \d+ ms +\d+ +\d+ +(.*)", printed)
+    assert rows == [("HTTP", "the model")] * 4 + [("gRPC", "the model")] + [("HTTP", "the model")] * 3
     assert "Stopped cleanly" in printed
 
 
-def test_a_preset_without_the_simulated_engine_is_refused(capsys):
+def test_a_terminal_gets_dimmed_thinking_and_lines_broken_between_words() -> None:
+    with Terminal("demo", COLUMNS="80") as terminal:
+        assert terminal.exit_code() == 0
+        shown = terminal.seen.replace("\r", "")
+
+    thinking = shown[shown.index("thinking") : shown.index("27 + 45 = 72.")]
+    assert "\x1b[2mThe\x1b[0m" in thinking
+    assert "\x1b[2m 27\x1b[0m" in thinking
+    plain = ESCAPE.sub("", shown)
+    conversation = plain[plain.index("Completion:") : plain.index("Speed of")]
+    assert max(map(len, conversation.splitlines())) <= 80
+    president = re.search(r"^prompt +The president.*\nmodel +(.*)\n((?: {14}\w.*\n)+)", conversation, re.MULTILINE)
+    assert president is not None
+    text = " ".join([president[1], *(line.strip() for line in president[2].splitlines())])
+    assert text.startswith("the head of the government")
+    assert text.endswith("in Washington.")
+    assert 'get_weather<｜tool▁sep｜>{"city": "Oslo"}<｜tool▁call▁end｜>' in conversation
+
+
+def test_a_call_that_is_cut_off_is_told_and_not_played(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--max-tokens", "9"]) == 0
+
+    printed = capsys.readouterr().out
+    assert "no whole call" in printed
+    assert "--max-tokens" in printed
+    assert "tool result" not in printed
+    assert "Stopped cleanly" in printed
+
+
+def test_the_simulated_engine_completes_and_thinks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--max-tokens", "12", *SIMULATED]) == 0
+
+    printed = capsys.readouterr().out
+    assert all(prompt in printed for prompt in PROMPTS)
+    rows = re.findall(r"  (HTTP|gRPC)  \d+ ms +(\d+) .*--max-tokens", printed)
+    assert rows == [("HTTP", "12")] * 4 + [("gRPC", "12"), ("HTTP", "12")]
+    assert "\nthinking " in printed
+    assert "tool" not in printed[printed.index("\nthinking ") : printed.index("Speed of")]
+    assert "Stopped cleanly" in printed
+
+
+def test_a_preset_without_the_simulated_engine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--preset", "b200x8-r1-fp4-min-latency"]) == 1
     assert "--preset paces the simulated engine" in capsys.readouterr().err
+
+
+def test_a_missing_tritonserver_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--tritonserver", "/nowhere/tritonserver"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -175,14 +175,15 @@ class Chat:
             raise ToolError("expected /thinking on or /thinking off")
         given = json.loads(str(self._conversation.params.chat_template_kwargs or "{}"))
         self._set({"chat_template_kwargs": {**given, "thinking": text == "on"}})
+        self._tell(f"thinking: {text}")
 
     def _params(self, text: str) -> None:
         self._set(dict([assigned(text)]) if text else {})
+        given = {field.name: value for field, value in self._conversation.params.given()}
+        self._tell(f"params: {as_json(given)}")
 
     def _set(self, fields: dict[str, object]) -> None:
         self._conversation.params = _checked(self._conversation.params.merged(fields))
-        given = {field.name: value for field, value in self._conversation.params.given()}
-        self._tell(f"params: {as_json(given)}")
 
     def _save(self, name: str) -> None:
         path = _path(name, "/save")
@@ -218,11 +219,12 @@ def _checked(params: SamplingParams) -> SamplingParams:
 
 def _status(completion: Completion) -> str:
     rate = tokens_per_s(completion)
+    ended = {None: "", "stop": "", "length": "cut off by max_tokens (/params) or a full context"}
     parts = [
         f"{completion.num_output_tokens} tokens" if completion.num_output_tokens is not None else "",
         f"{rate:.1f} tokens/s" if rate is not None else "",
         f"first after {completion.time_to_first_token_s:.2f} s" if completion.time_to_first_token_s else "",
-        f"ended by {completion.finish_reason}" if completion.finish_reason not in (None, "stop") else "",
+        ended.get(completion.finish_reason, f"ended by {completion.finish_reason}"),
     ]
     return f"[{', '.join(filter(None, parts))}]"
 

@@ -18,7 +18,8 @@ def add_options(verb: VerbParser) -> None:
     verb.add_argument("--engine", choices=engines, default=engines[0], help=help_text)
     help_text = "the deployment whose speed the simulated engine imitates; an unknown name lists all"
     verb.add_argument("--preset", metavar="NAME", help=help_text)
-    verb.add_argument("--max-tokens", type=positive, default=32, metavar="N", help="tokens per answer (default: 32)")
+    help_text = "the most tokens of an answer (default: 200; of the simulated engine, which always takes all, 32)"
+    verb.add_argument("--max-tokens", type=positive, metavar="N", help=help_text)
     add_tritonserver(verb)
 
 

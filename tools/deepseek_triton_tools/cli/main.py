@@ -23,7 +23,7 @@ from deepseek_triton_tools.terminal import output_streams
 from deepseek_triton_tools.tool_errors import ToolError
 
 VERBS = {
-    "demo": "see it work: make a tiny DeepSeek, serve it on a real tritonserver, call it",
+    "demo": "see it work: serve a tiny DeepSeek on a real tritonserver, complete texts, chat, call a tool",
     "variants": "list what can be served: models, precisions, GPUs, profiles, releases",
     "plan": "show what would be built: every setting with its reason, the memory, how many requests fit at once",
     "build": "write a Triton model repository, or files for trtllm-serve, with a reason for each line",
