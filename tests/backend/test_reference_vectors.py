@@ -262,7 +262,7 @@ import ctypes, numpy
 from pathlib import Path
 from deepseek_backend.engines.reference.blas_threads import set_blas_threads
 set_blas_threads(1)
-paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "openblas" in line}
+paths = {line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "openblas" in line}
 for path in paths:
     names = ("openblas_get_num_threads64_", "scipy_openblas_get_num_threads64_", "openblas_get_num_threads")
     print(*[getattr(ctypes.CDLL(path), name)() for name in names if hasattr(ctypes.CDLL(path), name)])

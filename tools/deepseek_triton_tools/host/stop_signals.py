@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -20,8 +20,8 @@ class Stop:
     def __init__(self) -> None:
         self.event = threading.Event()
         self.forward: Callable[[int], object] | None = None
-        self._signums: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._first: int | None = None
+        self._handled = 0
 
     @property
     def exit_code(self) -> int:
@@ -31,6 +31,11 @@ class Stop:
     def __enter__(self) -> Stop:
         # A shell lets its background jobs ignore SIGINT; a signal that was ignored stays ignored.
         self._before = {n: signal.getsignal(n) for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
+        # Python runs a handler only when the main thread gets to it, which takes as long as the wait that this thread has
+        # just begun. The interpreter writes the signal's number to this socket at once, and another thread reads it.
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._act, name="stop", daemon=True).start()
         for signum in self._before:
             signal.signal(signum, self._take)
@@ -39,20 +44,23 @@ class Stop:
     def __exit__(self, *_: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
-        self._signums.put(None)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._writer.close()  # ends the thread, which closes the other one
 
     def _take(self, signum: int, _: FrameType | None) -> None:
-        # A handler may interrupt any code of this thread. Event.set would wait for a lock that the thread itself may
-        # hold, so the signal goes through a queue to another thread.
-        if self._first is not None and self.forward is None:
+        self._handled += 1
+        if self._handled > 1 and self.forward is None:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        self._first = self._first or signum
-        self._signums.put(signum)
 
     def _act(self) -> None:
-        while (signum := self._signums.get()) is not None:
-            if (forward := self.forward) is not None:
-                forward(signum)
-            else:
-                self.event.set()
+        with self._reader:
+            while number := self._reader.recv(1):
+                signum = number[0]
+                if signum not in self._before:
+                    continue
+                self._first = self._first or signum
+                if (forward := self.forward) is not None:
+                    forward(signum)
+                else:
+                    self.event.set()
