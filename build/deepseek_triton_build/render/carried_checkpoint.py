@@ -52,6 +52,8 @@ _MEND = "restore the folder from this project's repository, or name another chec
 def _recorded(path: Path) -> Mapping[str, str]:
     """Return name -> checksum."""
     lines = _read(path).decode("utf-8", errors="replace").splitlines()
+    if not lines:
+        raise UnusableCheckpointError(f"{path}: expected lines with checksums, found none; {_MEND}")
     return {name: checksum for checksum, _, name in (line.partition("  ") for line in lines if line)}
 
 

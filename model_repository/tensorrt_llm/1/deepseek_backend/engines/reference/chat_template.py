@@ -90,6 +90,6 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _to_json(value: Any, **options: Any) -> str:
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     """Return `value` as JSON for people and models: jinja's own filter would escape it for HTML."""
-    return json.dumps(value, ensure_ascii=False, **options)
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)

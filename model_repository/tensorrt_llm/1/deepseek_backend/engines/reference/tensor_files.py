@@ -54,8 +54,11 @@ def check_checksums(folder: Path) -> None:
     listing = folder / CHECKSUMS
     if not listing.is_file():
         return
+    lines = listing.read_text(encoding="utf-8").splitlines()
+    if not lines:
+        raise EngineError(f"{CHECKSUMS} is empty: copy the checkpoint again")
     problems = []
-    for line in listing.read_text(encoding="utf-8").splitlines():
+    for line in lines:
         expected, _, name = line.partition(" ")
         name = name.removeprefix(" ").removeprefix("*")
         path = folder / name
@@ -107,7 +110,7 @@ class TensorFiles:
     def get(self, name: str, *shape: int) -> Array:
         """Return a tensor as float32. FP8 is multiplied by its scales, the tensor `name` + "_scale_inv".
 
-        :raises EngineError: when it is missing, or has another shape.
+        :raises EngineError: when it is missing, has another shape, or holds a NaN or an infinite number.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -121,10 +124,14 @@ class TensorFiles:
         count = (entry.end - entry.begin) // stored_as.itemsize
         stored = np.fromfile(entry.path, stored_as, count, offset=entry.begin).reshape(shape)
         if entry.dtype == "F8_E4M3":
-            return self._dequantized(name, stored)
-        if entry.dtype == "BF16":
-            return (stored.astype(np.uint32) << 16).view(np.float32)
-        return stored.astype(np.float32, copy=False)
+            tensor = self._dequantized(name, stored)
+        elif entry.dtype == "BF16":
+            tensor = (stored.astype(np.uint32) << 16).view(np.float32)
+        else:
+            tensor = stored.astype(np.float32, copy=False)
+        if not np.isfinite(tensor).all():
+            raise EngineError(f"tensor {name}: expected numbers, got an infinite one or NaN: copy the checkpoint again")
+        return tensor
 
     def _dequantized(self, name: str, stored: npt.NDArray[np.uint8]) -> Array:
         rows, columns = stored.shape
