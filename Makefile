@@ -20,6 +20,7 @@ define TRAINING
 export PYTHONPATH=model_repository/tensorrt_llm/1
 $(BIN)/python -m tiny_checkpoint.tokenizer $(TRAINED)
 $(BIN)/python -m tiny_checkpoint.train --output $(TRAINED)
+$(BIN)/python -m tiny_checkpoint.picture $(TRAINED)/training.jsonl $(TRAINED)/loss.svg
 $(BIN)/python -m tiny_checkpoint.export $(TRAINED) $(TRAINED)/tiny
 $(BIN)/python -m tiny_checkpoint.answering $(TRAINED)/tiny $(TRAINED)/answers.json
 $(BIN)/python -m tiny_checkpoint.score $(TRAINED)/answers.json

@@ -15,7 +15,7 @@ status=0
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_WORKER_MULTIPROC_METHOD=spawn PYTHONUNBUFFERED=1
 # Neither library is needed for a model of this size, and both compile at the start.
 export VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_USE_DEEP_GEMM=0
-# Rented GPUs often share a host, where a program that uses NVLink's multicast can stop all of them.
+# On a host that others share, a program that uses NVLink's multicast can stop all of them.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 VLLM_ALLREDUCE_USE_SYMM_MEM=0 NVSHMEM_DISABLE_NVLS=1
 
 step() {

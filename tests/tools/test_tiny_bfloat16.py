@@ -128,7 +128,7 @@ def test_another_form_is_refused_and_nothing_is_made(checkpoint, tmp_path, fault
         (folder / "config.json").write_text("{}")
     else:
         (folder / "model.safetensors").rename(folder / "model-00001-of-000001.safetensors")
-    with pytest.raises(ValueError, match="expected a checkpoint of quant_method fp8 with all weights in model"):
+    with pytest.raises(ValueError, match="expected a checkpoint of quant_method fp8 in blocks, all weights in model"):
         convert(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -32,6 +32,8 @@ class JoinedSteps:
         self.steps: dict[str, list[Step]] = {}
         self._left = count
         self._done = threading.Event()
+        if not count:
+            self._done.set()
 
     def on_steps(self, steps: Sequence[tuple[GenerateRequest, Step]]) -> None:
         for request, step in steps:

@@ -30,9 +30,10 @@ def convert(checkpoint: Path, output: Path) -> None:
     Raises FileExistsError when `output` exists, and ValueError when the checkpoint is not FP8 in one file.
     """
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    quantization = config.pop("quantization_config", {})
-    if quantization.get("quant_method") != "fp8" or not (checkpoint / WEIGHTS).is_file():
-        raise ValueError(f"{checkpoint}: expected a checkpoint of quant_method fp8 with all weights in {WEIGHTS}")
+    quantization = config.pop("quantization_config", None) or {}
+    is_fp8 = quantization.get("quant_method") == "fp8" and "weight_block_size" in quantization
+    if not is_fp8 or not (checkpoint / WEIGHTS).is_file():
+        raise ValueError(f"{checkpoint}: expected a checkpoint of quant_method fp8 in blocks, all weights in {WEIGHTS}")
     shutil.copytree(checkpoint, output, ignore=shutil.ignore_patterns(WEIGHTS, "config.json", "checksums.sha256"))
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     _convert_weights(checkpoint / WEIGHTS, output / WEIGHTS, quantization["weight_block_size"])
@@ -116,7 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="its folder")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="folder to make")
     arguments = parser.parse_args(argv)
-    convert(arguments.checkpoint, arguments.output)
+    try:
+        convert(arguments.checkpoint, arguments.output)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     return 0
 
 

@@ -26,7 +26,7 @@ from tiny_checkpoint.network import Network, causal_mask
 class Schedule:
     """The settings of a training run."""
 
-    steps: int = 12_000
+    steps: int = 10_000
     rows: int = 64
     """Rows in a batch."""
     length: int = 512
