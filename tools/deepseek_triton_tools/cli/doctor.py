@@ -238,9 +238,9 @@ def _rehearsal(expected: Expected) -> str:
     gpus = min(expected.world_size or 1, _MOST_GPUS_OF_TINY)
     release = f" --trtllm {expected.release}" if expected.release else ""
     return (
-        f"rehearse it, because these are {expected.checkpoint_bytes or 0:,} bytes of weights: the tiny model takes "
-        "about a minute, on the same container, driver, NCCL, MPI and kernels: deepseek-triton build tiny --engine "
-        f"tensorrt_llm --gpu {expected.gpu} --gpus {gpus}{release} --output rehearsal"
+        f"rehearse it, because these are {expected.checkpoint_bytes or 0:,} bytes of weights: the tiny model "
+        "should take about a minute, on the same container, driver, NCCL, MPI and kernels: deepseek-triton build tiny "
+        f"--engine tensorrt_llm --gpu {expected.gpu} --gpus {gpus}{release} --output rehearsal"
     )
 
 

@@ -31,8 +31,8 @@ class Stop:
     def __enter__(self) -> Stop:
         # A shell lets its background jobs ignore SIGINT; a signal that was ignored stays ignored.
         self._before = {n: signal.getsignal(n) for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
-        # Python runs a handler only when the main thread gets to it, which takes as long as the wait that this thread has
-        # just begun. The interpreter writes the signal's number to this socket at once, and another thread reads it.
+        # Python runs a handler only when the main thread gets to it, which takes as long as a wait that it has just
+        # begun. The interpreter writes the signal's number to this socket at once, and another thread reads it.
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)

@@ -19,10 +19,11 @@ def limit_settings(target: Target, sizes: Sizes) -> Iterable[Setting]:
         sizes.max_batch_size,
         f"requests that decode together{per}, {sizes.max_concurrency:,} in all{shrunk}",
     )
+    less = f"; {OOM_NUM_TOKENS} if memory runs out" if sizes.max_num_tokens > OOM_NUM_TOKENS else ""
     yield Setting(
         "max_num_tokens",
         sizes.max_num_tokens,
-        f"tokens of one iteration: {_num_tokens_reason(sizes)}; {OOM_NUM_TOKENS} if memory runs out",
+        f"tokens of one iteration: {_num_tokens_reason(sizes)}{less}",
         source=GUIDE,
     )
     yield Setting(
