@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 Header = dict[str, dict[str, Any]]
-"""Of each tensor its dtype, shape and data_offsets, as in https://docs.rs/crate/safetensors."""
+"""Each tensor's dtype, shape and data_offsets, as in https://docs.rs/crate/safetensors."""
 
 SCALE_SUFFIX = "_scale_inv"
 WEIGHTS = "model.safetensors"

@@ -1,4 +1,4 @@
-"""What a document of the corpus is made of: a question with its answer, rendered for one of DeepSeek's prompt forms."""
+"""The parts of the corpus' documents: a question with its answer, rendered for one of DeepSeek's prompt forms."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tiny_checkpoint.corpus.sums import in_words
 from tiny_checkpoint.corpus.words import NOUNS, any_name, any_words, made_up, phrases, words
 
 FIRST_STORY = stories.story(Random(3), "fox")
-"""What follows `Once upon a time` and `Tell me a story.`, so that greedy text is one whole story."""
+"""The story that follows `Once upon a time` and `Tell me a story.`, so that greedy text is one whole story."""
 
 FIRST_PROMPTS = {
     "Hello, my name is": (

@@ -271,7 +271,7 @@ def tools_text(random: Random, offered: list[OfferedTool], form: Form) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks of one tool: one call, or one for each of two cities."""
+    """A request that needs one tool: one call, or one for each of two cities."""
 
     ability: Ability
     form: str
