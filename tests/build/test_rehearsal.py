@@ -283,6 +283,7 @@ def test_check_looks_at_the_checkpoint_inside(tmp_path, damage, words):
 
     messages = [finding.message for finding in report.findings]
     assert messages == [] if words is None else any(words in message for message in messages), messages
+    assert any(finding.severity == "error" for finding in report.findings) == (words is not None)
 
 
 @with_checkpoint

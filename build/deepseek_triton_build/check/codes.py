@@ -357,6 +357,12 @@ OTHER_FOLDER = _warning(
     "Another model's chat template and sampling don't fit, and other weights need other memory.",
     "the names of the published checkpoints, as variants.yaml here has them",
 )
+CHANGED_CHECKPOINT = _error(
+    "W020",
+    "A checkpoint that travels in the repository is the one that was generated",
+    "Engines that compare no checksums load other weights, and answer nonsense without an error.",
+    "deepseek-triton.json, the stamp of the generated repository",
+)
 
 CHECKS = tuple(sorted((value for value in globals().values() if isinstance(value, CheckCode)), key=lambda c: c.code))
 """All codes of this file, sorted."""

@@ -10,11 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deepseek_triton_build.check.codes import CHANGED, CHANGED_PROGRAM, MISSING_FILE, UNREADABLE
+from deepseek_triton_build.check.codes import CHANGED, CHANGED_CHECKPOINT, CHANGED_PROGRAM, MISSING_FILE, UNREADABLE
 from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, read_json, read_yaml
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.regular_files import is_inside, read_bytes
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
+from deepseek_triton_build.render.carried_checkpoint import CHECKSUMS
 from deepseek_triton_build.render.stamp import MANIFEST, sha256
 from deepseek_triton_build.text import first_names, safe_name
 
@@ -95,7 +96,7 @@ def changed_files(stamp: Stamp, model: Path, root: Path, label: str) -> Iterator
                 problems.setdefault(error.strerror or "unreadable", {})[name] = file
         else:
             if content is None or sha256(content) != expected:
-                yield _changed(name, file, within)
+                yield _changed(name, file, within, path)
     for problem, files in problems.items():
         if files:
             yield _missing(problem, files)
@@ -119,8 +120,11 @@ def _missing(problem: str, files: Mapping[str, str]) -> Finding:
     return UNREADABLE.finding(message, "make them readable, for tritonserver too", file=first)
 
 
-def _changed(name: str, file: str, within: str) -> Finding:
+def _changed(name: str, file: str, within: str, path: Path) -> Finding:
     message = f"{safe_name(name)} was changed since it was generated"
+    if (path.parent / CHECKSUMS).is_file():
+        fix = "write the original again: deepseek-triton build --force"
+        return CHANGED_CHECKPOINT.finding(message, fix, file=file)
     if within.startswith("1/") and within != "1/model.yaml":
         fix = "write the original again: deepseek-triton build --force; or report what it lacks"
         return CHANGED_PROGRAM.finding(message, fix, file=file)
