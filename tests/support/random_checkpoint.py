@@ -6,7 +6,6 @@ weights, and the tokenizer is written down, not trained.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from support.tensor_writing import as_float32, write_tensors
+from tiny_checkpoint.architecture import CONFIG
+from tiny_checkpoint.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
+from tiny_checkpoint.tokenizer import SPLITS, byte_letters, tokenizer_json
 
 Array = npt.NDArray[np.float32]
 Weights = dict[str, Array]
@@ -29,8 +31,6 @@ between batch sizes and machines stay below 1e-4.
 
 # --- tokenizer --------------------------------------------------------------------------------------------------------
 
-BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
-_SPECIAL_TOKENS = (BOS, EOS, PAD)
 _MARKER_TOKENS = ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")
 """Single tokens that skip_special_tokens leaves in the text, as in DeepSeek's own tokenizers."""
 
@@ -61,15 +61,8 @@ _EMOJI = ("🙂", "🚀", "🌍", "🎉", "🌈", "🐢")
 _PUNCTUATION = (",", ".")
 
 
-def _byte_letters() -> dict[int, str]:
-    """Return each byte's letter in a byte-level vocabulary: itself, or the next unused one from U+0100."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare = itertools.count(0x100)
-    return {byte: chr(byte if byte in printable else next(spare)) for byte in range(256)}
-
-
 def _letters(text: str) -> str:
-    table = _byte_letters()
+    table = byte_letters()
     return "".join(table[byte] for byte in text.encode())
 
 
@@ -94,57 +87,11 @@ def _merges() -> list[tuple[str, str]]:
 def build_tokenizer() -> dict[str, Any]:
     """Return tokenizer.json: byte-level BPE that puts the begin-of-sentence token before a prompt."""
     merges = _merges()
-    tokens = [*_SPECIAL_TOKENS, *_byte_letters().values(), *(left + right for left, right in merges), *_MARKER_TOKENS]
+    tokens = [*SPECIAL_TOKENS, *byte_letters(), *(left + right for left, right in merges), *_MARKER_TOKENS]
     ids = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
-    added = [
-        _added_token(ids[token], token, special=token in _SPECIAL_TOKENS)
-        for token in (*_SPECIAL_TOKENS, *_MARKER_TOKENS)
-    ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    bos = {"SpecialToken": {"id": BOS, "type_id": 0}}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": {"type": "Sequence", "normalizers": []},
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                _split(r"\p{N}{1,3}"),
-                _split(r"\p{Han}+"),
-                _split(r" ?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"),
-                byte_level,
-            ],
-        },
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [bos, {"Sequence": {"id": "A", "type_id": 0}}, bos, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {BOS: {"id": BOS, "ids": [ids[BOS]], "tokens": [BOS]}},
-        },
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "vocab": ids,
-            "merges": [list(merge) for merge in merges],
-        },
-    }
-
-
-def _added_token(index: int, content: str, *, special: bool) -> dict[str, Any]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": index, "content": content, **flags, "special": special}
-
-
-def _split(regex: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    return tokenizer_json(
+        ids, [list(merge) for merge in merges], splits=(r"\p{N}{1,3}", *SPLITS[1:]), markers=_MARKER_TOKENS
+    )
 
 
 CHAT_TEMPLATE = r"""
@@ -178,55 +125,20 @@ The reasoning of earlier answers is left out; the tag that ended it stays. Tool 
 
 
 def build_config(vocab_size: int) -> dict[str, Any]:
-    """Return config.json, with the keys of DeepSeek-R1's but without auto_map, quantization and MTP."""
-    return {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "ep_size": 1,
-        "first_k_dense_replace": 1,
-        "hidden_act": "silu",
-        "hidden_size": 256,
-        "initializer_range": 0.02,
-        "intermediate_size": 512,
+    """Return config.json: smaller than the tiny checkpoint's, and without quantization and MTP."""
+    kept = {key: value for key, value in CONFIG.items() if key != "quantization_config"}
+    return kept | {
         "kv_lora_rank": 64,
-        "max_position_embeddings": 4096,
-        "model_type": "deepseek_v3",
         "moe_intermediate_size": 128,
-        "moe_layer_freq": 1,
-        "n_group": 4,
-        "n_routed_experts": 8,
         "n_shared_experts": 1,
-        "norm_topk_prob": True,
         "num_attention_heads": 4,
-        "num_experts_per_tok": 2,
         "num_hidden_layers": 4,
         "num_key_value_heads": 4,
         "num_nextn_predict_layers": 0,
         "q_lora_rank": 96,
         "qk_nope_head_dim": 32,
         "qk_rope_head_dim": 16,
-        "rms_norm_eps": 1e-06,
-        "rope_scaling": {
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "factor": 4,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 1024,
-            "type": "yarn",
-        },
-        "rope_theta": 10000,
-        "routed_scaling_factor": 2.5,
-        "scoring_func": "sigmoid",
-        "tie_word_embeddings": False,
-        "topk_group": 2,
-        "topk_method": "noaux_tc",
         "torch_dtype": "float32",
-        "transformers_version": "4.46.3",
-        "use_cache": True,
         "v_head_dim": 32,
         "vocab_size": vocab_size,
     }

@@ -24,7 +24,7 @@ VOCABULARY_SIZE = 1280
 SAMPLE_SEED, SAMPLE_SIZE = 1, 40_000
 """The documents that the tokenizer is trained on."""
 
-_SPLITS = (r"\p{N}", r"\p{Han}+", r" ?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+")
+SPLITS = (r"\p{N}", r"\p{Han}+", r" ?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+")
 """DeepSeek's, but with single digits: the model learns sums digit by digit."""
 
 _ANY_SPECIAL = re.compile("|".join(re.escape(token) for token in (*SPECIAL_TOKENS, *MARKER_TOKENS)))
@@ -32,11 +32,11 @@ _ANY_SPECIAL = re.compile("|".join(re.escape(token) for token in (*SPECIAL_TOKEN
 
 def train_tokenizer(documents: Iterable[Document]) -> dict[str, Any]:
     """Return the content of tokenizer.json, trained on the documents' text. The same documents give the same bytes."""
-    letters = _byte_letters()
+    letters = byte_letters()
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS),
+            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SPLITS),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -50,7 +50,7 @@ def train_tokenizer(documents: Iterable[Document]) -> dict[str, Any]:
     if len(set(tokens)) != VOCABULARY_SIZE:
         raise ValueError(f"expected {VOCABULARY_SIZE} tokens, got {len(set(tokens))}: train on more documents")
     ids = {token: index for index, token in enumerate(tokens)}
-    return _tokenizer_json(ids, merges)
+    return tokenizer_json(ids, merges)
 
 
 def _plain_texts(documents: Iterable[Document]) -> Iterator[str]:
@@ -59,14 +59,27 @@ def _plain_texts(documents: Iterable[Document]) -> Iterator[str]:
             yield from filter(None, _ANY_SPECIAL.split(segment.text))
 
 
-def _byte_letters() -> list[str]:
+def byte_letters() -> list[str]:
     """Return each byte's letter in a byte-level vocabulary: itself, or the next unused one from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = itertools.count(0x100)
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
 
 
-def _tokenizer_json(ids: dict[str, int], merges: list[list[str]]) -> dict[str, Any]:
+def tokenizer_json(
+    ids: dict[str, int],
+    merges: list[list[str]],
+    *,
+    splits: Sequence[str] = SPLITS,
+    markers: Sequence[str] = MARKER_TOKENS,
+) -> dict[str, Any]:
+    """Return tokenizer.json: byte-level BPE that puts the begin-of-sentence token before a prompt.
+
+    :param ids: token -> id.
+    :param merges: pairs of tokens, the first to be merged first.
+    :param splits: regular expressions that cut a text before its bytes are merged.
+    :param markers: single tokens that skip_special_tokens leaves in the text.
+    """
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     bos = {"SpecialToken": {"id": BOS, "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": index}} for index, name in enumerate("AB"))
@@ -74,14 +87,14 @@ def _tokenizer_json(ids: dict[str, int], merges: list[list[str]]) -> dict[str, A
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added_token(ids[token], token) for token in (*SPECIAL_TOKENS, *MARKER_TOKENS)],
+        "added_tokens": [_added_token(ids[token], token) for token in (*SPECIAL_TOKENS, *markers)],
         "normalizer": {"type": "Sequence", "normalizers": []},
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
                 *(
                     {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-                    for regex in _SPLITS
+                    for regex in splits
                 ),
                 byte_level,
             ],
