@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deepseek_triton_build.build_errors import UnusableCheckpointError
 from deepseek_triton_build.data import model_source
-from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.render.stamp import sha256
+
+if TYPE_CHECKING:
+    from deepseek_triton_build.planning.plan import Plan
 
 CHECKSUMS = "checksums.sha256"
 """The file with the checksums of those that an engine reads, in the form of sha256sum."""
