@@ -48,6 +48,8 @@ from deepseek_backend.engines.base import (
     timed,
 )
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
+from deepseek_backend.engines.loop_thread import LoopThread
+from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
 from deepseek_backend.engines.prompting import check_prompt_length
 from deepseek_backend.engines.tensorrt_llm.faults import Faults, cause_of_death, worker_refusal
 from deepseek_backend.engines.tensorrt_llm.iteration_stats import IterationStats
@@ -62,9 +64,7 @@ from deepseek_backend.engines.tensorrt_llm.loading import (
     shut_down,
     version_mismatch_allowed,
 )
-from deepseek_backend.engines.tensorrt_llm.loop_thread import LoopThread
 from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrements
-from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm.ranks import forget_launcher, lead_or_work, world_size
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import num_logprobs
 from deepseek_backend.engines.tensorrt_llm.translation import guide, refuse_conflicts, sampling_params
