@@ -22,6 +22,13 @@ class PromptTokenizer:
         """Text that `prompt_token_ids` puts before a prompt; "" for none."""
         return prompting.bos_token(self._encode, lambda ids: self.decode(ids, skip_special_tokens=False))
 
+    def max_prompt_bytes(self, max_seq_len: int) -> int | None:
+        """Return the bytes of the longest possible prompt; None where the tokenizer does not give its vocabulary."""
+        inner = prompting.unwrapped(self._tokenizer)
+        if not hasattr(inner, "get_vocab"):
+            return None
+        return max_seq_len * max(len(token.encode()) for token in inner.get_vocab())
+
     def prompt_token_ids(self, request: GenerateRequest) -> list[int]:
         """Return the prompt in token ids, cut to truncate_prompt_tokens: the engines cut only prompts that are text.
 
