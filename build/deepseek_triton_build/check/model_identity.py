@@ -41,7 +41,14 @@ from deepseek_triton_build.data.catalog import (
     variants,
 )
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE, READABLE_RELEASES, Release, load_release
-from deepseek_triton_build.data.vllm import DEFAULT_VLLM, VLLM_VERSIONS, VllmVersion, load_vllm, nearest_vllm
+from deepseek_triton_build.data.vllm import (
+    DEFAULT_VLLM,
+    VLLM_VERSIONS,
+    VllmVersion,
+    load_vllm,
+    nearest_vllm,
+    vllm_containers,
+)
 from deepseek_triton_build.text import is_path, safe_name, short_repr
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -119,7 +126,9 @@ def find_vllm(
             return load_vllm(version), known_from, []
         if version is not None:
             nearest = nearest_vllm(version)
-            message = f"{known_from} names vLLM {short_repr(version)}, which is not recorded here"
+            tags = [tag for tag, known in vllm_containers().items() if known == version]
+            origin = f", which Triton's container {tags[0]} has and" if tags else ", which"
+            message = f"{known_from} names vLLM {short_repr(version)}{origin} is not recorded here"
             fix = f"check against one of {', '.join(VLLM_VERSIONS)} with --vllm; {nearest} is the nearest"
             found = BAD_RECORD.finding(message, fix, file=known_from)
             return load_vllm(nearest), f"the nearest to {safe_name(version)}", [found]

@@ -49,7 +49,15 @@ from deepseek_triton_build.check.schema import (
     CheckedArguments,
     check_schema,
 )
-from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, QUICKSTART, VLLM, Program, ShellScript, read_script
+from deepseek_triton_build.check.scripts import (
+    PROGRAM_SCRIPTS,
+    QUICKSTART,
+    VLLM,
+    VLLM_BENCH,
+    Program,
+    ShellScript,
+    read_script,
+)
 from deepseek_triton_build.check.triton_config import triton_settings
 from deepseek_triton_build.check.variables import variable_problems
 from deepseek_triton_build.check.vllm_serve_report import check_vllm_serve
@@ -77,8 +85,16 @@ def check_programs(path: Path, options: CheckOptions) -> list[Checked]:
     read = {name: read_script(folder / name, name) for name in present}
     if path != folder:  # only the scripts that pass the file say something about it
         read = {name: one for name, one in read.items() if one[0] is not None and _passed_yaml(one[0]) == yaml.name}
-    checked = [_check_script(folder, yaml, name, script, options, found) for name, (script, found) in read.items()]
+    starting = {name: one for name, one in read.items() if one[0] is None or not _is_only_a_load(one[0])}
+    if read and not starting:
+        return []
+    checked = [_check_script(folder, yaml, name, script, options, found) for name, (script, found) in starting.items()]
     return checked or [_ProgramCheck(folder=folder, yaml=yaml, options=options).check()]
+
+
+def _is_only_a_load(script: ShellScript) -> bool:
+    """Whether the script measures a server of vLLM that another one starts, and so gives no engine arguments."""
+    return script.program is not None and script.program.name == VLLM_BENCH
 
 
 def _check_script(

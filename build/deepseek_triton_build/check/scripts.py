@@ -18,10 +18,10 @@ from deepseek_triton_build.text import parse_yaml, printable_line
 
 START_SCRIPT = "start.sh"
 PROGRAM_SCRIPTS = ("serve.sh", "bench.sh", "eval.sh", "quickstart.sh")
-"""The scripts of the other formats, each of which starts one program of TensorRT-LLM, or `vllm serve`."""
+"""The scripts of the other formats, each of which starts one program of TensorRT-LLM or of vLLM."""
 QUICKSTART = "quickstart_advanced.py"
 _PROGRAMS = ("trtllm-serve", "trtllm-bench", "trtllm-eval")
-VLLM = "vllm"
+VLLM, VLLM_BENCH = "vllm", "vllm bench"
 _VLLM_MODULE = "vllm.entrypoints.openai.api_server"
 """The module that `python3 -m` runs instead of `vllm serve`."""
 _MODEL_FLAGS = ("--model_path", "--model_dir", "--model")
@@ -33,7 +33,7 @@ _TOKEN = re.compile(
       | (?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;|&()'"\\])+)""",
     re.VERBOSE | re.DOTALL,
 )
-_SHORT_FLAG = re.compile(r"-[a-zA-Z]+(=.*)?", re.DOTALL)
+_SHORT_FLAG = re.compile(r"-[a-zA-Z]+(\.[\w.]+)?(=.*)?", re.DOTALL)
 _QUOTED = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""", re.DOTALL)
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _DEFAULT = re.compile(r"\$\{\w+:?-(.*)\}", re.DOTALL)
@@ -104,7 +104,7 @@ class ShellScript:
 
     @cached_property
     def program(self) -> Program | None:
-        """The program of TensorRT-LLM, or `vllm serve`, that the script starts; None when it starts none.
+        """The program of TensorRT-LLM or of vLLM that the script starts; None when it starts none.
 
         It is the last one that is named: the lines above may look for it, or print a command for the user.
         """
@@ -114,8 +114,9 @@ class ShellScript:
                 words = [Word(self._assigned.get(word.text, word.text), word.line) for word in command[position + 1 :]]
                 if name in _PROGRAMS or name in (QUICKSTART, "$quickstart"):
                     return Program(name=name if name in _PROGRAMS else QUICKSTART, words=words)
-                if name == _VLLM_MODULE or (name == VLLM and words and words[0].text == "serve"):
-                    return Program(name=VLLM, words=words)
+                verb = words[0].text if name == VLLM and words else ""
+                if name == _VLLM_MODULE or verb in ("serve", "bench"):
+                    return Program(name=VLLM_BENCH if verb == "bench" else VLLM, words=words)
         return None
 
     @cached_property
@@ -130,7 +131,7 @@ class ShellScript:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A command that starts one of TensorRT-LLM's programs, or `vllm serve`."""
+    """A command that starts a program of TensorRT-LLM or of vLLM."""
 
     name: str
     words: Sequence[Word]

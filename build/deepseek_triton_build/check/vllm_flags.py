@@ -14,6 +14,7 @@ from deepseek_triton_build.check.scripts import CommandFlag, Program, ShellScrip
 from deepseek_triton_build.check.vllm_arguments import absent_problem, value_problem
 from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, Argument, VllmVersion, load_vllm
+from deepseek_triton_build.render.vllm_commands import WITHOUT_FLAG
 from deepseek_triton_build.text import nearest_name, short_repr
 
 _HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
@@ -39,7 +40,7 @@ def read_vllm_flags(script: ShellScript, program: Program, version: VllmVersion)
     given = VllmFlags(file=script.file)
     for flag in program.flags:
         key, is_off = _argument(flag.name, version)
-        if version.find(key) is not None:
+        if version.find(key) is not None and key not in WITHOUT_FLAG:
             _add(given, flag, key, is_off=is_off, version=version)
         elif _dashed(flag.name) not in version.serve_flags and not _OPTIMIZATION.fullmatch(flag.name):
             check, message, fix = _unknown(flag, key, version)
@@ -98,6 +99,8 @@ def _unknown(flag: CommandFlag, key: str, version: VllmVersion) -> tuple[Any, st
         problem = absent_problem(key, value, version)
         return WRONG_FLAG, message, problem.fix
     known = [*(f"--{name.replace('_', '-')}" for name in version.arguments), *version.serve_flags]
+    if key in WITHOUT_FLAG:
+        return WRONG_FLAG, message, f"remove it; vLLM has the argument {key}, but no flag for it"
     elsewhere = next((other for other in VLLM_VERSIONS if key in load_vllm(other).arguments), None)
     if elsewhere is not None:
         return WRONG_FLAG, message, f"vLLM {elsewhere} has it; remove it here, or use that version"
