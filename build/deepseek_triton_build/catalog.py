@@ -31,6 +31,7 @@ from deepseek_triton_build.data.releases import (
     load_release,
     release_for_container,
 )
+from deepseek_triton_build.data.vllm import vllm_containers, vllm_image_name
 from deepseek_triton_build.data.yaml_files import json_twins
 
 __all__ = [
@@ -61,4 +62,6 @@ __all__ = [
     "release_for_container",
     "variant_of_model",
     "variants",
+    "vllm_containers",
+    "vllm_image_name",
 ]
