@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from deepseek_triton_build.check.codes import CHECKS
 from deepseek_triton_build.check.finding import CheckCode
-from deepseek_triton_build.rules import RULES
+from deepseek_triton_build.rules import RULES, VLLM_RULES
 from deepseek_triton_build.rules.rule import Rule
 
 _INTRODUCTION = """\
@@ -38,6 +38,7 @@ _TOPICS = {
     "L": "Limits and sizes",
     "V": "V3.2",
     "E": "Environment and engine",
+    "X": "vLLM",
     "S": "Files, keys and values",
     "T": "triton_config, instances and GPUs",
     "C": "config.pbtxt",
@@ -48,7 +49,7 @@ _TOPICS = {
 
 def rules_page() -> str:
     """Return the page, in Markdown."""
-    entries: list[Rule | CheckCode] = [*RULES, *CHECKS]
+    entries: list[Rule | CheckCode] = [*RULES, *VLLM_RULES, *CHECKS]
     sections = [
         _section(title, (entry for entry in entries if entry.code[0] == letter)) for letter, title in _TOPICS.items()
     ]
