@@ -71,7 +71,9 @@ def test_a_record_is_whole(version: str) -> None:
     assert "VLLM_USE_DEEP_GEMM" in loaded.environment
     assert not loaded.environment & loaded.replaced_environment.keys()
     assert set(loaded.containers) == {tag for tag, has in vllm_containers().items() if has == version}
-    assert set(loaded.limits) - {"priority"} <= set(loaded.sampling_params)
+    assert {"engine_core", "input_processor", "output_handler"} <= set(next(iter(raw["attributes"].values())))
+    assert set(loaded.limits) - {"priority", "speculative_config"} <= set(loaded.sampling_params)
+    assert set(loaded.limits["speculative_config"]["refuses"]) <= set(loaded.sampling_params)
 
 
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
@@ -82,16 +84,24 @@ def test_every_default_fits_its_type(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
-def test_every_replacement_is_an_argument_of_the_version(version: str) -> None:
+@pytest.mark.parametrize("kind", ["replaced_environment", "moved_arguments"])
+def test_every_replacement_is_an_argument_of_the_version(version: str, kind: str) -> None:
     loaded = load_vllm(version)
-    for name, row in loaded.replaced_environment.items():
-        if row.by is None:
-            continue
-        section, _, key = row.by.rpartition(".")
-        known = loaded.sections[section] if section else loaded.arguments
-        assert key in known, name
-        wrong = [value for value in (row.values or {}).values() if not type_strings.fits(value, known[key].type)]
+    rows = getattr(loaded, kind)
+    assert rows
+    for name, row in rows.items():
+        known = row.by and loaded.find(row.by)
+        assert known if row.by else row.why, name
+        wrong = [value for value in (row.values or {}).values() if not type_strings.fits(value, known.type)]
         assert wrong == [], name
+
+
+def test_a_replacement_translates_the_value() -> None:
+    moved = load_vllm("0.24.0").moved_arguments
+    assert moved["disable_log_requests"].new_value(True) is False
+    assert moved["max_batch_size"].new_value(64) == 64
+    assert moved["moe_expert_parallel_size"].new_value(8) is True
+    assert moved["worker_use_ray"].new_value("maybe") is None
 
 
 def test_an_unknown_version_is_told_its_container_and_the_nearest() -> None:
@@ -277,7 +287,7 @@ def test_arguments_are_read_through_the_configuration_classes(tree: VllmSource) 
     assert found["environment"] == ["VLLM_A", "VLLM_B"]
     assert found["sampling_params"] == ["n", "seed"]
     assert found["vllm"] == "9.1.0"
-    assert found["interfaces"]["vllm.v1.engine.async_llm:AsyncLLM.generate"] == ["first", "*", "second"]
+    assert found["interfaces"]["vllm.v1.engine.async_llm:AsyncLLM.generate"] == ["first", "second"]
 
 
 def test_a_record_that_is_written_reads_as_the_same(tree: VllmSource) -> None:
@@ -296,6 +306,12 @@ class Core(Parent):
         self.size = size
 class Kind(Enum):
     ONE = 1
+class Small:
+    first: int
+    both: int = 0
+class Large(Small):
+    both: int = 1
+    _last: int = 2
 class Child(Core):
     @classmethod
     async def make(cls, path, /, kind=None): ...
@@ -304,8 +320,9 @@ class Child(Core):
     )
     (tmp_path / "vllm" / "base.py").write_text("class Base:\n    def stop(self, timeout=None): ...\n", "utf-8")
     source = VllmSource(tmp_path)
-    assert interface(source, "vllm.core:Core") == ["size", "*rest", "deep", "**more"]
+    assert interface(source, "vllm.core:Core") == ["size", "rest", "deep", "more"]
     assert interface(source, "vllm.core:Kind") == ["ONE"]
+    assert interface(source, "vllm.core:Large") == ["first", "both", "_last"]
     assert interface(source, "vllm.core:Child.make") == ["path", "kind"]
     assert interface(source, "vllm.core:Child.stop") == ["timeout"]
     with pytest.raises(MissingSourceError, match=r"no Nothing in vllm\.core"):

@@ -25,12 +25,12 @@ import deepseek_triton_build
 RECORDS = Path(deepseek_triton_build.__file__).parent / "data" / "vllm"
 
 ATTRIBUTES_OF = ("vllm.v1.engine.async_llm:AsyncLLM",)
-"""Classes whose attributes are those that they assign to `self`, and their properties."""
+"""Classes whose attributes are recorded: those that they assign to `self`, and their properties."""
 
 INTERFACES = (
-    *ATTRIBUTES_OF,
     "vllm.v1.engine.async_llm:AsyncLLM.from_engine_args",
     "vllm.v1.engine.async_llm:AsyncLLM.get_supported_tasks",
+    "vllm.v1.engine.async_llm:AsyncLLM.get_tokenizer",
     "vllm.v1.engine.async_llm:AsyncLLM.generate",
     "vllm.v1.engine.async_llm:AsyncLLM.abort",
     "vllm.v1.engine.async_llm:AsyncLLM.shutdown",
@@ -46,10 +46,13 @@ INTERFACES = (
     "vllm.v1.engine:EngineCoreRequest",
     "vllm.v1.engine:EngineCoreOutputs",
     "vllm.v1.engine:EngineCoreOutput",
+    "vllm.v1.engine:EngineCoreEvent",
+    "vllm.v1.engine:EngineCoreEventType",
     "vllm.v1.engine:FinishReason",
     "vllm.v1.engine.exceptions:EngineDeadError",
     "vllm.v1.metrics.stats:SchedulerStats",
     "vllm.v1.metrics.stats:PrefillStats",
+    "vllm.v1.metrics.stats:PrefixCacheStats",
     "vllm.v1.spec_decode.metrics:SpecDecodingStats",
     "vllm.v1.metrics.loggers:StatLoggerBase.record",
     "vllm.v1.outputs:LogprobsLists",
@@ -61,7 +64,8 @@ INTERFACES = (
     "vllm.usage.usage_lib:UsageContext",
 )
 """Everything that the engine calls or reads off the public path. A class stands for its fields or members, or for the
-parameters of its own __init__."""
+parameters of its own __init__. The engine compares these lists with what dataclasses, msgspec and inspect say of the
+installed vLLM (`vllm_release.py`)."""
 
 SECTIONS: Mapping[str, str] = {
     "attention_config": "vllm.config.attention:AttentionConfig",
@@ -191,20 +195,26 @@ def record(source: VllmSource) -> dict[str, Any]:
         "sections": {name: _section(source, source.require(place)) for name, place in SECTIONS.items()},
         "serve_flags": sorted(_serve_flags(source) - {f"--{name.replace('_', '-')}" for name in arguments}),
         "environment": sorted(_environment(source)),
-        "sampling_params": _fields(source, "vllm.sampling_params:SamplingParams"),
-        "structured_outputs": _fields(source, "vllm.sampling_params:StructuredOutputsParams"),
+        "sampling_params": _public_fields(source, "vllm.sampling_params:SamplingParams"),
+        "structured_outputs": _public_fields(source, "vllm.sampling_params:StructuredOutputsParams"),
+        "attributes": {name: sorted(_attributes(source.require(name).node)) for name in ATTRIBUTES_OF},
         "interfaces": {name: interface(source, name) for name in INTERFACES},
     }
 
 
 def interface(source: VllmSource, reference: str) -> list[str]:
-    """Return the parameters of a function, or a class's fields, members or attributes, in order."""
+    """Return the parameters of a function, or a class's fields or members, in order."""
     place = source.require(reference)
-    if isinstance(place.node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return _parameters(place.node)
-    if reference in ATTRIBUTES_OF:
-        return sorted(_attributes(place.node))
-    return _fields(source, reference)
+    node = place.node
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return _parameters(node)
+    if isinstance(node, ast.ClassDef) and _is_enum(node):
+        return _members(node)
+    for method in _body(node):
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+            return _parameters(method)
+    owners = reversed(list(source.lineage(place)))  # a class has its bases' fields before its own
+    return list(dict.fromkeys(ast.unparse(each.target) for owner in owners for each in _annotated(owner.node)))
 
 
 def _wheel(path: Path) -> dict[str, str]:
@@ -425,24 +435,17 @@ def _environment(source: VllmSource) -> Iterator[str]:
             yield str(key.value)
 
 
-def _fields(source: VllmSource, reference: str) -> list[str]:
-    place = source.require(reference)
-    node = place.node
-    if isinstance(node, ast.ClassDef) and _is_enum(node):
-        return _members(node)
-    for method in _body(node):
-        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-            return _parameters(method)
-    fields = [ast.unparse(each.target) for each in _annotated(node)]
-    return [name for name in fields if not name.startswith("_")]
+def _public_fields(source: VllmSource, reference: str) -> list[str]:
+    return [name for name in interface(source, reference) if not name.startswith("_")]
 
 
 def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Return the names of the parameters without self; `*` stands before those that are given by name only."""
-    given = [each.arg for each in [*node.args.posonlyargs, *node.args.args] if each.arg not in ("self", "cls")]
-    by_name = [each.arg for each in node.args.kwonlyargs]
-    rest = [f"*{node.args.vararg.arg}"] if node.args.vararg else ["*"] if by_name else []
-    return [*given, *rest, *by_name, *([f"**{node.args.kwarg.arg}"] if node.args.kwarg else [])]
+    """Return the names of the parameters without self, in the order of inspect.signature."""
+    given = node.args
+    rest = [given.vararg] if given.vararg else []
+    options = [given.kwarg] if given.kwarg else []
+    names = [each.arg for each in [*given.posonlyargs, *given.args, *rest, *given.kwonlyargs, *options]]
+    return [name for name in names if name not in ("self", "cls")]
 
 
 def _attributes(node: ast.AST) -> set[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from deepseek_triton_build.build_errors import UnknownNameError
 from deepseek_triton_build.data import type_strings
@@ -40,15 +40,24 @@ class Argument:
 
 @dataclass(frozen=True, kw_only=True)
 class Replacement:
-    """The successor of an environment variable that vLLM no longer reads."""
+    """The successor of a variable or argument that vLLM no longer has, or that is TensorRT-LLM's."""
 
     by: str | None
-    """The argument, or the key of one (`attention_config.flash_attn_version`); None: vLLM does so anyway."""
-    since: str
-    """The first version, of those that were looked at, that no longer reads the variable."""
+    """The argument, or the key of one (`attention_config.flash_attn_version`); None: there is none."""
     source: str
     values: Mapping[str, Any] | None = None
-    """Old value -> new value. None: they are the same."""
+    """Old value, as text, -> new value; `otherwise` stands for all others. None: they are the same."""
+    why: str = ""
+    """A clause about what differs, or why there is no successor."""
+    since: str = ""
+    """Of a variable: the first version, of those that were looked at, that no longer reads it."""
+
+    def new_value(self, old: Any) -> Any:
+        """Return the value that stands for `old`; None when the table has none."""
+        if self.values is None:
+            return old
+        text = str(old).lower() if isinstance(old, bool) else str(old)
+        return self.values.get(text, self.values.get("otherwise"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +84,17 @@ class VllmVersion:
     @property
     def replaced_environment(self) -> Mapping[str, Replacement]:
         """Variables that earlier versions read and this one does not -> what replaced them."""
-        return {name: row for name, row in _replacements().items() if name not in self.environment}
+        return {name: row for name, row in _replacements("environment").items() if name not in self.environment}
+
+    @property
+    def moved_arguments(self) -> Mapping[str, Replacement]:
+        """Names that are taken for arguments, as dotted paths -> what this version has instead."""
+        return {name: row for name, row in _replacements("arguments").items() if self.find(name) is None}
+
+    def find(self, key: str) -> Argument | None:
+        """Return the argument, or the key of one, of a dotted path such as `speculative_config.method`."""
+        section, _, name = key.rpartition(".")
+        return (self.sections.get(section, {}) if section else self.arguments).get(name)
 
     def is_before(self, version: str) -> bool:
         """Tell whether this version is older than `version`, compared by number: 0.9 is before 0.10."""
@@ -142,8 +161,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 @cache
-def _replacements() -> Mapping[str, Replacement]:
-    rows: Mapping[str, Mapping[str, Any]] = load_yaml(__name__, "replaced_environment.yaml")
+def _replacements(kind: Literal["environment", "arguments"]) -> Mapping[str, Replacement]:
+    file = "replaced_environment.yaml" if kind == "environment" else "moved_arguments.yaml"
+    rows: Mapping[str, Mapping[str, Any]] = load_yaml(__name__, file)
     return {name: Replacement(**row) for name, row in rows.items()}
 
 

@@ -47,7 +47,7 @@ from deepseek_backend.engines.prompting import check_prompt_length
 from deepseek_backend.engines.vllm.core_connection import CoreConnection
 from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
 from deepseek_backend.engines.vllm.growing_answer import GrowingAnswer
-from deepseek_backend.engines.vllm.open_answer import RequestPath, OpenAnswer
+from deepseek_backend.engines.vllm.open_answer import OpenAnswer, RequestPath
 from deepseek_backend.engines.vllm.request_fields import guide, refusal, sampling_arguments, unsupported_fields
 from deepseek_backend.engines.vllm.scheduler_numbers import SchedulerNumbers
 from deepseek_backend.engines.vllm.vllm_release import VllmRelease, read_vllm_release
