@@ -26,5 +26,7 @@ class ExecutorOptions:
         """
         names = {field.name for field in fields(cls)}
         if unknown := set(given) - names:
-            raise ValueError(f"additional_config: expected {', '.join(sorted(names))}, got {', '.join(sorted(unknown))}")
+            raise ValueError(
+                f"additional_config: expected {', '.join(sorted(names))}, got {', '.join(sorted(unknown))}"
+            )
         return cls(**given)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from deepseek_backend.engines.generate_request import SamplingParams
 from deepseek_backend.engines.reference.checkpoint_loading import load_checkpoint
 from deepseek_backend.engines.reference.model_runner import ModelRunner
 from deepseek_backend.engines.reference.token_sampling import TokenSampler, sample_tokens
-
 from vllm_without_gpu.made_tokens import LogprobRows, MadeTokens
 
 Array = npt.NDArray[np.float32]
@@ -125,7 +125,9 @@ class ReferenceBatch:
         for request_id, number in scheduled.num_scheduled_tokens.items():
             made[request_id] = MadeTokens()
             end = computed[request_id] + number - len(drafts.get(request_id, ()))
-            if end >= len(self._sequences[request_id].token_ids):  # else a part of a prompt: it is computed with the last
+            if end >= len(
+                self._sequences[request_id].token_ids
+            ):  # else a part of a prompt: it is computed with the last
                 whole.append(request_id)
         masks = _masks(grammar, drafts, self._vocab_size)
         for request_id, (logits, prompt_logprobs) in self._forward(whole, drafts).items():
