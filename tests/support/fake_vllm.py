@@ -83,6 +83,7 @@ class FakeCore:
         self.refuse: Exception | None = None
         """The error with which the next requests are refused."""
         self._queues: dict[str, asyncio.Queue[Any]] = {}
+        self._num_cached: dict[str, int] = {}
 
     def emit(self, *outputs: Mapping[str, Any], scheduler_stats: Any = None) -> None:
         """Send the outputs of one iteration: fields of an EngineCoreOutput, with the engine's own id as request_id."""
@@ -95,8 +96,11 @@ class FakeCore:
     def _emit(self, rows: Sequence[Any], scheduler_stats: Any) -> None:
         if self._queues:
             for row in rows:
+                if row.prefill_stats is not None:
+                    self._num_cached[row.request_id] = row.prefill_stats.num_cached_tokens
                 if row.request_id in self._queues:
-                    self._queues[row.request_id].put_nowait(_request_output(row))
+                    num_cached = self._num_cached.get(row.request_id, 0)
+                    self._queues[row.request_id].put_nowait(_request_output(row, num_cached))
             return
         for row in rows:
             row.request_id = f"{row.request_id}-core"
@@ -213,7 +217,7 @@ EMPTY_OUTPUT: dict[str, Any] = {
 }
 
 
-def _request_output(row: Any) -> Any:
+def _request_output(row: Any, num_cached: int) -> Any:
     """Return the RequestOutput that AsyncLLM makes of an output of the core."""
     completion = SimpleNamespace(
         token_ids=row.new_token_ids,
@@ -222,11 +226,10 @@ def _request_output(row: Any) -> Any:
         logprobs=None if row.new_logprobs is None else _mapped(row.new_logprobs),
     )
     prompt = row.new_prompt_logprobs_tensors
-    cached = 0 if row.prefill_stats is None else row.prefill_stats.num_cached_tokens
     return SimpleNamespace(
         outputs=[completion],
         metrics=None,
-        num_cached_tokens=cached,
+        num_cached_tokens=num_cached,
         prompt_logprobs=None if prompt is None else [None, *_mapped(prompt)],
     )
 
