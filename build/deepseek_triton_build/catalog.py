@@ -31,6 +31,7 @@ from deepseek_triton_build.data.releases import (
     load_release,
     release_for_container,
 )
+from deepseek_triton_build.data.vllm import load_vllm
 from deepseek_triton_build.data.yaml_files import json_twins
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "is_for_every_rank",
     "json_twins",
     "load_release",
+    "load_vllm",
     "profiles",
     "release_for_container",
     "variant_of_model",

@@ -28,6 +28,7 @@ from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Profile, R
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting, SettingsFile
 from deepseek_triton_build.data.releases import Release, image_name, release_image_name
 from deepseek_triton_build.data.releases.spelling import canonical
+from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.choices import choose_settings
 from deepseek_triton_build.planning.embedded import embedded_settings
@@ -75,6 +76,7 @@ class Plan:
     num_nodes: int = 1
     gpu: Gpu | None = None
     release: Release | None = None
+    vllm: VllmVersion | None = None
     checkpoint: KnownCheckpoint | None = None
     profile: Profile | None = None
     recipe: Recipe | None = None
