@@ -31,7 +31,7 @@ from deepseek_triton_build.data.releases import (
     load_release,
     release_for_container,
 )
-from deepseek_triton_build.data.vllm import load_vllm
+from deepseek_triton_build.data.vllm import load_vllm, vllm_containers, vllm_image_name
 from deepseek_triton_build.data.yaml_files import json_twins
 
 __all__ = [
@@ -63,4 +63,6 @@ __all__ = [
     "release_for_container",
     "variant_of_model",
     "variants",
+    "vllm_containers",
+    "vllm_image_name",
 ]

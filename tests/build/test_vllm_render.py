@@ -220,7 +220,11 @@ def test_serve_on_several_nodes(run):
     [
         ({"NODE_RANK": "2", **ADDRESS}, "expected 0 to 1 as NODE_RANK, the number of this node; got '2'"),
         (ADDRESS, "expected 0 to 1 as NODE_RANK, the number of this node; got ''"),
-        ({"NODE_RANK": "1"}, "expected the address of node 0 as MASTER_ADDR, such as 10.0.0.1; got none"),
+        (
+            {"NODE_RANK": "0", "MASTER_ADDR": "localhost"},
+            "expected as MASTER_ADDR where the other nodes reach node 0, such as 10.0.0.1; got '",
+        ),
+        ({"NODE_RANK": "1"}, "expected as MASTER_ADDR where the other nodes reach node 0, such as 10.0.0.1; got ''"),
     ],
 )
 def test_a_node_without_number_or_address_is_refused(run, format, variables, expected):

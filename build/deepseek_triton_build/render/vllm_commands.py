@@ -109,7 +109,7 @@ def node_lines(plan: Plan, name: str) -> list[str]:
         *shell.refusing(name),
         *comment_lines(
             f"{plan.world_size} GPUs are {nodes} nodes of {each}, each of which runs this script: NODE_RANK is the "
-            "node's number, and MASTER_ADDR the address of node 0, at which the others reach it. Node 0 answers "
+            "node's number, and MASTER_ADDR the name or address at which the others reach node 0, which answers "
             "requests. Each node has this folder and the checkpoint at the same path. Under Slurm, srun's number of "
             f"the process is the node's: srun --nodes {nodes} --ntasks-per-node 1 ./{name}"
         ),
@@ -117,12 +117,15 @@ def node_lines(plan: Plan, name: str) -> list[str]:
         f'if [[ ! "${{NODE_RANK:-}}" =~ ^[0-9]+$ || "${{NODE_RANK:-}}" -ge {nodes} ]]; then',
         f"  refuse \"expected 0 to {nodes - 1} as NODE_RANK, the number of this node; got '${{NODE_RANK:-}}'\"",
         "fi",
-        'if [[ -z "${MASTER_ADDR:-}" ]]; then',
-        '  refuse "expected the address of node 0 as MASTER_ADDR, such as 10.0.0.1; got none"',
+        *comment_lines("vLLM listens at MASTER_ADDR, so that a name has to become an address."),
+        "read -r MASTER_ADDR _ < <(getent ahosts \"${MASTER_ADDR:-}\" || echo \"${MASTER_ADDR:-}\") || true",
+        "export MASTER_ADDR",
+        'if [[ ! "$MASTER_ADDR" =~ [.:] || "$MASTER_ADDR" == 127.* ]]; then',
+        "  refuse \"expected as MASTER_ADDR where the other nodes reach node 0, such as 10.0.0.1; got '$MASTER_ADDR'\"",
         "fi",
         *shell.network_interface(),
         'node_rank="${NODE_RANK:-0}"',
-        'node=(--node-rank "$node_rank" --master-addr "${MASTER_ADDR:-}")',
+        'node=(--node-rank "$node_rank" --master-addr "$MASTER_ADDR")',
         'if [[ "$node_rank" != 0 ]]; then node+=(--headless); fi',
         *([shell.END_IF_REFUSED] if name != "start.sh" else []),
     ]
