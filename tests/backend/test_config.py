@@ -36,7 +36,7 @@ def test_every_field_of_ours_can_be_given():
 @pytest.mark.parametrize(
     ("ours", "expected"),
     [
-        ({"engine": "vllm"}, "engine: expected one of tensorrt_llm, reference, simulated, got 'vllm'"),
+        ({"engine": "sglang"}, "engine: expected one of tensorrt_llm, vllm, reference, simulated, got 'sglang'"),
         ({"decoupled": 0}, "decoupled: expected true or false, got 0"),
         ({"max_batch_size": 8}, "max_batch_size: expected 0: the engine batches, Triton does not, got 8"),
         ({"default_max_tokens": 0}, "default_max_tokens: expected a whole number from 1, got 0"),

@@ -10,7 +10,7 @@ import yaml
 from deepseek_backend.config import ENGINE_NAMES, BackendConfig
 from deepseek_backend.engines.reference.reference_engine import EngineOptions as ReferenceOptions
 from deepseek_backend.engines.simulated.simulated_options import _RULES as SIMULATED
-from deepseek_backend.engines.tensorrt_llm.loading import _OPTIONS as TENSORRT_LLM
+from deepseek_backend.release import _OPTIONS as RECORDED
 
 KEYS, _, OPTIONS = (Path(__file__).parents[2] / "docs/configuration.md").read_text().partition("\n## engine_options\n")
 
@@ -39,7 +39,8 @@ def test_the_default_is_the_one_on_the_page(key):
 
 
 @pytest.mark.parametrize(
-    ("engine", "options"), [("tensorrt_llm", TENSORRT_LLM), ("reference", REFERENCE), ("simulated", SIMULATED)]
+    ("engine", "options"),
+    [("tensorrt_llm", RECORDED), ("vllm", RECORDED), ("reference", REFERENCE), ("simulated", SIMULATED)],
 )
 def test_every_option_of_an_engine_is_on_the_page_and_no_other(engine, options):
     assert engine in ENGINE_NAMES

@@ -14,9 +14,9 @@ import pytest
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
+from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
 from deepseek_backend.engines.tensorrt_llm.faults import MAX_FAULTS_IN_A_ROW, Faults
-from deepseek_backend.engines.tensorrt_llm.loading import max_prompt_bytes
 from deepseek_backend.engines.tensorrt_llm.translation import INCOMPLETE, whole_text
 from deepseek_backend.errors import EngineError, RequestError, UnavailableError
 from standin.harness import WAIT_S, Harness, MakeEngine, Sink, engines
@@ -412,4 +412,4 @@ def test_a_prompt_that_can_not_fit_is_known_by_its_bytes(
     engine = make_engine(max_seq_len=100).engine
     assert engine.capabilities.max_prompt_bytes == 100 * len("<｜begin▁of▁sentence｜>".encode())
     monkeypatch.delattr("tensorrt_llm.tokenizer.StandinHfTokenizer.get_vocab")
-    assert max_prompt_bytes(engine._llm.tokenizer, 100) is None
+    assert PromptTokenizer(engine._llm.tokenizer).max_prompt_bytes(100) is None

@@ -11,9 +11,9 @@ import pytest
 
 from deepseek_backend.engines.base import Step
 from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
+from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm import tensorrt_llm_engine as engine_module
 from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrements
-from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
 from deepseek_backend.errors import EngineError
 from standin.harness import Harness, MakeEngine
 from support.waiting import wait_for

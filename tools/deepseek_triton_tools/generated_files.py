@@ -36,15 +36,14 @@ def generated_files() -> dict[Path, bytes]:
 
 def _index(root: Path) -> Iterator[str]:
     """Yield a heading for each folder, and a line for each of its modules."""
-    modules = [path for source in _SOURCES for path in sorted((root / source).rglob("*.py"), key=_folder_first)]
+    files = [path for source in _SOURCES for path in sorted((root / source).rglob("*.py"), key=_folder_first)]
     folder = None
-    for path in modules:
+    for path in (file for file in files if file.name != "__init__.py"):
         docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
         if path.parent != folder:
             folder = path.parent
             yield f"\n### `{folder.relative_to(root).as_posix()}/`\n"
-        if path.name != "__init__.py":
-            yield f"* `{path.name}`: {_first_sentence(docstring)}"
+        yield f"* `{path.name}`: {_first_sentence(docstring)}"
     yield ""
 
 

@@ -18,7 +18,7 @@ from deepseek_backend.contract import INT32_MAX, MAX_STREAM_INTERVAL_MS, SAMPLIN
 from deepseek_backend.errors import ConfigError
 from deepseek_backend.field_values import check_value, quoted
 
-ENGINE_NAMES = ("tensorrt_llm", "reference", "simulated")
+ENGINE_NAMES = ("tensorrt_llm", "vllm", "reference", "simulated")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class BackendConfig:
     """Everything under `triton_config`, and the LLM arguments beside it."""
 
     engine: str = "tensorrt_llm"
-    """tensorrt_llm, reference or simulated."""
+    """tensorrt_llm, vllm, reference or simulated."""
     decoupled: bool = True
     """A copy of config.pbtxt's transaction policy for upstream's model.py; the two must agree. True: a request may get
     several responses, as streams need. False: each gets one, which is all that ModelInfer and /infer can carry."""
@@ -96,6 +96,12 @@ class BackendConfig:
     @property
     def model(self) -> str:
         return str(self.llm_args.get("model", ""))
+
+    @property
+    def resolved_model(self) -> str:
+        """The absolute path of a model folder relative to the version folder; any other `model` as it is."""
+        local = self.version_dir / self.model
+        return str(local.resolve()) if local.is_dir() else self.model
 
 
 STREAM_MODES = ("delta", "cumulative")
@@ -220,7 +226,7 @@ _WARMUP_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 def _problems(key: str, value: Any) -> list[str]:
     if key not in _CHECKS:
-        return [f"triton_config.{key}: unknown key{_nearest(key, _CHECKS)}; known: {', '.join(sorted(_CHECKS))}"]
+        return [f"triton_config.{key}: unknown key{nearest(key, _CHECKS)}; known: {', '.join(sorted(_CHECKS))}"]
     holds, expected = _CHECKS[key]
     if not holds(value):
         return [f"triton_config.{key}: expected {expected}, got {quoted(value)}"]
@@ -234,7 +240,7 @@ def _warmup_problems(given: Mapping[str, Any]) -> list[str]:
     for name, value in given.items():
         if name not in _WARMUP_CHECKS:
             known = ", ".join(_WARMUP_CHECKS)
-            problems.append(f"triton_config.warmup.{name}: unknown key{_nearest(name, _WARMUP_CHECKS)}; known: {known}")
+            problems.append(f"triton_config.warmup.{name}: unknown key{nearest(name, _WARMUP_CHECKS)}; known: {known}")
             continue
         holds, expected = _WARMUP_CHECKS[name]
         if not holds(value):
@@ -242,7 +248,8 @@ def _warmup_problems(given: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ", did you mean X?" for an unknown name; "" where none is near."""
     match = difflib.get_close_matches(str(name), list(known), n=1)
     return f", did you mean {match[0]}?" if match else ""
 
@@ -251,8 +258,8 @@ def _sampling_problems(defaults: Mapping[str, Any]) -> list[str]:
     problems = []
     for name, value in defaults.items():
         if name not in SAMPLING_BY_NAME:
-            nearest = _nearest(name, SAMPLING_BY_NAME)
-            problems.append(f"triton_config.default_sampling.{name}: no such sampling field{nearest}")
+            hint = nearest(name, SAMPLING_BY_NAME)
+            problems.append(f"triton_config.default_sampling.{name}: no such sampling field{hint}")
             continue
         try:
             check_value(SAMPLING_BY_NAME[name], value)

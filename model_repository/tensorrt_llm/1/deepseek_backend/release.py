@@ -1,6 +1,7 @@
 """Reads release.yaml: what is known about the TensorRT-LLM release for which this repository was generated.
 
-The generator writes that record beside model.py, so nothing else has to be installed to read it.
+The generator writes that record beside model.py, so nothing else has to be installed to read it. A repository for vLLM
+has the record of a vLLM version under the same name, which `engines/vllm` reads.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS
 from deepseek_backend.errors import ConfigError
 
 FILE_NAME = "release.yaml"
+_OPTIONS = ("allow_version_mismatch",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +65,7 @@ class EngineRelease:
         return str(self.record["release"])
 
     def matches(self, installed: str) -> bool:
-        """Whether the installed package is this release. A local build (+...) and a post-release of it count."""
-        return installed == self.version or installed.startswith((f"{self.version}+", f"{self.version}.post"))
+        return is_release(installed, self.version)
 
     @property
     def backend_to_name(self) -> str | None:
@@ -122,22 +123,67 @@ def _is_met(need: Mapping[str, Any], llm_args: Mapping[str, Any]) -> bool:
     return bool(given == need["value"]) if "value" in need else given is not None
 
 
+def is_release(installed: str, version: str) -> bool:
+    """Whether the installed package is this version. A local build (+...) and a post-release of it count."""
+    return installed == version or installed.startswith((f"{version}+", f"{version}.post"))
+
+
+def version_mismatch_allowed(options: Mapping[str, Any], *, engine: str) -> bool:
+    """Check `engine_options` of an engine with a record; return its allow_version_mismatch.
+
+    :raises ConfigError: with every problem found.
+    """
+    problems = [
+        f"triton_config.engine_options.{name}: unknown key; known for {engine}: {', '.join(_OPTIONS)}"
+        for name in options
+        if name not in _OPTIONS
+    ]
+    allow: bool = options.get("allow_version_mismatch", False)
+    if not isinstance(allow, bool):
+        problems.append(f"triton_config.engine_options.allow_version_mismatch: expected true or false, got {allow!r}")
+    if problems:
+        raise ConfigError(problems)
+    return allow
+
+
 def read_release(version_dir: Path) -> EngineRelease:
-    """Read the record in `version_dir`.
+    """Read the record of a TensorRT-LLM release in `version_dir`.
 
     :raises ConfigError: when the file is missing or is not such a record.
+    """
+    record = read_record(version_dir, option="--trtllm RELEASE")
+    if not {"release", "classes", "sampler", "quirks", "mpi"} <= record.keys():
+        path = version_dir / FILE_NAME
+        raise ConfigError([f"{path}: not a TensorRT-LLM release record; generate the repository again"])
+    return EngineRelease(record)
+
+
+def read_record(version_dir: Path, *, option: str) -> Mapping[str, Any]:
+    """Read release.yaml in `version_dir`; a document that is no mapping counts as an empty record.
+
+    :param option: option of `deepseek-triton build` that makes a repository with this record, for the error.
+    :raises ConfigError: when the file is missing or is not YAML.
     """
     path = version_dir / FILE_NAME
     try:
         record = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        fix = "generate the repository with `deepseek-triton build --trtllm RELEASE`, which writes it"
+        fix = f"generate the repository with `deepseek-triton build {option}`, which writes it"
         raise ConfigError([f"{path}: can't be read: {error.strerror}; {fix}"]) from error
     except yaml.YAMLError as error:
         raise ConfigError([f"{path}: not YAML: {' '.join(str(error).split())}"]) from error
-    if not isinstance(record, dict) or not {"release", "classes", "sampler", "quirks", "mpi"} <= record.keys():
-        raise ConfigError([f"{path}: not a TensorRT-LLM release record; generate the repository again"])
-    return EngineRelease(record)
+    return record if isinstance(record, dict) else {}
+
+
+def recorded_version(version_dir: Path) -> str:
+    """Return the release or version whose record is in `version_dir`; "" without one.
+
+    :raises ConfigError: when the file is there but is no record.
+    """
+    if not (version_dir / FILE_NAME).is_file():
+        return ""
+    record = read_record(version_dir, option="--trtllm RELEASE")
+    return str(record["vllm"]) if "vllm" in record else read_release(version_dir).version
 
 
 def _holds(conditions: Mapping[str, Any], llm_args: Mapping[str, Any]) -> bool:

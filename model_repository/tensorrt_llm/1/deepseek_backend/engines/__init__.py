@@ -16,6 +16,7 @@ from deepseek_backend.errors import ConfigError
 
 ENGINES = {
     "tensorrt_llm": "TensorRTLLMEngine",
+    "vllm": "VllmEngine",
     "reference": "ReferenceEngine",
     "simulated": "SimulatedEngine",
 }

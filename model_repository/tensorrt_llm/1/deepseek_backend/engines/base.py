@@ -1,4 +1,4 @@
-"""The protocol between the backend and its engines: TensorRT-LLM, the reference engine and the simulated engine.
+"""The protocol between the backend and its engines: TensorRT-LLM, vLLM, the reference and the simulated engine.
 
 An engine pushes its results: it calls `StepSink.on_steps` once per iteration, with the steps of every request that
 advanced. An iteration over a thousand requests therefore costs one call, and no hand-over between threads per token.

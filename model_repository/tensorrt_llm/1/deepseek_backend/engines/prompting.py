@@ -1,6 +1,7 @@
 """Prompts in every engine: rendering a conversation, making token ids, checking the length.
 
-What renders a chat is TensorRT-LLM's tokenizer, which wraps one of transformers, or the reference engine's template.
+What renders a chat is TensorRT-LLM's tokenizer, which wraps one of transformers, vLLM's, which is one, or the reference
+engine's template.
 """
 
 from __future__ import annotations
@@ -48,9 +49,13 @@ def render_chat(tokenizer: Any, messages: Messages, template_kwargs: Mapping[str
 
 
 def _reserved_arguments(tokenizer: Any) -> set[str]:
-    """Return the library's own arguments, also of the wrapped tokenizer: the wrapper passes on unknown ones."""
-    both = (tokenizer, unwrapped(tokenizer))
-    named = {name for one in both for name in inspect.signature(one.apply_chat_template).parameters}
+    """Return the library's own arguments, also of the wrapped tokenizer: the wrapper passes on unknown ones.
+
+    So does a method that overrides another one, such as those of vLLM.
+    """
+    classes = {*type(tokenizer).__mro__, *type(unwrapped(tokenizer)).__mro__}
+    methods = [vars(one)["apply_chat_template"] for one in classes if "apply_chat_template" in vars(one)]
+    named = {name for method in methods for name in inspect.signature(method).parameters}
     return (named | _CONTROLS) - _TEMPLATE_DATA
 
 

@@ -17,7 +17,7 @@ from typing import get_args
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.contract import ErrorCode
 from deepseek_backend.engines.base import EngineStats, FinishReason
-from deepseek_backend.release import FILE_NAME, read_release
+from deepseek_backend.release import recorded_version
 
 
 class Kind(Enum):
@@ -320,6 +320,4 @@ def info(config: BackendConfig) -> dict[str, str]:
 
     :raises ConfigError: when release.yaml is there but is not a release record.
     """
-    has_release = (config.version_dir / FILE_NAME).is_file()
-    release = read_release(config.version_dir).version if has_release else ""
-    return {"engine": config.engine, "checkpoint": config.model, "release": release}
+    return {"engine": config.engine, "checkpoint": config.model, "release": recorded_version(config.version_dir)}

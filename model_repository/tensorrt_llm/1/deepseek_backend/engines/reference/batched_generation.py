@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from deepseek_backend.engines.base import FinishReason, PerfMetrics, Step, StepSink
+from deepseek_backend.engines.detokenizer import Detokenizer
 from deepseek_backend.engines.generate_request import GenerateRequest
 from deepseek_backend.engines.prompting import check_prompt_length, prompt_token_ids
 from deepseek_backend.engines.reference.checkpoint_loading import LoadedCheckpoint
-from deepseek_backend.engines.reference.detokenizer import Detokenizer
 from deepseek_backend.engines.reference.token_sampling import TokenSampler, spellings
 from deepseek_backend.errors import BackendError
 

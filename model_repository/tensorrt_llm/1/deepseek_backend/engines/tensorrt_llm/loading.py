@@ -13,7 +13,6 @@ from typing import Any
 
 from deepseek_backend.config import BackendConfig
 from deepseek_backend.engines.base import TEXT_LAYER_FIELDS, Capabilities
-from deepseek_backend.engines.prompting import unwrapped
 from deepseek_backend.engines.tensorrt_llm.placement import VISIBLE_DEVICES
 from deepseek_backend.errors import ConfigError, EngineError, describe
 from deepseek_backend.release import EngineRelease, SamplerSupport
@@ -25,7 +24,6 @@ SHUTDOWN_TIMEOUT_S = 20.0
 
 APPLIED_OUTSIDE = TEXT_LAYER_FIELDS | {"add_special_tokens", "max_tokens", "truncate_prompt_tokens"}
 """Sampling fields that the backend's text layer and this engine apply themselves, whatever TensorRT-LLM supports."""
-_OPTIONS = ("allow_version_mismatch",)
 
 
 def resolved_llm_args(config: BackendConfig, environ: Mapping[str, str], release: EngineRelease) -> dict[str, Any]:
@@ -37,9 +35,7 @@ def resolved_llm_args(config: BackendConfig, environ: Mapping[str, str], release
     llm_args = copy.deepcopy(dict(config.llm_args))
     if release.backend_to_name:
         llm_args.setdefault("backend", release.backend_to_name)
-    local = config.version_dir / config.model
-    if local.is_dir():
-        llm_args["model"] = str(local.resolve())
+    llm_args["model"] = config.resolved_model
     experts = llm_args.get("moe_config")
     for section, key in ((llm_args, "moe_load_balancer"), (experts, "load_balancer")):
         if isinstance(section, dict) and isinstance(section.get(key), str):
@@ -47,24 +43,6 @@ def resolved_llm_args(config: BackendConfig, environ: Mapping[str, str], release
     if environ.get(VISIBLE_DEVICES):
         llm_args.setdefault("gpus_per_node", len(environ[VISIBLE_DEVICES].split(",")))
     return llm_args
-
-
-def version_mismatch_allowed(options: Mapping[str, Any]) -> bool:
-    """Check `engine_options`; return its allow_version_mismatch.
-
-    :raises ConfigError: with every problem found.
-    """
-    problems = [
-        f"triton_config.engine_options.{name}: unknown key; known for tensorrt_llm: {', '.join(_OPTIONS)}"
-        for name in options
-        if name not in _OPTIONS
-    ]
-    allow: bool = options.get("allow_version_mismatch", False)
-    if not isinstance(allow, bool):
-        problems.append(f"triton_config.engine_options.allow_version_mismatch: expected true or false, got {allow!r}")
-    if problems:
-        raise ConfigError(problems)
-    return allow
 
 
 def import_tensorrt_llm(release: EngineRelease, allow_mismatch: bool) -> Any:
@@ -149,14 +127,6 @@ def max_prompt_tokens(llm_args: Mapping[str, Any], release: EngineRelease, max_s
         return longest
     max_num_tokens = llm_args.get("max_num_tokens", release.default("max_num_tokens"))
     return longest if max_num_tokens is None else min(longest, int(max_num_tokens))
-
-
-def max_prompt_bytes(tokenizer: Any, max_seq_len: int) -> int | None:
-    """Return the bytes of the longest possible prompt; None where the tokenizer does not give its vocabulary."""
-    inner = unwrapped(tokenizer)
-    if not hasattr(inner, "get_vocab"):
-        return None
-    return max_seq_len * max(len(token.encode()) for token in inner.get_vocab())
 
 
 def shut_down(llm: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from deepseek_backend.engines.base import Step, TokenLogprobs
 from deepseek_backend.engines.generate_request import GenerateRequest
-from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
+from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import token_logprobs
 from deepseek_backend.engines.tensorrt_llm.translation import (
     complete_text,

@@ -48,6 +48,8 @@ from deepseek_backend.engines.base import (
     timed,
 )
 from deepseek_backend.engines.generate_request import GenerateRequest, Messages
+from deepseek_backend.engines.loop_thread import LoopThread
+from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
 from deepseek_backend.engines.prompting import check_prompt_length
 from deepseek_backend.engines.tensorrt_llm.faults import Faults, cause_of_death, worker_refusal
 from deepseek_backend.engines.tensorrt_llm.iteration_stats import IterationStats
@@ -55,21 +57,17 @@ from deepseek_backend.engines.tensorrt_llm.loading import (
     import_tensorrt_llm,
     make_capabilities,
     make_llm,
-    max_prompt_bytes,
     max_prompt_tokens,
     max_seq_len,
     resolved_llm_args,
     shut_down,
-    version_mismatch_allowed,
 )
-from deepseek_backend.engines.tensorrt_llm.loop_thread import LoopThread
 from deepseek_backend.engines.tensorrt_llm.output_increments import OutputIncrements
-from deepseek_backend.engines.tensorrt_llm.prompts import PromptTokenizer
 from deepseek_backend.engines.tensorrt_llm.ranks import forget_launcher, lead_or_work, world_size
 from deepseek_backend.engines.tensorrt_llm.requested_logprobs import num_logprobs
 from deepseek_backend.engines.tensorrt_llm.translation import guide, refuse_conflicts, sampling_params
 from deepseek_backend.errors import BackendError, ConfigError, EngineError, RequestError, UnavailableError, describe
-from deepseek_backend.release import SamplerSupport, read_release
+from deepseek_backend.release import SamplerSupport, read_release, version_mismatch_allowed
 from deepseek_backend.workarounds import apply_quirks
 
 logger = logging.getLogger(__name__)
@@ -127,7 +125,7 @@ class TensorRTLLMEngine:
 
     def __init__(self, config: BackendConfig) -> None:
         self._config = config
-        self._allow_version_mismatch = version_mismatch_allowed(config.engine_options)
+        self._allow_version_mismatch = version_mismatch_allowed(config.engine_options, engine="tensorrt_llm")
         self._loaded: _Loaded | None = None
         self._load_seconds: dict[str, float] = {}
         self._llm: Any = None
@@ -193,7 +191,7 @@ class TensorRTLLMEngine:
                 longest,
                 support,
                 tokenizer.bos_token,
-                max_prompt_bytes(self._llm.tokenizer, longest),
+                tokenizer.max_prompt_bytes(longest),
                 has_statistics=bool(llm_args.get("enable_iter_perf_stats")),
             ),
             max_prompt_tokens=max_prompt_tokens(llm_args, release, longest),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -26,6 +28,10 @@ class Detokenizer:
         text = self._stream.step(self._tokenizer, token_id) or ""
         self._num_characters += len(text)
         return text
+
+    def hold(self, token_ids: Iterable[int]) -> None:
+        """Add tokens whose text comes with `flush`. No call of `add` may follow."""
+        self._token_ids.extend(token_ids)
 
     def flush(self) -> str:
         """Return the text that `add` held back, at the end of the sequence; an incomplete character becomes U+FFFD."""

@@ -12,7 +12,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 20.0
-"""Seconds that `stop` waits for a thread that may be stuck in TensorRT-LLM."""
+"""Seconds that `stop` waits for a thread that may be stuck in the engine."""
 
 
 class LoopThread:

@@ -1,4 +1,4 @@
-"""The tokenizer of the LLM, for prompts, conversations and the text of single tokens."""
+"""The engine's own tokenizer, for prompts, conversations and the text of single tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deepseek_backend.engines.generate_request import GenerateRequest, Messages
 
 
 class PromptTokenizer:
-    """Wraps LLM.tokenizer. Any thread may use it."""
+    """Wraps the tokenizer of TensorRT-LLM or vLLM. Any thread may use it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -22,8 +22,15 @@ class PromptTokenizer:
         """Text that `prompt_token_ids` puts before a prompt; "" for none."""
         return prompting.bos_token(self._encode, lambda ids: self.decode(ids, skip_special_tokens=False))
 
+    def max_prompt_bytes(self, max_seq_len: int) -> int | None:
+        """Return the bytes of the longest possible prompt; None where the tokenizer does not give its vocabulary."""
+        inner = prompting.unwrapped(self._tokenizer)
+        if not hasattr(inner, "get_vocab"):
+            return None
+        return max_seq_len * max(len(token.encode()) for token in inner.get_vocab())
+
     def prompt_token_ids(self, request: GenerateRequest) -> list[int]:
-        """Return the prompt in token ids, cut to truncate_prompt_tokens: TensorRT-LLM cuts only prompts that are text.
+        """Return the prompt in token ids, cut to truncate_prompt_tokens: the engines cut only prompts that are text.
 
         :raises RequestError: for an id without a token.
         """

@@ -1,0 +1,187 @@
+"""Facts about each vLLM version: one YAML record a version, and the class that answers from it.
+
+`tests/support/vllm_records.py` makes a record from the wheel's own source. The generator writes the record beside
+model.py, and the engine reads it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+from deepseek_triton_build.build_errors import UnknownNameError
+from deepseek_triton_build.data import type_strings
+from deepseek_triton_build.data.yaml_files import load_yaml, read_data
+
+VLLM_VERSIONS = ("0.24.0", "0.25.1", "0.33.0")
+"""Versions with a record, old to new."""
+
+DEFAULT_VLLM = "0.24.0"
+"""The vLLM of Triton's container 26.07, the newest published."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One engine argument (a field of AsyncEngineArgs), or one key of an argument that is a mapping."""
+
+    name: str
+    type: str
+    """The type as Python writes it, or nearly, every alias written out; type_strings reads it."""
+    default: Any
+    """Text such as `CompilationConfig()` for a default that is an object."""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that it takes, or none where its type does not list them."""
+        return tuple(type_strings.choices(self.type))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """The successor of a variable or argument that vLLM no longer has, or that is TensorRT-LLM's."""
+
+    by: str | None
+    """The argument, or the key of one (`attention_config.flash_attn_version`); None: there is none."""
+    source: str
+    values: Mapping[str, Any] | None = None
+    """Old value, as text, -> new value; `otherwise` stands for all others. None: they are the same."""
+    why: str = ""
+    """A clause about what differs, or why there is no successor."""
+    since: str = ""
+    """Of a variable: the first version, of those that were looked at, that no longer reads it."""
+
+    def new_value(self, old: Any) -> Any:
+        """Return the value that stands for `old`; None when the table has none."""
+        if self.values is None:
+            return old
+        text = str(old).lower() if isinstance(old, bool) else str(old)
+        return self.values.get(text, self.values.get("otherwise"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmVersion:
+    """One vLLM version."""
+
+    version: str
+    containers: tuple[str, ...]
+    """Tags of nvcr.io/nvidia/tritonserver:<tag>-vllm-python-py3, newest first."""
+    arguments: Mapping[str, Argument] = field(repr=False)
+    """Engine arguments by name."""
+    sections: Mapping[str, Mapping[str, Argument]] = field(repr=False)
+    """Argument that is a mapping -> its keys."""
+    serve_flags: frozenset[str] = field(repr=False)
+    """Flags of `vllm serve` besides the arguments' own."""
+    environment: frozenset[str] = field(repr=False)
+    """Names of the VLLM_* variables that it reads. It only warns of others."""
+    sampling_params: tuple[str, ...] = field(repr=False)
+    limits: Mapping[str, Any] = field(repr=False)
+    """Limits of sampling fields, and what is refused."""
+    text: str = field(repr=False)
+    """The record's YAML text, which is written into a repository."""
+
+    @property
+    def replaced_environment(self) -> Mapping[str, Replacement]:
+        """Variables that earlier versions read and this one does not -> what replaced them."""
+        return {name: row for name, row in _replacements("environment").items() if name not in self.environment}
+
+    @property
+    def moved_arguments(self) -> Mapping[str, Replacement]:
+        """Names that are taken for arguments, as dotted paths -> what this version has instead."""
+        return {name: row for name, row in _replacements("arguments").items() if self.find(name) is None}
+
+    def find(self, key: str) -> Argument | None:
+        """Return the argument, or the key of one, of a dotted path such as `speculative_config.method`."""
+        section, _, name = key.rpartition(".")
+        return (self.sections.get(section, {}) if section else self.arguments).get(name)
+
+    def is_before(self, version: str) -> bool:
+        """Tell whether this version is older than `version`, compared by number: 0.9 is before 0.10."""
+        return _numbers(self.version) < _numbers(version)
+
+
+_VLLM = "-vllm-python-py3"
+
+
+def vllm_image_name(tag: str) -> str:
+    """Return the full name of the Triton container with a tag such as `26.07`."""
+    return f"nvcr.io/nvidia/tritonserver:{tag}{_VLLM}"
+
+
+def load_vllm(version: str) -> VllmVersion:
+    """Return the record of a version of `VLLM_VERSIONS`.
+
+    :raises UnknownNameError: for any other. For a version that a Triton container has, the text names the container and
+        the nearest version with a record.
+    """
+    if version not in VLLM_VERSIONS:
+        tags = [tag for tag, known in vllm_containers().items() if known == version]
+        note = f"Triton's container {tags[0]} has it; the nearest known is {nearest_vllm(version)}" if tags else ""
+        raise UnknownNameError("vLLM version", version, VLLM_VERSIONS, note=note)
+    return _load(version)
+
+
+def vllm_for_container(tag: str) -> VllmVersion:
+    """Return the vLLM in the container nvcr.io/nvidia/tritonserver:<tag>-vllm-python-py3.
+
+    :param tag: `26.07` itself, a whole tag, or a whole image name.
+    :raises UnknownNameError: for an unknown container, and for one whose vLLM has no record.
+    """
+    whole = tag.rpartition(":")[2]
+    month = whole.removesuffix(_VLLM)
+    if month not in vllm_containers():
+        raise UnknownNameError("Triton container", whole, vllm_containers())
+    return load_vllm(vllm_containers()[month])
+
+
+@cache
+def vllm_containers() -> Mapping[str, str]:
+    """Return the vLLM version of every published container by its tag, newest first."""
+    containers: Mapping[str, str] = load_yaml(__name__, "containers.yaml")
+    return containers
+
+
+def nearest_vllm(version: str) -> str:
+    """Return the version with a record whose number is nearest to `version`; of two, the newer."""
+    try:
+        wanted = _numbers(version)
+    except ValueError:
+        return DEFAULT_VLLM
+
+    def distance(known: str) -> list[int]:
+        return [abs(ours - theirs) for ours, theirs in zip(_numbers(known), wanted, strict=False)]
+
+    return min(reversed(VLLM_VERSIONS), key=distance)
+
+
+@cache
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.partition("+")[0].split(".")[:3]))
+
+
+@cache
+def _replacements(kind: Literal["environment", "arguments"]) -> Mapping[str, Replacement]:
+    file = "replaced_environment.yaml" if kind == "environment" else "moved_arguments.yaml"
+    rows: Mapping[str, Mapping[str, Any]] = load_yaml(__name__, file)
+    return {name: Replacement(**row) for name, row in rows.items()}
+
+
+@cache
+def _load(version: str) -> VllmVersion:
+    record = load_yaml(__name__, f"{version}.yaml")
+    return VllmVersion(
+        version=record["vllm"],
+        containers=tuple(record["containers"]),
+        arguments=_arguments(record["arguments"]),
+        sections={name: _arguments(rows) for name, rows in record["sections"].items()},
+        serve_flags=frozenset(record["serve_flags"]),
+        environment=frozenset(record["environment"]),
+        sampling_params=tuple(record["sampling_params"]),
+        limits=record["limits"],
+        text=read_data(__name__, f"{version}.yaml"),
+    )
+
+
+def _arguments(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Argument]:
+    return {name: Argument(name=name, **row) for name, row in rows.items()}

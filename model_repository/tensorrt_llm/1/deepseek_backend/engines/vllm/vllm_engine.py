@@ -1,0 +1,375 @@
+"""vLLM through its AsyncLLM.
+
+Threads. The loop thread makes the AsyncLLM and runs its asyncio loop. It owns every request and makes every call to the
+sink, except refusals after it has ended. Other threads only schedule calls on it. All but short prompts are tokenised
+in a small pool of threads, and so are the guides of guided decoding checked, so that they delay no token.
+
+Outputs of the engine core, which is a process of its own, are read an iteration at a time (`core_connection`), or
+through AsyncLLM.generate() where the installed vLLM is not like its record. Text is made here in both cases, and the
+steps are the same. An answer whose request wants no steps is kept until it is whole.
+
+An abort ends the request here at once, with the text so far; vLLM is told to drop it. Every request ends with
+UNAVAILABLE when the engine core has died, which is seen at once.
+
+vllm is imported in `start`. The record in release.yaml says which vLLM the repository was generated for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from deepseek_backend.config import BackendConfig
+from deepseek_backend.contract import SAMPLING_BY_NAME
+from deepseek_backend.engines.base import (
+    Capabilities,
+    EngineHealth,
+    EngineStats,
+    Step,
+    StepSink,
+    group_by_sink,
+    require,
+    timed,
+)
+from deepseek_backend.engines.generate_request import GenerateRequest, Messages
+from deepseek_backend.engines.loop_thread import LoopThread
+from deepseek_backend.engines.prompt_tokenizer import PromptTokenizer
+from deepseek_backend.engines.prompting import check_prompt_length
+from deepseek_backend.engines.vllm.core_connection import CoreConnection
+from deepseek_backend.engines.vllm.generate_calls import GenerateCalls
+from deepseek_backend.engines.vllm.growing_answer import GrowingAnswer
+from deepseek_backend.engines.vllm.open_answer import OpenAnswer, RequestPath
+from deepseek_backend.engines.vllm.request_fields import guide, refusal, sampling_arguments, unsupported_fields
+from deepseek_backend.engines.vllm.scheduler_numbers import SchedulerNumbers
+from deepseek_backend.engines.vllm.vllm_release import VllmRelease, read_vllm_release
+from deepseek_backend.engines.vllm.vllm_start import import_vllm, make_llm, prepare_process
+from deepseek_backend.errors import BackendError, ConfigError, EngineError, UnavailableError, describe
+from deepseek_backend.release import version_mismatch_allowed
+
+logger = logging.getLogger(__name__)
+
+NUM_TOKENIZER_THREADS = 4
+MAX_SHORT_PROMPT = 500
+"""Most characters of a prompt that the loop thread tokenises itself, as in the TensorRT-LLM engine."""
+CALL_TIMEOUT_S = 10.0
+"""Seconds that the engine core gets for an answer at the start, and for the aborts of every request at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LoadedVllm:
+    """Everything that `start` finds out."""
+
+    release: VllmRelease
+    tokenizer: PromptTokenizer
+    decoder: Tokenizer
+    """The tokenizer without its Python parts, which makes text of tokens."""
+    capabilities: Capabilities
+
+
+@dataclass(frozen=True)
+class _VllmClasses:
+    """Everything that the engine needs of vLLM's modules."""
+
+    sampling_params: Any
+    structured_outputs: Any
+    delta: Any
+    """The output kind of generate()."""
+    dead: type[Exception]
+    """The error that means that the engine core is dead."""
+    refusals: tuple[type[Exception], ...]
+    """The errors that mean that the client is at fault."""
+
+    @classmethod
+    def find(cls) -> _VllmClasses:
+        sampling = importlib.import_module("vllm.sampling_params")
+        errors = importlib.import_module("vllm.exceptions")
+        return cls(
+            sampling.SamplingParams,
+            sampling.StructuredOutputsParams,
+            sampling.RequestOutputKind.DELTA,
+            importlib.import_module("vllm.v1.engine.exceptions").EngineDeadError,
+            # Its refusals were ValueErrors before it had a class of its own for them.
+            (ValueError, getattr(errors, "VLLMClientError", ValueError)),
+        )
+
+
+class VllmEngine:
+    """An `Engine` over AsyncLLM."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        self._config = config
+        self._allow_version_mismatch = version_mismatch_allowed(config.engine_options, engine="vllm")
+        self._loaded: _LoadedVllm | None = None
+        self._load_seconds: dict[str, float] = {}
+        self._llm: Any = None
+        self._vllm: _VllmClasses
+        self._connection: RequestPath
+        self._numbers = SchedulerNumbers()
+        self._tokenizers = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._loop = LoopThread("vllm")
+        self._stopping = threading.Lock()
+        # One call of a sink at a time. Reentrant: a sink may submit, which may be refused at once.
+        self._delivery = threading.RLock()
+        # Only the loop thread writes the following ones.
+        self._fatal = ""
+        """Why the engine is dead, in one line; empty while it is alive. Set once."""
+        self._worked_at_s = 0.0
+        """Time at which the last steps came, by time.monotonic()."""
+        self._open: dict[str, OpenAnswer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        try:
+            self._start()
+        except BaseException as error:  # also Ctrl-C: vLLM may have loaded, and would hold the GPUs
+            self.stop()
+            if isinstance(error, Exception) and not isinstance(error, BackendError | ConfigError):
+                raise EngineError(f"vLLM can't serve {self._config.model}: {describe(error)}") from error
+            raise
+
+    def _start(self) -> None:
+        release = read_vllm_release(self._config.version_dir)
+        prepare_process()
+        with timed(self._load_seconds, "import"):
+            package = import_vllm(release, allow_mismatch=self._allow_version_mismatch)
+            self._vllm = _VllmClasses.find()
+        with timed(self._load_seconds, "load"):
+            self._loop.start(self._load)
+        logger.info("vLLM %s has loaded %s", package.__version__, self._config.model)
+        self._loaded = self._find_out(release)
+        self._loop.run(self._connect, CALL_TIMEOUT_S)
+
+    def _load(self) -> None:
+        try:
+            self._llm = make_llm(self._config, self._numbers)
+        except ConfigError:
+            raise
+        except BaseException as error:  # also SystemExit
+            logger.debug("loading failed", exc_info=error)
+            raise EngineError(f"vLLM can't load {self._config.model}: {describe(error)}") from error
+
+    def _find_out(self, release: VllmRelease) -> _LoadedVllm:
+        inner = self._llm.get_tokenizer()
+        decoder = getattr(inner, "backend_tokenizer", None)
+        if decoder is None:
+            raise EngineError("the checkpoint has no tokenizer.json, of which this engine makes text")
+        tokenizer = PromptTokenizer(inner)
+        unsupported = unsupported_fields(release, self._config.llm_args)
+        max_seq_len = int(self._llm.vllm_config.model_config.max_model_len)
+        capabilities = Capabilities(
+            sampling_fields=frozenset(SAMPLING_BY_NAME.keys() - unsupported.keys() - {"best_of"}),
+            max_seq_len=max_seq_len,
+            max_prompt_bytes=tokenizer.max_prompt_bytes(max_seq_len),
+            bos_token=tokenizer.bos_token,
+            priority="priority" not in unsupported,
+            whole_answers=True,
+            unsupported=unsupported,
+        )
+        return _LoadedVllm(release=release, tokenizer=tokenizer, decoder=decoder, capabilities=capabilities)
+
+    async def _connect(self) -> None:
+        """Choose the way to the engine core, and begin to read its outputs."""
+        text = self._known.tokenizer.text
+        if differences := self._known.release.differences():
+            logger.warning(
+                "the installed vLLM is not like its record, so that a token costs several times as much: %s",
+                "; ".join(differences),
+            )
+            self._connection = GenerateCalls(self._llm, text, self._deliver)
+        else:
+            tasks = await self._llm.get_supported_tasks()
+            self._connection = CoreConnection(self._llm, tasks, self._numbers, text, self._deliver)
+        self._keep(self._read())
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._known.capabilities
+
+    @property
+    def _known(self) -> _LoadedVllm:
+        loaded: _LoadedVllm = require(self._loaded, "the engine is used before start()")
+        return loaded
+
+    @property
+    def load_seconds(self) -> Mapping[str, float]:
+        return self._load_seconds
+
+    def render_chat(self, messages: Messages, template_kwargs: Mapping[str, Any]) -> str:
+        return self._known.tokenizer.render_chat(messages, template_kwargs)
+
+    def submit(self, request: GenerateRequest, sink: StepSink) -> None:
+        require(self._loaded, "submit() before start()")
+        if not self._loop.call(self._accept, OpenAnswer(request, sink, time.monotonic())):
+            with self._delivery:
+                sink.on_steps([(request, Step(error=UnavailableError("the engine is stopped")))])
+
+    def abort(self, request_id: str) -> None:
+        self._loop.call(self._abort, request_id)
+
+    def health(self) -> EngineHealth:
+        if not self._loop.running:
+            return EngineHealth(alive=False, reason="the engine is not running")
+        return EngineHealth(alive=not self._fatal, reason=self._fatal, worked_at_s=self._worked_at_s)
+
+    def stats(self) -> EngineStats:
+        num_blocks = self._llm.vllm_config.cache_config.num_gpu_blocks if self._llm is not None else None
+        return self._numbers.engine_stats(num_open=len(self._open), num_blocks=num_blocks or 0)
+
+    def stop(self) -> None:
+        with self._stopping:  # a second caller waits for the first
+            if not self._loop.running:
+                return
+            try:
+                self._loop.run(self._end_requests, CALL_TIMEOUT_S)
+            except Exception:  # whatever the error, the GPUs have to be released
+                logger.exception("the open requests can't be ended")
+            finally:
+                self._tokenizers.shutdown(wait=False, cancel_futures=True)
+                self._shut_down()
+                self._loop.stop()
+
+    def _shut_down(self) -> None:
+        """End vLLM's processes: it tells them to end, and kills them when they have not after some seconds."""
+        try:
+            self._llm.shutdown()
+        except Exception:  # the loop has to end all the same
+            logger.exception("vLLM has not shut down as it should; its processes may still hold GPU memory")
+
+    # Everything below runs on the loop thread.
+
+    def _accept(self, entry: OpenAnswer) -> None:
+        self._open[entry.request.request_id] = entry
+        if self._fatal:
+            self._deliver([(entry, Step(error=UnavailableError(self._fatal)))])
+        else:
+            entry.task = self._keep(self._serve(entry))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Return a task for `work`, and hold it until it is done: the loop holds only weak references."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _read(self) -> None:
+        try:
+            await self._connection.read()
+        except Exception as error:
+            logger.debug("reading vLLM's outputs has failed", exc_info=error)
+            reason = "vLLM's engine core has died" if isinstance(error, self._vllm.dead) else describe(error)
+            self._fail(f"{reason}; the server's log has the cause")
+
+    async def _serve(self, entry: OpenAnswer) -> None:
+        """Serve one request: until vLLM has it, or by the public way until its last step."""
+        try:
+            prepared = await self._prepare(entry)
+            if entry.is_open:
+                await self._connection.submit(entry, prepared)
+        except Exception as error:  # it ends this request only
+            self._deliver([(entry, Step(error=self._as_backend_error(error)))])
+
+    async def _prepare(self, entry: OpenAnswer) -> Any:
+        request = entry.request
+        is_short = request.prompt_token_ids is None and len(request.prompt) <= MAX_SHORT_PROMPT
+        if is_short and not guide(request.sampling):
+            return self._prepare_now(entry)
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, self._prepare_now, entry)
+
+    def _prepare_now(self, entry: OpenAnswer) -> Any:
+        """Return the request in vLLM's form. Any thread may call it.
+
+        :raises RequestError: when it can't be served.
+        """
+        known, request = self._known, entry.request
+        token_ids = known.tokenizer.prompt_token_ids(request)
+        max_seq_len = known.capabilities.max_seq_len
+        check_prompt_length(len(token_ids), max_seq_len - 1, limit="max_model_len")
+        arguments = sampling_arguments(
+            request,
+            max_tokens=min(request.max_tokens, max_seq_len - len(token_ids)),
+            max_temperature=known.release.max_temperature,
+        )
+        entry.answer = GrowingAnswer(request, known.decoder, len(token_ids), entry.arrived_s)
+        prompt = {"type": "token", "prompt_token_ids": token_ids}
+        try:
+            if guided := guide(request.sampling):
+                arguments["structured_outputs"] = self._vllm.structured_outputs(**guided)
+            params = self._vllm.sampling_params(output_kind=self._vllm.delta, **arguments)
+            # vLLM takes the smallest number first.
+            return self._connection.prepare(entry, prompt, params, -request.priority)
+        except self._vllm.refusals as error:
+            raise refusal(error) from error
+
+    def _as_backend_error(self, error: Exception) -> BackendError:
+        if isinstance(error, BackendError):
+            return error
+        if isinstance(error, self._vllm.dead):
+            return UnavailableError("vLLM's engine core has died")
+        if isinstance(error, self._vllm.refusals):  # by the public way the refusal comes from generate()
+            return refusal(error)
+        logger.error("a request failed in vLLM", exc_info=error)
+        return EngineError(f"vLLM failed: {describe(error)}")
+
+    def _deliver(self, steps: Sequence[tuple[OpenAnswer, Step]]) -> None:
+        """Deliver the steps of one iteration, in one call for each sink."""
+        self._worked_at_s = time.monotonic()
+        still_open = [pair for pair in steps if pair[0].is_open]
+        for entry, step in still_open:
+            if step.finish_reason is not None or step.error is not None:
+                entry.is_open = False
+                del self._open[entry.request.request_id]
+        with self._delivery:
+            for sink, its_steps in group_by_sink(still_open):
+                try:
+                    sink.on_steps(its_steps)
+                except Exception:  # a faulty receiver must not end the loop that serves all requests
+                    logger.exception("the receiver of %d steps failed", len(its_steps))
+
+    def _abort(self, request_id: str) -> None:
+        entry = self._open.get(request_id)
+        if entry is not None:
+            self._cancel([entry])
+
+    def _cancel(self, entries: Sequence[OpenAnswer]) -> None:
+        """End requests with their text so far, and have vLLM drop them."""
+        self._deliver(
+            [(entry, entry.answer.cancel() if entry.answer else Step(finish_reason="cancelled")) for entry in entries]
+        )
+        self._keep(self._drop(entries))
+
+    async def _drop(self, entries: Sequence[OpenAnswer]) -> None:
+        try:
+            await self._connection.abort(entries)
+        except Exception:  # they have had their last steps
+            logger.exception("vLLM can't abort %d requests", len(entries))
+
+    def _fail(self, reason: str) -> None:
+        """Declare the engine dead: answer every request, and refuse all further ones."""
+        if self._fatal:
+            return
+        self._fatal = reason
+        logger.critical("%s; answering %d open requests with UNAVAILABLE", reason, len(self._open))
+        self._deliver([(entry, Step(error=UnavailableError(reason))) for entry in list(self._open.values())])
+
+    async def _end_requests(self) -> None:
+        """Abort every request, and wait until vLLM has been told."""
+        self._fatal = self._fatal or "the engine is stopping"
+        entries = list(self._open.values())
+        self._deliver(
+            [(entry, entry.answer.cancel() if entry.answer else Step(finish_reason="cancelled")) for entry in entries]
+        )
+        if hasattr(self, "_connection"):
+            await self._drop(entries)
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,116 @@
+"""Makes a running AsyncLLM of model.yaml and the version record."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import importlib
+import locale
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from deepseek_backend.config import BackendConfig, nearest
+from deepseek_backend.engines.vllm.scheduler_numbers import SchedulerNumbers
+from deepseek_backend.engines.vllm.vllm_release import VllmRelease
+from deepseek_backend.errors import ConfigError, EngineError, describe
+
+logger = logging.getLogger(__name__)
+
+DRAIN_S = 600
+"""Seconds that the engine core goes on with its requests after a signal to itself, where drain_s does not say. Before
+that, the backend's own drain ends them."""
+_ENVIRONMENT = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # vLLM would fork this process, which has threads
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "1024",  # generate() gives out so many outputs of an iteration in a turn
+}
+
+
+def prepare_process() -> None:
+    """Set what vLLM and torch need, before they are imported.
+
+    Triton's stub runs in the locale C, in which importing torch fails: some of its files are not ASCII.
+    """
+    with contextlib.suppress(locale.Error):
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def import_vllm(release: VllmRelease, *, allow_mismatch: bool) -> Any:
+    """Import the package, and check its version.
+
+    :raises EngineError: when it can't be imported, or is of another version and `allow_mismatch` is False.
+    """
+    try:
+        package = importlib.import_module("vllm")
+    except ImportError as error:
+        container = next(iter(release.containers), None)
+        where = f"; it is part of nvcr.io/nvidia/tritonserver:{container}-vllm-python-py3" if container else ""
+        raise EngineError(
+            f"vllm can't be imported: {describe(error)}; install vllm=={release.version}{where}"
+        ) from error
+    installed = str(package.__version__)
+    if not release.matches(installed):
+        if not allow_mismatch:
+            raise EngineError(
+                f"this repository was generated for vLLM {release.version}, but {installed} is installed; "
+                "generate it again with --vllm, or set triton_config.engine_options: {allow_version_mismatch: true}"
+            )
+        logger.warning("vLLM %s runs a repository generated for %s", installed, release.version)
+    return package
+
+
+def engine_arguments(config: BackendConfig, known: Iterable[str]) -> dict[str, Any]:
+    """Return the engine arguments with everything that model.yaml leaves open.
+
+    :param known: the names of AsyncEngineArgs.
+    :raises ConfigError: for each name that is not known.
+    """
+    names = list(known)
+    if problems := [
+        f"{name}: vLLM has no such engine argument{nearest(name, names)}"
+        for name in config.llm_args
+        if name not in names
+    ]:
+        raise ConfigError(problems)
+    llm_args = {"disable_log_stats": True, **copy.deepcopy(dict(config.llm_args)), "model": config.resolved_model}
+    if "shutdown_timeout" in names:
+        llm_args.setdefault("shutdown_timeout", DRAIN_S if config.drain_s is None else config.drain_s)
+    return llm_args
+
+
+def make_llm(config: BackendConfig, numbers: SchedulerNumbers) -> Any:
+    """Make the AsyncLLM; return when it is loaded. Its processes are in a process group of their own.
+
+    `numbers` makes the engine core report statistics, also when vLLM's own loggers are off.
+    """
+    args_class = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
+    llm_class = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
+    llm_args = engine_arguments(config, (field.name for field in dataclasses.fields(args_class)))
+    with own_process_group():
+        return llm_class.from_engine_args(args_class(**llm_args), stat_loggers=[lambda *_: numbers])
+
+
+@contextmanager
+def own_process_group() -> Iterator[None]:
+    """Put the processes that are started within into a process group of their own, whose number is this process's id.
+
+    A signal to the server's group, such as Ctrl-C's, would end the engine core's requests, and vLLM's workers at once,
+    before the backend's drain. After a crash of this process the guard process ends this group.
+    """
+    group = os.getpgrp()
+    try:
+        os.setpgid(0, 0)
+    except PermissionError:  # this process leads a session, and so its group already
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(PermissionError, ProcessLookupError):  # everybody else of that group has gone
+            os.setpgid(0, group)
