@@ -2,9 +2,9 @@
 
     python tests/gpu/beside_vllm_backend.py --vllm-backend FOLDER --output FOLDER [--seconds 420]
 
-FOLDER is `src` of github.com/triton-inference-server/vllm_backend: model.py and utils/. All three load the tiny checkpoint
-at once, on one GPU, with the same engine arguments; then they are measured one at a time, in rounds, each time in another
-order, until the time is over. Systems:
+FOLDER is `src` of github.com/triton-inference-server/vllm_backend: model.py and utils/. All three load the tiny
+checkpoint at once, on one GPU, with the same engine arguments; then they are measured one at a time, in rounds, forwards
+and backwards by turns, until the time is over. Systems:
 
     ours           this project's backend under tritonserver, streaming over gRPC
     vllm_backend   Triton's own, likewise
@@ -13,8 +13,7 @@ order, until the time is over. Systems:
     engine         AsyncLLM in one process, without Triton, with text
     engine-ids     the same without detokenization
 
-CPU is that of tritonserver and the stub together, or of the process with AsyncLLM; the engine's core is a process of its
-own in all of them. Writes runs.jsonl, a line for each measurement with every request, and the logs.
+CPU is given for tritonserver, for the stub, and for the engine core, which is a process of its own in all systems. Writes runs.jsonl, a line for each measurement with every request, and the logs.
 """
 
 from __future__ import annotations
@@ -23,23 +22,20 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-for _folder in ("model_repository/tensorrt_llm/1", "client", "build", "tools", "tests"):
-    sys.path.insert(0, str(ROOT / _folder))
+sys.path.extend(str(ROOT / each) for each in ("model_repository/tensorrt_llm/1", "client", "build", "tools", "tests"))
 
 from gpu.engine_alone import EngineAlone
+from gpu.measuring import Measure, alone, line, record, through
 from gpu.served_engines import (
     OURS,
     THEIRS,
     TINY,
-    cpu_by_role,
     gpu_memory_mib,
     machine,
     our_repository,
@@ -49,23 +45,41 @@ from gpu.served_engines import (
     their_repository,
     tiny_arguments,
 )
-from gpu.token_streams import Clients, Load, Prompt, StreamTimes, Target, client_processes, count_tokens, figures
+from gpu.token_streams import Load, Prompt, Target, client_processes, count_tokens
 from tokenizers import Tokenizer
 
 from deepseek_triton_tools.server.server_process import ServerProcess
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 200
-LOADS = {streams: requests for streams, requests in ((1, 10), (64, 4), (256, 3), (1024, 2))}
+LOADS = {1: 10, 64: 4, 256: 3, 1024: 2}
 """Streams at once -> requests of each, so that a measurement takes a few seconds."""
-
-Measure = Callable[[Load], tuple[list[StreamTimes], dict[str, float]]]
-"""The requests' times and CPU seconds by role."""
 
 
 def prompts(tokenizer: Path, count: int) -> list[Prompt]:
     """Texts of PROMPT_TOKENS tokens, each another one, the begin-of-sentence token that is put before them included."""
     known = Tokenizer.from_file(str(tokenizer))
-    words = "the fox sees a river and asks why the sky is blue while three small birds count ten red apples".split()
+    words = [
+        "the",
+        "fox",
+        "sees",
+        "a",
+        "river",
+        "and",
+        "asks",
+        "why",
+        "the",
+        "sky",
+        "is",
+        "blue",
+        "while",
+        "three",
+        "small",
+        "birds",
+        "count",
+        "ten",
+        "red",
+        "apples",
+    ]
     found = []
     for number in range(count):
         text = f"Story {number}:"
@@ -77,60 +91,6 @@ def prompts(tokenizer: Path, count: int) -> list[Prompt]:
         assert len(known.encode(text).ids) == PROMPT_TOKENS
         found.append(Prompt(text))
     return found
-
-
-def through(server: ServerProcess, target: Target, clients: Clients, given: Sequence[Prompt]) -> Measure:
-    assert server.pid is not None
-    session = server.pid
-
-    def measure(load: Load) -> tuple[list[StreamTimes], dict[str, float]]:
-        before = cpu_by_role(session)
-        samples = clients.run(target, load, given)
-        after = cpu_by_role(session)
-        return samples, {role: after[role] - before[role] for role in after} | {"clients": clients.cpu_seconds}
-
-    return measure
-
-
-def alone(engine: EngineAlone, given: Sequence[Prompt], *, text: bool) -> Measure:
-    def measure(load: Load) -> tuple[list[StreamTimes], dict[str, float]]:
-        samples = engine.run(load, given, text=text)
-        return samples, {"alone": engine.cpu_seconds}
-
-    return measure
-
-
-def record(round_number: int, system: str, load: Load, samples: Sequence[StreamTimes], cpu: dict[str, float]) -> dict:
-    """A line of runs.jsonl. Requests: milliseconds to the first response and to the last, and responses."""
-    found = figures(samples)
-    first = min(sample.began_ns for sample in samples)
-    return {
-        "round": round_number,
-        "system": system,
-        "load": load.name,
-        "streams": load.streams,
-        **asdict(found),
-        "cpu_us_per_token": {role: seconds * 1e6 / found.tokens for role, seconds in cpu.items()},
-        "requests": [
-            [
-                round((sample.began_ns - first) / 1e6, 2),
-                round((sample.arrivals_ns[0] - sample.began_ns) / 1e6, 3) if sample.arrivals_ns else None,
-                round((sample.arrivals_ns[-1] - sample.began_ns) / 1e6, 3) if sample.arrivals_ns else None,
-                len(sample.arrivals_ns),
-            ]
-            for sample in samples
-        ],
-    }
-
-
-def line(found: dict[str, Any]) -> str:
-    cpu = ", ".join(f"{role} {value:.1f}" for role, value in found["cpu_us_per_token"].items())
-    return (
-        f"{found['system']:17} {found['load']:>15}: {found['tokens_per_second']:9.0f} tok/s, TTFT "
-        f"{found['ttft_ms']['p50']:8.1f} (p99 {found['ttft_ms']['p99']:8.1f}), ITL {found['itl_ms']['p50']:6.2f} "
-        f"(p99 {found['itl_ms']['p99']:7.2f}) ms, TPOT {found['tpot_ms']['p50']:6.2f} ms; CPU us/token: {cpu}"
-        + (f"; ERRORS {found['errors']}" if found["errors"] else "")
-    )
 
 
 def orders(systems: Sequence[str]) -> Iterator[list[str]]:
@@ -163,7 +123,9 @@ def systems(arguments: argparse.Namespace, given: Sequence[Prompt]) -> Iterator[
             ready = {name: future.result() for name, future in starting.items()}
         if engine:
             ready["engine"] = engine.wait_until_ready()
-        print(f"all ready after {time.monotonic() - began:.0f} s: {ready}; GPU memory {gpu_memory_mib()} MiB", flush=True)
+        print(
+            f"all ready after {time.monotonic() - began:.0f} s: {ready}; GPU memory {gpu_memory_mib()} MiB", flush=True
+        )
         clients = stack.enter_context(client_processes(arguments.clients))
         found: dict[str, Measure] = {}
         for name, (server, model) in servers.items():
@@ -185,7 +147,9 @@ def systems(arguments: argparse.Namespace, given: Sequence[Prompt]) -> Iterator[
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm-backend", type=Path, metavar="FOLDER", help="with model.py and utils/ (default: without)")
+    parser.add_argument(
+        "--vllm-backend", type=Path, metavar="FOLDER", help="with model.py and utils/ (default: without)"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--seconds", type=float, default=420, help="no measurement begins later (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="at most (default: %(default)s)")

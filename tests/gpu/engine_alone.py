@@ -1,9 +1,9 @@
 """vLLM's AsyncLLM in a process of its own, without Triton: what a server's figures are compared with.
 
-`python engine_alone.py ARGUMENTS.json` loads the engine with these arguments of AsyncEngineArgs and says so in a line of
-JSON. Then each line on its standard input is a load, {"turns": [[prompt, ...], ...], "num_tokens": N, "text": bool}: the
-prompts that each client asks for, one after the other. The answer is a line with the times of all requests and the CPU
-seconds of this process. vLLM's own output goes to standard error. `EngineAlone` is the other end.
+`python engine_alone.py ARGUMENTS.json` loads the engine with these arguments of AsyncEngineArgs and says so in a line
+of JSON. Then each line on its standard input is a load, {"turns": [[prompt, ...], ...], "num_tokens": N, "text": bool}:
+the prompts that each client asks for, one after the other. The answer is a line with the times of all requests. vLLM's
+own output goes to standard error. `EngineAlone` is the other end.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ class EngineAlone:
     def __init__(self, arguments: dict[str, Any], folder: Path) -> None:
         path = folder / "engine_alone.json"
         path.write_text(json.dumps(arguments))
-        self.cpu_seconds = 0.0
-        """Of the process with the AsyncLLM, during the last load; not of its engine core."""
         self._log = (folder / "engine_alone.log").open("wb")
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(path)],
@@ -39,6 +37,11 @@ class EngineAlone:
             text=True,
             start_new_session=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """Of the process with the AsyncLLM, which leads a session; the engine core is another process in it."""
+        return self._process.pid
 
     def wait_until_ready(self) -> float:
         """Return the seconds that the load took."""
@@ -60,9 +63,8 @@ class EngineAlone:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        answer = self._hear()
-        self.cpu_seconds = answer["cpu_seconds"]
-        return [StreamTimes(began, tuple(arrivals), tokens) for began, arrivals, tokens in answer["samples"]]
+        samples = self._hear()["samples"]
+        return [StreamTimes(began, tuple(arrivals), tokens) for began, arrivals, tokens in samples]
 
     def _hear(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -99,10 +101,9 @@ async def _serve(arguments: dict[str, Any], answers: TextIO) -> None:
     _say(answers, {"load_seconds": round(time.monotonic() - began, 1)})
     while line := await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
         job = json.loads(line)
-        cpu_s = time.process_time()
         clients = [_client(engine, number, turn, job) for number, turn in enumerate(job["turns"])]
         samples = [sample for each in await asyncio.gather(*clients) for sample in each]
-        _say(answers, {"cpu_seconds": time.process_time() - cpu_s, "samples": samples})
+        _say(answers, {"samples": samples})
     engine.shutdown()
 
 

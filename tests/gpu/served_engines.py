@@ -67,9 +67,7 @@ def tiny_arguments(**more: Any) -> dict[str, Any]:
 def our_repository(folder: Path, arguments: Mapping[str, Any], **triton_config: Any) -> Path:
     """This project's backend with the vLLM engine; `arguments` are those of AsyncEngineArgs."""
     model = folder / OURS
-    shutil.copytree(
-        ROOT / "model_repository/tensorrt_llm", model, ignore=shutil.ignore_patterns("tiny", "__pycache__")
-    )
+    shutil.copytree(ROOT / "model_repository/tensorrt_llm", model, ignore=shutil.ignore_patterns("tiny", "__pycache__"))
     ours = {"engine": "vllm", "decoupled": True, "max_batch_size": 0, "default_max_tokens": 256, **triton_config}
     (model / "1/model.yaml").write_text(yaml.safe_dump({**arguments, "triton_config": ours}))
     if ours["engine"] == "vllm":

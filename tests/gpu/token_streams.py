@@ -1,8 +1,8 @@
 """Many streams of tokens at once, from client processes that do little for a response, and the figures of what came.
 
 The same messages go to every server: text_input or input_ids, stream, and sampling_parameters as JSON, which this
-project's backend and Triton's vllm_backend both take. A client notes the time of each response and keeps its bytes; they
-are read when all streams have ended.
+project's backend and Triton's vllm_backend both take. A client notes the time of each response and keeps its bytes;
+they are read when all streams have ended.
 """
 
 from __future__ import annotations
@@ -117,9 +117,7 @@ def figures(samples: Sequence[StreamTimes]) -> Figures:
         tokens_per_second=tokens / seconds,
         ttft_ms=_quantiles([one.arrivals_ns[0] - one.began_ns for one in good]),
         itl_ms=_quantiles(np.concatenate([np.diff(one.arrivals_ns) for one in good])),
-        tpot_ms=_quantiles(
-            [(one.arrivals_ns[-1] - one.arrivals_ns[0]) / max(1, one.num_tokens - 1) for one in good]
-        ),
+        tpot_ms=_quantiles([(one.arrivals_ns[-1] - one.arrivals_ns[0]) / max(1, one.num_tokens - 1) for one in good]),
         responses_per_token=sum(len(one.arrivals_ns) for one in good) / tokens,
         tokens=tokens,
         seconds=seconds,
