@@ -23,9 +23,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-_FOLDERS = ("model_repository/tensorrt_llm/1", "client", "build", "tools", "tests")
-sys.path.extend(str(ROOT / each) for each in _FOLDERS)
+sys.path.extend(
+    str(Path(__file__).resolve().parents[2] / each)
+    for each in ("model_repository/tensorrt_llm/1", "client", "build", "tools", "tests")
+)
 
 from gpu.compare_answers import compare_demo
 from gpu.served_engines import (
@@ -310,7 +311,7 @@ def reference_engine(folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
     given, answers = folder / "prompts.json", folder / "reference.json"
     given.write_text(json.dumps(asked()))
     command = [sys.executable, "-c", REFERENCE, str(TINY), str(given), str(answers)]
-    path = os.pathsep.join([*(str(ROOT / each) for each in _FOLDERS), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(sys.path)
     with (folder / "reference.log").open("wb") as log:
         process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log)
     return process, answers
