@@ -4,8 +4,9 @@
 
 Run by hand where vLLM is installed; the executor, which makes the tokens, may be a fake one that needs no GPU. One
 engine serves all runs, by turns: `core` is the engine as it is, `calls` is the engine on vLLM's public way, and
-`generate` is what both are held against: a task a request that reads AsyncLLM.generate() with vLLM's own text. Let the executor take 25 ms or so for a step, as a
-GPU does: when the core is faster than its readers, they get the tokens of several steps at once.
+`generate` is what both are held against: a task a request that reads AsyncLLM.generate() with vLLM's own text. Let the
+executor take 25 ms or so for a step, as a GPU does: when the core is faster than its readers, they get the tokens of
+several steps at once.
 """
 
 from __future__ import annotations

@@ -117,6 +117,36 @@ def test_a_guard_guards_in_narrow_surroundings_too(before, options):
             guarded.kill()
 
 
+WITH_AN_ENGINE = """\
+import os, subprocess, sys, time
+from deepseek_backend.engines.vllm.vllm_start import own_process_group
+from deepseek_backend.process.process_guard import ProcessGuard
+ProcessGuard(os.getppid(), [])
+with own_process_group():
+    core = subprocess.Popen(["bash", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+print(os.getpid(), os.getpgrp() == os.getpgid(os.getppid()), core.pid, core.stdout.readline(), flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("killed", ["stub", "group"])
+def test_the_processes_of_an_engine_end_with_the_model_process(killed):
+    """They are in another process group than the server and the stub, which is killed alone or with all its group."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(deepseek_backend.__file__).parents[1])}
+    command = ["bash", "-c", '"$@"; exit', "server", sys.executable, "-c", WITH_AN_ENGINE]
+    with subprocess.Popen(
+        command, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True
+    ) as server:
+        stub, is_back, core, worker = server.stdout.readline().split()
+        assert is_back == "True"
+        assert os.getpgid(int(core)) == os.getpgid(int(worker)) == int(stub)
+        if killed == "stub":
+            os.kill(int(stub), signal.SIGKILL)
+        else:
+            os.killpg(server.pid, signal.SIGKILL)
+        assert gone(int(stub), int(core), int(worker))
+
+
 def test_a_guard_that_is_killed_hurts_nobody(server):
     _, guard = children_of(server.pid)
     os.kill(guard, signal.SIGKILL)

@@ -2,10 +2,13 @@
 
 When the stub dies (out of memory, a crash in native code), tritonserver goes on: it reports ready, its metrics stand
 still, and open requests wait for ever (triton-inference-server/server#8604). When tritonserver dies, a stub with a
-thread that hangs in native code stays, and keeps its GPU memory. The guard ends the process that is left.
+thread that hangs in native code stays, and keeps its GPU memory. The guard ends the process that is left. After the
+stub it also ends the process group that has the stub's number: an engine puts processes there that would outlive it, as
+vLLM's engine core does (vllm-project/vllm#55510).
 
 It is forked before the engine is loaded, so that it holds none of the engine's memory, threads or devices. It only
-waits, and leaves when the stub does.
+waits, and leaves when the stub does. It is in a process group of its own, so that it is left when the server's group is
+killed.
 """
 
 from __future__ import annotations
@@ -40,12 +43,13 @@ class ProcessGuard:
 
         :raises OSError: where the kernel has no pidfd_open (before Linux 5.3) or forbids it.
         """
-        server, stub = os.pidfd_open(server_pid), os.pidfd_open(os.getpid())
+        stub_pid = os.getpid()
+        server, stub = os.pidfd_open(server_pid), os.pidfd_open(stub_pid)
         reading, self._commands = os.pipe2(os.O_CLOEXEC)
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self._commands)
-            _watch(reading, server, stub, server_pid, regions)
+            _watch(reading, server, stub, server_pid, stub_pid, regions)
         for descriptor in (reading, server, stub):
             os.close(descriptor)
 
@@ -64,11 +68,12 @@ class ProcessGuard:
             logger.warning("the guard process %d has gone; nobody watches over this one", self._pid)
 
 
-def _watch(commands: int, server: int, stub: int, server_pid: int, regions: Sequence[Path]) -> NoReturn:
+def _watch(commands: int, server: int, stub: int, server_pid: int, stub_pid: int, regions: Sequence[Path]) -> NoReturn:
     """Run the guard. `server` and `stub` are pidfds, which become readable when the process has ended."""
     try:
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
+        os.setpgid(0, 0)
         with contextlib.suppress(OSError):  # some sandboxes forbid it
             Path("/proc/self/comm").write_text(NAME, encoding="ascii")
         armed, watched = False, [commands, server, stub]
@@ -83,16 +88,25 @@ def _watch(commands: int, server: int, stub: int, server_pid: int, regions: Sequ
             if over:
                 break
             _readable(watched, None)
+        if _ended(stub):
+            _end_group(stub_pid)
         if armed and not _ended(server):
             _end_server(server, server_pid, regions)
         if not _ended(stub, _STUB_LEAVES_S):
             _say("tritonserver has gone: ending the model's process that it left")
             signal.pidfd_send_signal(stub, signal.SIGKILL)
+            _ended(stub, _STUB_LEAVES_S)
+        _end_group(stub_pid)
         if _ended(server):
             for region in regions:
                 region.unlink(missing_ok=True)
     finally:
         os._exit(0)
+
+
+def _end_group(number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(number, signal.SIGKILL)
 
 
 def _end_server(server: int, server_pid: int, regions: Sequence[Path]) -> None:

@@ -2,8 +2,8 @@
 
 AsyncLLM.generate() runs a task for each request, and makes objects for each token. Here one task makes the steps of an
 iteration and delivers them in one call. With 256 streams and a step each 25 ms, a token costs 6.6 to 7.5 us of CPU on
-the loop thread, 16.6 to 18.1 through generate() alone, and 25 to 28 through `generate_calls`. Without pauses between the
-steps it is 3.4 to 4.0, 9 and 12. (tests/bench/vllm_steps.py, the three by turns; vLLM 0.25.1 on two cores)
+the loop thread, 16.6 to 18.1 through generate() alone, and 25 to 28 through `generate_calls`. Without pauses between
+the steps it is 3.4 to 4.0, 9 and 12. (tests/bench/vllm_steps.py, the three by turns; vLLM 0.25.1 on two cores)
 
 Nothing of this is public in vLLM. So it is used only while every name and field is as in the record of the version
 (`interfaces` in release.yaml); otherwise `generate_calls` takes its place.

@@ -19,11 +19,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import multiprocessing
 import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -62,6 +64,8 @@ MAX_SHORT_PROMPT = 500
 """Most characters of a prompt that the loop thread tokenises itself, as in the TensorRT-LLM engine."""
 CALL_TIMEOUT_S = 10.0
 """Seconds that the engine core gets for an answer at the start, and for the aborts of every request at the end."""
+END_TIMEOUT_S = 15.0
+"""Seconds that vLLM's processes get to end; vLLM itself kills them after 5."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +115,8 @@ class VllmEngine:
         self._loaded: _LoadedVllm | None = None
         self._load_seconds: dict[str, float] = {}
         self._llm: Any = None
+        self._processes: Sequence[BaseProcess] = ()
+        """vLLM's engine cores and the coordinator of data parallelism, which are children of this process."""
         self._vllm: _VllmClasses
         self._connection: RequestPath
         self._numbers = SchedulerNumbers()
@@ -149,8 +155,10 @@ class VllmEngine:
         self._loop.run(self._connect, CALL_TIMEOUT_S)
 
     def _load(self) -> None:
+        others = multiprocessing.active_children()
         try:
             self._llm = make_llm(self._config, self._numbers)
+            self._processes = [process for process in multiprocessing.active_children() if process not in others]
         except ConfigError:
             raise
         except BaseException as error:  # also SystemExit
@@ -179,7 +187,7 @@ class VllmEngine:
     async def _connect(self) -> None:
         """Choose the way to the engine core, and begin to read its outputs."""
         text = self._known.tokenizer.text
-        if differences := self._known.release.differences():
+        if differences := self._known.release.differences(self._llm):
             logger.warning(
                 "the installed vLLM is not like its record, so that a token costs several times as much: %s",
                 "; ".join(differences),
@@ -242,7 +250,14 @@ class VllmEngine:
         try:
             self._llm.shutdown()
         except Exception:  # the loop has to end all the same
-            logger.exception("vLLM has not shut down as it should; its processes may still hold GPU memory")
+            logger.exception("vLLM has not shut down as it should")
+        # After the death of one of several cores, a thread of vLLM's is still ending the others.
+        end_s = time.monotonic() + END_TIMEOUT_S
+        for process in self._processes:
+            process.join(max(0.0, end_s - time.monotonic()))
+            if process.is_alive():
+                logger.error("vLLM's process %d has not ended in %g s: killing it", process.pid, END_TIMEOUT_S)
+                process.kill()
 
     # Everything below runs on the loop thread.
 
@@ -275,7 +290,7 @@ class VllmEngine:
             if entry.is_open:
                 await self._connection.submit(entry, prepared)
         except Exception as error:  # it ends this request only
-            self._deliver([(entry, Step(error=self._as_backend_error(error)))])
+            self._deliver([(entry, Step(error=self._as_backend_error(entry, error)))])
 
     async def _prepare(self, entry: OpenAnswer) -> Any:
         request = entry.request
@@ -307,15 +322,15 @@ class VllmEngine:
             # vLLM takes the smallest number first.
             return self._connection.prepare(entry, prompt, params, -request.priority)
         except self._vllm.refusals as error:
-            raise refusal(error) from error
+            raise refusal(error, request.sampling) from error
 
-    def _as_backend_error(self, error: Exception) -> BackendError:
+    def _as_backend_error(self, entry: OpenAnswer, error: Exception) -> BackendError:
         if isinstance(error, BackendError):
             return error
         if isinstance(error, self._vllm.dead):
             return UnavailableError("vLLM's engine core has died")
         if isinstance(error, self._vllm.refusals):  # by the public way the refusal comes from generate()
-            return refusal(error)
+            return refusal(error, entry.request.sampling)
         logger.error("a request failed in vLLM", exc_info=error)
         return EngineError(f"vLLM failed: {describe(error)}")
 
