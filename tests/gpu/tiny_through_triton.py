@@ -271,9 +271,7 @@ def killed(checks: Checks, role: str, server: ServerProcess) -> None:
     threads = _open_streams(server, 16, ended)
     memory = gpu_memory_mib()
     began = time.monotonic()
-    victims = found[role] if role == "stub" else [min(found[role])]
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
+    os.kill(found[role][0], signal.SIGKILL)
     engine_gone = wait_for(lambda: not any(map(is_running, found["engine"])), GONE_WITHIN_S)
     wait_for(lambda: not any(thread.is_alive() for thread in threads), GONE_WITHIN_S)
     answered = round(time.monotonic() - began, 2)
