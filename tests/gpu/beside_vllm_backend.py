@@ -3,8 +3,8 @@
     python tests/gpu/beside_vllm_backend.py --vllm-backend FOLDER --output FOLDER [--seconds 420]
 
 FOLDER is `src` of github.com/triton-inference-server/vllm_backend: model.py and utils/. All three load the tiny
-checkpoint at once, on one GPU, with the same engine arguments; then they are measured one at a time, in rounds, forwards
-and backwards by turns, until the time is over. Systems:
+checkpoint at once, on one GPU, with the same engine arguments. Then they are measured one at a time, in rounds,
+forwards and backwards by turns, until the time is over. Systems:
 
     ours           this project's backend under tritonserver, streaming over gRPC
     vllm_backend   Triton's own, likewise
@@ -13,7 +13,8 @@ and backwards by turns, until the time is over. Systems:
     engine         AsyncLLM in one process, without Triton, with text
     engine-ids     the same without detokenization
 
-CPU is given for tritonserver, for the stub, and for the engine core, which is a process of its own in all systems. Writes runs.jsonl, a line for each measurement with every request, and the logs.
+CPU is given for tritonserver, for the stub and for the engine core, which is a process of its own in all systems.
+Writes runs.jsonl, a line for each measurement with every request, and the logs.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.extend(str(ROOT / each) for each in ("model_repository/tensorrt_llm/1", "client", "build", "tools", "tests"))
+sys.path.extend(
+    str(Path(__file__).resolve().parents[2] / each)
+    for each in ("model_repository/tensorrt_llm/1", "client", "build", "tools", "tests")
+)
 
 from gpu.engine_alone import EngineAlone
 from gpu.measuring import Measure, alone, line, record, through
@@ -58,28 +61,7 @@ LOADS = {1: 10, 64: 4, 256: 3, 1024: 2}
 def prompts(tokenizer: Path, count: int) -> list[Prompt]:
     """Texts of PROMPT_TOKENS tokens, each another one, the begin-of-sentence token that is put before them included."""
     known = Tokenizer.from_file(str(tokenizer))
-    words = [
-        "the",
-        "fox",
-        "sees",
-        "a",
-        "river",
-        "and",
-        "asks",
-        "why",
-        "the",
-        "sky",
-        "is",
-        "blue",
-        "while",
-        "three",
-        "small",
-        "birds",
-        "count",
-        "ten",
-        "red",
-        "apples",
-    ]
+    words = ("fox", "river", "sky", "bird", "story", "blue", "apple", "seven", "night", "city", "and", "sees")
     found = []
     for number in range(count):
         text = f"Story {number}:"

@@ -23,12 +23,14 @@ from typing import Any, TextIO
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.extend(str(ROOT / each) for each in ("model_repository/tensorrt_llm/1", "client", "build", "tools", "tests"))
+sys.path.extend(
+    str(Path(__file__).resolve().parents[2] / each)
+    for each in ("model_repository/tensorrt_llm/1", "client", "build", "tools", "tests")
+)
 
 from gpu.engine_alone import EngineAlone
 from gpu.measuring import Measure, alone, line, record, through
-from gpu.served_engines import OURS, gpu_memory_mib, machine, our_repository, server_of, set_environment, start
+from gpu.served_engines import OURS, ROOT, gpu_memory_mib, machine, our_repository, server_of, set_environment, start
 from gpu.token_streams import Load, Prompt, Target, client_processes
 
 LOADS = ((1, 7902, 1000), (1, 1024, 256), (8, 1024, 256), (32, 1024, 256), (64, 1024, 256))

@@ -121,7 +121,8 @@ def start(server: ServerProcess) -> float:
 
 
 def roles(session: int) -> dict[str, list[int]]:
-    """The processes of a server's session: tritonserver, its stub, and the engine's own."""
+    """The processes of a server's session: tritonserver, its stub with the guard that the stub forks, and the engine's
+    own. First come the stub that tritonserver started, and the engine core; torch's compiler has workers beside it."""
     found: dict[str, list[int]] = {"server": [], "stub": [], "engine": []}
     for pid in session_members(session):
         try:
@@ -131,10 +132,14 @@ def roles(session: int) -> dict[str, list[int]]:
         if pid == session:
             found["server"].append(pid)
         elif line.partition("\0")[0].endswith("triton_python_backend_stub"):
-            found["stub"].append(pid)
+            found["stub"].insert(0 if parent_of(pid) == session else len(found["stub"]), pid)
         elif "resource_tracker" not in line:
-            found["engine"].append(pid)
+            found["engine"].insert(0 if "EngineCore" in line else len(found["engine"]), pid)
     return found
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def cpu_seconds(pid: int) -> float:

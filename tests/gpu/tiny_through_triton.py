@@ -23,9 +23,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-_FOLDERS = ("model_repository/tensorrt_llm/1", "client", "build", "tools", "tests")
-sys.path.extend(str(ROOT / each) for each in _FOLDERS)
+sys.path.extend(
+    str(Path(__file__).resolve().parents[2] / each)
+    for each in ("model_repository/tensorrt_llm/1", "client", "build", "tools", "tests")
+)
 
 from gpu.compare_answers import compare_demo
 from gpu.served_engines import (
@@ -270,9 +271,7 @@ def killed(checks: Checks, role: str, server: ServerProcess) -> None:
     threads = _open_streams(server, 16, ended)
     memory = gpu_memory_mib()
     began = time.monotonic()
-    victims = found[role] if role == "stub" else [min(found[role])]
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
+    os.kill(found[role][0], signal.SIGKILL)
     engine_gone = wait_for(lambda: not any(map(is_running, found["engine"])), GONE_WITHIN_S)
     wait_for(lambda: not any(thread.is_alive() for thread in threads), GONE_WITHIN_S)
     answered = round(time.monotonic() - began, 2)
@@ -310,7 +309,7 @@ def reference_engine(folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
     given, answers = folder / "prompts.json", folder / "reference.json"
     given.write_text(json.dumps(asked()))
     command = [sys.executable, "-c", REFERENCE, str(TINY), str(given), str(answers)]
-    path = os.pathsep.join([*(str(ROOT / each) for each in _FOLDERS), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(sys.path)
     with (folder / "reference.log").open("wb") as log:
         process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log)
     return process, answers
