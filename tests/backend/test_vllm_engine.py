@@ -135,6 +135,7 @@ def test_an_output_that_can_not_be_read_ends_its_own_request_only(make: MakeFake
     )
     assert isinstance(faked.sink.result(broken)[-1].error, EngineError)
     assert text_of(faked, other) == "Hello world"
+    wait_for(lambda: faked.core.aborted == [broken.request_id])
     assert faked.engine.health().alive
 
 
