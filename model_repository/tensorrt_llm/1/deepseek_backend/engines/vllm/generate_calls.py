@@ -23,6 +23,7 @@ class GenerateCalls:
         self._llm = llm
         self._text = text
         self._deliver = deliver
+        self.worked_at_s = 0.0
         self._pending: list[tuple[OpenAnswer, Step]] = []
         """Steps that are not delivered yet."""
 
@@ -52,7 +53,7 @@ class GenerateCalls:
         answer, completion = entry.answer, output.outputs[0]
         assert answer is not None
         answer.num_cached_tokens = output.num_cached_tokens or 0
-        at_s = time.monotonic()
+        at_s = self.worked_at_s = time.monotonic()
         if (times := output.metrics) is not None:
             answer.scheduled_s, at_s = times.scheduled_ts, times.last_token_ts or at_s
         if output.prompt_logprobs:

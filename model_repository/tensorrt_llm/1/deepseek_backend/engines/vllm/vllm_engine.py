@@ -130,8 +130,6 @@ class VllmEngine:
         # Only the loop thread writes the following ones.
         self._fatal = ""
         """Why the engine is dead, in one line; empty while it is alive. Set once."""
-        self._worked_at_s = 0.0
-        """Time at which the last steps came, by time.monotonic()."""
         self._open: dict[str, OpenAnswer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -228,7 +226,7 @@ class VllmEngine:
     def health(self) -> EngineHealth:
         if not self._loop.running:
             return EngineHealth(alive=False, reason="the engine is not running")
-        return EngineHealth(alive=not self._fatal, reason=self._fatal, worked_at_s=self._worked_at_s)
+        return EngineHealth(alive=not self._fatal, reason=self._fatal, worked_at_s=self._connection.worked_at_s)
 
     def stats(self) -> EngineStats:
         num_blocks = self._llm.vllm_config.cache_config.num_gpu_blocks if self._llm is not None else None
@@ -338,7 +336,6 @@ class VllmEngine:
 
     def _deliver(self, steps: Sequence[tuple[OpenAnswer, Step]]) -> None:
         """Deliver the steps of one iteration, in one call for each sink."""
-        self._worked_at_s = time.monotonic()
         still_open = [pair for pair in steps if pair[0].is_open]
         for entry, step in still_open:
             if step.finish_reason is not None or step.error is not None:
