@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from deepseek_triton_build.check.vllm_flags import as_flag, read_vllm_flags
 from deepseek_triton_build.data.releases import load_release
 from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from deepseek_triton_build.render.vllm_commands import WITHOUT_FLAG
+from support.check_faults import FIRST, write_weights
 from support.checked import CONFIG, edited, only, serious, write
 
 MODEL_YAML = """\
@@ -122,6 +124,21 @@ def test_variables_in_start_sh_are_those_of_vllm(tmp_path: Path) -> None:
         ("S028", 3, f"{write_it} all2all_backend: deepep_low_latency, and remove the variable"),
         ("S028", 4, f"{write_it} moe_backend, and remove the variable"),
     ]
+
+
+def test_vllm_ignores_what_only_tensorrt_llm_reads_of_a_checkpoint(tmp_path: Path) -> None:
+    repository(tmp_path / "repository")
+    weights = tmp_path / "weights"
+    write_weights(weights)
+    shutil.copy(weights / FIRST, weights / "extra.safetensors")
+    (weights / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8_BLOCK_SCALE"}}')
+    options = CheckOptions(gpu="h200", num_gpus=8, model_root=weights)
+
+    assert serious(check_repository(tmp_path / "repository", options)) == []
+    trtllm = "model: deepseek-ai/DeepSeek-R1\nbackend: pytorch\ntensor_parallel_size: 8\n"
+    write(tmp_path / "other", model_yaml=trtllm)
+    found = {finding.code for finding in check_repository(tmp_path / "other", options).findings}
+    assert {"W012", "W018"} <= found
 
 
 # Triton's own vLLM backend

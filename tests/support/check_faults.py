@@ -173,6 +173,7 @@ def bases() -> Mapping[str, Base]:
         "mtp weights": Base(request=_r1(profile="latency"), weights=True),
         "fp4 weights": Base(request=_r1("b200"), weights=True),
         "vllm backend": Base(files={JSON: _MODEL_JSON, VLLM_CONFIG: _VLLM_CONFIG}, options=_EIGHT),
+        "vllm weights": Base(files={JSON: _MODEL_JSON, VLLM_CONFIG: _VLLM_CONFIG}, weights=True, options=_EIGHT),
         "vllm script": Base(files={SERVE: _VLLM_SERVE}, options={**_EIGHT, "vllm": "0.25.1"}),
     }
     return named | {f"recipe {name}": Base(recipe=name) for name in recipes()}
@@ -912,7 +913,20 @@ FAULTS: tuple[Fault, ...] = (
         ("batches of Triton's", replace(VLLM_CONFIG, r"\A", "max_batch_size: 8\n"), "C010", "write max_batch_size: 0"),
         ("another name", replace(VLLM_CONFIG, r"\A", 'name: "r2"\n'), "C004", "rename the folder"),
     ),
-    # A script with `vllm serve`, and seed 004's variables, which newer versions lost
+    *_of(
+        "vllm weights",
+        ("a shard gone", gone(f"{W}/{SECOND}"), "W008", SECOND),
+        ("no MTP layer", settled(f"{W}/config.json", num_nextn_predict_layers=None), "W017", "asks for MTP"),
+        (
+            "another architecture",
+            settled(f"{W}/config.json", architectures=["Qwen3ForCausalLM"]),
+            "W005",
+            "found 'Qwen3",
+        ),
+        ("no tokenizer", gone(f"{W}/tokenizer.json"), "W014", "no tokenizer"),
+        ("other figures", settled(f"{W}/config.json", num_hidden_layers=60), "W016", "num_hidden_layers 60, not 61"),
+    ),
+    # A script with `vllm serve`, and variables of the published recipe that newer versions lost
     *_of(
         "vllm script",
         (

@@ -64,7 +64,7 @@ from deepseek_triton_build.check.schema import (
 from deepseek_triton_build.check.scripts import START_SCRIPT, ShellScript, read_script
 from deepseek_triton_build.check.triton_config import check_triton_config, triton_settings
 from deepseek_triton_build.check.variables import as_setting, variable_problems, vllm_variable_problems
-from deepseek_triton_build.check.vllm_arguments import check_vllm_arguments
+from deepseek_triton_build.check.vllm_arguments import check_vllm_arguments, num_draft_tokens
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES
@@ -249,10 +249,12 @@ class ModelCheck:
         self.findings += self.missing_model(document)
         if script is not None and self.root == self.folder.parent:
             self.findings += vllm_variable_problems(script, version, partial(as_setting, document))
-        facts = self.checkpoint(document) if _model_of(document) else None
+        facts = self.checkpoint(document, for_vllm=True) if _model_of(document) else None
         known: Identity = self.keep(
             identify(self.options, self.stamp, _model_of(document), facts, self.file, document.line("model"))
         )
+        if facts is not None:
+            self.findings += mtp_problems(facts, num_draft_tokens(arguments.settings))
         self.unchecked += unchecked_facts(known, has_checkpoint=facts is not None)
         return known, _num_ranks(document, arguments.settings, "data_parallel_size")
 
@@ -311,7 +313,7 @@ class ModelCheck:
         self.unchecked += [*unasked, *unchecked_facts(known, has_checkpoint=facts is not None)]
         return known
 
-    def checkpoint(self, document: Document) -> CheckpointFacts | None:
+    def checkpoint(self, document: Document, *, for_vllm: bool = False) -> CheckpointFacts | None:
         """Return what the checkpoint's files say; None when it is not on this machine."""
         model, root = _model_of(document), self.root.resolve().as_posix()
         found = find_checkpoint_folder(model, self.version_dir, self.options.model_root)
@@ -326,7 +328,7 @@ class ModelCheck:
             self.findings.append(absent_checkpoint(document, model, "model", strict=self.options.strict))
             return None
         label = found.resolve().as_posix().removeprefix(f"{root}/")
-        facts: CheckpointFacts = self.keep(check_checkpoint(found, label, tokenizer))
+        facts: CheckpointFacts = self.keep(check_checkpoint(found, label, tokenizer, for_vllm=for_vllm))
         return facts
 
 

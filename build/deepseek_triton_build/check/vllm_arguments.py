@@ -35,6 +35,12 @@ class ArgumentProblem:
     fix: str
 
 
+def num_draft_tokens(settings: Mapping[str, Any]) -> int:
+    """Return how many tokens the checkpoint's own MTP layer drafts."""
+    is_mtp = settings.get("speculative_config.method") in ("mtp", "deepseek_mtp")
+    return settings.get("speculative_config.num_speculative_tokens", 1) if is_mtp else 0
+
+
 def value_problem(value: Any, row: Argument, version: VllmVersion) -> ArgumentProblem | None:
     """Return what is wrong with the value of the argument `row`; None when it fits."""
     if type_strings.fits(value, row.type):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts
-from deepseek_triton_build.check.checkpoint_report import check_checkpoint
+from deepseek_triton_build.check.checkpoint_report import check_checkpoint, mtp_problems
 from deepseek_triton_build.check.finding import CheckedModel, Finding
 from deepseek_triton_build.check.generated_origin import RELEASE_RECORD, changed_files, read_recorded, read_stamp
 from deepseek_triton_build.check.instance_gpus import VLLM_RANKS, count_problem, hidden_gpus
@@ -22,6 +22,7 @@ from deepseek_triton_build.check.model_identity import (
 )
 from deepseek_triton_build.check.scripts import Program, ShellScript
 from deepseek_triton_build.check.variables import variable_problems, vllm_variable_problems
+from deepseek_triton_build.check.vllm_arguments import num_draft_tokens
 from deepseek_triton_build.check.vllm_flags import VllmFlags, as_flag, read_vllm_flags
 
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -66,6 +67,8 @@ class _ServeCheck:
         facts = self.checkpoint(model, has_tokenizer="tokenizer" not in given.places)
         known: Identity = self.keep(identify(self.options, stamp, model, facts, self.script.file, None))
         self.findings += self.rank_problems(given, known)
+        if facts is not None:
+            self.findings += mtp_problems(facts, num_draft_tokens(given.settings))
         self.unchecked += unchecked_facts(known, has_checkpoint=facts is not None)
         return CheckedModel(
             file=self.script.file,
@@ -95,7 +98,9 @@ class _ServeCheck:
         if found is None:
             return None
         label = found.resolve().as_posix().removeprefix(f"{self.folder.resolve().as_posix()}/")
-        facts: CheckpointFacts = self.keep(check_checkpoint(found, label, found if has_tokenizer else None))
+        facts: CheckpointFacts = self.keep(
+            check_checkpoint(found, label, found if has_tokenizer else None, for_vllm=True)
+        )
         return facts
 
     def rank_problems(self, given: VllmFlags, known: Identity) -> Iterator[Finding]:

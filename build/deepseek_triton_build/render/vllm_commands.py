@@ -118,7 +118,7 @@ def node_lines(plan: Plan, name: str) -> list[str]:
         f"  refuse \"expected 0 to {nodes - 1} as NODE_RANK, the number of this node; got '${{NODE_RANK:-}}'\"",
         "fi",
         *comment_lines("vLLM listens at MASTER_ADDR, so that a name has to become an address."),
-        "read -r MASTER_ADDR _ < <(getent ahosts \"${MASTER_ADDR:-}\" || echo \"${MASTER_ADDR:-}\") || true",
+        'read -r MASTER_ADDR _ < <(getent ahosts "${MASTER_ADDR:-}" || echo "${MASTER_ADDR:-}") || true',
         "export MASTER_ADDR",
         'if [[ ! "$MASTER_ADDR" =~ [.:] || "$MASTER_ADDR" == 127.* ]]; then',
         "  refuse \"expected as MASTER_ADDR where the other nodes reach node 0, such as 10.0.0.1; got '$MASTER_ADDR'\"",
