@@ -128,11 +128,15 @@ def vllm_for_container(tag: str) -> VllmVersion:
     :param tag: `26.07` itself, a whole tag, or a whole image name.
     :raises UnknownNameError: for an unknown container, and for one whose vLLM has no record.
     """
-    whole = tag.rpartition(":")[2]
-    month = whole.removesuffix(_VLLM)
+    month = container_month(tag)
     if month not in vllm_containers():
-        raise UnknownNameError("Triton container", whole, vllm_containers())
+        raise UnknownNameError("Triton container", tag.rpartition(":")[2], vllm_containers())
     return load_vllm(vllm_containers()[month])
+
+
+def container_month(tag: str) -> str:
+    """Return the year and month, `26.07`, of a container, in one of the forms that vllm_for_container takes."""
+    return tag.rpartition(":")[2].removesuffix(_VLLM)
 
 
 @cache
