@@ -300,7 +300,9 @@ def killed(checks: Checks, role: str, server: ServerProcess) -> None:
 def servers(folder: Path, more: dict[str, Any]) -> Iterator[tuple[str, ServerProcess]]:
     """`more` are engine arguments of all."""
     for name, own in (("mtp", {"speculative_config": MTP}), ("core", {}), ("stub", {})):
-        repository = our_repository(folder / name, tiny_arguments(**{**own, **more}), metrics_period_s=0.2)
+        repository = our_repository(
+            folder / name, tiny_arguments(**{"max_num_seqs": 256, **own, **more}), metrics_period_s=0.2
+        )
         yield name, server_of(repository, folder / f"{name}.log")
 
 

@@ -19,7 +19,7 @@ else
     cat "$parts"/part.* | python3 -c 'import sys, tarfile
 tarfile.open(fileobj=sys.stdin.buffer, mode="r|xz").extractall(sys.argv[1], filter="fully_trusted")' "$target"
 fi
-others=$(python3 -c 'import site; print("\n".join(site.getsitepackages()))')
+others=$(python3 -c 'import site; print("; ".join(f"site.addsitedir({path!r})" for path in site.getsitepackages()))')
 export PYTHONPATH=$root/tools:$root/client:$root/build
 libraries=
 problem=$(python3 -c 'from deepseek_triton_tools.host.preflight import libpython_problem; print(libpython_problem() or "")')
@@ -29,12 +29,14 @@ else
     # tritonserver's stub links Python's shared library, so the Python that was taken along runs everything.
     echo "the machine's own Python will not do ($problem): the one from the archive is used"
     libraries=$target/python/lib
+    mkdir -p "$target/python/include"
+    ln -sfn "$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"])')" "$target/python/include/python3.12"
     LD_LIBRARY_PATH=$libraries "$target/python/bin/python3.12" -m venv --without-pip "$target/venv"
 fi
 ln -sf python3 "$target/venv/bin/python"
 {
     echo "$target/site"
-    echo "$others"
+    echo "import site; $others"
     # These are of versions that need numpy 2, with which the stub hands over wrong values.
     echo 'import sys; sys.modules.update(scipy=None, sklearn=None, pandas=None)'
 } > "$target/venv/lib/python3.12/site-packages/engines.pth"
