@@ -43,7 +43,7 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
     if name not in FORMATS:
         note = f"{name} is a profile: --profile {name}" if name in profiles() else ""
         raise UnknownNameError("format", name, FORMATS, note=note)
-    usable = _usable(plan)
+    usable = usable_formats(plan)
     if name not in usable:
         of_profile = plan.profile if plan.vllm is None else None
         what = f"profile {of_profile.name}" if of_profile is not None else f"the {plan.engine} engine"
@@ -60,7 +60,7 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
     return FORMATS[name].files(plan, version)
 
 
-def _usable(plan: Plan) -> tuple[str, ...]:
+def usable_formats(plan: Plan) -> tuple[str, ...]:
     """Return the formats that make sense for the plan. A checkpoint that travels in a repository needs one."""
     if plan.vllm is not None:
         return (DEFAULT_FORMAT,) if plan.carries_checkpoint else (DEFAULT_FORMAT, VLLM_SERVE)
