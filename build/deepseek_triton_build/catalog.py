@@ -37,7 +37,9 @@ from deepseek_triton_build.data.vllm import (
     VllmVersion,
     container_month,
     load_vllm,
+    vllm_containers,
     vllm_for_container,
+    vllm_image_name,
 )
 from deepseek_triton_build.data.yaml_files import json_twins
 
@@ -74,5 +76,7 @@ __all__ = [
     "release_for_container",
     "variant_of_model",
     "variants",
+    "vllm_containers",
     "vllm_for_container",
+    "vllm_image_name",
 ]

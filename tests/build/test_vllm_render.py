@@ -9,51 +9,14 @@ import yaml
 
 from deepseek_triton_build import (
     EnvironmentVariable,
-    PlanRequest,
     RefusedPlanError,
     Setting,
     Workload,
     format_files,
-    make_plan,
 )
-from deepseek_triton_build.arithmetic.gpu_memory import Layout
-from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
+from deepseek_triton_build.data.vllm import VLLM_VERSIONS
 from support.scripts import script_runner
-
-MODEL = "deepseek-ai/DeepSeek-R1-0528"
-SETTINGS = (
-    Setting("model", MODEL, "the weights"),
-    Setting("tensor_parallel_size", 8, "one copy over 8 GPUs"),
-    Setting("enable_expert_parallel", True, "whole experts"),
-    Setting("enable_prefix_caching", False, "asked for"),
-    Setting("gpu_memory_utilization", 0.95, "more KV cache"),
-    Setting("speculative_config.method", "mtp", "the checkpoint's own draft layer"),
-    Setting("speculative_config.num_speculative_tokens", 1, "one draft token"),
-    Setting("cudagraph_capture_sizes", [1, 2, 4], "the batches"),
-    Setting("hf_overrides", {"a": "it's"}, "a text with an apostrophe"),
-    Setting("triton_config.engine", "vllm", "vLLM"),
-    Setting("triton_config.decoupled", True, "streams"),
-)
-
-
-def planned(version="0.24.0", **changes):
-    """A plan whose settings have every form that a value can have."""
-    plan = make_plan(PlanRequest(variant="deepseek-r1-0528", gpu="h200", num_gpus=8))
-    return replace(
-        plan,
-        engine="vllm",
-        release=None,
-        vllm=load_vllm(version),
-        settings=SETTINGS,
-        environment=(),
-        files=(),
-        **changes,
-    )
-
-
-def two_nodes():
-    layout = Layout(tensor_parallel_size=16, expert_parallel_size=16)
-    return planned(layout=layout, num_nodes=2)
+from support.vllm_plans import MODEL, SETTINGS, planned, two_nodes
 
 
 @pytest.fixture
@@ -63,6 +26,11 @@ def run(tmp_path):
 
 def words_of(comments):
     return " ".join(line.removeprefix("# ") for line in comments.splitlines() if line.startswith("#"))
+
+
+def asking_for(workload):
+    plan = planned()
+    return replace(plan, request=replace(plan.request, workload=workload))
 
 
 def files_of(plan, format):
@@ -114,7 +82,7 @@ def test_serve_and_its_benchmark_take_another_address_and_another_workload(run):
     ],
 )
 def test_the_benchmark_has_the_plans_workload_or_the_guides(run, workload, words):
-    assert words in shlex.join(run(planned(workload=workload), "vllm-serve", script="bench.sh").argv)
+    assert words in shlex.join(run(asking_for(workload), "vllm-serve", script="bench.sh").argv)
 
 
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
@@ -220,7 +188,11 @@ def test_serve_on_several_nodes(run):
     [
         ({"NODE_RANK": "2", **ADDRESS}, "expected 0 to 1 as NODE_RANK, the number of this node; got '2'"),
         (ADDRESS, "expected 0 to 1 as NODE_RANK, the number of this node; got ''"),
-        ({"NODE_RANK": "1"}, "expected the address of node 0 as MASTER_ADDR, such as 10.0.0.1; got none"),
+        (
+            {"NODE_RANK": "0", "MASTER_ADDR": "localhost"},
+            "expected as MASTER_ADDR where the other nodes reach node 0, such as 10.0.0.1; got '",
+        ),
+        ({"NODE_RANK": "1"}, "expected as MASTER_ADDR where the other nodes reach node 0, such as 10.0.0.1; got ''"),
     ],
 )
 def test_a_node_without_number_or_address_is_refused(run, format, variables, expected):

@@ -70,9 +70,7 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
 
 def serve_sh(plan: Plan, *, stamp: str) -> str:
     """Return serve.sh, which starts vLLM's OpenAI-compatible server."""
-    assert plan.vllm is not None
     flags = [*engine_flags(plan), *_reasoning_parser(plan)]
-    where = f"in {plan.image}" if plan.image else f"where vLLM {plan.vllm.version} is installed"
     command = shell.command(
         ["exec", "vllm", "serve", shell.quoted(model_of(plan))],
         ["--host", '"${HOST:-localhost}"', "--port", '"${PORT:-8000}"'],
@@ -83,9 +81,9 @@ def serve_sh(plan: Plan, *, stamp: str) -> str:
     return shell.script(
         stamp,
         [
-            f"Serves {shell.model_title(plan)} with vllm serve, {where}. HOST and PORT set the address it listens on. "
-            "Further arguments go to vllm serve, and the last of a flag counts: --no-enable-prefix-caching before a "
-            "benchmark, so that a repeated prompt is computed again.",
+            f"Serves {shell.model_title(plan)} with vllm serve, in {plan.image_for('vllm-serve')}. HOST and PORT set "
+            "the address it listens on. Further arguments go to vllm serve, and the last of a flag counts: "
+            "--no-enable-prefix-caching before a benchmark, so that a repeated prompt is computed again.",
         ],
         shell.exports(plan.environment, "serve.sh"),
         node_lines(plan, "serve.sh"),
@@ -109,7 +107,7 @@ def node_lines(plan: Plan, name: str) -> list[str]:
         *shell.refusing(name),
         *comment_lines(
             f"{plan.world_size} GPUs are {nodes} nodes of {each}, each of which runs this script: NODE_RANK is the "
-            "node's number, and MASTER_ADDR the address of node 0, at which the others reach it. Node 0 answers "
+            "node's number, and MASTER_ADDR the name or address at which the others reach node 0, which answers "
             "requests. Each node has this folder and the checkpoint at the same path. Under Slurm, srun's number of "
             f"the process is the node's: srun --nodes {nodes} --ntasks-per-node 1 ./{name}"
         ),
@@ -117,12 +115,15 @@ def node_lines(plan: Plan, name: str) -> list[str]:
         f'if [[ ! "${{NODE_RANK:-}}" =~ ^[0-9]+$ || "${{NODE_RANK:-}}" -ge {nodes} ]]; then',
         f"  refuse \"expected 0 to {nodes - 1} as NODE_RANK, the number of this node; got '${{NODE_RANK:-}}'\"",
         "fi",
-        'if [[ -z "${MASTER_ADDR:-}" ]]; then',
-        '  refuse "expected the address of node 0 as MASTER_ADDR, such as 10.0.0.1; got none"',
+        *comment_lines("vLLM listens at MASTER_ADDR, so that a name has to become an address."),
+        'read -r MASTER_ADDR _ < <(getent ahosts "${MASTER_ADDR:-}" || echo "${MASTER_ADDR:-}") || true',
+        "export MASTER_ADDR",
+        'if [[ ! "$MASTER_ADDR" =~ [.:] || "$MASTER_ADDR" == 127.* ]]; then',
+        "  refuse \"expected as MASTER_ADDR where the other nodes reach node 0, such as 10.0.0.1; got '$MASTER_ADDR'\"",
         "fi",
         *shell.network_interface(),
         'node_rank="${NODE_RANK:-0}"',
-        'node=(--node-rank "$node_rank" --master-addr "${MASTER_ADDR:-}")',
+        'node=(--node-rank "$node_rank" --master-addr "$MASTER_ADDR")',
         'if [[ "$node_rank" != 0 ]]; then node+=(--headless); fi',
         *([shell.END_IF_REFUSED] if name != "start.sh" else []),
     ]
@@ -130,17 +131,17 @@ def node_lines(plan: Plan, name: str) -> list[str]:
 
 def bench_sh(plan: Plan, *, stamp: str) -> str:
     """Return bench.sh, which measures a server that runs."""
-    work = plan.workload
+    work = plan.request.workload  # and not the one that is assumed for the sizes
     isl, osl = (work.isl or _WORKLOADS[0][1]), (work.osl or _WORKLOADS[0][2])
     listed = ", ".join(f"{name} {given} in and {made} out" for name, given, made in _WORKLOADS)
     return shell.script(
         stamp,
         [
-            f"Measures {shell.model_title(plan)} with vllm bench serve, on the server of serve.sh, which is started "
-            "with --no-enable-prefix-caching for it. ISL and OSL are tokens in and out, NUM_PROMPTS how many requests "
-            f"are sent at once, REQUEST_RATE how many a second; HOST and PORT say where the server is. The guide's "
-            f"workloads: {listed}; its numbers of requests: {', '.join(map(str, _BATCHES))}. Further arguments go to "
-            "vllm bench serve.",
+            f"Measures {shell.model_title(plan)} with vllm bench serve, in {plan.image_for('vllm-serve')}, on the "
+            "server of serve.sh, which is started with --no-enable-prefix-caching for it. ISL and OSL are tokens in "
+            "and out, NUM_PROMPTS how many requests are sent at once, REQUEST_RATE how many a second; HOST and PORT "
+            f"say where the server is. The guide's workloads: {listed}; its numbers of requests: "
+            f"{', '.join(map(str, _BATCHES))}. Further arguments go to vllm bench serve.",
         ],
         shell.command(
             ["exec", "vllm", "bench", "serve"],
