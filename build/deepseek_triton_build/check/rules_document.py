@@ -37,7 +37,6 @@ _TOPICS = {
     "D": "Speculative decoding and sampling",
     "L": "Limits and sizes",
     "V": "V3.2",
-    "X": "vLLM",
     "E": "Environment and engine",
     "X": "vLLM",
     "S": "Files, keys and values",
