@@ -50,7 +50,7 @@ class Replacement:
     why: str = ""
     """A clause about what differs, or why there is no successor."""
     since: str = ""
-    """Of a variable: the first version, of those that were looked at, that no longer reads it."""
+    """The first version, of those that were looked at, that no longer reads the variable. Arguments have none."""
 
     def new_value(self, old: Any) -> Any:
         """Return the value that stands for `old`; None when the table has none."""
@@ -71,6 +71,8 @@ class VllmVersion:
     """Engine arguments by name."""
     sections: Mapping[str, Mapping[str, Argument]] = field(repr=False)
     """Argument that is a mapping -> its keys."""
+    short_flags: Mapping[str, str] = field(repr=False)
+    """Short flag of `vllm serve` (`-tp`) -> its argument. The long one is the argument's name with dashes."""
     serve_flags: frozenset[str] = field(repr=False)
     """Flags of `vllm serve` besides the arguments' own."""
     environment: frozenset[str] = field(repr=False)
@@ -179,6 +181,7 @@ def _load(version: str) -> VllmVersion:
         containers=tuple(record["containers"]),
         arguments=_arguments(record["arguments"]),
         sections={name: _arguments(rows) for name, rows in record["sections"].items()},
+        short_flags=record["short_flags"],
         serve_flags=frozenset(record["serve_flags"]),
         environment=frozenset(record["environment"]),
         sampling_params=tuple(record["sampling_params"]),

@@ -40,6 +40,7 @@ class CoreConnection:
         self._numbers = numbers
         self._text = text
         self._deliver = deliver
+        self.worked_at_s = 0.0
         self._entries: dict[str, OpenAnswer] = {}
         """Id in the engine core -> request."""
 
@@ -95,6 +96,8 @@ class CoreConnection:
                 steps.append((entry, step))
         if outputs.scheduler_stats is not None:
             self._numbers.add(outputs.engine_index, outputs.scheduler_stats)
+        if outputs.outputs:
+            self.worked_at_s = time.monotonic()
         if steps:
             self._deliver(steps)
 

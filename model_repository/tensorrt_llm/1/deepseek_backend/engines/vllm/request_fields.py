@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +52,7 @@ def sampling_arguments(request: GenerateRequest, *, max_tokens: int, max_tempera
     sampling = request.sampling
     params: dict[str, Any] = {
         "detokenize": False,
+        "skip_clone": True,  # vLLM changes its copy, and the request's own is used once
         "max_tokens": max_tokens,
         # Generation ends at max_tokens anyway, and vLLM refuses a min_tokens above it.
         "min_tokens": sampling.min_tokens and min(sampling.min_tokens, max_tokens),
@@ -90,9 +92,15 @@ def guide(sampling: SamplingParams) -> dict[str, Any]:
     return {its_name: value for name, its_name in GUIDES.items() if (value := getattr(sampling, name))}
 
 
-def refusal(error: Exception) -> RequestError:
-    """Return vLLM's refusal of a request as ours. Its message begins with our name of the field, if vLLM names one."""
-    parameter = str(getattr(error, "parameter", None))
-    ours = {its_name: name for name, its_name in _RENAMED.items()}.get(parameter, parameter)
-    field = f"{ours}: " if ours in SAMPLING_BY_NAME else ""
-    return RequestError(f"{field}vLLM refused the request: {' '.join(str(error).split())}")
+def refusal(error: Exception, sampling: SamplingParams) -> RequestError:
+    """Return vLLM's refusal of a request as ours. It begins with our name of the field, where that is known.
+
+    Only some of vLLM's errors name the field themselves; in others its name is part of the message.
+    """
+    message = " ".join(str(error).split())
+    guides = [name for name in GUIDES if getattr(sampling, name)]
+    named = str(getattr(error, "parameter", None))
+    ours = {_RENAMED.get(name, name): name for name in SAMPLING_BY_NAME}
+    words = [named, *re.findall(r"\w+", message)]
+    field = next((ours[word] for word in words if word in ours), guides[0] if guides else "")
+    return RequestError(f"{field}: vLLM refused it: {message}" if field else f"vLLM refused the request: {message}")

@@ -19,11 +19,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import multiprocessing
 import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -60,8 +62,12 @@ logger = logging.getLogger(__name__)
 NUM_TOKENIZER_THREADS = 4
 MAX_SHORT_PROMPT = 500
 """Most characters of a prompt that the loop thread tokenises itself, as in the TensorRT-LLM engine."""
-CALL_TIMEOUT_S = 10.0
-"""Seconds that the engine core gets for an answer at the start, and for the aborts of every request at the end."""
+CONNECT_TIMEOUT_S = 60.0
+"""Seconds that the engine core, which has just loaded, gets for its first answer."""
+ABORT_TIMEOUT_S = 10.0
+"""Seconds that a stop waits until every request has ended, before it ends the engine core."""
+END_TIMEOUT_S = 15.0
+"""Seconds that vLLM's processes get to end; vLLM itself kills them after 5."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +117,8 @@ class VllmEngine:
         self._loaded: _LoadedVllm | None = None
         self._load_seconds: dict[str, float] = {}
         self._llm: Any = None
+        self._processes: Sequence[BaseProcess] = ()
+        """vLLM's engine cores and the coordinator of data parallelism, which are children of this process."""
         self._vllm: _VllmClasses
         self._connection: RequestPath
         self._numbers = SchedulerNumbers()
@@ -122,8 +130,6 @@ class VllmEngine:
         # Only the loop thread writes the following ones.
         self._fatal = ""
         """Why the engine is dead, in one line; empty while it is alive. Set once."""
-        self._worked_at_s = 0.0
-        """Time at which the last steps came, by time.monotonic()."""
         self._open: dict[str, OpenAnswer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -146,11 +152,13 @@ class VllmEngine:
             self._loop.start(self._load)
         logger.info("vLLM %s has loaded %s", package.__version__, self._config.model)
         self._loaded = self._find_out(release)
-        self._loop.run(self._connect, CALL_TIMEOUT_S)
+        self._loop.run(self._connect, CONNECT_TIMEOUT_S)
 
     def _load(self) -> None:
+        others = multiprocessing.active_children()
         try:
             self._llm = make_llm(self._config, self._numbers)
+            self._processes = [process for process in multiprocessing.active_children() if process not in others]
         except ConfigError:
             raise
         except BaseException as error:  # also SystemExit
@@ -179,7 +187,7 @@ class VllmEngine:
     async def _connect(self) -> None:
         """Choose the way to the engine core, and begin to read its outputs."""
         text = self._known.tokenizer.text
-        if differences := self._known.release.differences():
+        if differences := self._known.release.differences(self._llm):
             logger.warning(
                 "the installed vLLM is not like its record, so that a token costs several times as much: %s",
                 "; ".join(differences),
@@ -218,7 +226,7 @@ class VllmEngine:
     def health(self) -> EngineHealth:
         if not self._loop.running:
             return EngineHealth(alive=False, reason="the engine is not running")
-        return EngineHealth(alive=not self._fatal, reason=self._fatal, worked_at_s=self._worked_at_s)
+        return EngineHealth(alive=not self._fatal, reason=self._fatal, worked_at_s=self._connection.worked_at_s)
 
     def stats(self) -> EngineStats:
         num_blocks = self._llm.vllm_config.cache_config.num_gpu_blocks if self._llm is not None else None
@@ -229,7 +237,7 @@ class VllmEngine:
             if not self._loop.running:
                 return
             try:
-                self._loop.run(self._end_requests, CALL_TIMEOUT_S)
+                self._loop.run(self._end_requests, ABORT_TIMEOUT_S)
             except Exception:  # whatever the error, the GPUs have to be released
                 logger.exception("the open requests can't be ended")
             finally:
@@ -242,7 +250,14 @@ class VllmEngine:
         try:
             self._llm.shutdown()
         except Exception:  # the loop has to end all the same
-            logger.exception("vLLM has not shut down as it should; its processes may still hold GPU memory")
+            logger.exception("vLLM has not shut down as it should")
+        # After the death of one of several cores, a thread of vLLM's is still ending the others.
+        end_s = time.monotonic() + END_TIMEOUT_S
+        for process in self._processes:
+            process.join(max(0.0, end_s - time.monotonic()))
+            if process.is_alive():
+                logger.error("vLLM's process %d has not ended in %g s: killing it", process.pid, END_TIMEOUT_S)
+                process.kill()
 
     # Everything below runs on the loop thread.
 
@@ -275,7 +290,7 @@ class VllmEngine:
             if entry.is_open:
                 await self._connection.submit(entry, prepared)
         except Exception as error:  # it ends this request only
-            self._deliver([(entry, Step(error=self._as_backend_error(error)))])
+            self._deliver([(entry, Step(error=self._as_backend_error(entry, error)))])
 
     async def _prepare(self, entry: OpenAnswer) -> Any:
         request = entry.request
@@ -307,26 +322,27 @@ class VllmEngine:
             # vLLM takes the smallest number first.
             return self._connection.prepare(entry, prompt, params, -request.priority)
         except self._vllm.refusals as error:
-            raise refusal(error) from error
+            raise refusal(error, request.sampling) from error
 
-    def _as_backend_error(self, error: Exception) -> BackendError:
+    def _as_backend_error(self, entry: OpenAnswer, error: Exception) -> BackendError:
         if isinstance(error, BackendError):
             return error
         if isinstance(error, self._vllm.dead):
             return UnavailableError("vLLM's engine core has died")
         if isinstance(error, self._vllm.refusals):  # by the public way the refusal comes from generate()
-            return refusal(error)
+            return refusal(error, entry.request.sampling)
         logger.error("a request failed in vLLM", exc_info=error)
         return EngineError(f"vLLM failed: {describe(error)}")
 
     def _deliver(self, steps: Sequence[tuple[OpenAnswer, Step]]) -> None:
         """Deliver the steps of one iteration, in one call for each sink."""
-        self._worked_at_s = time.monotonic()
         still_open = [pair for pair in steps if pair[0].is_open]
         for entry, step in still_open:
             if step.finish_reason is not None or step.error is not None:
                 entry.is_open = False
                 del self._open[entry.request.request_id]
+                if step.error is not None and not self._fatal:  # vLLM may not know of it, and would go on
+                    self._keep(self._drop([entry]))
         with self._delivery:
             for sink, its_steps in group_by_sink(still_open):
                 try:

@@ -13,6 +13,8 @@ from typing import Any
 from deepseek_backend.errors import ConfigError
 from deepseek_backend.release import FILE_NAME, is_release, read_record
 
+CORE_ATTRIBUTES = ("engine_core", "input_processor")
+
 
 @dataclass(frozen=True)
 class VllmRelease:
@@ -43,11 +45,14 @@ class VllmRelease:
         """The fields of vLLM's SamplingParams that it refuses with speculative decoding."""
         return frozenset((self.record["limits"].get("speculative_config") or {}).get("refuses") or ())
 
-    def differences(self) -> list[str]:
-        """Return how the installed vLLM's own objects differ from those in the record, a line for each."""
-        return [
-            line for name, recorded in self.record["interfaces"].items() if (line := _difference(str(name), recorded))
-        ]
+    def differences(self, llm: Any) -> list[str]:
+        """Return how the installed vLLM's own objects differ from those in the record, a line for each.
+
+        :param llm: the AsyncLLM, of which `core_connection` reads two attributes that its class does not have.
+        """
+        missing = [f"AsyncLLM.{name} is not there" for name in CORE_ATTRIBUTES if not hasattr(llm, name)]
+        interfaces = self.record["interfaces"].items()
+        return missing + [line for name, recorded in interfaces if (line := _difference(str(name), recorded))]
 
 
 def read_vllm_release(version_dir: Path) -> VllmRelease:

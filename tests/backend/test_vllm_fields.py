@@ -1,0 +1,400 @@
+"""Fields of requests to the vLLM engine: their translation, what is refused, and what an answer carries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepseek_backend.contract import SAMPLING_BY_NAME, SAMPLING_FIELDS, ErrorCode
+from deepseek_backend.engines.base import PerfMetrics, Step
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
+from deepseek_backend.engines.vllm.growing_answer import GrowingAnswer
+from deepseek_backend.engines.vllm.request_fields import (
+    APPLIED_HERE,
+    guide,
+    refusal,
+    sampling_arguments,
+    unsupported_fields,
+)
+from deepseek_backend.engines.vllm.vllm_release import VllmRelease
+from deepseek_backend.errors import RequestError
+from deepseek_backend.request.supported_fields import supported_fields
+from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
+from support.fake_vllm import MAX_MODEL_LEN, TOKENIZER, FakedEngine, VLLMValidationError, faked_engine
+from support.random_checkpoint import EOS
+
+MakeFaked = Callable[..., FakedEngine]
+WAYS = pytest.mark.parametrize("public", [False, True], ids=["core", "generate"])
+VERSIONS = pytest.mark.parametrize("version", VLLM_VERSIONS)
+HELLO = TOKENIZER.encode("Hello world", add_special_tokens=False).ids
+EOS_ID = TOKENIZER.token_to_id(EOS)
+MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeFaked]:
+    with ExitStack() as stack:
+        yield lambda **given: stack.enter_context(faked_engine(tmp_path, monkeypatch, **given))
+
+
+def release(version: str = "0.24.0") -> VllmRelease:
+    return VllmRelease(yaml.safe_load(load_vllm(version).text))
+
+
+def request(*, wants_steps: bool = True, **sampling: Any) -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r", prompt="p", sampling=SamplingParams(**sampling), max_tokens=20, wants_steps=wants_steps
+    )
+
+
+def arguments(*, max_tokens: int = 20, max_temperature: float | None = 2.0, **sampling: Any) -> dict[str, Any]:
+    return sampling_arguments(request(**sampling), max_tokens=max_tokens, max_temperature=max_temperature)
+
+
+# Translation
+
+ALWAYS = {"detokenize": False, "skip_clone": True, "max_tokens": 20}
+GREEDY = {**ALWAYS, "temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ({}, GREEDY),
+        ({"temperature": 0.0, "top_k": 50, "seed": 3}, GREEDY),
+        ({"temperature": 1e-6}, GREEDY),
+        ({"top_k": 1, "temperature": 0.7}, GREEDY),
+        ({"top_p": 0.0}, GREEDY),
+        ({"top_k": 0, "min_p": 0.0}, GREEDY),
+        ({"temperature": 0.7}, {**ALWAYS, "temperature": 0.7}),
+        ({"temperature": 0.005}, {**ALWAYS, "temperature": 0.005}),
+        ({"temperature": 2.0, "top_k": 0, "min_p": 0.0}, {**ALWAYS, "temperature": 2.0}),
+        ({"top_k": 50}, {**ALWAYS, "top_k": 50}),
+        ({"top_p": 0.9}, {**ALWAYS, "top_p": 0.9}),
+        ({"min_p": 0.1, "seed": 2**64 - 1}, {**ALWAYS, "min_p": 0.1, "seed": 2**64 - 1}),
+        ({"min_tokens": 5, "ignore_eos": True}, {**GREEDY, "min_tokens": 5, "ignore_eos": True}),
+        ({"min_tokens": 50}, {**GREEDY, "min_tokens": 20}),
+        ({"stop_token_ids": (7, 8)}, {**GREEDY, "stop_token_ids": [7, 8]}),
+        ({"bad": ("a", "b")}, {**GREEDY, "bad_words": ["a", "b"]}),
+        ({"logprobs": 0, "prompt_logprobs": 5}, {**GREEDY, "logprobs": 0, "prompt_logprobs": 5}),
+        (
+            {"repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": 0.5},
+            {**GREEDY, "repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": 0.5},
+        ),
+    ],
+)
+def test_a_request_in_vllms_fields(sampling: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert arguments(**sampling) == expected
+
+
+def test_a_temperature_above_vllms_limit_is_refused_with_both_numbers() -> None:
+    with pytest.raises(RequestError) as caught:
+        arguments(temperature=3.5)
+    assert str(caught.value) == "temperature: expected at most 2, which is vLLM's limit, got 3.5"
+    assert arguments(temperature=3.5, max_temperature=None)["temperature"] == 3.5
+    assert arguments(temperature=3.5, top_k=1) == GREEDY
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("guided_json", '{"type": "object"}', {"json": '{"type": "object"}'}),
+        ("guided_json_object", True, {"json_object": True}),
+        ("guided_json_object", False, {}),
+        ("guided_regex", "[a-z]+", {"regex": "[a-z]+"}),
+        ("guided_grammar", 'root ::= "a"', {"grammar": 'root ::= "a"'}),
+        ("guided_structural_tag", "{}", {"structural_tag": "{}"}),
+    ],
+)
+def test_a_guide_in_vllms_fields(field: str, value: Any, expected: dict[str, Any]) -> None:
+    assert guide(SamplingParams(**{field: value})) == expected
+
+
+EXAMPLES: dict[str, Any] = {
+    "temperature": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.5, "repetition_penalty": 2.0, "presence_penalty": 1.0,
+    "frequency_penalty": 1.0, "min_tokens": 3, "ignore_eos": True, "stop_token_ids": (3,), "bad": ("x",), "logprobs": 3,
+    "prompt_logprobs": 3,
+    **{field.name: True if field.name == "guided_json_object" else "x" for field in SAMPLING_FIELDS if field.guided},
+}  # fmt: skip
+
+
+@VERSIONS
+def test_every_field_of_the_contract_is_translated_or_refused(version: str) -> None:
+    """A field that is accepted and has no effect is a defect. The seed needs sampling to have one."""
+    unsupported = unsupported_fields(release(version), {})
+    for name in SAMPLING_BY_NAME.keys() - unsupported.keys() - APPLIED_HERE - {"best_of", "include_stop_str_in_output"}:
+        sampling = {"temperature": 0.5, "seed": 7} if name == "seed" else {name: EXAMPLES[name]}
+        without = {"temperature": 0.5} if name == "seed" else {}
+        has_effect = arguments(**sampling) != arguments(**without) or guide(SamplingParams(**sampling))
+        assert has_effect, name
+
+
+@VERSIONS
+def test_no_version_gets_a_field_that_it_does_not_have(version: str) -> None:
+    assert arguments(**EXAMPLES, seed=7).keys() <= set(release(version).record["sampling_params"])
+
+
+@VERSIONS
+def test_vllm_has_every_field_but_priority_without_its_policy(version: str) -> None:
+    assert unsupported_fields(release(version), {"scheduling_policy": "priority"}) == {}
+    assert unsupported_fields(release(version), {"scheduling_policy": "fcfs"}) == {
+        "priority": "needs the engine argument scheduling_policy: priority"
+    }
+
+
+@VERSIONS
+def test_what_vllm_refuses_with_speculative_decoding_is_refused_by_name(version: str) -> None:
+    reasons = unsupported_fields(release(version), {**MTP, "scheduling_policy": "priority"})
+    assert reasons == {"min_p": f"vLLM {version} refuses it with speculative decoding"}
+
+
+def test_a_field_that_a_vllm_lacks_is_refused_by_name() -> None:
+    known = release()
+    record = {
+        **known.record,
+        "sampling_params": [name for name in known.record["sampling_params"] if name != "bad_words"],
+        "structured_outputs": [name for name in known.record["structured_outputs"] if name != "grammar"],
+    }
+    reasons = unsupported_fields(VllmRelease(record), {"scheduling_policy": "priority"})
+    assert reasons == dict.fromkeys(("bad", "guided_grammar"), "vLLM 0.24.0 does not have it")
+
+
+def test_best_of_works_by_logprobs(make: MakeFaked) -> None:
+    assert supported_fields(make().engine.capabilities)["best_of"] == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "sampling", "expected"),
+    [
+        (VLLMValidationError("too many", parameter="logprobs"), {}, "logprobs: vLLM refused it: too many"),
+        (VLLMValidationError("no", parameter="bad_words"), {}, "bad: vLLM refused it: no"),
+        (VLLMValidationError("no", parameter="extra_args"), {}, "vLLM refused the request: no"),
+        (ValueError("bad_words cannot\nbe empty"), {}, "bad: vLLM refused it: bad_words cannot be empty"),
+        (ValueError("Grammar error"), {"guided_regex": "("}, "guided_regex: vLLM refused it: Grammar error"),
+        (ValueError("something"), {}, "vLLM refused the request: something"),
+    ],
+)
+def test_a_refusal_of_vllm_names_our_field(error: Exception, sampling: dict[str, Any], expected: str) -> None:
+    refused = refusal(error, SamplingParams(**sampling))
+    assert str(refused) == expected
+    assert refused.code is ErrorCode.INVALID_ARGUMENT
+
+
+# Requests
+
+
+@WAYS
+def test_a_request_that_vllm_refuses_gets_an_error_and_the_next_one_an_answer(make: MakeFaked, public: bool) -> None:
+    faked = make(public=public)
+    assert str(faked.refused(bad=("",))).startswith("bad: vLLM refused it: ")
+    faked.core.refuse = VLLMValidationError("too long", parameter="prompt_logprobs")
+    assert str(faked.refused()) == "prompt_logprobs: vLLM refused it: too long"
+    faked.core.refuse = RuntimeError("broken")
+    error = faked.refused()
+    assert (str(error), error.code) == ("vLLM failed: RuntimeError: broken", ErrorCode.INTERNAL)
+    faked.core.refuse = None
+    assert faked.accepted().request_id in faked.core.prompts
+
+
+@WAYS
+def test_the_largest_priority_is_vllms_smallest(make: MakeFaked, public: bool) -> None:
+    faked = make(public=public, scheduling_policy="priority")
+    assert faked.engine.capabilities.priority
+    requests = [faked.accepted(priority=priority) for priority in (-3, 0, 5)]
+    assert [faked.core.priorities[request.request_id] for request in requests] == [3, 0, -5]
+
+
+@WAYS
+def test_a_prompt_reaches_vllm_in_token_ids(make: MakeFaked, public: bool) -> None:
+    faked = make(public=public)
+    plain = TOKENIZER.encode("Why? " * 9, add_special_tokens=False).ids
+    whole = TOKENIZER.encode("Why? " * 9).ids
+    for form, expected in [
+        ({"prompt": "Why? " * 9}, whole),
+        ({"prompt": "Why? " * 9, "add_special_tokens": False}, plain),
+        ({"prompt": "Why? " * 9, "truncate_prompt_tokens": 3}, whole[-3:]),
+        ({"prompt_token_ids": (5, 6, 7)}, [5, 6, 7]),
+        ({"prompt_token_ids": (5, 6, 7), "truncate_prompt_tokens": 2}, [6, 7]),
+        ({"prompt": "Why? " * 9, "guided_regex": "a"}, whole),
+    ]:
+        assert list(faked.core.prompts[faked.accepted(**form).request_id]) == expected
+
+
+def test_a_prompt_leaves_room_for_a_token_and_max_tokens_gets_the_rest(make: MakeFaked) -> None:
+    faked = make()
+    request = faked.accepted(prompt_token_ids=(5,) * (MAX_MODEL_LEN - 1), max_tokens=50)
+    assert faked.core.params[request.request_id].max_tokens == 1
+    error = faked.refused(prompt_token_ids=(5,) * MAX_MODEL_LEN)
+    assert error.code is ErrorCode.PROMPT_TOO_LONG
+    assert f"{MAX_MODEL_LEN} tokens and at most {MAX_MODEL_LEN - 1} fit" in str(error)
+    assert "expected token ids from 0 to" in str(faked.refused(prompt_token_ids=(10**9,)))
+    assert "no tokens" in str(faked.refused(prompt="", add_special_tokens=False))
+
+
+def test_a_guide_reaches_vllm(make: MakeFaked) -> None:
+    faked = make()
+    request = faked.accepted(guided_json='{"type": "object"}')
+    assert faked.core.params[request.request_id].structured_outputs.json == '{"type": "object"}'
+
+
+# Text
+
+
+def grown(
+    answer: GrowingAnswer, parts: Sequence[Sequence[int]], reason: str = "length", stop: Any = None
+) -> list[Step]:
+    steps = [answer.advance(part, 1.0 + number) for number, part in enumerate(parts[:-1])]
+    return [*(step for step in steps if step is not None), answer.end(reason, stop, parts[-1], 9.0)]
+
+
+def answer_to(**given: Any) -> GrowingAnswer:
+    return GrowingAnswer(request(**given), TOKENIZER, 4, 0.5)
+
+
+def text(steps: Sequence[Step]) -> str:
+    return "".join(step.text for step in steps)
+
+
+TOKENS = st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), min_size=1, max_size=30)
+
+
+@given(TOKENS, st.lists(st.integers(0, 3), max_size=30), st.booleans())
+def test_text_is_the_same_however_the_tokens_come(token_ids: list[int], cuts: list[int], skip: bool) -> None:
+    parts, left = [], list(token_ids)
+    for size in cuts:
+        if size and len(left) > size:
+            parts.append(left[:size])
+            left = left[size:]
+    parts.append(left)
+    expected = TOKENIZER.decode(token_ids, skip_special_tokens=skip)
+    streamed = grown(answer_to(skip_special_tokens=skip), parts)
+    (whole,) = grown(answer_to(skip_special_tokens=skip, wants_steps=False), parts)
+    assert text(streamed) == whole.text == expected
+    assert [token_id for step in streamed for token_id in step.token_ids] == list(whole.token_ids) == token_ids
+
+
+@pytest.mark.parametrize("wants_steps", [True, False])
+@pytest.mark.parametrize(
+    ("sampling", "last", "reason", "stop", "expected_text", "expected_stop"),
+    [
+        ({}, EOS_ID, "stop", None, "Hello world", None),
+        ({"skip_special_tokens": False}, EOS_ID, "stop", None, "Hello world", None),
+        ({"stop_token_ids": (HELLO[0],)}, HELLO[0], "stop", HELLO[0], "Hello world", HELLO[0]),
+        (
+            {"stop_token_ids": (HELLO[0],), "include_stop_str_in_output": True},
+            HELLO[0],
+            "stop",
+            HELLO[0],
+            "Hello worldHello",
+            HELLO[0],
+        ),
+        ({"include_stop_str_in_output": True}, EOS_ID, "stop", None, "Hello world", None),
+        # One of generation_config's further end tokens, for which vLLM gives a stop reason.
+        ({}, HELLO[0], "stop", HELLO[0], "Hello world", None),
+        ({"ignore_eos": True, "skip_special_tokens": False}, EOS_ID, "length", None, f"Hello world{EOS}", None),
+    ],
+)
+def test_the_token_that_ends_an_answer_is_counted_and_shown_on_request_only(
+    wants_steps: bool,
+    sampling: dict[str, Any],
+    last: int,
+    reason: str,
+    stop: Any,
+    expected_text: str,
+    expected_stop: int | None,
+) -> None:
+    steps = grown(answer_to(wants_steps=wants_steps, **sampling), [HELLO, [last]], reason, stop)
+    assert text(steps) == expected_text
+    assert [token_id for step in steps for token_id in step.token_ids] == [*HELLO, last]
+    assert (steps[-1].finish_reason, steps[-1].stop_reason) == (reason, expected_stop)
+
+
+def test_an_answer_without_a_token_ends_too() -> None:
+    step = answer_to(wants_steps=False).cancel()
+    assert (step.text, list(step.token_ids), step.finish_reason, step.generation_s) == ("", [], "cancelled", None)
+
+
+# Log-probabilities, usage, metrics
+
+
+def arrays(*rows: Sequence[tuple[int, float]], ranks: Sequence[int]) -> Any:
+    """Return a LogprobsLists: for each row the token itself, then the likeliest ones."""
+    token_ids = np.array([[token_id for token_id, _ in row] for row in rows])
+    logprobs = np.array([[value for _, value in row] for row in rows])
+    return (token_ids, logprobs, np.array(ranks), None)
+
+
+@WAYS
+@pytest.mark.parametrize("wants_steps", [True, False])
+def test_logprobs_come_with_the_token_first_and_then_the_likeliest(
+    make: MakeFaked, public: bool, wants_steps: bool
+) -> None:
+    faked = make(public=public)
+    a, b, c = HELLO[0], HELLO[1], HELLO[0] + 1
+    request = faked.accepted(logprobs=2, prompt_logprobs=1, wants_steps=wants_steps)
+    faked.core.emit(
+        {
+            "request_id": request.request_id,
+            "new_token_ids": [a],
+            "new_logprobs": arrays([(a, -3.0), (b, -0.5), (c, -1.0)], ranks=[7]),
+            "new_prompt_logprobs_tensors": arrays([(c, -2.0), (a, -0.25)], [(a, -0.5), (a, -0.5)], ranks=[4, 1]),
+            "prefill_stats": SimpleNamespace(num_cached_tokens=3),
+        }
+    )
+    last = arrays([(b, -0.5), (b, -0.5), (c, -1.0)], ranks=[1])
+    faked.core.emit(
+        {"request_id": request.request_id, "new_token_ids": [b], "new_logprobs": last, "finish_reason": "length"}
+    )
+    steps = faked.sink.result(request)
+    assert len(steps) == (2 if wants_steps else 1)
+    found = [[entry[:3] for entry in position] for step in steps for position in step.logprobs]
+    assert found == [[(a, -3.0, 7), (b, -0.5, 1), (c, -1.0, 2)], [(b, -0.5, 1), (c, -1.0, 2)]]
+    assert {entry.text for step in steps for position in step.logprobs for entry in position} == {
+        TOKENIZER.decode([token_id], skip_special_tokens=False) for token_id in (a, b, c)
+    }
+    prompt = [position and [entry[:3] for entry in position] for step in steps for position in step.prompt_logprobs]
+    assert prompt == [None, [(c, -2.0, 4), (a, -0.25, 1)], [(a, -0.5, 1)]]
+    assert steps[-1].num_cached_tokens == 3
+
+
+def test_metrics_have_the_times_on_the_engines_clock() -> None:
+    answer = answer_to(return_perf_metrics=True)
+    answer.scheduled_s, answer.num_cached_tokens = 0.75, 1
+    *_, last = grown(answer, [HELLO[:1], HELLO[1:2], HELLO[2:]])
+    assert last.perf_metrics == PerfMetrics(
+        kv_cache_hit_rate=0.25,
+        arrival_time_ns=500_000_000,
+        first_scheduled_time_ns=750_000_000,
+        first_token_time_ns=1_000_000_000,
+        last_token_time_ns=9_000_000_000,
+    )
+    assert grown(answer_to(), [HELLO])[-1].perf_metrics is None
+
+
+def test_the_time_of_scheduling_comes_with_the_first_output(make: MakeFaked) -> None:
+    faked = make()
+    request = faked.accepted(return_perf_metrics=True)
+    kinds = (("QUEUED", 1.0), ("SCHEDULED", 2.0), ("PREEMPTED", 3.0), ("SCHEDULED", 4.0))
+    events = [SimpleNamespace(type=SimpleNamespace(name=name), timestamp=at_s) for name, at_s in kinds]
+    faked.core.emit({"request_id": request.request_id, "new_token_ids": HELLO[:1], "events": events})
+    faked.core.emit({"request_id": request.request_id, "new_token_ids": HELLO[1:], "finish_reason": "length"})
+    metrics = faked.sink.result(request)[-1].perf_metrics
+    assert metrics is not None
+    assert metrics.first_scheduled_time_ns == 2_000_000_000
+    assert metrics.arrival_time_ns < metrics.first_token_time_ns <= metrics.last_token_time_ns
+
+
+def test_a_whole_answer_has_the_time_that_it_took() -> None:
+    (step,) = grown(answer_to(wants_steps=False), [HELLO[:1], HELLO[1:]])
+    assert step.generation_s is not None
+    assert math.isclose(step.generation_s, 8.0)

@@ -1,0 +1,165 @@
+"""What can be tested without a GPU of the runs through Triton: figures, tables, prompts, checkpoints and packing."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from gpu.beside_vllm_backend import PROMPT_TOKENS, orders, prompts
+from gpu.full_size_r1 import checkpoint
+from gpu.full_size_r1 import prompts as random_prompts
+from gpu.gpu_report import front_cpu, ratios, tables
+from gpu.hopper_only import MAGIC, keep_hopper
+from gpu.measuring import record
+from gpu.served_engines import TINY, our_repository, their_repository
+from gpu.token_streams import Load, Prompt, StreamTimes, Target, figures
+from tokenizers import Tokenizer
+
+FOLDER = Path(__file__).parent
+MS = 1_000_000
+
+
+def stream(*arrivals_ms, began_ms=0, tokens=None, error=""):
+    arrivals = tuple(int(each * MS) for each in arrivals_ms)
+    return StreamTimes(began_ms * MS, arrivals, tokens or len(arrivals), error)
+
+
+def test_figures_of_two_streams():
+    found = figures([stream(10, 20, 30), stream(25, 45, began_ms=5, tokens=5)])
+    assert (found.tokens, found.seconds, found.tokens_per_second) == (8, 0.045, pytest.approx(8 / 0.045))
+    assert (found.ttft_ms["p50"], found.ttft_ms["p100"]) == (15, 20)
+    assert (found.itl_ms["p50"], found.itl_ms["p100"]) == (10, 20)
+    assert (found.tpot_ms["p50"], found.tpot_ms["p100"]) == (7.5, 10)
+    assert found.responses_per_token == pytest.approx(5 / 8)
+    assert found.errors == ()
+
+
+def test_a_stream_that_failed_counts_no_tokens_and_is_told():
+    found = figures([stream(10, 20), stream(10, error="refused"), stream(10)])
+    assert (found.tokens, found.errors) == (2, ("fewer than two responses", "refused"))
+
+
+def test_no_stream_that_ended_well_is_an_error():
+    with pytest.raises(ValueError, match="refused"):
+        figures([stream(error="refused")])
+
+
+def measured(system, rate, round_number=1):
+    load = Load(streams=2, requests=1, prompt_tokens=8, output_tokens=3)
+    spacing = 1000 / rate
+    samples = [stream(*(spacing * number for number in (1, 2, 3))) for _ in range(2)]
+    cpu = {"alone": 0.3, "engine": 1.0} if system == "engine" else {"server": 0.2, "stub": 0.4, "engine": 1.0}
+    return record(round_number, system, load, samples, cpu)
+
+
+def test_a_table_has_medians_with_their_spread_and_ratios():
+    runs = [json.loads(json.dumps(measured("ours", rate))) for rate in (100, 200, 300)] + [measured("engine", 100)]
+    rows = [line for line in tables(runs) if line.startswith("| ours")]
+    assert len(rows) == 1
+    assert rows[0].startswith("| ours | 3 | 400 (200-600) | 5.00 (3.33-10.0) |")
+    (row,) = [line for line in ratios(runs, "ours", "engine") if line.startswith("| 2 x 8/3")]
+    assert row.startswith("| 2 x 8/3 | 2.00x | 0.50x |")
+    assert row.endswith("| 2.00x |")
+
+
+def test_the_engine_core_is_no_part_of_the_cpu_before_it():
+    assert front_cpu({"server": 1.0, "stub": 2.0, "engine": 4.0, "clients": 8.0}) == 3.0
+    assert front_cpu({"alone": 1.0, "engine": 4.0}) == 1.0
+
+
+def test_rounds_go_forwards_and_backwards():
+    two = orders(["a", "b", "c"])
+    assert [next(two), next(two), next(two)] == [["a", "b", "c"], ["c", "b", "a"], ["a", "b", "c"]]
+
+
+def test_prompts_have_the_same_number_of_tokens_and_differ():
+    found = prompts(TINY / "tokenizer.json", 50)
+    known = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    assert {len(known.encode(prompt.text).ids) for prompt in found} == {PROMPT_TOKENS}
+    assert len(set(found)) == 50
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_request_has_what_both_backends_take(protocol):
+    request = Target(protocol=protocol, port=1, model="m").request(Prompt("Hello").fields(7))
+    for part in (b"text_input", b"sampling_parameters", b"max_tokens", b"ignore_eos", b"stream", b"Hello"):
+        assert part in request
+
+
+def test_the_full_size_checkpoint_has_the_published_shape_and_a_text_for_every_id(tmp_path):
+    folder = checkpoint(tmp_path / "r1")
+    config = json.loads((folder / "config.json").read_text())
+    shape = SimpleNamespace(**config)
+    assert (shape.num_hidden_layers, shape.n_routed_experts, shape.hidden_size) == (61, 256, 7168)
+    assert shape.vocab_size == 129280
+    known = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert known.get_vocab_size() == shape.vocab_size
+    texts = known.decode_batch([[number] for number in (300, 5000, shape.vocab_size - 1)])
+    assert all(text.startswith(" w") for text in texts)
+
+
+def test_random_prompts_are_the_same_each_time():
+    load = Load(streams=2, requests=1, prompt_tokens=64, output_tokens=8)
+    assert random_prompts(load) == random_prompts(load)
+    assert len(set(random_prompts(load))) == 2
+    assert all(len(prompt.ids) == 64 for prompt in random_prompts(load))
+
+
+def test_the_copy_of_their_backend_can_be_imported_with_a_newer_vllm(tmp_path):
+    source = tmp_path / "src"
+    (source / "utils").mkdir(parents=True)
+    (source / "model.py").write_text("import asyncio\n")
+    (source / "utils/request.py").write_text("from vllm.inputs.data import TokensPrompt\n")
+    made = their_repository(tmp_path / "made", source, {"model": "m"}) / "vllm_model/1"
+    assert (made / "utils/request.py").read_text() == "from vllm.inputs import TokensPrompt\n"
+    assert (made / "model.py").read_text().startswith("import locale\n")
+    assert json.loads((made / "model.json").read_text()) == {"model": "m"}
+
+
+def test_our_repository_has_the_arguments_and_no_checkpoint(tmp_path):
+    made = our_repository(tmp_path, {"model": "/somewhere"}, engine="simulated") / "tensorrt_llm/1"
+    assert "model: /somewhere" in (made / "model.yaml").read_text()
+    assert not (made / "tiny").exists()
+
+
+def fat_binary(*entries):
+    """Of (kind, architecture, payload) each."""
+    body = b"".join(
+        struct.pack("<HHIQIIHHI", kind, 0, 48, len(payload), 0, 0, 0, 0, architecture).ljust(48, b"\1") + payload
+        for kind, architecture, payload in entries
+    )
+    return struct.pack("<IHHQ", MAGIC, 1, 16, len(body)) + body
+
+
+def library(section):
+    """An ELF64 file of one section with fat binaries and one with the names."""
+    names = b"\0.nv_fatbin\0.shstrtab\0"
+    header = bytearray(64)
+    at = 64 + len(section) + len(names)
+    struct.pack_into("<Q", header, 0x28, at)
+    struct.pack_into("<HHH", header, 0x3A, 64, 2, 1)
+    table = struct.pack("<IIQQQQIIQQ", 1, 0, 0, 0, 64, len(section), 0, 0, 0, 0)
+    table += struct.pack("<IIQQQQIIQQ", 12, 0, 0, 0, 64 + len(section), len(names), 0, 0, 0, 0)
+    return bytearray(header + section + names + table)
+
+
+def test_code_for_other_gpus_becomes_zeros_and_ptx_stays_where_hopper_has_no_code():
+    with_hopper = fat_binary((1, 80, b"P" * 8), (2, 80, b"A" * 8), (2, 90, b"H" * 8))
+    without = fat_binary((1, 80, b"P" * 8), (2, 80, b"A" * 8))
+    file = library(with_hopper + b"\0" * 8 + without)
+    before = len(file)
+    assert keep_hopper(file) == 24
+    assert len(file) == before
+    assert (file.count(b"P" * 8), file.count(b"A" * 8), file.count(b"H" * 8)) == (1, 0, 1)
+
+
+def test_a_command_goes_on_after_the_time_of_a_call(tmp_path):
+    script = FOLDER / "in_background.sh"
+    first = subprocess.run([script, tmp_path, "0", "bash", "-c", "echo begun; sleep 1; echo ended; exit 3"])
+    assert first.returncode == 75
+    second = subprocess.run([script, tmp_path, "30"], capture_output=True, text=True)
+    assert (second.returncode, second.stdout) == (3, "begun\nended\n")

@@ -1,0 +1,387 @@
+"""A vLLM without GPU, model and processes: its engine core does what a test says.
+
+Its modules, classes, fields and parameters are those of a version's record, so that the engine under test finds what it
+would find in that vLLM. tests/vllm runs the engine on vLLM itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import inspect
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from tokenizers import Tokenizer
+
+from deepseek_backend.config import parse_config
+from deepseek_backend.engines.generate_request import GenerateRequest, SamplingParams
+from deepseek_backend.engines.vllm import VllmEngine
+from deepseek_backend.errors import BackendError
+from deepseek_triton_build.data.vllm import load_vllm
+from standin.harness import Sink
+from support.random_checkpoint import build_tokenizer
+from support.waiting import wait_for
+
+MAX_MODEL_LEN = 100
+NUM_BLOCKS = 500
+TOKENIZER = Tokenizer.from_str(json.dumps(build_tokenizer()))
+
+
+class EngineDeadError(Exception):
+    def __init__(self, *args: Any, suppress_context: bool = False, **kwargs: Any) -> None:
+        super().__init__("EngineCore encountered an issue.")
+
+
+class VLLMValidationError(ValueError):
+    def __init__(self, message: str, *, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class FakeTokenizer:
+    """The parts of transformers' tokenizer that the engine uses."""
+
+    backend_tokenizer = TOKENIZER
+
+    def __len__(self) -> int:
+        return TOKENIZER.get_vocab_size()
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(TOKENIZER.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return str(TOKENIZER.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict(TOKENIZER.get_vocab())
+
+    def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> str:
+        return "".join(f"{message['role']}: {message['content']}\n" for message in conversation)
+
+
+class FakeCore:
+    """The engine core, and both ways to its outputs. A test calls `emit` and `die`; any thread may."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_event_loop()
+        self.outputs: asyncio.Queue[Any] = asyncio.Queue()
+        self.prompts: dict[str, list[int]] = {}
+        """Id that the engine gave -> prompt of each request that came."""
+        self.params: dict[str, Any] = {}
+        self.priorities: dict[str, int] = {}
+        self.aborted: list[str] = []
+        self.is_dead = False
+        self.refuse: Exception | None = None
+        """The error with which the next requests are refused."""
+        self._queues: dict[str, asyncio.Queue[Any]] = {}
+        self._num_cached: dict[str, int] = {}
+
+    def emit(self, *outputs: Mapping[str, Any], scheduler_stats: Any = None) -> None:
+        """Send the outputs of one iteration: fields of an EngineCoreOutput, with the engine's own id as request_id."""
+        rows = [SimpleNamespace(**{**EMPTY_OUTPUT, **output}) for output in outputs]
+        self.loop.call_soon_threadsafe(self._emit, rows, scheduler_stats)
+
+    def die(self) -> None:
+        self.loop.call_soon_threadsafe(self._die)
+
+    def _emit(self, rows: Sequence[Any], scheduler_stats: Any) -> None:
+        if self._queues:
+            for row in rows:
+                if row.prefill_stats is not None:
+                    self._num_cached[row.request_id] = row.prefill_stats.num_cached_tokens
+                if row.request_id in self._queues:
+                    num_cached = self._num_cached.get(row.request_id, 0)
+                    self._queues[row.request_id].put_nowait(_request_output(row, num_cached))
+            return
+        for row in rows:
+            row.request_id = f"{row.request_id}-core"
+        outputs = SimpleNamespace(
+            outputs=rows, timestamp=time.monotonic(), scheduler_stats=scheduler_stats, engine_index=0
+        )
+        self.outputs.put_nowait(outputs)
+
+    def _die(self) -> None:
+        self.is_dead = True
+        for queue in (self.outputs, *self._queues.values()):
+            queue.put_nowait(EngineDeadError())
+
+    def accept(self, request_id: str, prompt: Mapping[str, Any], params: Any, priority: int) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        self.prompts[request_id], self.params[request_id] = prompt["prompt_token_ids"], params
+        self.priorities[request_id] = priority
+
+    # What CoreConnection calls.
+
+    async def get_output_async(self) -> Any:
+        outputs = await self.outputs.get()
+        if isinstance(outputs, Exception):
+            raise outputs
+        return outputs
+
+    async def add_request_async(self, request: Any) -> None:
+        if self.is_dead:
+            raise EngineDeadError
+        self.accept(request.external_req_id, request.prompt, request.params, request.priority)
+
+    async def abort_requests_async(self, request_ids: Sequence[str]) -> None:
+        self.aborted += [request_id.removesuffix("-core") for request_id in request_ids]
+
+    # What AsyncLLM.generate() does.
+
+    async def read(self, request_id: str) -> AsyncIterator[Any]:
+        queue = self._queues[request_id] = asyncio.Queue()
+        try:
+            while True:
+                output = await queue.get()
+                if isinstance(output, Exception):
+                    raise output
+                yield output
+                if output.outputs[0].finish_reason is not None:
+                    return
+        except (asyncio.CancelledError, GeneratorExit):
+            self.aborted.append(request_id)
+            raise
+
+
+class FakeInputProcessor:
+    def process_inputs(
+        self, request_id: str, prompt: Any, params: Any, supported_tasks: Any, priority: int = 0
+    ) -> SimpleNamespace:
+        assert supported_tasks == ("generate",)
+        return SimpleNamespace(request_id=request_id, prompt=prompt, params=params, priority=priority)
+
+    @staticmethod
+    def assign_request_id(request: Any) -> None:
+        request.external_req_id, request.request_id = request.request_id, f"{request.request_id}-core"
+
+
+class FakeAsyncLLM:
+    load_error: BaseException | None = None
+
+    def __init__(self, args: Any, stat_loggers: Any) -> None:
+        if self.load_error is not None:
+            raise self.load_error
+        self.args = args
+        self.stat_loggers = [make(None, 0) for make in stat_loggers]
+        self.engine_core = FakeCore()
+        self.input_processor = FakeInputProcessor()
+        self.num_shutdowns = 0
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+            cache_config=SimpleNamespace(num_gpu_blocks=NUM_BLOCKS),
+        )
+
+    @classmethod
+    def from_engine_args(cls, args: Any, stat_loggers: Any) -> FakeAsyncLLM:
+        return cls(args, stat_loggers)
+
+    def get_tokenizer(self) -> FakeTokenizer:
+        return FakeTokenizer()
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    async def check_health(self) -> None:
+        if self.engine_core.is_dead:
+            raise EngineDeadError
+
+    async def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, *, priority: int = 0
+    ) -> AsyncIterator[Any]:
+        self.engine_core.accept(request_id, prompt, sampling_params, priority)
+        async with contextlib.aclosing(self.engine_core.read(request_id)) as outputs:
+            async for output in outputs:
+                yield output
+
+    def shutdown(self) -> None:
+        self.num_shutdowns += 1
+
+
+EMPTY_OUTPUT: dict[str, Any] = {
+    "new_token_ids": [],
+    "new_logprobs": None,
+    "new_prompt_logprobs_tensors": None,
+    "finish_reason": None,
+    "stop_reason": None,
+    "events": None,
+    "prefill_stats": None,
+}
+
+
+def _request_output(row: Any, num_cached: int) -> Any:
+    """Return the RequestOutput that AsyncLLM makes of an output of the core."""
+    completion = SimpleNamespace(
+        token_ids=row.new_token_ids,
+        finish_reason=row.finish_reason,
+        stop_reason=row.stop_reason,
+        logprobs=None if row.new_logprobs is None else _mapped(row.new_logprobs),
+    )
+    prompt = row.new_prompt_logprobs_tensors
+    return SimpleNamespace(
+        outputs=[completion],
+        metrics=None,
+        num_cached_tokens=num_cached,
+        prompt_logprobs=None if prompt is None else [None, *_mapped(prompt)],
+    )
+
+
+def _mapped(arrays: Any) -> list[dict[int, Any]]:
+    """Return arrays of log-probabilities as vLLM gives them out: token id -> its log-probability and rank."""
+    return [
+        {
+            token_id: SimpleNamespace(logprob=value, rank=place)
+            for token_id, value, place in zip(ids, values, [rank, *range(1, len(ids))], strict=True)
+        }
+        for ids, values, rank in zip(*(field.tolist() for field in arrays[:3]), strict=True)
+    ]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, version: str, *, installed: str | None = None) -> None:
+    """Make `import vllm` find a vLLM like the record of `version`; its own version is `installed`."""
+    record = yaml.safe_load(load_vllm(version).text)
+    names = {"vllm", "vllm.exceptions", "vllm.engine.arg_utils", "vllm.v1.engine.async_llm"}
+    names |= {name.partition(":")[0] for name in record["interfaces"]}
+    modules = {name: ModuleType(name) for name in names}
+    for name, fields in record["interfaces"].items():
+        module, _, path = name.partition(":")
+        _add(modules[module], path.split("."), fields)
+    modules["vllm"].__version__ = installed or version
+    modules["vllm.exceptions"].VLLMValidationError = VLLMValidationError
+    modules["vllm.v1.engine.async_llm"].AsyncLLM.from_engine_args = _recorded(
+        FakeAsyncLLM.from_engine_args, record["interfaces"]["vllm.v1.engine.async_llm:AsyncLLM.from_engine_args"]
+    )
+    modules["vllm.v1.engine.exceptions"].EngineDeadError = EngineDeadError
+    sampling = modules["vllm.sampling_params"]
+    sampling.SamplingParams = _strict("SamplingParams", record["sampling_params"])
+    sampling.StructuredOutputsParams = _strict("StructuredOutputsParams", record["structured_outputs"])
+    sampling.RequestOutputKind.DELTA = "delta"
+    modules["vllm.engine.arg_utils"].AsyncEngineArgs = dataclasses.make_dataclass(
+        "AsyncEngineArgs", [(name, Any, None) for name in record["arguments"]]
+    )
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def _add(owner: Any, path: Sequence[str], fields: Sequence[str]) -> None:
+    """Add a class with these fields, or a method with these parameters."""
+    *classes, last = path
+    for name in classes:
+        if not hasattr(owner, name):
+            setattr(owner, name, type(name, (), {}))
+        owner = getattr(owner, name)
+    if classes:
+        setattr(owner, last, _recorded(lambda *_: None, fields))
+    else:
+        setattr(owner, last, type(last, (), {"_fields": tuple(fields)}))
+
+
+def _recorded(function: Any, parameters: Sequence[str]) -> Any:
+    """Return `function` with another signature."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    names = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in parameters]
+    call.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+    return call
+
+
+def _strict(name: str, fields: Sequence[str]) -> type:
+    """Return a class that takes these fields only, and refuses what vLLM refuses first."""
+
+    def init(self: Any, **given: Any) -> None:
+        if unknown := given.keys() - set(fields):
+            raise TypeError(f"{name} has no {sorted(unknown)}")
+        if "" in given.get("bad_words", ()):
+            raise ValueError("bad_words cannot contain an empty string. Got bad_words=['']")
+        self.__dict__.update(given)
+
+    return type(name, (), {"__init__": init})
+
+
+class FakedEngine:
+    """An engine on the fake vLLM, its sink, and its requests."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self.engine = engine
+        self.sink = Sink()
+        self._count = 0
+
+    @property
+    def core(self) -> FakeCore:
+        core: FakeCore = self.engine._llm.engine_core
+        return core
+
+    def submit(
+        self,
+        prompt: str = "Why?",
+        *,
+        max_tokens: int = 20,
+        priority: int = 0,
+        wants_steps: bool = True,
+        prompt_token_ids: tuple[int, ...] | None = None,
+        **sampling: Any,
+    ) -> GenerateRequest:
+        self._count += 1
+        request = GenerateRequest(
+            request_id=f"r{self._count}",
+            prompt=prompt if prompt_token_ids is None else "",
+            prompt_token_ids=prompt_token_ids,
+            sampling=SamplingParams(max_tokens=max_tokens, **sampling),
+            max_tokens=max_tokens,
+            priority=priority,
+            wants_steps=wants_steps,
+        )
+        self.engine.submit(request, self.sink)
+        return request
+
+    def accepted(self, **request: Any) -> GenerateRequest:
+        """Submit a request, and wait until the core has it."""
+        submitted = self.submit(**request)
+        wait_for(lambda: submitted.request_id in self.core.prompts, lambda: self.sink.steps_of(submitted))
+        return submitted
+
+    def refused(self, **request: Any) -> BackendError:
+        """Submit a request that gets one step with an error; return that."""
+        (step,) = self.sink.result(self.submit(**request))
+        assert step.error is not None
+        return step.error
+
+
+@contextlib.contextmanager
+def faked_engine(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    version: str = "0.24.0",
+    installed: str | None = None,
+    public: bool = False,
+    options: Mapping[str, Any] | None = None,
+    **llm_args: Any,
+) -> Iterator[FakedEngine]:
+    """Start an engine on the fake vLLM; stop it at the end.
+
+    :param public: the record differs from what is installed, so that the engine takes vLLM's public way.
+    """
+    install(monkeypatch, version, installed=installed)
+    text = load_vllm(version).text
+    if public:
+        text = text.replace('"vllm.v1.engine:EngineCoreOutput": [', '"vllm.v1.engine:EngineCoreOutput": [other, ')
+    (folder / "release.yaml").write_text(text, encoding="utf-8")
+    document = {"model": "m", **llm_args, "triton_config": {"engine": "vllm", "engine_options": dict(options or {})}}
+    engine = VllmEngine(parse_config(document, version_dir=folder))
+    engine.start()
+    try:
+        yield FakedEngine(engine)
+    finally:
+        engine.stop()
