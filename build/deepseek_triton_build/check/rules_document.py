@@ -39,7 +39,6 @@ _TOPICS = {
     "V": "V3.2",
     "X": "vLLM",
     "E": "Environment and engine",
-    "X": "vLLM",
     "S": "Files, keys and values",
     "T": "triton_config, instances and GPUs",
     "C": "config.pbtxt",
