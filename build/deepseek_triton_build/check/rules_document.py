@@ -38,7 +38,6 @@ _TOPICS = {
     "L": "Limits and sizes",
     "V": "V3.2",
     "E": "Environment and engine",
-    "X": "vLLM",
     "S": "Files, keys and values",
     "T": "triton_config, instances and GPUs",
     "C": "config.pbtxt",
