@@ -241,7 +241,7 @@ class VllmEngine:
             except Exception:  # whatever the error, the GPUs have to be released
                 logger.exception("the open requests can't be ended")
             finally:
-                self._tokenizers.shutdown(wait=False, cancel_futures=True)
+                self._tokenizers.shutdown(cancel_futures=True)
                 self._shut_down()
                 self._loop.stop()
 
