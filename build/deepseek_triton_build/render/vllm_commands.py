@@ -81,9 +81,9 @@ def serve_sh(plan: Plan, *, stamp: str) -> str:
     return shell.script(
         stamp,
         [
-            f"Serves {shell.model_title(plan)} with vllm serve, in {plan.image_for('vllm-serve')}. HOST and PORT set the address it listens on. "
-            "Further arguments go to vllm serve, and the last of a flag counts: --no-enable-prefix-caching before a "
-            "benchmark, so that a repeated prompt is computed again.",
+            f"Serves {shell.model_title(plan)} with vllm serve, in {plan.image_for('vllm-serve')}. HOST and PORT set "
+            "the address it listens on. Further arguments go to vllm serve, and the last of a flag counts: "
+            "--no-enable-prefix-caching before a benchmark, so that a repeated prompt is computed again.",
         ],
         shell.exports(plan.environment, "serve.sh"),
         node_lines(plan, "serve.sh"),
@@ -131,17 +131,17 @@ def node_lines(plan: Plan, name: str) -> list[str]:
 
 def bench_sh(plan: Plan, *, stamp: str) -> str:
     """Return bench.sh, which measures a server that runs."""
-    work = plan.workload
+    work = plan.request.workload  # and not the one that is assumed for the sizes
     isl, osl = (work.isl or _WORKLOADS[0][1]), (work.osl or _WORKLOADS[0][2])
     listed = ", ".join(f"{name} {given} in and {made} out" for name, given, made in _WORKLOADS)
     return shell.script(
         stamp,
         [
             f"Measures {shell.model_title(plan)} with vllm bench serve, in {plan.image_for('vllm-serve')}, on the "
-            "server of serve.sh, which is started with --no-enable-prefix-caching for it. ISL and OSL are tokens in and out, NUM_PROMPTS how many requests "
-            f"are sent at once, REQUEST_RATE how many a second; HOST and PORT say where the server is. The guide's "
-            f"workloads: {listed}; its numbers of requests: {', '.join(map(str, _BATCHES))}. Further arguments go to "
-            "vllm bench serve.",
+            "server of serve.sh, which is started with --no-enable-prefix-caching for it. ISL and OSL are tokens in "
+            "and out, NUM_PROMPTS how many requests are sent at once, REQUEST_RATE how many a second; HOST and PORT "
+            f"say where the server is. The guide's workloads: {listed}; its numbers of requests: "
+            f"{', '.join(map(str, _BATCHES))}. Further arguments go to vllm bench serve.",
         ],
         shell.command(
             ["exec", "vllm", "bench", "serve"],
