@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from deepseek_triton_build.planning.target import resolve_target
     from deepseek_triton_build.render.contract_page import contract_page
     from deepseek_triton_build.render.folder_writer import write_repository
-    from deepseek_triton_build.render.formats import DEFAULT_FORMAT, FORMATS, format_files, format_request
+    from deepseek_triton_build.render.formats import (
+        DEFAULT_FORMAT,
+        FORMATS,
+        format_files,
+        format_request,
+        usable_formats,
+    )
     from deepseek_triton_build.render.hf_quant_config import (
         KvAlgo,
         QuantConfigChange,
@@ -72,6 +78,7 @@ __all__ = [
     "quant_config_change",
     "repository_files",
     "resolve_target",
+    "usable_formats",
     "version_dir",
     "write_quant_config",
     "write_repository",
@@ -96,7 +103,7 @@ _HOMES = {
     "planning.target": ("resolve_target",),
     "render.contract_page": ("contract_page",),
     "render.folder_writer": ("write_repository",),
-    "render.formats": ("DEFAULT_FORMAT", "FORMATS", "format_files", "format_request"),
+    "render.formats": ("DEFAULT_FORMAT", "FORMATS", "format_files", "format_request", "usable_formats"),
     "render.hf_quant_config": ("KvAlgo", "QuantConfigChange", "quant_config_change", "write_quant_config"),
     "render.repository_files": ("File", "repository_files"),
     "render.start_sh": ("EXIT_TIMEOUT_S", "MPIRUN_SPARE_S"),

@@ -31,15 +31,27 @@ from deepseek_triton_build.data.releases import (
     load_release,
     release_for_container,
 )
+from deepseek_triton_build.data.vllm import (
+    DEFAULT_VLLM,
+    VLLM_VERSIONS,
+    VllmVersion,
+    container_month,
+    load_vllm,
+    vllm_containers,
+    vllm_for_container,
+    vllm_image_name,
+)
 from deepseek_triton_build.data.yaml_files import json_twins
 
 __all__ = [
     "DEFAULT_PROFILE",
     "DEFAULT_RELEASE",
+    "DEFAULT_VLLM",
     "PRECISIONS",
     "PRECISION_ALIASES",
     "READABLE_RELEASES",
     "RELEASES",
+    "VLLM_VERSIONS",
     "Architecture",
     "Gpu",
     "KnownCheckpoint",
@@ -47,6 +59,8 @@ __all__ = [
     "Recipe",
     "Release",
     "Variant",
+    "VllmVersion",
+    "container_month",
     "container_tag",
     "containers",
     "find_gpu",
@@ -57,8 +71,12 @@ __all__ = [
     "is_for_every_rank",
     "json_twins",
     "load_release",
+    "load_vllm",
     "profiles",
     "release_for_container",
     "variant_of_model",
     "variants",
+    "vllm_containers",
+    "vllm_for_container",
+    "vllm_image_name",
 ]

@@ -115,14 +115,16 @@ def test_the_steps_of_generate_come_in_one_call_too(make: MakeFaked) -> None:
 def test_a_whole_answer_comes_in_its_last_step(make: MakeFaked, public: bool) -> None:
     faked = make(public=public)
     request = faked.accepted(wants_steps=False)
+    assert faked.engine.health().worked_at_s == 0
     for token_id in HELLO:
         faked.core.emit({"request_id": request.request_id, "new_token_ids": [token_id]})
+    wait_for(lambda: faked.engine.health().worked_at_s > 0)
+    assert faked.sink.calls == []
     faked.core.emit({"request_id": request.request_id, "new_token_ids": [1], "finish_reason": "stop"})
     (step,) = faked.sink.result(request)
     assert (step.text, list(step.token_ids), step.finish_reason) == ("Hello world", [*HELLO, 1], "stop")
     assert step.generation_s is not None
     assert step.generation_s >= 0
-    assert faked.engine.health().worked_at_s > 0
 
 
 @WAYS
@@ -135,6 +137,7 @@ def test_an_output_that_can_not_be_read_ends_its_own_request_only(make: MakeFake
     )
     assert isinstance(faked.sink.result(broken)[-1].error, EngineError)
     assert text_of(faked, other) == "Hello world"
+    wait_for(lambda: faked.core.aborted == [broken.request_id])
     assert faked.engine.health().alive
 
 
@@ -240,7 +243,7 @@ def test_stop_ends_every_request_and_may_come_twice(make: MakeFaked, public: boo
     assert llm.num_shutdowns == 1
     assert isinstance(faked.refused(), UnavailableError)
     assert not faked.engine.health().alive
-    assert not [thread.name for thread in threading.enumerate() if thread.name == "vllm"]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("vllm", "tokenizer"))]
 
 
 @pytest.mark.slow
@@ -341,7 +344,7 @@ def test_a_load_that_fails_says_why(make: MakeFaked, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(FakeAsyncLLM, "load_error", error)
     with pytest.raises(EngineError, match="vLLM can't load m: "):
         make()
-    assert not [thread.name for thread in threading.enumerate() if thread.name == "vllm"]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("vllm", "tokenizer"))]
 
 
 def test_what_model_yaml_leaves_open_is_chosen(

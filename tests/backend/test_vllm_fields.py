@@ -63,7 +63,7 @@ def arguments(*, max_tokens: int = 20, max_temperature: float | None = 2.0, **sa
 
 # Translation
 
-ALWAYS = {"detokenize": False, "max_tokens": 20}
+ALWAYS = {"detokenize": False, "skip_clone": True, "max_tokens": 20}
 GREEDY = {**ALWAYS, "temperature": 0.0}
 
 
@@ -137,6 +137,11 @@ def test_every_field_of_the_contract_is_translated_or_refused(version: str) -> N
         without = {"temperature": 0.5} if name == "seed" else {}
         has_effect = arguments(**sampling) != arguments(**without) or guide(SamplingParams(**sampling))
         assert has_effect, name
+
+
+@VERSIONS
+def test_no_version_gets_a_field_that_it_does_not_have(version: str) -> None:
+    assert arguments(**EXAMPLES, seed=7).keys() <= set(release(version).record["sampling_params"])
 
 
 @VERSIONS

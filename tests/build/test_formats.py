@@ -26,6 +26,7 @@ from support.scripts import forwarded_by, parameters_of, script_runner
 
 R1 = PlanRequest(variant="deepseek-r1", gpu="h200", num_gpus=8)
 TWO_NODES = PlanRequest(variant="deepseek-v3", gpu="h100", num_gpus=16)
+OF_TENSORRT_LLM = [name for name in FORMATS if name != "vllm-serve"]
 QUICKSTART = "app/tensorrt_llm/examples/llm-api/quickstart_advanced.py"
 """Where TensorRT-LLM's own container has it."""
 REQUESTS = {
@@ -108,7 +109,7 @@ def test_the_formats_for_other_programs_have_their_stamp_at_the_top(name, format
 
 
 @pytest.mark.parametrize("name", ["ctx", "gen"])
-@pytest.mark.parametrize("format", [name for name in FORMATS if name != "trtllm-serve"])
+@pytest.mark.parametrize("format", [name for name in OF_TENSORRT_LLM if name != "trtllm-serve"])
 def test_one_half_of_a_disaggregated_pair_is_written_for_trtllm_serve_only(name, format):
     with pytest.raises(RefusedPlanError, match=f"profile {name} can't be written as {format} .*--format trtllm-serve$"):
         format_files(format, make_plan(REQUESTS[name]), version="1.0")
@@ -219,7 +220,7 @@ def test_only_models_that_always_reason_get_the_reasoning_parser(run, name, expe
     ["/models/my R1", "/models/it's", '/a"b', "/a$HOME`id`", "/a;exit 3", "/a\\b", "/a\nid", "/-x*"],
     ids=["space", "apostrophe", "quote", "expansion", "semicolon", "backslash", "newline", "star"],
 )
-@pytest.mark.parametrize("format", [name for name in FORMATS if name != "triton"])
+@pytest.mark.parametrize("format", [name for name in OF_TENSORRT_LLM if name != "triton"])
 def test_a_checkpoints_path_reaches_the_program_unchanged(run, tmp_path, format, model):
     (tmp_path / "data").touch()
     arguments = ["mmlu"] if format == "trtllm-eval" else []
@@ -418,7 +419,7 @@ def test_the_quickstart_that_is_nowhere_is_refused_and_an_image_named(tmp_path, 
     assert line.endswith("run this in nvcr.io/nvidia/tensorrt-llm/release:1.2.1")
 
 
-@pytest.mark.parametrize("format", [name for name in FORMATS if name != "triton"])
+@pytest.mark.parametrize("format", [name for name in OF_TENSORRT_LLM if name != "triton"])
 def test_the_image_that_is_named_has_the_files(format):
     """TensorRT-LLM's own has its examples and benchmarks; an image that was asked for stays."""
     for container, image in ((None, "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"), ("26.05", "tritonserver:26.05-")):

@@ -283,7 +283,8 @@ def test_arguments_are_read_through_the_configuration_classes(tree: VllmSource) 
     assert rows == expected
     assert not {"hidden", "_private"} & found["arguments"].keys()
     assert found["sections"]["kernel_config"] == {"depth": {"type": "int 0..8", "default": 1}}
-    assert found["serve_flags"] == ["--chat-template", "--headless", "--port", "-m"]
+    assert found["serve_flags"] == ["--chat-template", "--headless", "--port"]
+    assert found["short_flags"] == {"-m": "model"}
     assert found["environment"] == ["VLLM_A", "VLLM_B"]
     assert found["sampling_params"] == ["n", "seed"]
     assert found["vllm"] == "9.1.0"

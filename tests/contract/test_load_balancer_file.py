@@ -17,6 +17,7 @@ from support.scripts import script_runner
 
 NAME = "moe-load-balancer.yaml"
 BALANCED = {"num_slots": 288, "layer_updates_per_iter": 1}
+OF_TENSORRT_LLM = [name for name in FORMATS if name != "vllm-serve"]
 WIDE = PlanRequest(variant="deepseek-r1-0528", gpu="gb200-nvl72", profile="wide-ep")
 BY_PATH = ("1.0.0", "0.21.0")
 HOSTS = ",".join(f"node{number}" for number in range(8))
@@ -27,7 +28,7 @@ def texts(plan, format):
 
 
 @pytest.mark.parametrize("release", BY_PATH)
-@pytest.mark.parametrize("format", [name for name in FORMATS if name != "quickstart"])
+@pytest.mark.parametrize("format", [name for name in OF_TENSORRT_LLM if name != "quickstart"])
 def test_old_releases_get_the_file_and_its_path(release, format):
     plan = make_plan(replace(WIDE, release=release))
     files = texts(plan, format)
@@ -98,7 +99,7 @@ def test_the_backend_gives_the_engine_the_whole_path(tmp_path, release):
 
 
 @pytest.mark.parametrize("release", BY_PATH)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", OF_TENSORRT_LLM)
 def test_check_finds_nothing_wrong_with_it(tmp_path, release, format):
     write_repository(format_files(format, make_plan(replace(WIDE, release=release)), version="1"), tmp_path / "r")
     found = check_repository(tmp_path / "r", CheckOptions()).findings

@@ -1,8 +1,9 @@
 """Every command and figure of the published documents, beside the command of ours that answers to it.
 
 A row of published/ holds one printed block: `run`, our command line; `read`, where its answer is looked for; `expect`,
-what the document says; and `differs`, where we say something else, with the reason. A row with `none` says why no
-command of ours answers. tests/build/golden has the configurations, key by key.
+what the document says; and `differs`, where we say something else, with the reason. Of a `whole command`, what ours has
+more is a difference too. A row with `none` says why no command of ours answers. tests/build/golden has the
+configurations, key by key.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deepseek_triton_build.catalog import Release, containers, load_release
+from deepseek_triton_build.catalog import Release, containers, load_release, load_vllm
 from deepseek_triton_build.data.releases.spelling import flattened
 from deepseek_triton_tools.cli.main import main
 
@@ -31,6 +32,7 @@ BUILT = {
     "r1": ["deepseek-r1", "--gpu", "h200"],
     "r1x2": ["deepseek-r1", "--gpu", "h200", "--gpus", "16"],
     "gb": ["deepseek-r1", "--gpu", "gb200", "--gpus", "8"],
+    "vllm": ["deepseek-r1", "--gpu", "h200", "--engine", "vllm"],
 }
 """Name of a folder in `run` -> what it is built from."""
 ALL = ("deepseek-v3", "deepseek-r1", "deepseek-v3.2-exp")
@@ -92,6 +94,10 @@ def _settings(answer: Answer, _: str) -> Mapping[str, Any]:
     return {row["key"]: row["value"] for row in answer.document["settings"]}
 
 
+def _unset_environment(answer: Answer, _: str) -> Mapping[str, Any]:
+    return {row["name"]: row["value"] for row in answer.document["unset_environment"]}
+
+
 def _environment(answer: Answer, _: str) -> Mapping[str, Any]:
     return {row["name"]: row["value"] for row in answer.document["environment"]}
 
@@ -124,7 +130,15 @@ def _command(answer: Answer, script: str) -> Mapping[str, Any]:
     """Return flag -> value of the script's last command; `${NAME:-value}` counts as the value."""
     text = (answer.folder / "out" / script).read_text()
     command = text[text.index("\nexec ") :].replace("\\\n", " ")
-    return _flags(shlex.split(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", command)))
+    return _flags(shlex.split(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", command).replace('"$@"', "")))
+
+
+def _whole_command(answer: Answer, script: str) -> Mapping[str, Any]:
+    """Return what `_command` returns, and the words before the first flag. HOST and PORT say where the server is."""
+    text = (answer.folder / "out" / script).read_text()
+    program = text[text.index("\nexec ") + len("\nexec ") :].replace("\\\n", " ").partition(" --")[0]
+    flags = {flag: value for flag, value in _command(answer, script).items() if flag not in ("--host", "--port")}
+    return {"program": " ".join(program.split()), **flags}
 
 
 def _data_set(answer: Answer, _: str) -> Mapping[str, Any]:
@@ -159,16 +173,23 @@ def _defaults(answer: Answer, _: str) -> Mapping[str, Any]:
     return {key: field.default for key, field in fields.items() if field is not None}
 
 
+def _vllm_default(answer: Answer, _: str) -> Mapping[str, Any]:
+    return {name: argument.default for name, argument in load_vllm(answer.document["vllm"]).arguments.items()}
+
+
 VALUES: Mapping[str, Callable[[Answer, str], Mapping[str, Any]]] = {
     "document": _document,
     "workload": _workload,
     "settings": _settings,
     "environment": _environment,
+    "unset environment": _unset_environment,
     "gpus": _gpus,
     "recommended": _recommended,
     "checkpoint": _checkpoint,
     "oldest release": _oldest_release,
     "command": _command,
+    "whole command": _whole_command,
+    "vllm default": _vllm_default,
     "data set": _data_set,
     "json": _json,
     "driver": _driver,
@@ -216,7 +237,8 @@ def _found(row: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
     kind = max((name for name in kinds if row["read"].startswith(name)), key=len)
     said = kinds[kind](answer, row["read"].removeprefix(kind).strip())
     if kind in VALUES:
-        return {key: said.get(key) for key in row["expect"]}
+        keys = {**row["expect"], **said} if kind.startswith("whole") else row["expect"]
+        return {key: said.get(key) for key in keys}
     if kind in SENTENCES:
         return {key: text if text in said.get(key, "") else said.get(key) for key, text in row["expect"].items()}
     ours = {key: entry["ours"] for key, entry in row.get("differs", {}).items()}
@@ -233,7 +255,7 @@ def test_our_command_says_what_the_document_says_but_for_the_listed_differences(
 
     assert row["read"].startswith("refusal") or answer.code == 0, answer.error
     assert _found(row, answer) == expected | listed
-    assert {key for key, value in listed.items() if expected[key] == value} == set()
+    assert {key for key, value in listed.items() if expected.get(key) == value} == set()
 
 
 def test_every_difference_and_every_block_without_a_command_has_a_reason():

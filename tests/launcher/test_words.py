@@ -28,6 +28,7 @@ NAMES_HERE = {
 """Name of a phase where `deepseek-triton` waits for a server -> its names here. Phases that are not in the table have
 the same name in both. The waiting side may know fewer lines, but no line that is unknown here."""
 STAMP = "[12/20/2025-04:21:37] [TRT-LLM] [I] "
+CORE = "(EngineCore pid=71) INFO 07-01 12:00:00 "
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,16 @@ STAMP = "[12/20/2025-04:21:37] [TRT-LLM] [I] "
         ("deepseek_backend INFO: warm-up 1 of 3: a prompt", "warm-up"),
         ("deepseek_backend INFO: /models/r1 is ready after 71.3 s", "model is ready"),
         ('I1121 15:57:29.4 15074 http_server.cc:4692] "Started HTTPService at 0.0.0.0:8000"', "opening ports"),
+        (f"{CORE}[core.py:115] Initializing a V1 LLM engine (v0.24.0) with config: model='r1'", "starting the workers"),
+        (f"{CORE}[gpu_model_runner.py:5161] Starting to load model /models/r1...", "building the model"),
+        ("Loading safetensors checkpoint shards:  10% Completed | 16/163 [00:09<01:20, 1.8it/s]", "loading weights"),
+        (f"{CORE}[default_loader.py:431] Loading weights took 91.20 seconds", "loading weights"),
+        (f"{CORE}[gpu_model_runner.py:5256] Model loading took 79.6 GiB memory and 93.1 seconds", "weights are loaded"),
+        (f"{CORE}[backends.py:1090] Using cache directory: /c for vLLM's torch.compile", "compiling"),
+        (f"{CORE}[monitor.py:82] Initial profiling/warmup run took 3.10 s", "memory profile"),
+        (f"{CORE}[gpu_worker.py:509] Available KV cache memory: 41.2 GiB", "KV cache"),
+        ("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  12%|#2        | 6/51", "CUDA graphs"),
+        ("deepseek_backend INFO: vLLM 0.24.0 has loaded /models/r1", "engine is loaded"),
         (f"{STAMP}cache_transceiver is disabled", None),
         ("", None),
     ],
@@ -118,6 +129,18 @@ def test_the_rank_of_a_line(line, rank):
         (
             "[1,3]<stderr>:It looks like MPI_INIT failed for some reason; your parallel process is",
             "MPI can't start in a rank: MPI_INIT failed",
+        ),
+        (
+            "(Worker_TP1 pid=9) ERROR 07-01 12:00:00 [executor.py:9] torch.OutOfMemoryError: CUDA out of memory.",
+            "OutOfMemoryError: CUDA out of memory",
+        ),
+        (
+            "(EngineCore pid=7) ERROR 07-01 12:00:00 [c.py:9] ValueError: Free memory on device cuda:0 is too small.",
+            "ValueError: Free memory on device cuda:0 is too small",
+        ),
+        (
+            "deepseek_backend CRITICAL: RuntimeError: Engine core initialization failed. See root cause above.",
+            None,
         ),
         ("all is well", None),
     ],

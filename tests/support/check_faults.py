@@ -69,6 +69,43 @@ TOKENS = {"<｜begin▁of▁sentence｜>": 0, "<｜end▁of▁sentence｜>": 1, 
 NVFP4 = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
 
 
+# A model of Triton's own vLLM backend, in the form of triton-inference-server/vllm_backend samples/model_repository
+JSON, VLLM_CONFIG = "repository/r1/1/model.json", "repository/r1/config.pbtxt"
+_VLLM_CONFIG = 'backend: "vllm"\ninstance_group [\n  {\n    count: 1\n    kind: KIND_MODEL\n  }\n]\n'
+_MODEL_JSON = """\
+{
+    "model": "deepseek-ai/DeepSeek-R1",
+    "tensor_parallel_size": 8,
+    "enable_expert_parallel": true,
+    "trust_remote_code": true,
+    "gpu_memory_utilization": 0.95,
+    "max_model_len": 65536,
+    "max_num_batched_tokens": 32768,
+    "kv_cache_dtype": "auto",
+    "moe_backend": "auto",
+    "enable_prefix_caching": false,
+    "seed": 0,
+    "speculative_config": {"method": "mtp", "num_speculative_tokens": 1}
+}
+"""
+_VLLM_SERVE = """\
+#!/usr/bin/env bash
+set -euo pipefail
+export VLLM_USE_DEEP_GEMM=1
+exec vllm serve deepseek-ai/DeepSeek-R1 \\
+  --tensor-parallel-size 8 \\
+  --enable-expert-parallel \\
+  --max-model-len 65536 \\
+  --max-num-batched-tokens 32k \\
+  --no-enable-prefix-caching \\
+  --gpu-memory-utilization 0.95 \\
+  --speculative-config '{"method": "mtp", "num_speculative_tokens": 1}' \\
+  --host 0.0.0.0 --port 8000 \\
+  "$@"
+"""
+_EIGHT: Mapping[str, Any] = {"gpu": "h200", "num_gpus": 8}
+
+
 # The folders that are spoiled
 
 
@@ -79,14 +116,19 @@ class Base:
     request: PlanRequest | None = None
     """What `build` writes into repository/; None for a recorded file."""
     format: str = "triton"
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Path -> content of a folder that `build` did not write."""
     recipe: str = ""
     weights: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, root: Path) -> None:
+        for path, content in self.files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(content)
         if self.request is not None:
             write_repository(format_files(self.format, make_plan(self.request), version="0"), root / "repository")
-        else:
+        elif self.recipe:
             (root / "repository").mkdir(parents=True)
             arguments = recipes()[self.recipe]["arguments"]
             (root / RECIPE).write_text(yaml.safe_dump(arguments, sort_keys=False))
@@ -130,6 +172,9 @@ def bases() -> Mapping[str, Base]:
         "weights": Base(request=_r1(), weights=True),
         "mtp weights": Base(request=_r1(profile="latency"), weights=True),
         "fp4 weights": Base(request=_r1("b200"), weights=True),
+        "vllm backend": Base(files={JSON: _MODEL_JSON, VLLM_CONFIG: _VLLM_CONFIG}, options=_EIGHT),
+        "vllm weights": Base(files={JSON: _MODEL_JSON, VLLM_CONFIG: _VLLM_CONFIG}, weights=True, options=_EIGHT),
+        "vllm script": Base(files={SERVE: _VLLM_SERVE}, options={**_EIGHT, "vllm": "0.25.1"}),
     }
     return named | {f"recipe {name}": Base(recipe=name) for name in recipes()}
 
@@ -229,6 +274,11 @@ def settled(path: str, **values: Any) -> Spoil:
         (root / path).write_text(json.dumps(document), "utf-8")
 
     return spoil
+
+
+def json_name(name: str, to: str) -> Spoil:
+    """Give a key of model.json another name."""
+    return replace(JSON, f'"{name}"', f'"{to}"')
 
 
 def both(*spoils: Spoil) -> Spoil:
@@ -777,6 +827,181 @@ FAULTS: tuple[Fault, ...] = (
             "W006",
             "expected fp4 weights",
         ),
+    ),
+    # Triton's own vLLM backend: names and values of engine arguments, those of other versions, and config.pbtxt
+    *_of(
+        "vllm backend",
+        (
+            "an argument misspelled",
+            json_name("tensor_parallel_size", "tensor_paralel_size"),
+            "S011",
+            "tensor_parallel_size?",
+        ),
+        ("an argument with dashes", json_name("max_model_len", "max-model-len"), "S011", "max_model_len?"),
+        ("a number as text", settled(JSON, tensor_parallel_size="8"), "S014", "write 8 as a number"),
+        ("a switch as text", settled(JSON, enable_expert_parallel="yes"), "S014", "true or false"),
+        ("a share in percent", settled(JSON, gpu_memory_utilization=95), "S016", "from 0 to 1"),
+        ("no ranks", settled(JSON, tensor_parallel_size=0), "S016", "from 1"),
+        ("no seed", replace(JSON, '"seed": 0', '"seed": null'), "S017", "leave the key out"),
+        ("a backend of experts misspelled", settled(JSON, moe_backend="deepgemm"), "S015", "did you mean deep_gemm?"),
+        (
+            "a type of KV cache that there is not",
+            settled(JSON, kv_cache_dtype="fp8_e4m"),
+            "S015",
+            "did you mean fp8_e4m3?",
+        ),
+        ("MTP's method misspelled", replace(JSON, '"mtp"', '"mpt"'), "S015", "did you mean mtp?"),
+        (
+            "MTP's number misspelled",
+            json_name("num_speculative_tokens", "num_speculative_token"),
+            "S011",
+            "under speculative_config",
+        ),
+        ("no draft tokens", replace(JSON, '_tokens": 1', '_tokens": 0'), "S016", "from 1"),
+        ("MTP as a word", settled(JSON, speculative_config="mtp"), "S018", "write its keys below it"),
+        ("0.9's logging", settled(JSON, disable_log_requests=True), "S013", "write enable_log_requests: false"),
+        (
+            "0.10's guided decoding",
+            settled(JSON, guided_decoding_backend="xgrammar"),
+            "S013",
+            "under structured_outputs_config: write backend: xgrammar",
+        ),
+        (
+            "0.8's drafts",
+            settled(JSON, num_speculative_tokens=1),
+            "S013",
+            "under speculative_config: write num_speculative_tokens: 1",
+        ),
+        ("V0's swapping", settled(JSON, swap_space=16), "S013", "computes what it preempted again"),
+        ("TensorRT-LLM's batch size", settled(JSON, max_batch_size=128), "S013", "write max_num_seqs: 128"),
+        (
+            "TensorRT-LLM's KV cache",
+            settled(JSON, kv_cache_config={"dtype": "fp8"}),
+            "S013",
+            "write kv_cache_dtype: fp8",
+        ),
+        ("an argument of a newer version", settled(JSON, max_num_active_seqs=64), "S011", "vLLM 0.33.0 has it"),
+        (
+            "an argument that newer versions lost",
+            settled(JSON, calculate_kv_scales=True),
+            "S011",
+            "vLLM 0.24.0 has it",
+            {"vllm": "0.33.0"},
+        ),
+        ("our setting", settled(JSON, max_inflight=64), "S011", "is not an argument"),
+        ("a comma too many", replace(JSON, "1}\n}", "1},\n}"), "S002", "not JSON"),
+        ("an argument twice", replace(JSON, '"seed": 0', '"max_model_len": 8192'), "S004", "given twice"),
+        ("no model", settled(JSON, model=None), "S020", "no model is named"),
+        (
+            "another model",
+            settled(JSON, model="deepseek-ai/DeepSeek-V3"),
+            "W004",
+            "which is deepseek-v3",
+            {"variant": "deepseek-r1"},
+        ),
+        ("four GPUs", nothing, "T013", "4 GPUs for 8 ranks (tensor x pipeline x data parallelism)", {"num_gpus": 4}),
+        ("data parallelism on top", settled(JSON, data_parallel_size=2), "T013", "8 GPUs for 16 ranks"),
+        ("two instances", put(VLLM_CONFIG, "count", "2"), "T012", "all take the same GPUs"),
+        ("instances of one GPU", put(VLLM_CONFIG, "kind", "KIND_GPU"), "C010", "write kind: KIND_MODEL"),
+        ("another backend", replace(VLLM_CONFIG, '"vllm"', '"python"'), "C010", 'write backend: "vllm"'),
+        (
+            "not decoupled",
+            replace(VLLM_CONFIG, r"\A", "model_transaction_policy { decoupled: false }\n"),
+            "C010",
+            "decoupled: true",
+        ),
+        ("batches of Triton's", replace(VLLM_CONFIG, r"\A", "max_batch_size: 8\n"), "C010", "write max_batch_size: 0"),
+        ("another name", replace(VLLM_CONFIG, r"\A", 'name: "r2"\n'), "C004", "rename the folder"),
+    ),
+    *_of(
+        "vllm weights",
+        ("a shard gone", gone(f"{W}/{SECOND}"), "W008", SECOND),
+        ("no MTP layer", settled(f"{W}/config.json", num_nextn_predict_layers=None), "W017", "asks for MTP"),
+        (
+            "another architecture",
+            settled(f"{W}/config.json", architectures=["Qwen3ForCausalLM"]),
+            "W005",
+            "found 'Qwen3",
+        ),
+        ("no tokenizer", gone(f"{W}/tokenizer.json"), "W014", "no tokenizer"),
+        ("other figures", settled(f"{W}/config.json", num_hidden_layers=60), "W016", "num_hidden_layers 60, not 61"),
+    ),
+    # A script with `vllm serve`, and variables of the published recipe that newer versions lost
+    *_of(
+        "vllm script",
+        (
+            "a flag misspelled",
+            replace(SERVE, "--enable-expert-parallel", "--enable-expert-paralel"),
+            "S022",
+            "--enable-expert-parallel?",
+        ),
+        (
+            "a flag of TensorRT-LLM",
+            replace(SERVE, "--tensor-parallel-size", "--tp_size"),
+            "S022",
+            "not a flag of vllm serve",
+        ),
+        (
+            "a flag that is gone",
+            replace(SERVE, "--no-enable-prefix-caching", "--disable-log-requests"),
+            "S013",
+            "--no-enable-log-requests",
+        ),
+        (
+            "TensorRT-LLM's length",
+            replace(SERVE, "--max-model-len", "--max_seq_len"),
+            "S013",
+            "write --max-model-len 65536",
+        ),
+        (
+            "a value of a wrong type",
+            replace(SERVE, "65536", "long"),
+            "S014",
+            "--max-model-len: expected a whole number",
+        ),
+        ("a share in percent", replace(SERVE, "0.95", "95"), "S016", "from 0 to 1"),
+        ("JSON that is none", replace(SERVE, '{"method": "mtp", ', "{method: mtp, "), "S014", "expected a JSON object"),
+        (
+            "a key in JSON misspelled",
+            replace(SERVE, '"num_speculative_tokens"', '"num_spec_tokens"'),
+            "S011",
+            "num_speculative_tokens",
+        ),
+        (
+            "the recipe's attention",
+            line(SERVE, "export VLLM_ATTENTION_BACKEND=CUTLASS_MLA"),
+            "S028",
+            "write --attention-backend CUTLASS_MLA",
+        ),
+        (
+            "the recipe's experts in FP8",
+            line(SERVE, "export VLLM_USE_FLASHINFER_MOE_FP8=1"),
+            "S028",
+            "write --moe-backend flashinfer_trtllm",
+        ),
+        (
+            "the recipe's experts in FP4",
+            line(SERVE, "export VLLM_USE_FLASHINFER_MOE_FP4=1"),
+            "S028",
+            "write --moe-backend flashinfer_trtllm",
+        ),
+        (
+            "the recipe's all-to-all",
+            line(SERVE, "export VLLM_ALL2ALL_BACKEND=deepep_low_latency"),
+            "S028",
+            "write --all2all-backend deepep_low_latency",
+        ),
+        ("V1 asked for", line(SERVE, "export VLLM_USE_V1=1"), "S028", "V1 is the only engine"),
+        (
+            "a variable misspelled",
+            replace(SERVE, "VLLM_USE_DEEP_GEMM", "VLLM_USE_DEEPGEMM"),
+            "S025",
+            "VLLM_USE_DEEP_GEMM?",
+        ),
+        ("a variable of TensorRT-LLM", line(SERVE, "export TRTLLM_DG_ENABLED=1"), "S028", "TensorRT-LLM's variables"),
+        ("hidden GPUs", line(SERVE, "export CUDA_VISIBLE_DEVICES=0,1,2,3"), "T013", "shows 4 GPUs to 8 ranks"),
+        ("four GPUs", nothing, "T013", "4 GPUs for 8 ranks", {"num_gpus": 4}),
+        ("no quote", replace(SERVE, "1}'", "1}"), "S010", "bash can't read it"),
     ),
     # Published files on other machines and for other releases
     *_recipe(

@@ -148,7 +148,7 @@ class FakeCore:
                 yield output
                 if output.outputs[0].finish_reason is not None:
                     return
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             self.aborted.append(request_id)
             raise
 
@@ -199,8 +199,9 @@ class FakeAsyncLLM:
         self, prompt: Any, sampling_params: Any, request_id: str, *, priority: int = 0
     ) -> AsyncIterator[Any]:
         self.engine_core.accept(request_id, prompt, sampling_params, priority)
-        async for output in self.engine_core.read(request_id):
-            yield output
+        async with contextlib.aclosing(self.engine_core.read(request_id)) as outputs:
+            async for output in outputs:
+                yield output
 
     def shutdown(self) -> None:
         self.num_shutdowns += 1

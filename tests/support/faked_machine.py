@@ -53,6 +53,7 @@ GOOD_RUNS: Mapping[str, Done] = {
     "mpirun --allow-run-as-root": Done(code=0, out="hello 0 2\nhello 1 2\n"),
     "/usr/bin/python3 -c from mpi4py import rc": Done(code=0, out=LIBRARY),
     "/usr/bin/python3 -c import sys; from mpi4py": Done(code=0, out="spawned\n"),
+    "/usr/bin/python3 -c import locale": Done(code=0),
     "docker info": Done(code=0, out='{"nvidia":{},"runc":{}} null\n'),
     "sinfo": Done(code=0, out="debug* up 2 idle\n"),
     "kubectl config": Done(code=0, out="prod\n"),

@@ -13,7 +13,16 @@ from typing import NamedTuple
 
 from deepseek_triton_build import FORMATS, Plan, format_files, write_repository
 
-PROGRAMS = ("mpirun", "trtllm-llmapi-launch", "tritonserver", "trtllm-serve", "trtllm-bench", "trtllm-eval", "python3")
+PROGRAMS = (
+    "mpirun",
+    "trtllm-llmapi-launch",
+    "tritonserver",
+    "trtllm-serve",
+    "trtllm-bench",
+    "trtllm-eval",
+    "vllm",
+    "python3",
+)
 
 
 class Run(NamedTuple):
@@ -26,7 +35,7 @@ class Run(NamedTuple):
 
 
 def script_runner(tmp_path: Path, folder: str = "with a space") -> Callable[..., Run]:
-    """Return a function that writes a plan in a format below `folder` and runs its script.
+    """Return a function that writes a plan in a format below `folder` and runs its script, or the one named `script`.
 
     The container's folder /app is `tmp_path`/app, which is empty at first.
     """
@@ -37,15 +46,15 @@ def script_runner(tmp_path: Path, folder: str = "with a space") -> Callable[...,
         path.write_text('#!/usr/bin/env bash\nprintf "%s\\0" "${0##*/}" "$@" > "$RECORD"; env -0 > "$RECORD.env"\n')
         path.chmod(0o755)
 
-    def run(plan: Plan, format: str, *arguments: str, **variables: str) -> Run:
+    def run(plan: Plan, format: str, *arguments: str, script: str = "", **variables: str) -> Run:
         place = tmp_path / folder / format
         write_repository(format_files(format, plan, version="1.0"), place, force=True)
         environment = {"PATH": f"{commands}:{os.environ['PATH']}", "RECORD": str(record), **variables}
         record.unlink(missing_ok=True)
-        script = place / FORMATS[format].start
+        path = place / (script or FORMATS[format].start)
         app = re.compile(r"^(\s+)(/app/\S+)$", re.MULTILINE)  # a place in a list
-        script.write_text(app.sub(lambda found: found[1] + shlex.quote(f"{tmp_path}{found[2]}"), script.read_text()))
-        done = subprocess.run([script, *arguments], env=environment, capture_output=True, text=True)
+        path.write_text(app.sub(lambda found: found[1] + shlex.quote(f"{tmp_path}{found[2]}"), path.read_text()))
+        done = subprocess.run([path, *arguments], env=environment, capture_output=True, text=True)
         if not record.exists():
             return Run(done.returncode, done.stderr, done.stdout, [], {})
         lines = Path(f"{record}.env").read_text().split("\0")

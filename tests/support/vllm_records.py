@@ -187,13 +187,15 @@ class VllmSource:
 
 def record(source: VllmSource) -> dict[str, Any]:
     """Return everything that a record takes from the source, in the record's order."""
-    arguments = _arguments(source)
+    arguments, flags = _arguments(source), list(_flags(source))
+    its_flags = {_flag(name): name for name in arguments}
     return {
         "vllm": source.version,
         **_wheel(source.path),
         "arguments": arguments,
         "sections": {name: _section(source, source.require(place)) for name, place in SECTIONS.items()},
-        "serve_flags": sorted(_serve_flags(source) - {f"--{name.replace('_', '-')}" for name in arguments}),
+        "short_flags": {short: its_flags[name] for name, short in _short_names(flags) if name in its_flags},
+        "serve_flags": sorted({name for names in flags for name in names if name.startswith("--")} - its_flags.keys()),
         "environment": sorted(_environment(source)),
         "sampling_params": _public_fields(source, "vllm.sampling_params:SamplingParams"),
         "structured_outputs": _public_fields(source, "vllm.sampling_params:StructuredOutputsParams"),
@@ -412,18 +414,27 @@ def _choices(spelled: str) -> list[str]:
     return [choice for part in re.findall(r"Literal\[([^]]*)\]", spelled) for choice in part.split(", ")]
 
 
-def _serve_flags(source: VllmSource) -> set[str]:
-    """Return every flag of `vllm serve`: those written in add_argument, and those made of FrontendArgs' fields."""
-    flags = set()
+def _flags(source: VllmSource) -> Iterator[tuple[str, ...]]:
+    """Yield the names of each flag of `vllm serve`: those in add_argument, and those made of FrontendArgs' fields."""
     frontend = next(name for name in _FLAGS if source.has(name))
     for module in (_ARGUMENTS, frontend):
         for node in ast.walk(source.module(module)):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
                 texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
-                flags |= {text for text in texts if isinstance(text, str) and text.startswith("-")}
+                yield tuple(text for text in texts if isinstance(text, str) and text.startswith("-"))
     for place in source.lineage(source.require(f"{frontend}:FrontendArgs")):
-        flags |= {f"--{ast.unparse(node.target).replace('_', '-')}" for node in _annotated(place.node)}
-    return flags
+        for field in _annotated(place.node):
+            yield (_flag(ast.unparse(field.target)),)
+
+
+def _short_names(flags: Iterable[tuple[str, ...]]) -> list[tuple[str, str]]:
+    """Return each long flag with its short name."""
+    pairs = [(long, short) for names in flags for long in names for short in names]
+    return sorted({pair for pair in pairs if pair[0].startswith("--") and not pair[1].startswith("--")})
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _environment(source: VllmSource) -> Iterator[str]:

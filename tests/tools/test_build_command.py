@@ -57,7 +57,8 @@ def test_the_hugging_face_name_of_the_default_checkpoint_is_the_same_plan(tmp_pa
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format(name, tmp_path, capsys):
-    assert main([*R1, "--format", name, "--output", str(tmp_path / "out")]) == 0
+    engine = ["--engine", "vllm"] if name == "vllm-serve" else []
+    assert main([*R1, *engine, "--format", name, "--output", str(tmp_path / "out")]) == 0
 
     assert f"{tmp_path}/out/{FORMATS[name].start}" in capsys.readouterr().out
     assert (tmp_path / "out" / FORMATS[name].start).is_file()

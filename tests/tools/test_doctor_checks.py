@@ -42,6 +42,8 @@ R1 = Expected(
     containers=(KnownContainer(tag="26.07", trtllm="1.2.1", driver="580.44.01"),),
 )
 THEIRS = replace(R1, is_ours=False)
+VLLM_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"
+R1_VLLM = replace(R1, engine="vllm", release=None, vllm="0.24.0", image=VLLM_IMAGE)
 TWO_NODES = replace(R1, world_size=16)
 TINY = Expected(repository="/tiny", is_ours=True, engine="reference")
 HUB = replace(R1, checkpoint="deepseek-ai/DeepSeek-R1")
@@ -124,6 +126,12 @@ def cuda(release: str) -> Done:
     return Done(code=0, out=f"nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release {release}, V1\n")
 
 
+def torch(out: str, *, code: int | None = 0, err: str = "") -> FakedMachine:
+    """A machine with vLLM, whose PyTorch gives this answer."""
+    answer = {"/usr/bin/python3 -c import torch": Done(code=code, out=out, err=err)}
+    return replace(having(vllm="0.24.0"), runs={**GOOD_RUNS, **answer})
+
+
 def run(check: str, where: FakedMachine, expected: Expected) -> MachineFinding:
     [report] = examine(where, expected, checks=[each for each in CHECKS if each.id == check]).findings
     return report.finding
@@ -156,6 +164,9 @@ SUPERVISOR = HostProcess(
 )
 RANK = HostProcess(pid=6, parent=5, name="python3", command=("python3", "/r/1/supervise.py", "rank"), launch="0123abcd")
 ORTED = HostProcess(pid=4, parent=1, name="orted", command=("orted", "-mca"))
+CORE = HostProcess(pid=21, parent=11, name="VLLM::EngineCor", command=("VLLM::EngineCore",))
+WORKER = HostProcess(pid=22, parent=21, name="VLLM::Worker_TP", command=("VLLM::Worker_TP0",))
+SET_LOCALE = "/usr/bin/python3 -c import locale"
 APPS = "439, python3, 21090\n"
 ROWS = "".join(BASIC.format(n, n, 9) + "\n" for n in range(7))
 UNABLE = "Unable to determine the device handle for GPU7: 0000:DB:00.0: Unknown Error"
@@ -286,6 +297,47 @@ CASES: list[tuple[str, FakedMachine, Expected, str, str]] = [
         R1,
         "error",
         "doctor --python /opt/venv-tritonserver/bin/python3",
+    ),
+    ("tensorrt-llm", having(tensorrt_llm=None), R1_VLLM, "skipped", "not installed"),
+    ("mpi", without("mpirun"), R1_VLLM, "skipped", "no mpirun on PATH"),
+    ("vllm", having(vllm="0.24.0"), R1_VLLM, "ok", "0.24.0"),
+    ("vllm", having(vllm="0.25.1"), NOTHING, "ok", "0.25.1"),
+    ("vllm", having(vllm="0.25.1"), R1_VLLM, "error", f"run in {VLLM_IMAGE}, or build again with --vllm 0.25.1"),
+    ("vllm", having(vllm="0.24.0"), replace(R1_VLLM, vllm="0.33.0", image=None), "error", "pip install vllm==0.33.0"),
+    ("vllm", machine(), R1_VLLM, "error", VLLM_IMAGE),
+    ("vllm", machine(), NOTHING, "note", "<yy.mm>-vllm-python-py3"),
+    ("vllm", machine(), R1, "note", "not installed"),
+    ("torch", machine(), R1, "skipped", "no repository for vLLM"),
+    ("torch", torch("8 13.0"), R1_VLLM, "ok", "8 GPUs, CUDA 13.0"),
+    ("torch", torch("4 13.0"), R1_VLLM, "error", "the repository needs 8 on each machine"),
+    (
+        "torch",
+        torch("", code=1, err="ImportError: libcudart.so.13: cannot open\n"),
+        R1_VLLM,
+        "error",
+        "libcudart.so.13",
+    ),
+    ("torch", torch("", code=None), R1_VLLM, "error", "no answer within its deadline"),
+    ("locale", machine(), R1_VLLM, "ok", "C.UTF-8"),
+    ("locale", told({SET_LOCALE: Done(code=1, err="locale.Error")}), R1_VLLM, "error", "C.UTF-8 is missing"),
+    ("locale", told({SET_LOCALE: Done(code=1)}), NOTHING, "note", "importing PyTorch fails"),
+    ("gpus", gpus(count=4), R1_VLLM, "error", "the repository needs 8"),
+    ("gpu-memory", gpus(used=21099, apps=APPS), R1_VLLM, "error", "439"),
+    ("leftovers", machine(running=[SERVER, A_STUB, CORE, WORKER]), R1_VLLM, "ok", "nothing left"),
+    ("leftovers", machine(running=[replace(CORE, parent=1), WORKER]), R1_VLLM, "warning", "kill 21 22"),
+    (
+        "leftovers",
+        machine(running=[replace(SERVER, pid=1, name="vllm", command=("vllm", "serve")), replace(CORE, parent=1)]),
+        NOTHING,
+        "ok",
+        "nothing left",
+    ),
+    (
+        "leftovers",
+        machine(running=[replace(CORE, parent=1, launch="0123abcd"), replace(WORKER, launch="0123abcd")]),
+        R1_VLLM,
+        "warning",
+        "deepseek-triton launch stop 0123abcd",
     ),
     ("nvcc", machine(), R1, "skipped", "no repository was named whose DeepGEMM compiles with NVCC"),
     ("nvcc", machine(environ={USE_NVCC: "0"}), NVCC, "skipped", "compiles with NVCC"),

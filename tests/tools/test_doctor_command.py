@@ -71,7 +71,7 @@ def test_this_machine(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert {found["check"] for found in said["findings"]} == {check.id for check in CHECKS}
     assert {found["level"] for found in said["findings"]} <= LEVELS
     assert by_check(said)["gpus"]["level"] == "note"
-    assert by_check(said)["gpus"]["blocks"] == ["tensorrt-llm"]
+    assert by_check(said)["gpus"]["blocks"] == ["tensorrt-llm", "vllm"]
     can = by_capability(said)
     assert list(can) == list(CAPABILITIES)
     assert [name for name in ("demo", "simulated", "client", "generator", "warm") if not can[name]["works"]] == []

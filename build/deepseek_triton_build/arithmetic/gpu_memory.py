@@ -271,9 +271,11 @@ _STORED: Mapping[str, Mapping[str, Format]] = {
     "fp8": {"routed": "fp8", "dense": "fp8", "attention": "fp8", "mtp": "fp8"},
     "fp4": {"routed": "nvfp4", "dense": "nvfp4", "attention": "bf16", "mtp": "bf16"},
     "w4a8": {"routed": "int4", "dense": "fp8", "attention": "fp8", "mtp": "fp8"},
+    "w4a16": {"routed": "int4", "dense": "int4", "attention": "bf16", "mtp": "bf16"},
 }
 """Precision -> the format of each part. NVFP4 checkpoints keep attention (the later ones all of it but wo) and the MTP
-layer in 16 bits (their hf_quant_config.json); W4AFP8 quantizes the routed experts only (TensorRT-LLM's guide)."""
+layer in 16 bits (their hf_quant_config.json); W4AFP8 quantizes the routed experts only (TensorRT-LLM's guide). W4A16 is
+compressed-tensors' form, with attention and lm_head left out of it."""
 
 
 def _linear(rows: int, columns: int, stored: Format) -> float:

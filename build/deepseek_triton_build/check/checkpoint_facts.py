@@ -87,8 +87,11 @@ class CheckpointFacts:
         return _PRECISIONS.get(self.quantization or "")
 
 
-def read_facts(folder: Path, label: str) -> tuple[CheckpointFacts, list[Finding]]:
-    """Return what config.json and hf_quant_config.json of `folder` say, and what is wrong with them."""
+def read_facts(folder: Path, label: str, *, for_vllm: bool = False) -> tuple[CheckpointFacts, list[Finding]]:
+    """Return what config.json and hf_quant_config.json of `folder` say, and what is wrong with them.
+
+    :param for_vllm: whether vLLM reads them, for which config.json comes first.
+    """
     config, findings = read_json(folder / "config.json", f"{label}/config.json")
     quant: dict[str, Any] | None = None
     if os.path.exists(folder / QUANT_CONFIG):
@@ -103,7 +106,9 @@ def read_facts(folder: Path, label: str) -> tuple[CheckpointFacts, list[Finding]
         fix = "point model at the right checkpoint; for another model the rules are not checked"
         findings.append(UNKNOWN_ARCHITECTURE.finding(message, fix, file=f"{label}/config.json"))
     in_config, in_quant = _section(config, "quantization_config"), _section(quant, "quantization")
-    algo = in_quant.get("quant_algo") or in_config.get("quant_algo") or in_config.get("quant_method")
+    by_config = in_config.get("quant_algo") or in_config.get("quant_method")
+    is_in_quant = bool(in_quant.get("quant_algo")) and not (for_vllm and by_config)
+    algo = in_quant["quant_algo"] if is_in_quant else by_config
     kv_algo = in_quant.get("kv_cache_quant_algo")
     facts = CheckpointFacts(
         folder=folder,
@@ -113,7 +118,7 @@ def read_facts(folder: Path, label: str) -> tuple[CheckpointFacts, list[Finding]
         class_name=class_name,
         architecture=architecture,
         quantization=algo if isinstance(algo, str) else None,
-        quantization_file=f"{label}/{QUANT_CONFIG if in_quant.get('quant_algo') else 'config.json'}",
+        quantization_file=f"{label}/{QUANT_CONFIG if is_in_quant else 'config.json'}",
         kv_cache_quant_algo=kv_algo if isinstance(kv_algo, str) else None,
         is_whole=not findings,
     )

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts, read_facts
-from deepseek_triton_build.check.codes import NO_MTP_LAYER, NO_TOKENIZER, WRONG_QUANT_CONFIG, WRONG_TOKENIZER
+from deepseek_triton_build.check.codes import (
+    NO_MTP_LAYER,
+    NO_TOKENIZER,
+    STRAY_SHARD,
+    WRONG_QUANT_CONFIG,
+    WRONG_TOKENIZER,
+)
 from deepseek_triton_build.check.documents import read_json
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.weights import check_weights
@@ -46,17 +52,23 @@ _GROUP_SIZES = {"NVFP4": 16}
 _FP8_BLOCK = [128, 128]
 
 
-def check_checkpoint(folder: Path, label: str, tokenizer: Path | None) -> tuple[CheckpointFacts, list[Finding]]:
+def check_checkpoint(
+    folder: Path, label: str, tokenizer: Path | None, *, for_vllm: bool = False
+) -> tuple[CheckpointFacts, list[Finding]]:
     """Return what the files of a checkpoint say, and what is wrong with them.
 
     :param tokenizer: the folder of the tokenizer where that is another one; None when it is not to be looked at.
+    :param for_vllm: whether vLLM reads it. It goes by the index and by config.json, so it ignores a shard that is not
+        in the index, and hf_quant_config.json if config.json says how the weights are quantized.
     """
-    facts, findings = read_facts(folder, label)
-    findings += _quantization_problems(facts)
+    facts, findings = read_facts(folder, label, for_vllm=for_vllm)
+    findings += _block_problems(facts)
+    findings += [] if for_vllm else _quantization_problems(facts)
     if tokenizer is not None:
         where = label if tokenizer == folder else str(tokenizer)
         findings += _tokenizer_problems(tokenizer, where, facts.config)
-    return facts, [*findings, *check_weights(folder, label)]
+    found = check_weights(folder, label)
+    return facts, [*findings, *(one for one in found if not (for_vllm and one.code == STRAY_SHARD.code))]
 
 
 def mtp_problems(facts: CheckpointFacts, num_draft_tokens: int) -> Iterator[Finding]:
@@ -70,13 +82,16 @@ def mtp_problems(facts: CheckpointFacts, num_draft_tokens: int) -> Iterator[Find
     yield NO_MTP_LAYER.finding(message, fix, file=f"{facts.label}/config.json", key="num_nextn_predict_layers")
 
 
-def _quantization_problems(facts: CheckpointFacts) -> Iterator[Finding]:
+def _block_problems(facts: CheckpointFacts) -> Iterator[Finding]:
     own = facts.config.get("quantization_config")
     own = own if isinstance(own, dict) else {}
     block = own.get("weight_block_size", _FP8_BLOCK)
     if own.get("quant_method") == "fp8" and block != _FP8_BLOCK:
         message = f"expected weight_block_size {_FP8_BLOCK}, found {short_repr(block)}"
         yield WRONG_QUANT_CONFIG.finding(message, _DOWNLOAD, file=f"{facts.label}/config.json")
+
+
+def _quantization_problems(facts: CheckpointFacts) -> Iterator[Finding]:
     if facts.hf_quant_config is None:
         return
     for message, fix in _quant_config_problems(facts.hf_quant_config):

@@ -13,7 +13,10 @@ from deepseek_triton_build.check.finding import CheckCode
 _MODEL_CONFIGURATION = "Triton Inference Server docs/user_guide/model_configuration.md"
 _NAME_AND_BACKEND = f"{_MODEL_CONFIGURATION}, Name, Platform and Backend"
 _OUR_BACKEND = "this project's backend: docs/configuration.md"
-_LLM_ARGS = "tensorrt_llm/llmapi/llm_args.py of the release, as its record here has it"
+_LLM_ARGS = (
+    "tensorrt_llm/llmapi/llm_args.py of the release, or vllm/engine/arg_utils.py of the version, as its record here "
+    "has it"
+)
 _LLM_MODEL = "tensorrt_llm.LLM: model is a folder or a Hugging Face name"
 _LLMAPI = "triton-inference-server/tensorrtllm_backend docs/llmapi.md"
 _DEEPSEEK = "config.json of deepseek-ai/DeepSeek-V3 and deepseek-ai/DeepSeek-V3.2"
@@ -72,8 +75,8 @@ BAD_RECORD = _warning(
 )
 RELEASE_ASSUMED = _note(
     "S007",
-    "The TensorRT-LLM release is known",
-    "Keys differ from release to release. --trtllm names the release to check against.",
+    "The release of TensorRT-LLM, or the version of vLLM, is known",
+    "Keys differ from release to release. --trtllm or --vllm names the one to check against.",
     _LLM_ARGS,
 )
 
@@ -90,7 +93,8 @@ MOVED_KEY = _error(
     "S013",
     "Every key is in the place where the release has it",
     "Keys of another release are refused or, worse, ignored.",
-    "the release notes and llm_args.py of both releases, as releases/spelling.yaml here has them",
+    "the release notes and llm_args.py of both releases, as releases/spelling.yaml here has them; for vLLM "
+    "vllm/moved_arguments.yaml",
 )
 WRONG_TYPE = _error(
     "S014", "Every value has its argument's type", "The engine validates its arguments and stops the load.", _LLM_ARGS
@@ -105,7 +109,7 @@ OUT_OF_RANGE = _error(
     "S016",
     "Every number is in the range that makes sense for its argument",
     "An engine needs at least one GPU and one token, and can't use more than all of the memory.",
-    "tensorrt_llm/llmapi/llm_args.py; the meaning of the arguments",
+    "tensorrt_llm/llmapi/llm_args.py; vllm/config; the meaning of the arguments",
 )
 WRONG_NULL = _error(
     "S017", "Only optional arguments are null", "The engine validates its arguments and stops the load.", _LLM_ARGS
@@ -133,7 +137,8 @@ WRONG_FLAG = _error(
     "S022",
     "Every flag in a script is one that its program has",
     "The program refuses a flag that it doesn't know.",
-    "the flags of TensorRT-LLM's programs, as releases/spelling.yaml here has them",
+    "the flags of TensorRT-LLM's programs, as releases/spelling.yaml here has them; those of `vllm serve`, as the "
+    "version's record has them",
 )
 UNUSED_FLAG = _warning(
     "S023",
@@ -158,6 +163,18 @@ WRONG_VARIABLE = _warning(
     "Every exported variable has a value that the engine understands",
     "The engine takes any other value for the default, and nothing says so.",
     "the variables of TensorRT-LLM, PyTorch and NCCL, as environment_variables.yaml here has them",
+)
+OBSOLETE_VARIABLE = _warning(
+    "S028",
+    "Every VLLM_* variable is one that the version of vLLM reads",
+    "vLLM warns of any other once, among its first lines, and goes on without its effect.",
+    "vllm/envs.py of the version, as its record here has it; vllm/replaced_environment.yaml",
+)
+OTHER_RECORD = _error(
+    "S029",
+    "release.yaml is the record of the engine that model.yaml names",
+    "The backend refuses to load: it reads what the engine can do from this file.",
+    "this project's backend: docs/configuration.md",
 )
 REFUSED_BY_ENGINE = _error(
     "S027",
@@ -204,6 +221,13 @@ POLICY_ONLY_COMPLETED = _warning(
     "TensorRT-LLM's own model.py adds it to the configuration only while Triton completes the configuration "
     "(auto-complete), and --disable-auto-complete-config turns that off.",
     f"{_MODEL_CONFIGURATION}, Auto-Generated Model Configuration; NVIDIA/TensorRT-LLM llmapi config.pbtxt",
+)
+WRONG_VLLM_BACKEND = _error(
+    "C010",
+    "A model.json belongs to a model of Triton's vLLM backend, decoupled, whose instances are KIND_MODEL",
+    "Triton's vLLM backend alone reads model.json. It refuses a model that is not decoupled, and KIND_GPU with several "
+    "GPUs.",
+    "triton-inference-server/vllm_backend src/model.py@c70d654, _init_engine_args and _validate_device_config",
 )
 MISSING_TENSOR = _error(
     "C008",

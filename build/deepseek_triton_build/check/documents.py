@@ -72,8 +72,22 @@ def read_text(path: Path, file: str) -> str | Finding:
 def read_yaml(path: Path, file: str) -> tuple[Document | None, list[Finding]]:
     """Return the mapping in a YAML file, and every problem with it; no document when the file holds no mapping."""
     text = read_text(path, file)
-    if isinstance(text, Finding):
-        return None, [text]
+    return (None, [text]) if isinstance(text, Finding) else _parse_document(text, file)
+
+
+def read_json_document(path: Path, file: str) -> tuple[Document | None, list[Finding]]:
+    """Return the object in a JSON file with the lines of its keys, and every problem with it."""
+    values, findings = read_json(path, file)
+    text = read_text(path, file)
+    if values is None or isinstance(text, Finding):
+        return None, findings
+    # Nearly all JSON is YAML too, which gives the lines. Only a tab before a key is none.
+    document, found = _parse_document(text.replace("\t", " "), file)
+    findings += [finding for finding in found if finding.code == DUPLICATE_KEY.code]
+    return Document(file=file, values=values, lines={} if document is None else document.lines), findings
+
+
+def _parse_document(text: str, file: str) -> tuple[Document | None, list[Finding]]:
     reader = _DocumentReader(file)
     try:
         _limit_depth(text)

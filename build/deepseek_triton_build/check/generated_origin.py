@@ -15,6 +15,7 @@ from deepseek_triton_build.check.documents import MAX_TEXT_BYTES, read_json, rea
 from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.regular_files import is_inside, read_bytes
 from deepseek_triton_build.data.releases import READABLE_RELEASES, load_release
+from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
 from deepseek_triton_build.render.carried_checkpoint import CHECKSUMS
 from deepseek_triton_build.render.stamp import MANIFEST, sha256
 from deepseek_triton_build.text import first_names, safe_name
@@ -22,7 +23,7 @@ from deepseek_triton_build.text import first_names, safe_name
 RELEASE_RECORD = "release.yaml"
 _MOST_GPUS = 1_000_000
 """A stamp with more GPUs is not believed."""
-_RELEASE = re.compile(rb'^release: "([0-9.]+)"', re.MULTILINE)
+_RECORDED = re.compile(rb'^(release|vllm): "([0-9.]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,26 +133,41 @@ def _changed(name: str, file: str, within: str, path: Path) -> Finding:
     return CHANGED.finding(message, fix, file=file)
 
 
-def read_release_version(version_dir: Path, label: str) -> tuple[str | None, list[Finding]]:
-    """Return the release of the record beside model.py, None without a record, and what is wrong with it."""
+@dataclass(frozen=True)
+class Recorded:
+    """The library whose record lies beside model.py. Without a record, both are None."""
+
+    release: str | None = None
+    """Release of TensorRT-LLM."""
+    vllm: str | None = None
+    """Version of vLLM."""
+
+
+def read_recorded(version_dir: Path, label: str) -> tuple[Recorded, list[Finding]]:
+    """Return what the record beside model.py is of, and what is wrong with it."""
     if not os.path.exists(version_dir / RELEASE_RECORD):
-        return None, []
-    if (version := _unchanged_record(version_dir / RELEASE_RECORD)) is not None:
-        return version, []
+        return Recorded(), []
+    if (recorded := _unchanged_record(version_dir / RELEASE_RECORD)) is not None:
+        return recorded, []
     document, findings = read_yaml(version_dir / RELEASE_RECORD, f"{label}{RELEASE_RECORD}")
-    value = None if document is None else document.values.get("release")
-    return (str(value) if value is not None else None), findings
+    values = {} if document is None else document.values
+    named = {key: str(values[key]) for key in ("release", "vllm") if values.get(key) is not None}
+    return Recorded(**named), findings
 
 
-def _unchanged_record(path: Path) -> str | None:
-    """Return the release whose record the file holds byte for byte; None for any other file.
+def _unchanged_record(path: Path) -> Recorded | None:
+    """Return what the record is of that the file holds byte for byte; None for any other file.
 
     This saves parsing the record, which takes longer than the rest of a check.
     """
     try:
         content = read_bytes(path, MAX_TEXT_BYTES) or b""
-    except OSError:  # read_release_version reads the file again and reports it
+    except OSError:  # read_recorded reads the file again and reports it
         return None
-    found = _RELEASE.search(content)
-    version = found[1].decode() if found else ""
-    return version if version in READABLE_RELEASES and load_release(version).text.encode() == content else None
+    found = _RECORDED.search(content)
+    key, version = (found[1].decode(), found[2].decode()) if found else ("", "")
+    if key == "release" and version in READABLE_RELEASES and load_release(version).text.encode() == content:
+        return Recorded(release=version)
+    if key == "vllm" and version in VLLM_VERSIONS and load_vllm(version).text.encode() == content:
+        return Recorded(vllm=version)
+    return None

@@ -13,7 +13,9 @@ from deepseek_triton_build.data.catalog import Gpu
 from deepseek_triton_build.text import short_repr
 
 PARAMETER = "gpu_device_ids"
-_KIND_CPU = "KIND_CPU"
+KIND_CPU = "KIND_CPU"
+TRTLLM_RANKS = "tensor x pipeline parallelism"
+VLLM_RANKS = "tensor x pipeline x data parallelism"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -23,7 +25,7 @@ def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | No
     :param num_ranks: tensor x pipeline parallelism; None when model.yaml gives no valid numbers.
     :param num_gpus: the GPUs of one instance, when the user or the stamp says so.
     """
-    yield from _check_kinds(config)
+    yield from check_kinds(config, KIND_CPU)
     text = config.message.parameters[PARAMETER].string_value if PARAMETER in config.message.parameters else ""
     count = sum(group.count or 1 for group in config.message.instance_group) or 1
     if not text:
@@ -47,7 +49,21 @@ def check_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | No
             yield from _check_count(config, num_ranks, len(gpus), f"instance {index}", at=PARAMETER)
 
 
-def hidden_gpus(script: ShellScript, num_ranks: int, gpu: Gpu | None) -> Iterator[Finding]:
+def check_vllm_gpus(config: ModelConfig, *, num_ranks: int | None, num_gpus: int | None) -> Iterator[Finding]:
+    """Find more than one instance, and one whose GPUs are too few or too many.
+
+    :param num_ranks: tensor x pipeline x data parallelism; None when the arguments give no valid numbers.
+    """
+    count = sum(group.count or 1 for group in config.message.instance_group) or 1
+    if count > 1:
+        message = f"{count} instances would all take the same GPUs, because each loads a vLLM of its own"
+        fix = "write count: 1, and raise data_parallel_size for more engines"
+        yield config.finding(GPUS_SHARED, message, fix, at="instance_group")
+    elif num_ranks and num_gpus:
+        yield from _check_count(config, num_ranks, num_gpus, "the instance", at="instance_group", way=VLLM_RANKS)
+
+
+def hidden_gpus(script: ShellScript, num_ranks: int, gpu: Gpu | None, way: str = TRTLLM_RANKS) -> Iterator[Finding]:
     """Find a CUDA_VISIBLE_DEVICES that shows the ranks of a node fewer GPUs than they need."""
     variable = script.variables.get(_VISIBLE)
     if variable is None or variable.value is None:
@@ -55,23 +71,24 @@ def hidden_gpus(script: ShellScript, num_ranks: int, gpu: Gpu | None) -> Iterato
     shown = len([name for name in variable.value.split(",") if name.strip()])
     needed = min(num_ranks, gpu.gpus_per_node) if gpu is not None else num_ranks
     if shown < needed:
-        message = f"{_VISIBLE}={variable.value} shows {shown} GPUs to {needed} ranks (tensor x pipeline parallelism)"
+        message = f"{_VISIBLE}={variable.value} shows {shown} GPUs to {needed} ranks ({way})"
         fix = f"name {needed} GPUs, or remove the variable"
         yield TOO_FEW_GPUS.finding(message, fix, file=script.file, line=variable.line, key=_VISIBLE)
 
 
-def _check_kinds(config: ModelConfig) -> Iterator[Finding]:
+def check_kinds(config: ModelConfig, wanted: str) -> Iterator[Finding]:
+    """Find instances of another kind than `wanted`."""
     groups = config.message.instance_group
     if not groups:
-        fix = f"write instance_group [ {{ count: 1, kind: {_KIND_CPU} }} ]"
+        fix = f"write instance_group [ {{ count: 1, kind: {wanted} }} ]"
         yield config.finding(WRONG_KIND, "there is no instance_group", fix, at="instance_group")
     for number in sorted({group.kind for group in groups}):
         kind = groups[0].DESCRIPTOR.enum_types_by_name["Kind"].values_by_number.get(number)
         if kind is None:
             yield config.unknown_number("kind", number, at="kind")
-        elif kind.name != _KIND_CPU:
-            message = f"expected instances of {_KIND_CPU}, found {kind.name}"
-            yield config.finding(WRONG_KIND, message, f"write kind: {_KIND_CPU}", at="kind")
+        elif kind.name != wanted:
+            message = f"expected instances of {wanted}, found {kind.name}"
+            yield config.finding(WRONG_KIND, message, f"write kind: {wanted}", at="kind")
 
 
 def _gpu(name: str) -> str:
@@ -80,18 +97,25 @@ def _gpu(name: str) -> str:
     return str(int(name)) if name.isdecimal() and len(name) < 10 else name
 
 
-def _check_count(config: ModelConfig, num_ranks: int, num_gpus: int, what: str, *, at: str) -> Iterator[Finding]:
-    problem = count_problem(num_ranks, num_gpus, what)
+def _check_count(
+    config: ModelConfig, num_ranks: int, num_gpus: int, what: str, *, at: str, way: str = TRTLLM_RANKS
+) -> Iterator[Finding]:
+    problem = count_problem(num_ranks, num_gpus, what, way)
     if problem is not None:
         code, message, fix = problem
         yield config.finding(code, message, fix, at=at)
 
 
-def count_problem(num_ranks: int, num_gpus: int, what: str) -> tuple[CheckCode, str, str] | None:
-    """Return code, message and fix when `what` has more or fewer GPUs than ranks."""
-    message = f"{what} has {num_gpus} GPUs for {num_ranks} ranks (tensor x pipeline parallelism)"
+def count_problem(
+    num_ranks: int, num_gpus: int, what: str, way: str = TRTLLM_RANKS
+) -> tuple[CheckCode, str, str] | None:
+    """Return code, message and fix when `what` has more or fewer GPUs than ranks.
+
+    :param way: what multiplies to the number of ranks.
+    """
+    message = f"{what} has {num_gpus} GPUs for {num_ranks} ranks ({way})"
     if num_gpus < num_ranks:
-        fix = f"give it {num_ranks} GPUs, or make tensor_parallel_size x pipeline_parallel_size {num_gpus}"
+        fix = f"give it {num_ranks} GPUs, or make {way} {num_gpus}"
         return TOO_FEW_GPUS, message, fix
     if num_gpus > num_ranks:
         return IDLE_GPUS, message, f"raise tensor_parallel_size, or name {num_ranks} GPUs"

@@ -41,6 +41,14 @@ from deepseek_triton_build.data.catalog import (
     variants,
 )
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE, READABLE_RELEASES, Release, load_release
+from deepseek_triton_build.data.vllm import (
+    DEFAULT_VLLM,
+    VLLM_VERSIONS,
+    VllmVersion,
+    load_vllm,
+    nearest_vllm,
+    vllm_containers,
+)
 from deepseek_triton_build.text import is_path, safe_name, short_repr
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -51,6 +59,8 @@ class CheckOptions:
     """The user's own statements, which count more than what the files say."""
 
     release: str | None = None
+    vllm: str | None = None
+    """Version of vLLM, for what runs on it."""
     gpu: str | None = None
     num_gpus: int | None = None
     """GPUs of one instance."""
@@ -98,6 +108,32 @@ def find_release(
     message = f"no file names the TensorRT-LLM release, so {DEFAULT_RELEASE} is assumed"
     findings.append(RELEASE_ASSUMED.finding(message, "name the release with --trtllm", file=file))
     return load_release(DEFAULT_RELEASE), "default", findings
+
+
+def find_vllm(
+    options: CheckOptions, recorded: str | None, stamp: Stamp, *, record_file: str, file: str
+) -> tuple[VllmVersion, str, list[Finding]]:
+    """Return the vLLM to check against, where it is known from, and findings about wrong or missing records.
+
+    :param recorded: the version of the record beside model.py, `record_file`.
+    :param file: the file that the finding about a missing version names.
+    :raises UnknownNameError: when the user names a version that is not recorded here.
+    """
+    if options.vllm is not None:
+        return load_vllm(options.vllm), "as asked", []
+    for version, known_from in ((recorded, record_file), (stamp.text("vllm"), stamp.file)):
+        if version in VLLM_VERSIONS:
+            return load_vllm(version), known_from, []
+        if version is not None:
+            nearest = nearest_vllm(version)
+            tags = [tag for tag, known in vllm_containers().items() if known == version]
+            origin = f", which Triton's container {tags[0]} has and" if tags else ", which"
+            message = f"{known_from} names vLLM {short_repr(version)}{origin} is not recorded here"
+            fix = f"check against one of {', '.join(VLLM_VERSIONS)} with --vllm; {nearest} is the nearest"
+            found = BAD_RECORD.finding(message, fix, file=known_from)
+            return load_vllm(nearest), f"the nearest to {safe_name(version)}", [found]
+    message = f"no file names the version of vLLM, so {DEFAULT_VLLM} is assumed"
+    return load_vllm(DEFAULT_VLLM), "default", [RELEASE_ASSUMED.finding(message, "name it with --vllm", file=file)]
 
 
 def find_checkpoint_folder(model: str, version_dir: Path, model_root: Path | None) -> Path | None:

@@ -5,24 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from deepseek_triton_build.check.checkpoint_facts import CheckpointFacts
 from deepseek_triton_build.check.checkpoint_report import check_checkpoint, mtp_problems
-from deepseek_triton_build.check.codes import MISSING_FILE, MODEL_MISSING
+from deepseek_triton_build.check.codes import MISSING_FILE, MODEL_MISSING, OTHER_RECORD
 from deepseek_triton_build.check.documents import Document, read_yaml
 from deepseek_triton_build.check.engine_arguments import engine_problems
 from deepseek_triton_build.check.finding import CheckedModel, Finding
 from deepseek_triton_build.check.generated_origin import (
     RELEASE_RECORD,
+    Recorded,
     Stamp,
     changed_files,
-    read_release_version,
+    read_recorded,
     read_stamp,
 )
-from deepseek_triton_build.check.instance_gpus import check_gpus, hidden_gpus
+from deepseek_triton_build.check.instance_gpus import (
+    KIND_CPU,
+    TRTLLM_RANKS,
+    VLLM_RANKS,
+    check_gpus,
+    check_kinds,
+    check_vllm_gpus,
+    hidden_gpus,
+)
 from deepseek_triton_build.check.memory_fit import memory_problems
 from deepseek_triton_build.check.model_identity import (
     UNKNOWN,
@@ -31,6 +40,7 @@ from deepseek_triton_build.check.model_identity import (
     absent_checkpoint,
     find_checkpoint_folder,
     find_release,
+    find_vllm,
     identify,
     unchecked_facts,
 )
@@ -53,14 +63,17 @@ from deepseek_triton_build.check.schema import (
 )
 from deepseek_triton_build.check.scripts import START_SCRIPT, ShellScript, read_script
 from deepseek_triton_build.check.triton_config import check_triton_config, triton_settings
-from deepseek_triton_build.check.variables import variable_problems
+from deepseek_triton_build.check.variables import as_setting, variable_problems, vllm_variable_problems
+from deepseek_triton_build.check.vllm_arguments import check_vllm_arguments, num_draft_tokens
 from deepseek_triton_build.data.releases import Release
+from deepseek_triton_build.data.vllm import VllmVersion
 from deepseek_triton_build.planning.plan_request import EMBEDDED_ENGINES
 from deepseek_triton_build.text import is_path
 
 OUR_PACKAGE = "deepseek_backend"
 MODEL_PY = "model.py"
 _TENSORRT_LLM = "tensorrt_llm"
+_VLLM = "vllm"
 
 Checked = tuple[CheckedModel, list[Finding]]
 
@@ -71,12 +84,22 @@ def check_model(folder: Path, version: str, root: Path, options: CheckOptions) -
     :param root: the folder that is checked. Findings name files relative to it.
     """
     label = "" if folder == root else f"{folder.name}/"
-    model = _Model(folder=folder, version_dir=folder / version, root=root, label=label, options=options)
+    model = ModelCheck(folder=folder, version_dir=folder / version, root=root, label=label, options=options)
     return model.check(), model.findings
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Library:
+    """The library that runs the model, and what is known of the model from its arguments."""
+
+    version: str
+    version_from: str
+    known: Identity
+    num_ranks: int | None
+
+
 @dataclass
-class _Model:
+class ModelCheck:
     """The check of one model's folder, which collects the findings."""
 
     folder: Path
@@ -110,18 +133,15 @@ class _Model:
     def check(self) -> CheckedModel:
         self.findings += changed_files(self.stamp, self.folder, self.root, self.label)
         document = self.keep(read_yaml(self.version_dir / MODEL_YAML, self.file))
-        recorded = self.keep(read_release_version(self.version_dir, self.in_version))
-        record_file = f"{self.in_version}{RELEASE_RECORD}"
-        release, release_from, unsure = find_release(
-            self.options, recorded, self.stamp, record_file=record_file, file=self.file
-        )
+        recorded: Recorded = self.keep(read_recorded(self.version_dir, self.in_version))
         triton = {} if document is None else triton_settings(document)
         engine = str(triton.get("engine", _TENSORRT_LLM)) if self.is_ours else _TENSORRT_LLM
-        arguments = CheckedArguments() if document is None else self.check_arguments(document, release, engine)
-        known, script = UNKNOWN, self.start_script()
-        if engine == _TENSORRT_LLM and document is not None:
-            self.findings += unsure
-            known = self.check_rules(document, arguments, release, triton, script)
+        script = self.start_script()
+        if engine == _VLLM:
+            library = self.check_on_vllm(document, recorded, triton, script)
+        else:
+            library = self.check_on_tensorrt_llm(document, recorded, triton, engine, script)
+        known = library.known
         config = self.keep(read_config(self.folder / CONFIG, f"{self.label}{CONFIG}"))
         self.findings += self.missing_program(config)
         if config is not None:
@@ -129,18 +149,22 @@ class _Model:
             self.findings += check_config(
                 config, folder=self.folder, triton=given, model_yaml=self.file, is_ours=self.is_ours
             )
+        num_ranks = library.num_ranks
+        if config is not None and engine == _VLLM:
+            self.findings += check_kinds(config, KIND_CPU)
+            self.findings += check_vllm_gpus(config, num_ranks=num_ranks, num_gpus=known.num_gpus)
         if config is not None and engine == _TENSORRT_LLM:
-            num_ranks = _num_ranks(document, arguments.settings)
             self.findings += check_gpus(config, num_ranks=num_ranks, num_gpus=known.num_gpus)
-            if script is not None and num_ranks is not None:
-                self.findings += hidden_gpus(script, num_ranks, known.gpu)
+        if config is not None and engine in (_TENSORRT_LLM, _VLLM) and script is not None and num_ranks is not None:
+            way = VLLM_RANKS if engine == _VLLM else TRTLLM_RANKS
+            self.findings += hidden_gpus(script, num_ranks, known.gpu, way)
         return CheckedModel(
             file=self.file,
             model=None if document is None else _model_of(document) or None,
             backend="deepseek-triton" if self.is_ours else "upstream",
             engine=engine,
-            release=release.version,
-            release_from=release_from,
+            release=library.version,
+            release_from=library.version_from,
             variant=known.variant.name if known.variant else None,
             precision=known.checkpoint.precision if known.checkpoint else None,
             gpu=known.gpu.name if known.gpu else None,
@@ -179,6 +203,76 @@ class _Model:
         fix = "put it there; deepseek-triton build --force writes this project's"
         return [MISSING_FILE.finding(f"{name} is missing, which Triton runs", fix, file=f"{self.in_version}{name}")]
 
+    def check_on_tensorrt_llm(
+        self,
+        document: Document | None,
+        recorded: Recorded,
+        triton: Mapping[str, Any],
+        engine: str,
+        script: ShellScript | None,
+    ) -> _Library:
+        """Check what TensorRT-LLM gets, and what an embedded engine gets that takes its place."""
+        record_file = f"{self.in_version}{RELEASE_RECORD}"
+        release, release_from, unsure = find_release(
+            self.options, recorded.release, self.stamp, record_file=record_file, file=self.file
+        )
+        arguments = CheckedArguments() if document is None else self.check_arguments(document, release, engine)
+        known = UNKNOWN
+        if engine == _TENSORRT_LLM and document is not None:
+            self.findings += unsure
+            self.findings += self.other_record("TensorRT-LLM", recorded.release, "vLLM", recorded.vllm)
+            known = self.check_rules(document, arguments, release, triton, script)
+        num_ranks = _num_ranks(document, arguments.settings)
+        return _Library(version=release.version, version_from=release_from, known=known, num_ranks=num_ranks)
+
+    def check_on_vllm(
+        self, document: Document | None, recorded: Recorded, triton: Mapping[str, Any], script: ShellScript | None
+    ) -> _Library:
+        """Check what vLLM gets."""
+        version, version_from, unsure = find_vllm(
+            self.options, recorded.vllm, self.stamp, record_file=f"{self.in_version}{RELEASE_RECORD}", file=self.file
+        )
+        self.findings += self.other_record("vLLM", recorded.vllm, "TensorRT-LLM", recorded.release) or unsure
+        known, num_ranks = UNKNOWN, None
+        if document is not None:
+            self.findings += check_triton_config(document, version.find, is_ours=self.is_ours)
+            known, num_ranks = self.check_vllm_arguments(document, version, triton, script)
+        return _Library(version=version.version, version_from=version_from, known=known, num_ranks=num_ranks)
+
+    def check_vllm_arguments(
+        self, document: Document, version: VllmVersion, triton: Mapping[str, Any], script: ShellScript | None
+    ) -> tuple[Identity, int | None]:
+        """Check the engine arguments in `document`, and return what the model is, and the ranks it needs."""
+        sections = (TRITON_SECTION,) if self.is_ours else ()
+        arguments = check_vllm_arguments(document, version, other_sections=sections)
+        self.findings += arguments.findings
+        self.findings += self.missing_model(document)
+        if script is not None and self.root == self.folder.parent:
+            self.findings += vllm_variable_problems(script, version, partial(as_setting, document))
+        facts = self.checkpoint(document, for_vllm=True) if _model_of(document) else None
+        known: Identity = self.keep(
+            identify(self.options, self.stamp, _model_of(document), facts, self.file, document.line("model"))
+        )
+        if facts is not None:
+            self.findings += mtp_problems(facts, num_draft_tokens(arguments.settings))
+        self.unchecked += unchecked_facts(known, has_checkpoint=facts is not None)
+        return known, _num_ranks(document, arguments.settings, "data_parallel_size")
+
+    def other_record(self, wanted: str, of_wanted: str | None, other: str, of_other: str | None) -> list[Finding]:
+        """Return the finding about a record of the other library, where there is none of the wanted one."""
+        if of_wanted is not None or of_other is None:
+            return []
+        file = f"{self.in_version}{RELEASE_RECORD}"
+        message = f"expected the record of a version of {wanted}, which the engine is, found that of {other} {of_other}"
+        fix = f"build the repository again for {wanted}, or correct triton_config.engine"
+        return [OTHER_RECORD.finding(message, fix, file=file)]
+
+    def missing_model(self, document: Document) -> list[Finding]:
+        if document.values.get("model"):
+            return []
+        fix, line = "write model: with the checkpoint's folder or name", document.line("model") or 1
+        return [MODEL_MISSING.finding("no model is named", fix, file=self.file, line=line, key="model")]
+
     def check_arguments(self, document: Document, release: Release, engine: str) -> CheckedArguments:
         """Return the LLM arguments, and add findings about the wrong ones."""
         sections = (TRITON_SECTION,) if self.is_ours else (TRITON_SECTION, *UPSTREAM_KEYS)
@@ -187,11 +281,8 @@ class _Model:
         else:
             arguments = check_schema(document, release, other_sections=sections)
         self.findings += arguments.findings
-        self.findings += check_triton_config(document, release, is_ours=self.is_ours)
-        if not document.values.get("model"):
-            fix, line = "write model: with the checkpoint's folder or name", document.line("model") or 1
-            found = MODEL_MISSING.finding("no model is named", fix, file=self.file, line=line, key="model")
-            self.findings.append(found)
+        self.findings += check_triton_config(document, release.find_key, is_ours=self.is_ours)
+        self.findings += self.missing_model(document)
         return arguments
 
     def check_rules(
@@ -222,7 +313,7 @@ class _Model:
         self.unchecked += [*unasked, *unchecked_facts(known, has_checkpoint=facts is not None)]
         return known
 
-    def checkpoint(self, document: Document) -> CheckpointFacts | None:
+    def checkpoint(self, document: Document, *, for_vllm: bool = False) -> CheckpointFacts | None:
         """Return what the checkpoint's files say; None when it is not on this machine."""
         model, root = _model_of(document), self.root.resolve().as_posix()
         found = find_checkpoint_folder(model, self.version_dir, self.options.model_root)
@@ -237,7 +328,7 @@ class _Model:
             self.findings.append(absent_checkpoint(document, model, "model", strict=self.options.strict))
             return None
         label = found.resolve().as_posix().removeprefix(f"{root}/")
-        facts: CheckpointFacts = self.keep(check_checkpoint(found, label, tokenizer))
+        facts: CheckpointFacts = self.keep(check_checkpoint(found, label, tokenizer, for_vllm=for_vllm))
         return facts
 
 
@@ -247,10 +338,10 @@ def _model_of(document: Document) -> str:
     return model if isinstance(model, str) else ""
 
 
-def _num_ranks(document: Document | None, settings: Mapping[str, Any]) -> int | None:
-    """Return tensor x pipeline parallelism; None when one of the two has a wrong value."""
+def _num_ranks(document: Document | None, settings: Mapping[str, Any], *others: str) -> int | None:
+    """Return tensor x pipeline parallelism, times `others`; None when one of them has a wrong value."""
     sizes = 1
-    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
+    for key in ("tensor_parallel_size", "pipeline_parallel_size", *others):
         if document is None or (key in document.values and key not in settings):
             return None
         sizes *= int(settings.get(key, 1))

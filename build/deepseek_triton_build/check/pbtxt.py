@@ -118,9 +118,7 @@ def check_config(
     :param triton: the content of triton_config; None when model.yaml can't be read.
     """
     message, folder_name = config.message, folder.resolve().name
-    if message.name not in ("", folder_name):
-        text = f"the model is named {message.name!r}, its folder {folder_name!r}"
-        yield config.finding(WRONG_NAME, text, f'write name: "{folder_name}", or rename the folder', at="name")
+    yield from check_name(config, folder)
     if message.backend != _PYTHON and backend_folder(config, folder) is None:
         text = f"expected backend {_PYTHON}, found {short_repr(message.backend or message.platform or None)}"
         fix = f'write backend: "{_PYTHON}"'
@@ -140,6 +138,14 @@ def check_config(
         inputs = contract().declared_inputs(decoupled=message.model_transaction_policy.decoupled)
         yield from _check_tensors(config, "input", message.input, inputs)
         yield from _check_tensors(config, "output", message.output, contract().OUTPUTS)
+
+
+def check_name(config: ModelConfig, folder: Path) -> Iterator[Finding]:
+    """Find a name that is not that of the model's folder."""
+    name, folder_name = config.message.name, folder.resolve().name
+    if name not in ("", folder_name):
+        text = f"the model is named {name!r}, its folder {folder_name!r}"
+        yield config.finding(WRONG_NAME, text, f'write name: "{folder_name}", or rename the folder', at="name")
 
 
 def backend_folder(config: ModelConfig, folder: Path) -> Path | None:

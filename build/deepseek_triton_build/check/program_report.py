@@ -20,7 +20,7 @@ from deepseek_triton_build.check.generated_origin import (
     RELEASE_RECORD,
     Stamp,
     changed_files,
-    read_release_version,
+    read_recorded,
     read_stamp,
 )
 from deepseek_triton_build.check.instance_gpus import count_problem
@@ -49,9 +49,18 @@ from deepseek_triton_build.check.schema import (
     CheckedArguments,
     check_schema,
 )
-from deepseek_triton_build.check.scripts import PROGRAM_SCRIPTS, QUICKSTART, Program, ShellScript, read_script
+from deepseek_triton_build.check.scripts import (
+    PROGRAM_SCRIPTS,
+    QUICKSTART,
+    VLLM,
+    VLLM_BENCH,
+    Program,
+    ShellScript,
+    read_script,
+)
 from deepseek_triton_build.check.triton_config import triton_settings
 from deepseek_triton_build.check.variables import variable_problems
+from deepseek_triton_build.check.vllm_serve_report import check_vllm_serve
 from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.render.trtllm_commands import YAML_NAME
 from deepseek_triton_build.rules.rule import Deployment, Violation
@@ -76,11 +85,26 @@ def check_programs(path: Path, options: CheckOptions) -> list[Checked]:
     read = {name: read_script(folder / name, name) for name in present}
     if path != folder:  # only the scripts that pass the file say something about it
         read = {name: one for name, one in read.items() if one[0] is not None and _passed_yaml(one[0]) == yaml.name}
-    checks = [
-        _ProgramCheck(folder=folder, yaml=yaml, script_name=name, script=script, options=options, findings=found)
-        for name, (script, found) in read.items()
-    ]
-    return [check.check() for check in checks or [_ProgramCheck(folder=folder, yaml=yaml, options=options)]]
+    starting = {name: one for name, one in read.items() if one[0] is None or not _is_only_a_load(one[0])}
+    if read and not starting:
+        return []
+    checked = [_check_script(folder, yaml, name, script, options, found) for name, (script, found) in starting.items()]
+    return checked or [_ProgramCheck(folder=folder, yaml=yaml, options=options).check()]
+
+
+def _is_only_a_load(script: ShellScript) -> bool:
+    """Whether the script measures a server of vLLM that another one starts, and so gives no engine arguments."""
+    return script.program is not None and script.program.name == VLLM_BENCH
+
+
+def _check_script(
+    folder: Path, yaml: Path, name: str, script: ShellScript | None, options: CheckOptions, found: list[Finding]
+) -> Checked:
+    program = None if script is None else script.program
+    if script is not None and program is not None and program.name == VLLM:
+        return check_vllm_serve(folder, script, program, options, found)
+    check = _ProgramCheck(folder=folder, yaml=yaml, script_name=name, script=script, options=options, findings=found)
+    return check.check()
 
 
 @dataclass(frozen=True)
@@ -135,9 +159,9 @@ class _ProgramCheck:
                 self.unchecked.append(f"the flags in {self.script.file}, {why}")
         document = self.document(program)
         file = self.script_name if document is None and self.script_name else self.yaml.name
-        recorded, _ = read_release_version(self.folder, "")
+        recorded, _ = read_recorded(self.folder, "")
         release, release_from, unsure = find_release(
-            self.options, recorded, stamp, record_file=RELEASE_RECORD, file=file
+            self.options, recorded.release, stamp, record_file=RELEASE_RECORD, file=file
         )
         model, known = None, UNKNOWN
         if document is not None or program is not None:

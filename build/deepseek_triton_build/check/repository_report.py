@@ -12,6 +12,7 @@ from deepseek_triton_build.check.model_identity import CheckOptions, require_mod
 from deepseek_triton_build.check.model_report import MODEL_PY, OUR_PACKAGE, check_model
 from deepseek_triton_build.check.program_report import check_programs, is_program_folder
 from deepseek_triton_build.check.schema import MODEL_YAML
+from deepseek_triton_build.check.vllm_backend_report import check_vllm_backend_model, is_of_vllm_backend
 from deepseek_triton_build.render.stamp import MANIFEST
 
 
@@ -29,7 +30,9 @@ def check_repository(directory: Path, options: CheckOptions | None = None) -> Re
     is_program = os.path.isfile(directory) or is_program_folder(directory)
     checked = check_programs(directory, options) if is_program else []
     models, unreadable = ([], []) if os.path.isfile(directory) else _models(directory, may_be_none=is_program)
-    checked += [check_model(folder, version, directory, options) for folder, version in models]
+    for folder, version in models:
+        is_yaml = not is_of_vllm_backend(folder, folder / version)
+        checked.append((check_model if is_yaml else check_vllm_backend_model)(folder, version, directory, options))
     findings = in_order([*unreadable, *(finding for _, found in checked for finding in found)])
     return Report(findings=findings, models=tuple(model for model, _ in checked))
 
@@ -78,7 +81,7 @@ def _models(directory: Path, *, may_be_none: bool) -> tuple[list[tuple[Path, str
 
 
 def _versions(folder: Path) -> list[str]:
-    """Return the version folders of a model that is ours or upstream's.
+    """Return the version folders of a model that is ours, upstream's or of Triton's vLLM backend.
 
     :raises OSError: when the folder can't be listed.
     """
@@ -88,7 +91,7 @@ def _versions(folder: Path) -> list[str]:
 def _is_version(folder: Path, name: str) -> bool:
     """Whether the version folder has a model.yaml, or has lost one: it is ours, or may not be looked into."""
     version_dir = folder / name
-    if os.path.lexists(version_dir / MODEL_YAML):
+    if os.path.lexists(version_dir / MODEL_YAML) or is_of_vllm_backend(folder, version_dir):
         return True
     if os.path.isdir(version_dir) and not os.access(version_dir, os.X_OK):
         return True

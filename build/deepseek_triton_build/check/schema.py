@@ -104,7 +104,7 @@ class _SchemaWalk:
         elif not type_strings.fits(value, found.type):
             self.report_misfit(key, value, found)
         elif not type_strings.fits(value, bounds := bounded_type(key, found.type)):
-            self.add(OUT_OF_RANGE, key, _expected(bounds, value), f"write {type_strings.in_words(bounds)}")
+            self.add(OUT_OF_RANGE, key, expected_but_found(bounds, value), f"write {type_strings.in_words(bounds)}")
         else:
             self.found.settings[key] = value
 
@@ -216,7 +216,7 @@ class _SchemaWalk:
         spelled = found.type
         if value is None:
             fix = "write a value, or leave the key out for its default"
-            self.add(WRONG_NULL, key, _expected(spelled, value), fix)
+            self.add(WRONG_NULL, key, expected_but_found(spelled, value), fix)
         elif found.sections:
             known = first_names((name for kind in found.sections for name in self.release.classes[kind].fields), most=4)
             null = ", or null" if type_strings.has_none(spelled) else ""
@@ -225,9 +225,9 @@ class _SchemaWalk:
         elif isinstance(value, str) and (known_choices := type_strings.choices(spelled)):
             near = nearest_name(value, known_choices)
             fix = f"did you mean {near}?" if near else f"write {type_strings.in_words(spelled)}"
-            self.add(WRONG_CHOICE, key, _expected(spelled, value), fix)
+            self.add(WRONG_CHOICE, key, expected_but_found(spelled, value), fix)
         else:
-            self.add(WRONG_TYPE, key, _expected(spelled, value), _fix_of_type(spelled, value))
+            self.add(WRONG_TYPE, key, expected_but_found(spelled, value), fix_of_type(spelled, value))
 
     def add(self, check: CheckCode, key: str, message: str, fix: str) -> None:
         self.found.findings.append(self.document.finding(check, key, message, fix))
@@ -248,11 +248,13 @@ def _near_miss(name: str, prefix: str, classes: list[LlmClass]) -> str | None:
     return near and f"did you mean {near}{f', under {prefix}' if prefix else ''}?"
 
 
-def _expected(spelled: str, value: Any) -> str:
+def expected_but_found(spelled: str, value: Any) -> str:
+    """Return what a type expects and what came instead."""
     return f"expected {type_strings.in_words(spelled)}, found {short_repr(value)}"
 
 
-def _fix_of_type(spelled: str, value: Any) -> str:
+def fix_of_type(spelled: str, value: Any) -> str:
+    """Return what to write instead of a value of another type."""
     if isinstance(value, str) and type_strings.fits(_unquoted(value), spelled):
         return f"write {value} as a number, without quotes and with a point before any exponent"
     return f"write {type_strings.in_words(spelled)}"

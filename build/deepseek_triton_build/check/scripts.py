@@ -18,9 +18,12 @@ from deepseek_triton_build.text import parse_yaml, printable_line
 
 START_SCRIPT = "start.sh"
 PROGRAM_SCRIPTS = ("serve.sh", "bench.sh", "eval.sh", "quickstart.sh")
-"""The scripts of the other formats, each of which starts one program of TensorRT-LLM."""
+"""The scripts of the other formats, each of which starts one program of TensorRT-LLM or of vLLM."""
 QUICKSTART = "quickstart_advanced.py"
 _PROGRAMS = ("trtllm-serve", "trtllm-bench", "trtllm-eval")
+VLLM, VLLM_BENCH = "vllm", "vllm bench"
+_VLLM_MODULE = "vllm.entrypoints.openai.api_server"
+"""The module that `python3 -m` runs instead of `vllm serve`."""
 _MODEL_FLAGS = ("--model_path", "--model_dir", "--model")
 """Flags that name the checkpoint, the one that counts first."""
 _TOKEN = re.compile(
@@ -30,6 +33,7 @@ _TOKEN = re.compile(
       | (?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;|&()'"\\])+)""",
     re.VERBOSE | re.DOTALL,
 )
+_SHORT_FLAG = re.compile(r"-[a-zA-Z]+(\.[\w.]+)?(=.*)?", re.DOTALL)
 _QUOTED = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""", re.DOTALL)
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _DEFAULT = re.compile(r"\$\{\w+:?-(.*)\}", re.DOTALL)
@@ -100,18 +104,19 @@ class ShellScript:
 
     @cached_property
     def program(self) -> Program | None:
-        """The program of TensorRT-LLM that the script starts; None when it starts none.
+        """The program of TensorRT-LLM or of vLLM that the script starts; None when it starts none.
 
         It is the last one that is named: the lines above may look for it, or print a command for the user.
         """
         for command in reversed(self.commands):
             for position, word in enumerate(command):
                 name = word.text.rpartition("/")[2]
+                words = [Word(self._assigned.get(word.text, word.text), word.line) for word in command[position + 1 :]]
                 if name in _PROGRAMS or name in (QUICKSTART, "$quickstart"):
-                    words = [
-                        Word(self._assigned.get(word.text, word.text), word.line) for word in command[position + 1 :]
-                    ]
                     return Program(name=name if name in _PROGRAMS else QUICKSTART, words=words)
+                verb = words[0].text if name == VLLM and words else ""
+                if name == _VLLM_MODULE or verb in ("serve", "bench"):
+                    return Program(name=VLLM_BENCH if verb == "bench" else VLLM, words=words)
         return None
 
     @cached_property
@@ -126,7 +131,7 @@ class ShellScript:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A command that starts one of TensorRT-LLM's programs."""
+    """A command that starts a program of TensorRT-LLM or of vLLM."""
 
     name: str
     words: Sequence[Word]
@@ -136,7 +141,7 @@ class Program:
     def flags(self) -> Sequence[CommandFlag]:
         found: list[CommandFlag] = []
         for word in self.words:
-            if word.text.startswith("--"):
+            if word.text.startswith("--") or (self.name == VLLM and _SHORT_FLAG.fullmatch(word.text)):
                 name, equals, value = word.text.partition("=")
                 found.append(CommandFlag(name=name, values=(Word(value, word.line),) if equals else (), line=word.line))
             elif found and not word.text.startswith("-") and word.text != "$@" and "[@]" not in word.text:
@@ -157,7 +162,8 @@ class Program:
         given = {flag.name: flag.values[0].value for flag in self.flags if flag.values}
         named = next((given[name] for name in _MODEL_FLAGS if name in given), None)
         first = next((word for word in self.words if word.text != "serve"), None)
-        if named is None and self.name == "trtllm-serve" and first is not None and not first.text.startswith("-"):
+        is_positional = self.name in ("trtllm-serve", VLLM)
+        if named is None and is_positional and first is not None and not first.text.startswith("-"):
             return first.value
         return named
 

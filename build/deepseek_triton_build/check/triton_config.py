@@ -11,7 +11,6 @@ from deepseek_triton_build.check.finding import Finding
 from deepseek_triton_build.check.schema import TRITON_SECTION
 from deepseek_triton_build.data import type_strings
 from deepseek_triton_build.data.model_source import contract
-from deepseek_triton_build.data.releases import Release
 from deepseek_triton_build.data.setting_types import BACKEND_SETTINGS, WARMUP_SETTINGS, sampling_problem, warmup_problem
 from deepseek_triton_build.text import nearest_name, short_repr
 
@@ -23,9 +22,12 @@ _UPSTREAM_SETTINGS: Mapping[str, str] = {
 """Settings of upstream's model.py -> their types. It takes other keys too (NVIDIA/TensorRT-LLM llmapi model.yaml)."""
 
 
-def check_triton_config(document: Document, release: Release, *, is_ours: bool) -> Iterator[Finding]:
+def check_triton_config(
+    document: Document, find_argument: Callable[[str], object | None], *, is_ours: bool
+) -> Iterator[Finding]:
     """Find unknown keys and wrong values in triton_config.
 
+    :param find_argument: returns the engine's argument of a name; None when it has none.
     :param is_ours: whether model.py is this project's; upstream's takes other keys.
     """
     section = document.values.get(TRITON_SECTION)
@@ -40,7 +42,7 @@ def check_triton_config(document: Document, release: Release, *, is_ours: bool) 
                 expected = type_strings.in_words(settings[key])
                 message = f"expected {expected}, found {short_repr(value)}"
                 yield document.finding(WRONG_SETTING_VALUE, f"{TRITON_SECTION}.{key}", message, f"write {expected}")
-        elif is_ours and release.find_key(key_name(key)) is not None:
+        elif is_ours and find_argument(key_name(key)) is not None:
             dotted = f"{TRITON_SECTION}.{key_name(key)}"
             message = f"{dotted} is not a key of the backend, but an LLM argument"
             yield document.finding(WRONG_SETTING, dotted, message, "move it to the top level, without an indent")

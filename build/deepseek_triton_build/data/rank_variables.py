@@ -15,6 +15,7 @@ ENGINE_FAMILIES: Mapping[str, str] = {
     "TLLM_": "TensorRT-LLM (tensorrt_llm/llmapi/mpi_session.py hands these two to its own workers, too)",
     "TRT_LLM_": "TensorRT-LLM's loading of weights (tensorrt_llm/_torch/models/modeling_utils.py)",
     "FORCE_": "TensorRT-LLM's choice of deterministic kernels (cpp/tensorrt_llm/common/envUtils.cpp)",
+    "VLLM_": "vLLM (vllm/envs.py)",
     "DG_": "DeepGEMM, the Python package",
     "FLASHINFER_": "FlashInfer",
     "TRITON_": "Triton, the compiler",

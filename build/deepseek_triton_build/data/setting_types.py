@@ -38,7 +38,7 @@ def bounded_type(canonical_key: str, spelled: str) -> str:
 
 
 BACKEND_SETTINGS: Mapping[str, str] = {
-    "engine": "Literal[tensorrt_llm, reference, simulated]",
+    "engine": "Literal[tensorrt_llm, vllm, reference, simulated]",
     "decoupled": "bool",
     "max_batch_size": "int 0..0",
     "default_max_tokens": "int 1..2147483647",

@@ -31,6 +31,12 @@ def choices(spelled: str) -> list[str]:
     return [choice for part in parts if part.startswith("Literal[") for choice in _literals(part)]
 
 
+def without_bounds(spelled: str) -> str:
+    """Return the type without the bounds of its numbers."""
+    parts = _split(spelled.removesuffix(_IN_ANY_CASE), "|")
+    return " | ".join(_bounded(part)[0] for part in parts)
+
+
 def in_words(spelled: str) -> str:
     """Return the type in words, for "expected ..."."""
     parts = _split(spelled.removesuffix(_IN_ANY_CASE), "|")

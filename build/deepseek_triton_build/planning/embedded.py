@@ -8,6 +8,7 @@ from deepseek_triton_build.planning.plan_request import PlanRequest
 
 ENGINE_REASONS = {
     "tensorrt_llm": "TensorRT-LLM's PyTorch backend through its LLM API",
+    "vllm": "vLLM's AsyncLLM; what the backend knows about the version lies beside model.py, in release.yaml",
     "reference": "real forward passes of DeepSeek-V3 in numpy, on the CPU",
     "simulated": "a simulation, at the pace of its preset's deployment if it has a preset; its text means nothing",
 }

@@ -11,6 +11,9 @@ It reads the catalogue, the release records and, for --model, the checkpoint's s
           -> triton_settings.py        the backend's own settings
           -> server_environment.py     the environment variables
           -> rules/                    refuse what can't work and warn of what may not work
+
+A plan for vLLM takes names and weights from target.py, sizes from vllm_sizes.py, and all settings from
+vllm_settings.py.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, Profile, R
 from deepseek_triton_build.data.planned_settings import EnvironmentVariable, Omission, Setting, SettingsFile
 from deepseek_triton_build.data.releases import Release, image_name, release_image_name
 from deepseek_triton_build.data.releases.spelling import canonical
+from deepseek_triton_build.data.vllm import DEFAULT_VLLM, VllmVersion, vllm_image_name
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.choices import choose_settings
 from deepseek_triton_build.planning.embedded import embedded_settings
@@ -38,10 +42,19 @@ from deepseek_triton_build.planning.server_environment import choose_environment
 from deepseek_triton_build.planning.suggestion import ways_that_work
 from deepseek_triton_build.planning.target import Target, refuse, resolve_target
 from deepseek_triton_build.planning.triton_settings import triton_settings
-from deepseek_triton_build.rules import violations
+from deepseek_triton_build.planning.vllm_settings import (
+    vllm_arguments,
+    vllm_environment,
+    vllm_triton_settings,
+    vllm_unset_environment,
+    with_own_arguments,
+)
+from deepseek_triton_build.planning.vllm_sizes import VllmTarget, choose_vllm_sizes, resolve_vllm_target
+from deepseek_triton_build.rules import violations, vllm_violations
 from deepseek_triton_build.rules.memory_budget import deployment_budget
 from deepseek_triton_build.rules.moe import shared_expert_bytes
 from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
+from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +78,7 @@ class Plan:
     settings: tuple[Setting, ...]
     """All settings under the release's own keys, in writing order: LLM arguments, then triton_config.*."""
     canonical: Mapping[str, Any] = field(default_factory=dict)
-    """The LLM arguments, those of `files` too, under the keys of rules.rule.CANONICAL_RELEASE."""
+    """The LLM arguments, those of `files` too, under the keys of rules.rule.CANONICAL_RELEASE; vLLM's under its own."""
     environment: tuple[EnvironmentVariable, ...] = ()
     files: tuple[SettingsFile, ...] = ()
     """Files that settings name by their paths. They lie beside the YAML that names them."""
@@ -75,6 +88,7 @@ class Plan:
     num_nodes: int = 1
     gpu: Gpu | None = None
     release: Release | None = None
+    vllm: VllmVersion | None = None
     checkpoint: KnownCheckpoint | None = None
     profile: Profile | None = None
     recipe: Recipe | None = None
@@ -105,14 +119,21 @@ class Plan:
 
     @property
     def image(self) -> str | None:
-        """The container to run the plan in: the one asked for, else the newest with the release."""
+        """The container to run the plan in: the one asked for, else the newest with the release or the vLLM version.
+        None: no published one has it."""
+        if self.vllm is not None:
+            tags = self.vllm.containers
+            return vllm_image_name(self.request.container or tags[0]) if tags else None
         if self.release is None:
             return None
         asked, known = self.request.container, self.release.containers
         return image_name(asked if asked in known else known[0])
 
     def image_for(self, format: str) -> str | None:
-        """The container to run a format's script in. TensorRT-LLM's own has its examples and benchmarks, too."""
+        """The container to run a format's script in. TensorRT-LLM's own has its examples and benchmarks, too; vLLM has
+        one of its own for every version."""
+        if self.vllm is not None and format != "triton" and self.request.container is None:
+            return f"vllm/vllm-openai:v{self.vllm.version}"
         if format == "triton" or self.release is None or self.request.container is not None:
             return self.image
         return release_image_name(self.release.version)
@@ -178,6 +199,8 @@ def _as_options(suggestion: Mapping[str, Any]) -> str:
 def _make_plan(request: PlanRequest) -> Plan:
     variant = find_variant(request.variant)
     engine = _engine(request, variant)
+    if engine == "vllm":
+        return _vllm_plan(resolve_vllm_target(request))
     if engine != "tensorrt_llm":
         settings = embedded_settings(request, variant, engine)
         return Plan(request=request, variant=variant, engine=engine, settings=settings)
@@ -194,6 +217,10 @@ def _engine(request: PlanRequest, variant: Variant) -> str:
         )
     if request.preset and engine != "simulated":
         raise RefusedPlanError(f"--preset paces the simulated engine; the {engine} engine has its own pace")
+    if engine != "vllm" and (request.vllm != DEFAULT_VLLM or request.parallel is not None):
+        given = "--parallel" if request.vllm == DEFAULT_VLLM else "--vllm"
+        without = {"vllm": DEFAULT_VLLM, "parallel": None}
+        raise RefusedPlanError(f"{given} is for --engine vllm; leave it out, or add that", suggestion=without)
     if request.preset and request.preset not in variant.presets:
         raise UnknownNameError("preset", request.preset, variant.presets)
     return engine
@@ -241,6 +268,71 @@ def _tensorrt_llm_plan(target: Target) -> Plan:
         warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
         omissions=(*omitted, *unsampled),
     )
+
+
+def _vllm_plan(target: VllmTarget) -> Plan:
+    sizes, budget = choose_vllm_sizes(target)
+    arguments, own = with_own_arguments(target, vllm_arguments(target, sizes, budget))
+    deployment = VllmDeployment(
+        settings={setting.key: setting.value for setting in arguments},
+        vllm=target.vllm,
+        variant=target.variant,
+        architecture=target.architecture,
+        checkpoint=target.checkpoint,
+        gpu=target.gpu,
+        isl=target.request.workload.isl,
+        concurrency=target.request.workload.concurrency,
+    )
+    if target.request.overrides:  # the reasons quote the memory that is left in the end
+        budget = _vllm_budget_with_overrides(deployment)
+        arguments, own = with_own_arguments(target, vllm_arguments(target, sizes, budget))
+    triton, refused = vllm_triton_settings(target, sizes, budget, deployment.settings, own)
+    deployment = dataclasses.replace(
+        deployment,
+        triton={setting.key.removeprefix("triton_config."): setting.value for setting in triton},
+        held_requests=budget.concurrent_requests(sizes.workload.isl or 0, sizes.workload.osl or 0),
+    )
+    found = list(vllm_violations(deployment))
+    refuse(found)
+    return Plan(
+        request=target.request,
+        variant=target.variant,
+        engine="vllm",
+        settings=(*arguments, *triton),
+        canonical=deployment.settings,
+        environment=vllm_environment(target),
+        unset_environment=vllm_unset_environment(target),
+        layout=target.layout,
+        num_nodes=target.num_nodes,
+        gpu=target.gpu,
+        vllm=target.vllm,
+        checkpoint=target.checkpoint,
+        profile=target.profile,
+        budget=budget,
+        workload=sizes.workload,
+        max_concurrency=deployment.get("max_num_seqs") * target.data_parallel_size,
+        host_memory=host_memory_to_prefetch(target.checkpoint),
+        warnings=tuple(PlanWarning(rule=rule, violation=violation) for rule, violation in found),
+        omissions=tuple(refused),
+    )
+
+
+def _vllm_budget_with_overrides(deployment: VllmDeployment) -> Budget:
+    """Return the memory after the user's own arguments have replaced the planner's.
+
+    :raises RefusedPlanError: when those leave no room for a request of max_model_len.
+    """
+    left = deployment.budget()
+    assert left is not None  # a target knows its GPU and its weights
+    longest = deployment.get("max_model_len")
+    if left.kv_tokens < longest:
+        raise RefusedPlanError(
+            f"--set leaves room for {left.kv_tokens:,} KV tokens a GPU, and vLLM does not start with less than one "
+            f"request of max_model_len, {longest:,}: weights take {left.weights / GIB:.1f} GiB and workspace "
+            f"{left.workspace / GIB:.1f}",
+            fix="set smaller values",
+        )
+    return left
 
 
 def _assumed_isl(target: Target, sizes: Sizes) -> int | None:

@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE, Workload
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
+from deepseek_triton_build.data.vllm import DEFAULT_VLLM
 
 EMBEDDED_ENGINES = ("reference", "simulated")
-ENGINES = ("tensorrt_llm", *EMBEDDED_ENGINES)
+ENGINES = ("tensorrt_llm", "vllm", *EMBEDDED_ENGINES)
 PYTHON_BACKEND = "python"
 BACKEND_NAMES = (PYTHON_BACKEND, "vllm")
 
@@ -26,6 +27,9 @@ class PlanRequest:
     """None: FP4 on Blackwell where the variant has it, else FP8."""
     profile: str = DEFAULT_PROFILE
     release: str = DEFAULT_RELEASE
+    vllm: str = DEFAULT_VLLM
+    parallel: Literal["tp", "dp"] | None = None
+    """How vLLM divides attention: tensor or data parallelism. None: dp for profile throughput, else tp."""
     container: str | None = None
     """Tag, such as 26.07, of the Triton container it will run in. None: the newest with the release."""
     workload: Workload = ANY_WORKLOAD
@@ -63,7 +67,9 @@ OPTIONS = {
     "mtp": "--mtp",
     "kv_dtype": "--kv-cache-dtype",
     "pipeline_parallel_size": "--pp",
+    "parallel": "--parallel",
     "release": "--trtllm",
+    "vllm": "--vllm",
     "container": "--image",
 }
 """Field of PlanRequest -> the option of `build` that takes its value, in the order in which a stamp has them."""

@@ -150,9 +150,9 @@ def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[S
     merged = {setting.key: setting for setting in chosen}
     triton = {}
     for key, given in target.request.overrides:
-        value = _with_lists(given)
+        value = with_lists(given)
         if key.startswith(_TRITON):
-            _refuse_backend_setting(key.removeprefix(_TRITON), value)
+            refuse_backend_setting(key.removeprefix(_TRITON), value)
             triton[key] = value
             continue
         canonical_key = _checked_argument(target, key, value)
@@ -166,9 +166,9 @@ def with_overrides(target: Target, chosen: tuple[Setting, ...]) -> tuple[tuple[S
     return tuple(sorted(merged.values(), key=lambda setting: sections.index(setting.key.partition(".")[0]))), triton
 
 
-def _with_lists(value: Any) -> Any:
+def with_lists(value: Any) -> Any:
     """Return `value` with lists for tuples; a request holds tuples, as they can be hashed."""
-    return [_with_lists(item) for item in value] if isinstance(value, tuple) else value
+    return [with_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _refuse_sections_without_kind(release: Release, written: Mapping[str, Setting]) -> None:
@@ -212,7 +212,8 @@ def _checked_argument(target: Target, key: str, value: Any) -> str:
     return canonical_key
 
 
-def _refuse_backend_setting(key: str, value: Any) -> None:
+def refuse_backend_setting(key: str, value: Any) -> None:
+    """Refuse a setting of triton_config that the backend doesn't have, or a value that it doesn't take."""
     section, _, name = key.partition(".")
     known: Mapping[str, Any] = BACKEND_SETTINGS
     if section == "default_sampling" and name:

@@ -11,6 +11,7 @@ from deepseek_triton_build.arithmetic.gpu_memory import GPU_COUNTS
 from deepseek_triton_build.data.catalog import PRECISIONS, find_variant, gpus
 from deepseek_triton_build.data.catalog.profiles import ANY_WORKLOAD, DEFAULT_PROFILE
 from deepseek_triton_build.data.releases import DEFAULT_RELEASE
+from deepseek_triton_build.data.vllm import DEFAULT_VLLM
 from deepseek_triton_build.planning.plan_request import PlanRequest
 
 
@@ -46,7 +47,7 @@ def _first(
 
 
 _MOST_WAYS = 3
-_TARGET = ("num_gpus", "precision", "release", "profile", "gpu")
+_TARGET = ("num_gpus", "precision", "engine", "parallel", "release", "vllm", "profile", "gpu")
 """The fields that say what a request is for. The others are extras: all are given up when nothing less helps."""
 
 
@@ -60,7 +61,10 @@ def _alternatives(request: PlanRequest) -> dict[str, list[Any]]:
     tried: dict[str, list[Any]] = {
         "num_gpus": sorted(set(GPU_COUNTS) - {request.num_gpus}, key=lambda count: _distance(request.num_gpus, count)),
         "precision": [] if request.model else [name for name in PRECISIONS if name != request.precision],
+        "engine": ["vllm"] if request.precision == "w4a16" else [],
+        "parallel": [None] if request.engine != "vllm" else [None, "tp", "dp"],
         "release": [DEFAULT_RELEASE],
+        "vllm": [DEFAULT_VLLM],
         "profile": [find_variant(request.variant).profile or DEFAULT_PROFILE],
         "allow_unpublished": [True],
         "pipeline_parallel_size": [1],

@@ -48,22 +48,28 @@ from deepseek_triton_build.rules.rule import Deployment, Rule, Violation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
-    """Everything a plan starts from."""
+class ServedModel:
+    """Which weights a plan is for, on which GPU, tuned for what."""
 
     request: PlanRequest
     variant: Variant
     architecture: Architecture
     checkpoint: KnownCheckpoint
     gpu: Gpu
-    release: Release
     profile: Profile
-    recipe: Recipe
-    num_gpus: int
 
     @property
     def precision(self) -> str:
         return self.checkpoint.precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target(ServedModel):
+    """Everything a plan for TensorRT-LLM starts from."""
+
+    release: Release
+    recipe: Recipe
+    num_gpus: int
 
     @property
     def num_nodes(self) -> int:
@@ -87,33 +93,54 @@ def resolve_target(request: PlanRequest) -> Target:
     """
     variant = find_variant(request.variant)
     _refuse_numbers(request)
+    gpu = _gpu(request, variant)
+    release = _release(request.release)
+    model = _served_model(request, variant, gpu)
+    deployment = Deployment(
+        settings={},
+        release=release,
+        variant=variant,
+        architecture=model.architecture,
+        checkpoint=model.checkpoint,
+        gpu=gpu,
+    )
+    refuse(target_violations(deployment))
+    num_gpus, recipe = _size(request, variant, model.architecture, model.checkpoint, gpu, model.profile)
+    return Target(**vars(model), release=release, recipe=recipe, num_gpus=num_gpus)
+
+
+def resolve_model(request: PlanRequest) -> ServedModel:
+    """Return the weights, the GPU and the profile of `request`, without a look at any engine.
+
+    :raises UnknownNameError: for an unknown name.
+    :raises RefusedPlanError: for what does not go together under any settings.
+    """
+    variant = find_variant(request.variant)
+    _refuse_numbers(request)
+    return _served_model(request, variant, _gpu(request, variant))
+
+
+def _gpu(request: PlanRequest, variant: Variant) -> Gpu:
     if request.gpu is None:
         raise RefusedPlanError(
             f"{variant.name} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)",
             suggestion={"gpu": "h200"},
         )
-    gpu = find_gpu(request.gpu)
-    release = _release(request.release)
+    return find_gpu(request.gpu)
+
+
+def _served_model(request: PlanRequest, variant: Variant, gpu: Gpu) -> ServedModel:
     profile = _profile(request, variant)
     precision = find_precision(request.precision) if request.precision else _default_precision(variant, gpu)
     checkpoint = _checkpoint(variant, precision, request.model)
-    deployment = Deployment(
-        settings={}, release=release, variant=variant, architecture=variant.architecture, checkpoint=checkpoint, gpu=gpu
-    )
-    refuse(target_violations(deployment))
-    architecture = variant.architecture
-    assert architecture is not None  # every variant with checkpoints has one
-    num_gpus, recipe = _size(request, variant, architecture, checkpoint, gpu, profile)
-    return Target(
+    assert variant.architecture is not None  # every variant with checkpoints has one
+    return ServedModel(
         request=request,
         variant=variant,
-        architecture=architecture,
+        architecture=variant.architecture,
         checkpoint=checkpoint,
         gpu=gpu,
-        release=release,
         profile=profile,
-        recipe=recipe,
-        num_gpus=num_gpus,
     )
 
 
@@ -218,7 +245,7 @@ def _quantization_here(model: str | None) -> Mapping[str, Any]:
     return {"kv_cache_quant_algo": said if isinstance(said, str) else None}
 
 
-_QUANT_ALGOS = {"fp8": "FP8_BLOCK_SCALES", "fp4": "NVFP4", "w4a8": "MIXED_PRECISION"}
+_QUANT_ALGOS = {"fp8": "FP8_BLOCK_SCALES", "fp4": "NVFP4", "w4a8": "MIXED_PRECISION", "w4a16": "W4A16"}
 
 
 def _size(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from deepseek_triton_build.data.releases.sampler_support import honoured_fields,
 from deepseek_triton_build.planning.batch_sizes import Sizes
 from deepseek_triton_build.planning.checkpoint_defaults import sampling_defaults
 from deepseek_triton_build.planning.embedded import ENGINE_REASONS, transaction_settings
-from deepseek_triton_build.planning.target import Target
+from deepseek_triton_build.planning.target import ServedModel, Target
 
 _WARMUP = "triton_config.warmup"
 WARMUP_MAX_S = 300
@@ -45,12 +45,17 @@ def triton_settings(
         *sampling,
         *_warmup(llm_args),
     ]
+    return with_own(rows, own), ignored
+
+
+def with_own(rows: Iterable[Setting], own: Mapping[str, Any]) -> tuple[Setting, ...]:
+    """Return the rows with the user's own settings put in."""
     merged = {row.key: row for row in rows}
     for key, value in own.items():
         if key.partition(".")[2].partition(".")[0] == "warmup":
             merged = {other: row for other, row in merged.items() if not _replaces(key, other)}
         merged[key] = Setting(key, value, "set by hand")
-    return tuple(merged.values()), ignored
+    return tuple(merged.values())
 
 
 def _replaces(key: str, other: str) -> bool:
@@ -59,16 +64,18 @@ def _replaces(key: str, other: str) -> bool:
 
 
 def _warmup(llm_args: Mapping[str, Any]) -> list[Setting]:
+    return warmup_settings(
+        [list(shape) for shape in shapes_for_llm_args(llm_args)],
+        "pairs of concurrent requests and prompt tokens of each, which run before the model is ready, so "
+        "that hardly a user waits for kernels to be compiled and tuned: from one request to max_batch_size, at "
+        f"most {MAX_REQUESTS:,} over all ranks, with the CUDA graphs' sizes between, within max_num_tokens",
+    )
+
+
+def warmup_settings(shapes: list[list[int]], reason: str) -> list[Setting]:
     """Return the warm-up that the backend does before the model is ready."""
     return [
-        Setting(
-            f"{_WARMUP}.shapes",
-            [list(shape) for shape in shapes_for_llm_args(llm_args)],
-            "pairs of concurrent requests and prompt tokens of each, which run before the model is ready, so "
-            "that hardly a user waits for kernels to be compiled and tuned: from one request to max_batch_size, at "
-            f"most {MAX_REQUESTS:,} over all ranks, with the CUDA graphs' sizes between, within max_num_tokens; "
-            f"`--set {_WARMUP}=null` leaves the warm-up out",
-        ),
+        Setting(f"{_WARMUP}.shapes", shapes, f"{reason}; `--set {_WARMUP}=null` leaves the warm-up out"),
         Setting(
             f"{_WARMUP}.max_s",
             WARMUP_MAX_S,
@@ -84,18 +91,25 @@ def _default_max_tokens(target: Target, sizes: Sizes, budget: Budget) -> Setting
     if target.request.workload.osl:
         return Setting(key, osl, "the output length that was asked for")
     requests = max(1, min(sizes.max_batch_size, budget.kv_tokens // (isl + osl)))
-    each = budget.kv_tokens // requests - isl
-    rounded = each // 1024 * 1024 or each
     return Setting(
         key,
-        max(1, min(rounded, sizes.max_seq_len - isl)),
+        answer_room(budget, requests, isl, sizes.max_seq_len),
         f"for requests without max_tokens: {budget.kv_tokens:,} KV tokens / {requests:,} requests, less a "
         f"prompt of {isl:,}, rounded down, within max_seq_len; the scheduler reserves prompt + max_tokens for each",
     )
 
 
+def answer_room(budget: Budget, requests: int, isl: int, longest: int) -> int:
+    """Return the tokens that each of `requests` at once may answer with, after a prompt of `isl` tokens.
+
+    :param longest: the most tokens of prompt and answer together.
+    """
+    each = budget.kv_tokens // requests - isl
+    return max(1, min(each // 1024 * 1024 or each, longest - isl))
+
+
 def _default_sampling(target: Target, settings: Mapping[str, Any]) -> tuple[list[Setting], list[Omission]]:
-    advice, source = _sampling_advice(target)
+    advice, source = sampling_advice(target)
     honoured = honoured_fields(target.release, settings)
     written, ignored = [], []
     for name, value in advice.items():
@@ -109,7 +123,7 @@ def _default_sampling(target: Target, settings: Mapping[str, Any]) -> tuple[list
     return written, ignored
 
 
-def _sampling_advice(target: Target) -> tuple[Mapping[str, float], str]:
+def sampling_advice(target: ServedModel) -> tuple[Mapping[str, float], str]:
     """Return advised sampling fields and their source: the checkpoint, if its folder is here, else the model card."""
     folder = target.request.model
     own = sampling_defaults(Path(folder)) if folder and os.path.isdir(folder) else None

@@ -12,12 +12,14 @@ from deepseek_triton_build.planning.batch_sizes import LONGEST_ANSWER
 from deepseek_triton_build.planning.plan import Plan, make_plan
 from deepseek_triton_build.planning.plan_request import PYTHON_BACKEND, PlanRequest
 from deepseek_triton_build.render import trtllm_commands as trtllm
+from deepseek_triton_build.render import vllm_commands as vllm
 from deepseek_triton_build.render.quickstart import quickstart_sh
 from deepseek_triton_build.render.repository_files import File, repository_files, stamped
 from deepseek_triton_build.render.stamp import stamp_line
 from deepseek_triton_build.render.yaml_text import settings_file_text
 
 DEFAULT_FORMAT = "triton"
+VLLM_SERVE = "vllm-serve"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +43,10 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
     if name not in FORMATS:
         note = f"{name} is a profile: --profile {name}" if name in profiles() else ""
         raise UnknownNameError("format", name, FORMATS, note=note)
-    usable = plan.profile.formats if plan.profile is not None else (DEFAULT_FORMAT,)
+    usable = usable_formats(plan)
     if name not in usable:
-        what = f"profile {plan.profile.name}" if plan.profile is not None else f"the {plan.engine} engine"
+        of_profile = plan.profile if plan.vllm is None else None
+        what = f"profile {of_profile.name}" if of_profile is not None else f"the {plan.engine} engine"
         named = " or ".join(f"--format {entry}" for entry in usable)
         raise RefusedPlanError(f"{what} can't be written as {name} ({FORMATS[name].title}); use {named}")
     for_triton = {
@@ -55,6 +58,13 @@ def format_files(name: str, plan: Plan, *, version: str) -> list[File]:
         what = f"{name} ({FORMATS[name].title})"
         raise RefusedPlanError(f"{' and '.join(given)}: only Triton has a use for it, {what} has none")
     return FORMATS[name].files(plan, version)
+
+
+def usable_formats(plan: Plan) -> tuple[str, ...]:
+    """Return the formats that make sense for the plan. A checkpoint that travels in a repository needs one."""
+    if plan.vllm is not None:
+        return (DEFAULT_FORMAT,) if plan.carries_checkpoint else (DEFAULT_FORMAT, VLLM_SERVE)
+    return plan.profile.formats if plan.profile is not None else (DEFAULT_FORMAT,)
 
 
 EVALUATION = Workload(isl=8192, osl=LONGEST_ANSWER)
@@ -100,11 +110,22 @@ def _program(program: str, script: str, render: Callable[..., str], title: str) 
     return Format(title=title, start=script, files=files)
 
 
+def _vllm_serve(plan: Plan, version: str) -> list[File]:
+    stamp = stamp_line(plan, version, format=VLLM_SERVE)
+    scripts = {"serve.sh": vllm.serve_sh, "bench.sh": vllm.bench_sh}
+    files = [
+        File(PurePosixPath(name), render(plan, stamp=stamp).encode(), executable=True)
+        for name, render in scripts.items()
+    ]
+    return stamped(plan, files, version=version, format=VLLM_SERVE)
+
+
 _QUICKSTART = "TensorRT-LLM's quickstart_advanced.py, a few prompts once"
 FORMATS: Mapping[str, Format] = {
     "triton": Format(title="a Triton model repository", start="start.sh", files=repository_files),
     "trtllm-serve": _program("trtllm-serve", "serve.sh", trtllm.serve_sh, "TensorRT-LLM's OpenAI-compatible server"),
     "trtllm-bench": _program("trtllm-bench", "bench.sh", trtllm.bench_sh, "TensorRT-LLM's throughput benchmark"),
     "trtllm-eval": _program("trtllm-eval", "eval.sh", trtllm.eval_sh, "TensorRT-LLM's accuracy evaluation"),
+    VLLM_SERVE: Format(title="vLLM's OpenAI-compatible server, and its benchmark", start="serve.sh", files=_vllm_serve),
     "quickstart": Format(title=_QUICKSTART, start="quickstart.sh", files=_quickstart),
 }

@@ -45,8 +45,9 @@ def repository_files(plan: Plan, version: str) -> list[File]:
         *(File(PurePosixPath(MODEL, "1", name), content) for name, content in carried_files(plan).items()),
         *_named_backend(plan.request.backend_name),
     ]
-    if plan.release is not None:
-        files.append(File(PurePosixPath(MODEL, "1", "release.yaml"), plan.release.text.encode()))
+    record = plan.release or plan.vllm
+    if record is not None:
+        files.append(File(PurePosixPath(MODEL, "1", "release.yaml"), record.text.encode()))
     return stamped(plan, files, version=version, format="triton", folder=MODEL)
 
 

@@ -144,12 +144,27 @@ def interface() -> list[str]:
         ),
         "interface=()",
         'if [[ -n "${INTERFACE:-}" ]]; then',
-        '  export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$INTERFACE}"',
-        '  export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$INTERFACE}"',
+        *indented(_SOCKETS),
         "  for parameter in btl_tcp_if_include oob_tcp_if_include; do",
         '    own="OMPI_MCA_$parameter"',
         '    if [[ -z "${!own:-}" ]]; then interface+=(-mca "$parameter" "$INTERFACE"); fi',
         "  done",
+        "fi",
+    ]
+
+
+_SOCKETS = [f'export {name}_SOCKET_IFNAME="${{{name}_SOCKET_IFNAME:-$INTERFACE}}"' for name in ("NCCL", "GLOO")]
+
+
+def network_interface() -> list[str]:
+    """Export INTERFACE to NCCL and Gloo, without MPI."""
+    return [
+        *comment_lines(
+            "INTERFACE is the network interface over which the nodes reach each other. Set it when NCCL or Gloo "
+            "chooses a wrong one, such as the bridge of a container."
+        ),
+        'if [[ -n "${INTERFACE:-}" ]]; then',
+        *indented(_SOCKETS),
         "fi",
     ]
 

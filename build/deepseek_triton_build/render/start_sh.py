@@ -13,6 +13,7 @@ from deepseek_triton_build.data.rank_variables import is_engine_variable
 from deepseek_triton_build.planning.plan import Plan
 from deepseek_triton_build.planning.plan_request import PYTHON_BACKEND
 from deepseek_triton_build.render import shell
+from deepseek_triton_build.render.vllm_commands import engine_flags, model_of, node_lines
 from deepseek_triton_build.text import comment_lines
 
 NAME = "start.sh"
@@ -23,6 +24,7 @@ EXIT_TIMEOUT_S = 30
 MPIRUN_SPARE_S = 20
 """Seconds that mpirun waits beyond the exit timeout before it kills. The supervisor kills 15 s after the timeout."""
 _MAX_RESTARTS = 3
+_KEEP_ENVIRONMENT = "SPT_NOENV"
 
 _ENDPOINTS = (("http", 8000), ("grpc", 8001), ("metrics", 8002))
 _SUPERVISOR = 'python3 "$supervise" run "${options[@]}" --'
@@ -30,7 +32,8 @@ _GUARD = 'python3 "$supervise" rank --'
 
 
 def start_sh(plan: Plan, *, stamp: str) -> str:
-    """Return start.sh. It runs TensorRT-LLM in a stock Triton container; other engines run where tritonserver is."""
+    """Return start.sh. It runs TensorRT-LLM and vLLM in a stock Triton container; other engines run where tritonserver
+    is."""
     return shell.script(
         stamp,
         _about(plan),
@@ -41,9 +44,10 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
         ],
         _overlay(plan),
         shell.exports(plan.environment, NAME),
+        _process_titles(plan),
         _launch_tag(plan),
         shell.interface() if plan.release is not None else [],
-        shell.engine_variables() if plan.release is not None else [],
+        shell.engine_variables() if plan.release is not None or plan.vllm is not None else [],
         _endpoints(),
         _exit_timeout(),
         _supervisor_options(plan),
@@ -51,6 +55,7 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
         _server(plan),
         _refused_arguments(),
         _refused_words(plan),
+        node_lines(plan, NAME) if plan.vllm is not None else [],
         _start(plan),
         [shell.END_IF_REFUSED],
         _dry_run(plan),
@@ -60,8 +65,10 @@ def start_sh(plan: Plan, *, stamp: str) -> str:
 
 def _about(plan: Plan) -> list[str]:
     where = "where tritonserver and the engine's packages are installed"
-    if plan.release is not None:
+    if plan.image is not None:
         where = f"in {plan.image}, where nothing has to be installed"
+    elif plan.vllm is not None:
+        where = f"where tritonserver and vLLM {plan.vllm.version} are installed"
     return [
         f"Serves the repository that holds this script, {where}. A supervisor runs the server: it ends a server that "
         "does not become ready in time, restarts a server that was ready and has failed, and leaves no process behind. "
@@ -81,6 +88,18 @@ def _overlay(plan: Plan) -> list[str]:
             "the container."
         ),
         'export PYTHONPATH="$repository/tensorrt_llm/1/deepseek_backend/process/overlay${PYTHONPATH:+:$PYTHONPATH}"',
+    ]
+
+
+def _process_titles(plan: Plan) -> list[str]:
+    if plan.vllm is None:
+        return []
+    return [
+        *comment_lines(
+            "vLLM gives its processes titles by setproctitle, which writes long ones over the environment that the "
+            "kernel shows, and so over the launch tag. With this variable it does not."
+        ),
+        f"export {_KEEP_ENVIRONMENT}=1",
     ]
 
 
@@ -260,10 +279,11 @@ def _refused_words(plan: Plan) -> list[str]:
 def _start(plan: Plan) -> list[str]:
     """Set the array `start` to the whole command."""
     if plan.release is None:
-        return [
+        alone = [
             *comment_lines("The guard ends the server when the supervisor is killed."),
             *shell.array("start", [_SUPERVISOR, _GUARD, '"${server[@]}"']),
         ]
+        return alone if plan.num_nodes == 1 else _start_node(plan, alone)
     launched = f'{shell.entry_point(plan)} "${{server[@]}}"'
     mpirun = [
         *shell.mpirun_lines(plan, _mpirun_options(plan), [_TAG]),
@@ -283,6 +303,35 @@ def _start(plan: Plan) -> list[str]:
         *shell.indented(mpirun),
         "fi",
     ]
+
+
+def _start_node(plan: Plan, alone: list[str]) -> list[str]:
+    """Set `start` to the command of this node: the server on node 0, and vLLM's own program without a server elsewhere.
+
+    Under Slurm the supervisor has started this script on every node.
+    """
+    flags = engine_flags(plan)
+    model = (
+        f'"$repository/tensorrt_llm/1/{plan.variant.model}"'
+        if plan.carries_checkpoint
+        else shell.quoted(model_of(plan))
+    )
+    engine = [f"vllm serve {model}", *(" ".join(flag.words) for flag in flags), '"${node[@]}"']
+    return [
+        'if [[ "$node_rank" != 0 ]]; then',
+        *shell.indented(comment_lines("The GPUs of this node work for node 0; nothing listens here.")),
+        *shell.indented(shell.array("start", [_GUARD, *engine])),
+        f"elif {_in_vllm_step(plan)}; then",
+        f'  start=({_GUARD} "${{server[@]}}")',
+        "else",
+        *shell.indented(alone),
+        "fi",
+    ]
+
+
+def _in_vllm_step(plan: Plan) -> str:
+    """Return the condition that the supervisor runs elsewhere and has started this script on each node by Slurm."""
+    return f'[[ "${{SLURM_STEP_NUM_TASKS:-}}" == {plan.num_nodes} ]]'
 
 
 def _ranks_comment(plan: Plan) -> list[str]:
@@ -320,8 +369,12 @@ def _mpirun_options(plan: Plan) -> list[str]:
 def _dry_run(plan: Plan) -> list[str]:
     own = [variable.name for variable in plan.environment if not is_engine_variable(variable.name)]
     names = [_TAG, *own] if plan.release is None else [_TAG, "PYTHONPATH", *own, '"${engine[@]}"']
+    if plan.vllm is not None:
+        names = [_TAG, _KEEP_ENVIRONMENT, *own, '"${engine[@]}"', *(["MASTER_ADDR"] if plan.num_nodes > 1 else [])]
     names += ["OMPI_MCA_btl_tcp_if_include"] if _is_for_slurm(plan) else []
-    programs = ["python3", "mpirun", *([shell.entry_point(plan)] if plan.release is not None else []), "tritonserver"]
+    programs = ["python3", "tritonserver"]
+    if plan.release is not None:
+        programs[1:1] = ["mpirun", shell.entry_point(plan)]
     return [
         *comment_lines(
             "Print one command, to be read or pasted. Each variable, program and long option begins a line."

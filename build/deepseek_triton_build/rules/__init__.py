@@ -1,6 +1,7 @@
 """The rules: what can't work, or is known not to work, each with its release range and source.
 
-A rule looks at a Deployment and yields a Violation for each way in which it is broken. docs/rules.md lists all rules.
+A rule looks at a Deployment (of vLLM: a VllmDeployment) and yields a Violation for each way in which it is broken.
+docs/rules.md lists all rules.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ from deepseek_triton_build.rules import (
     size_limits,
     sparse,
     speculative,
+    vllm,
 )
 from deepseek_triton_build.rules.rule import Deployment, Rule, UnknownFactError, Violation
+from deepseek_triton_build.rules.vllm_deployment import VllmDeployment
 from deepseek_triton_build.rules.well_typed import well_typed
 
 _MODULES = (attention, speculative, environment, hardware, kv_cache, size_limits, moe, parallelism, sparse)
 RULES = tuple(sorted((rule for module in _MODULES for rule in module.RULES), key=lambda rule: rule.code))
-"""Every rule, sorted by code."""
+"""Every rule of TensorRT-LLM, sorted by code."""
+VLLM_RULES = tuple(vllm.RULES)
+"""Every rule of vLLM, sorted by code."""
 _TARGET_RULES = tuple(rule for rule in RULES if rule.target_only)
 
 
@@ -38,7 +43,15 @@ def violations(deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
     return _broken(RULES, well_typed(deployment))
 
 
-def _broken(rules: tuple[Rule, ...], deployment: Deployment) -> Iterator[tuple[Rule, Violation]]:
+def vllm_violations(deployment: VllmDeployment, *, target_only: bool = False) -> Iterator[tuple[Rule, Violation]]:
+    """Yield every rule that `deployment` breaks: errors, warnings and notes. Its settings have their arguments' types.
+
+    :param target_only: only the rules about model and GPU, which need no settings.
+    """
+    return _broken(tuple(rule for rule in VLLM_RULES if rule.target_only or not target_only), deployment)
+
+
+def _broken(rules: tuple[Rule, ...], deployment: Deployment | VllmDeployment) -> Iterator[tuple[Rule, Violation]]:
     for rule in rules:
         with suppress(UnknownFactError):
             for violation in rule.find_violations(deployment):

@@ -99,3 +99,16 @@ def _release(d: Deployment) -> Iterator[Violation]:
     elif d.is_sparse and d.supports("deepseek_v32") is False:
         message = f"TensorRT-LLM {d.release.version} has no sparse attention, which V3.2 needs"
         yield Violation(None, message, "use TensorRT-LLM 1.2.0 or newer")
+
+
+@RULES.error(
+    "H007",
+    title="W4A16 weights belong to vLLM",
+    why="TensorRT-LLM's hardware table for DeepSeek has FP8, FP4 and W4AFP8 only.",
+    source=f"{GUIDE}, Hardware Requirements",
+    target_only=True,
+)
+def _w4a16(d: Deployment) -> Iterator[Violation]:
+    if d.precision == "w4a16":
+        message = "TensorRT-LLM does not serve W4A16 weights (AWQ, GPTQ, compressed-tensors) of DeepSeek; vLLM does"
+        yield Violation(None, message, "use --engine vllm, or the fp8 weights")

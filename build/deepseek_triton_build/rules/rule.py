@@ -155,7 +155,8 @@ class Violation:
     fix: str
 
 
-_FindViolations = Callable[[Deployment], Iterable[Violation]]
+_FindViolations = Callable[[Any], Iterable[Violation]]
+"""It takes a Deployment, or for rules of vLLM a VllmDeployment."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ def add_options(verb: VerbParser) -> None:
     )
     verb.add_argument("repository", type=path, metavar="DIR", help="the model repository")
     verb.add_argument("--trtllm", metavar="RELEASE", help="TensorRT-LLM to check against, if the files don't say")
+    verb.add_argument("--vllm", metavar="VERSION", help="vLLM to check against, if the files don't say")
     verb.add_argument("--variant", metavar="NAME", help="the model it serves, if the files don't say")
     verb.add_argument("--precision", metavar="NAME", help="the precision of its weights, if the files don't say")
     verb.add_argument("--gpu", metavar="GPU", help="the GPU it will run on, if the files don't say")
@@ -28,6 +29,7 @@ def _check(args: argparse.Namespace) -> int:
 
     options = CheckOptions(
         release=args.trtllm,
+        vllm=args.vllm,
         variant=args.variant,
         precision=args.precision,
         gpu=args.gpu,

@@ -192,7 +192,7 @@ def _findings(result: HostResult) -> Iterator[Reported]:
 def _host_findings(hosts: Sequence[str], machine: Machine, expected: Expected) -> Iterator[Reported]:
     """Check that there are as many hosts as the repository takes, and that this machine is the first."""
     name, needs = machine.hostname, (SERVE, MPIRUN)
-    if hosts and expected.is_tensorrt_llm and len(hosts) != expected.num_nodes:
+    if hosts and expected.uses_gpus and len(hosts) != expected.num_nodes:
         finding = error(
             f"{len(hosts)} of them: {', '.join(hosts)}",
             f"the repository takes {expected.num_nodes}",
@@ -233,7 +233,7 @@ def _show_finding(found: Reported, *, several: bool) -> None:
 
 def _rehearsal(expected: Expected) -> str:
     """Return how to try this machine before the weights are loaded; an empty string where they are small or unknown."""
-    if not expected.is_tensorrt_llm or not expected.gpu or (expected.checkpoint_bytes or 0) < _LARGE:
+    if not expected.uses_gpus or not expected.gpu or (expected.checkpoint_bytes or 0) < _LARGE:
         return ""
     gpus = min(expected.world_size or 1, _MOST_GPUS_OF_TINY)
     release = f" --trtllm {expected.release}" if expected.release else ""

@@ -18,7 +18,10 @@ def add_plan_options(verb: VerbParser) -> None:
     verb.add_argument("--profile", metavar="NAME", help="what the server is tuned for (default: balanced)")
     target = verb.add_mutually_exclusive_group()
     target.add_argument("--trtllm", metavar="RELEASE", help="TensorRT-LLM release it is for (default: 1.2.1)")
-    target.add_argument("--image", metavar="TAG", help="the same by the tag of the Triton container, such as 26.07")
+    target.add_argument(
+        "--vllm", metavar="VERSION", help="vLLM version it is for, with --engine vllm (default: 0.24.0)"
+    )
+    target.add_argument("--image", metavar="TAG", help="either by the tag of the Triton container, such as 26.07")
     work = verb.add_argument_group("workload")
     work.add_argument("--isl", type=positive, metavar="TOKENS", help="the longest input (default: the profile's)")
     work.add_argument("--osl", type=positive, metavar="TOKENS", help="the longest output (default: the profile's)")
@@ -26,7 +29,9 @@ def add_plan_options(verb: VerbParser) -> None:
     _add_overrides(verb.add_argument_group("instead of what the profile chooses"))
     engine = verb.add_argument_group("checkpoint and engine")
     engine.add_argument("--model", metavar="PATH", help="the checkpoint's folder (default: its Hugging Face name)")
-    engine.add_argument("--engine", metavar="NAME", help="tensorrt_llm, reference, simulated (default: by VARIANT)")
+    engine.add_argument(
+        "--engine", metavar="NAME", help="tensorrt_llm, vllm, reference, simulated (default: by VARIANT)"
+    )
     engine.add_argument(
         "--no-decoupled",
         dest="decoupled",
@@ -46,13 +51,16 @@ def _add_overrides(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--mtp", type=number, metavar="N", help="draft tokens per step, 0 for no multi-token prediction")
     group.add_argument("--relaxed-acceptance", action="store_true", help="accept likely draft tokens while R1 reasons")
     group.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), help="KV cache's type; auto: as in the checkpoint")
+    group.add_argument(
+        "--parallel", choices=("tp", "dp"), help="of vLLM's attention (default: dp for throughput, else tp)"
+    )
     group.add_argument("--pp", type=positive, default=1, metavar="N", help="pipeline stages (default: 1)")
     group.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="set any LLM argument of the release, or triton_config.*, to a YAML value; may be repeated",
+        help="set any argument of the engine, or triton_config.*, to a YAML value; may be repeated",
     )
     group.add_argument("--allow-unpublished", action="store_true", help="plan what fits, even if nobody published it")
 
@@ -63,14 +71,15 @@ def known_names() -> str:
         PRECISION_ALIASES,
         PRECISIONS,
         RELEASES,
+        VLLM_VERSIONS,
         containers,
         gpus,
         profiles,
         variants,
     )
 
-    aliases = {precision: alias for alias, precision in PRECISION_ALIASES.items()}
-    precisions = [f"{name} ({aliases[name]})" if name in aliases else name for name in PRECISIONS]
+    aliases = {name: [alias for alias, of in PRECISION_ALIASES.items() if of == name] for name in PRECISIONS}
+    precisions = [f"{name} ({' or '.join(others)})" if others else name for name, others in aliases.items()]
     tags = [tag for tag, container in containers().items() if container.trtllm in RELEASES]
     rows: dict[str, Iterable[str]] = {
         "VARIANT": variants(),
@@ -78,6 +87,7 @@ def known_names() -> str:
         "--precision": precisions,
         "--profile": profiles(),
         "--trtllm": RELEASES,
+        "--vllm": VLLM_VERSIONS,
         "--image": tags,
     }
     return "names:\n" + "".join(f"  {option:<12} {', '.join(names)}\n" for option, names in rows.items())

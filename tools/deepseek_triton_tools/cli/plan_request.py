@@ -16,13 +16,16 @@ from deepseek_triton_build import PlanRequest, Workload
 from deepseek_triton_build.catalog import (
     DEFAULT_PROFILE,
     DEFAULT_RELEASE,
+    DEFAULT_VLLM,
     Architecture,
     Variant,
+    container_month,
     container_tag,
     find_precision,
     release_for_container,
     variant_of_model,
     variants,
+    vllm_for_container,
 )
 from deepseek_triton_build.text import is_path, printable_line, short_repr
 from deepseek_triton_tools.cli.parsing import require_tools
@@ -60,7 +63,7 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     precision = _precision(args.precision, named, model)
     if args.gpu is None and _needs_gpu(named.variant, args.engine):
         raise OptionError(f"{named.variant} needs --gpu, the GPU it will run on (for example --gpu h200 --gpus 8)")
-    release = release_for_container(args.image).version if args.image is not None else args.trtllm
+    release, vllm, container = _versions(args, named.variant)
     if args.model and model and (note := _note_on_model(model)):
         complain(f"note: {note}")
     return PlanRequest(
@@ -69,8 +72,10 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
         num_gpus=args.gpus,
         precision=precision,
         profile=DEFAULT_PROFILE if args.profile is None else args.profile,
-        release=DEFAULT_RELEASE if release is None else release,
-        container=None if args.image is None else container_tag(args.image),
+        release=release,
+        vllm=vllm,
+        parallel=args.parallel,
+        container=container,
         workload=Workload(isl=args.isl, osl=args.osl, concurrency=args.concurrency),
         mtp=args.mtp,
         relaxed_acceptance=args.relaxed_acceptance,
@@ -86,24 +91,62 @@ def plan_request(args: argparse.Namespace) -> PlanRequest:
     )
 
 
+def _versions(args: argparse.Namespace, variant: str) -> tuple[str, str, str | None]:
+    """Return the TensorRT-LLM release, the vLLM version and the month of the container. --image names the version of
+    the engine that is used."""
+    release, vllm = args.trtllm or DEFAULT_RELEASE, args.vllm or DEFAULT_VLLM
+    if args.image is None:
+        return release, vllm, None
+    if _engine(variant, args.engine) == "vllm":
+        return release, vllm_for_container(args.image).version, container_month(args.image)
+    return release_for_container(args.image).version, vllm, container_tag(args.image)
+
+
+def _engine(variant: str, asked: str | None) -> str | None:
+    """Return the engine that is used; None for an unknown variant, which the planner refuses."""
+    return asked or (variants()[variant].engines[0] if variant in variants() else None)
+
+
 def _needs_gpu(variant: str, engine: str | None) -> bool:
-    return variant in variants() and (engine or variants()[variant].engines[0]) == "tensorrt_llm"
+    return variant in variants() and _engine(variant, engine) in _ENGINES_WITH_GPUS
 
 
+_ENGINES_WITH_GPUS = ("tensorrt_llm", "vllm")
 _FOR_GPUS = (
-    *("--gpu", "--gpus", "--precision", "--profile", "--trtllm", "--image", "--isl", "--osl", "--concurrency"),
-    *("--mtp", "--relaxed-acceptance", "--kv-cache-dtype", "--set"),
+    *(
+        "--gpu",
+        "--gpus",
+        "--precision",
+        "--profile",
+        "--trtllm",
+        "--vllm",
+        "--image",
+        "--isl",
+        "--osl",
+        "--concurrency",
+    ),
+    *("--mtp", "--relaxed-acceptance", "--kv-cache-dtype", "--parallel", "--set"),
 )
-"""Options that have no meaning without TensorRT-LLM."""
+"""Options that have no meaning without an engine that runs on GPUs."""
+_FOR_ONE_ENGINE = {"tensorrt_llm": ("--trtllm", "--relaxed-acceptance"), "vllm": ("--vllm", "--parallel")}
+
+
+def _given(args: argparse.Namespace, options: tuple[str, ...]) -> list[str]:
+    values = {option: getattr(args, option[2:].replace("-", "_")) for option in options}
+    return [option for option, value in values.items() if value is not None and value is not False and value != []]
 
 
 def _refuse_meaningless(args: argparse.Namespace, variant: str) -> None:
     """Raise OptionError when there are options that would change nothing."""
-    if variant not in variants() or _needs_gpu(variant, args.engine):
+    if variant not in variants():
         return
-    values = {option: getattr(args, option[2:].replace("-", "_")) for option in _FOR_GPUS}
-    given = [option for option, value in values.items() if value is not None and value is not False and value != []]
-    if given:
+    if _needs_gpu(variant, args.engine):
+        used = _engine(variant, args.engine)
+        for engine, options in _FOR_ONE_ENGINE.items():
+            if engine != used and (foreign := _given(args, options)):
+                raise OptionError(f"{', '.join(foreign)}: only for --engine {engine}, not for {used}; leave it out")
+        return
+    if given := _given(args, _FOR_GPUS):
         other = ", or add --engine tensorrt_llm" if "tensorrt_llm" in variants()[variant].engines else ""
         raise OptionError(
             f"{variant} runs on an embedded engine, without TensorRT-LLM: leave out {', '.join(given)}{other}"

@@ -24,13 +24,18 @@ class SharedFact:
     cause: str
     fix: str = "run the same container on every host"
     is_error: bool = True
-    """Whether a difference is an error with a repository for TensorRT-LLM; else it is a warning."""
+    """Whether a difference is an error with a repository for an engine on GPUs; else it is a warning."""
 
 
 SHARED_FACTS: Sequence[SharedFact] = (
     SharedFact(
         fact="TensorRT-LLM",
         cause="the ranks talk to each other in the engine's own messages, which change between releases",
+    ),
+    SharedFact(
+        fact="vLLM",
+        cause="the nodes of an instance exchange pickled objects of one program",
+        fix="use the same container, or the same environment, on every host",
     ),
     SharedFact(fact="container", cause="all ranks must run the same program"),
     SharedFact(
@@ -105,7 +110,7 @@ def _compare_values(shared: SharedFact, values: Mapping[str, str], expected: Exp
     for host, value in values.items():
         hosts_of.setdefault(value, []).append(host)
     result = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in hosts_of.items())
-    is_error = shared.is_error and (expected.is_tensorrt_llm or shared.fact in ("repository", "checkpoint index"))
+    is_error = shared.is_error and (expected.uses_gpus or shared.fact in ("repository", "checkpoint index"))
     return (error if is_error else warning)(result, shared.cause, shared.fix)
 
 

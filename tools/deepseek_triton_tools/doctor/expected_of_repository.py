@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -10,11 +11,13 @@ from pathlib import Path
 from deepseek_triton_build.catalog import containers, gpus
 from deepseek_triton_build.check import MODEL_GONE, MODEL_NOT_HERE, CheckedModel, Report, read_stamp, read_yaml
 from deepseek_triton_tools.doctor.machine.capabilities import NEED_REPOSITORY
-from deepseek_triton_tools.doctor.machine.expected import Expected, KnownContainer
+from deepseek_triton_tools.doctor.machine.expected import TENSORRT_LLM, VLLM, Expected, KnownContainer
 from deepseek_triton_tools.doctor.machine.machine_finding import MachineFinding, Reported
 from deepseek_triton_tools.repository.launch_facts import START_SCRIPT
 from deepseek_triton_tools.repository.serving_facts import serving_of
 from deepseek_triton_tools.tool_errors import CheckpointError
+
+_ON_GPUS = (TENSORRT_LLM, VLLM)
 
 
 def known_containers() -> tuple[KnownContainer, ...]:
@@ -22,12 +25,12 @@ def known_containers() -> tuple[KnownContainer, ...]:
 
 
 def expected_of(repository: Path, report: Report, model: Path | None) -> Expected:
-    """Return what its first model for TensorRT-LLM expects, or its first model when none is for TensorRT-LLM.
+    """Return what its first model for an engine on GPUs expects, or its first model when there is none.
 
     :param report: what `check` found in the repository.
     :param model: where the checkpoint is, if it is not where model.yaml says.
     """
-    checked = next((model for model in report.models if model.engine == "tensorrt_llm"), report.models[0])
+    checked = next((model for model in report.models if model.engine in _ON_GPUS), report.models[0])
     stamp = read_stamp((repository / checked.file).parent.parent, "")[0]
     target = gpus().get(checked.gpu or "")
     world = _world_size(repository, checked)
@@ -40,6 +43,7 @@ def expected_of(repository: Path, report: Report, model: Path | None) -> Expecte
         by_triton=checked.backend != "none",
         engine=checked.engine,
         release=checked.release if checked.engine == "tensorrt_llm" else None,
+        vllm=stamp.text("vllm"),
         image=stamp.text("image"),
         driver=container.driver if container else None,
         gpu=checked.gpu,
@@ -62,13 +66,14 @@ def _uses_nvcc(repository: Path) -> bool:
 
 def _world_size(repository: Path, checked: CheckedModel) -> int | None:
     """Return the GPUs of one instance, by model.yaml; None for an engine that needs none."""
-    if checked.engine != "tensorrt_llm":
+    if checked.engine not in _ON_GPUS:
         return None
     document, _ = read_yaml(repository / checked.file, checked.file)
     if document is None:
         return checked.num_gpus
-    sizes = [document.values.get(f"{way}_parallel_size", 1) for way in ("tensor", "pipeline")]
-    return sizes[0] * sizes[1] if all(isinstance(size, int) and size > 0 for size in sizes) else checked.num_gpus
+    ways = ("tensor", "pipeline", *(["data"] if checked.engine == VLLM else []))
+    sizes = [document.values.get(f"{way}_parallel_size", 1) for way in ways]
+    return math.prod(sizes) if all(isinstance(size, int) and size > 0 for size in sizes) else checked.num_gpus
 
 
 def _checkpoint(repository: Path, checked: CheckedModel, model: Path | None) -> str | None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from deepseek_triton_build.catalog import is_engine_variable
+from deepseek_triton_build.catalog import is_engine_variable, vllm_containers, vllm_image_name
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
@@ -25,6 +25,8 @@ KERNEL_CACHES: Mapping[str, str] = {
     "DG_JIT_CACHE_DIR": "deep_gemm",
     # flashinfer/jit/env.py adds .cache/flashinfer to it; ~ without it.
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    # vllm/envs.py; ~/.cache/vllm without it, where torch.compile's graphs are.
+    "VLLM_CACHE_ROOT": "vllm",
     # Triton the compiler; ~/.triton/cache without it.
     "TRITON_CACHE_DIR": "triton",
     # torch.compile; /tmp/torchinductor_USER without it.
@@ -51,6 +53,25 @@ def engine_variables(environment: Mapping[str, str], *, in_container: bool) -> t
 def image_of(facts: LaunchFacts, options: LaunchOptions) -> str:
     """Return the image's name; "" for an engine that was planned for no container."""
     return options.image or facts.image or ""
+
+
+def no_image(facts: LaunchFacts) -> str:
+    """Return why there is no image, and how to come by one."""
+    if facts.vllm is None:
+        return (
+            f"the {facts.engine} engine was planned for no container: name with --image one that has tritonserver and "
+            "the engine's packages"
+        )
+    base = vllm_image_name(next(iter(vllm_containers())))
+    return (
+        f"no Triton container has vLLM {facts.vllm}: build an image of two lines, FROM {base} and RUN pip install "
+        f"vllm=={facts.vllm}, and name it with --image"
+    )
+
+
+def transports(facts: LaunchFacts) -> str:
+    """Return what takes /dev/shm besides tritonserver's Python backend."""
+    return "NCCL and vLLM's message queues" if facts.vllm else "NCCL and Open MPI"
 
 
 def too_few_gpus(facts: LaunchFacts, num_gpus: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ from deepseek_triton_build.text import comment_lines, for_comment, safe_name
 from deepseek_triton_tools.host.units import sized
 from deepseek_triton_tools.launching import containers, start_script
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.launching.vllm_nodes import nodes_by_hand
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
 CommandPart = tuple[Sequence[str], str]
@@ -26,15 +27,14 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if facts.nodes > 1:
-        yield (
-            f"{facts.source} takes {facts.nodes} nodes, and docker starts one container: use launch ssh-setup, which "
-            "prints how to start one on each node, or launch slurm or kubernetes"
-        )
+        if facts.uses_mpi:
+            yield (
+                f"{facts.source} takes {facts.nodes} nodes, and docker starts one container: use launch ssh-setup, "
+                "which prints how to start one on each node, or launch slurm or kubernetes"
+            )
+        yield from nodes_by_hand(facts, options, "docker")
     if not containers.image_of(facts, options):
-        yield (
-            f"the {facts.engine} engine was planned for no container: name with --image one that has tritonserver and "
-            "the engine's packages, or use launch local"
-        )
+        yield f"{containers.no_image(facts)}, or use launch local"
     yield from invalid_options(facts, options)
     paths = [str(facts.folder), *facts.mounts, *facts.mounts.values(), str(options.cache_dir or "")]
     yield from (
@@ -88,7 +88,7 @@ def command_parts(facts: LaunchFacts, options: LaunchOptions) -> list[CommandPar
     """Return the docker command in parts. The last two are the image, and what runs in it."""
     return [
         (["docker", "run", "--name", container_name(facts, options)], "The name for docker stop, logs and exec."),
-        _life(options),
+        _life(facts, options),
         *_gpus(facts, options),
         *_memory(facts, options),
         *_network(options),
@@ -107,7 +107,7 @@ def container_name(facts: LaunchFacts, options: LaunchOptions) -> str:
     return options.name or f"deepseek-triton-{slug or 'server'}"
 
 
-def _life(options: LaunchOptions) -> CommandPart:
+def _life(facts: LaunchFacts, options: LaunchOptions) -> CommandPart:
     words = ["--restart", options.restart] if options.restart else ["--rm"]
     why = (
         "--restart: as requested." if options.restart else "--rm: the name is free again once the container has ended."
@@ -121,8 +121,8 @@ def _life(options: LaunchOptions) -> CommandPart:
         words,
         f"{why} --stop-timeout: docker stop must not kill before the supervisor does. Open requests get "
         f"{options.exit_timeout} s (EXIT_TIMEOUT), the supervisor kills what is left after "
-        f"{times.supervisor_kill_s} s, mpirun after {times.mpirun_kill_s} s, and some seconds are to spare. With "
-        "docker's default of 10 s answers would be cut short.",
+        f"{times.supervisor_kill_s} s, {f'mpirun after {times.mpirun_kill_s} s, ' if facts.uses_mpi else ''}and some "
+        "seconds are to spare. With docker's default of 10 s answers would be cut short.",
     )
 
 
@@ -143,10 +143,10 @@ def _memory(facts: LaunchFacts, options: LaunchOptions) -> Iterator[CommandPart]
         size = options.shm_size or facts.shm_bytes
         yield (
             ["--shm-size", str(size)],
-            f"/dev/shm of {sized(size)}: docker's default is 64 MiB, and NCCL, Open MPI and tritonserver's Python "
-            "backend end with a bus error when it is full. 1 GiB for each rank and 1 GiB for tritonserver is an "
-            f"assumption.{facts.expert_copy_why} Only the part that is used takes memory, and it is freed with the "
-            "container.",
+            f"/dev/shm of {sized(size)}: docker's default is 64 MiB, and {containers.transports(facts)} and "
+            "tritonserver's Python backend end with a bus error when it is full. 1 GiB for each rank and 1 GiB for "
+            f"tritonserver is an assumption.{facts.expert_copy_why} Only the part that is used takes memory, and it is "
+            "freed with the container.",
         )
     yield (
         ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"],
@@ -194,7 +194,10 @@ def _mounts(facts: LaunchFacts, options: LaunchOptions) -> Iterator[CommandPart]
 
 def _environment(options: LaunchOptions) -> Iterator[CommandPart]:
     caches = containers.kernel_environment()
-    yield _env(caches), "Folders for the kernels of DeepGEMM (two of them), FlashInfer, Triton, PyTorch and the driver."
+    yield (
+        _env(caches),
+        "Folders for the kernels of DeepGEMM (two of them), FlashInfer, vLLM, Triton, PyTorch and the driver.",
+    )
     # In a network of its own the server listens on all addresses, and docker publishes on the one of --address.
     inside = options if options.network == "host" else dataclasses.replace(options, address=None)
     yield _env(start_script.server_environment(inside)), "start.sh's variables."
@@ -207,7 +210,8 @@ def _env(variables: dict[str, str]) -> list[str]:
 def _image_why(facts: LaunchFacts, options: LaunchOptions) -> str:
     if options.image:
         return f"The image of --image; the repository was made for {facts.image or 'no container'}."
-    return f"The image that the repository was made for: it has TensorRT-LLM {facts.release}."
+    what = f"vLLM {facts.vllm}" if facts.vllm else f"TensorRT-LLM {facts.release}"
+    return f"The image that the repository was made for: it has {what}."
 
 
 def bind(source: str, target: str, *, writable: bool = False) -> str:

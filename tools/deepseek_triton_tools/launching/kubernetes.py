@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from deepseek_triton_build.text import safe_name
-from deepseek_triton_tools.launching import start_script
+from deepseek_triton_tools.launching import containers, start_script
 from deepseek_triton_tools.launching.config_map import repository_files
-from deepseek_triton_tools.launching.containers import image_of
 from deepseek_triton_tools.launching.kubernetes_manifest import Manifest, sequences_at_once
 from deepseek_triton_tools.launching.kubernetes_pods import MAX_INT32, MAX_NAME, NAME, object_name
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
+from deepseek_triton_tools.launching.vllm_nodes import FIRST_NODE, needs_master
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -49,11 +49,13 @@ def render(facts: LaunchFacts, options: LaunchOptions) -> str:
 def _ask_start_script(facts: LaunchFacts, options: LaunchOptions) -> None:
     """:raises ToolError: when start.sh refuses."""
     hosts = {"HOSTS": ",".join(f"node{n}" for n in range(facts.nodes))} if facts.nodes > 1 else {}
+    if needs_master(facts):
+        hosts = FIRST_NODE
     start_script.dry_run(facts.start_script, start_script.server_environment(options) | hosts, options.server_args)
 
 
 def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    if facts.nodes > 1 and not options.image:
+    if facts.nodes > 1 and facts.uses_mpi and not options.image:
         yield (
             "ranks reach the other nodes by ssh, and the stock image has no ssh server: name an image that has one "
             "with --image; the first comments of the manifest say how to build it"
@@ -75,8 +77,8 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     ):
         if value is not None and (not re.fullmatch(_SUBDOMAIN, value) or len(value) > _MAX_SUBDOMAIN):
             yield f"{option}: expected a name of small letters, digits, dashes and dots, got {safe_name(value)}"
-    if not image_of(facts, options):
-        yield f"the {facts.engine} engine was planned for no container: name with --image one that has tritonserver"
+    if not containers.image_of(facts, options):
+        yield containers.no_image(facts)
     if not 1 <= options.replicas <= MAX_INT32:
         yield f"--replicas: expected 1 to {MAX_INT32}, got {safe_name(str(options.replicas))}"
     if (options.max_replicas or 1) > MAX_INT32:

@@ -82,12 +82,13 @@ class Manifest(Pods):
         values = {
             "version": __version__,
             "source": for_comment(facts.source),
-            "what": f"{for_comment(facts.model)}, {facts.world_size} ranks on {where}.",
+            "what": f"{for_comment(facts.model)}, {facts.num_gpus or 1} ranks on {where}.",
             "namespace_option": f" --namespace {namespace}" if namespace else "",
             "name": self.name,
             "base": for_comment(facts.image or "YOUR-IMAGE"),
         }
-        return filled("header.yaml", values) + (filled("before-group.yaml", values) if self.is_group else "")
+        group = filled("before-group.yaml", values) if self.is_group else ""
+        return filled("header.yaml", values) + group + (filled("before-ssh.yaml", values) if self.uses_ssh else "")
 
     def _config_map(self) -> str:
         size = sum(len(file.content) for file in self.files)
@@ -105,7 +106,8 @@ class Manifest(Pods):
                 values
                 | {
                     "nodes": str(facts.nodes),
-                    "nodes_why": f"{facts.world_size} ranks, {facts.ranks_per_node} on each node. The leader counts.",
+                    "nodes_why": f"{facts.num_gpus} ranks, {facts.gpus_per_node} on each node. The leader counts.",
+                    "restart_why": "The ranks form one MPI world" if self.uses_ssh else "vLLM's nodes form one group",
                     "leader_annotations": block(annotations, 8) + "\n" if annotations else "",
                     "leader": block(self.server(), 8),
                     "worker": block(self.worker(), 8),

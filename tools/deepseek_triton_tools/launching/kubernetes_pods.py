@@ -16,7 +16,7 @@ from deepseek_triton_build.text import for_comment
 from deepseek_triton_tools.host.host_memory import BUDGET_SHARE
 from deepseek_triton_tools.host.units import about, sized
 from deepseek_triton_tools.launching.config_map import RepositoryFile, content_hash
-from deepseek_triton_tools.launching.containers import KERNELS_MOUNT, cache_folder, kernel_environment
+from deepseek_triton_tools.launching.containers import KERNELS_MOUNT, cache_folder, kernel_environment, transports
 from deepseek_triton_tools.launching.kubernetes_text import block, filled, items, literal, mapping
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_times import PERIOD_S, StartTimes, measured_rate
@@ -72,6 +72,11 @@ class Pods:
         return self.facts.nodes > 1
 
     @property
+    def uses_ssh(self) -> bool:
+        """Whether mpirun in the leader starts the ranks of the other pods. vLLM's nodes are pods that start alike."""
+        return self.is_group and self.facts.uses_mpi
+
+    @property
     def labels(self) -> dict[str, str]:
         return {"app.kubernetes.io/name": "deepseek-triton", "app.kubernetes.io/instance": self.name}
 
@@ -81,7 +86,7 @@ class Pods:
 
     @property
     def image(self) -> str:
-        if self.options.image or not self.is_group:
+        if self.options.image or not self.uses_ssh:
             return self.options.image or self.facts.image or ""
         return f"{PLACEHOLDER}NAME"
 
@@ -107,7 +112,7 @@ class Pods:
             rate=rate,
             ready_within_s=self.options.ready_within
             or (ready_within_s(size, rate) if size else self.facts.ready_within_s),
-            num_nodes=self.facts.nodes,
+            num_nodes=self.facts.nodes if self.uses_ssh else 1,
             stop=self.options.stop_times,
         )
         if times.progress_deadline_s > MAX_INT32:
@@ -120,7 +125,9 @@ class Pods:
 
     def server(self) -> str:
         """Return the spec of the pod with tritonserver."""
-        stop, script = self.start.stop, "start-leader.sh" if self.is_group else "start-server.sh"
+        stop, script = self.start.stop, "start-node.sh" if self.is_group else "start-server.sh"
+        script = "start-leader.sh" if self.uses_ssh else script
+        mpirun = f"mpirun after {stop.mpirun_kill_s} s, " if self.facts.uses_mpi else ""
         return filled(
             "server-pod.yaml",
             self._common()
@@ -128,8 +135,7 @@ class Pods:
                 "grace_why": (
                     f"preStop takes {PRE_STOP_S} s. Counted from then, tritonserver gives open requests "
                     f"{stop.exit_timeout_s} s (EXIT_TIMEOUT), the supervisor kills what is left after "
-                    f"{stop.supervisor_kill_s} s, mpirun after {stop.mpirun_kill_s} s, and the kernel gets {SPARE_S} s "
-                    "to end it all."
+                    f"{stop.supervisor_kill_s} s, {mpirun}and the kernel gets {SPARE_S} s to end it all."
                 ),
                 "grace_s": str(stop.grace_period_s),
                 "script": block(self._script(script), 8),
@@ -153,8 +159,9 @@ class Pods:
     def worker(self) -> str:
         """Return the spec of a pod with ranks only."""
         stop = self.start.stop
+        start, end = ("start-worker.sh", "stop-worker.sh") if self.uses_ssh else ("start-node.sh", "stop-node.sh")
         return filled(
-            "worker-pod.yaml",
+            "worker-pod.yaml" if self.uses_ssh else "node-pod.yaml",
             self._common()
             | {
                 "grace_why": (
@@ -162,8 +169,8 @@ class Pods:
                     "to end before the leader is."
                 ),
                 "grace_s": str(stop.worker_grace_period_s),
-                "script": block(self._script("start-worker.sh"), 8),
-                "stop_script": block(filled("stop-worker.sh", {}), 14),
+                "script": block(self._script(start), 8),
+                "stop_script": block(filled(end, {"port": str(self.options.http_port)}), 14),
                 "environment": items(self._environment(), 6),
                 "ssh_port": str(self._ssh_port),
             },
@@ -210,10 +217,7 @@ class Pods:
         if options.ready_file:
             yield "This file exists inside the container while the server is ready."
             yield {"name": "READY_FILE", "value": literal(str(options.ready_file))}
-        if options.interface:
-            yield "The network interface between the nodes."
-            yield {"name": "INTERFACE", "value": literal(options.interface)}
-        if self.is_group:
+        if self.uses_ssh:
             yield "Without these mpirun cuts a pod's address NAME.SUBDOMAIN down to NAME (Open MPI 4, then 5)."
             yield {"name": "OMPI_MCA_orte_keep_fqdn_hostnames", "value": "true"}
             yield {"name": "PRTE_MCA_prte_keep_fqdn_hostnames", "value": "true"}
@@ -233,7 +237,10 @@ class Pods:
 
     def _environment(self) -> Entries:
         """Yield the variables of every pod."""
-        if self.is_group:
+        if self.options.interface:
+            yield "The network interface between the nodes."
+            yield {"name": "INTERFACE", "value": literal(self.options.interface)}
+        if self.uses_ssh:
             yield "Port of the pods' sshd. It must be free on the node too, whose own sshd has 22."
             yield {"name": "SSH_PORT", "value": str(self._ssh_port)}
         if self.facts.serving and self.facts.serving.names:
@@ -309,7 +316,7 @@ class Pods:
     def _resources(self) -> str:
         facts, rdma = self.facts, self.options.rdma
         size = facts.serving.size if facts.serving else 0
-        memory = _gib(size / BUDGET_SHARE + facts.ranks_per_node * RANK_BYTES + self._shm_bytes)
+        memory = _gib(size / BUDGET_SHARE + facts.workers_per_node * RANK_BYTES + self._shm_bytes)
         limits: dict[str, object] = {"memory": memory}
         limits |= {"nvidia.com/gpu": facts.gpus_per_node} if facts.gpus_per_node else {}
         limits |= {rdma[0]: rdma[1]} if rdma else {}
@@ -318,10 +325,10 @@ class Pods:
             {
                 "memory": memory,
                 "memory_why": self._memory_why(size),
-                "cpus": str(2 * facts.ranks_per_node + 2),
+                "cpus": str(2 * facts.workers_per_node + 2),
                 "cpu_why": (
                     "A rank keeps two threads busy (one polls, one feeds its GPU), tritonserver and the backend one "
-                    f"each: 2 x {facts.ranks_per_node} + 2, an assumption. There is no limit, because a throttled "
+                    f"each: 2 x {facts.workers_per_node} + 2, an assumption. There is no limit, because a throttled "
                     "rank slows down all others."
                 ),
                 "gpus_why": self._gpus_why(),
@@ -337,7 +344,7 @@ class Pods:
             else ""
         )
         return (
-            f"Memory: {weights}{self.facts.ranks_per_node} x {sized(RANK_BYTES)} for the ranks (an assumption) + "
+            f"Memory: {weights}{self.facts.workers_per_node} x {sized(RANK_BYTES)} for the ranks (an assumption) + "
             f"{sized(self._shm_bytes)} for /dev/shm, which is memory too."
         )
 
@@ -346,7 +353,7 @@ class Pods:
         if not facts.gpus_per_node:
             return "The same memory as in requests: memory above the request can be taken back."
         where = f" on each of {facts.nodes} nodes" if facts.nodes > 1 else " on this node"
-        return f"{facts.world_size} ranks with a GPU each, {facts.ranks_per_node}{where}."
+        return f"{facts.num_gpus} ranks with a GPU each, {facts.workers_per_node}{where}."
 
     # --- volumes ---
 
@@ -363,7 +370,7 @@ class Pods:
             yield {"name": "kernels", "mountPath": KERNELS_MOUNT} | (
                 {"subPath": self._cache_folder.name} if self.options.cache_claim else {}
             )
-        if self.is_group:
+        if self.uses_ssh:
             yield {"name": "ssh", "mountPath": KEYS_MOUNT, "readOnly": True}
 
     def _config_map_volume(self) -> str:
@@ -389,7 +396,7 @@ class Pods:
         elif self._keeps_caches:
             yield "The folder is for one image and GPU: kernels of another image's compilers must not be loaded."
             yield {"name": "kernels", "hostPath": {"path": str(self._cache_folder), "type": "DirectoryOrCreate"}}
-        if self.is_group:
+        if self.uses_ssh:
             yield "The key pair of the group."
             yield {"name": "ssh", "secret": {"secretName": f"{self.name}-ssh"}}
 
@@ -397,9 +404,9 @@ class Pods:
         if self.options.shm_size:
             return f"/dev/shm, {sized(self._shm_bytes)} as requested. A container's default is 64 MiB."
         return (
-            f"/dev/shm: 1 GiB for each of {self.facts.ranks_per_node} ranks, for NCCL and MPI, and 1 GiB for "
-            f"tritonserver and its Python backend (an assumption).{self.facts.expert_copy_why} A container's default "
-            "is 64 MiB. Only the part that is used takes memory."
+            f"/dev/shm: 1 GiB for each of {self.facts.workers_per_node} ranks, for {transports(self.facts)}, and "
+            f"1 GiB for tritonserver and its Python backend (an assumption).{self.facts.expert_copy_why} A "
+            "container's default is 64 MiB. Only the part that is used takes memory."
         )
 
     def _checkpoints(self) -> Iterator[tuple[str, str, str, dict[str, object]]]:

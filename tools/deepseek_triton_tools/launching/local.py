@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from deepseek_triton_tools.host.tritonserver import find_tritonserver
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_script import missing_programs, run_script, server_environment
+from deepseek_triton_tools.launching.vllm_nodes import nodes_by_hand
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.tool_errors import InstallationError
 
 
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if facts.nodes > 1:
-        yield f"{facts.source} takes {facts.nodes} nodes: use launch mpirun, slurm or kubernetes"
+        if facts.uses_mpi:
+            yield f"{facts.source} takes {facts.nodes} nodes: use launch mpirun, slurm or kubernetes"
+        yield from nodes_by_hand(facts, options, "local")
 
 
 def unmet_requirements(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:

@@ -12,6 +12,7 @@ from deepseek_triton_tools.doctor.hosts import is_here
 from deepseek_triton_tools.doctor.machine.machine import Machine
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_script import missing_programs, run_script, server_environment
+from deepseek_triton_tools.launching.vllm_nodes import nodes_by_hand
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 from deepseek_triton_tools.tool_errors import ToolError
 
@@ -24,6 +25,9 @@ _LEADER_ONLY = ("GRPC_ADDRESS", "METRICS_ADDRESS")
 def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if facts.nodes == 1:
         yield f"{facts.source} takes one node: use launch local or docker"
+        return
+    if not facts.uses_mpi:
+        yield f"vLLM's nodes are not started by MPI; {'; '.join(nodes_by_hand(facts, options, 'docker'))}"
         return
     hosts = options.hosts
     yield from (

@@ -14,10 +14,13 @@ from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching.start_script import filled
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
+_VLLM = "; vLLM is built in a container of Triton's, or by pip install vllm"
+
 
 def refusals(facts: LaunchFacts) -> Iterator[str]:
     if facts.release is None or facts.image is None:
-        yield f"{facts.source} is for the {facts.engine} engine: a recipe is for TensorRT-LLM"
+        otherwise = _VLLM if facts.vllm else ""
+        yield f"{facts.source} is for the {facts.engine} engine: a recipe is for TensorRT-LLM{otherwise}"
 
 
 def render_recipe(kind: str, facts: LaunchFacts) -> str:

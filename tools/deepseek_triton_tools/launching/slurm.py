@@ -16,10 +16,13 @@ from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.launching import containers
 from deepseek_triton_tools.launching.launch_settings import LaunchOptions
 from deepseek_triton_tools.launching.start_script import dry_run, filled, server_environment
+from deepseek_triton_tools.launching.vllm_nodes import FIRST_NODE, MASTER, needs_master
 from deepseek_triton_tools.repository.launch_facts import LaunchFacts
 
 _PLAIN = re.compile(r"[\w./:@%+=,\[\]~-]+", re.ASCII)
 """Values that need no quotes on a line of #SBATCH, which has its own rules for quotes."""
+_NODES_END_S = 10
+"""Seconds after the end of tritonserver in which vLLM's other nodes are left alone."""
 _MOUNTABLE = re.compile(r"[^\s,:]+")
 """Paths that pyxis takes in --container-mounts (NVIDIA/pyxis#133)."""
 
@@ -51,10 +54,7 @@ def refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
 
 def _container_refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
     if not containers.image_of(facts, options):
-        yield (
-            f"the {facts.engine} engine was planned for no container: name with --image one that has tritonserver and "
-            "the engine's packages, or use --no-container"
-        )
+        yield f"{containers.no_image(facts)}, or use --no-container"
     paths = [str(facts.folder), *facts.mounts.values(), *facts.mounts]
     for path in dict.fromkeys([*paths, *containers.created_folders(facts, options)]):
         if not _MOUNTABLE.fullmatch(path):
@@ -64,6 +64,8 @@ def _container_refusals(facts: LaunchFacts, options: LaunchOptions) -> Iterator[
 def render(facts: LaunchFacts, options: LaunchOptions) -> str:
     environment = server_environment(options)
     in_step = environment | {"SLURM_STEP_NUM_TASKS": str(facts.world_size)}
+    if needs_master(facts):
+        in_step |= FIRST_NODE
     dry_run(facts.start_script, in_step, options.server_args)
     exported = environment | _container_variables(facts, options)
     values = {
@@ -123,7 +125,12 @@ def _container_variables(facts: LaunchFacts, options: LaunchOptions) -> dict[str
 
 
 def _prepare(facts: LaunchFacts, options: LaunchOptions) -> Iterator[str]:
-    """Yield the lines that create folders on every node, before its container is started."""
+    """Yield the lines before srun: what vLLM's nodes need, and the creation of folders that containers mount."""
+    if needs_master(facts):
+        yield "# vLLM's nodes meet at the first one. srun's number of a process is the number of its node."
+        yield f'{MASTER}="${{hosts%%,*}}"'
+        yield f"export {MASTER}"
+        yield ""
     if options.container:
         yield from comment_lines(
             "Mounted folders must exist. Compiled kernels are kept there, for this image and this GPU only."
@@ -174,6 +181,8 @@ def _supervisor_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[
 
 def _srun_options(facts: LaunchFacts, options: LaunchOptions) -> Iterator[list[str]]:
     yield ["--label", "--kill-on-bad-exit=1", f"--mpi={options.slurm_mpi}", "--export=ALL"]
+    if needs_master(facts):  # the other nodes of vLLM don't end by themselves
+        yield [f"--wait={_NODES_END_S}"]
     yield [f"--nodes={facts.nodes}", f"--ntasks={facts.world_size}", "--cpu-bind=none"]
     if options.container:
         yield [f"--container-image={enroot_image(containers.image_of(facts, options))}", "--no-container-mount-home"]

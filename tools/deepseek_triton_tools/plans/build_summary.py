@@ -20,7 +20,7 @@ from deepseek_triton_build import (
 from deepseek_triton_build.arithmetic import GIB
 from deepseek_triton_tools._version import __version__
 from deepseek_triton_tools.plans.plan_document import plan_document
-from deepseek_triton_tools.plans.plan_view import show_warnings
+from deepseek_triton_tools.plans.plan_view import engine_version, how_to_get, show_warnings
 from deepseek_triton_tools.terminal.output_streams import complain, print_json, printable, to_reader
 from deepseek_triton_tools.terminal.tables import paragraph
 from deepseek_triton_tools.tool_errors import ToolError
@@ -84,7 +84,7 @@ def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT, is_replac
     script = shlex.quote(f"{output}/{FORMATS[format].start}")
     wrote = "wrote" if not is_replaced else "replaced"
     lines = [f"{wrote} {output}: {plan.variant.title}, as {FORMATS[format].title}"]
-    if plan.gpu is None or plan.release is None or plan.budget is None or plan.profile is None:
+    if plan.gpu is None or plan.budget is None or plan.profile is None:
         return [*lines, f"  {plan.engine} engine", f"run it here: deepseek-triton serve {shlex.quote(str(output))}"]
     budget = plan.budget
     recipe = f", recipe {plan.recipe.id}" if plan.recipe else ""
@@ -98,7 +98,7 @@ def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT, is_replac
         f"{budget.free / GIB:.1f} left free",
         f"  {runs:,} request{'' if runs == 1 else 's'} at once of {plan.workload.isl:,} tokens in and "
         f"{plan.workload.osl:,} out",
-        f"  TensorRT-LLM {plan.release.version}: {plan.image_for(format)}",
+        f"  {engine_version(plan)}: {plan.image_for(format) or how_to_get(plan)}",
         _checkpoint_line(plan),
         *_omission_lines(plan),
         _run_line(plan, script),
@@ -106,7 +106,7 @@ def summary(plan: Plan, output: Path, *, format: str = DEFAULT_FORMAT, is_replac
 
 
 def _checkpoint_line(plan: Plan) -> str:
-    assert plan.checkpoint is not None  # a plan for TensorRT-LLM always has one
+    assert plan.checkpoint is not None  # a plan for GPUs always has one
     if plan.request.model and plan.request.model != plan.checkpoint.model:
         return f"  checkpoint: {plan.request.model}, as the container sees it"
     size = plan.checkpoint.weight_bytes / 1e9
@@ -124,6 +124,8 @@ def _omission_lines(plan: Plan) -> list[str]:
 def _run_line(plan: Plan, script: str) -> str:
     if plan.num_nodes == 1:
         return f"run it there: {script}"
+    if plan.vllm is not None:
+        return f"run it on each of {plan.num_nodes} nodes: {script}, with NODE_RANK and MASTER_ADDR, or by Slurm"
     return f"run it on {plan.num_nodes} nodes: {script} on the first, with HOSTS naming all, or by Slurm; it says how"
 
 
@@ -138,6 +140,8 @@ def _quant_config(plan: Plan) -> QuantConfigChange:
             f"--write-quant-config changes the checkpoint: expected --model with its folder on this machine, {found}",
             exit_code=2,
         )
+    if plan.vllm is not None:
+        raise ToolError("--write-quant-config is for TensorRT-LLM; vLLM has kv_cache_dtype for it", exit_code=2)
     dtype = plan.canonical["kv_cache_config.dtype"]
     own: KvAlgo | None = "FP8" if plan.checkpoint.kv_cache_quant_algo == "FP8" else None
     return quant_config_change(folder, "FP8" if dtype == "fp8" else own)

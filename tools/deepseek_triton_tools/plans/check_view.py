@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
-from deepseek_triton_build.catalog import find_gpu, find_precision, find_variant, load_release
+from deepseek_triton_build.catalog import find_gpu, find_precision, find_variant, load_release, load_vllm
 from deepseek_triton_build.check import CheckedModel, CheckOptions, Finding, Report, check_repository
 from deepseek_triton_tools.pages import pages_folder
 from deepseek_triton_tools.terminal.output_streams import print_json, printable, to_reader
@@ -16,6 +16,7 @@ from deepseek_triton_tools.terminal.tables import paragraph, styled
 from deepseek_triton_tools.tool_errors import ToolError
 
 SCHEMA = "deepseek-triton/check/1"
+_LIBRARIES = {"tensorrt_llm": "TensorRT-LLM", "vllm": "vLLM"}
 _STYLES = {"error": "31", "warning": "33", "note": "2"}
 
 
@@ -30,6 +31,8 @@ def check(repository: Path, options: CheckOptions, *, as_json: bool) -> int:
         find_precision(options.precision)
     if options.release:
         load_release(options.release)
+    if options.vllm:
+        load_vllm(options.vllm)
     if options.model_root and not os.path.isdir(options.model_root):
         raise ToolError(
             f"--model {options.model_root}: expected the checkpoint's folder, found none there", exit_code=2
@@ -65,11 +68,12 @@ def _where(file: str, finding: Finding) -> str:
 
 def _known(model: CheckedModel) -> str:
     """Say as what the model was checked."""
-    if model.engine != "tensorrt_llm":
+    library = _LIBRARIES.get(model.engine)
+    if library is None:
         return f"{model.file}: {model.model}, for the {model.engine} engine"
     target = [model.variant, model.precision, model.gpu and f"{model.num_gpus or '?'} x {model.gpu}"]
     known = ", ".join(part for part in target if part) or "variant and GPU not known"
-    return f"{model.file}: {known}; TensorRT-LLM {model.release} ({model.release_from})"
+    return f"{model.file}: {known}; {library} {model.release} ({model.release_from})"
 
 
 def _counts(report: Report) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from deepseek_triton_build import FORMATS, Budget, Plan, PlanWarning
+from deepseek_triton_build import FORMATS, Budget, Plan, PlanWarning, usable_formats
 
 SCHEMA = "deepseek-triton/plan/1"
 """Fields may be added to the document; those that it has keep their names and meanings."""
@@ -43,6 +43,7 @@ class PlannedLaunch:
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Return `plan` for json.dumps. Sizes are in bytes. Fields that another engine's plan lacks are null or empty."""
     release, recipe = plan.release, plan.recipe
+    record = plan.release or plan.vllm
     return {
         "schema": SCHEMA,
         "variant": plan.variant.name,
@@ -52,11 +53,12 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "gpu": plan.gpu.name if plan.gpu else None,
         "gpus": plan.world_size if plan.gpu else None,
         "release": release.version if release else None,
+        "vllm": plan.vllm.version if plan.vllm else None,
         "image": plan.image,
-        "containers": list(release.containers) if release else [],
+        "containers": list(record.containers) if record else [],
         "profile": plan.profile.name if plan.profile else None,
         "recipe": {"id": recipe.id, "source": recipe.source} if recipe else None,
-        "formats": list(plan.profile.formats) if plan.profile else ["triton"],
+        "formats": list(usable_formats(plan)),
         "workload": dataclasses.asdict(plan.workload),
         "layout": dataclasses.asdict(plan.layout),
         "settings": [dataclasses.asdict(setting) for setting in plan.settings],
@@ -89,13 +91,16 @@ def concurrency(plan: Plan) -> Iterator[Concurrency]:
 
 def _is_served(plan: Plan, isl: int, osl: int) -> bool:
     given = plan.canonical
+    if plan.vllm is not None:
+        chunked = given.get("enable_chunked_prefill") is not False  # on by default
+        return isl + osl <= given["max_model_len"] and (chunked or isl <= given["max_num_batched_tokens"])
     chunked = bool(given.get("enable_chunked_prefill"))
     return isl + osl <= given["max_seq_len"] and (chunked or isl <= given["max_num_tokens"])
 
 
 def launch(plan: Plan) -> PlannedLaunch:
     """Say how `plan` is started, in the first format of its profile."""
-    if plan.release is None:
+    if plan.gpu is None:
         return PlannedLaunch(
             script="start.sh",
             command="deepseek-triton serve DIR",
@@ -104,10 +109,19 @@ def launch(plan: Plan) -> PlannedLaunch:
             mpi_ranks=0,
             where="here, or wherever tritonserver and the engine's packages are",
         )
-    formats = plan.profile.formats if plan.profile else ("triton",)
-    script = FORMATS[formats[0]].start
-    in_container = f"in {plan.image_for(formats[0])}"
-    if plan.num_nodes > 1:
+    format = usable_formats(plan)[0]
+    script = FORMATS[format].start
+    image = plan.image_for(format)
+    in_container = (
+        f"in {image}" if image or plan.vllm is None else f"where tritonserver and vLLM {plan.vllm.version} are"
+    )
+    if plan.vllm is not None and plan.num_nodes > 1:
+        command = f"NODE_RANK=0 MASTER_ADDR=node1 {script}"
+        in_container += (
+            f", on each of {plan.num_nodes} nodes, with its number as NODE_RANK; under Slurm: srun --nodes "
+            f"{plan.num_nodes} --ntasks-per-node 1 {script}"
+        )
+    elif plan.num_nodes > 1:
         hosts = ",".join(f"node{number}" for number in range(1, plan.num_nodes + 1))
         command = f"HOSTS={hosts} {script}"
         in_container += (
@@ -121,7 +135,7 @@ def launch(plan: Plan) -> PlannedLaunch:
         command=command,
         nodes=plan.num_nodes,
         gpus_per_node=plan.gpus_per_node,
-        mpi_ranks=plan.world_size,
+        mpi_ranks=plan.world_size if plan.vllm is None else 0,
         where=in_container,
     )
 

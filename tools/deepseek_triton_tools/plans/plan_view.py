@@ -43,23 +43,38 @@ def _show(plan: Plan, *, brief: bool) -> None:
 
 def _headline(plan: Plan) -> list[str]:
     """Return in a few lines what is planned."""
-    if plan.gpu is None or plan.release is None or plan.checkpoint is None:
+    if plan.gpu is None or plan.checkpoint is None:
         return [f"{plan.variant.title}, on the {plan.engine} engine"]
     nodes = "one node" if plan.num_nodes == 1 else f"{plan.num_nodes} nodes of {plan.gpus_per_node}"
     lines = [
         plan.variant.title,
         f"{plan.request.model or plan.checkpoint.model}, {plan.precision}",
         f"{plan.world_size} x {plan.gpu.title}, {nodes}",
-        f"TensorRT-LLM {plan.release.version}: {plan.image}{_other_containers(plan)}",
+        f"{engine_version(plan)}: {plan.image or how_to_get(plan)}{_other_containers(plan)}",
     ]
-    if plan.profile is not None and plan.recipe is not None:
+    if plan.profile is not None:
         lines.append(f"profile {plan.profile.name}: {plan.profile.title}")
+    if plan.recipe is not None:
         lines.append(f"recipe {plan.recipe.id}: {plan.recipe.source}")
     return lines
 
 
+def engine_version(plan: Plan) -> str:
+    """Such as `TensorRT-LLM 1.2.1` or `vLLM 0.24.0`."""
+    record = plan.release or plan.vllm
+    assert record is not None  # the plan is for GPUs
+    return f"vLLM {record.version}" if plan.vllm else f"TensorRT-LLM {record.version}"
+
+
+def how_to_get(plan: Plan) -> str:
+    """Say how to get a vLLM that no container of Triton's has."""
+    assert plan.vllm is not None
+    return f"no Triton container has it; pip install vllm=={plan.vllm.version} where tritonserver is"
+
+
 def _other_containers(plan: Plan) -> str:
-    others = plan.release.containers[1:] if plan.release else ()
+    record = plan.release or plan.vllm
+    others = record.containers[1:] if record else ()
     return f" (or {', '.join(others)})" if others else ""
 
 
@@ -74,12 +89,22 @@ class _Line:
     """The reason with its source, or with the number of the source that several reasons rest on."""
 
 
+_MODEL_KEYS = (
+    *("model", "backend", "trust_", "tokenizer_mode", "tensor_", "data_parallel_", "pipeline_", "moe_expert_"),
+    *("enable_expert_", "nnodes", "gpus_per_node"),
+)
 _SECTIONS = (
-    ("Model and parallelism", ("model", "backend", "trust_", "tensor_", "pipeline_", "moe_expert_", "gpus_per_node")),
+    ("Model and parallelism", _MODEL_KEYS),
     ("Attention data parallelism", ("enable_attention_dp", "attention_dp_config")),
-    ("Limits and scheduling", ("max_", "enable_chunked", "disable_overlap", "cuda_graph", "use_cuda_graph")),
-    ("KV cache", ("kv_cache", "cache_transceiver", "enable_block_reuse")),
-    ("Experts", ("moe_",)),
+    (
+        "Limits and scheduling",
+        ("max_", "enable_chunked", "disable_overlap", "cuda_graph", "use_cuda_graph", "scheduling_"),
+    ),
+    (
+        "KV cache",
+        ("kv_cache", "cache_transceiver", "enable_block_reuse", "gpu_memory_", "enable_prefix_", "block_size"),
+    ),
+    ("Experts", ("moe_", "all2all_")),
     ("Speculation", ("speculative",)),
     ("The backend's own (triton_config)", ("triton_config",)),
 )
@@ -185,7 +210,8 @@ def _show_memory(plan: Plan) -> None:
     cells = [(mark, name, f"{size / GIB:6.1f}", what) for mark, name, size, what in rows]
     show(Table(title="", headings=("", "part", "GiB", ""), rows=cells))
     counts = [(f"{c.isl:,}", f"{c.osl:,}", f"{c.kv_cache_holds:,}", f"{c.runs:,}") for c in concurrency(plan)]
-    title = f"Requests at once, of all {plan.world_size} GPUs; max_batch_size allows {plan.max_concurrency:,}"
+    limit = "max_num_seqs" if plan.vllm else "max_batch_size"
+    title = f"Requests at once, of all {plan.world_size} GPUs; {limit} allows {plan.max_concurrency:,}"
     show(Table(title=title, headings=("input tokens", "output tokens", "KV cache holds", "run at once"), rows=counts))
 
 
@@ -220,8 +246,12 @@ def _show_launch(plan: Plan) -> None:
         weights, host = _decimal(plan.checkpoint.weight_bytes), _decimal(plan.host_memory)
         print(
             paragraph(
-                f"loads {weights} of weights; with {host} of memory available on each node the engine "
-                "reads them ahead, with less it loads more slowly"
+                f"loads {weights} of weights; with {host} of memory available on each node "
+                + (
+                    "the page cache keeps them for the next start"
+                    if plan.vllm
+                    else "the engine reads them ahead, with less it loads more slowly"
+                )
             )
         )
     nodes = "one node" if how.nodes == 1 else f"{how.nodes} nodes of {how.gpus_per_node} GPUs"

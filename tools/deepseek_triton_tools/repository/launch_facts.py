@@ -36,14 +36,18 @@ class LaunchFacts:
     engine: str
     release: str | None
     """The TensorRT-LLM release; None for engines that do without."""
+    vllm: str | None
+    """The vLLM version; None for other engines."""
     image: str | None
     """The container image that the repository was made for; None for engines that do without."""
     gpu: str | None
     """The catalogue's name of the GPU; None for engines that do without."""
     sm: int | None
     """The GPU's compute capability, such as 90."""
+    num_gpus: int
+    """GPUs of one instance; 0 for engines that use none."""
     world_size: int
-    """MPI ranks of one instance. Each has a GPU where the engine uses GPUs."""
+    """Processes that a launch starts: an MPI rank for each GPU; for vLLM, which starts its own workers, one a node."""
     nodes: int
     ready_within_s: int
     """Seconds that start.sh allows a start to take."""
@@ -67,7 +71,16 @@ class LaunchFacts:
     @property
     def gpus_per_node(self) -> int:
         """GPUs of one instance on a node; 0 for engines that use none."""
-        return self.ranks_per_node if self.gpu else 0
+        return self.num_gpus // self.nodes
+
+    @property
+    def workers_per_node(self) -> int:
+        """Processes of the engine on a node, whoever starts them."""
+        return self.gpus_per_node or self.ranks_per_node
+
+    @property
+    def uses_mpi(self) -> bool:
+        return self.release is not None
 
     @property
     def mounts(self) -> dict[str, str]:
@@ -78,12 +91,12 @@ class LaunchFacts:
 
     @property
     def shm_bytes(self) -> int:
-        """Bytes of /dev/shm: 1 GiB for each rank, 1 GiB for tritonserver's Python backend, and the experts' copy.
+        """Bytes of /dev/shm: 1 GiB for each worker, 1 GiB for tritonserver's Python backend, and the experts' copy.
 
-        NVIDIA's containers ask for --shm-size=1g. That this is enough for each process that uses NCCL's and Open MPI's
-        transports is an assumption. Only what is used takes memory.
+        NVIDIA's containers ask for --shm-size=1g. That this is enough for each process that uses the transports of NCCL
+        and Open MPI, or vLLM's message queues, is an assumption. Only what is used takes memory.
         """
-        return (self.ranks_per_node + 1) * _GIB + self.expert_copy
+        return (self.workers_per_node + 1) * _GIB + self.expert_copy
 
     @property
     def expert_copy_why(self) -> str:
@@ -116,13 +129,14 @@ def facts_of(source: str) -> LaunchFacts:
         serving = serving_of(source)
     except NothingToReadError:
         serving = None
-    world_size = _world_size(source, stamp, serving)
+    planned = _planned_size(source, stamp, serving)
     gpu = gpus().get(stamp.text("gpu") or "")
-    if gpu is None and stamp.text("release"):
+    if gpu is None and (stamp.text("release") or stamp.text("vllm")):
         raise RepositoryError(
             f"{safe_name(source)}: its {MANIFEST} names no GPU that this version of deepseek-triton knows: copy the "
             "folder as it was written, or write it anew"
         )
+    nodes = -(-planned // gpu.gpus_per_node) if gpu else 1
     match = _READY_WITHIN.search(_text_of_script(folder))
     return LaunchFacts(
         source=source,
@@ -131,11 +145,13 @@ def facts_of(source: str) -> LaunchFacts:
         version_dir=version_dir,
         engine=stamp.text("engine") or "tensorrt_llm",
         release=stamp.text("release"),
+        vllm=stamp.text("vllm"),
         image=stamp.text("image"),
         gpu=gpu.name if gpu else None,
         sm=gpu.sm if gpu else None,
-        world_size=world_size,
-        nodes=-(-world_size // gpu.gpus_per_node) if gpu else 1,
+        num_gpus=planned if gpu else 0,
+        world_size=nodes if stamp.text("vllm") else planned,
+        nodes=nodes,
         ready_within_s=int(match[1]) if match else _READY_WITHIN_S,
         serving=serving,
         expert_copy=_count(stamp.values.get("shared_memory")),
@@ -193,8 +209,8 @@ def _text_of_script(folder: Path) -> str:
     return (folder / START_SCRIPT).read_text("utf-8", errors="replace")
 
 
-def _world_size(source: str, stamp: Stamp, serving: Serving | None) -> int:
-    """The number of ranks that start.sh starts, which was written for the GPUs in the stamp.
+def _planned_size(source: str, stamp: Stamp, serving: Serving | None) -> int:
+    """The number of the engine's workers that start.sh was written for, by the stamp.
 
     :raises RepositoryError: when model.yaml was changed to another number.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Serving:
     image: str | None = None
     """The container image that a generated repository was made for."""
     num_gpus: int | None = None
-    """GPUs of one instance: tensor_parallel_size x pipeline_parallel_size."""
+    """GPUs of one instance: tensor_parallel_size x pipeline_parallel_size, and for vLLM x data_parallel_size."""
     gpus_per_node: int | None = None
     """GPUs of a machine that has the plan's GPU; None where the GPU is not known."""
 
@@ -148,7 +149,7 @@ def _mounts(folder: str) -> Iterator[tuple[str, str]]:
 def _num_gpus(model_yaml: Path) -> int | None:
     document, _ = read_yaml(model_yaml, str(model_yaml))
     values = document.values if document else {}
-    tensor, pipeline = values.get("tensor_parallel_size"), values.get("pipeline_parallel_size")
+    tensor, others = values.get("tensor_parallel_size"), ("pipeline_parallel_size", "data_parallel_size")
     if not isinstance(tensor, int):
         return None
-    return tensor * (pipeline if isinstance(pipeline, int) else 1)
+    return math.prod(size for size in (tensor, *map(values.get, others)) if isinstance(size, int))

@@ -12,13 +12,20 @@ from deepseek_triton_build.data.yaml_files import load_yaml
 
 _Entry = TypeVar("_Entry")
 
-Precision = Literal["fp8", "fp4", "w4a8"]
+Precision = Literal["fp8", "fp4", "w4a8", "w4a16"]
 PRECISIONS: Mapping[Precision, str] = {
     "fp8": "FP8 weights in blocks of 128 x 128, as DeepSeek publishes them",
     "fp4": "NVFP4 weights, Blackwell only",
     "w4a8": "INT4 expert weights with FP8 activations (W4AFP8), Hopper only",
+    "w4a16": "INT4 weights in groups of 128 with 16-bit activations (compressed-tensors, AWQ, GPTQ), vLLM only",
 }
-PRECISION_ALIASES: Mapping[str, Precision] = {"nvfp4": "fp4", "w4afp8": "w4a8"}
+PRECISION_ALIASES: Mapping[str, Precision] = {
+    "nvfp4": "fp4",
+    "w4afp8": "w4a8",
+    "awq": "w4a16",
+    "gptq": "w4a16",
+    "compressed-tensors": "w4a16",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

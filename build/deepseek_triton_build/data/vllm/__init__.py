@@ -50,7 +50,7 @@ class Replacement:
     why: str = ""
     """A clause about what differs, or why there is no successor."""
     since: str = ""
-    """Of a variable: the first version, of those that were looked at, that no longer reads it."""
+    """The first version, of those that were looked at, that no longer reads the variable. Arguments have none."""
 
     def new_value(self, old: Any) -> Any:
         """Return the value that stands for `old`; None when the table has none."""
@@ -71,6 +71,8 @@ class VllmVersion:
     """Engine arguments by name."""
     sections: Mapping[str, Mapping[str, Argument]] = field(repr=False)
     """Argument that is a mapping -> its keys."""
+    short_flags: Mapping[str, str] = field(repr=False)
+    """Short flag of `vllm serve` (`-tp`) -> its argument. The long one is the argument's name with dashes."""
     serve_flags: frozenset[str] = field(repr=False)
     """Flags of `vllm serve` besides the arguments' own."""
     environment: frozenset[str] = field(repr=False)
@@ -128,11 +130,15 @@ def vllm_for_container(tag: str) -> VllmVersion:
     :param tag: `26.07` itself, a whole tag, or a whole image name.
     :raises UnknownNameError: for an unknown container, and for one whose vLLM has no record.
     """
-    whole = tag.rpartition(":")[2]
-    month = whole.removesuffix(_VLLM)
+    month = container_month(tag)
     if month not in vllm_containers():
-        raise UnknownNameError("Triton container", whole, vllm_containers())
+        raise UnknownNameError("Triton container", tag.rpartition(":")[2], vllm_containers())
     return load_vllm(vllm_containers()[month])
+
+
+def container_month(tag: str) -> str:
+    """Return the year and month, `26.07`, of a container, in one of the forms that vllm_for_container takes."""
+    return tag.rpartition(":")[2].removesuffix(_VLLM)
 
 
 @cache
@@ -175,6 +181,7 @@ def _load(version: str) -> VllmVersion:
         containers=tuple(record["containers"]),
         arguments=_arguments(record["arguments"]),
         sections={name: _arguments(rows) for name, rows in record["sections"].items()},
+        short_flags=record["short_flags"],
         serve_flags=frozenset(record["serve_flags"]),
         environment=frozenset(record["environment"]),
         sampling_params=tuple(record["sampling_params"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from deepseek_triton_build.arithmetic.gpu_memory import GIB, Budget
 from deepseek_triton_build.arithmetic.shares import FP8_BLOCK
@@ -18,13 +18,18 @@ def model_settings(target: Target) -> Iterable[Setting]:
     request, variant = target.request, target.variant
     other = target.checkpoint.published_for
     title = f"{other}, planned as {variant.name}, whose architecture it has" if other else variant.title
-    yield Setting("model", request.model or target.checkpoint.model, f"{title}, {_weights_title(target)}")
+    yield Setting("model", request.model or target.checkpoint.model, f"{title}, {WEIGHTS[target.precision]}")
     yield Setting("backend", "pytorch", "the engine DeepSeek runs on in TensorRT-LLM", source=GUIDE)
     yield Setting("trust_remote_code", variant.trust_remote_code, variant.trust_remote_code_reason)
 
 
-def _weights_title(target: Target) -> str:
-    return {"fp8": "FP8 weights", "fp4": "NVFP4 weights", "w4a8": "INT4 experts with FP8 activations"}[target.precision]
+WEIGHTS: Mapping[str, str] = {
+    "fp8": "FP8 weights",
+    "fp4": "NVFP4 weights",
+    "w4a8": "INT4 experts with FP8 activations",
+    "w4a16": "INT4 weights with 16-bit activations",
+}
+"""Precision -> the weights in words."""
 
 
 def parallelism_settings(target: Target, sizes: Sizes, budget: Budget) -> Iterable[Setting]:

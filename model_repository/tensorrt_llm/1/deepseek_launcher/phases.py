@@ -1,8 +1,9 @@
 """Reads out of the engine's log lines how far a start is, and why it failed.
 
 Lines of TensorRT-LLM look like `[06/17/2025-16:35:04] [TRT-LLM] [RANK 0] [I] ...` from Python and
-`[TensorRT-LLM][INFO] ...` from C++. The wording is that of releases 0.20 to 1.2. Where a newer release words
-a line differently, the phase before it is shown.
+`[TensorRT-LLM][INFO] ...` from C++. The wording is that of releases 0.20 to 1.2. Lines of vLLM look like
+`(EngineCore pid=71) INFO 07-01 12:00:00 [core.py:115] ...`; the wording is that of 0.24.0 to 0.33.0. Where a newer
+release words a line differently, the phase before it is shown.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def _phase(name: str, pattern: str, source: str) -> Phase:
 
 
 _TRTLLM = "TensorRT-LLM tensorrt_llm"
+_VLLM = "vLLM vllm"
 
 STARTED = "starting"
 """Name of the phase before the first one of PHASES."""
@@ -70,8 +72,33 @@ PHASES = (
         r"Peak memory during memory usage profiling|Setting PyTorch memory fraction",
         f"{_TRTLLM}/_torch/pyexecutor/_util.py",
     ),
+    _phase("starting the workers", r"Initializing a V1 LLM engine|Started DP Coordinator", f"{_VLLM}/v1/engine"),
+    _phase("building the model", r"Starting to load model |Loading model from scratch", f"{_VLLM}/v1/worker"),
+    _phase("prefetching the checkpoint", r"Prefetching checkpoint files", f"{_VLLM}/model_executor/model_loader"),
+    _phase(
+        "loading weights",
+        r"Loading (?:safetensors|pt|bin) checkpoint shards",
+        f"{_VLLM}/model_executor/model_loader/weight_utils.py",
+    ),
+    _phase("weights are loaded", r"Model loading took \S+ GiB", f"{_VLLM}/v1/worker/gpu_model_runner.py"),
+    _phase(
+        "compiling",
+        r"for vLLM's torch\.compile|Dynamo bytecode transform time|Compiling a graph for|Compile and warming up model",
+        f"{_VLLM}/compilation/backends.py, v1/worker/gpu_worker.py",
+    ),
+    _phase(
+        "memory profile",
+        r"Initial profiling/warmup run took|Profiling CUDA graph memory",
+        f"{_VLLM}/compilation/monitor.py, v1/worker/gpu_model_runner.py",
+    ),
+    _phase(
+        "KV cache",
+        r"Available KV cache memory|GPU KV cache size",
+        f"{_VLLM}/v1/worker/gpu_worker.py, v1/core/kv_cache_utils.py",
+    ),
+    _phase("CUDA graphs", r"Capturing CUDA graphs|Graph capturing finished", f"{_VLLM}/v1/worker"),
     _phase("serving the leader", r"deepseek_backend INFO: rank \d+ works for rank 0", "model.py of this repository"),
-    _phase("engine is loaded", r"deepseek_backend INFO: TensorRT-LLM \S+ has loaded ", "tensorrt_llm_engine.py here"),
+    _phase("engine is loaded", r"deepseek_backend INFO: (?:TensorRT-LLM|vLLM) \S+ has loaded ", "the engines here"),
     _phase("warm-up", r"deepseek_backend (?:INFO|WARNING): warm-up", "engine_warmup.py of this repository"),
     _phase("model is ready", r"deepseek_backend INFO: .+ is ready after ", "model.py of this repository"),
     _phase("opening ports", r"Started (?:GRPCInferenceService|HTTPService|Metrics Service) at", "triton server"),
@@ -106,6 +133,8 @@ _CAUSES = tuple(
         (r"(?:torch\.)?(?:cuda\.)?(OutOfMemoryError: .+)", "{}"),
         (r"(CUDA (?:out of memory|error).*)", "{}"),
         (r"(NCCL (?:WARN|error).*)", "{}"),
+        # The last line of a traceback that one of vLLM's processes logs.
+        (r"^\(\w+ pid=\d+\) ERROR .*?\] (?:\w+\.)*(\w+(?:Error|Exception): .+)", "{}"),
         (r"failed to load '\S+' version \d+: (.+)", "{}"),
         (r"failed to load model '\S+?': (.+)", "{}"),
         (r"error: creating server: (.+)", "{}"),
@@ -132,6 +161,9 @@ _CAUSES = tuple(
     )
 )
 _LONGEST_CAUSE = 300
+_POINTS_ELSEWHERE = re.compile(r"See (?:root cause above|stack trace for root cause)")
+"""vLLM's words (vllm/v1/engine/utils.py, vllm/v1/executor/multiproc_executor.py) when another process has failed: that
+one has logged the cause before."""
 _LOST_NODE = re.compile(r"^\s*Remote daemon: \S+ on node (\S+)")
 """Open MPI 4.1, help-errmgr-base.txt, "node-died"."""
 
@@ -144,6 +176,8 @@ def lost_node_of(line: str) -> str | None:
 
 def cause_of(line: str) -> str | None:
     """Return the cause of a failure that the line names, at most 300 characters; None without one."""
+    if _POINTS_ELSEWHERE.search(line):
+        return None
     for pattern, words in _CAUSES:
         if match := pattern.search(line):
             return words.format(" ".join(match[1].split())[:_LONGEST_CAUSE].rstrip(' ."'))

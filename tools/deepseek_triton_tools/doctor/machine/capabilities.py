@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from deepseek_triton_tools.doctor.machine.expected import TENSORRT_LLM, Expected
+from deepseek_triton_tools.doctor.machine.expected import TENSORRT_LLM, VLLM, Expected
 from deepseek_triton_tools.doctor.machine.machine_finding import Reported
 
 SERVE = "tensorrt-llm"
+SERVE_VLLM = "vllm"
 DEMO = "demo"
 SIMULATED = "simulated"
 CLIENT = "client"
@@ -20,15 +21,17 @@ MPIRUN = "launch-mpirun"
 SLURM = "launch-slurm"
 KUBERNETES = "launch-kubernetes"
 
-NEED_TRITONSERVER = (SERVE, DEMO, SIMULATED, LOCAL)
+NEED_GPUS = (SERVE, SERVE_VLLM)
+NEED_TRITONSERVER = (*NEED_GPUS, DEMO, SIMULATED, LOCAL)
 """Those that need a tritonserver on this machine."""
-NEED_REPOSITORY = (SERVE, LOCAL)
+NEED_REPOSITORY = (*NEED_GPUS, LOCAL)
 """Those that serve the repository that was named."""
 NEED_TOOLS = (GENERATOR, WARM, DEMO, SIMULATED, LOCAL, DOCKER, MPIRUN, SLURM, KUBERNETES)
 """Those that need the packages of the extra `tools`."""
 
 CAPABILITIES = {
     SERVE: "serve with TensorRT-LLM",
+    SERVE_VLLM: "serve with vLLM",
     DEMO: "the demo: a tiny DeepSeek on a real tritonserver (demo, serve)",
     SIMULATED: "the simulated engine (demo --engine simulated, serve)",
     CLIENT: "ask a server (generate, chat)",
@@ -44,6 +47,7 @@ CAPABILITIES = {
 
 _STARTED_BY: Mapping[str, Mapping[str, str]] = {
     TENSORRT_LLM: {LOCAL: SERVE, MPIRUN: SERVE},
+    VLLM: {LOCAL: SERVE_VLLM},
     "reference": {LOCAL: DEMO},
     "simulated": {LOCAL: SIMULATED},
 }

@@ -75,6 +75,7 @@ def _facts(machine: Machine, expected: Expected) -> Mapping[str, str]:
         MACHINE: lambda: f"{machine.hostname}, boot {machine.read(_BOOT_ID).strip()}",
         "Python": lambda: machine.python.version,
         "TensorRT-LLM": lambda: packages.get("tensorrt_llm"),
+        "vLLM": lambda: packages.get("vllm"),
         "container": lambda: software.container_tag(machine),
         "mpi4py": lambda: packages.get("mpi4py"),
         "MPI": lambda: " ".join(mpi_setup.mpi_version(machine) or ()),

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 
 TENSORRT_LLM = "tensorrt_llm"
+VLLM = "vllm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class Expected:
     engine: str | None = None
     release: str | None = None
     """Release of TensorRT-LLM."""
+    vllm: str | None = None
+    """Version of vLLM."""
     image: str | None = None
     """Full name of the container image that the repository was made for."""
     driver: str | None = None
@@ -59,6 +62,11 @@ class Expected:
     def is_tensorrt_llm(self) -> bool:
         """Whether it is known that TensorRT-LLM is to run here."""
         return self.engine == TENSORRT_LLM
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether it is known that an engine on GPUs is to run here."""
+        return self.engine in (TENSORRT_LLM, VLLM)
 
     @property
     def num_nodes(self) -> int:

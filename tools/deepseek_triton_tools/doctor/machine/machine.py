@@ -49,6 +49,7 @@ PACKAGES = (
     "tokenizers",
     "transformers",
     "tritonclient",
+    "vllm",
 )
 _LAUNCH = b"DEEPSEEK_TRITON_LAUNCH="
 _SIOCGIFADDR = 0x8915

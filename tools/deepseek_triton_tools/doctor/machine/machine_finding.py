@@ -49,13 +49,13 @@ def error(result: str, cause: str, fix: str) -> MachineFinding:
 
 
 def error_or_note(expected: Expected, result: str, cause: str, fix: str) -> MachineFinding:
-    """An error when a repository for TensorRT-LLM is to be served here, else a note that blocks."""
-    return error(result, cause, fix) if expected.is_tensorrt_llm else note(result, cause, fix, blocks=True)
+    """An error when a repository for an engine on GPUs is to be served here, else a note that blocks."""
+    return error(result, cause, fix) if expected.uses_gpus else note(result, cause, fix, blocks=True)
 
 
 def warning_or_note(expected: Expected, result: str, cause: str, fix: str) -> MachineFinding:
-    """A warning when a repository for TensorRT-LLM is to be served here, else a note."""
-    return warning(result, cause, fix) if expected.is_tensorrt_llm else note(result, cause, fix)
+    """A warning when a repository for an engine on GPUs is to be served here, else a note."""
+    return warning(result, cause, fix) if expected.uses_gpus else note(result, cause, fix)
 
 
 @dataclass(frozen=True, kw_only=True)

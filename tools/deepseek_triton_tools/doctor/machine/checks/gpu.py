@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from deepseek_triton_tools.doctor.machine import nvidia_smi
 from deepseek_triton_tools.doctor.machine.checks.software import container_tag
-from deepseek_triton_tools.doctor.machine.expected import Expected
+from deepseek_triton_tools.doctor.machine.expected import VLLM, Expected
 from deepseek_triton_tools.doctor.machine.machine import Machine
 from deepseek_triton_tools.doctor.machine.machine_finding import (
     MachineFinding,
@@ -83,14 +83,14 @@ def check_gpus(machine: Machine, expected: Expected) -> MachineFinding:
     if expected.gpu and not all(expected.gpu in catalogue_names(gpu) for gpu in found):
         fix = "use a machine with those GPUs, or build again with --gpu for this one"
         return error(seen, f"the repository was made for {expected.gpu}", fix)
-    if expected.is_tensorrt_llm and wanted and len(found) < wanted:
+    if expected.uses_gpus and wanted and len(found) < wanted:
         needed = f"the repository needs {wanted} on each machine"
         if words := nvidia_smi.error_line(machine):
             return error(f"{seen}; nvidia-smi: {words}", f"{needed}; {_LOST[0]}", _LOST[1])
         fix = "make all of them visible (docker --gpus all, NVIDIA_VISIBLE_DEVICES), or build again with fewer --gpus"
         return error(seen, needed, fix)
     old = [gpu for gpu in found if is_before(gpu.compute_capability, _OLDEST_CAPABILITY)]
-    if old:
+    if old and expected.engine != VLLM:
         cause = f"DeepSeek on TensorRT-LLM needs compute capability {_OLDEST_CAPABILITY} (Hopper) or newer"
         result = f"{seen}, compute capability {old[0].compute_capability}"
         return error_or_note(expected, result, cause, "use Hopper or newer")
@@ -123,7 +123,7 @@ def _why_none(machine: Machine, problem: nvidia_smi.NoGpusError) -> tuple[str, s
             return why
     if not is_on_the_bus(machine):
         return (
-            "serving with TensorRT-LLM needs GPUs, and no NVIDIA device is on the PCI bus",
+            "serving needs GPUs, and no NVIDIA device is on the PCI bus",
             f"{_INSTALL_DRIVER}, or use a machine with GPUs",
         )
     if machine.exists("/.dockerenv"):
@@ -166,7 +166,7 @@ def check_memory(machine: Machine, expected: Expected) -> MachineFinding:
         return ok("free")
     result = f"{sum(gpu.used_mib for gpu in used)} MiB of {_listed([gpu.index for gpu in used])} held"
     cause, fix = _who_holds_memory(machine, nvidia_smi.gpu_processes(machine))
-    if expected.is_tensorrt_llm and any(gpu.used_mib > _MUCH * gpu.memory_mib for gpu in used):
+    if expected.uses_gpus and any(gpu.used_mib > _MUCH * gpu.memory_mib for gpu in used):
         return error(result, cause, fix)
     return warning_or_note(expected, result, cause, fix)
 

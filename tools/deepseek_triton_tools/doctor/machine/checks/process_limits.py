@@ -52,7 +52,7 @@ def check_shm(machine: Machine, expected: Expected) -> MachineFinding:
     if disk.free < _SHM_WANTED:
         cause = f"NCCL asks for {sized(_SHM_WANTED)}, and the Python backend takes more as batches grow"
         # Several ranks can't start in the 64 MiB that docker gives.
-        has_several_ranks = expected.is_tensorrt_llm and (expected.gpus_per_node or 1) > 1
+        has_several_ranks = expected.uses_gpus and (expected.gpus_per_node or 1) > 1
         return (error if disk.total <= _SHM_LEAST and has_several_ranks else warning)(result, cause, fix)
     return ok(result)
 
@@ -74,9 +74,9 @@ def check_memlock(machine: Machine, expected: Expected) -> MachineFinding:
     result = f"{sized(soft)}, at most {sized(hard) if hard is not None else 'unlimited'}"
     cause = "NCCL and UCX register memory with the network cards, and registered memory counts as locked"
     fix = "ulimit -l unlimited; docker --ulimit memlock=-1; LimitMEMLOCK=infinity in a systemd unit"
-    if expected.is_tensorrt_llm and expected.num_nodes > 1:
+    if expected.uses_gpus and expected.num_nodes > 1:
         return error(result, cause, fix)
-    if not expected.is_tensorrt_llm:
+    if not expected.uses_gpus:
         cause += "; warm files --hold=lock locks memory too"
     return warning_or_note(expected, result, cause, fix)
 
@@ -107,9 +107,9 @@ def check_container(machine: Machine, expected: Expected) -> MachineFinding:
     missing = []
     if machine.exists(SHM) and machine.disk(SHM).total <= _SHM_LEAST:
         missing.append("--ipc=host or --shm-size")
-    if expected.is_tensorrt_llm and not machine.exists("/dev/nvidiactl") and is_on_the_bus(machine):
+    if expected.uses_gpus and not machine.exists("/dev/nvidiactl") and is_on_the_bus(machine):
         missing.append("--gpus all")
-    if machine.limit("memlock")[0] is not None and expected.is_tensorrt_llm and not _may_lock_all(machine):
+    if machine.limit("memlock")[0] is not None and expected.uses_gpus and not _may_lock_all(machine):
         missing.append("--ulimit memlock=-1")
     if not missing:
         return ok(kind)

@@ -15,6 +15,7 @@ _SUPERVISOR = "supervise.py"
 _REGION_PREFIX = "deepseek_triton_"
 """Begins the name of a launch's shared memory; the launch tag and an underscore follow."""
 _MOST_NAMED = 3
+_VLLM_TITLE = "VLLM::"
 _DAEMONS = ("orted", "prted", "slurmstepd")
 """Programs that start ranks on a host where the supervisor is not, and end them when it ends: Open MPI 4, 5, Slurm."""
 _SLURM_MESSAGES: Mapping[str, tuple[str, str]] = {
@@ -45,6 +46,7 @@ def check_leftovers(machine: Machine, expected: Expected) -> MachineFinding:
     serving = [name for name, members in orphaned.items() if any(_is_served(member, by_pid) for member in members)]
     ended = [name for name in orphaned if name not in serving]
     stubs = [each.pid for each in processes if _is_stub(each) and not _is_served(each, by_pid)]
+    engines = [each.pid for each in processes if each.launch not in orphaned and _is_orphaned_engine(each, by_pid)]
     regions = _unused_regions(machine, processes)
     problems = [f"launch {name}: {_counted(members)}, no supervisor" for name, members in orphaned.items()]
     fixes = [f"deepseek-triton launch stop {' '.join(ended)}"] if ended else []
@@ -54,6 +56,9 @@ def check_leftovers(machine: Machine, expected: Expected) -> MachineFinding:
     if stubs:
         problems.append(f"stubs without a tritonserver: {', '.join(map(str, stubs))}")
         fixes.append(f"kill {' '.join(map(str, stubs))}")
+    if engines:
+        problems.append(f"vLLM's processes without a server: {', '.join(map(str, engines))}")
+        fixes.append(f"kill {' '.join(map(str, engines))}")
     if problems:
         cause = "they may hold GPUs, shared memory or ports of a server that has ended"
         return warning("; ".join(problems), cause, "; ".join(fixes))
@@ -85,6 +90,19 @@ def _supervises(process: HostProcess, by_pid: Mapping[int, HostProcess]) -> bool
         if script.rpartition("/")[2] == _SUPERVISOR and verb in ("run", "rank"):
             return verb == "run" or any(each.name in _DAEMONS for each in _ancestors(process, by_pid))
     return False
+
+
+def _is_orphaned_engine(process: HostProcess, by_pid: Mapping[int, HostProcess]) -> bool:
+    """Return whether it is a process of vLLM, by its title (VLLM::EngineCore, VLLM::Worker_TP0), whose server is gone.
+
+    Orphans go to process 1, which in a container may be the server itself: `vllm serve`, or a Python program.
+    """
+    if not process.name.startswith(_VLLM_TITLE):
+        return False
+    top = next((each for each in _ancestors(process, by_pid) if not each.name.startswith(_VLLM_TITLE)), None)
+    if top is None:
+        return True
+    return top.pid == 1 and not any("vllm" in word or "python" in word for word in top.command)
 
 
 def _is_stub(process: HostProcess) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from deepseek_triton_tools.doctor.machine.expected import Expected
+from deepseek_triton_tools.doctor.machine.expected import VLLM, Expected
 from deepseek_triton_tools.doctor.machine.known_bad import CONTAINER, BadCombination, find_bad_combinations
 from deepseek_triton_tools.doctor.machine.machine import Machine
 from deepseek_triton_tools.doctor.machine.machine_finding import (
@@ -28,6 +28,10 @@ _INSTALL_YAML = "pip install pyyaml"
 _INSTALL_DEMO = install_extra("demo")
 STUB = "triton_python_backend_stub"
 _USE_NVCC = "TRTLLM_DG_JIT_USE_NVCC"
+_COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.version.cuda)"
+_TORCH_S = 120
+"""Seconds; a first import from a slow disk takes half a minute."""
+_LOCALE = "C.UTF-8"
 _OLDEST_NVCC = "12.3"
 """CUDA's version (TensorRT-LLM examples/models/core/deepseek_v3/README.md, DeepGEMM)."""
 
@@ -139,7 +143,7 @@ def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
     binary = server_binary(machine)
     if binary is None:
         fix = f"run in NVIDIA's Triton container{_image(expected)}"
-        if not expected.is_tensorrt_llm:
+        if not expected.uses_gpus:
             fix = f"{install_extra('server')}; or {fix}"
         cause = "not on PATH, in /opt/tritonserver/bin or in this Python's environment"
         is_needed = expected.repository and expected.by_triton
@@ -149,7 +153,7 @@ def check_tritonserver(machine: Machine, expected: Expected) -> MachineFinding:
     version, tag = machine.environ.get("TRITON_SERVER_VERSION"), container_tag(machine)
     known = ", ".join(filter(None, [f"version {version}" if version else "", f"container {tag}" if tag else ""]))
     wanted = (expected.image or "").rpartition(":")[2].partition("-")[0]
-    if expected.is_tensorrt_llm and tag and wanted and tag != wanted:
+    if expected.uses_gpus and tag and wanted and tag != wanted:
         fix = f"run in {expected.image}, or build with --image {tag}"
         return warning(f"{binary} ({known})", f"the repository was made for container {wanted}", fix)
     return ok(f"{binary} ({known})" if known else binary)
@@ -230,6 +234,53 @@ def _no_tensorrt_llm(machine: Machine, expected: Expected) -> tuple[str, str]:
     return "serving DeepSeek on GPUs needs it", f"run in the container {image}"
 
 
+def check_vllm(machine: Machine, expected: Expected) -> MachineFinding:
+    version = machine.python.packages.get("vllm")
+    if version is None:
+        image = expected.image or "nvcr.io/nvidia/tritonserver:<yy.mm>-vllm-python-py3"
+        fix = f"run in the container {image}, or pip install vllm=={expected.vllm or '<version>'} for this Python"
+        return _error_or_note_for_vllm(expected, "not installed", "serving with vLLM needs it", fix)
+    if expected.vllm and version_numbers(version) != version_numbers(expected.vllm):
+        where = f"run in {expected.image}" if expected.image else f"pip install vllm=={expected.vllm}"
+        cause = f"the repository is for {expected.vllm}: arguments and interfaces differ between versions"
+        return error(version, cause, f"{where}, or build again with --vllm {version}")
+    return ok(version)
+
+
+def check_torch(machine: Machine, expected: Expected) -> MachineFinding:
+    """Check that the PyTorch that vLLM brings can use the GPUs: nvidia-smi may see those that CUDA can't."""
+    if expected.engine != VLLM or "vllm" not in machine.python.packages:
+        return skipped("no repository for vLLM was named, or vLLM is not installed")
+    asked = machine.run(machine.python.executable, "-c", _COUNT_GPUS, timeout_s=_TORCH_S)
+    if asked.code != 0:
+        said = (asked.err.strip().splitlines() or ["no answer within its deadline"])[-1][:160]
+        fix = "install vLLM again, in an environment of its own, or run in its container"
+        return error(said, "vLLM computes with PyTorch, which can't be imported", fix)
+    count, cuda = asked.out.split()[-2:]
+    wanted = expected.gpus_per_node or 1
+    result = f"{count} GPUs, CUDA {cuda}"
+    if int(count) >= wanted:
+        return ok(result)
+    cause = f"the repository needs {wanted} on each machine, and PyTorch can use only those that CUDA_VISIBLE_DEVICES "
+    cause += "names and that its CUDA supports"
+    return error(result, cause, "unset CUDA_VISIBLE_DEVICES, start the container with --gpus all, or renew the driver")
+
+
+def check_locale(machine: Machine, expected: Expected) -> MachineFinding:
+    """Check the locale that the engine sets, because Triton's stub has "C", in which PyTorch can't be imported."""
+    asked = machine.run(
+        machine.python.executable, "-c", f"import locale; locale.setlocale(locale.LC_CTYPE, '{_LOCALE}')"
+    )
+    if asked.code == 0:
+        return ok(_LOCALE)
+    cause = "Triton's stub runs in the locale C, in which importing PyTorch fails; the engine changes it to this one"
+    return _error_or_note_for_vllm(expected, f"{_LOCALE} is missing", cause, "apt-get install locales, or libc-bin")
+
+
+def _error_or_note_for_vllm(expected: Expected, result: str, cause: str, fix: str) -> MachineFinding:
+    return error(result, cause, fix) if expected.engine == VLLM else note(result, cause, fix, blocks=True)
+
+
 def check_nvcc(machine: Machine, expected: Expected) -> MachineFinding:
     """DeepGEMM's own search for it is in TensorRT-LLM's cpp/tensorrt_llm/deep_gemm/compiler.cuh."""
     if machine.environ.get(_USE_NVCC, "1") != "1" or not expected.uses_nvcc:
@@ -263,7 +314,7 @@ def check_known_bad(machine: Machine, expected: Expected) -> MachineFinding:
     bad = [each for each in bad if not _is_repaired(each, expected)]
     cause = "; ".join(f"{each.what} ({each.source})" for each in bad)
     fix = "; ".join(each.fix for each in bad)
-    if any(each.stops_the_load for each in bad) and expected.is_tensorrt_llm:
+    if any(each.stops_the_load for each in bad) and expected.uses_gpus:
         return error(_named(bad, versions), cause, fix)
     return warning(_named(bad, versions), cause, fix)
 

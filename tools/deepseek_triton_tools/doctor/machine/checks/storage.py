@@ -200,7 +200,7 @@ def check_host_memory(machine: Machine, expected: Expected) -> MachineFinding:
     memory = machine.host_memory()
     cgroup = memory.tightest
     result = f"{sized(memory.headroom)} available" + (f", limited by {cgroup.path}" if cgroup else "")
-    if not expected.is_tensorrt_llm or not expected.checkpoint_bytes:
+    if not expected.uses_gpus or not expected.checkpoint_bytes:
         return ok(result)
     result += f"; the checkpoint has {sized(expected.checkpoint_bytes)}"
     if memory.headroom >= expected.checkpoint_bytes:
@@ -213,7 +213,7 @@ def check_host_memory(machine: Machine, expected: Expected) -> MachineFinding:
         loaded = f"{ranks} ranks that each hold one file of {sized(largest)}"
         return error(result, f"{loaded} run out of memory and are killed (an estimate)", fix)
     cause = "not all of the checkpoint stays in the page cache, so it is read more than once"
-    if cgroup:
+    if cgroup and expected.is_tensorrt_llm:
         cause += "; TensorRT-LLM looks at /proc/meminfo only, so a rank may be killed (its pull request 17430)"
     return warning(result, cause, fix)
 

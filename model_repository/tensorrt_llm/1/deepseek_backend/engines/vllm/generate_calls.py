@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 from deepseek_backend.engines.base import Step
@@ -22,6 +23,7 @@ class GenerateCalls:
         self._llm = llm
         self._text = text
         self._deliver = deliver
+        self.worked_at_s = 0.0
         self._pending: list[tuple[OpenAnswer, Step]] = []
         """Steps that are not delivered yet."""
 
@@ -29,10 +31,12 @@ class GenerateCalls:
         return {"prompt": prompt, "sampling_params": params, "priority": priority}
 
     async def submit(self, entry: OpenAnswer, prepared: Any) -> None:
-        async for output in self._llm.generate(request_id=entry.request.request_id, **prepared):
-            step = self._step(entry, output)
-            if step is not None:
-                self._note(entry, step)
+        # Closed at once where an output can't be read: vLLM then drops the request.
+        async with aclosing(self._llm.generate(request_id=entry.request.request_id, **prepared)) as outputs:
+            async for output in outputs:
+                step = self._step(entry, output)
+                if step is not None:
+                    self._note(entry, step)
 
     async def abort(self, entries: Sequence[OpenAnswer]) -> None:
         for entry in entries:
@@ -49,7 +53,7 @@ class GenerateCalls:
         answer, completion = entry.answer, output.outputs[0]
         assert answer is not None
         answer.num_cached_tokens = output.num_cached_tokens or 0
-        at_s = time.monotonic()
+        at_s = self.worked_at_s = time.monotonic()
         if (times := output.metrics) is not None:
             answer.scheduled_s, at_s = times.scheduled_ts, times.last_token_ts or at_s
         if output.prompt_logprobs:
@@ -57,7 +61,7 @@ class GenerateCalls:
         token_ids = list(completion.token_ids)
         logprobs = [row or () for row in mapped_logprobs(completion.logprobs or (), self._text)]
         if completion.finish_reason is None:
-            return answer.advance(token_ids, at_s, logprobs) if token_ids else None
+            return answer.advance(token_ids, at_s, logprobs)
         return answer.end(completion.finish_reason, completion.stop_reason, token_ids, at_s, logprobs)
 
     def _note(self, entry: OpenAnswer, step: Step) -> None:

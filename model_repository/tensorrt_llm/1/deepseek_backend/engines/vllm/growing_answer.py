@@ -38,10 +38,12 @@ class GrowingAnswer:
         self._kept_logprobs: list[TokenLogprobs] = []
 
     def advance(self, token_ids: Sequence[int], at_s: float, logprobs: Sequence[TokenLogprobs] = ()) -> Step | None:
-        """Return a step of further tokens; None for an answer that is kept until it is whole.
+        """Return a step of further tokens; None without any, and for an answer that is kept until it is whole.
 
         :param at_s: time of the tokens.
         """
+        if not token_ids:
+            return None
         self._last_token_s = at_s
         if self._is_whole:
             self._keep(token_ids, token_ids, logprobs, at_s)

@@ -37,6 +37,10 @@ Deliver = Callable[[Sequence[tuple[OpenAnswer, Step]]], None]
 class RequestPath(Protocol):
     """A way to vLLM's engine core."""
 
+    @property
+    def worked_at_s(self) -> float:
+        """Time at which the last output came, by time.monotonic(); 0 before the first."""
+
     def prepare(self, entry: OpenAnswer, prompt: dict[str, Any], params: Any, priority: int) -> Any:
         """Return what `submit` sends. Any thread may call it; it raises what vLLM raises for a request it refuses."""
 

@@ -52,6 +52,7 @@ def sampling_arguments(request: GenerateRequest, *, max_tokens: int, max_tempera
     sampling = request.sampling
     params: dict[str, Any] = {
         "detokenize": False,
+        "skip_clone": True,  # vLLM changes its copy, and the request's own is used once
         "max_tokens": max_tokens,
         # Generation ends at max_tokens anyway, and vLLM refuses a min_tokens above it.
         "min_tokens": sampling.min_tokens and min(sampling.min_tokens, max_tokens),

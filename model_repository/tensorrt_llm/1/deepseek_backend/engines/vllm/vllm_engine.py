@@ -62,8 +62,10 @@ logger = logging.getLogger(__name__)
 NUM_TOKENIZER_THREADS = 4
 MAX_SHORT_PROMPT = 500
 """Most characters of a prompt that the loop thread tokenises itself, as in the TensorRT-LLM engine."""
-CALL_TIMEOUT_S = 10.0
-"""Seconds that the engine core gets for an answer at the start, and for the aborts of every request at the end."""
+CONNECT_TIMEOUT_S = 60.0
+"""Seconds that the engine core, which has just loaded, gets for its first answer."""
+ABORT_TIMEOUT_S = 10.0
+"""Seconds that a stop waits until every request has ended, before it ends the engine core."""
 END_TIMEOUT_S = 15.0
 """Seconds that vLLM's processes get to end; vLLM itself kills them after 5."""
 
@@ -128,8 +130,6 @@ class VllmEngine:
         # Only the loop thread writes the following ones.
         self._fatal = ""
         """Why the engine is dead, in one line; empty while it is alive. Set once."""
-        self._worked_at_s = 0.0
-        """Time at which the last steps came, by time.monotonic()."""
         self._open: dict[str, OpenAnswer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -152,7 +152,7 @@ class VllmEngine:
             self._loop.start(self._load)
         logger.info("vLLM %s has loaded %s", package.__version__, self._config.model)
         self._loaded = self._find_out(release)
-        self._loop.run(self._connect, CALL_TIMEOUT_S)
+        self._loop.run(self._connect, CONNECT_TIMEOUT_S)
 
     def _load(self) -> None:
         others = multiprocessing.active_children()
@@ -226,7 +226,7 @@ class VllmEngine:
     def health(self) -> EngineHealth:
         if not self._loop.running:
             return EngineHealth(alive=False, reason="the engine is not running")
-        return EngineHealth(alive=not self._fatal, reason=self._fatal, worked_at_s=self._worked_at_s)
+        return EngineHealth(alive=not self._fatal, reason=self._fatal, worked_at_s=self._connection.worked_at_s)
 
     def stats(self) -> EngineStats:
         num_blocks = self._llm.vllm_config.cache_config.num_gpu_blocks if self._llm is not None else None
@@ -237,11 +237,11 @@ class VllmEngine:
             if not self._loop.running:
                 return
             try:
-                self._loop.run(self._end_requests, CALL_TIMEOUT_S)
+                self._loop.run(self._end_requests, ABORT_TIMEOUT_S)
             except Exception:  # whatever the error, the GPUs have to be released
                 logger.exception("the open requests can't be ended")
             finally:
-                self._tokenizers.shutdown(wait=False, cancel_futures=True)
+                self._tokenizers.shutdown(cancel_futures=True)
                 self._shut_down()
                 self._loop.stop()
 
@@ -336,12 +336,13 @@ class VllmEngine:
 
     def _deliver(self, steps: Sequence[tuple[OpenAnswer, Step]]) -> None:
         """Deliver the steps of one iteration, in one call for each sink."""
-        self._worked_at_s = time.monotonic()
         still_open = [pair for pair in steps if pair[0].is_open]
         for entry, step in still_open:
             if step.finish_reason is not None or step.error is not None:
                 entry.is_open = False
                 del self._open[entry.request.request_id]
+                if step.error is not None and not self._fatal:  # vLLM may not know of it, and would go on
+                    self._keep(self._drop([entry]))
         with self._delivery:
             for sink, its_steps in group_by_sink(still_open):
                 try:

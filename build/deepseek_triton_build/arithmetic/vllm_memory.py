@@ -1,0 +1,97 @@
+"""GPU memory under vLLM: it takes a share of the GPU, and what weights and one iteration leave of it is the KV cache.
+
+Measured with vLLM 0.25.1 at gpu_memory_utilization 0.85: R1 FP8 on 8 x H200, TP+EP: 79.59 GiB of weights a GPU, 550,944
+KV tokens; R1 W4A16 on 4 x H200, TP+EP: 86.74 GiB, 416,480 tokens. A test holds the arithmetic within 3 % of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deepseek_triton_build.arithmetic.gpu_memory import (
+    CONTEXT_BYTES,
+    GIB,
+    Budget,
+    KvDtype,
+    Layout,
+    kv_bytes_per_token,
+    weight_bytes_per_gpu,
+)
+from deepseek_triton_build.data.catalog import Architecture, Gpu, KnownCheckpoint, Precision
+
+_DRIVER_BYTES = int(0.6 * GIB)
+"""What nvidia-smi counts and PyTorch does not: 140.4 against 139.8 GiB on an H200, 79.6 against 79.1 on an H100 (the
+"total capacity" of public out-of-memory messages)."""
+_GRAPH_BYTES = 20 * 2**20
+"""A captured size. vLLM's graphs share one pool, so a size takes little: an estimate."""
+_CONTEXT_TOKENS = 64 * 1024
+"""Most tokens of earlier chunks whose keys and values are computed again at once (vLLM
+vllm/model_executor/layers/attention/mla_attention.py, determine_chunked_prefill_workspace_size)."""
+_EXPERT_COPIES: Mapping[Precision, int] = {"w4a16": 2}
+"""Copies of the experts' activations, where they are more than one: Marlin took as much again (the second of the
+measured rows)."""
+
+
+def vllm_budget(
+    gpu: Gpu,
+    architecture: Architecture,
+    checkpoint: KnownCheckpoint,
+    layout: Layout,
+    *,
+    gpu_memory_utilization: float,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    kv_dtype: KvDtype,
+    num_draft_tokens: int = 0,
+    cuda_graphs: bool = True,
+) -> Budget:
+    """Return how a rank's memory is used. A negative KV cache means that it doesn't fit.
+
+    :param layout: DP+EP is `attention_dp` here, too: every rank holds attention and dense layers whole.
+    :param max_num_seqs: requests of one rank.
+    """
+    a = architecture
+    heads = a.num_heads if layout.attention_dp else a.num_heads / layout.tensor_parallel_size
+    held = weight_bytes_per_gpu(a, checkpoint, layout, mtp=num_draft_tokens > 0) + _absorbed(a, checkpoint, heads)
+    graphs = len(captured_sizes(max_num_seqs, num_draft_tokens)) * _GRAPH_BYTES if cuda_graphs else 0
+    up_projected = int(_CONTEXT_TOKENS * heads * (a.qk_nope_head_dim + a.v_head_dim) * 2)
+    # Each token goes to several experts, of which vLLM keeps input, gate and up in 16 bits. Under data parallelism the
+    # experts get the tokens of every rank.
+    each = a.num_experts_per_token * (a.hidden_size + 2 * a.moe_intermediate_size) * 2
+    experts = each * _EXPERT_COPIES.get(checkpoint.precision, 1) * max_num_batched_tokens * layout.attention_dp_size
+    activations = up_projected + experts
+    share = int((gpu.memory - _DRIVER_BYTES) * gpu_memory_utilization)
+    return Budget(
+        memory=gpu.memory,
+        weights=held,
+        context=CONTEXT_BYTES,
+        cuda_graphs=graphs,
+        activations=activations,
+        sampler=0,
+        kv_cache=share - held - CONTEXT_BYTES - graphs - activations,
+        kv_bytes_per_token=kv_bytes_per_token(
+            a,
+            kv_dtype,
+            mtp_layers=min(1, num_draft_tokens),  # vLLM runs the checkpoint's one layer again for each draft token
+            pipeline_parallel_size=layout.pipeline_parallel_size,
+        ),
+        attention_dp_size=layout.attention_dp_size,
+    )
+
+
+def _absorbed(a: Architecture, checkpoint: KnownCheckpoint, heads: float) -> int:
+    """Return the bytes of kv_b_proj's copy in 16 bits, which MLA's decode uses. Of weights that have 16 bits it is no
+    copy but a view."""
+    if checkpoint.precision not in ("fp8", "w4a8"):
+        return 0
+    return int(a.num_layers * heads * (a.qk_nope_head_dim + a.v_head_dim) * a.kv_lora_rank * 2)
+
+
+_LARGEST_GRAPH = 512
+
+
+def captured_sizes(max_num_seqs: int, num_draft_tokens: int) -> tuple[int, ...]:
+    """Return the numbers of tokens that vLLM captures: 1, 2, 4, multiples of 8 to 256, then of 16, up to twice a full
+    batch's tokens and 512 (vLLM vllm/config/vllm.py, _set_cudagraph_sizes)."""
+    largest = min(max_num_seqs * (1 + num_draft_tokens) * 2, _LARGEST_GRAPH)
+    return tuple(size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= largest)

@@ -1,0 +1,245 @@
+"""`check` of what vLLM runs: repositories, Triton's own vLLM backend, and scripts with `vllm serve`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepseek_triton_build.build_errors import NothingToCheckError, UnknownNameError
+from deepseek_triton_build.check import CheckOptions, check_repository
+from deepseek_triton_build.check.scripts import ShellScript
+from deepseek_triton_build.check.vllm_flags import as_flag, read_vllm_flags
+from deepseek_triton_build.data.releases import load_release
+from deepseek_triton_build.data.vllm import VLLM_VERSIONS, load_vllm
+from deepseek_triton_build.render.vllm_commands import WITHOUT_FLAG
+from support.check_faults import FIRST, write_weights
+from support.checked import CONFIG, edited, only, serious, write
+
+MODEL_YAML = """\
+model: deepseek-ai/DeepSeek-R1
+tensor_parallel_size: 8
+enable_expert_parallel: true
+gpu_memory_utilization: 0.9
+max_model_len: 65536
+max_num_seqs: 256
+speculative_config:
+  method: mtp
+  num_speculative_tokens: 1
+triton_config:
+  engine: vllm
+  decoupled: true
+  max_batch_size: 0
+"""
+OPTIONS = CheckOptions(gpu="h200", num_gpus=8)
+
+
+def repository(root: Path, model_yaml: str = MODEL_YAML, *, record: str = load_vllm("0.25.1").text) -> Path:
+    write(root, model_yaml=model_yaml, config=CONFIG)
+    (root / "tensorrt_llm/1/release.yaml").write_text(record)
+    return root
+
+
+def test_a_right_repository_has_only_the_note_about_its_checkpoint(tmp_path: Path) -> None:
+    report = check_repository(repository(tmp_path), OPTIONS)
+
+    assert [finding.code for finding in report.findings] == ["W003"]
+    (model,) = report.models
+    assert (model.engine, model.release, model.release_from) == ("vllm", "0.25.1", "tensorrt_llm/1/release.yaml")
+    assert (model.variant, model.precision, model.gpu, model.num_gpus) == ("deepseek-r1", "fp8", "h200", 8)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "line", "words"),
+    [
+        ("max_num_seqs:", "max_num_seq:", "S011", 6, "did you mean max_num_seqs?"),
+        ("max_num_seqs: 256", "max_num_seqs: '256'", "S014", 6, "without quotes"),
+        ("max_num_seqs: 256", "max_num_seqs: true", "S014", 6, "whole number"),
+        ("max_num_seqs: 256", "max_batch_size: 256", "S013", 6, "write max_num_seqs: 256"),
+        ("  method: mtp", "  decoding_type: MTP", "S013", 8, "under speculative_config: write method: mtp"),
+        ("  method: mtp", "  methods: mtp", "S011", 8, "did you mean method, under speculative_config?"),
+        ("max_num_seqs: 256", "attention_backend: flashmla\nmax_num_seqs: 256", "", 0, ""),
+        ("max_num_seqs: 256", "attention_backend: FLASH_MLA", "S015", 6, "did you mean FLASHMLA?"),
+        ("max_num_seqs: 256", "kv_cache_config:\n  dtype: fp8", "S013", 7, "write kv_cache_dtype: fp8"),
+        ("max_num_seqs: 256", "kv_cache_config:\n  sink: 1", "S011", 6, "is not an argument of vLLM"),
+        ("max_num_seqs: 256", "max_inflight: 256", "S011", 6, "indent it"),
+        ("  decoupled: true", "  decoupled: true\n  max_num_seqs: 1", "T001", 13, "move it to the top level"),
+        ("  engine: vllm", "  engine: vlm", "T002", 11, "tensorrt_llm, vllm, reference"),
+        ("max_num_seqs: 256", "pipeline_parallel_size: 2", "T013", 0, "8 GPUs for 16 ranks"),
+        ("max_num_seqs: 256", "data_parallel_size: 2", "T013", 0, "8 GPUs for 16 ranks"),
+        ("tensor_parallel_size: 8", "tensor_parallel_size: 4", "T014", 0, "8 GPUs for 4 ranks"),
+        ("model: deepseek-ai/DeepSeek-R1", "model:", "S020", 1, "no model is named"),
+    ],
+)
+def test_an_edit_is_found(tmp_path: Path, old: str, new: str, code: str, line: int, words: str) -> None:
+    report = check_repository(repository(tmp_path, edited(MODEL_YAML, old, new)), OPTIONS)
+
+    if not code:
+        assert serious(report) == []
+        return
+    finding = only(report, code)
+    assert words in f"{finding.message}; {finding.fix}"
+    assert line in (0, finding.line)
+
+
+def test_a_record_of_the_other_library_is_an_error(tmp_path: Path) -> None:
+    report = check_repository(repository(tmp_path / "a", record=load_release("1.2.1").text), OPTIONS)
+    assert "expected the record of a version of vLLM" in only(report, "S029").message
+
+    trtllm = "model: deepseek-ai/DeepSeek-R1\ntensor_parallel_size: 8\ntriton_config: {engine: tensorrt_llm}\n"
+    report = check_repository(repository(tmp_path / "b", trtllm), OPTIONS)
+    assert "expected the record of a version of TensorRT-LLM" in only(report, "S029").message
+
+
+def test_a_version_that_is_not_known_is_checked_against_the_nearest(tmp_path: Path) -> None:
+    report = check_repository(repository(tmp_path, record='vllm: "0.22.1"\n'), OPTIONS)
+
+    finding = only(report, "S006")
+    assert "'0.22.1', which Triton's container 26.06 has and is not recorded here" in finding.message
+    assert "0.24.0 is the nearest" in finding.fix
+    assert (report.models[0].release, report.models[0].release_from) == ("0.24.0", "the nearest to 0.22.1")
+
+
+def test_the_users_version_counts_and_has_to_be_known(tmp_path: Path) -> None:
+    repository(tmp_path)
+
+    assert check_repository(tmp_path, CheckOptions(vllm="0.33.0")).models[0].release == "0.33.0"
+    with pytest.raises(UnknownNameError, match=r"the nearest known is 0\.24\.0"):
+        check_repository(tmp_path, CheckOptions(vllm="0.22.1"))
+
+
+def test_variables_in_start_sh_are_those_of_vllm(tmp_path: Path) -> None:
+    repository(tmp_path)
+    (tmp_path / "start.sh").write_text(
+        "#!/bin/bash\nexport VLLM_USE_DEEP_GEMM=1 VLLM_LOGGING_LEVEL=INFO\n"
+        "export VLLM_ALL2ALL_BACKEND=${ALL2ALL:-deepep_low_latency}\nexport VLLM_USE_FLASHINFER_MOE_FP8=$MOE\n"
+    )
+
+    found = [(one.code, one.line, one.fix) for one in serious(check_repository(tmp_path, OPTIONS))]
+
+    write_it = "in tensorrt_llm/1/model.yaml: write"
+    assert found == [
+        ("S028", 3, f"{write_it} all2all_backend: deepep_low_latency, and remove the variable"),
+        ("S028", 4, f"{write_it} moe_backend, and remove the variable"),
+    ]
+
+
+def test_vllm_ignores_what_only_tensorrt_llm_reads_of_a_checkpoint(tmp_path: Path) -> None:
+    repository(tmp_path / "repository")
+    weights = tmp_path / "weights"
+    write_weights(weights)
+    shutil.copy(weights / FIRST, weights / "extra.safetensors")
+    (weights / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8_BLOCK_SCALE"}}')
+    options = CheckOptions(gpu="h200", num_gpus=8, model_root=weights)
+
+    assert serious(check_repository(tmp_path / "repository", options)) == []
+    trtllm = "model: deepseek-ai/DeepSeek-R1\nbackend: pytorch\ntensor_parallel_size: 8\n"
+    write(tmp_path / "other", model_yaml=trtllm)
+    found = {finding.code for finding in check_repository(tmp_path / "other", options).findings}
+    assert {"W012", "W018"} <= found
+
+
+# Triton's own vLLM backend
+
+
+def vllm_backend(root: Path, model_json: str, config: str = 'backend: "vllm"') -> Path:
+    (root / "r1" / "1").mkdir(parents=True)
+    (root / "r1" / "1" / "model.json").write_text(model_json)
+    (root / "r1" / "config.pbtxt").write_text(f"{config}\ninstance_group [ {{ count: 1, kind: KIND_MODEL }} ]\n")
+    return root
+
+
+def test_a_model_json_has_lines_whatever_it_is_indented_with(tmp_path: Path) -> None:
+    text = '{\n\t"model": "deepseek-ai/DeepSeek-R1",\n\t"tensor_parallel_siz": 8\n}\n'
+
+    finding = only(check_repository(vllm_backend(tmp_path, text), CheckOptions()), "S011")
+
+    assert (finding.file, finding.line, finding.fix) == ("r1/1/model.json", 3, "did you mean tensor_parallel_size?")
+
+
+def test_instances_of_one_gpu_are_right_for_one_rank(tmp_path: Path) -> None:
+    vllm_backend(tmp_path, '{"model": "deepseek-ai/DeepSeek-R1"}')
+    config = tmp_path / "r1" / "config.pbtxt"
+    config.write_text(config.read_text().replace("KIND_MODEL", "KIND_GPU"))
+
+    assert serious(check_repository(tmp_path, CheckOptions())) == []
+
+
+def test_a_model_json_of_another_backend_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(NothingToCheckError, match="expected a model"):
+        check_repository(vllm_backend(tmp_path, '{"learner": {}}', 'backend: "fil"'), CheckOptions())
+
+
+def test_a_broken_model_json_of_vllm_is_reported(tmp_path: Path) -> None:
+    assert only(check_repository(vllm_backend(tmp_path, "{'model': 1}"), CheckOptions()), "S002").line == 1
+
+
+# Scripts
+
+
+def settings_of(command: str, version: str = "0.24.0") -> dict[str, Any]:
+    script = ShellScript(file="serve.sh", text=f"exec {command}\n")
+    assert script.program is not None
+    given = read_vllm_flags(script, script.program, load_vllm(version))
+    assert given.findings == []
+    return given.settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        ("-tp 8 -dp=2", {"tensor_parallel_size": 8, "data_parallel_size": 2}),
+        ("--tensor_parallel_size=8", {"tensor_parallel_size": 8}),
+        ("--max-num-batched-tokens 32k --block-size 64", {"max_num_batched_tokens": 32000, "block_size": 64}),
+        ("--max-num-batched-tokens 32K", {"max_num_batched_tokens": 32768}),
+        ("--max-model-len auto", {"max_model_len": "auto"}),
+        ("--no-enable-prefix-caching --enable-dbo", {"enable_prefix_caching": False, "enable_dbo": True}),
+        ("--cudagraph-capture-sizes 1 2 4", {"cudagraph_capture_sizes": [1, 2, 4]}),
+        ("--compilation-config.cudagraph_mode FULL -O3", {"compilation_config.cudagraph_mode": "FULL"}),
+        ("-cc.mode 3", {"compilation_config.mode": 3}),
+        (
+            "--speculative-config '{\"method\": \"mtp\", \"num_speculative_tokens\": 2}'",
+            {"speculative_config.method": "mtp", "speculative_config.num_speculative_tokens": 2},
+        ),
+        ("--host 0.0.0.0 --port 8000 --tool-call-parser deepseek_v3 --api-key x", {}),
+        ('--moe-backend "${MOE:-deep_gemm}" --kv-cache-dtype "$KV"', {"moe_backend": "deep_gemm"}),
+    ],
+)  # fmt: skip
+def test_flags_count_as_vllm_serve_takes_them(flags: str, settings: dict[str, Any]) -> None:
+    assert settings_of(f"vllm serve deepseek-ai/DeepSeek-R1 {flags}") == settings
+
+
+@pytest.mark.parametrize("version", VLLM_VERSIONS)
+def test_every_argument_is_known_as_a_flag(version: str) -> None:
+    for name, row in load_vllm(version).arguments.items():
+        if row.type == "bool" and name not in WITHOUT_FLAG:
+            assert settings_of(f"vllm serve m {as_flag(name, True)[6:]}", version) == {name: True}
+            assert settings_of(f"vllm serve m {as_flag(name, False)[6:]}", version) == {name: False}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve deepseek-ai/DeepSeek-R1 -tp 8",
+        "vllm serve --model deepseek-ai/DeepSeek-R1 -tp 8",
+        "python3 -m vllm.entrypoints.openai.api_server --model deepseek-ai/DeepSeek-R1 -tp 8",
+        "docker run --gpus all vllm/vllm-openai:v0.25.1 vllm serve deepseek-ai/DeepSeek-R1 -tp 8",
+    ],
+)
+def test_the_program_is_found_however_it_is_started(command: str, tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text(f"#!/bin/bash\ncommand -v vllm\n{command}\n")
+
+    report = check_repository(tmp_path, OPTIONS)
+
+    assert [finding.code for finding in report.findings] == ["S007"]
+    assert (report.models[0].model, report.models[0].engine) == ("deepseek-ai/DeepSeek-R1", "vllm")
+
+
+def test_a_script_that_only_measures_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "bench.sh").write_text("vllm bench serve --model m --random-input-len 1\n")
+
+    report = check_repository(tmp_path, OPTIONS)
+
+    assert (report.findings, report.models) == ((), ())
