@@ -354,6 +354,7 @@ def test_what_model_yaml_leaves_open_is_chosen(
     monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
     args = make(model="tiny").engine._llm.args
     assert (args.model, args.disable_log_stats, args.shutdown_timeout) == (str(tmp_path / "tiny"), True, 600)
+    assert args.structured_outputs_config == {"backend": "xgrammar"}
     assert make(model="deepseek-ai/DeepSeek-R1", shutdown_timeout=7).engine._llm.args.shutdown_timeout == 7
 
 
@@ -425,6 +426,26 @@ def test_the_numbers_of_data_parallel_ranks_are_added(make: MakeFaked) -> None:
     numbers.record(None, None)
     stats = faked.engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (3, 2, round(0.3 * NUM_BLOCKS))
+
+
+@WAYS
+def test_statistics_that_can_not_be_read_end_nothing(
+    make: MakeFaked, public: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    faked = make(public=public)
+    request = faked.accepted()
+    (numbers,) = faked.engine._llm.stat_loggers
+    for _ in range(2):
+        faked.core.emit(
+            {"request_id": request.request_id, "new_token_ids": HELLO[:1]}, scheduler_stats=SimpleNamespace()
+        )
+        numbers.record(SimpleNamespace(), None)
+    faked.core.emit({"request_id": request.request_id, "finish_reason": "length"})
+    assert text_of(faked, request) == "HelloHello"
+    assert faked.engine.stats().kv_blocks_total == NUM_BLOCKS
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        "vLLM's scheduler statistics can't be read; their metrics stay as they are"
+    ]
 
 
 def test_the_record_is_what_the_metrics_name(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ class GenerateCalls:
         answer.num_cached_tokens = output.num_cached_tokens or 0
         at_s = self.worked_at_s = time.monotonic()
         if (times := output.metrics) is not None:
-            answer.scheduled_s, at_s = times.scheduled_ts, times.last_token_ts or at_s
+            answer.scheduled_s = getattr(times, "scheduled_ts", 0.0)
+            at_s = getattr(times, "last_token_ts", 0.0) or at_s
         if output.prompt_logprobs:
             answer.prompt_logprobs = mapped_logprobs(output.prompt_logprobs, self._text)
         token_ids = list(completion.token_ids)
