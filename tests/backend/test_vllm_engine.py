@@ -135,7 +135,9 @@ def test_an_output_that_can_not_be_read_ends_its_own_request_only(make: MakeFake
         {"request_id": broken.request_id, "new_token_ids": ["?"]},
         {"request_id": other.request_id, "new_token_ids": HELLO, "finish_reason": "length"},
     )
-    assert isinstance(faked.sink.result(broken)[-1].error, EngineError)
+    error = faked.sink.result(broken)[-1].error
+    assert isinstance(error, EngineError)
+    assert str(error).startswith("an output of vLLM can't be read: ")
     assert text_of(faked, other) == "Hello world"
     wait_for(lambda: faked.core.aborted == [broken.request_id])
     assert faked.engine.health().alive
@@ -179,6 +181,20 @@ def test_an_abort_brings_the_text_that_waits_for_the_rest_of_a_character(make: M
     wait_for(lambda: faked.sink.steps_of(request))
     faked.engine.abort(request.request_id)
     assert text_of(faked, request) == "\ufffd"
+
+
+@WAYS
+def test_an_abort_in_the_turn_of_an_output_loses_none_of_it(make: MakeFaked, public: bool) -> None:
+    faked = make(public=public)
+    request = faked.accepted()
+
+    def at_once() -> None:
+        faked.core.emit_now({"request_id": request.request_id, "new_token_ids": HELLO})
+        faked.core.loop.call_soon(faked.engine._abort, request.request_id)
+
+    faked.core.loop.call_soon_threadsafe(at_once)
+    assert text_of(faked, request) == "Hello world"
+    assert [step.finish_reason for step in faked.sink.steps_of(request)] == [None, "cancelled"]
 
 
 @WAYS

@@ -336,8 +336,11 @@ class VllmEngine:
 
     def _deliver(self, steps: Sequence[tuple[OpenAnswer, Step]]) -> None:
         """Deliver the steps of one iteration, in one call for each sink."""
-        still_open = [pair for pair in steps if pair[0].is_open]
-        for entry, step in still_open:
+        still_open = []
+        for entry, step in steps:
+            if not entry.is_open:
+                continue
+            still_open.append((entry, step))
             if step.finish_reason is not None or step.error is not None:
                 entry.is_open = False
                 del self._open[entry.request.request_id]
@@ -354,13 +357,14 @@ class VllmEngine:
         entry = self._open.get(request_id)
         if entry is not None:
             self._cancel([entry])
+            self._keep(self._drop([entry]))
 
     def _cancel(self, entries: Sequence[OpenAnswer]) -> None:
-        """End requests with their text so far, and have vLLM drop them."""
+        """End requests with their text so far."""
+        self._connection.flush()
         self._deliver(
             [(entry, entry.answer.cancel() if entry.answer else Step(finish_reason="cancelled")) for entry in entries]
         )
-        self._keep(self._drop(entries))
 
     async def _drop(self, entries: Sequence[OpenAnswer]) -> None:
         try:
@@ -373,17 +377,15 @@ class VllmEngine:
         if self._fatal:
             return
         self._fatal = reason
+        self._connection.flush()
         logger.critical("%s; answering %d open requests with UNAVAILABLE", reason, len(self._open))
         self._deliver([(entry, Step(error=UnavailableError(reason))) for entry in list(self._open.values())])
 
     async def _end_requests(self) -> None:
         """Abort every request, and wait until vLLM has been told."""
         self._fatal = self._fatal or "the engine is stopping"
-        entries = list(self._open.values())
-        self._deliver(
-            [(entry, entry.answer.cancel() if entry.answer else Step(finish_reason="cancelled")) for entry in entries]
-        )
-        if hasattr(self, "_connection"):
+        if entries := list(self._open.values()):
+            self._cancel(entries)
             await self._drop(entries)
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
