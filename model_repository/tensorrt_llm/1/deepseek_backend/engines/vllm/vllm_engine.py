@@ -22,7 +22,7 @@ import logging
 import multiprocessing
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -336,22 +336,25 @@ class VllmEngine:
 
     def _deliver(self, steps: Sequence[tuple[OpenAnswer, Step]]) -> None:
         """Deliver the steps of one iteration, in one call for each sink."""
-        still_open = []
-        for entry, step in steps:
+        with self._delivery:
+            for sink, its_steps in group_by_sink(self._still_open(steps)):
+                try:
+                    sink.on_steps(its_steps)
+                except Exception:  # a faulty receiver must not end the loop that serves all requests
+                    logger.exception("the receiver of %d steps failed", len(its_steps))
+
+    def _still_open(self, steps: Iterable[tuple[OpenAnswer, Step]]) -> Iterator[tuple[OpenAnswer, Step]]:
+        """Yield the steps of requests that have not ended, and end those whose last step is among them."""
+        for pair in steps:
+            entry, step = pair
             if not entry.is_open:
                 continue
-            still_open.append((entry, step))
             if step.finish_reason is not None or step.error is not None:
                 entry.is_open = False
                 del self._open[entry.request.request_id]
                 if step.error is not None and not self._fatal:  # vLLM may not know of it, and would go on
                     self._keep(self._drop([entry]))
-        with self._delivery:
-            for sink, its_steps in group_by_sink(still_open):
-                try:
-                    sink.on_steps(its_steps)
-                except Exception:  # a faulty receiver must not end the loop that serves all requests
-                    logger.exception("the receiver of %d steps failed", len(its_steps))
+            yield pair
 
     def _abort(self, request_id: str) -> None:
         entry = self._open.get(request_id)
