@@ -12,6 +12,10 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-
 HOST := tools/deepseek_triton_tools/host
 # Of a Python to which the checks in $(HOST) are no Python.
 TOO_OLD := "Python 3.10, 3.11 or 3.12 is needed, this is %d.%d: name another, as in `make PYTHON=python3.12`"
+# vLLM has an environment of its own: it needs torch, and pins a CUDA build that the tests don't need.
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
 UNIT := tests/backend tests/build tests/client tests/contract tests/tools
 
 TRAINED := .cache/tiny-checkpoint
@@ -27,7 +31,7 @@ $(BIN)/python -m tiny_checkpoint.score $(TRAINED)/answers.json
 $(BIN)/python -m tiny_checkpoint.acceptance $(TRAINED)/tiny
 endef
 
-.PHONY: help venv demo unit test lint types docs generated tiny-checkpoint check clean
+.PHONY: help venv demo unit test test-vllm lint types docs generated tiny-checkpoint check clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:[^#]*## */\t/' | expand -t 17
@@ -42,6 +46,10 @@ unit: $(INSTALLED)  ## run the quick tests, without a server: what you run while
 
 test: $(INSTALLED)  ## run all tests, WORKERS=2 files at a time
 	@$(PYTEST)
+
+test-vllm: $(VLLM_INSTALLED)  ## run vLLM itself without a GPU, in an environment of its own (2 GB)
+	@$(VLLM_BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	--override-ini filterwarnings=default -p no:unraisableexception --engine vllm tests/with_vllm tests/live
 
 lint: $(INSTALLED)  ## ruff: rules and formatting; import-linter: the layers between folders
 	@$(BIN)/ruff check .
@@ -64,8 +72,8 @@ tiny-checkpoint: $(DEMO)  ## train the embedded checkpoint again, in minutes on 
 
 check: lint types docs test  ## lint, types, docs and test
 
-clean:  ## remove .venv and what the tools leave
-	rm -rf $(VENV) dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean:  ## remove the environments and what the tools leave
+	rm -rf $(VENV) $(VLLM_VENV) dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEMO): pyproject.toml
@@ -79,4 +87,14 @@ $(DEMO): pyproject.toml
 $(INSTALLED): $(DEMO)
 	@echo "installing what the tests need into $(VENV)"
 	@$(BIN)/python $(HOST)/pip_install.py $(VENV)/pip.log 85 --group dev
+	@touch $@
+
+# numpy's own pin (below 2) holds in one pip for all; what asks for another torch or numpy is installed alone.
+$(VLLM_INSTALLED): pyproject.toml
+	@$(PYTHON) $(HOST)/preflight.py
+	@echo "installing vLLM and what its tests need into $(VLLM_VENV)"
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log 320 --editable '.[demo]' --group vllm
+	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log 305 --no-deps --group vllm-alone
+	@$(VLLM_BIN)/python $(HOST)/pip_install.py $(VLLM_VENV)/pip.log 1 --no-deps --editable tests/with_vllm/without_gpu
 	@touch $@

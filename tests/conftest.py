@@ -23,6 +23,14 @@ settings.register_profile("default", deadline=None, suppress_health_check=[Healt
 settings.load_profile("default")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("engine", "the engine behind the servers of tests/live")
+    group.addoption("--engine", choices=["vllm"], help="run the tests that hold on this engine too, on it")
+    group.addoption(
+        "--with-gpu", action="store_true", help="let vLLM compute on a GPU, not in an executor of the tests"
+    )
+
+
 @pytest.fixture(scope="session")
 def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a small DeepSeek-V3 with random weights: real forward passes, and long answers."""

@@ -8,19 +8,31 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from deepseek_triton_build import model_repository
 from deepseek_triton_client import Client
 from deepseek_triton_tools.server.server_process import ServerProcess
 from support.hosts import Host, HostsError, two_hosts
 from support.launched import Launched, install_launchers, prepare
+from support.on_vllm import select
 from support.scraping import scrape
 from support.servers import STANDIN, build, change_yaml, dying_repository, see_it_die, url
+from support.vllm_arguments import filler_arguments, reference_arguments
+from support.vllm_repository import vllm_repository
 from support.waiting import wait_for
 
 SCHEMES = ("http", "grpc")
+ONE_PLACE_STEP_S = 0.006
+"""Pace of vLLM in place of the digital twin."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--engine") == "vllm":
+        select(items, config)
 
 
 @contextmanager
@@ -43,8 +55,24 @@ def _has_answered_all(server: ServerProcess) -> bool:
 
 
 @pytest.fixture(scope="session")
-def random_repository(random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def vllm_chosen(pytestconfig: pytest.Config) -> bool:
+    """Whether vLLM is the engine of the servers below, in place of the embedded ones."""
+    return bool(pytestconfig.getoption("--engine") == "vllm")
+
+
+@pytest.fixture(scope="session")
+def executor(pytestconfig: pytest.Config) -> dict[str, Any]:
+    """Engine arguments of vLLM without a GPU; none with one."""
+    return {} if pytestconfig.getoption("--with-gpu") else reference_arguments()
+
+
+@pytest.fixture(scope="session")
+def random_repository(
+    random_checkpoint: Path, vllm_chosen: bool, executor: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The reference engine on random weights, whose text never ends by itself."""
+    if vllm_chosen:
+        return vllm_repository(tmp_path_factory.mktemp("vllm_random"), model=random_checkpoint, **executor)
     return build(tmp_path_factory.mktemp("random") / "repository", "tiny", "--model", str(random_checkpoint))
 
 
@@ -55,11 +83,27 @@ def tiny_server(random_repository: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="session")
-def simulated_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def trained_repository(vllm_chosen: bool, executor: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained tiny checkpoint: model_repository/ as it is checked out, or vLLM's."""
+    if not vllm_chosen:
+        return model_repository()
+    tiny = model_repository() / "tensorrt_llm/1/tiny"
+    return vllm_repository(tmp_path_factory.mktemp("vllm_trained"), model=tiny, **executor)
+
+
+@pytest.fixture(scope="session")
+def simulated_server(
+    vllm_chosen: bool, executor: dict[str, Any], random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """The digital twin of a batch-1 deployment: one request at a time, about 158 tokens a second."""
     preset = "h200x8-r1-fp8-min-latency"
     folder = tmp_path_factory.mktemp("simulated") / "repository"
-    with serving(build(folder, "tiny", "--engine", "simulated", "--preset", preset)) as server:
+    if vllm_chosen:
+        paced = executor and filler_arguments(step_s=ONE_PLACE_STEP_S)
+        repository = vllm_repository(folder, model=random_checkpoint, max_num_seqs=1, **paced)
+    else:
+        repository = build(folder, "tiny", "--engine", "simulated", "--preset", preset)
+    with serving(repository) as server:
         yield server
 
 

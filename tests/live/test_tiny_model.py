@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from deepseek_backend.answer.reasoning import ReasoningSplitter
-from deepseek_triton_build import model_repository
 from deepseek_triton_client import Client
 from deepseek_triton_tools.server.server_process import ServerProcess
 from deepseek_triton_tools.tool_errors import ServerFailedError
@@ -45,8 +44,8 @@ each_stream = pytest.mark.parametrize("way", STREAMS, ids=str)
 
 
 @pytest.fixture(scope="module")
-def v31_server() -> Iterator[ServerProcess]:
-    with ServerProcess.serving(model_repository()) as server:
+def v31_server(trained_repository: Path) -> Iterator[ServerProcess]:
+    with ServerProcess.serving(trained_repository) as server:
         yield server
     assert server.returncode == 0, "\n".join(server.log_tail[-60:])
 

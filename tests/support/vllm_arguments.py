@@ -5,30 +5,34 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
+COMMON_ARGUMENTS: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "block_size": 64,
+    "max_model_len": 4096,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 8192,
+    "enable_prefix_caching": False,
+    "scheduling_policy": "priority",
+}
+
 
 def installed_version() -> str:
     return importlib.metadata.version("vllm").partition("+")[0]
 
 
-def reference_arguments(**executor: Any) -> dict[str, Any]:
-    """The executor with the reference engine's model; `executor` has its options."""
-    return _arguments("reference_executor.ReferenceExecutor", executor)
+def reference_arguments(**options: Any) -> dict[str, Any]:
+    """The executor with the reference engine's model, with its `options`."""
+    return _executor("reference_executor.ReferenceExecutor", options)
 
 
-def filler_arguments(**executor: Any) -> dict[str, Any]:
-    """The executor without a model."""
-    return _arguments("filler_executor.FillerExecutor", executor)
+def filler_arguments(**options: Any) -> dict[str, Any]:
+    """The executor without a model, with its `options`."""
+    return _executor("filler_executor.FillerExecutor", options)
 
 
-def _arguments(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def _executor(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return {
         "distributed_executor_backend": f"vllm_without_gpu.{name}",
         "additional_config": options,
-        "dtype": "bfloat16",
-        "block_size": 64,
         "enforce_eager": True,
-        "max_model_len": 4096,
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 8192,
-        "scheduling_policy": "priority",
     }

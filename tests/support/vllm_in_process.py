@@ -15,7 +15,7 @@ from deepseek_backend.engines.generate_request import GenerateRequest, SamplingP
 from deepseek_backend.engines.vllm import VllmEngine
 from deepseek_triton_build import model_repository
 from deepseek_triton_build.data.vllm import load_vllm
-from support.vllm_arguments import installed_version, reference_arguments
+from support.vllm_arguments import COMMON_ARGUMENTS, installed_version, reference_arguments
 
 TIMEOUT_S = 120
 TINY = model_repository() / "tensorrt_llm/1/tiny"
@@ -110,7 +110,13 @@ def running_engine(folder: Path, *, model: Path = TINY, release: str | None = No
     ours = arguments.pop("triton_config", {})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "release.yaml").write_text(release or load_vllm(installed_version()).text, encoding="utf-8")
-    document = {"model": str(model), **reference_arguments(), **arguments, "triton_config": {"engine": "vllm", **ours}}
+    document = {
+        "model": str(model),
+        **COMMON_ARGUMENTS,
+        **reference_arguments(),
+        **arguments,
+        "triton_config": {"engine": "vllm", **ours},
+    }
     engine = VllmEngine(parse_config(document, version_dir=folder))
     try:
         engine.start()

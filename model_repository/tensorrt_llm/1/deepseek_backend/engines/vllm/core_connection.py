@@ -103,16 +103,17 @@ class CoreConnection:
 
     def _step(self, entry: OpenAnswer, output: Any, at_s: float) -> Step | None:
         """Return the step of an output that has more than tokens."""
-        answer = entry.answer
+        answer, sampling = entry.answer, entry.request.sampling
         assert answer is not None
         for event in output.events or ():
             if event.type.name == "SCHEDULED":
                 answer.scheduled_s = answer.scheduled_s or event.timestamp
         if output.prefill_stats is not None:
             answer.num_cached_tokens = output.prefill_stats.num_cached_tokens
-        if output.new_prompt_logprobs_tensors is not None:
-            answer.prompt_logprobs = [None, *array_logprobs(output.new_prompt_logprobs_tensors, self._text)]
-        logprobs = () if output.new_logprobs is None else array_logprobs(output.new_logprobs, self._text)
+        if (of_prompt := output.new_prompt_logprobs_tensors) is not None:
+            answer.prompt_logprobs = [None, *array_logprobs(of_prompt, sampling.prompt_logprobs or 0, self._text)]
+        new = output.new_logprobs
+        logprobs = () if new is None else array_logprobs(new, sampling.logprobs or 0, self._text)
         if output.finish_reason is None:
             return answer.advance(output.new_token_ids, at_s, logprobs)
         del self._entries[entry.core_id]

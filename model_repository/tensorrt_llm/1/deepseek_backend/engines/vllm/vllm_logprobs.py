@@ -11,13 +11,16 @@ Text = Callable[[int], str]
 """Makes the text of one token alone."""
 
 
-def array_logprobs(rows: Any, text: Text) -> list[TokenLogprobs]:
-    """Return the entries of a LogprobsLists (numpy) or LogprobsTensors (torch).
+def array_logprobs(rows: Any, num_likeliest: int, text: Text) -> list[TokenLogprobs]:
+    """Return the entries of a LogprobsLists (numpy) or LogprobsTensors (torch), with the `num_likeliest` of each row.
+
+    The rows are as wide as the request that asks for the most in the iteration needs.
 
     Its first three fields are token ids [n, k + 1], log-probabilities [n, k + 1] and the ranks [n] of the first token
     of each row. The first one is the token at the position, and the others are the likeliest ones, in order.
     """
-    token_ids, logprobs, ranks = (field.tolist() for field in rows[:3])
+    token_ids, logprobs = (field[:, : 1 + num_likeliest].tolist() for field in rows[:2])
+    ranks = rows[2].tolist()
     return [
         [
             Logprob(ids[0], values[0], rank, text(ids[0])),

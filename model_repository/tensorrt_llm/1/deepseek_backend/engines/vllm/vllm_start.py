@@ -79,6 +79,9 @@ def engine_arguments(config: BackendConfig, known: Iterable[str]) -> dict[str, A
     ]:
         raise ConfigError(problems)
     llm_args = {"disable_log_stats": True, **copy.deepcopy(dict(config.llm_args)), "model": config.resolved_model}
+    # By itself vLLM checks a guide with one library and then with another, and compiles it with that of its first
+    # request. A guide that only the other library takes would end the engine core.
+    llm_args.setdefault("structured_outputs_config", {"backend": "xgrammar"})
     if llm_args.get("nnodes", 1) > 1:
         # Only a launch knows the address of this node. start.sh takes it from this variable.
         llm_args.setdefault("master_addr", os.environ.get("MASTER_ADDR", "127.0.0.1"))

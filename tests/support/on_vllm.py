@@ -1,0 +1,52 @@
+"""Which of the live tests hold on vLLM, and why the others of their files do not."""
+
+from __future__ import annotations
+
+import pytest
+
+FILES = frozenset(
+    {
+        *("test_bad_input.py", "test_cancel.py", "test_contract.py", "test_existing_clients.py"),
+        *("test_generate.py", "test_metrics.py", "test_tiny_model.py", "test_tritonclient.py"),
+    }
+)
+"""Files whose tests are about the contract, and not about an engine."""
+OTHER_SERVERS = frozenset({"trtllm_server", "trtllm", "r1_server", "small_server", "dead_server"})
+
+_ITS_OWN_PROGRAM = "it serves a repository of its own, with another engine"
+_TWIN = "the simulated engine's own words"
+_HAS_GUIDES = "vLLM has guided decoding, which tests/with_vllm tests"
+LEFT_OUT = {
+    "test_thinking_is_told_from_the_answer": _TWIN,
+    "test_thinking_too_is_sent_whole_in_cumulative_chunks": _TWIN,
+    "test_no_event_of_a_stream_splits_a_character": _TWIN,
+    "test_the_twin_has_no_logits_to_change": _TWIN,
+    "test_guided_decoding_is_refused_with_the_reason": _HAS_GUIDES,
+    "test_a_guide_as_vllm_spells_it_is_the_same_guide": _HAS_GUIDES,
+    "test_bad_words_never_appear": "vLLM bans a word after a blank only where it has as many tokens as without one",
+    "test_performance_is_measured_on_the_final_response": "vLLM does not count the KV blocks of a request",
+    "test_what_the_engine_does_is_told_apart_from_what_it_has": "vLLM lacks no field, so that none is listed",
+    "test_a_server_without_metrics_serves": _ITS_OWN_PROGRAM,
+    "test_a_model_that_is_loaded_over_itself_keeps_its_metrics": _ITS_OWN_PROGRAM,
+    "test_a_server_does_not_load_a_cut_checkpoint_and_names_the_file": _ITS_OWN_PROGRAM,
+    "test_transformers_answers_as_the_page_shows": "it is about transformers",
+}
+"""Name of a test in FILES -> why it does not run on vLLM."""
+
+
+def select(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Keep the tests that hold on vLLM."""
+    chosen = [item for item in items if item.path.name in FILES and not _uses(item) & OTHER_SERVERS]
+    chosen += [item for item in items if item.path.parent.name == "with_vllm"]
+    for item in chosen:
+        if reason := LEFT_OUT.get(getattr(item, "originalname", item.name)):
+            item.add_marker(pytest.mark.skip(reason=f"not on vLLM: {reason}"))
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+def _uses(item: pytest.Item) -> set[str]:
+    """Return the names of its fixtures, those that a parameter names too."""
+    parameters = getattr(item, "callspec", None)
+    named = [value for value in parameters.params.values() if isinstance(value, str)] if parameters else []
+    return {*getattr(item, "fixturenames", ()), *named}

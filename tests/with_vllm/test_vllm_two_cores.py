@@ -1,0 +1,89 @@
+"""Two ranks of data parallelism, each with a core process: priorities, and what is answered when a core is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from deepseek_backend.errors import UnavailableError
+from support.vllm_arguments import filler_arguments
+from support.vllm_in_process import StepLog, a_request, answered, running_engine
+
+
+@pytest.fixture(scope="module")
+def two_cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An engine with room for one request in each core."""
+    arguments = filler_arguments(step_s=0.02) | {"data_parallel_size": 2, "max_num_seqs": 1}
+    with running_engine(tmp_path_factory.mktemp("two_cores"), **arguments) as engine:
+        yield engine
+
+
+def core_pids() -> list[int]:
+    children = psutil.Process().children(recursive=True)
+    return [child.pid for child in children if "EngineCore" in Path(f"/proc/{child.pid}/cmdline").read_text()]
+
+
+def test_both_ranks_answer(two_cores: Any) -> None:
+    log = answered(two_cores, *(a_request(str(i), max_tokens=5, ignore_eos=True) for i in range(6)))
+
+    assert all(len(log.token_ids(str(i))) == 5 for i in range(6))
+    assert {len(call) for call in log.calls} == {1}
+    assert len(core_pids()) == 2
+
+
+def test_the_higher_priority_goes_first(two_cores: Any) -> None:
+    log = StepLog()
+    names = ["first", "second", *(f"low {i}" for i in range(4)), *(f"high {i}" for i in range(4))]
+    for name in names:
+        request = a_request(name, max_tokens=10, ignore_eos=True, priority=5 if name.startswith("high") else 0)
+        two_cores.submit(request, log)
+    log.wait(*names)
+
+    order = [name for call in log.calls for name, step in call if step.finish_reason]
+    places = {kind: [i for i, name in enumerate(order) if name.startswith(kind)] for kind in ("high", "low")}
+    assert sum(places["high"]) < sum(places["low"])
+
+
+def test_requests_wait_for_a_place(two_cores: Any) -> None:
+    log = StepLog()
+    names = [f"long {i}" for i in range(5)]
+    for name in names:
+        two_cores.submit(a_request(name, max_tokens=4000, ignore_eos=True), log)
+    while len({name for call in list(log.calls) for name, _ in call}) < 2:
+        time.sleep(0.05)
+
+    stats = two_cores.stats()
+    assert (stats.num_running, stats.num_waiting) == (2, 3)
+    assert stats.kv_blocks_used > 0
+    for name in names:
+        two_cores.abort(name)
+    assert {last.finish_reason for last in log.wait(*names)} == {"cancelled"}
+
+
+def test_all_is_answered_when_one_core_is_killed(two_cores: Any) -> None:
+    """The last test of this engine."""
+    log = StepLog()
+    names = [f"open {i}" for i in range(5)]
+    for name in names:
+        two_cores.submit(a_request(name, max_tokens=4000, ignore_eos=True), log)
+    while not log.calls:
+        time.sleep(0.05)
+    assert two_cores.health().alive
+    cores = core_pids()
+    os.kill(cores[0], signal.SIGKILL)
+
+    assert all(isinstance(last.error, UnavailableError) for last in log.wait(*names))
+    assert not two_cores.health().alive
+    assert "engine core has died" in two_cores.health().reason
+    (late,) = answered(two_cores, a_request("late")).steps["late"]
+    assert isinstance(late.error, UnavailableError)
+    two_cores.stop()
+    two_cores.stop()
+    assert not [pid for pid in cores if psutil.pid_exists(pid)]
