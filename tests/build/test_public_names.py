@@ -42,6 +42,7 @@ ROOT = [
     "quant_config_change",
     "repository_files",
     "resolve_target",
+    "resolve_vllm_target",
     "usable_formats",
     "version_dir",
     "write_quant_config",
@@ -104,7 +105,9 @@ CATALOG = [
     "release_for_container",
     "variant_of_model",
     "variants",
+    "vllm_containers",
     "vllm_for_container",
+    "vllm_image_name",
 ]
 ARITHMETIC = [
     "ASSUMED_RATE",
