@@ -72,7 +72,9 @@ def random_repository(
 ) -> Path:
     """The reference engine on random weights, whose text never ends by itself."""
     if vllm_chosen:
-        return vllm_repository(tmp_path_factory.mktemp("vllm_random"), model=random_checkpoint, **executor)
+        return vllm_repository(
+            tmp_path_factory.mktemp("vllm_random") / "repository", model=random_checkpoint, **executor
+        )
     return build(tmp_path_factory.mktemp("random") / "repository", "tiny", "--model", str(random_checkpoint))
 
 
@@ -87,8 +89,7 @@ def trained_repository(vllm_chosen: bool, executor: dict[str, Any], tmp_path_fac
     """The trained tiny checkpoint: model_repository/ as it is checked out, or vLLM's."""
     if not vllm_chosen:
         return model_repository()
-    tiny = model_repository() / "tensorrt_llm/1/tiny"
-    return vllm_repository(tmp_path_factory.mktemp("vllm_trained"), model=tiny, **executor)
+    return vllm_repository(tmp_path_factory.mktemp("vllm_trained") / "repository", **executor)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ COMMON_ARGUMENTS: dict[str, Any] = {
     "block_size": 64,
     "max_model_len": 4096,
     "max_num_seqs": 64,
-    "max_num_batched_tokens": 8192,
+    "max_num_batched_tokens": 4096,
     "enable_prefix_caching": False,
     "scheduling_policy": "priority",
 }
